@@ -1,0 +1,69 @@
+"""SplitVeil: split networks whose smashed data gives away nothing but the answer.
+
+Names are imported when they are first used, so that ``import splitveil`` and the command line's
+``--help`` do not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from splitveil import attacks, data, defences, errors, nets, report, surrogates, train
+    from splitveil.config import RunConfig
+    from splitveil.runs import Run, fit, load_run
+    from splitveil.types import Progress, Record, Victim, silent
+
+    def audit(
+        run: Run,
+        profile: str = "quick",
+        *,
+        aux: str = "train",
+        seed: int = 0,
+        progress: Progress = silent,
+    ) -> Record:
+        """Attack a run (the callable room `splitveil.audit`, for type checkers)."""
+        ...
+
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Record",
+    "Run",
+    "RunConfig",
+    "Victim",
+    "__version__",
+    "attacks",
+    "audit",
+    "data",
+    "defences",
+    "errors",
+    "fit",
+    "load_run",
+    "nets",
+    "report",
+    "surrogates",
+    "train",
+]
+
+_HOME = {
+    "Record": "types",
+    "Run": "runs",
+    "RunConfig": "config",
+    "Victim": "types",
+    "fit": "runs",
+    "load_run": "runs",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Find a public name in its room (PEP 562)."""
+    if name in _HOME:
+        return getattr(import_module(f"splitveil.{_HOME[name]}"), name)
+    if name in __all__:
+        return import_module(f"splitveil.{name}")
+    raise AttributeError(f"module 'splitveil' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

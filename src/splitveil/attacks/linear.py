@@ -1,0 +1,64 @@
+"""Ridge regression from smashed data to pixels: instant, and strong on weak encoders."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from splitveil.errors import AuditError
+from splitveil.types import Access, BlackBox, Labelled, Observation, Reconstruct
+
+
+def ridge(
+    features: Tensor, targets: Tensor, penalties: Sequence[float]
+) -> list[tuple[Tensor, Tensor]]:
+    r"""Ridge solutions (W, b) of targets ≈ features·W + b, one per penalty, in float64.
+
+    .. math:: W = (X^\top X / n + \lambda \bar v I)^{-1} X^\top Y / n
+
+    X, Y centred; v̄ the mean feature variance, so a penalty is relative to the data's scale.
+    One eigendecomposition serves all penalties.
+    """
+    x, y = features.double(), targets.double()
+    x_mean, y_mean = x.mean(0), y.mean(0)
+    x, y = x - x_mean, y - y_mean
+    values, vectors = torch.linalg.eigh(x.T @ x / len(x))
+    rotated = vectors.T @ (x.T @ y / len(x))  # (d, p)
+    scale = values.mean().clamp_min(torch.finfo(x.dtype).tiny)
+    solutions = []
+    for penalty in penalties:
+        weight = vectors @ (rotated / (values.clamp_min(0) + penalty * scale)[:, None])
+        solutions.append((weight, y_mean - x_mean @ weight))
+    return solutions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """Closed-form ridge regression z̃ → x; the penalty is picked on a tenth of aux."""
+
+    access: Access = Access.BLACK_BOX
+    penalties: tuple[float, ...] = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+
+    def fit(self, victim: BlackBox, aux: Labelled, generator: Generator) -> Reconstruct:
+        """Solve on nine tenths of aux, pick the penalty on the rest, solve on all."""
+        if len(aux) < 10:  # noqa: PLR2004 - a tenth must hold an image
+            raise AuditError(f"the linear attack needs at least 10 aux images, got {len(aux)}")
+        batches = torch.split(aux.images, 1000)
+        z = torch.cat([victim.send(x, generator).flatten(1) for x in batches])
+        pixels = aux.images.flatten(1).to(z.device)
+        order = torch.randperm(len(z), generator=generator, device=generator.device).to(z.device)
+        held, used = order[: len(z) // 10], order[len(z) // 10 :]
+        errors = [
+            (z[held].double() @ w + b - pixels[held]).square().mean()
+            for w, b in ridge(z[used], pixels[used], self.penalties)
+        ]
+        best = self.penalties[int(torch.stack(errors).argmin())]
+        weight, bias = (t.float() for t in ridge(z, pixels, (best,))[0])
+        shape = aux.images.shape[1:]
+
+        def reconstruct(seen: Observation) -> Tensor:
+            flat = seen.z.flatten(1) @ weight + bias
+            return flat.clamp(0, 1).view(len(flat), *shape)
+
+        return reconstruct

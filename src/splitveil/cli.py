@@ -1,0 +1,296 @@
+"""The command line: parse, one library call, print. Heavy imports happen inside the commands."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from splitveil import __version__
+from splitveil.errors import SplitVeilError
+
+EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
+
+
+class _Group(TyperGroup):
+    """Turns errors a user can mend into a message and exit code 2, and Ctrl-C into 130."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer keeps a click of its own
+        from splitveil.console import show_error
+
+        try:
+            return super().invoke(ctx)
+        except SplitVeilError as error:
+            show_error(str(error))
+            ctx.exit(EXIT_USER_ERROR)
+        except KeyboardInterrupt:
+            show_error("interrupted; what was done is saved. Continue a training with --resume")
+            ctx.exit(EXIT_INTERRUPTED)
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Train split networks whose smashed data gives away nothing but the answer, "
+    "attack them, and report what the attacker got.",
+)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+RunsDir = Annotated[str | None, typer.Option(help="Folder that holds the runs (default: runs).")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"splitveil {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+def _start() -> None:
+    from splitveil.console import setup_logging
+    from splitveil.runs import prepare_process
+
+    prepare_process()
+    setup_logging()
+
+
+@app.command()
+def demo(
+    runs_dir: Annotated[str, typer.Option(help="Where the demo's runs go.")] = "runs/demo",
+    epochs: Annotated[int | None, typer.Option(help="Fewer epochs for a hasty look.")] = None,
+    profile: Annotated[str, typer.Option(help="Attack budget.")] = "quick",
+    json_: JsonFlag = False,
+) -> None:
+    """Train, attack and compare `none`, `gated-att` and `veil` on digits, in minutes on a CPU.
+
+    Example: `splitveil demo`
+    """
+    _start()
+    from splitveil import fit
+    from splitveil.config import make_config
+    from splitveil.console import out, progress_bar
+
+    paths = []
+    for defence in ("none", "gated-att", "veil"):
+        options = {"dataset": "digits", "defence": defence, "name": defence, "runs_dir": runs_dir}
+        config = make_config(options | ({} if epochs is None else {"epochs": epochs}))
+        with progress_bar(f"train {defence:<9}") as bar:
+            run = fit(config, overwrite=True, progress=bar)
+        with progress_bar(f"audit {defence:<9}") as bar:
+            run.audit(profile, progress=bar)
+        paths.append(run.path)
+    page = _report(paths, Path(runs_dir))
+    _show_runs(paths, json_=json_)
+    if not json_:
+        out.print(f"\nOpen {page.resolve()} to see what the attacker saw.", soft_wrap=True)
+
+
+@app.command()
+def train(  # noqa: PLR0917 - every option of the command, as typer wants them
+    dataset: Annotated[str | None, typer.Option(help="See `splitveil datasets`.")] = None,
+    defence: Annotated[str | None, typer.Option(help="See `splitveil defences`.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run's folder.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    net: Annotated[str | None, typer.Option(help="small, thin-resnet, vgg11 or auto.")] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="Where datasets lie (default: $SPLITVEIL_DATA or a cache).")
+    ] = None,
+    runs_dir: RunsDir = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, for example lambd=0.3.")
+    ] = None,
+    final: Annotated[bool, typer.Option("--final", help="Train on train+val, once.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue where it stopped.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run.")] = False,
+    json_: JsonFlag = False,
+) -> None:
+    """Train a split model with a defence into `runs/NAME`.
+
+    Example: `splitveil train --dataset digits --defence veil --seed 0 --name first`
+    """
+    _start()
+    given = {
+        "dataset": dataset, "defence": defence, "seed": seed, "name": name, "epochs": epochs,
+        "device": device, "net": net, "data_dir": data_dir, "runs_dir": runs_dir,
+        "final": final or None,
+    }  # fmt: skip
+    options = {k: v for k, v in given.items() if v is not None}
+    run_config = _merge(config, settings or [], options, resume=resume)
+    from splitveil.console import out, progress_bar, show_json
+    from splitveil.runs import fit
+
+    with progress_bar("train") as bar:
+        run = fit(run_config, resume=resume, overwrite=overwrite, progress=bar)
+    last = _last_epoch(run.path)
+    if json_:
+        show_json({"run": str(run.path), "last_epoch": last})
+    else:
+        val = last.get("val_accuracy")
+        shown = "no validation split" if val is None else f"validation accuracy {100 * val:.2f} %"
+        weight = last["weight"]
+        out.print(
+            f"{run.path}: {shown}; effective weight λ·w_lr·scale {weight:.4g}", highlight=False
+        )
+        out.print(f"next: splitveil audit {run.path}", highlight=False, soft_wrap=True)
+
+
+def _merge(file: Path | None, settings: list[str], options: dict[str, Any], *, resume: bool) -> Any:  # noqa: ANN401 - RunConfig, which must not be imported at module level
+    """Saved settings of a resumed run, then the file, then `--set`, then the options."""
+    from splitveil.config import make_config, read_config
+    from splitveil.runs import flat_config, read_folder
+    from splitveil.settings import parse_pairs
+
+    merged = {} if file is None else read_config(file)
+    merged |= parse_pairs(settings)
+    merged |= options
+    if resume:
+        folder = make_config(merged).folder
+        merged = flat_config(read_folder(folder)[0]) | merged
+    return make_config(merged)
+
+
+def _last_epoch(folder: Path) -> dict[str, Any]:
+    from splitveil.report import read_run
+
+    lines = [m for m in read_run(folder, audited=False).metrics if m.get("kind") == "epoch"]
+    return dict(lines[-1])
+
+
+@app.command()
+def audit(
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    profile: Annotated[str, typer.Option(help="smoke, quick, standard or paper.")] = "quick",
+    aux: Annotated[str, typer.Option(help="train, held-out or test90.")] = "train",
+    seed: Annotated[int, typer.Option(help="Seed of the attacks.")] = 0,
+    json_: JsonFlag = False,
+) -> None:
+    """Attack a run and write `record.json` and `report.html` into its folder.
+
+    Example: `splitveil audit runs/first --profile quick`
+    """
+    _start()
+    from splitveil import load_run
+    from splitveil.console import out, progress_bar, show_json, show_table
+    from splitveil.report import read_run
+    from splitveil.report.tables import attack_columns, attack_rows, format_attack_row
+
+    loaded = load_run(run)
+    with progress_bar("audit") as bar:
+        record = loaded.audit(profile, aux=aux, seed=seed, progress=bar)
+    page = _report([run], run)
+    if json_:
+        show_json(record.to_dict())
+        return
+    rows = [format_attack_row(r) for r in attack_rows(read_run(run))]
+    show_table(f"Attacks on {run}", [c.label for c in attack_columns()], rows)
+    _show_runs([run], json_=False)
+    out.print(f"page: {page}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of audited runs.")],
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the page (default: the first run's).")
+    ] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Build one page with tables and pictures from audited runs.
+
+    Example: `splitveil report runs/demo/none runs/demo/veil --out page`
+    """
+    from splitveil.console import out
+
+    page = _report(runs, out_dir or runs[0])
+    _show_runs(runs, json_=json_)
+    if not json_:
+        out.print(f"page: {page}", highlight=False, soft_wrap=True)
+
+
+def _report(runs: list[Path], folder: Path) -> Path:
+    from splitveil.report import read_run, write_report
+
+    return write_report([read_run(path) for path in runs], folder)[0]
+
+
+def _show_runs(paths: list[Path], *, json_: bool) -> None:
+    from splitveil.console import show_json, show_table
+    from splitveil.report import read_run, summary_rows
+    from splitveil.report.tables import brief_table
+
+    runs = [read_run(path) for path in paths]
+    if json_:
+        show_json({str(run.path): run.record for run in runs})
+    else:
+        show_table("Accuracy, and what the attacker got", *brief_table(summary_rows(runs)))
+
+
+@app.command()
+def datasets(json_: JsonFlag = False) -> None:
+    """List the datasets that can be trained on.
+
+    Example: `splitveil datasets --json`
+    """
+    from splitveil.data import DATASETS
+
+    names = {k + (":PATH" if v.needs_path else ""): v.summary for k, v in DATASETS.items()}
+    _show_catalogue("Datasets", names, json_=json_)
+
+
+@app.command()
+def defences(json_: JsonFlag = False) -> None:
+    """List the defences and, with `--json`, every setting of each.
+
+    Example: `splitveil defences`
+    """
+    from dataclasses import asdict
+
+    from splitveil.console import show_json
+    from splitveil.defences import DEFENCES
+
+    if json_:
+        show_json({name: asdict(d) for name, d in DEFENCES.items()})
+    else:
+        _show_catalogue("Defences", {n: d.summary for n, d in DEFENCES.items()}, json_=False)
+
+
+@app.command()
+def attacks(json_: JsonFlag = False) -> None:
+    """List the attacks and what each may touch.
+
+    Example: `splitveil attacks`
+    """
+    from splitveil.attacks import ATTACKS
+
+    def words(kind: Any) -> str:  # noqa: ANN401 - a class of attacks
+        return f"{kind.access}: {(kind.__doc__ or '').strip().splitlines()[0]}"
+
+    _show_catalogue("Attacks", {n: words(k) for n, k in ATTACKS.items()}, json_=json_)
+
+
+def _show_catalogue(title: str, entries: dict[str, str], *, json_: bool) -> None:
+    from splitveil.console import show_json, show_table
+
+    if json_:
+        show_json(entries)
+    else:
+        show_table(title, ["name", "what it is"], [list(item) for item in entries.items()])
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

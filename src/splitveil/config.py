@@ -1,0 +1,197 @@
+"""The only place where strings become objects."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from splitveil.attacks import PROFILES
+from splitveil.data import DATASETS, Dataset
+from splitveil.defences import DEFENCES, Defence
+from splitveil.errors import ConfigError, unknown
+from splitveil.nets import NETS, SplitModel, cut
+from splitveil.settings import checked, field_types, read_toml
+from splitveil.types import Attack
+
+SMALL_SIDE = 32  # images under this go through the small net
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a dataset is trained unless the user says otherwise."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    noise_std: float
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "digits": Recipe(epochs=60, batch_size=128, lr=0.1, noise_std=0.05),
+    "cifar10": Recipe(epochs=80, batch_size=512, lr=0.2, noise_std=0.025),
+    "fashion-mnist": Recipe(epochs=20, batch_size=256, lr=0.1, noise_std=0.025),
+    "folder": Recipe(epochs=40, batch_size=128, lr=0.1, noise_std=0.025),
+    "npz": Recipe(epochs=40, batch_size=128, lr=0.1, noise_std=0.025),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that defines a run; None is filled in from the dataset's recipe.
+
+    `settings` are the defence's own arguments under their flat names (`lambd`, `form`, …).
+    `held_out` reserves a share of the training images for an attacker; `final` trains on
+    train+val, once, after everything was chosen.
+    """
+
+    dataset: str = "digits"
+    defence: str = "veil"
+    seed: int = 0
+    name: str | None = None
+    epochs: int | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    data_dir: str | None = None
+    runs_dir: str = "runs"
+    net: str = "auto"
+    batch_size: int | None = None
+    lr: float | None = None
+    schedule: Literal["one-cycle", "cem"] = "one-cycle"
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    noise_std: float | None = None
+    held_out: float = 0.0
+    final: bool = False
+    split_seed: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} must be {rule}, got {value}"
+            for name, value, rule, good in (
+                ("epochs", self.epochs, "at least 1", (self.epochs or 1) >= 1),
+                ("seed", self.seed, "at least 0", self.seed >= 0),
+                ("batch_size", self.batch_size, "at least 2", (self.batch_size or 2) >= 2),  # noqa: PLR2004
+                ("lr", self.lr, "a finite number > 0", _inside(self.lr, low=0, open_low=True)),
+                (
+                    "noise_std",
+                    self.noise_std,
+                    "a finite number ≥ 0",
+                    _inside(self.noise_std, low=0),
+                ),
+                ("weight_decay", self.weight_decay, "≥ 0", _inside(self.weight_decay, low=0)),
+                ("momentum", self.momentum, "in [0, 1)", 0 <= self.momentum < 1),
+                ("held_out", self.held_out, "in [0, 1)", 0 <= self.held_out < 1),
+            )
+            if not good
+        ]
+        if self.epochs == 0:
+            problems.append("epochs must be at least 1, got 0")
+        if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", self.name):
+            problems.append(
+                f"name must be letters, digits, '.', '_', '+' and '-', got '{self.name}'"
+            )
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+    @property
+    def folder(self) -> Path:
+        """Where the run lives."""
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{self.dataset}-{self.defence}-s{self.seed}")
+        return Path(self.runs_dir) / (self.name or stem)
+
+
+def _inside(value: float | None, *, low: float, open_low: bool = False) -> bool:
+    if value is None:
+        return True
+    return (value > low if open_low else value >= low) and value < float("inf")
+
+
+RUN_KEYS = {k: v for k, v in field_types(RunConfig).items() if k != "settings"}
+
+
+def make_config(options: Mapping[str, Any]) -> RunConfig:
+    """A `RunConfig` from flat keys, the run's and the defence's mixed.
+
+    `reg_strength`, the seeds' name of the channel's noise, is accepted for `noise_std`.
+    """
+    options = dict(options)
+    if "reg_strength" in options:
+        if "noise_std" in options:
+            raise ConfigError("reg_strength and noise_std are one number; give only one of them")
+        options["noise_std"] = options.pop("reg_strength")
+    name = str(options.get("defence", RunConfig.defence))
+    preset = find_defence(name)
+    own = {k: v for k, v in field_types(type(preset)).items() if k not in ("summary", "client")}
+    good = checked(options, {**own, **RUN_KEYS}, f"setting for defence '{name}'")
+    run = {k: v for k, v in good.items() if k in RUN_KEYS}
+    return RunConfig(**run, settings={k: v for k, v in good.items() if k in own})
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Flat options of a TOML file written by a user."""
+    return read_toml(path)
+
+
+def find_defence(name: str) -> Defence:
+    """The preset of this name."""
+    if name not in DEFENCES:
+        raise ConfigError(unknown("defence", name, DEFENCES))
+    return DEFENCES[name]
+
+
+def find_profile(name: str) -> Mapping[str, Attack]:
+    """The attacks of this profile with their budgets."""
+    if name not in PROFILES:
+        raise ConfigError(unknown("profile", name, PROFILES))
+    return PROFILES[name]
+
+
+def build_defence(config: RunConfig) -> Defence:
+    """The run's defence, with its settings applied."""
+    preset = find_defence(config.defence)
+    allowed = {k: v for k, v in field_types(type(preset)).items() if k not in ("summary", "client")}
+    good = checked(config.settings, allowed, f"setting for defence '{config.defence}'")
+    return replace(preset, **good)
+
+
+def resolve(config: RunConfig, dataset: Dataset) -> RunConfig:
+    """The same run with nothing left to defaults: recipe, net and device are filled in."""
+    key = config.dataset.partition(":")[0]
+    if key not in DATASETS:
+        raise ConfigError(unknown("dataset", key, DATASETS))
+    recipe, defence = RECIPES[key], build_defence(config)
+    noise = recipe.noise_std if config.noise_std is None else config.noise_std
+    net = config.net
+    if net == "auto":
+        net = "small" if min(dataset.image_shape[1:]) < SMALL_SIDE else defence.client
+    if net not in NETS:
+        raise ConfigError(unknown("net", net, [*NETS, "auto"]))
+    return replace(
+        config,
+        name=config.folder.name,
+        epochs=recipe.epochs if config.epochs is None else config.epochs,
+        batch_size=recipe.batch_size if config.batch_size is None else config.batch_size,
+        lr=recipe.lr if config.lr is None else config.lr,
+        noise_std=noise if defence.noisy else 0.0,
+        net=net,
+        device=find_device(config.device),
+    )
+
+
+def find_device(name: str) -> Literal["cpu", "cuda"]:
+    """`auto` is the GPU where there is one."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda' was asked for but torch sees no GPU; use --device cpu")
+    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def build_model(
+    config: RunConfig, image_shape: tuple[int, int, int], num_classes: int
+) -> SplitModel:
+    """The split model of a resolved run, freshly initialised from torch's global stream."""
+    net = NETS[config.net]
+    channel = build_defence(config).channel(config.noise_std or 0.0)
+    return cut(net.build(image_shape, num_classes), net.cut_at, channel)

@@ -1,0 +1,84 @@
+"""What the command line shows: bars, tables, errors. Everything but results goes to stderr."""
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+
+out = Console()
+err = Console(stderr=True)
+
+
+def setup_logging() -> None:
+    """Warnings of the product reach the terminal; libraries stay quiet."""
+    handler = RichHandler(console=err, show_path=False, show_time=False, markup=False)
+    logger = logging.getLogger("splitveil")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
+
+
+class Bar:
+    """One progress bar; its total follows the work that is reported."""
+
+    def __init__(self, bar: RichProgress, title: str) -> None:
+        self._bar, self._title = bar, title
+        self._task = bar.add_task(title, total=None, note="")
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """`done` of `total`; `note` stands behind the bar."""
+        self._bar.update(self._task, completed=done, total=total, note=note)
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Bar]:
+    """A bar with elapsed and remaining time, on stderr, gone from the way of results."""
+    with RichProgress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        console=err,
+        transient=False,
+    ) as bar:
+        yield Bar(bar, title)
+
+
+def show_json(data: Any) -> None:  # noqa: ANN401 - any JSON value
+    """Print machine-readable results, and nothing else, on stdout."""
+    print(json.dumps(data, indent=2, allow_nan=False))
+
+
+def show_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table on stdout; every cell is plain text."""
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    for index, heading in enumerate(headings):
+        table.add_column(heading, overflow="fold", no_wrap=index == 0)
+    for row in rows:
+        table.add_row(*[Text(cell) for cell in row])
+    out.print(table)
+
+
+def show_error(message: str) -> None:
+    """Print what is wrong and what to do."""
+    err.print("error:", style="bold red", end=" ")
+    err.print(message, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,134 @@
+"""`folder:PATH`: one folder per class, images of one size inside.
+
+`PATH/<class>/<image>` is divided into a training and a test part; `PATH/train/<class>/<image>` and
+`PATH/test/<class>/<image>` come divided. Pixels are taken as stored, without EXIF rotation.
+"""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from einops import rearrange
+from PIL import Image
+
+from splitveil.data.dataset import Dataset
+from splitveil.data.parts import Arrays, one_part, two_parts
+from splitveil.data.source import Request
+from splitveil.errors import DataError
+from splitveil.types import Progress
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+# The mode a file is stored in, and the one it is read in; what is not here loses something.
+MODES = {"1": "L", "L": "L", "RGB": "RGB"}
+REPORT_EVERY = 256
+
+Files = list[tuple[Path, int]]
+
+
+def read(request: Request) -> Dataset:
+    """The images of a folder, classes in sorted order."""
+    path = request.existing_path()
+    name = f"folder:{path}"
+    train, test = path / "train", path / "test"
+    if not (train.is_dir() and test.is_dir()):
+        classes = class_names(path)
+        return one_part(name, load(list_files(path, classes), request.progress), classes)
+    classes = class_names(train)
+    if strangers := sorted(set(class_names(test)) - set(classes)):
+        raise DataError(
+            f"{test} has classes that {train} has not: {', '.join(strangers)}; "
+            "both parts must have the same class folders"
+        )
+    first, second = list_files(train, classes), list_files(test, classes)
+    images, labels = load(first + second, request.progress)
+    n = len(first)
+    return two_parts(name, (images[:n], labels[:n]), (images[n:], labels[n:]), classes)
+
+
+def visible(folder: Path) -> list[Path]:
+    """What lies in `folder`, sorted, without hidden entries."""
+    try:
+        return sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    except OSError as err:
+        raise DataError(f"cannot list {folder}: {err}") from err
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """Names of the class folders, sorted."""
+    names = tuple(p.name for p in visible(folder) if p.is_dir())
+    if not names:
+        raise DataError(f"{folder} has no class folders; expected {folder}/<class>/<image>")
+    return names
+
+
+def list_files(folder: Path, classes: Sequence[str]) -> Files:
+    """Image files with the label of their class; a class without a folder gives none."""
+    files: Files = []
+    for label, name in enumerate(classes):
+        if not (folder / name).is_dir():
+            continue
+        for path in visible(folder / name):
+            if path.is_dir():
+                raise DataError(
+                    f"{path} is a folder inside a class folder; expected {folder}/<class>/<image>, "
+                    "or train/ and test/ with class folders in both"
+                )
+            if path.suffix.lower() not in SUFFIXES:
+                raise DataError(
+                    f"{path} is not an image type that is read ({', '.join(SUFFIXES)}); "
+                    "convert it or move it away"
+                )
+            files.append((path, label))
+    if not files:
+        raise DataError(f"{folder} has no images in its class folders")
+    return files
+
+
+def load(files: Files, progress: Progress) -> Arrays:
+    """Images (n, c, h, w) uint8 and labels (n,) of files that share one size and one mode."""
+    first = files[0][0]
+    pixels = read_image(first)
+    images = np.empty((len(files), *pixels.shape), np.uint8)
+    for i, (path, _) in enumerate(files):
+        pixels = read_image(path)
+        if pixels.shape != images.shape[1:]:
+            raise DataError(
+                f"{path} is {describe(pixels)}, but {first.name} is {describe(images[0])}; "
+                "resize or convert the images so that all agree"
+            )
+        images[i] = pixels
+        if i % REPORT_EVERY == 0 or i + 1 == len(files):
+            progress(i + 1, len(files), "reading images")
+    return images, np.array([label for _, label in files])
+
+
+def describe(pixels: np.ndarray) -> str:
+    """Width, height and colour in words, as an image viewer would say it.
+
+    >>> describe(np.zeros((3, 20, 10), np.uint8))
+    '10×20 RGB'
+    """
+    c, h, w = pixels.shape
+    return f"{w}×{h} {'RGB' if c > 1 else 'grey'}"
+
+
+def read_image(path: Path) -> np.ndarray:
+    """Pixels (c, h, w) of one file, c = 1 for grey and 3 for RGB."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=FORMATS) as image:
+                if image.mode not in MODES:
+                    raise DataError(
+                        f"{path} has mode {image.mode}; only grey (L) and RGB are read: "
+                        "convert it, saying what becomes of palette, depth or transparency"
+                    )
+                pixels = np.asarray(image.convert(MODES[image.mode]))
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as err:
+        raise DataError(f"{path} is suspiciously large ({err}); resize it") from err
+    except (OSError, SyntaxError, ValueError) as err:
+        # PIL reports a broken file by any of these three, depending on the format.
+        raise DataError(f"cannot read {path} as an image: {err}; replace or delete it") from err
+    return pixels[None] if pixels.ndim == len("hw") else rearrange(pixels, "h w c -> c h w")

@@ -1,0 +1,109 @@
+"""`npz:PATH`: a NumPy archive with images and labels.
+
+Keys are `x` and `y`, divided here, or `x_train`, `y_train`, `x_test`, `y_test`; `classes` (strings)
+names the labels. Images are (n, h, w), or have a channel axis of length 1 or 3: the last axis if
+only that one has such a length, the second if only that one has. Where both or neither have, a key
+`layout` with the text "nhwc" or "nchw" decides. Nothing is unpickled.
+"""
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from einops import rearrange
+
+from splitveil.data.dataset import Dataset, to_uint8
+from splitveil.data.parts import Arrays, one_part, two_parts
+from splitveil.data.source import Request
+from splitveil.errors import DataError
+
+ONE = ("x", "y")
+TWO = ("x_train", "y_train", "x_test", "y_test")
+OPTIONAL = ("classes", "layout")
+LAYOUTS = ("nhwc", "nchw")
+CHANNELS = (1, 3)
+# What NumPy and zipfile raise on files that are cut, forged, encrypted or pickled.
+UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, MemoryError, BadZipFile, zlib.error)
+
+
+def read(request: Request) -> Dataset:
+    """The images and labels of an .npz file."""
+    path = request.existing_path()
+    arrays = load(path)
+    name, layout = f"npz:{path}", layout_key(arrays, path)
+    if "x" in arrays:
+        data = part(arrays, *ONE, layout, path)
+        return one_part(name, data, class_names(arrays, data[1]))
+    train, test = part(arrays, *TWO[:2], layout, path), part(arrays, *TWO[2:], layout, path)
+    labels = np.concatenate([train[1], test[1]])
+    return two_parts(name, train, test, class_names(arrays, labels))
+
+
+def load(path: Path) -> dict[str, np.ndarray]:
+    """The known arrays of the file; exactly one of the two sets of keys must be complete."""
+    try:
+        # NumPy leaves a file that it opened itself open when it turns out to be broken.
+        with path.open("rb") as stream:
+            archive = np.load(stream, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise DataError(f"{path} is a single array; save images and labels with np.savez")
+            keys = set(archive.files)
+            one, two = keys.issuperset(ONE), keys.issuperset(TWO)
+            if one == two:
+                raise DataError(
+                    f"{path} must hold either {', '.join(ONE)} or {', '.join(TWO)}; "
+                    f"it holds {', '.join(sorted(keys)) or 'nothing'}"
+                )
+            wanted = (*(ONE if one else TWO), *OPTIONAL)
+            return {key: archive[key] for key in wanted if key in keys}
+    except UNREADABLE as err:
+        raise DataError(f"cannot read {path} as an .npz file of plain arrays: {err}") from err
+
+
+def part(arrays: Mapping[str, np.ndarray], x: str, y: str, layout: str, path: Path) -> Arrays:
+    """Images (n, c, h, w) uint8 and labels (n,) under the keys `x` and `y`."""
+    labels = arrays[y]
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise DataError(
+            f"{y} in {path} must be integers of shape (n,), got {labels.dtype} {labels.shape}"
+        )
+    images = channels_first(arrays[x], layout, f"{x} in {path}")
+    return to_uint8(images, f"{x} in {path}"), labels
+
+
+def layout_key(arrays: Mapping[str, np.ndarray], path: Path) -> str:
+    """The text under `layout`, or nothing."""
+    layout = str(arrays.get("layout", ""))
+    if layout not in ("", *LAYOUTS):
+        raise DataError(f"layout in {path} must be one of {', '.join(LAYOUTS)}, got '{layout}'")
+    return layout
+
+
+def channels_first(x: np.ndarray, layout: str, name: str) -> np.ndarray:
+    """Images as (n, c, h, w); the module says how the layout is recognised.
+
+    >>> channels_first(np.zeros((5, 8, 9, 3)), "", "x").shape
+    (5, 3, 8, 9)
+    """
+    if x.ndim == len("nhw"):
+        return x[:, None]
+    if x.ndim != len("nchw"):
+        raise DataError(f"{name} must be (n, h, w), (n, h, w, c) or (n, c, h, w), got {x.shape}")
+    first, last = x.shape[1] in CHANNELS, x.shape[3] in CHANNELS
+    if first == last and not layout:
+        raise DataError(
+            f"{name} has shape {x.shape}: {'both' if first else 'neither'} of the second and the "
+            "last axis could be channels (1 or 3); add layout='nhwc' or layout='nchw' to the file"
+        )
+    if layout == "nhwc" or (not layout and last):
+        return rearrange(x, "n h w c -> n c h w")
+    return x
+
+
+def class_names(arrays: Mapping[str, np.ndarray], labels: np.ndarray) -> tuple[str, ...]:
+    """The strings under `classes`, or "0", "1", … for as many labels as occur."""
+    if "classes" in arrays:
+        return tuple(str(c) for c in arrays["classes"].ravel())
+    return tuple(str(c) for c in range(len(np.unique(labels))))

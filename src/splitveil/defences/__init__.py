@@ -1,0 +1,38 @@
+"""Defences by name. To add one: a file with a frozen dataclass, and a line in this dict."""
+
+from collections.abc import Mapping
+
+from splitveil.defences.base import Defence, NoiseOnly
+from splitveil.defences.gated_attention import GatedAttention
+
+DEFENCES: Mapping[str, Defence] = {
+    "none": Defence(summary="no defence: clean smashed data"),
+    "noise": NoiseOnly(summary="Gaussian noise on the wire, no penalty"),
+    "gated-att": GatedAttention(summary="seed 003: gated attention, gated softplus penalty"),
+    "gated-att-simple": GatedAttention(
+        summary="seed 000: gated attention, hinge on the log-variance", form="hinge"
+    ),
+    "gated-att-trace": GatedAttention(
+        summary="seed 002: gated attention, hinge on the log of the trace",
+        form="trace",
+        attention_loss_scale=1.0,
+        attention_warmup_epochs=0,
+        w_lr="constant",
+        attention_gets_lambda=True,
+        lambd=1.0,
+    ),
+    "veil": GatedAttention(
+        summary="flagship: rate of raw z against the noise, adversarial attention, thin client",
+        client="thin-resnet",
+        penalty="rate",
+        attention="maximise",
+        lambd=0.3,
+        attention_loss_scale=1.0,
+        attention_warmup_epochs=0,
+        w_lr="constant",
+        skip_first_epoch=False,
+        attention_lr=1e-3,
+    ),
+}
+
+__all__ = ["DEFENCES", "Defence", "GatedAttention", "NoiseOnly"]

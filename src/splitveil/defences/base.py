@@ -1,0 +1,61 @@
+"""What a defence is: a frozen value that says which channel, which penalty and which schedule."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from splitveil.errors import ConfigError
+from splitveil.nets import Channel, GaussianNoise
+from splitveil.types import PenaltyPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defence:
+    """Base of every defence; itself the absence of one.
+
+    `summary` is shown by `splitveil defences`; `client` is the net it prefers for images of at
+    least 32×32. Every other field can be set from the command line.
+    """
+
+    summary: str
+    client: str = "vgg11"
+
+    @property
+    def noisy(self) -> bool:
+        """Whether its channel adds Gaussian noise."""
+        return False
+
+    def channel(self, noise_std: float) -> Channel:
+        """Channel stages; `noise_std` is the run's."""
+        return Channel([GaussianNoise(noise_std)] if self.noisy and noise_std > 0 else [])
+
+    def surrogate(self, feature_dim: int, num_classes: int, noise_std: float) -> nn.Module | None:
+        """The penalty's estimator for this wire size; None: no penalty."""
+        del feature_dim, num_classes, noise_std
+        return None
+
+    def penalty_plan(self) -> PenaltyPlan:
+        """When and how strongly the penalty acts."""
+        return PenaltyPlan()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseOnly(Defence):
+    """Gaussian noise on the wire, in training and in deployment; no penalty."""
+
+    @property
+    def noisy(self) -> bool:
+        """Yes: it is all it does."""
+        return True
+
+
+def check_penalty(plan: PenaltyPlan) -> PenaltyPlan:
+    """Refuse weights that would turn a penalty into a reward."""
+    for name, value in (("lambd", plan.lambd), ("attention_loss_scale", plan.scale)):
+        if not 0 <= value < float("inf"):
+            raise ConfigError(f"{name} must be a finite number ≥ 0, got {value}; 0 switches it off")
+    if plan.warmup_epochs < 0:
+        raise ConfigError(f"attention_warmup_epochs must be ≥ 0, got {plan.warmup_epochs}")
+    if plan.attention_lr is not None and not 0 < plan.attention_lr < float("inf"):
+        raise ConfigError(f"attention_lr must be a finite number > 0, got {plan.attention_lr}")
+    return plan

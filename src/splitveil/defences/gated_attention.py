@@ -1,0 +1,86 @@
+"""Penalties weighted by gated attention: the seeds' three forms, and ours."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from splitveil.defences.base import Defence, check_penalty
+from splitveil.surrogates import GatedAttentionCEM
+from splitveil.types import PenaltyPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedAttention(Defence):
+    """Gaussian noise and a `GatedAttentionCEM` penalty; the fields are the seeds' names."""
+
+    lambd: float = 16.0
+    attention_loss_scale: float = 0.1
+    attention_warmup_epochs: int = 5
+    w_lr: Literal["constant", "cem"] = "cem"
+    skip_first_epoch: bool = True
+    attention_gets_lambda: bool = False
+    attention_lr: float | None = None
+    form: Literal["gated", "hinge", "trace"] = "gated"
+    attention: Literal["minimise", "maximise", "uniform"] = "minimise"
+    statistic: Literal["layernorm", "raw"] | None = None
+    penalty: Literal["rate"] | None = None
+    hidden_dim: int | None = None
+    bias: bool = True
+    attention_norm: bool = True
+    var_threshold: float = 0.125
+    gamma: float = 0.0
+    eps: float = 1e-6
+    class_gate_a: float = 10.0
+    class_gate_b: float = 0.05
+    snr_thresh: float = 0.3
+    snr_sharp: float = 10.0
+    softplus_beta: float = 1.0
+    margin_m: float = 0.1
+    slot_power: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_penalty(self.penalty_plan())
+
+    @property
+    def noisy(self) -> bool:
+        """Yes: the penalty is measured against the channel's noise."""
+        return True
+
+    def surrogate(self, feature_dim: int, num_classes: int, noise_std: float) -> nn.Module:
+        """The estimator; reg_strength and the rate's σ are both the channel's noise."""
+        return GatedAttentionCEM(
+            feature_dim,
+            num_classes,
+            form=self.form,
+            attention=self.attention,
+            statistic=self.statistic,
+            penalty=self.penalty,
+            noise_std=noise_std,
+            hidden_dim=self.hidden_dim,
+            bias=self.bias,
+            attention_norm=self.attention_norm,
+            var_threshold=self.var_threshold,
+            reg_strength=noise_std,
+            gamma=self.gamma,
+            eps=self.eps,
+            class_gate_a=self.class_gate_a,
+            class_gate_b=self.class_gate_b,
+            snr_thresh=self.snr_thresh,
+            snr_sharp=self.snr_sharp,
+            softplus_beta=self.softplus_beta,
+            margin_m=self.margin_m,
+            slot_power=self.slot_power,
+        )
+
+    def penalty_plan(self) -> PenaltyPlan:
+        """When and how strongly the penalty acts."""
+        return PenaltyPlan(
+            lambd=self.lambd,
+            scale=self.attention_loss_scale,
+            warmup_epochs=self.attention_warmup_epochs,
+            w_lr=self.w_lr,
+            skip_first_epoch=self.skip_first_epoch,
+            attention_gets_lambda=self.attention_gets_lambda,
+            attention_lr=self.attention_lr,
+        )

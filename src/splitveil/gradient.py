@@ -1,0 +1,49 @@
+"""`scale_gradient`: the one-line tool behind the one-backward composition of losses."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """Identity forward; backward multiplies by `factor`, or gives 0 where it is not finite."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
+        x: Tensor,
+        factor: float | Tensor,
+        skips: Tensor | None,
+    ) -> Tensor:
+        ctx.factor, ctx.skips = factor, skips
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
+        grad: Tensor,
+    ) -> tuple[Tensor, None, None]:
+        scaled = grad * ctx.factor
+        finite = torch.isfinite(scaled).all()
+        if ctx.skips is not None:
+            ctx.skips.add_(~finite)  # stays on the device; read at the logging cadence
+        return torch.where(finite, scaled, torch.zeros_like(scaled)), None, None
+
+
+def scale_gradient(x: Tensor, factor: float | Tensor, skips: Tensor | None = None) -> Tensor:
+    r"""Identity in the forward pass; the gradient is multiplied by `factor` on its way back.
+
+    .. math:: y = x, \qquad \partial L/\partial x = k\, \partial L/\partial y
+
+    With k = λ·w_lr in front of a surrogate, one backward pass of ``L_CE + scale·rob`` gives the
+    encoder ``∇L_CE + k·scale·∇rob``; with k = −1 in front of a weight, that weight ascends.
+    A gradient that is not finite everywhere becomes exactly 0, and `skips` (a 0-d integer tensor)
+    counts one: a broken penalty never harms the task's own gradient.
+
+    >>> x = torch.tensor(2.0, requires_grad=True)
+    >>> (scale_gradient(x, 0.5) ** 2).backward()
+    >>> x.grad
+    tensor(2.)
+    """
+    return cast(Tensor, _ScaleGradient.apply(x, factor, skips))  # type: ignore[no-untyped-call]

@@ -1,0 +1,143 @@
+"""Backbones as flat `nn.Sequential`s of stages, each with a private place to cut them.
+
+`vgg11` counts its entries as the CEM code counts `cutlayer` (max-pools included, from 1), so that
+``cut(vgg11(...), at=4)`` is the split of the published tables.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from splitveil.errors import ConfigError
+from splitveil.nets.blocks import ResidualBlock, conv3x3, conv_bn_relu, xavier_init
+
+Shape = tuple[int, int, int]
+_VGG11 = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
+
+
+def _classifier(features: int, num_classes: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(features, 512),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(512, 512),
+        nn.ReLU(),
+        nn.Linear(512, num_classes),
+    )
+
+
+def _vgg_entries(in_channels: int, start: int) -> list[nn.Module]:
+    entries: list[nn.Module] = []
+    width = in_channels
+    for entry in _VGG11[start:]:
+        if isinstance(entry, int):
+            entries.append(conv_bn_relu(width, entry))
+            width = entry
+        else:
+            entries.append(nn.MaxPool2d(2))
+    return entries
+
+
+def vgg11(
+    image_shape: Shape, num_classes: int, *, cutlayer: int = 4, bottleneck: int | None = 8
+) -> nn.Sequential:
+    """VGG11 with BatchNorm; entry `cutlayer` ends in the bottleneck and a sigmoid.
+
+    The bottleneck is a 3×3 convolution to `bottleneck` channels on the client and one back on the
+    server, part of the entries before and after the cut; None leaves it out. At 3×32×32, cut 4,
+    the client has 85,256 parameters, 21.2 MMAC and sends 8×8×8 numbers.
+    """
+    channels, side = image_shape[0], min(image_shape[1:])
+    if side < 32:  # noqa: PLR2004 - five halvings must leave a pixel
+        raise ConfigError(
+            f"vgg11 needs images of at least 32×32, got {image_shape}; use --net small"
+        )
+    if not 1 <= cutlayer < len(_VGG11):
+        raise ConfigError(f"cutlayer must be in 1..{len(_VGG11) - 1}, got {cutlayer}")
+    entries = _vgg_entries(channels, 0)
+    if bottleneck is not None:
+        width = [w for w in _VGG11[:cutlayer] if isinstance(w, int)][-1]
+        end = nn.Sequential(entries[cutlayer - 1], conv3x3(width, bottleneck), nn.Sigmoid())
+        begin = nn.Sequential(conv3x3(bottleneck, width), entries[cutlayer])
+        entries[cutlayer - 1 : cutlayer + 1] = [end, begin]
+    for entry in entries[:cutlayer]:
+        xavier_init(entry)
+    features = 512 * (image_shape[1] // 32) * (image_shape[2] // 32)
+    return nn.Sequential(*entries, _classifier(features, num_classes))
+
+
+def thin_resnet(image_shape: Shape, num_classes: int) -> nn.Sequential:
+    """A thin, deep residual client in front of VGG11's own server: depth instead of width.
+
+    Client: stem 16, residual blocks 16, 32 (stride 2), 32, 64 (stride 2), a 3×3 convolution 64,
+    one to 8 channels, sigmoid. At 3×32×32: 19.87 MMAC and 8×8×8 numbers on the wire. Cut at 1.
+    """
+    channels, side = image_shape[0], min(image_shape[1:])
+    if side < 32:  # noqa: PLR2004 - the server halves three times after the client's two
+        raise ConfigError(
+            f"thin-resnet needs images of at least 32×32, got {image_shape}; use --net small"
+        )
+    client = nn.Sequential(
+        nn.Conv2d(channels, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        ResidualBlock(16, 16),
+        ResidualBlock(16, 32, 2),
+        ResidualBlock(32, 32),
+        ResidualBlock(32, 64, 2),
+        conv_bn_relu(64, 64),
+        conv3x3(64, 8),
+        nn.Sigmoid(),
+    )
+    features = 512 * (image_shape[1] // 32) * (image_shape[2] // 32)
+    server = [conv3x3(8, 128), *_vgg_entries(128, 4), _classifier(features, num_classes)]
+    return nn.Sequential(client, *server)
+
+
+def small(image_shape: Shape, num_classes: int) -> nn.Sequential:
+    """A small residual net for 8×8 to 28×28 images; sends 4 channels of a quarter-size map.
+
+    Client: stem 16, residual blocks 16, 32 (stride 2), 32 (stride 2 from 16 pixels on), a 3×3
+    convolution to 4 channels, sigmoid: 64 numbers for 8×8, 196 for 28×28. Cut at 1.
+    """
+    channels, side = image_shape[0], min(image_shape[1:])
+    if side < 4:  # noqa: PLR2004 - two pixels must be left after the stride
+        raise ConfigError(f"small needs images of at least 4×4, got {image_shape}")
+    large = side >= 16  # noqa: PLR2004 - as the docstring says
+    client = nn.Sequential(
+        conv_bn_relu(channels, 16),
+        ResidualBlock(16, 16),
+        ResidualBlock(16, 32, 2),
+        ResidualBlock(32, 32, 2 if large else 1),
+        conv3x3(32, 4),
+        nn.Sigmoid(),
+    )
+    server = nn.Sequential(
+        conv_bn_relu(4, 64),
+        ResidualBlock(64, 64),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(256, 128),
+        nn.ReLU(),
+        nn.Linear(128, num_classes),
+    )
+    return nn.Sequential(client, server)
+
+
+@dataclass(frozen=True)
+class Net:
+    """A backbone that can be asked for by name, and where it is cut."""
+
+    summary: str
+    build: Callable[[Shape, int], nn.Sequential]
+    cut_at: int
+
+
+NETS: Mapping[str, Net] = {
+    "small": Net("residual client for small images (8×8 to 28×28)", small, 1),
+    "thin-resnet": Net("thin residual client, 19.9 MMAC, VGG11 server", thin_resnet, 1),
+    "vgg11": Net("VGG11-BN cut after entry 4, C8 bottleneck, 21.2 MMAC", vgg11, 4),
+}

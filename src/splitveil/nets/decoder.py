@@ -1,0 +1,53 @@
+"""The attacker's inverse network: smashed data in, image out."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from splitveil.errors import ConfigError
+from splitveil.nets.blocks import PreActBlock
+
+Shape = tuple[int, ...]
+
+
+class ResidualDecoder(nn.Module):
+    """Residual decoder N`blocks`C`width` of the published decoding attack.
+
+    A residual block from the wire's channels to `width`, `blocks` more at that width, one
+    transposed convolution (stride 2) per doubling up to the image's size, a residual block to the
+    image's channels, sigmoid. N8C64 for 8×8×8 → 3×32×32 has 711,539 parameters. A flat wire (d,)
+    is first mapped linearly to a map of a quarter of the image's side.
+    """
+
+    def __init__(
+        self, wire_shape: Shape, image_shape: Shape, *, width: int = 64, blocks: int = 8
+    ) -> None:
+        super().__init__()
+        if len(wire_shape) not in (1, 3):
+            raise ConfigError(f"smashed data must be (d,) or (c, h, w), got {wire_shape}")
+        if len(wire_shape) == 1:
+            side = [max(1, s // 4) for s in image_shape[1:]]
+            flat, channels = wire_shape[0], 8
+            self.enter: nn.Module = nn.Sequential(
+                nn.Linear(flat, channels * side[0] * side[1]), nn.Unflatten(1, (channels, *side))
+            )
+        else:
+            channels, side = wire_shape[0], list(wire_shape[1:])
+            self.enter = nn.Identity()
+        self.size = (image_shape[1], image_shape[2])
+        layers: list[nn.Module] = [PreActBlock(channels, width), nn.ReLU()]
+        for _ in range(blocks):
+            layers += [PreActBlock(width, width), nn.ReLU()]
+        while 2 * side[0] <= self.size[0] and 2 * side[1] <= self.size[1]:
+            up = nn.ConvTranspose2d(width, width, 3, 2, padding=1, output_padding=1)
+            layers += [up, nn.BatchNorm2d(width), nn.ReLU()]
+            side = [2 * s for s in side]
+        self.body = nn.Sequential(*layers)
+        self.leave = PreActBlock(width, image_shape[0])
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Z (n, …) → images (n, c, h, w) in [0, 1]."""
+        y = self.body(self.enter(z))
+        if y.shape[2:] != self.size:
+            y = F.interpolate(y, self.size, mode="bilinear", align_corners=False)
+        out: Tensor = self.leave(y).sigmoid()
+        return out

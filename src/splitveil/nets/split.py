@@ -1,0 +1,116 @@
+"""Cutting a backbone in two, and counting what the client's half costs."""
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from splitveil.errors import ConfigError
+from splitveil.nets.channel import Channel
+from splitveil.types import Victim
+
+Shape = tuple[int, ...]
+
+
+class SplitOutput(NamedTuple):
+    """One forward pass: clean smashed data z, what was sent, and the server's logits."""
+
+    z: Tensor
+    z_sent: Tensor
+    logits: Tensor
+
+
+class SplitModel(nn.Module):
+    """A client (`encoder`, `channel`) and a server (`head`)."""
+
+    def __init__(self, encoder: nn.Module, channel: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.channel, self.head = encoder, channel, head
+
+    def split_forward(self, x: Tensor, generator: Generator | None = None) -> SplitOutput:
+        """Everything one pass computes; training needs z beside the logits."""
+        z = self.encoder(x)
+        z_sent = self.channel(z, generator)
+        return SplitOutput(z, z_sent, self.head(z_sent))
+
+    def forward(self, x: Tensor, generator: Generator | None = None) -> Tensor:
+        """Logits of images x (n, c, h, w), through the channel."""
+        return self.split_forward(x, generator).logits
+
+    def victim(self) -> Victim:
+        """The deployed client, as an attacker meets it."""
+        return Victim(self.encoder, self.channel)
+
+    def macs(self, input_shape: Shape) -> int:
+        """Multiply-adds of the client's convolutions and linear maps for one image (c, h, w)."""
+        return count_macs(self.encoder, input_shape)
+
+    def wire_shape(self, input_shape: Shape) -> Shape:
+        """Shape of the smashed data of one image."""
+        with torch.no_grad():
+            return tuple(_probe(self.encoder)(_example(self.encoder, input_shape)).shape[1:])
+
+    def wire_floats(self, input_shape: Shape) -> int:
+        """How many numbers cross the wire for one image."""
+        return int(torch.Size(self.wire_shape(input_shape)).numel())
+
+    def client_params(self) -> int:
+        """Parameters the client must store."""
+        return sum(p.numel() for p in self.encoder.parameters())
+
+
+def cut(backbone: nn.Module, at: int, channel: nn.Module | None = None) -> SplitModel:
+    """Split a backbone after its first `at` top-level children: server(client(x)) = backbone(x).
+
+    `backbone` must apply its children one after another, as `nn.Sequential` does; for another
+    kind, wrap its stages into one. The parts share the backbone's parameters.
+
+    >>> model = cut(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Linear(3, 2)), at=2)
+    >>> model.macs((1, 2, 2)), model.wire_floats((1, 2, 2))
+    (12, 3)
+    """
+    children = list(backbone.children())
+    if not isinstance(backbone, nn.Sequential):
+        raise ConfigError(
+            f"cut needs an nn.Sequential, got {type(backbone).__name__}; wrap the stages of your "
+            "model: nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
+        )
+    if not 1 <= at < len(children):
+        raise ConfigError(
+            f"at must leave a layer on both sides: 1..{len(children) - 1} for this backbone of "
+            f"{len(children)} children, got {at}"
+        )
+    encoder, head = nn.Sequential(*children[:at]), nn.Sequential(*children[at:])
+    return SplitModel(encoder, Channel() if channel is None else channel, head)
+
+
+def count_macs(module: nn.Module, input_shape: Shape) -> int:
+    """Multiply-adds of the convolutions and linear maps of `module` for one input."""
+    total = 0
+
+    def add(layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        nonlocal total
+        if isinstance(layer, nn.Linear):
+            total += out[0].numel() * layer.in_features
+        elif isinstance(layer, nn.ConvTranspose2d):
+            total += args[0][0].numel() * layer.weight[0].numel()
+        elif isinstance(layer, nn.Conv2d):
+            total += out[0].numel() * layer.weight[0].numel()
+
+    probe = _probe(module)
+    for layer in probe.modules():
+        layer.register_forward_hook(add)
+    with torch.no_grad():
+        probe(_example(module, input_shape))
+    return total
+
+
+def _probe(module: nn.Module) -> nn.Module:
+    """A copy in eval mode: counting must not move BatchNorm statistics."""
+    return copy.deepcopy(module).eval()
+
+
+def _example(module: nn.Module, input_shape: Shape) -> Tensor:
+    first = next(module.parameters(), None)
+    return torch.zeros(1, *input_shape, device=None if first is None else first.device)

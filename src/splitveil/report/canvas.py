@@ -1,0 +1,125 @@
+"""The drawing board: one style, one palette, PNG bytes that depend on the data alone."""
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+from splitveil.report.fields import number
+from splitveil.report.files import RunFiles
+from splitveil.report.tables import format_mse
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 150
+INK, GREY, RULE = "#1f2933", "#5b6773", "#c9d1d9"
+CEILING, FLOOR, WRONG = "#7a3e00", "#5b6773", "#b3261e"
+CEILING_TEXT = "ceiling: label only"
+
+# Okabe and Ito's colours, told apart with any colour vision; the yellow is too pale for lines.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")  # not as many as colours: pairs repeat late
+
+STYLE: dict[str, object] = {
+    "font.family": "DejaVu Sans",  # ships with matplotlib: the same pixels on every machine
+    "font.size": 9,
+    "text.color": INK,
+    "text.parse_math": False,  # a run may be called a$b$c
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
+    "grid.color": "#e6eaee",
+    "grid.linewidth": 0.8,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "legend.frameon": False,
+    "figure.autolayout": False,
+    "figure.constrained_layout.use": False,
+    "savefig.bbox": "standard",
+}
+
+
+@contextmanager
+def board(width: float, height: float) -> Iterator["Figure"]:
+    """An empty white figure of the given size in inches, drawn in our style."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE):  # type: ignore[arg-type]  # keys are not literals to mypy
+        figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+        FigureCanvasAgg(figure)
+        yield figure
+
+
+def png(figure: "Figure") -> bytes:
+    """The figure as PNG, without the drawing library's version or any date."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def colour(place: int) -> str:
+    """Colour of the run at this place in the list."""
+    return PALETTE[place % len(PALETTE)]
+
+
+def marker(place: int) -> str:
+    """Marker of the run at this place in the list."""
+    return MARKERS[place % len(MARKERS)]
+
+
+def shown(name: str, limit: int = 26) -> str:
+    """A name as it can be drawn: one line, at most `limit` signs, no glyph the font lacks.
+
+    >>> shown("a very long name of a run, too long", limit=12)
+    'a very long…'
+    """
+    clean = "".join(sign if _drawable(sign) else "?" for sign in " ".join(name.split()))
+    return clean if len(clean) <= limit else clean[: limit - 1].rstrip() + "…"
+
+
+@cache
+def _drawable(sign: str) -> bool:
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    return bool(get_font(findfont(FontProperties(family="DejaVu Sans"))).get_char_index(ord(sign)))
+
+
+def references(runs: Sequence[RunFiles], what: str) -> list[float]:
+    """The distinct `ceiling` or `floor` MSEs of the runs, rising; equal in print is equal."""
+    values = [number(run.record, what, "mse") for run in runs]
+    return sorted({format_mse(value): value for value in values if value is not None}.values())
+
+
+def draw_references(axes: "Axes", lines: Sequence[tuple[float, str, str, str]]) -> None:
+    """Horizontal lines (value, text, colour, dash) with their texts outside, on the right.
+
+    Texts of near lines are pushed apart; the limits of the axes must stand already.
+    """
+    from splitveil.report.labels import spread
+
+    ordered = sorted(lines)
+    heights = [float(axes.transData.transform((0, value))[1]) for value, *_ in ordered]
+    for (value, words, ink, dash), height in zip(ordered, spread(heights, gap=52.0), strict=True):
+        axes.axhline(value, color=ink, linestyle=dash, linewidth=1.2, zorder=1.5)
+        y = float(axes.transAxes.inverted().transform((0, height))[1])
+        axes.text(
+            1.012,
+            y,
+            f"{words}\n{format_mse(value)}",
+            transform=axes.transAxes,
+            color=ink,
+            fontsize=8,
+            va="center",
+        )

@@ -1,0 +1,123 @@
+"""Training curves from the log of a run."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from splitveil.report.canvas import GREY, board, colour, png, shown
+from splitveil.report.fields import number
+from splitveil.report.files import RunFiles
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+Dash = Literal["-", "--"]
+UNUSED = "not used by this defence"
+PER_LEGEND_LINE = 5
+LEFT, PLOT, RIGHT, HEAD, TALL, FOOT, LEGEND_LINE = 0.58, 2.15, 0.12, 0.32, 1.8, 0.5, 0.22  # inches
+FEW_EPOCHS = 40  # up to here every epoch gets its dot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """A key of the log, how it is called and how it is dashed."""
+
+    key: str
+    words: str = ""
+    dash: Dash = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One small plot; values of its series are multiplied by `scale`."""
+
+    title: str
+    series: tuple[Series, ...]
+    scale: float = 1.0
+
+
+PANELS = (
+    Panel(
+        title="Accuracy (%)",
+        series=(
+            Series(key="val_accuracy", words="validation"),
+            Series(key="train_accuracy", words="train", dash="--"),
+        ),
+        scale=100.0,
+    ),
+    Panel(title="Penalty (rob_loss)", series=(Series(key="rob_loss"),)),
+    Panel(title="Intra-class MSE", series=(Series(key="intra_mse"),)),
+    Panel(title="Effective sample size", series=(Series(key="effective_sample_size"),)),
+)
+
+
+def training_curves(runs: RunFiles | Sequence[RunFiles]) -> bytes:
+    """PNG: accuracy, penalty, intra-class MSE and effective sample size over the epochs."""
+    listed = [runs] if isinstance(runs, RunFiles) else list(runs)
+    legend = LEGEND_LINE * math.ceil(len(listed) / PER_LEGEND_LINE) if len(listed) > 1 else 0.0
+    width = len(PANELS) * (LEFT + PLOT) + RIGHT
+    height = HEAD + TALL + FOOT + legend
+    with board(width, height) as figure:
+        for at, panel in enumerate(PANELS):
+            corner = ((LEFT + at * (LEFT + PLOT)) / width, (FOOT + legend) / height)
+            axes = figure.add_axes((*corner, PLOT / width, TALL / height))
+            _draw_panel(axes, panel, listed)
+        if len(listed) > 1:
+            _name_runs(figure, listed)
+        return png(figure)
+
+
+def _draw_panel(axes: "Axes", panel: Panel, runs: Sequence[RunFiles]) -> None:
+    """All runs' series of one panel, or a sentence that there are none."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_title(panel.title)
+    drawn: dict[str, Series] = {}
+    for at, run in enumerate(runs):
+        for series in panel.series:
+            x, y = _values(run, series.key)
+            if x:
+                mark = "o" if len(x) <= FEW_EPOCHS else ""
+                values = [panel.scale * value for value in y]
+                axes.plot(x, values, series.dash, color=colour(at), marker=mark, markersize=2.5)
+                drawn[series.key] = series
+    if not drawn:
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, UNUSED, transform=axes.transAxes, ha="center", color=GREY)
+        return
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    named = [series for series in drawn.values() if series.words]
+    if named:
+        handles = [_line(GREY if len(runs) > 1 else colour(0), series.dash) for series in named]
+        axes.legend(handles, [series.words for series in named], loc="lower right", fontsize=8)
+
+
+def _values(run: RunFiles, key: str) -> tuple[list[float], list[float]]:
+    """Epochs at which a key was logged, and its values there."""
+    pairs = []
+    for at, entry in enumerate(run.metrics):
+        epoch, value = number(entry, "epoch"), number(entry, key)
+        if value is not None:
+            pairs.append((float(at) if epoch is None else epoch, value))
+    return [epoch for epoch, _ in pairs], [value for _, value in pairs]
+
+
+def _name_runs(figure: "Figure", runs: Sequence[RunFiles]) -> None:
+    """Run names under the panels, each with its colour."""
+    figure.legend(
+        [_line(colour(at), "-") for at in range(len(runs))],
+        [shown(run.name) for run in runs],
+        loc="lower center",
+        ncols=PER_LEGEND_LINE,
+        borderaxespad=0.1,
+    )
+
+
+def _line(ink: str, dash: Dash) -> "Line2D":
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=ink, linestyle=dash)

@@ -1,0 +1,86 @@
+"""Typed reading of plain JSON: absent, null and non-finite are None; a wrong type is an error."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from splitveil.errors import RunError
+
+Json = dict[str, Any]
+
+
+def _dig(data: Mapping[str, Any] | None, keys: tuple[str, ...]) -> object:
+    """The value at a path of keys, or None as soon as a key is absent or null."""
+    value: object = data
+    for depth, key in enumerate(keys):
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise _wrong(".".join(keys[:depth]), "an object", value)
+        value = value.get(key)
+    return value
+
+
+def _wrong(where: str, wanted: str, got: object) -> RunError:
+    return RunError(
+        f"`{where}` must be {wanted}, got {type(got).__name__} {got!r:.60}; "
+        "audit the run again to write a fresh record"
+    )
+
+
+def number(data: Mapping[str, Any] | None, *keys: str) -> float | None:
+    """A finite number at a path of keys, or None when it was not measured.
+
+    >>> number({"strongest": {"mse": 0.03}}, "strongest", "mse")
+    0.03
+    >>> number({"strongest": None}, "strongest", "mse") is None
+    True
+    """
+    value = _dig(data, keys)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong(".".join(keys), "a number", value)
+    return float(value) if math.isfinite(value) else None
+
+
+def text(data: Mapping[str, Any] | None, *keys: str) -> str | None:
+    """The value at a path of keys as text (JSON where it is not text), or None.
+
+    >>> text({"config": {"seed": 0, "final": True}}, "config", "seed")
+    '0'
+    """
+    value = _dig(data, keys)
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def section(data: Mapping[str, Any] | None, *keys: str) -> Json:
+    """The object at a path of keys; empty when absent.
+
+    >>> section({"attacks": {"linear": {"mse": 0.1}}}, "attacks", "linear")
+    {'mse': 0.1}
+    """
+    value = _dig(data, keys)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _wrong(".".join(keys), "an object", value)
+    return dict(value)
+
+
+def flatten(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested JSON as (dotted key, text) pairs in file order; null is an en dash.
+
+    >>> flatten({"seeds": {"train": 0}, "device": "cpu", "rate": None})
+    [('seeds.train', '0'), ('device', 'cpu'), ('rate', '–')]
+    """
+    pairs: list[tuple[str, str]] = []
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            pairs += flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list | tuple):
+            pairs.append((f"{prefix}{key}", ", ".join(str(item) for item in value)))
+        else:
+            pairs.append((f"{prefix}{key}", "–" if value is None else str(value)))
+    return pairs

@@ -1,0 +1,167 @@
+"""The reconstruction grid: what was photographed, and what an attacker makes of the wire."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from splitveil.errors import RunError
+from splitveil.report.canvas import CEILING, GREY, INK, RULE, WRONG, board, png, shown
+from splitveil.report.fields import number, text
+from splitveil.report.files import RunFiles
+from splitveil.report.gallery import Gallery, Pixels
+from splitveil.report.tables import format_mse, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MAX_COLUMNS = 10
+MAX_RUNS = 12  # a taller picture is not read by anybody, and the canvas has a limit
+MAX_CLASS_NAME = 11
+TILE, GAP, LABELS, MARGIN = 0.74, 0.07, 2.05, 0.12  # inches
+NAMES, HEADER, BETWEEN = 0.24, 0.52, 0.34  # inches: class names, head of a model, between grids
+
+Album = list[tuple[RunFiles, Gallery]]  # runs that show the same images
+
+
+def reconstruction_grid(runs: Sequence[RunFiles]) -> bytes:
+    """PNG: originals on top, below one row per model and attack, the strongest marked.
+
+    Runs that scored the same images share their columns; others get a grid of their own.
+    """
+    albums = _albums(runs)
+    if not albums:
+        raise RunError(
+            "none of the runs has a gallery.json; audit a run again to save reconstructions"
+        )
+    columns = max(_shown_columns(album) for album in albums)
+    width = 2 * MARGIN + LABELS + columns * (TILE + GAP)
+    height = 2 * MARGIN + sum(map(_height, albums)) + BETWEEN * (len(albums) - 1)
+    with board(width, height) as figure:
+        axes = figure.add_axes((0, 0, 1, 1))
+        top = MARGIN
+        for album in albums:
+            _draw_album(axes, album, top, width)
+            top += _height(album) + BETWEEN
+        axes.set_axis_off()
+        axes.set_xlim(0, width)
+        axes.set_ylim(height, 0)
+        axes.set_aspect("auto")
+        return png(figure)
+
+
+def _albums(runs: Sequence[RunFiles]) -> list[Album]:
+    """Runs with a gallery, those of the same images together, in the order given."""
+    albums: dict[object, Album] = {}
+    pairs = [(run, run.gallery) for run in runs if run.gallery is not None]
+    for run, gallery in pairs[:MAX_RUNS]:
+        key = (gallery.indices, gallery.original.shape, gallery.original.tobytes())
+        albums.setdefault(key, []).append((run, gallery))
+    return list(albums.values())
+
+
+def left_out(runs: Sequence[RunFiles]) -> list[str]:
+    """Names of the runs that have a gallery but no room in the grid."""
+    return [run.name for run in runs if run.gallery is not None][MAX_RUNS:]
+
+
+def _shown_columns(album: Album) -> int:
+    return min(MAX_COLUMNS, len(album[0][1].indices))
+
+
+def _height(album: Album) -> float:
+    """Height of a grid in inches."""
+    rows = 1 + sum(len(gallery.reconstructions) for _, gallery in album)
+    return NAMES + rows * (TILE + GAP) + HEADER * len(album)
+
+
+def _draw_album(axes: "Axes", album: Album, top: float, width: float) -> None:
+    """One grid: class names, originals, then each model with its attacks."""
+    first, columns = album[0][1], _shown_columns(album)
+    for column, label in enumerate(first.labels[:columns]):
+        name = shown(first.class_name(label), MAX_CLASS_NAME)
+        _say(axes, _centre(column), top + NAMES / 2, name, size=7.5, ink=GREY, ha="center")
+    top += NAMES
+    _say(axes, MARGIN, top + TILE / 2, "original", weight="bold")
+    _draw_row(axes, first.original[:columns], top)
+    top += TILE + GAP
+    for run, gallery in album:
+        axes.plot([MARGIN, width - MARGIN], [top + 0.03] * 2, color=RULE, linewidth=0.8)
+        _draw_head(axes, run, gallery, top, columns)
+        top += HEADER
+        for attack, pixels in gallery.reconstructions.items():
+            strongest = attack == text(run.record, "strongest", "mse_by")
+            _draw_label(axes, run, gallery, attack, top, strongest=strongest)
+            _draw_row(axes, pixels[:columns], top, frame=CEILING if strongest else RULE)
+            top += TILE + GAP
+
+
+def _draw_head(axes: "Axes", run: RunFiles, gallery: Gallery, top: float, columns: int) -> None:
+    """Name and accuracy of a model, and the server's answer over each column."""
+    accuracy = percent(number(run.record, "accuracy"), 1)
+    _say(axes, MARGIN, top + 0.19, shown(run.name, 24), size=10.0, weight="bold")
+    _say(axes, MARGIN, top + 0.39, f"accuracy {accuracy} %", size=7.5, ink=GREY)
+    _say(axes, MARGIN + LABELS, top + 0.19, "the server's answers", size=7.5, ink=GREY)
+    for column in range(columns):
+        answer, label = gallery.answers[column], gallery.labels[column]
+        name = shown(gallery.class_name(answer), MAX_CLASS_NAME)
+        words, ink = (name, INK) if answer == label else (f"{name} ✗", WRONG)
+        _say(axes, _centre(column), top + 0.39, words, size=7.5, ink=ink, ha="center")
+
+
+def _draw_label(
+    axes: "Axes", run: RunFiles, gallery: Gallery, attack: str, top: float, *, strongest: bool
+) -> None:
+    """Name of an attack and its mean MSE: over all scored images, or else over those shown."""
+    mse, suffix = number(run.record, "attacks", attack, "mse"), ""
+    if mse is None and attack in gallery.mse:
+        mse, suffix = float(np.mean(gallery.mse[attack])), " (shown images)"
+    ink = CEILING if strongest else INK
+    name = shown(attack, 20) + ("  ★ strongest" if strongest else "")
+    _say(
+        axes,
+        MARGIN,
+        top + TILE / 2 - 0.10,
+        name,
+        ink=ink,
+        weight="bold" if strongest else "normal",
+    )
+    _say(axes, MARGIN, top + TILE / 2 + 0.10, f"MSE {format_mse(mse)}{suffix}", size=8.0, ink=GREY)
+
+
+def _draw_row(axes: "Axes", pixels: Pixels, top: float, frame: str = RULE) -> None:
+    """A row of images (n, c, h, w), pixels as they are."""
+    for column, image in enumerate(pixels):
+        left = MARGIN + LABELS + column * (TILE + GAP)
+        picture = np.moveaxis(image, 0, -1)  # (h, w, c)
+        box = (left, left + TILE, top + TILE, top)
+        axes.imshow(
+            np.repeat(picture, 3, axis=-1) if picture.shape[-1] == 1 else picture,
+            extent=box,
+            interpolation="nearest",
+        )
+        axes.plot(
+            [left, left + TILE, left + TILE, left, left],
+            [top, top, top + TILE, top + TILE, top],
+            color=frame,
+            linewidth=1.4 if frame == CEILING else 0.6,
+        )
+
+
+def _centre(column: int) -> float:
+    return MARGIN + LABELS + column * (TILE + GAP) + TILE / 2
+
+
+def _say(
+    axes: "Axes",
+    x: float,
+    y: float,
+    words: str,
+    *,
+    size: float = 9.0,
+    ink: str = INK,
+    weight: str = "normal",
+    ha: str = "left",
+) -> None:
+    """A line of text at a place in inches from the top left corner."""
+    axes.text(x, y, words, fontsize=size, color=ink, fontweight=weight, ha=ha, va="center")

@@ -1,0 +1,218 @@
+"""Records as rows of text, the same for the page and the command line."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from splitveil.report.fields import number, section, text
+from splitveil.report.files import RunFiles
+
+NOTHING = "–"
+SMALL_MSE = 1e-3  # below this, four decimals would hide the leading digits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """Heading of a column; `arrow` points to where the defender wants the number to go.
+
+    `brief` is the heading in a terminal, where a column without one is left out.
+    """
+
+    heading: str
+    unit: str = ""
+    arrow: str = ""
+    numeric: bool = True
+    brief: str = ""
+
+    @property
+    def label(self) -> str:
+        """Heading, unit and arrow in one line.
+
+        >>> Column(heading="PSNR", unit="dB", arrow="↓").label
+        'PSNR (dB) ↓'
+        """
+        unit = f" ({self.unit})" if self.unit else ""
+        return f"{self.heading}{unit}{' ' + self.arrow if self.arrow else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One run in one line; None is what was not measured."""
+
+    name: str
+    defence: str | None
+    seed: str | None
+    accuracy: float | None
+    strongest_mse: float | None
+    strongest_by: str | None
+    psnr_pooled: float | None
+    ssim: float | None
+    worst_case_mse: float | None
+    ceiling_mse: float | None
+    leakage: float | None
+    rate_nats: float | None
+    client_macs: float | None
+    wire_floats: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackRow:
+    """One attack on one run; `best_for` names the metrics in which it is the strongest."""
+
+    run: str
+    attack: str
+    access: str | None
+    mse: float | None
+    psnr_pooled: float | None
+    ssim: float | None
+    seconds: float | None
+    best_for: tuple[str, ...]
+
+
+def summary_rows(runs: Sequence[RunFiles]) -> list[Row]:
+    """One row per run, in the order given."""
+    return [
+        Row(
+            name=run.name,
+            defence=text(run.record, "config", "defence"),
+            seed=text(run.record, "config", "seed"),
+            accuracy=number(run.record, "accuracy"),
+            strongest_mse=number(run.record, "strongest", "mse"),
+            strongest_by=text(run.record, "strongest", "mse_by"),
+            psnr_pooled=number(run.record, "strongest", "psnr_pooled"),
+            ssim=number(run.record, "strongest", "ssim"),
+            worst_case_mse=number(run.record, "worst_case", "mse"),
+            ceiling_mse=number(run.record, "ceiling", "mse"),
+            leakage=number(run.record, "leakage"),
+            rate_nats=number(run.record, "true_rate_nats"),
+            client_macs=number(run.record, "client", "macs"),
+            wire_floats=number(run.record, "client", "wire_floats"),
+        )
+        for run in runs
+    ]
+
+
+def columns() -> tuple[Column, ...]:
+    """Columns of the summary table, in the order of `format_row`."""
+    return (
+        Column(heading="Run", numeric=False, brief="run"),
+        Column(heading="Defence", numeric=False),
+        Column(heading="Seed"),
+        Column(heading="Accuracy", unit="%", arrow="↑", brief="acc% ↑"),
+        Column(heading="Strongest MSE", arrow="↑", brief="MSE ↑"),
+        Column(heading="By attack", numeric=False, brief="by"),
+        Column(heading="PSNR", unit="dB", arrow="↓"),
+        Column(heading="SSIM", arrow="↓", brief="SSIM ↓"),
+        Column(heading="Worst-case MSE", arrow="↑"),
+        Column(heading="Ceiling MSE", brief="ceiling"),
+        Column(heading="Leakage", unit="%", arrow="↓", brief="leak% ↓"),
+        Column(heading="Rate", unit="nats", arrow="↓", brief="nats ↓"),
+        Column(heading="Client MACs", arrow="↓"),
+        Column(heading="Wire floats", arrow="↓"),
+    )
+
+
+def format_row(row: Row) -> list[str]:
+    """The cells of a summary row as text; what was not measured is an en dash."""
+    return [
+        row.name,
+        row.defence or NOTHING,
+        row.seed or NOTHING,
+        percent(row.accuracy, 2),
+        format_mse(row.strongest_mse),
+        row.strongest_by or NOTHING,
+        decimals(row.psnr_pooled, 2),
+        decimals(row.ssim, 3),
+        format_mse(row.worst_case_mse),
+        format_mse(row.ceiling_mse),
+        percent(row.leakage, 1),
+        decimals(row.rate_nats, 2),
+        count(row.client_macs),
+        count(row.wire_floats),
+    ]
+
+
+def brief_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the columns that fit a terminal of 80 characters."""
+    kept = [(i, column.brief) for i, column in enumerate(columns()) if column.brief]
+    cells = [format_row(row) for row in rows]
+    return [heading for _, heading in kept], [[line[i] for i, _ in kept] for line in cells]
+
+
+def attack_rows(run: RunFiles) -> list[AttackRow]:
+    """One row per attack of a run, in the order of its record."""
+    best = {metric: text(run.record, "strongest", f"{metric}_by") for metric in ("mse", "ssim")}
+    return [
+        AttackRow(
+            run=run.name,
+            attack=attack,
+            access=text(run.record, "attacks", attack, "access"),
+            mse=number(run.record, "attacks", attack, "mse"),
+            psnr_pooled=number(run.record, "attacks", attack, "psnr_pooled"),
+            ssim=number(run.record, "attacks", attack, "ssim"),
+            seconds=number(run.record, "attacks", attack, "seconds"),
+            best_for=tuple(metric.upper() for metric, name in best.items() if name == attack),
+        )
+        for attack in section(run.record, "attacks")
+    ]
+
+
+def attack_columns() -> tuple[Column, ...]:
+    """Columns of the per-attack table, in the order of `format_attack_row`."""
+    return (
+        Column(heading="Run", numeric=False),
+        Column(heading="Attack", numeric=False),
+        Column(heading="Access", numeric=False),
+        Column(heading="MSE", arrow="↑"),
+        Column(heading="PSNR", unit="dB", arrow="↓"),
+        Column(heading="SSIM", arrow="↓"),
+        Column(heading="Time", unit="s"),
+        Column(heading="Strongest in", numeric=False),
+    )
+
+
+def format_attack_row(row: AttackRow) -> list[str]:
+    """The cells of an attack row as text."""
+    return [
+        row.run,
+        row.attack,
+        row.access or NOTHING,
+        format_mse(row.mse),
+        decimals(row.psnr_pooled, 2),
+        decimals(row.ssim, 3),
+        decimals(row.seconds, 1),
+        f"★ {', '.join(row.best_for)}" if row.best_for else "",
+    ]
+
+
+def format_mse(value: float | None) -> str:
+    """A mean squared error, pixels in [0, 1].
+
+    >>> format_mse(0.05291), format_mse(0.000362), format_mse(None)
+    ('0.0529', '0.00036', '–')
+    """
+    if value is None:
+        return NOTHING
+    return f"{value:.4f}" if value == 0 or abs(value) >= SMALL_MSE else f"{value:.2g}"
+
+
+def percent(value: float | None, digits: int) -> str:
+    """A fraction as per cent, without the sign (the heading has it).
+
+    >>> percent(0.981, 2)
+    '98.10'
+    """
+    return NOTHING if value is None else f"{100 * value:.{digits}f}"
+
+
+def decimals(value: float | None, digits: int) -> str:
+    """A number with a fixed count of decimals."""
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands set apart.
+
+    >>> count(1234567.0)
+    '1,234,567'
+    """
+    return NOTHING if value is None else f"{value:,.0f}"

@@ -1,0 +1,283 @@
+"""A run from configuration to folder and back: `fit`, `load_run`, `Run`."""
+
+import hashlib
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Generator, Tensor, nn
+
+from splitveil import config as configuration
+from splitveil.config import RunConfig
+from splitveil.data import Dataset, Splits, augment, epoch_order, load, make_splits
+from splitveil.errors import AuditError, CheckpointError, RunError
+from splitveil.nets import SplitModel
+from splitveil.passport import versions
+from splitveil.rng import derive_seed
+from splitveil.settings import read_toml, write_toml
+from splitveil.train.checkpoint import load_module, read_checkpoint
+from splitveil.train.files import explain_os_error, write_text
+from splitveil.train.schedule import Schedule
+from splitveil.types import Json, Progress, Record, Victim, silent
+
+
+def prepare_process() -> None:
+    """Flush denormals to zero: must be the process's first torch statement to reach all threads.
+
+    The gated forms produce many; without this they train an order of magnitude slower on a CPU.
+    """
+    torch.set_flush_denormal(True)
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a run folder must remember of its data to rebuild the model without them."""
+
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    data_hash: str
+
+
+class Run:
+    """A trained split model and its folder."""
+
+    def __init__(self, path: Path, config: RunConfig, built: Built, model: SplitModel) -> None:
+        self.path, self.config, self.built, self.model = path, config, built, model
+        self.model.eval()
+
+    @property
+    def victim(self) -> Victim:
+        """The deployed client, frozen: what an attacker meets."""
+        return self.model.victim()
+
+    @property
+    def record(self) -> Record | None:
+        """What the last audit measured; None before one."""
+        path = self.path / "record.json"
+        if not path.is_file():
+            return None
+        try:
+            return Record.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as err:
+            raise RunError(f"{path} is broken: {err}; audit the run again") from err
+
+    def audit(
+        self,
+        profile: str = "quick",
+        *,
+        aux: str = "train",
+        seed: int = 0,
+        progress: Progress = silent,
+    ) -> Record:
+        """Attack the run, write `record.json` and `gallery.json`, and return the record."""
+        from splitveil import auditing
+
+        return auditing.audit_run(self, profile, aux=aux, seed=seed, progress=progress)
+
+
+def fit(
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Run:
+    """Train a run into `runs/<name>/`.
+
+    An existing folder is refused unless `resume` (continue where it stopped, bit for bit on a
+    CPU) or `overwrite` is given.
+    """
+    prepare_process()
+    folder = config.folder
+    _check_folder(folder, resume=resume, overwrite=overwrite)
+    dataset = load(config.dataset, config.data_dir, progress)
+    config = configuration.resolve(config, dataset)
+    built = Built(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
+    splits = make_splits(
+        dataset,
+        split_seed=config.split_seed,
+        held_out=config.held_out,
+        final=config.final,
+    )
+    if resume:
+        _check_same(folder, config, built)
+    model, surrogate = _build(config, built)
+    if not resume:
+        _start_folder(folder, config, built)
+    _train(config, dataset, splits, (model, surrogate), progress, resume=resume)
+    return Run(folder, config, built, model)
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run folder back; the data are not needed."""
+    folder = Path(path)
+    config, built = read_folder(folder)
+    device = configuration.find_device("cpu" if config.device == "cpu" else "auto")
+    with torch.random.fork_rng([]):
+        model = configuration.build_model(config, built.image_shape, built.num_classes)
+    load_module(model, read_checkpoint(folder / "checkpoint.safetensors").part("model"), "model")
+    return Run(folder, config, built, model.to(device))
+
+
+def load_data(run: Run, progress: Progress = silent) -> tuple[Dataset, Splits]:
+    """The dataset and splits a run was trained with; refuses data that have changed since."""
+    config = run.config
+    dataset = load(config.dataset, config.data_dir, progress)
+    if fingerprint(dataset) != run.built.data_hash:
+        raise AuditError(
+            f"the data of '{config.dataset}' are not those the run was trained on: hash "
+            f"{fingerprint(dataset)}, expected {run.built.data_hash}; point data_dir to the "
+            "original data or train again"
+        )
+    splits = make_splits(
+        dataset, split_seed=config.split_seed, held_out=config.held_out, final=config.final
+    )
+    return dataset, splits
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """First 16 hex digits of the SHA-256 of the images' and labels' bytes."""
+    digest = hashlib.sha256(dataset.images.cpu().numpy().tobytes())
+    digest.update(dataset.labels.cpu().numpy().astype("<i8").tobytes())
+    return digest.hexdigest()[:16]
+
+
+def flat_config(config: RunConfig) -> Json:
+    """The run's and the defence's settings in one flat table."""
+    run = {k: v for k, v in asdict(config).items() if k != "settings" and v is not None}
+    own = asdict(configuration.build_defence(config))
+    return run | {k: v for k, v in own.items() if k not in ("summary", "client")}
+
+
+def read_folder(folder: Path) -> tuple[RunConfig, Built]:
+    """Configuration and data facts of a run folder."""
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise RunError(
+            f"{folder} is not a run: it has no config.toml; `splitveil train` makes runs, "
+            "by default below ./runs"
+        )
+    flat = read_toml(path)
+    try:
+        shape = tuple(int(v) for v in flat.pop("image_shape"))
+        built = Built(
+            (shape[0], shape[1], shape[2]), int(flat.pop("num_classes")), flat.pop("data_hash")
+        )
+    except (KeyError, ValueError, TypeError, IndexError) as err:
+        raise RunError(f"{path} lacks {err}; it was not written by a training run") from err
+    flat["runs_dir"] = str(folder.parent)
+    flat["name"] = folder.name
+    return configuration.make_config(flat), built
+
+
+def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise RunError("--resume and --overwrite exclude each other; give one")
+    if resume and not (folder / "checkpoint.safetensors").is_file():
+        raise RunError(f"nothing to resume: {folder} has no checkpoint; start it without --resume")
+    if not (resume or overwrite) and (folder.exists() or folder.is_symlink()):
+        raise RunError(
+            f"{folder} exists already; choose another --name, continue it with --resume, "
+            "or replace it with --overwrite"
+        )
+
+
+def _check_same(folder: Path, config: RunConfig, built: Built) -> None:
+    """Refuse to resume with other settings, naming each one."""
+    saved, saved_built = read_folder(folder)
+    old, new = flat_config(saved) | asdict(saved_built), flat_config(config) | asdict(built)
+    free = ("data_dir", "runs_dir", "name")
+    changed = [
+        f"{k} was {old.get(k)!r}, is {new[k]!r}"
+        for k in new
+        if k not in free and old.get(k) != new[k]
+    ]
+    if changed:
+        raise CheckpointError(
+            f"cannot resume {folder} with other settings: {'; '.join(changed)}; "
+            "leave them as they were, or start a new run with another --name"
+        )
+
+
+def _start_folder(folder: Path, config: RunConfig, built: Built) -> None:
+    with explain_os_error(folder):
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+    write_text(folder / "config.toml", write_toml(flat_config(config) | asdict(built)))
+
+
+def _build(config: RunConfig, built: Built) -> tuple[SplitModel, nn.Module | None]:
+    """Model and surrogate, each from its own stream: adding the one never changes the other."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(derive_seed(config.seed, "init/model"))
+        model = configuration.build_model(config, built.image_shape, built.num_classes)
+        torch.manual_seed(derive_seed(config.seed, "init/surrogate"))
+        surrogate = configuration.build_defence(config).surrogate(
+            model.wire_floats(built.image_shape), built.num_classes, config.noise_std or 0.0
+        )
+    return model, surrogate
+
+
+def _train(
+    config: RunConfig,
+    dataset: Dataset,
+    splits: Splits,
+    modules: tuple[SplitModel, nn.Module | None],
+    progress: Progress,
+    *,
+    resume: bool,
+) -> None:
+    from lightning_fabric import Fabric
+
+    from splitveil.train.loop import EvalSet, Plan, TrainSet, train
+
+    on_gpu = config.device == "cuda"
+    fabric = Fabric(
+        accelerator="cuda" if on_gpu else "cpu",
+        devices=1,
+        precision="bf16-mixed" if on_gpu else "32-true",
+    )
+    dataset = dataset.to(fabric.device)
+    rows = splits.train.to(fabric.device)
+    batch = min(config.batch_size or len(rows), len(rows))
+    plan = Plan(
+        schedule=Schedule(
+            kind=config.schedule,
+            peak_lr=config.lr or 0.0,
+            epochs=config.epochs or 1,
+            steps_per_epoch=len(rows) // batch,
+            penalty=configuration.build_defence(config).penalty_plan(),
+        ),
+        batch_size=batch,
+        seed=config.seed,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+    )
+    train_set = TrainSet(
+        images=dataset.images,
+        labels=dataset.labels,
+        order=lambda epoch: rows[epoch_order(len(rows), epoch, config.seed, rows.device)],
+        augment=partial(_augment, crop_pad=dataset.crop_pad, flip=dataset.flip),
+    )
+    val = dataset.labelled(splits.val)
+    with torch.random.fork_rng([fabric.device] if on_gpu else []):
+        torch.manual_seed(derive_seed(config.seed, "global"))
+        train(
+            *modules,
+            train_set,
+            EvalSet(images=val.images, labels=val.labels),
+            plan,
+            fabric=fabric,
+            folder=config.folder,
+            passport={"versions": versions(), "splits": splits.hashes()},
+            progress=progress,
+            resume=resume,
+        )
+
+
+def _augment(x: Tensor, generator: Generator, *, crop_pad: int, flip: bool) -> Tensor:
+    return augment(x, crop_pad=crop_pad, flip=flip, generator=generator)

@@ -1,0 +1,86 @@
+"""What every surrogate does first: flatten, check, leave autocast, count classes."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from splitveil.errors import ConfigError, DataError
+from splitveil.surrogates.segments import class_count
+
+Attention = Literal["minimise", "maximise", "uniform"]
+Statistic = Literal["layernorm", "raw"]
+
+
+@dataclass(frozen=True)
+class ClassBatch:
+    """A batch ready for class-wise statistics: z (n, d) in float32 or better, labels, counts."""
+
+    z: Float[Tensor, "n d"]
+    y: Int[Tensor, " n"]
+    count: Float[Tensor, " c"]
+    share: Float[Tensor, " c"]
+    counted: Float[Tensor, " c"]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, present or not."""
+        return len(self.count)
+
+    def average(self, per_class: Float[Tensor, " c"]) -> Float[Tensor, ""]:
+        """Σ_c p_c v_c over the classes with at least two samples.
+
+        p_c = M_c/B over all samples, not renormalised after the skip; `where` before the product
+        keeps what a skipped class holds out of value and gradient.
+        """
+        kept = torch.where(self.counted > 0, per_class, torch.zeros_like(per_class))
+        return (self.share * kept).sum()
+
+
+def class_batch(z: Tensor, y: Tensor, feature_dim: int, num_classes: int) -> ClassBatch:
+    """Flatten z (n, …) to (n, d), check shapes and types, and count the classes.
+
+    Half-precision features become float32: variances of nearly equal numbers need the bits.
+    The label range is checked where that costs nothing, on the CPU; on an accelerator it would
+    stall the stream at every step, and the data room has checked it already.
+    """
+    flat = z.flatten(1) if z.ndim > 1 else z
+    if flat.ndim != 2 or flat.shape[1] != feature_dim:  # noqa: PLR2004
+        raise ConfigError(
+            f"z must be (n, …) with {feature_dim} features per sample (feature_dim), "
+            f"got shape {tuple(z.shape)}; build the surrogate with the wire size of your cut"
+        )
+    if not flat.is_floating_point():
+        raise ConfigError(f"z must be floating point, got {z.dtype}")
+    if y.shape != (len(flat),) or y.is_floating_point() or y.dtype == torch.bool:
+        raise DataError(
+            f"labels must be {len(flat)} integers in one dimension, "
+            f"got {y.dtype} of shape {tuple(y.shape)}"
+        )
+    y = y.long()
+    if y.device.type == "cpu" and len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
+        raise DataError(
+            f"labels must lie in 0..{num_classes - 1} (num_classes={num_classes}), "
+            f"got {int(y.min())}..{int(y.max())}"
+        )
+    if flat.dtype in (torch.float16, torch.bfloat16):
+        flat = flat.float()
+    count = class_count(y, num_classes, flat)
+    counted = (count >= 2).to(flat.dtype)  # noqa: PLR2004 - one sample has no spread
+    return ClassBatch(flat, y, count, count / max(len(y), 1), counted)
+
+
+def one_of(name: str, got: str, allowed: tuple[str, ...]) -> None:
+    """Refuse a word that is not one of the allowed ones."""
+    if got not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got '{got}'")
+
+
+def positive(name: str, got: float, *, zero: bool = False) -> None:
+    """Refuse a number that is not finite and positive (or zero, where that is allowed)."""
+    low_ok = got >= 0 if zero else got > 0
+    if not (low_ok and got < float("inf")):
+        bound = "≥ 0" if zero else "> 0"
+        raise ConfigError(f"{name} must be a finite number {bound}, got {got}")

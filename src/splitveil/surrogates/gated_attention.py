@@ -1,0 +1,216 @@
+"""Gated attention over the samples of a class, and the three published penalties built on it."""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from splitveil.errors import ConfigError
+from splitveil.surrogates.batch import (
+    Attention,
+    ClassBatch,
+    Statistic,
+    class_batch,
+    one_of,
+    positive,
+)
+from splitveil.surrogates.gates import (
+    DimensionGate,
+    class_gate,
+    guarded_linear,
+    plain_layernorm,
+    snr_gate,
+    soft_threshold,
+)
+from splitveil.surrogates.rate import check_noise, diagonal_rate, intra_class_mse, true_rate
+from splitveil.surrogates.segments import (
+    ClassMoments,
+    class_moments,
+    effective_sample_size,
+    segment_softmax,
+    uniform_weights,
+)
+from splitveil.types import SurrogateOutput
+
+Form = Literal["gated", "hinge", "trace"]
+
+
+def trace_penalty(var: Float[Tensor, "c d"], tau: float, eps: float) -> Float[Tensor, " c"]:
+    r"""Form `trace` (seed 002 §5.2): max(0, log(v_c + ε) − log(τ + ε)), v_c = Σ_j σ²_cj.
+
+    v_c is a sum over d dimensions, so τ is not per dimension here.
+    """
+    return torch.relu(torch.log(var.sum(1) + eps) - math.log(tau + eps))
+
+
+def log_excess(
+    var: Float[Tensor, "c d"], tau: float, eps: float, gamma: float
+) -> Float[Tensor, "c d"]:
+    r"""log(max(σ², ε) + γ) − log(τ + γ): how far a log-variance stands above the threshold."""
+    return torch.log(var.clamp_min(eps) + gamma) - math.log(tau + gamma)
+
+
+class GatedAttentionPooling(nn.Module):
+    r"""Gated attention (Ilse et al. 2018) over the samples of one class.
+
+    .. math:: a_i = w \cdot (\tanh(W_V x_i) \odot \mathrm{sigmoid}(W_U x_i)), \qquad
+        \alpha = \mathrm{softmax}(a)
+
+    `value`, `gate`, `score` are W_V, W_U, w. Hidden width min(512, max(64, d/4)) unless given.
+    """
+
+    def __init__(self, feature_dim: int, hidden_dim: int | None = None, bias: bool = True) -> None:
+        super().__init__()
+        hidden = min(512, max(64, feature_dim // 4)) if hidden_dim is None else hidden_dim
+        if feature_dim < 1 or hidden < 1:
+            raise ConfigError(
+                f"feature_dim and hidden_dim must be at least 1, got {feature_dim} and {hidden}"
+            )
+        self.value = nn.Linear(feature_dim, hidden, bias=bias)
+        self.gate = nn.Linear(feature_dim, hidden, bias=bias)
+        self.score = nn.Linear(hidden, 1, bias=bias)
+
+    def logits(
+        self, x: Float[Tensor, "n d"], sign: float = 1.0, skips: Tensor | None = None
+    ) -> Float[Tensor, " n"]:
+        """Attention logits; `sign` = −1 turns the parameters into an adversary."""
+        value = torch.tanh(guarded_linear(self.value, x, sign, skips))
+        gate = torch.sigmoid(guarded_linear(self.gate, x, sign, skips))
+        return guarded_linear(self.score, value * gate, sign, skips).squeeze(1)
+
+    def forward(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
+        """Weights of m samples of one class; they sum to 1."""
+        return torch.softmax(self.logits(x), 0)[:, None]
+
+
+class GatedAttentionCEM(nn.Module):
+    r"""Class-conditional entropy surrogate weighted by gated attention; minimise `loss`.
+
+    .. math:: \mathrm{rob} = \sum_c p_c R_c, \qquad p_c = M_c / B
+
+    R_c by `form`, with τ = var_threshold·reg_strength²:
+    `trace` (seed 002) and `hinge` (seed 000) threshold the log-variance, `gated` (seed 003)
+    multiplies a softplus threshold by dimension, SNR and class gates. `penalty="rate"` replaces
+    them by the rate (1/2d) Σ_j log(1 + σ²_cj/noise_std²); form, τ and gates are then unused.
+
+    `attention` says what the weights are trained for: to lower the loss as the seeds do
+    (`minimise`: it collapses, MATHS law 2), to find the leakiest samples (`maximise`: only the
+    attention's parameters ascend, in the same backward pass), or nothing (`uniform`).
+    `statistic` says what is measured: LayerNorm(z), or z itself (`raw`).
+    `slot_power` is kept for the seeds' configurations: with a single pool the normalised slot
+    weight is 1, so it has no effect.
+    """
+
+    skips: Tensor
+
+    def __init__(
+        self,
+        feature_dim: int,
+        num_classes: int,
+        *,
+        form: Form = "gated",
+        attention: Attention = "minimise",
+        statistic: Statistic | None = None,
+        penalty: Literal["rate"] | None = None,
+        noise_std: float | None = None,
+        hidden_dim: int | None = None,
+        bias: bool = True,
+        attention_norm: bool = True,
+        var_threshold: float = 0.125,
+        reg_strength: float = 0.025,
+        gamma: float = 0.0,
+        eps: float = 1e-6,
+        class_gate_a: float = 10.0,
+        class_gate_b: float = 0.05,
+        snr_thresh: float = 0.3,
+        snr_sharp: float = 10.0,
+        softplus_beta: float = 1.0,
+        margin_m: float = 0.1,
+        slot_power: float = 2.0,
+    ) -> None:
+        super().__init__()
+        one_of("form", form, ("gated", "hinge", "trace"))
+        one_of("attention", attention, ("minimise", "maximise", "uniform"))
+        one_of("penalty", penalty or "rate", ("rate",))
+        noise = reg_strength if noise_std is None else noise_std
+        if statistic is None:
+            statistic = "raw" if form == "trace" or penalty == "rate" else "layernorm"
+        one_of("statistic", statistic, ("layernorm", "raw"))
+        positive("noise_std", noise, zero=True)
+        positive("eps", eps)
+        positive("gamma", gamma, zero=True)
+        positive("softplus_beta", softplus_beta)
+        positive("var_threshold", var_threshold, zero=True)
+        positive("reg_strength", reg_strength, zero=True)
+        positive("slot_power", slot_power)
+        tau = var_threshold * reg_strength**2
+        if penalty == "rate":
+            check_noise(noise)
+        elif form != "trace" and tau + gamma == 0:
+            raise ConfigError(
+                "the threshold τ + γ must be > 0: var_threshold·reg_strength² + gamma is 0; "
+                "raise var_threshold, reg_strength (the channel's noise) or gamma"
+            )
+        self.feature_dim, self.num_classes = feature_dim, num_classes
+        self.form, self.attention, self.statistic = form, attention, statistic
+        self.penalty, self.noise_std, self.tau = penalty, noise, tau
+        self.attention_norm, self.gamma, self.eps = attention_norm, gamma, eps
+        self.class_gate_a, self.class_gate_b = class_gate_a, class_gate_b
+        self.snr_thresh, self.snr_sharp = snr_thresh, snr_sharp
+        self.softplus_beta, self.margin_m, self.slot_power = softplus_beta, margin_m, slot_power
+        self.pooling = GatedAttentionPooling(feature_dim, hidden_dim, bias)
+        gates = form == "gated" and penalty is None
+        self.dimension_gate = DimensionGate(feature_dim) if gates else None
+        self.register_buffer("skips", torch.zeros((), dtype=torch.long))
+
+    def weights(self, batch: ClassBatch) -> Float[Tensor, " n"]:
+        """Attention weight of each sample within its class."""
+        if self.attention == "uniform":
+            return uniform_weights(batch.y, batch.count)
+        x = plain_layernorm(batch.z) if self.attention_norm else batch.z
+        sign = -1.0 if self.attention == "maximise" else 1.0
+        return segment_softmax(self.pooling.logits(x, sign, self.skips), batch.y, self.num_classes)
+
+    def penalties(
+        self, moments: ClassMoments, batch: ClassBatch, diagnostics: dict[str, Tensor]
+    ) -> Float[Tensor, " c"]:
+        """R_c of each class; adds the gates' means to `diagnostics`."""
+        if self.penalty == "rate":
+            return diagonal_rate(moments.var, self.noise_std)
+        if self.form == "trace":
+            return trace_penalty(moments.var, self.tau, self.eps)
+        excess = log_excess(moments.var, self.tau, self.eps, self.gamma)
+        if self.dimension_gate is None:
+            return torch.relu(excess).mean(1)
+        log_var = excess + math.log(self.tau + self.gamma)
+        soft: Tensor = self.dimension_gate(log_var, self.skips)
+        hard = snr_gate(moments.mean, moments.var, self.snr_thresh, self.snr_sharp, self.eps)
+        base = soft_threshold(excess, self.softplus_beta, self.margin_m)
+        present = batch.counted.sum().clamp_min(1)
+        for name, gate in (("soft_gate", soft), ("hard_gate", hard)):
+            diagnostics[name] = (gate.detach().mean(1) * batch.counted).sum() / present
+        outer = class_gate(batch.share, self.class_gate_a, self.class_gate_b)
+        return outer * (soft * hard * base).mean(1)
+
+    def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
+        """Penalty of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
+        with torch.autocast(z.device.type, enabled=False):
+            batch = class_batch(z, y, self.feature_dim, self.num_classes)
+            x = plain_layernorm(batch.z) if self.statistic == "layernorm" else batch.z
+            weight = self.weights(batch)
+            moments = class_moments(x, weight, batch.y, self.num_classes)
+            diagnostics = {
+                "effective_sample_size": effective_sample_size(
+                    weight.detach(), batch.y, batch.count
+                ),
+                "true_rate": true_rate(batch, self.noise_std),
+            }
+            per_class = self.penalties(moments, batch, diagnostics)
+            loss = batch.average(per_class)
+            return SurrogateOutput(
+                loss=loss,
+                intra_mse=intra_class_mse(x, moments.mean.detach(), batch),
+                diagnostics=diagnostics,
+            )

@@ -1,0 +1,72 @@
+"""The gates of the gated surrogates: pure functions, and the one gate that has parameters."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from splitveil.gradient import scale_gradient
+
+
+def guarded_linear(
+    layer: nn.Linear, x: Float[Tensor, "n i"], sign: float, skips: Tensor | None
+) -> Float[Tensor, "n o"]:
+    """`layer(x)` whose parameters receive `sign` times their gradient, or 0 if it is not finite.
+
+    The sign flips at the parameters and nowhere else: with −1 they ascend the loss while the
+    gradient towards x is untouched.
+    """
+    weight = scale_gradient(layer.weight, sign, skips)
+    bias = None if layer.bias is None else scale_gradient(layer.bias, sign, skips)
+    return F.linear(x, weight, bias)
+
+
+def plain_layernorm(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """LayerNorm over features, without affine parameters."""
+    return F.layer_norm(x, x.shape[1:])
+
+
+def snr_gate(
+    mean: Float[Tensor, "c d"], var: Float[Tensor, "c d"], thresh: float, sharp: float, eps: float
+) -> Float[Tensor, "c d"]:
+    r"""The "hard" gate of the seeds: opens where the spread dominates the mean.
+
+    .. math:: \mathrm{sigmoid}(k_{snr}(\sigma^2/(\mu^2+\varepsilon) - t_{snr}))
+
+    The seeds call σ²/μ² a signal-to-noise ratio; it is the inverse of one.
+    """
+    return torch.sigmoid(sharp * (var / (mean.square() + eps) - thresh))
+
+
+def class_gate(share: Float[Tensor, " c"], a: float, b: float) -> Float[Tensor, " c"]:
+    r"""Damps rare classes: sigmoid(a(p_c − b)).
+
+    >>> class_gate(torch.tensor([0.05]), 10.0, 0.05)
+    tensor([0.5000])
+    """
+    return torch.sigmoid(a * (share - b))
+
+
+def soft_threshold(
+    excess: Float[Tensor, "c d"], beta: float, margin: float
+) -> Float[Tensor, "c d"]:
+    r"""Smooth hinge of the log-variance excess: softplus(β(e − m))/β."""
+    return F.softplus(beta * (excess - margin)) / beta
+
+
+class DimensionGate(nn.Module):
+    r"""Learned soft gate per dimension, sigmoid(MLP(LN(log σ²))).
+
+    The MLP is Linear, ReLU, Linear with max(32, d/8) hidden units.
+    """
+
+    def __init__(self, feature_dim: int) -> None:
+        super().__init__()
+        hidden = max(32, feature_dim // 8)
+        self.enter = nn.Linear(feature_dim, hidden)
+        self.leave = nn.Linear(hidden, feature_dim)
+
+    def forward(self, log_var: Float[Tensor, "c d"], skips: Tensor | None) -> Float[Tensor, "c d"]:
+        """Gate in (0, 1) for each class and dimension."""
+        hidden = F.relu(guarded_linear(self.enter, plain_layernorm(log_var), 1.0, skips))
+        return torch.sigmoid(guarded_linear(self.leave, hidden, 1.0, skips))

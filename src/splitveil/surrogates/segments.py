@@ -1,0 +1,91 @@
+"""Class-wise sums, softmaxes and moments of a batch, as segment operations.
+
+One set of kernels whatever the number of classes: no Python loop over classes, no host sync.
+Symbols: n samples, d features, c classes; `y` holds the class of each sample; M_c = `count`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def class_count(y: Int[Tensor, " n"], num_classes: int, like: Tensor) -> Float[Tensor, " c"]:
+    """Samples per class, M_c, in the float type of `like`.
+
+    >>> class_count(torch.tensor([0, 2, 2]), 3, torch.empty(0))
+    tensor([1., 0., 2.])
+    """
+    zeros = torch.zeros(num_classes, dtype=like.dtype, device=y.device)
+    return zeros.scatter_add_(0, y, torch.ones_like(y, dtype=like.dtype))
+
+
+def segment_sum(
+    x: Float[Tensor, "n d"], y: Int[Tensor, " n"], num_classes: int
+) -> Float[Tensor, "c d"]:
+    """Sum of the rows of each class; an absent class gets 0."""
+    return x.new_zeros(num_classes, x.shape[1]).index_add(0, y, x)
+
+
+def segment_softmax(
+    logits: Float[Tensor, " n"], y: Int[Tensor, " n"], num_classes: int
+) -> Float[Tensor, " n"]:
+    r"""Softmax over the samples of the same class.
+
+    .. math:: \alpha_i = e^{a_i} / \sum_{j : y_j = y_i} e^{a_j}
+
+    The class maximum is detached: it cancels in value, and in the gradient.
+
+    >>> segment_softmax(torch.zeros(3), torch.tensor([0, 1, 1]), 2)
+    tensor([1.0000, 0.5000, 0.5000])
+    """
+    floor = logits.new_full((num_classes,), -torch.inf)
+    top = floor.scatter_reduce(0, y, logits.detach(), "amax")
+    e = torch.exp(logits - top[y])
+    total = torch.zeros_like(top).index_add(0, y, e)
+    return e / total[y]
+
+
+@dataclass(frozen=True)
+class ClassMoments:
+    """Weighted mean and variance per class and dimension, both (c, d)."""
+
+    mean: Float[Tensor, "c d"]
+    var: Float[Tensor, "c d"]
+
+
+def class_moments(
+    x: Float[Tensor, "n d"], weight: Float[Tensor, " n"], y: Int[Tensor, " n"], num_classes: int
+) -> ClassMoments:
+    r"""Moments of each class under weights that sum to 1 within it; two passes.
+
+    .. math:: \mu_c = \sum_i \alpha_i x_i, \qquad \sigma_c^2 = \sum_i \alpha_i (x_i - \mu_c)^2
+
+    >>> x = torch.tensor([[-1.0], [1.0]])
+    >>> class_moments(x, torch.tensor([0.5, 0.5]), torch.tensor([0, 0]), 1).var
+    tensor([[1.]])
+    """
+    mean = segment_sum(weight[:, None] * x, y, num_classes)  # (c, d)
+    var = segment_sum(weight[:, None] * (x - mean[y]).square(), y, num_classes)  # (c, d)
+    return ClassMoments(mean, var)
+
+
+def uniform_weights(y: Int[Tensor, " n"], count: Float[Tensor, " c"]) -> Float[Tensor, " n"]:
+    """1/M_c for every sample of class c."""
+    return 1.0 / count[y]
+
+
+def effective_sample_size(
+    weight: Float[Tensor, " n"], y: Int[Tensor, " n"], count: Float[Tensor, " c"]
+) -> Float[Tensor, ""]:
+    r"""Share of a class's samples that the weights really use, mean over classes with M_c ≥ 2.
+
+    .. math:: \mathrm{ESS}_c = 1 / (M_c \sum_i \alpha_i^2) \in [1/M_c, 1]
+
+    1 for uniform weights; near 1/M_c when attention has collapsed onto one sample.
+    """
+    squares = torch.zeros_like(count).index_add(0, y, weight.square())
+    present = count >= 2  # noqa: PLR2004 - a class of one sample has no spread to weigh
+    share = torch.where(present, 1.0 / (count * squares).clamp_min(1e-30), 0.0)
+    return share.sum() / present.sum().clamp_min(1)

@@ -1,0 +1,92 @@
+"""Files a run writes: each is complete or absent, whatever happens in between."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from splitveil.errors import RunError
+from splitveil.types import Json
+
+
+@contextmanager
+def explain_os_error(path: Path) -> Iterator[None]:
+    """Turn a full disk or a folder without write permission into an error that says what to do."""
+    try:
+        yield
+    except OSError as err:
+        raise RunError(
+            f"cannot write {path}: {err.strerror or err}; nothing was lost: what was complete "
+            "before is still there. Free some space or choose another folder with --runs-dir"
+        ) from err
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A binary file that appears under its name only when it is complete and on disk."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with explain_os_error(path):
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with atomic_file(path) as file:
+        file.write(text.encode())
+
+
+class MetricsLog:
+    """`metrics.jsonl`, one JSON object a line, and the TensorBoard events made from it.
+
+    The events are a function of the lines: after a rewind they are written anew.
+    """
+
+    def __init__(self, folder: Path, offset: int = 0) -> None:
+        """Open for appending after `offset` bytes; what follows them is dropped."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._path = folder / "metrics.jsonl"
+        with explain_os_error(self._path):
+            for stale in folder.glob("events.out.tfevents.*"):
+                stale.unlink()
+            self._file = self._path.open("ab")
+            self._file.truncate(offset)
+            self._file.seek(offset)
+            self._events = SummaryWriter(str(folder))
+        for line in self._path.read_bytes().splitlines():
+            self._show(json.loads(line))
+
+    @property
+    def offset(self) -> int:
+        """Bytes written so far."""
+        return self._file.tell()
+
+    def append(self, line: Json) -> None:
+        """Add one line, on disk at once."""
+        with explain_os_error(self._path):
+            self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+        self._show(line)
+
+    def _show(self, line: Json) -> None:
+        for key, value in line.items():
+            if isinstance(value, int | float) and key not in ("step", "epoch"):
+                name = f"{line['kind']}/{key}"
+                self._events.add_scalar(name, value, line["step"])
+
+    def __enter__(self) -> "MetricsLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with explain_os_error(self._path):
+            self._file.close()
+            self._events.close()

@@ -1,0 +1,148 @@
+"""Everything that changes while a run trains, and how it is saved and put back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Generator, Tensor, nn
+
+from splitveil.errors import CheckpointError
+from splitveil.rng import load_states, save_states, stream
+from splitveil.train.checkpoint import (
+    Checkpoint,
+    load_module,
+    load_optimiser,
+    optimiser_state,
+    prefixed,
+)
+from splitveil.train.compose import Guard
+from splitveil.types import Json, PenaltyPlan
+
+STREAMS = ("augment", "channel")
+
+
+class Meters:
+    """Running sums on the device; reading one costs a sync, so it is done at the log cadence."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = device
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = {}
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        """Add one observation of each value."""
+        for name, value in values.items():
+            zero = torch.zeros((), dtype=torch.float64, device=self._device)
+            self.sums.setdefault(name, zero).add_(value.detach())
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def means(self) -> dict[str, float | None]:
+        """Mean of each value since the last reset; null where it is not finite."""
+        read = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+        return {k: v if abs(v) < float("inf") else None for k, v in read.items()}
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.sums.clear()
+        self.counts.clear()
+
+
+@dataclass
+class TrainState:
+    """The moving parts of a run."""
+
+    model: nn.Module
+    surrogate: nn.Module | None
+    optimisers: list[torch.optim.Optimizer]
+    streams: dict[str, Generator]
+    guard: Guard
+    meters: Meters
+    step: int = 0
+    seconds: float = 0.0
+    warned: int = 0
+    log_offset: int = field(default=0)
+
+    def skipped(self) -> int:
+        """How often a penalty's loss or gradient was not finite and was left out (syncs)."""
+        own = getattr(self.surrogate, "skips", None)
+        parameters = 0 if own is None else int(own)
+        return int(self.guard.loss) + int(self.guard.gradient) + parameters
+
+
+def new_state(
+    model: nn.Module,
+    surrogate: nn.Module | None,
+    penalty: PenaltyPlan,
+    seed: int,
+    *,
+    momentum: float,
+    weight_decay: float,
+) -> TrainState:
+    """A run before its first step.
+
+    SGD for the model; the surrogate's own parameters join it as a second group with the same
+    settings (the seeds), or get Adam at `penalty.attention_lr`.
+    """
+    device = next(model.parameters()).device
+    groups = [{"params": list(model.parameters())}]
+    own = [] if surrogate is None else list(surrogate.parameters())
+    if own and penalty.attention_lr is None:
+        groups.append({"params": own})
+    optimisers: list[torch.optim.Optimizer] = [
+        torch.optim.SGD(groups, lr=0.0, momentum=momentum, weight_decay=weight_decay)
+    ]
+    if own and penalty.attention_lr is not None:
+        optimisers.append(torch.optim.Adam(own, lr=penalty.attention_lr))
+    streams = {name: stream(seed, name, device) for name in STREAMS}
+    return TrainState(model, surrogate, optimisers, streams, Guard.on(device), Meters(device))
+
+
+def snapshot(state: TrainState, passport: Json) -> Checkpoint:
+    """The whole state as a checkpoint; `passport` is stored beside it."""
+    tensors = prefixed("model", state.model.state_dict())
+    if state.surrogate is not None:
+        tensors |= prefixed("surrogate", state.surrogate.state_dict())
+    tensors |= prefixed("rng", save_states(state.streams))
+    tensors |= prefixed("meter", state.meters.sums)
+    tensors |= {"guard.loss": state.guard.loss, "guard.gradient": state.guard.gradient}
+    optimisers = []
+    for index, optimiser in enumerate(state.optimisers):
+        held, meta = optimiser_state(optimiser)
+        tensors |= prefixed(f"optimiser{index}", held)
+        optimisers.append(meta)
+    meta = {
+        "step": state.step,
+        "seconds": state.seconds,
+        "warned": state.warned,
+        "log_offset": state.log_offset,
+        "meter_counts": state.meters.counts,
+        "optimisers": optimisers,
+        "threads": torch.get_num_threads(),
+        "passport": passport,
+    }
+    return Checkpoint(tensors, meta)
+
+
+def restore(state: TrainState, checkpoint: Checkpoint) -> None:
+    """Put a snapshot back, bit for bit."""
+    meta = checkpoint.meta
+    load_module(state.model, checkpoint.part("model"), "model")
+    if state.surrogate is not None:
+        load_module(state.surrogate, checkpoint.part("surrogate"), "surrogate")
+    try:
+        load_states(state.streams, checkpoint.part("rng"))
+        for index, optimiser in enumerate(state.optimisers):
+            held = checkpoint.part(f"optimiser{index}")
+            load_optimiser(optimiser, held, meta["optimisers"][index])
+        device = state.guard.loss.device
+        state.guard.loss.copy_(checkpoint.tensors["guard.loss"])
+        state.guard.gradient.copy_(checkpoint.tensors["guard.gradient"])
+        state.meters.sums = {k: v.to(device) for k, v in checkpoint.part("meter").items()}
+        state.meters.counts = dict(meta["meter_counts"])
+        state.step, state.seconds = int(meta["step"]), float(meta["seconds"])
+        state.warned, state.log_offset = int(meta["warned"]), int(meta["log_offset"])
+    except (KeyError, IndexError, ValueError, TypeError) as err:
+        raise CheckpointError(
+            f"the checkpoint lacks part of the training state ({err!r}); "
+            "train again with --overwrite"
+        ) from err

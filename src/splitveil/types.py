@@ -1,0 +1,213 @@
+"""Frozen records and protocols that cross rooms; nothing here knows of any room."""
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Generator, Tensor, nn
+
+from splitveil.errors import AuditError
+
+Json = dict[str, Any]
+
+
+@runtime_checkable
+class Progress(Protocol):
+    """Told how far a long piece of work has come; the command line draws a bar from it."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """`done` of `total` units are finished; `note` is a short text for the bar."""
+        ...
+
+
+def silent(done: int, total: int, note: str = "") -> None:
+    """The progress display of somebody who wants none."""
+    del done, total, note
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurrogateOutput:
+    """What a surrogate says of one batch.
+
+    `loss` is the penalty rob_loss (scalar, minimise); `intra_mse` a detached log line;
+    `diagnostics` detached scalars, at least `effective_sample_size` (fraction of M_c, mean over
+    classes) and `true_rate` (nats per dimension, uniform weights, raw z).
+    """
+
+    loss: Tensor
+    intra_mse: Tensor
+    diagnostics: dict[str, Tensor]
+
+
+@runtime_checkable
+class Surrogate(Protocol):
+    """Estimates H(Z|Y) of a batch: z (n, d) or (n, c, h, w), y (n,) integers."""
+
+    def __call__(self, z: Tensor, y: Tensor) -> SurrogateOutput:
+        """The penalty of this batch."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PenaltyPlan:
+    """When and how strongly a surrogate acts on the encoder and on its own parameters.
+
+    `lambd` is the seeds' λ, `scale` their attention_loss_scale, `warmup_epochs` their
+    attention_warmup_epochs. `w_lr` "cem" weighs by 0.001/lr while lr ≥ 4.1e-4, "constant" by 1.
+    `skip_first_epoch` is the seeds' ¬random_ini_centers. `attention_gets_lambda`: the attention
+    receives λ too (plain L_CE + λ·L). `attention_lr` trains it by Adam at that rate; None puts it
+    into the model's own SGD optimiser.
+    """
+
+    lambd: float = 0.0
+    scale: float = 1.0
+    warmup_epochs: int = 0
+    w_lr: Literal["constant", "cem"] = "constant"
+    skip_first_epoch: bool = False
+    attention_gets_lambda: bool = False
+    attention_lr: float | None = None
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Images (n, c, h, w) as floats in [0, 1] and their labels (n,), on one device."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def check_images(x: Tensor, what: str) -> None:
+    """Refuse images that are not finite floats in [0, 1]."""
+    if not x.is_floating_point():
+        raise AuditError(f"{what} must be floats in [0, 1], got {x.dtype}; divide uint8 by 255")
+    low, high = (float(v) for v in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
+    if not (low >= 0.0 and high <= 1.0):
+        raise AuditError(
+            f"{what} must lie in [0, 1], got values from {low:.4g} to {high:.4g}; "
+            "scale the images before they enter an attack or a metric"
+        )
+
+
+class Victim:
+    """The deployed client: encoder in eval mode and channel, behind one call `send`.
+
+    Holds its own frozen copy of both, so no attack can train the model, move its BatchNorm
+    statistics or see z without the channel.
+    """
+
+    def __init__(self, encoder: nn.Module, channel: nn.Module) -> None:
+        self.encoder = copy.deepcopy(encoder).eval().requires_grad_(requires_grad=False)
+        self._channel = copy.deepcopy(channel).eval().requires_grad_(requires_grad=False)
+        first = next(self.encoder.parameters(), None)
+        self.device = torch.device("cpu") if first is None else first.device
+
+    @torch.no_grad()
+    def send(self, x: Tensor, generator: Generator | None = None) -> Tensor:
+        """What leaves the client for images x (n, c, h, w) in [0, 1], channel included."""
+        check_images(x, "images given to the victim")
+        sent: Tensor = self._channel(self.encoder(x.to(self.device)), generator)
+        return sent
+
+    def black_box(self) -> "BlackBox":
+        """The view a black-box attack is given: queries, nothing else."""
+
+        def send(x: Tensor, generator: Generator | None = None) -> Tensor:
+            return self.send(x, generator)
+
+        return BlackBox(send, self.device)
+
+
+@dataclass(frozen=True)
+class BlackBox:
+    """Queries to a victim. There is no encoder here to reach for."""
+
+    send: Callable[[Tensor, Generator | None], Tensor]
+    device: torch.device
+
+
+class Access(StrEnum):
+    """What an attack may touch."""
+
+    NONE = "none"
+    LABEL = "label"
+    BLACK_BOX = "black-box"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the server holds for some images: smashed data z and its own answer (n,)."""
+
+    z: Tensor
+    answer: Tensor
+
+
+Reconstruct = Callable[[Observation], Tensor]
+
+
+@runtime_checkable
+class Attack(Protocol):
+    """Fits on aux and queries, then turns observations into images. Success is not its business."""
+
+    @property
+    def access(self) -> Access:
+        """The threat model."""
+        ...
+
+    def fit(self, victim: BlackBox, aux: Labelled, generator: Generator) -> Reconstruct:
+        """Learn to reconstruct; `generator` is the only source of randomness."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Means over the scored images; `mse` low and `ssim`, `psnr` high favour the attacker."""
+
+    mse: float
+    psnr: float
+    psnr_pooled: float
+    ssim: float | None
+    ssim_zeropad: float
+    ssim_valid: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Everything measured of one run, with its passport; `record.json` is its `to_dict`."""
+
+    accuracy: float
+    attacks: Mapping[str, Json]
+    strongest: Json
+    worst_case: Json
+    ceiling: Json
+    floor: Json
+    leakage: float
+    true_rate_nats: float | None
+    client: Json
+    config: Json
+    splits: Json
+    seeds: Json
+    versions: Json
+    device: str
+    seconds: Json
+    audit: Json
+    training: Json = field(default_factory=dict)
+
+    def to_dict(self) -> Json:
+        """Plain JSON types only; what was not measured is null, never NaN."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """Text of `record.json`; strict JSON."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_dict(cls, data: Json) -> "Record":
+        """Read back what `to_dict` wrote."""
+        return cls(**data)

@@ -1,0 +1,154 @@
+"""What holds for every line of `DATASETS`; a new reader only adds its files to `FILES`."""
+
+import hashlib
+import io
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from splitveil.data import (
+    DATASETS,
+    KNOWLEDGE,
+    Dataset,
+    Request,
+    aux_view,
+    cifar,
+    fashion,
+    make_splits,
+)
+from splitveil.types import check_images, silent
+
+RNG = np.random.default_rng(0)
+LABELS = (np.arange(60) % 10).astype(np.uint8)
+
+
+def noise(*shape: int) -> np.ndarray:
+    return RNG.integers(0, 256, shape, dtype=np.uint8)
+
+
+def md5(raw: bytes) -> str:
+    return hashlib.md5(raw, usedforsecurity=False).hexdigest()
+
+
+def no_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    del monkeypatch
+    return folder
+
+
+def cifar_archive(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    blobs = {n: np.c_[LABELS, noise(60, 3072)].tobytes() for n in cifar.MD5}
+    monkeypatch.setattr(cifar, "MD5", {name: md5(raw) for name, raw in blobs.items()})
+    with tarfile.open(folder / cifar.ARCHIVE, "w:gz", compresslevel=1) as tar:
+        for name, raw in blobs.items():
+            info = tarfile.TarInfo(f"{cifar.FOLDER}/{name}")
+            info.size = len(raw)
+            tar.addfile(info, io.BytesIO(raw))
+    return folder
+
+
+def idx_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    sums = {}
+    for name in fashion.FILES:
+        array = noise(60, 28, 28) if "images" in name else LABELS
+        shape = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+        raw = shape + array.tobytes()
+        (folder / name).write_bytes(raw)
+        sums[name] = fashion.Checksum(packed="", unpacked=md5(raw))
+    monkeypatch.setattr(fashion, "FILES", sums)
+    return folder
+
+
+def image_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    del monkeypatch
+    for i in range(30):
+        path = folder / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(noise(6, 6, 3)).save(path)
+    return folder
+
+
+def npz_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    del monkeypatch
+    np.savez(folder / "a.npz", x=noise(60, 6, 6, 3), y=LABELS)
+    return folder / "a.npz"
+
+
+FILES: dict[str, Callable[[Path, pytest.MonkeyPatch], Path]] = {
+    "digits": no_files,
+    "cifar10": cifar_archive,
+    "fashion-mnist": idx_files,
+    "folder": image_folders,
+    "npz": npz_file,
+}
+
+
+@pytest.fixture(params=sorted(DATASETS))
+def request_of(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, Request]:
+    """A name of the catalogue and a request its reader can answer."""
+    name: str = request.param
+    where = FILES[name](tmp_path, monkeypatch)
+    if DATASETS[name].needs_path:
+        return name, Request(root=tmp_path / "unused", path=where, progress=silent)
+    return name, Request(root=where, path=None, progress=silent)
+
+
+@pytest.fixture
+def dataset(request_of: tuple[str, Request]) -> Dataset:
+    name, asked = request_of
+    return DATASETS[name].read(asked)
+
+
+def test_it_is_named_as_it_is_loaded(request_of: tuple[str, Request]) -> None:
+    name, asked = request_of
+    read = DATASETS[name].read(asked)
+    assert read.name == (f"{name}:{asked.path}" if asked.path else name)
+
+
+def test_images_are_bytes_and_come_out_in_the_unit_interval(dataset: Dataset) -> None:
+    assert dataset.images.dtype == torch.uint8
+    some = dataset.labelled(dataset.test)
+    check_images(some.images, "test")
+    assert some.images.shape == (len(dataset.test), *dataset.image_shape)
+    assert float(some.images.max()) > 0.9
+
+
+def test_parts_are_disjoint_and_complete(dataset: Dataset) -> None:
+    both = torch.cat([dataset.pool, dataset.test]).sort().values
+    assert both.tolist() == list(range(len(dataset)))
+
+
+def test_every_class_is_in_train_and_test(dataset: Dataset) -> None:
+    splits = make_splits(dataset, held_out=0.2)
+    for indices in (splits.train, splits.test):
+        counts = dataset.labels[indices].bincount(minlength=dataset.num_classes)
+        assert int(counts.min()) >= 1
+
+
+def test_every_knowledge_level_has_a_view(dataset: Dataset) -> None:
+    splits = make_splits(dataset, held_out=0.2)
+    for level in KNOWLEDGE:
+        view = aux_view(dataset, splits, level)
+        assert not set(view.aux.tolist()) & set(view.scored.tolist())
+        assert set(view.scored.tolist()) <= set(splits.test.tolist())
+
+
+def test_reading_twice_gives_the_same_bytes_and_hashes(request_of: tuple[str, Request]) -> None:
+    name, asked = request_of
+    torch.manual_seed(0)
+    one = DATASETS[name].read(asked)
+    torch.manual_seed(1)
+    other = DATASETS[name].read(asked)
+    assert torch.equal(one.images, other.images)
+    assert make_splits(one).hashes() == make_splits(other).hashes()
+
+
+def test_this_table_covers_the_catalogue() -> None:
+    assert FILES.keys() == DATASETS.keys()

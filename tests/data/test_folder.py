@@ -1,0 +1,165 @@
+import re
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from splitveil.data import Dataset, load
+from splitveil.errors import DataError
+
+
+def pixels(seed: int, shape: tuple[int, ...] = (5, 4, 3)) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def save(path: Path, array: np.ndarray) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(path)
+    return path
+
+
+def two_classes(root: Path, n: int = 10, suffix: str = "png") -> Path:
+    for label, name in enumerate(("dog", "ant")):
+        for i in range(n):
+            save(root / name / f"{i:02}.{suffix}", pixels(100 * label + i))
+    return root
+
+
+def read(root: Path) -> Dataset:
+    return load(f"folder:{root}")
+
+
+def test_classes_are_sorted_and_pixels_are_exact(tmp_path: Path) -> None:
+    data = read(two_classes(tmp_path))
+    assert data.classes == ("ant", "dog")
+    assert data.image_shape == (3, 5, 4)
+    assert data.labels.tolist() == [0] * 10 + [1] * 10
+    expected = torch.from_numpy(pixels(103)).permute(2, 0, 1)
+    assert torch.equal(data.images[3], expected)
+    assert data.labels[data.test].bincount().tolist() == [2, 2]
+    assert data.name == f"folder:{tmp_path}"
+
+
+def test_train_and_test_folders_are_kept_apart(tmp_path: Path) -> None:
+    two_classes(tmp_path / "train", n=4)
+    two_classes(tmp_path / "test", n=3)
+    data = read(tmp_path)
+    assert (data.pool.tolist(), data.test.tolist()) == (list(range(8)), list(range(8, 14)))
+    assert data.labels[data.test].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("suffix", ["bmp", "webp", "jpg", "JPEG"])
+def test_other_formats_are_read(tmp_path: Path, suffix: str) -> None:
+    two_classes(tmp_path, n=3, suffix=suffix)
+    first = min((tmp_path / "ant").iterdir())
+    with Image.open(first) as image:
+        expected = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    assert torch.equal(read(tmp_path).images[0], expected)
+
+
+def test_grey_and_one_bit_share_a_family(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for i in range(3):
+            save(tmp_path / name / f"{i}.png", pixels(i, (5, 4)))
+    Image.fromarray(pixels(0, (5, 4)) > 127).save(tmp_path / "a" / "bit.png")
+    data = read(tmp_path)
+    assert data.image_shape == (1, 5, 4)
+    assert sorted(set(data.images[3].flatten().tolist())) == [0, 255]
+
+
+def test_hidden_entries_and_files_beside_the_classes_are_ignored(tmp_path: Path) -> None:
+    two_classes(tmp_path, n=3)
+    (tmp_path / "attributes.csv").touch()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "ant" / ".DS_Store").touch()
+    assert len(read(tmp_path)) == 6
+
+
+def test_progress_counts_to_the_end(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int, note: str = "") -> None:
+        told.append((done, total))
+
+    load(f"folder:{two_classes(tmp_path, n=3)}", progress=progress)
+    assert told[-1] == (6, 6)
+
+
+def refused(root: Path, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(root)
+
+
+def test_another_size_names_the_first_offender(tmp_path: Path) -> None:
+    odd = save(two_classes(tmp_path) / "dog" / "04.png", pixels(0, (5, 6, 3)))
+    refused(tmp_path, re.escape(f"{odd} is 6×5 RGB, but 00.png is 4×5 RGB; resize"))
+
+
+def test_another_colour_names_the_first_offender(tmp_path: Path) -> None:
+    odd = save(two_classes(tmp_path) / "dog" / "04.png", pixels(0, (5, 4)))
+    refused(tmp_path, re.escape(f"{odd} is 4×5 grey"))
+
+
+def test_transparency_is_not_guessed(tmp_path: Path) -> None:
+    odd = save(two_classes(tmp_path) / "ant" / "00.png", pixels(0, (5, 4, 4)))
+    refused(tmp_path, f"{odd} has mode RGBA; only grey .* and RGB")
+
+
+@pytest.mark.parametrize("raw", [b"", b"no image", b"\x89PNG\r\n\x1a\n"])
+def test_an_unreadable_image_is_named(tmp_path: Path, raw: bytes) -> None:
+    bad = two_classes(tmp_path) / "dog" / "05.png"
+    bad.write_bytes(raw)
+    refused(tmp_path, f"cannot read {bad} as an image")
+
+
+def test_a_truncated_image_is_named(tmp_path: Path) -> None:
+    bad = two_classes(tmp_path) / "dog" / "05.png"
+    bad.write_bytes(bad.read_bytes()[:60])
+    refused(tmp_path, f"cannot read {bad} as an image")
+
+
+@pytest.mark.parametrize("side", [10_000, 20_000])
+def test_a_decompression_bomb_is_refused(tmp_path: Path, side: int) -> None:
+    bomb = two_classes(tmp_path, n=3) / "ant" / "00.png"
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        crc = zlib.crc32(kind + body).to_bytes(4, "big")
+        return len(body).to_bytes(4, "big") + kind + body + crc
+
+    header = side.to_bytes(4, "big") * 2 + bytes([8, 2, 0, 0, 0])
+    bomb.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b""))
+    refused(tmp_path, f"{bomb} is suspiciously large")
+
+
+def test_a_stray_file_or_nested_folder_is_refused(tmp_path: Path) -> None:
+    two_classes(tmp_path, n=3)
+    stray = tmp_path / "ant" / "notes.txt"
+    stray.touch()
+    refused(tmp_path, f"{stray} is not an image type")
+    stray.unlink()
+    (tmp_path / "ant" / "more").mkdir()
+    refused(tmp_path, "is a folder inside a class folder")
+
+
+def test_wrong_trees_are_refused(tmp_path: Path) -> None:
+    refused(tmp_path / "none", "there is no .*none; give an existing path")
+    refused(tmp_path, "has no class folders")
+    refused(save(tmp_path / "file.png", pixels(0)), "cannot list")
+    (tmp_path / "ant").mkdir()
+    refused(tmp_path, "has no images")
+
+
+def test_a_class_only_in_test_is_refused(tmp_path: Path) -> None:
+    two_classes(tmp_path / "train", n=3)
+    two_classes(tmp_path / "test", n=3)
+    save(tmp_path / "test" / "bee" / "0.png", pixels(0))
+    refused(tmp_path, "has classes that .* has not: bee")
+
+
+def test_too_few_images_of_a_class_are_refused(tmp_path: Path) -> None:
+    two_classes(tmp_path, n=5)
+    save(tmp_path / "bee" / "0.png", pixels(0))
+    refused(tmp_path, "at least 2 training images, got 1 of 'bee'")

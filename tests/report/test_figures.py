@@ -1,0 +1,163 @@
+"""Pictures: they decode, have the size their content asks for, and depend on the data alone."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from splitveil.errors import RunError
+from splitveil.report import RunFiles
+from splitveil.report.canvas import CEILING, DPI, PALETTE, references, shown
+from splitveil.report.figures import attack_bars, reconstruction_grid, scatter, training_curves
+from splitveil.report.grid import GAP, HEADER, LABELS, MARGIN, NAMES, TILE, left_out
+
+from .conftest import MakeRun, make_gallery, make_metrics, make_record
+
+
+def pixels(png: bytes) -> NDArray[np.uint8]:
+    with Image.open(io.BytesIO(png)) as image:
+        assert image.format == "PNG"
+        assert "Software" not in image.info
+        return np.asarray(image.convert("RGB"))
+
+
+def has_colour(picture: NDArray[np.uint8], ink: str) -> bool:
+    rgb = [int(ink[i : i + 2], 16) for i in (1, 3, 5)]
+    return bool((picture == rgb).all(-1).any())
+
+
+def tile_centre(row: int, column: int, models: int) -> tuple[int, int]:
+    """Pixel in the middle of a tile; row 0 is the originals, `models` heads lie above it."""
+    x = MARGIN + LABELS + column * (TILE + GAP) + TILE / 2
+    y = MARGIN + NAMES + row * (TILE + GAP) + models * HEADER + TILE / 2
+    return round(y * DPI), round(x * DPI)
+
+
+def flat_gallery(levels: dict[str, list[int]], indices: list[int]) -> RunFiles:
+    """A run whose images are one grey each, so that a pixel tells which image it is."""
+    from pathlib import Path
+
+    from splitveil.report.gallery import Gallery
+
+    def images(greys: list[int]) -> NDArray[np.uint8]:
+        return np.repeat(np.array(greys, dtype=np.uint8), 64).reshape(-1, 1, 8, 8)
+
+    n = len(indices)
+    gallery = Gallery(
+        indices=tuple(indices),
+        labels=(0,) * n,
+        answers=(0,) * n,
+        classes=("zero",),
+        original=images([10 * i for i in indices]),
+        reconstructions={name: images(greys) for name, greys in levels.items()},
+        mse={},
+    )
+    return RunFiles(name="flat", path=Path("flat"), record=make_record("veil"), gallery=gallery)
+
+
+def test_every_tile_of_the_grid_stands_in_its_column() -> None:
+    one = flat_gallery({"linear": [40, 50, 60], "decoder": [70, 80, 90]}, [1, 2, 3])
+    two = flat_gallery({"decoder": [140, 150, 160]}, [1, 2, 3])
+    picture = pixels(reconstruction_grid([one, replace(two, name="other")]))
+    for column in range(3):
+        seen = [
+            int(picture[tile_centre(row, column, models)][0])
+            for row, models in ((0, 0), (1, 1), (2, 1), (3, 2))
+        ]
+        assert seen == [10 * (column + 1), 40 + 10 * column, 70 + 10 * column, 140 + 10 * column]
+    assert has_colour(picture, CEILING)  # frame of the strongest attack
+
+
+def test_runs_on_other_images_get_a_grid_of_their_own() -> None:
+    one = flat_gallery({"decoder": [70, 80]}, [1, 2])
+    other = flat_gallery({"decoder": [70, 80]}, [3, 4])
+    shared, apart = (
+        pixels(reconstruction_grid([one, one])),
+        pixels(reconstruction_grid([one, other])),
+    )
+    assert apart.shape[0] - shared.shape[0] > TILE * DPI
+
+
+def test_the_grid_shows_ten_columns_at_most(make_run: MakeRun) -> None:
+    widths = [
+        pixels(reconstruction_grid([make_run(f"n{n}", gallery=make_gallery("veil", n=n))])).shape[1]
+        for n in (9, 10, 14)
+    ]
+    assert widths[0] < widths[1] == widths[2]
+
+
+def test_rgb_images_keep_their_colours(rgb: RunFiles) -> None:
+    assert rgb.gallery is not None
+    picture = pixels(reconstruction_grid([rgb]))
+    y, x = tile_centre(0, 0, 0)
+    tile = picture[y - 40 : y + 40, x - 40 : x + 40].reshape(-1, 3).astype(int)
+    assert (tile.max(1) - tile.min(1)).max() > 50
+
+
+def test_a_grid_too_tall_names_who_is_left_out() -> None:
+    flat = flat_gallery({"decoder": [70]}, [1])
+    many = [replace(flat, name=f"r{i}") for i in range(14)]
+    assert left_out(many) == ["r12", "r13"]
+    assert pixels(reconstruction_grid(many)).shape[0] < 2**16
+
+
+def test_scatter_draws_a_point_per_run_and_the_ceiling(three: list[RunFiles]) -> None:
+    picture = pixels(scatter(three))
+    assert picture.shape == (720, 1260, 3)
+    assert all(has_colour(picture, ink) for ink in (*PALETTE[:3], CEILING))
+
+
+def test_references_that_print_alike_are_one_line(make_run: MakeRun) -> None:
+    records = [make_record("veil") | {"ceiling": {"mse": v}} for v in (0.0493, 0.049301, 0.06)]
+    runs = [make_run(f"r{i}", record=record) for i, record in enumerate(records)]
+    assert [round(value, 3) for value in references(runs, "ceiling")] == [0.049, 0.06]
+
+
+def test_bars_grow_wider_with_attacks_and_taller_with_runs(three: list[RunFiles]) -> None:
+    small = pixels(attack_bars(three)).shape
+    assert pixels(attack_bars(three * 3)).shape[0] > 1.8 * small[0]
+    record = make_record("veil")
+    record["attacks"] |= {f"decoder-perceptual-{i}": {"mse": 0.04} for i in range(8)}
+    assert pixels(attack_bars([replace(three[2], record=record)])).shape[1] > small[1]
+
+
+def test_curves_without_data_are_not_drawn(make_run: MakeRun) -> None:
+    def third_panel(run: RunFiles) -> NDArray[np.uint8]:
+        return pixels(training_curves(run))[:, 850:1200]
+
+    assert has_colour(third_panel(make_run("veil", "veil")), PALETTE[0])
+    assert not has_colour(third_panel(make_run("none", "none")), PALETTE[0])
+
+
+def test_curves_take_one_run_or_several(three: list[RunFiles]) -> None:
+    one, all_three = pixels(training_curves(three[2])), pixels(training_curves(three))
+    assert one.shape == (393, 1656, 3)
+    assert all(has_colour(all_three, ink) for ink in PALETTE[:3])
+
+
+def test_any_name_can_be_drawn(make_run: MakeRun) -> None:
+    names = ["_hidden", "a$b$c", "$\\frac{$", "名前\n", "x" * 200]
+    run = make_run("x", metrics=make_metrics("veil", 2))
+    runs = [replace(run, name=name) for name in names]
+    for draw in (scatter, attack_bars, training_curves):
+        assert pixels(draw(runs)).std() > 0
+    assert [shown(name) for name in names[:4]] == ["_hidden", "a$b$c", "$\\frac{$", "??"]
+    assert len(shown(names[4])) == 26
+
+
+def test_equal_numbers_and_a_perfect_score_can_be_drawn(make_run: MakeRun) -> None:
+    record = make_record("veil") | {"accuracy": 1.0, "ceiling": {"mse": 0.0}, "floor": None}
+    record["strongest"]["mse"] = 0.0
+    run = make_run("x", record=record, metrics=make_metrics("veil", 1))
+    for draw in (scatter, attack_bars, training_curves):
+        assert pixels(draw([run, run])).std() > 0
+
+
+def test_nothing_to_draw_is_an_error_that_says_what_to_do(make_run: MakeRun) -> None:
+    bare = make_run("x", record={}, gallery=None)
+    for draw in (reconstruction_grid, scatter, attack_bars):
+        with pytest.raises(RunError, match="audit a run"):
+            draw([bare])

@@ -1,0 +1,237 @@
+"""The page: its numbers are the record's, it is safe, it needs nobody, it is always the same."""
+
+import base64
+import io
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from splitveil.errors import RunError
+from splitveil.report import RunFiles, render, summary_rows, write_report
+from splitveil.report.tables import attack_rows, format_attack_row, format_row
+
+from .conftest import MakeRun, make_record
+
+VOID = {"meta", "img", "br", "link", "hr", "input"}
+HEADINGS = [
+    "Key numbers",
+    "What an attacker sees",
+    "Accuracy against privacy",
+    "Summary",
+    "Attack by attack",
+    "Training",
+    "How to read these numbers",
+    "Passports",
+]
+
+
+class Page(HTMLParser):
+    """Tags, attributes, table rows and second-level headings; checks that tags nest."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.headings: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+        elif tag == "h2":
+            self.headings.append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self.open:
+            return
+        self.text += data
+        if "td" in self.open or "th" in self.open:
+            self.rows[-1][-1] += data
+        elif "h2" in self.open:
+            self.headings[-1] += data
+
+
+def test_sections_stand_in_order(html: str) -> None:
+    assert Page(html).headings == HEADINGS
+
+
+def test_every_number_of_the_tables_is_the_records(three: list[RunFiles], html: str) -> None:
+    page = Page(html)
+    for row in summary_rows(three):
+        assert format_row(row) in page.rows
+    for run in three:
+        for attack in attack_rows(run):
+            assert format_attack_row(attack) in page.rows
+    assert ["splits.test", "0718aa"] in page.rows
+    assert ["versions.torch", "2.13.0"] in page.rows
+    assert ["seconds.audit", "31.25"] in page.rows
+    assert ["device", "cpu"] in page.rows
+    assert "the strongest attack's error goes from 0.00052 to 0.0462 (ceiling 0.0493)" in page.text
+    assert "accuracy from 98.6 % to 97.8 %" in page.text
+
+
+def test_cards_hold_the_three_key_numbers(html: str) -> None:
+    cards = re.findall(r'<li class="card">.*?</li>', html, flags=re.DOTALL)
+    values = [re.findall(r"<dd>([^ <]+)", card) for card in cards]
+    assert values == [
+        ["98.61", "0.00052", "0.0493", "98.9"],
+        ["98.06", "0.0271", "0.0493", "45.0"],
+        ["97.78", "0.0462", "0.0493", "6.3"],
+    ]
+    assert re.findall(r'style="width: ([\d.]+)%"', html) == ["98.9", "45.0", "6.3"]
+
+
+def test_definitions_and_caveats_are_stated(html: str) -> None:
+    words = " ".join(Page(html).text.split())
+    assert "1 − MSE / ceiling" in words
+    assert "Lower SSIM is more private" in words
+    assert "One training seed only (none, gated-att, veil): there is no confidence" in words
+    assert "Attacks that were run: mean, class-mean, linear, decoder." in words
+    assert "Audit profile (budget of the attacks): quick." in words
+    assert "the attacker knows the whole training set" in words
+    assert "do not compare" not in words
+
+
+def test_runs_that_were_not_measured_alike_are_called_out(make_run: MakeRun) -> None:
+    other = make_record("veil", seed=1)
+    other["audit"] = {"profile": "standard", "aux": "held-out", "scored": 100}
+    other["splits"]["test"] = "ffff"
+    bare = {"gallery": None, "metrics": None}
+    runs = [make_run("none", "none", **bare), make_run("a", **bare)]
+    runs.append(make_run("b", record=other, **bare))
+    words = " ".join(Page(render(runs, "T")).text.split())
+    assert "differ in audit profile (quick, standard): do not compare" in words
+    assert "differ in attacker's knowledge (train, held-out)" in words
+    assert "differ in number of scored images (360, 100)" in words
+    assert "different test images" in words
+    assert "Several training seeds (veil)" in words
+    assert "From “none” to “a”" in words  # never to a run on other images
+
+
+def test_a_hostile_name_stays_text(make_run: MakeRun) -> None:
+    evil = '<script>alert("x")</script>'
+    record = make_record("veil")
+    record["config"] |= {"defence": evil, "note": evil}
+    record["attacks"][evil] = {"mse": 0.01}
+    record["strongest"]["mse_by"] = evil
+    run = replace(make_run("x", record=record), name=evil)
+    html = render([run, replace(run, gallery=None, metrics=())], title=evil)
+    page = Page(html)
+    assert "<script" not in html
+    assert "script" not in [tag for tag, _ in page.tags]
+    assert evil in page.text
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+
+
+def test_the_page_reaches_for_nothing_outside(html: str) -> None:
+    visible = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "", html)
+    assert not re.search(r"https?://|//[a-z]+\.|@import|url\(", visible)
+    page = Page(html)
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "object"})
+    sources = [a["src"] for _, a in page.tags if "src" in a]
+    assert all(str(source).startswith("data:image/png;base64,") for source in sources)
+
+
+def test_every_picture_decodes_and_has_words(html: str) -> None:
+    images = [attributes for tag, attributes in Page(html).tags if tag == "img"]
+    assert len(images) == 6
+    for attributes in images:
+        assert len(attributes["alt"] or "") > 20
+        data = base64.b64decode((attributes["src"] or "").split(",")[1])
+        with Image.open(io.BytesIO(data)) as picture:
+            picture.load()
+            assert min(picture.size) > 300
+            assert max(picture.size) < 4000
+
+
+def test_the_page_is_html5_in_english_with_distinct_ids(html: str) -> None:
+    assert html.startswith('<!DOCTYPE html>\n<html lang="en">')
+    assert "<title>SplitVeil report</title>" in html
+    ids = [attributes["id"] for _, attributes in Page(html).tags if "id" in attributes]
+    assert len(ids) == len(set(ids)) == len(HEADINGS)
+    assert "prefers-color-scheme: dark" in html
+
+
+def test_what_is_missing_is_said(make_run: MakeRun) -> None:
+    full = make_run("full")
+    poor = make_run("poor", gallery=None, metrics=None)
+    words = " ".join(Page(render([full, poor], "T")).text.split())
+    assert "No reconstructions were saved (no gallery.json) for: poor." in words
+    assert "No training log (no metrics.jsonl with finished epochs) for: poor." in words
+
+
+def test_an_unaudited_run_still_makes_a_page(make_run: MakeRun) -> None:
+    page = Page(render([make_run("raw", record=None, gallery=None)], "T"))
+    words = " ".join(page.text.split())
+    assert page.headings == HEADINGS
+    assert ["raw"] + ["–"] * 13 in page.rows
+    assert "Not audited yet, so without numbers: raw." in words
+    assert "No attack stands in any record." in words
+
+
+def test_same_files_same_bytes(three: list[RunFiles], html: str) -> None:
+    assert render(three) == html
+
+
+def test_report_and_pictures_are_written_together(written: list[Path]) -> None:
+    paths, out = written, written[0].parent
+    assert [path.name for path in paths] == [
+        "report.html",
+        "reconstructions.png",
+        "tradeoff.png",
+        "attacks.png",
+        "curves-none.png",
+        "curves-gated-att.png",
+        "curves-veil.png",
+    ]
+    assert sorted(out.iterdir()) == sorted(paths)  # no half-written file stays behind
+    inside = re.findall(r"base64,([A-Za-z0-9+/=]+)", paths[0].read_text(encoding="utf-8"))
+    assert [base64.b64decode(blob) for blob in inside] == [p.read_bytes() for p in paths[1:]]
+    with Image.open(out / "tradeoff.png") as picture:
+        assert picture.size == (1260, 720)
+
+
+def test_the_page_may_be_named_and_replaced(make_run: MakeRun, tmp_path: Path) -> None:
+    run = replace(make_run("x", gallery=None), name="../<b>")
+    target = tmp_path / "mine.html"
+    target.write_text("old")
+    paths = write_report([run, run], target, title="Mine")
+    assert paths[0] == target
+    assert "<h1>Mine</h1>" in target.read_text(encoding="utf-8")
+    assert {path.parent for path in paths} == {tmp_path}
+    assert [path.name for path in paths[-2:]] == ["curves-.._b_.png", "curves-.._b_-again1.png"]
+
+
+def test_a_place_that_cannot_be_written_is_named(make_run: MakeRun, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match=r"cannot write .*file.*choose a folder"):
+        write_report([make_run("x", gallery=None, metrics=None)], tmp_path / "file" / "out")
+
+
+def test_no_runs_is_an_error() -> None:
+    with pytest.raises(RunError, match="name at least one run folder"):
+        render([], "T")
+
+
+def test_reading_runs_does_not_wait_for_torch_or_matplotlib() -> None:
+    code = "import sys, splitveil.report as r; print({'torch', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
