@@ -17,8 +17,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: venv
 	$(BIN)/splitveil demo
 
+# One thread per worker: two workers with two threads each would fight over two cores.
 test: venv
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: venv
 	$(BIN)/ruff format --check .

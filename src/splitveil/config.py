@@ -74,14 +74,14 @@ class RunConfig:
                 ("epochs", self.epochs, "at least 1", (self.epochs or 1) >= 1),
                 ("seed", self.seed, "at least 0", self.seed >= 0),
                 ("batch_size", self.batch_size, "at least 2", (self.batch_size or 2) >= 2),  # noqa: PLR2004
-                ("lr", self.lr, "a finite number > 0", _inside(self.lr, low=0, open_low=True)),
+                ("lr", self.lr, "a finite number > 0", _inside(self.lr, low=0.0, open_low=True)),
                 (
                     "noise_std",
                     self.noise_std,
                     "a finite number ≥ 0",
-                    _inside(self.noise_std, low=0),
+                    _inside(self.noise_std, low=0.0),
                 ),
-                ("weight_decay", self.weight_decay, "≥ 0", _inside(self.weight_decay, low=0)),
+                ("weight_decay", self.weight_decay, "≥ 0", _inside(self.weight_decay, low=0.0)),
                 ("momentum", self.momentum, "in [0, 1)", 0 <= self.momentum < 1),
                 ("held_out", self.held_out, "in [0, 1)", 0 <= self.held_out < 1),
             )

@@ -5,7 +5,7 @@ The room is also the function: ``splitveil.audit(run, profile="quick")`` audits 
 
 import sys
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from splitveil.audit.gallery import gallery
 from splitveil.audit.suite import (
@@ -21,6 +21,7 @@ from splitveil.audit.suite import (
 from splitveil.types import Progress, Record, silent
 
 
+@runtime_checkable
 class Auditable(Protocol):
     """Anything that knows how to be audited, as `splitveil.Run` does."""
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from lightning_fabric import Fabric
@@ -56,6 +56,7 @@ class Plan:
     checkpoint_seconds: float = 60.0
 
 
+@runtime_checkable
 class Split(Protocol):
     """What the loop asks of a model beyond being a module."""
 
@@ -64,6 +65,7 @@ class Split(Protocol):
         ...
 
 
+@runtime_checkable
 class Pass(Protocol):
     """Clean smashed data and logits of one pass."""
 

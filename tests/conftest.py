@@ -1,0 +1,18 @@
+"""Fixtures for every room."""
+
+from collections.abc import Iterator
+
+import pytest
+from jaxtyping import config
+
+
+@pytest.fixture
+def as_users_run() -> Iterator[None]:
+    """Without the shape and type checks that only the tests switch on.
+
+    Wrong words and wrong shapes then reach the product's own messages, as they do for a user.
+    """
+    before = config.jaxtyping_disable
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", before)

@@ -1,0 +1,146 @@
+"""The attacked object is the deployed client, and nothing can be done to it but asking."""
+
+import copy
+from dataclasses import fields
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from splitveil.errors import AuditError
+from splitveil.nets import Channel, GaussianNoise, SplitModel, cut, small
+from splitveil.types import BlackBox, Victim
+
+IMAGE = (1, 8, 8)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def model() -> SplitModel:
+    """A small net whose BatchNorm has seen data, in training mode."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        built = cut(small(IMAGE, 10), 1, Channel([GaussianNoise(0.1)]))
+    with torch.no_grad():
+        built.train()(torch.rand(32, *IMAGE, generator=generator(5)), generator(6))
+    return built
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.rand(16, *IMAGE, generator=generator(7))
+
+
+def test_send_is_channel_of_encoder_bit_for_bit(model: SplitModel, images: Tensor) -> None:
+    sent = model.victim().send(images, generator())
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(sent, model.channel(model.encoder(images), generator()))
+        assert torch.equal(sent, model.split_forward(images, generator()).z_sent)
+
+
+def test_a_victim_of_a_model_in_training_mode_is_in_eval_mode(
+    model: SplitModel, images: Tensor
+) -> None:
+    early = model.train().victim().send(images, generator())
+    assert model.training
+    assert torch.equal(early, model.eval().victim().send(images, generator()))
+
+
+def test_what_is_sent_for_an_image_does_not_depend_on_its_neighbours(
+    model: SplitModel, images: Tensor
+) -> None:
+    victim = Victim(model.encoder, Channel())
+    alone = torch.cat([victim.send(x[None]) for x in images])
+    torch.testing.assert_close(victim.send(images), alone, rtol=0, atol=1e-6)
+
+
+def test_training_the_model_afterwards_changes_nothing(model: SplitModel, images: Tensor) -> None:
+    victim = model.victim()
+    before = victim.send(images, generator())
+    optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
+    model.train()(images).square().sum().backward()
+    optimiser.step()
+    assert not torch.equal(model.victim().send(images, generator()), before)
+    assert torch.equal(victim.send(images, generator()), before)
+
+
+def test_sending_moves_no_buffer(model: SplitModel, images: Tensor) -> None:
+    victim = model.victim()
+    before = copy.deepcopy(victim.encoder.state_dict())
+    assert any(key.endswith("running_mean") for key in before)
+    for seed in range(3):
+        victim.send(images, generator(seed))
+    after = victim.encoder.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
+def test_nothing_in_a_victim_or_its_answers_needs_a_gradient(
+    model: SplitModel, images: Tensor
+) -> None:
+    victim = model.victim()
+    assert not any(p.requires_grad for p in victim.encoder.parameters())
+    assert not victim.send(images.clone().requires_grad_(), generator()).requires_grad
+    assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (torch.full((2, *IMAGE), 1.001), r"lie in \[0, 1\], got values from 1.001 to 1.001"),
+        (torch.full((2, *IMAGE), -0.5), "got values from -0.5 to -0.5"),
+        (torch.rand(2, *IMAGE) * 255, r"lie in \[0, 1\]"),
+        (torch.full((2, *IMAGE), float("nan")), "from nan to nan"),
+        (torch.full((2, *IMAGE), float("inf")), "from inf to inf"),
+        (torch.zeros((2, *IMAGE), dtype=torch.uint8), "torch.uint8; divide uint8 by 255"),
+    ],
+)
+def test_images_that_are_no_images_are_refused(
+    model: SplitModel, bad: Tensor, message: str
+) -> None:
+    with pytest.raises(AuditError, match=f"images given to the victim must .*{message}"):
+        model.victim().send(bad, generator())
+
+
+def test_a_single_bad_pixel_is_enough(model: SplitModel, images: Tensor) -> None:
+    images[3, 0, 2, 2] = float("nan")
+    with pytest.raises(AuditError, match="images given to the victim"):
+        model.victim().send(images, generator())
+
+
+def test_the_ends_of_the_range_are_images(model: SplitModel) -> None:
+    x = torch.stack([torch.zeros(IMAGE), torch.ones(IMAGE)])
+    assert model.victim().send(x, generator()).shape == (2, 4, 4, 4)
+
+
+def test_no_images_give_no_smashed_data(model: SplitModel) -> None:
+    assert model.victim().send(torch.zeros(0, *IMAGE), generator()).shape == (0, 4, 4, 4)
+
+
+def test_a_client_without_parameters_lives_on_the_cpu() -> None:
+    assert Victim(nn.Flatten(), Channel()).device == torch.device("cpu")
+
+
+def test_a_black_box_answers_as_the_victim_does(model: SplitModel, images: Tensor) -> None:
+    victim = model.victim()
+    box = victim.black_box()
+    assert torch.equal(box.send(images, generator()), victim.send(images, generator()))
+    assert box.device == victim.device
+
+
+def test_a_black_box_has_only_send_and_device(model: SplitModel) -> None:
+    assert [f.name for f in fields(BlackBox)] == ["send", "device"]
+    box = model.victim().black_box()
+    own = {name for name in dir(box) if not name.startswith("__")}
+    assert own == {"send", "device"}
+
+
+def test_no_attribute_of_a_black_box_leads_to_the_victim(model: SplitModel) -> None:
+    box = model.victim().black_box()
+    assert not hasattr(box.send, "__self__")
+    for holder in (box, box.send, box.device):
+        values = [getattr(holder, name) for name in dir(holder) if not name.startswith("__")]
+        assert not any(isinstance(v, Victim | nn.Module) for v in values)

@@ -1,0 +1,243 @@
+"""Runs through the library: off-switch, load, refusals, the whole way to a page."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import splitveil as sv
+from splitveil.errors import AuditError, CheckpointError, ConfigError, DataError, RunError
+from splitveil.runs import flat_config
+from splitveil.train.checkpoint import read_checkpoint
+
+
+def config(folder: Path, defence: str = "veil", **kwargs: Any) -> sv.RunConfig:  # noqa: ANN401
+    settings = {"dataset": "digits", "epochs": 2, "runs_dir": str(folder)} | kwargs
+    return sv.RunConfig(defence=defence, **settings)
+
+
+def weights(run: sv.Run) -> dict[str, torch.Tensor]:
+    return read_checkpoint(run.path / "checkpoint.safetensors").part("model")
+
+
+@pytest.fixture(scope="module")
+def veil(tmp_path_factory: pytest.TempPathFactory) -> sv.Run:
+    return sv.fit(config(tmp_path_factory.mktemp("runs"), name="x", epochs=8))
+
+
+@pytest.fixture(scope="module")
+def record(veil: sv.Run) -> sv.Record:
+    return sv.audit(veil, profile="smoke")
+
+
+@pytest.mark.parametrize("defence", ["gated-att", "gated-att-trace", "veil"])
+def test_lambda_zero_is_bit_equal_to_plain_training(tmp_path: Path, defence: str) -> None:
+    """Same noise, same seed: a penalty of weight 0 leaves no trace."""
+    plain = sv.fit(config(tmp_path, "noise"))
+    off = sv.fit(config(tmp_path, defence, settings={"lambd": 0.0}))
+    on = sv.fit(config(tmp_path, defence, name="on", settings={"attention_warmup_epochs": 0}))
+    same, other = weights(plain), weights(on)
+    assert all(torch.equal(v, same[k]) for k, v in weights(off).items())
+    assert not all(torch.equal(v, same[k]) for k, v in other.items())
+
+
+def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
+    first, again, other = (
+        weights(sv.fit(config(tmp_path, name=n, epochs=1, seed=s)))
+        for n, s in (("a", 0), ("b", 0), ("c", 1))
+    )
+    assert all(torch.equal(v, again[k]) for k, v in first.items())
+    assert not torch.equal(first["encoder.0.0.0.weight"], other["encoder.0.0.0.weight"])
+
+
+def test_fit_leaves_the_callers_random_state_alone(tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    sv.fit(config(tmp_path, epochs=1))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_loaded_run_sends_the_same_bits(veil: sv.Run) -> None:
+    x = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    sent = [
+        run.victim.send(x, generator=torch.Generator().manual_seed(3))
+        for run in (veil, sv.load_run(veil.path))
+    ]
+    assert torch.equal(sent[0], sent[1])
+    assert sent[0].shape == (5, 4, 4, 4)
+
+
+def test_configuration_survives_the_folder(veil: sv.Run) -> None:
+    assert flat_config(sv.load_run(veil.path).config) == flat_config(veil.config)
+
+
+def test_no_record_before_an_audit(tmp_path: Path) -> None:
+    assert sv.fit(config(tmp_path, "none", epochs=1)).record is None
+
+
+def test_record_has_its_passport(record: sv.Record, veil: sv.Run) -> None:
+    data = json.loads((veil.path / "record.json").read_text())
+    assert data == record.to_dict()
+    assert 0 <= data["accuracy"] <= 1
+    assert set(data["attacks"]) == {"mean", "class-mean", "linear", "decoder"}
+    for scores in (*data["attacks"].values(), data["strongest"], data["worst_case"]):
+        assert all(math.isfinite(scores[k]) for k in ("mse", "psnr", "ssim"))
+    assert data["strongest"]["mse"] == min(a["mse"] for a in data["attacks"].values())
+    assert data["worst_case"]["mse"] <= data["strongest"]["mse"]
+    assert data["leakage"] == pytest.approx(1 - data["strongest"]["mse"] / data["ceiling"]["mse"])
+    assert data["client"] == {"macs": 846848, "params": 39108, "wire_floats": 64}
+    assert data["true_rate_nats"] > 0
+    assert {"train", "val", "test", "aux", "scored", "data"} <= set(data["splits"])
+    assert data["splits"]["aux"] == data["splits"]["train"]
+    assert data["config"]["defence"] == "veil"
+    assert data["seeds"] == {"train": 0, "attack": 0, "split": 0}
+    assert {"torch", "python", "splitveil", "commit"} <= set(data["versions"])
+    assert data["seconds"]["train"] > 0
+    assert veil.record == record
+
+
+def test_digits_ceiling_is_the_class_mean_of_train_on_test(record: sv.Record) -> None:
+    """The number by numpy, from the splits themselves."""
+    dataset = sv.data.load("digits")
+    splits = sv.data.make_splits(dataset)
+    x, y = dataset.images.double() / 255, dataset.labels
+    means = torch.stack([x[splits.train][y[splits.train] == c].mean(0) for c in range(10)])
+    error = (x[splits.test] - means[y[splits.test]]).square().mean()
+    assert record.ceiling["mse"] == pytest.approx(error.item(), abs=1e-6)
+
+
+def test_audits_repeat_and_depend_on_their_seed(veil: sv.Run, record: sv.Record) -> None:
+    again = sv.audit(veil, profile="smoke").to_dict()
+    first = record.to_dict()
+    for name in first["attacks"]:
+        a, b = first["attacks"][name], again["attacks"][name]
+        assert {k: v for k, v in a.items() if k != "seconds"} == {
+            k: v for k, v in b.items() if k != "seconds"
+        }
+    other = sv.audit(veil, profile="smoke", seed=1)
+    assert other.attacks["decoder"]["mse"] != first["attacks"]["decoder"]["mse"]
+    sv.audit(veil, profile="smoke")
+
+
+def test_knowledge_levels(veil: sv.Run, tmp_path: Path) -> None:
+    tenth = sv.audit(veil, profile="smoke", aux="test90")
+    assert tenth.audit["scored"] == 36
+    assert tenth.audit["aux_images"] == 323
+    with pytest.raises(DataError, match="reserved none"):
+        sv.audit(veil, profile="smoke", aux="held-out")
+    reserved = sv.fit(config(tmp_path, "none", epochs=1, held_out=0.3))
+    assert sv.audit(reserved, profile="smoke", aux="held-out").audit["aux_images"] == 431
+    sv.audit(veil, profile="smoke")
+
+
+def test_final_trains_on_validation_too(tmp_path: Path) -> None:
+    run = sv.fit(config(tmp_path, "none", epochs=1, final=True))
+    line = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert line["val_accuracy"] is None
+    audited = sv.audit(run, profile="smoke").audit
+    assert audited["aux_images"] == 1438
+    assert audited["final"] is True
+
+
+def test_an_existing_run_is_kept(veil: sv.Run) -> None:
+    with pytest.raises(RunError, match="exists already.*--resume.*--overwrite"):
+        sv.fit(config(veil.path.parent, name="x"))
+
+
+def test_a_run_that_cannot_be_built_does_not_cost_the_old_one(veil: sv.Run) -> None:
+    before = (veil.path / "checkpoint.safetensors").read_bytes()
+    with pytest.raises(ConfigError, match="32×32"):
+        sv.fit(config(veil.path.parent, name="x", net="vgg11"), overwrite=True)
+    assert (veil.path / "checkpoint.safetensors").read_bytes() == before
+
+
+def test_overwrite_replaces(tmp_path: Path) -> None:
+    for epochs in (2, 1):
+        run = sv.fit(config(tmp_path, "none", name="o", epochs=epochs), overwrite=True)
+    assert (run.path / "metrics.jsonl").read_text().count("epoch") >= 1
+    assert sv.load_run(run.path).config.epochs == 1
+
+
+def test_a_folder_below_a_file_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write"):
+        sv.fit(config(tmp_path / "file"))
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(veil: sv.Run, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(veil.path, copy)
+    text = (copy / "config.toml").read_text()
+    (copy / "config.toml").write_text(text.replace("num_classes = 10", "num_classes = 7"))
+    with pytest.raises(CheckpointError, match="another architecture"):
+        sv.load_run(copy)
+
+
+def test_changed_data_are_refused(veil: sv.Run, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(veil.path, copy)
+    path = copy / "config.toml"
+    path.write_text(path.read_text().replace(veil.built.data_hash, "0" * 16))
+    with pytest.raises(AuditError, match="not those the run was trained on"):
+        sv.audit(sv.load_run(copy), profile="smoke")
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no config.toml"):
+        sv.load_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"dataset": "digit"}, "did you mean 'digits'"),
+        ({"defence": "vail"}, "did you mean 'veil'"),
+        ({"net": "vgg"}, "did you mean 'vgg11'"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"lr": -1.0}, "lr must be"),
+        ({"noise_std": 0.0}, "needs channel noise"),
+        ({"noise_std": math.nan}, "noise_std must be"),
+        ({"settings": {"lambd": -1.0}}, "lambd must be .* got -1.0"),
+        ({"settings": {"lambda": 1.0}}, "did you mean 'lambd'"),
+        ({"settings": {"form": "cubic"}}, "form must be one of"),
+        ({"held_out": 1.5}, "held_out must be"),
+        ({"name": "a/b"}, "name must be"),
+    ],
+)
+def test_bad_configurations(tmp_path: Path, kwargs: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        sv.fit(config(tmp_path, **{"defence": "veil", **kwargs}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_diverging_run_stops_with_advice(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="diverged.*lower lr"):
+        sv.fit(config(tmp_path, "none", lr=1e12, epochs=3))
+
+
+def test_skipped_penalties_are_counted_and_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A penalty whose weight overflows the gradient is left out, loudly."""
+    run = sv.fit(config(tmp_path, settings={"lambd": 1e39}))
+    line = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert line["skipped"] > 0
+    assert "not finite" in caplog.text
+    plain = weights(sv.fit(config(tmp_path, "noise")))
+    assert all(torch.equal(v, plain[k]) for k, v in weights(run).items())
+
+
+def test_the_undefended_client_leaks_and_every_real_attack_beats_the_floor(tmp_path: Path) -> None:
+    run = sv.fit(config(tmp_path, "none", epochs=10))
+    record = sv.audit(run, profile="smoke")
+    assert record.attacks["linear"]["mse"] < 0.6 * record.floor["mse"]
+    assert record.attacks["decoder"]["mse"] < record.floor["mse"]
+    assert record.attacks["class-mean"]["mse"] < record.floor["mse"]
+    assert record.leakage > 0
+    assert record.true_rate_nats is None

@@ -1,0 +1,114 @@
+"""A killed or interrupted run, continued, gives the same bits as one that was left alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from splitveil.train.checkpoint import read_checkpoint
+
+EPOCHS = 8
+TRAIN = [sys.executable, "-m", "splitveil", "train"]
+OPTIONS = ["--dataset", "digits", "--defence", "gated-att", "--epochs", str(EPOCHS),
+           "--set", "attention_warmup_epochs=1", "--set", "batch_size=64"]  # fmt: skip
+
+
+def start(folder: Path, name: str, *words: str) -> subprocess.Popen[bytes]:
+    place = ["--runs-dir", str(folder), "--name", name]
+    with (folder / f"{name}.err").open("wb") as err:
+        return subprocess.Popen(
+            [*TRAIN, *place, *words],
+            stdout=subprocess.DEVNULL,
+            stderr=err,
+            env=os.environ | {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"},
+        )
+
+
+def said(folder: Path, name: str) -> str:
+    """What the last process of this name wrote to stderr, in one line."""
+    return " ".join((folder / f"{name}.err").read_text().split())
+
+
+def epochs_logged(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_text().count('"kind": "epoch"') if path.is_file() else 0
+
+
+def stop_midway(process: subprocess.Popen[bytes], run: Path, number: int) -> None:
+    """Send a signal once some epochs are done and some are left."""
+    deadline = time.monotonic() + 120
+    while epochs_logged(run) < 3 and time.monotonic() < deadline:
+        assert process.poll() is None, said(run.parent, run.name)
+        time.sleep(0.002)
+    process.send_signal(number)
+    process.wait(timeout=60)
+    assert epochs_logged(run) < EPOCHS, "the run ended before it could be stopped"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs with the same settings: whole, killed and interrupted, the last two resumed."""
+    place = tmp_path_factory.mktemp("runs")
+    whole = start(place, "whole", *OPTIONS)
+    assert whole.wait(timeout=300) == 0, said(place, "whole")
+    for name, number in (("killed", signal.SIGKILL), ("interrupted", signal.SIGINT)):
+        process = start(place, name, *OPTIONS)
+        stop_midway(process, place / name, number)
+        expected = -signal.SIGKILL if number == signal.SIGKILL else 130
+        assert process.returncode == expected, said(place, name)
+        # A crash may come between a log line and its checkpoint: the line must be rewound.
+        with (place / name / "metrics.jsonl").open("a") as log:
+            log.write('{"kind": "epoch", "step": 10000, "task_loss": 9}\n{"torn')
+        resumed = start(place, name, "--resume")
+        assert resumed.wait(timeout=300) == 0, said(place, name)
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["killed", "interrupted"])
+def test_same_weights_bit_for_bit(folder: Path, name: str) -> None:
+    whole, other = (read_checkpoint(folder / n / "checkpoint.safetensors") for n in ("whole", name))
+    assert set(whole.tensors) == set(other.tensors)
+    different = [k for k, v in whole.tensors.items() if not torch.equal(v, other.tensors[k])]
+    assert different == []
+    assert whole.meta["step"] == other.meta["step"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["killed", "interrupted"])
+def test_same_log_without_repeats(folder: Path, name: str) -> None:
+    def lines(run: str) -> list[dict[str, float]]:
+        text = (folder / run / "metrics.jsonl").read_text().splitlines()
+        return [{k: v for k, v in json.loads(x).items() if k != "seconds"} for x in text]
+
+    assert lines(name) == lines("whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["whole", "killed", "interrupted"])
+def test_tensorboard_shows_each_epoch_once(folder: Path, name: str) -> None:
+    events = EventAccumulator(str(folder / name)).Reload()
+    steps = [e.step for e in events.Scalars("epoch/val_accuracy")]
+    assert steps == sorted(set(steps))
+    assert len(steps) == EPOCHS
+
+
+@pytest.mark.slow
+def test_nothing_temporary_is_left(folder: Path) -> None:
+    left = [n for run in folder.iterdir() if run.is_dir() for n in os.listdir(run) if n.endswith(".tmp")]
+    assert left == []
+
+
+@pytest.mark.slow
+def test_resume_with_other_settings_is_refused(folder: Path) -> None:
+    process = start(folder, "whole", "--resume", "--set", "lambd=2.0", "--seed", "5")
+    assert process.wait(timeout=120) == 2
+    assert "lambd was 16.0, is 2.0" in said(folder, "whole")
+    assert "seed was 0, is 5" in said(folder, "whole")
