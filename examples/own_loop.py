@@ -28,7 +28,7 @@ def train(epochs: int, weight: float) -> tuple[float, float]:
     rate = sv.surrogates.Rate(feature_dim=64, num_classes=10, noise_std=NOISE)  # added line 1
     optimiser = torch.optim.Adam([*client.parameters(), *server.parameters()], lr=3e-3)
     for _ in range(epochs):
-        for rows in torch.randperm(1400).split(100):
+        for rows in torch.split(torch.randperm(1400), 100):
             z = client(x[rows])
             loss = F.cross_entropy(server(z + NOISE * torch.randn_like(z)), y[rows])
             penalty = rate(sv.train.scale_gradient(z, weight), y[rows]).loss  # added line 2

@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 from jaxtyping import config
+
+
+@pytest.fixture(autouse=True)
+def keep_denormals() -> None:
+    """Training flushes denormals for the whole process; hypothesis needs them back."""
+    torch.set_flush_denormal(False)
 
 
 @pytest.fixture

@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, Rule] = {
     "runs": EVERYTHING,
     "auditing": EVERYTHING,
     "cli": EVERYTHING,
+    "__main__": room("cli"),
     "__init__": EVERYTHING,
 }
 
@@ -98,7 +99,7 @@ def imports_of(tree: ast.Module, package: str) -> Iterator[Import]:
 
 
 def covers(allowed: str, target: str) -> bool:
-    return allowed == "*" or target == allowed or target.startswith(f"{allowed}.")
+    return allowed in ("*", target) or target.startswith(f"{allowed}.")
 
 
 def rule_of(module: str) -> tuple[str, Rule | None]:
@@ -118,7 +119,8 @@ def import_fault(name: str, key: str, rule: Rule) -> str | None:
         return f"{key} may import {', '.join(sorted(rule.rooms)) or 'nothing of ours'}, not {name}"
     if rule.libraries is None or top in sys.stdlib_module_names or top in rule.libraries:
         return None
-    return f"{key} may use only {', '.join(sorted(rule.libraries)) or 'the standard library'}, not {top}"
+    known = ", ".join(sorted(rule.libraries)) or "the standard library"
+    return f"{key} may use only {known}, not {top}"
 
 
 def call_fault(call: ast.Call, key: str) -> str | None:

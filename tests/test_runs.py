@@ -15,7 +15,7 @@ from splitveil.train.checkpoint import read_checkpoint
 
 
 def config(folder: Path, defence: str = "veil", **kwargs: Any) -> sv.RunConfig:  # noqa: ANN401
-    settings = {"dataset": "digits", "epochs": 2, "runs_dir": str(folder)} | kwargs
+    settings: dict[str, Any] = {"dataset": "digits", "epochs": 2, "runs_dir": str(folder)} | kwargs
     return sv.RunConfig(defence=defence, **settings)
 
 
@@ -142,7 +142,7 @@ def test_final_trains_on_validation_too(tmp_path: Path) -> None:
 
 
 def test_an_existing_run_is_kept(veil: sv.Run) -> None:
-    with pytest.raises(RunError, match="exists already.*--resume.*--overwrite"):
+    with pytest.raises(RunError, match=r"exists already.*--resume.*--overwrite"):
         sv.fit(config(veil.path.parent, name="x"))
 
 
@@ -189,7 +189,7 @@ def test_changed_data_are_refused(veil: sv.Run, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no config.toml"):
+    with pytest.raises(RunError, match=r"no config\.toml"):
         sv.load_run(tmp_path)
 
 
@@ -217,7 +217,7 @@ def test_bad_configurations(tmp_path: Path, kwargs: dict[str, Any], words: str) 
 
 
 def test_a_diverging_run_stops_with_advice(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="diverged.*lower lr"):
+    with pytest.raises(RunError, match=r"diverged.*lower lr"):
         sv.fit(config(tmp_path, "none", lr=1e12, epochs=3))
 
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
@@ -60,11 +60,12 @@ def audit_run(run: Run, profile: str, *, aux: str, seed: int, progress: Progress
         aux=dataset.labelled(view.aux),
         scored=dataset.labelled(view.scored),
     )
+    test = dataset.labelled(splits.test)
     attempts = run_attacks(case, attacks, seed, progress)
     headline, ceiling = strongest(attempts), ceiling_mse(case)
     shape = run.built.image_shape
     record = Record(
-        accuracy=accuracy(case, seed, ACCURACY_DRAWS),
+        accuracy=accuracy(replace(case, scored=test), seed, ACCURACY_DRAWS),
         attacks={
             name: asdict(a.scores()) | {"access": a.access, "seconds": a.seconds}
             for name, a in attempts.items()
@@ -74,9 +75,7 @@ def audit_run(run: Run, profile: str, *, aux: str, seed: int, progress: Progress
         ceiling={"mse": ceiling},
         floor={"mse": floor_mse(case)},
         leakage=1.0 - headline["mse"] / ceiling,
-        true_rate_nats=rate_nats(
-            victim, case.scored, case.num_classes, run.config.noise_std or 0.0
-        ),
+        true_rate_nats=rate_nats(victim, case.scored, case.num_classes, run.noise_std),
         client={
             "macs": run.model.macs(shape),
             "params": run.model.client_params(),

@@ -42,10 +42,11 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of ta
 RunsDir = Annotated[str | None, typer.Option(help="Folder that holds the runs (default: runs).")]
 
 
-def _version(asked: bool) -> None:
+def _version(asked: bool) -> bool:
     if asked:
         typer.echo(f"splitveil {__version__}")
         raise typer.Exit
+    return asked
 
 
 @app.callback()
@@ -150,12 +151,12 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 def _merge(file: Path | None, settings: list[str], options: dict[str, Any], *, resume: bool) -> Any:  # noqa: ANN401 - RunConfig, which must not be imported at module level
     """Saved settings of a resumed run, then the file, then `--set`, then the options."""
-    from splitveil.config import make_config, read_config
+    from splitveil.config import make_config, one_noise_name
     from splitveil.runs import flat_config, read_folder
-    from splitveil.settings import parse_pairs
+    from splitveil.settings import parse_pairs, read_toml
 
-    merged = {} if file is None else read_config(file)
-    merged |= parse_pairs(settings)
+    merged = {} if file is None else one_noise_name(read_toml(file))
+    merged |= one_noise_name(parse_pairs(settings))
     merged |= options
     if resume:
         folder = make_config(merged).folder

@@ -13,7 +13,7 @@ from splitveil.data import DATASETS, Dataset
 from splitveil.defences import DEFENCES, Defence
 from splitveil.errors import ConfigError, unknown
 from splitveil.nets import NETS, SplitModel, cut
-from splitveil.settings import checked, field_types, read_toml
+from splitveil.settings import checked, field_types
 from splitveil.types import Attack
 
 SMALL_SIDE = 32  # images under this go through the small net
@@ -33,9 +33,8 @@ RECIPES: Mapping[str, Recipe] = {
     "digits": Recipe(epochs=60, batch_size=128, lr=0.1, noise_std=0.05),
     "cifar10": Recipe(epochs=80, batch_size=512, lr=0.2, noise_std=0.025),
     "fashion-mnist": Recipe(epochs=20, batch_size=256, lr=0.1, noise_std=0.025),
-    "folder": Recipe(epochs=40, batch_size=128, lr=0.1, noise_std=0.025),
-    "npz": Recipe(epochs=40, batch_size=128, lr=0.1, noise_std=0.025),
 }
+ANY_RECIPE = Recipe(epochs=40, batch_size=128, lr=0.1, noise_std=0.025)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +116,7 @@ def make_config(options: Mapping[str, Any]) -> RunConfig:
 
     `reg_strength`, the seeds' name of the channel's noise, is accepted for `noise_std`.
     """
-    options = dict(options)
-    if "reg_strength" in options:
-        if "noise_std" in options:
-            raise ConfigError("reg_strength and noise_std are one number; give only one of them")
-        options["noise_std"] = options.pop("reg_strength")
+    options = one_noise_name(options)
     name = str(options.get("defence", RunConfig.defence))
     preset = find_defence(name)
     own = {k: v for k, v in field_types(type(preset)).items() if k not in ("summary", "client")}
@@ -130,9 +125,14 @@ def make_config(options: Mapping[str, Any]) -> RunConfig:
     return RunConfig(**run, settings={k: v for k, v in good.items() if k in own})
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Flat options of a TOML file written by a user."""
-    return read_toml(path)
+def one_noise_name(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with `reg_strength` under the name it has here, `noise_std`."""
+    options = dict(options)
+    if "reg_strength" in options:
+        if "noise_std" in options:
+            raise ConfigError("reg_strength and noise_std are one number; give only one of them")
+        options["noise_std"] = options.pop("reg_strength")
+    return options
 
 
 def find_defence(name: str) -> Defence:
@@ -162,8 +162,13 @@ def resolve(config: RunConfig, dataset: Dataset) -> RunConfig:
     key = config.dataset.partition(":")[0]
     if key not in DATASETS:
         raise ConfigError(unknown("dataset", key, DATASETS))
-    recipe, defence = RECIPES[key], build_defence(config)
+    recipe, defence = RECIPES.get(key, ANY_RECIPE), build_defence(config)
     noise = recipe.noise_std if config.noise_std is None else config.noise_std
+    if config.noise_std and not defence.noisy:
+        raise ConfigError(
+            f"defence '{config.defence}' adds no noise, but noise_std is {config.noise_std}; "
+            "leave it out, or use the defence 'noise'"
+        )
     net = config.net
     if net == "auto":
         net = "small" if min(dataset.image_shape[1:]) < SMALL_SIDE else defence.client

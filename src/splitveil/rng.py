@@ -5,7 +5,8 @@ never shifts the draws of the others.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Generator, Tensor
@@ -35,6 +36,22 @@ def normal_like(like: Tensor, generator: Generator | None) -> Tensor:
     where = like.device if generator is None else generator.device
     noise = torch.randn(like.shape, dtype=like.dtype, device=where, generator=generator)
     return noise.to(like.device)
+
+
+@contextmanager
+def seeded_globals(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Seed torch's global streams (CPU, and `device` if it is a GPU) inside; restore them after.
+
+    For what takes no generator: the initialisation of layers, and dropout.
+    """
+    device = torch.device(device)
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_gpu else []):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach every GPU too
+        if on_gpu:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 def save_states(generators: Mapping[str, Generator]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from splitveil.data import Dataset, Splits, augment, epoch_order, load, make_spl
 from splitveil.errors import AuditError, CheckpointError, RunError
 from splitveil.nets import SplitModel
 from splitveil.passport import versions
-from splitveil.rng import derive_seed
+from splitveil.rng import derive_seed, seeded_globals
 from splitveil.settings import read_toml, write_toml
 from splitveil.train.checkpoint import load_module, read_checkpoint
 from splitveil.train.files import explain_os_error, write_text
@@ -52,6 +52,11 @@ class Run:
     def victim(self) -> Victim:
         """The deployed client, frozen: what an attacker meets."""
         return self.model.victim()
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise the deployed channel really adds."""
+        return float(getattr(self.model.channel, "noise_std", 0.0))
 
     @property
     def record(self) -> Record | None:
@@ -116,7 +121,7 @@ def load_run(path: str | Path) -> Run:
     folder = Path(path)
     config, built = read_folder(folder)
     device = configuration.find_device("cpu" if config.device == "cpu" else "auto")
-    with torch.random.fork_rng([]):
+    with seeded_globals(0):
         model = configuration.build_model(config, built.image_shape, built.num_classes)
     load_module(model, read_checkpoint(folder / "checkpoint.safetensors").part("model"), "model")
     return Run(folder, config, built, model.to(device))
@@ -178,6 +183,11 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
         raise RunError("--resume and --overwrite exclude each other; give one")
     if resume and not (folder / "checkpoint.safetensors").is_file():
         raise RunError(f"nothing to resume: {folder} has no checkpoint; start it without --resume")
+    if overwrite and folder.exists() and not (folder / "config.toml").is_file():
+        raise RunError(
+            f"{folder} is not a run (it has no config.toml) and will not be overwritten; "
+            "choose another --name or remove it yourself"
+        )
     if not (resume or overwrite) and (folder.exists() or folder.is_symlink()):
         raise RunError(
             f"{folder} exists already; choose another --name, continue it with --resume, "
@@ -212,10 +222,9 @@ def _start_folder(folder: Path, config: RunConfig, built: Built) -> None:
 
 def _build(config: RunConfig, built: Built) -> tuple[SplitModel, nn.Module | None]:
     """Model and surrogate, each from its own stream: adding the one never changes the other."""
-    with torch.random.fork_rng([]):
-        torch.manual_seed(derive_seed(config.seed, "init/model"))
+    with seeded_globals(derive_seed(config.seed, "init/model")):
         model = configuration.build_model(config, built.image_shape, built.num_classes)
-        torch.manual_seed(derive_seed(config.seed, "init/surrogate"))
+    with seeded_globals(derive_seed(config.seed, "init/surrogate")):
         surrogate = configuration.build_defence(config).surrogate(
             model.wire_floats(built.image_shape), built.num_classes, config.noise_std or 0.0
         )
@@ -264,8 +273,7 @@ def _train(
         augment=partial(_augment, crop_pad=dataset.crop_pad, flip=dataset.flip),
     )
     val = dataset.labelled(splits.val)
-    with torch.random.fork_rng([fabric.device] if on_gpu else []):
-        torch.manual_seed(derive_seed(config.seed, "global"))
+    with seeded_globals(derive_seed(config.seed, "global"), fabric.device):
         train(
             *modules,
             train_set,

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from splitveil.attacks import PROFILES, Decoder
-from splitveil.attacks.seeding import seeded
 from splitveil.errors import AuditError
 from splitveil.types import BlackBox, Labelled, Observation, Victim
 
@@ -138,23 +137,3 @@ def test_the_published_setting_is_the_papers() -> None:
     assert (paper.width, paper.blocks) == (64, 8)
     assert (paper.epochs, paper.batch_size, paper.lr) == (50, 256, 1e-3)
     assert paper.schedule == "cosine"
-
-
-def test_seeding_comes_from_the_generator_and_is_undone() -> None:
-    cpu = torch.device("cpu")
-    state = torch.get_rng_state()
-    with seeded(generator(0), cpu):
-        one = torch.rand(3)
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.rand(1)
-    with seeded(generator(0), cpu):
-        assert torch.equal(torch.rand(3), one)
-    with seeded(generator(1), cpu):
-        assert not torch.equal(torch.rand(3), one)
-
-
-def test_seeding_is_undone_after_an_error() -> None:
-    state = torch.get_rng_state()
-    with pytest.raises(KeyError), seeded(generator(0), torch.device("cpu")):
-        raise KeyError
-    assert torch.equal(torch.get_rng_state(), state)

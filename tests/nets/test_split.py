@@ -105,7 +105,9 @@ class Residual(nn.Module):
 
 
 def test_a_model_that_is_no_chain_is_refused_with_a_way_out() -> None:
-    with pytest.raises(ConfigError, match=re.escape("needs an nn.Sequential, got Residual; wrap")):
+    with pytest.raises(
+        ConfigError, match=re.escape("needs a plain nn.Sequential, got Residual; wrap")
+    ):
         cut(Residual(), 1)
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from splitveil.surrogates import GatedAttentionCEM, Rate
-from splitveil.train import Guard, Weights, compose
+from splitveil.train import Guard, Weights, compose_losses
 from splitveil.types import SurrogateOutput
 
 
@@ -69,7 +69,7 @@ def test_one_backward_equals_two(attention: str, form: str) -> None:
     z = encoder(x)
     task = F.cross_entropy(head(z), y)
     weights = Weights(encoder=lambd * w_lr, scale=scale)
-    loss, _ = compose(task, z, y, cem, weights=weights, guard=Guard.on("cpu"))
+    loss, _ = compose_losses(task, z, y, cem, weights=weights, guard=Guard.on("cpu"))
     loss.backward()  # type: ignore[no-untyped-call]
     for fast, reference in zip(gradients(encoder, head, cem), slow, strict=True):
         assert_close(fast, reference, rtol=0, atol=1e-10)
@@ -117,7 +117,7 @@ def test_a_broken_penalty_leaves_the_task_gradient_exactly(kind: str) -> None:
     z = encoder(x)
     task = F.cross_entropy(head(z), y)
     weights = Weights(encoder=1.0, scale=1.0)
-    loss, _ = compose(task, z, y, Broken(kind), weights=weights, guard=guard)
+    loss, _ = compose_losses(task, z, y, Broken(kind), weights=weights, guard=guard)
     loss.backward()  # type: ignore[no-untyped-call]
     for a, b in zip(gradients(encoder, head), gradients(twin, twin_head), strict=True):
         assert torch.equal(a, b)

@@ -102,7 +102,9 @@ def test_tensorboard_shows_each_epoch_once(folder: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_nothing_temporary_is_left(folder: Path) -> None:
-    left = [n for run in folder.iterdir() if run.is_dir() for n in os.listdir(run) if n.endswith(".tmp")]
+    left = [
+        n for run in folder.iterdir() if run.is_dir() for n in os.listdir(run) if n.endswith(".tmp")
+    ]
     assert left == []
 
 

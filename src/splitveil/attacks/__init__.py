@@ -21,7 +21,10 @@ ATTACKS: Mapping[str, type[Attack]] = {
 _CHEAP: Mapping[str, Attack] = {"mean": MeanImage(), "class-mean": ClassMean(), "linear": Linear()}
 
 PROFILES: Mapping[str, Mapping[str, Attack]] = {
-    "smoke": {**_CHEAP, "decoder": Decoder(width=16, blocks=1, epochs=2, batch_size=64)},
+    "smoke": {
+        **_CHEAP,
+        "decoder": Decoder(width=16, blocks=1, epochs=2, min_steps=100, batch_size=64),
+    },
     "quick": {
         **_CHEAP,
         "decoder": Decoder(blocks=2, epochs=1, min_steps=600, batch_size=64, lr=8e-3),

@@ -8,9 +8,9 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from splitveil.attacks.seeding import seeded
 from splitveil.errors import AuditError
 from splitveil.nets import ResidualDecoder
+from splitveil.rng import seeded_globals
 from splitveil.types import Access, BlackBox, Labelled, Observation, Reconstruct
 
 
@@ -40,7 +40,8 @@ class Decoder:
             raise AuditError(f"the decoder attack needs at least 2 aux images, got {len(aux)}")
         device = victim.device
         wire = tuple(victim.send(aux.images[:1], generator).shape[1:])
-        with seeded(generator, device):
+        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        with seeded_globals(seed, device):
             net = ResidualDecoder(
                 wire, tuple(aux.images.shape[1:]), width=self.width, blocks=self.blocks
             ).to(device)

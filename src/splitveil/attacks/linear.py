@@ -25,7 +25,7 @@ def ridge(
     x, y = x - x_mean, y - y_mean
     values, vectors = torch.linalg.eigh(x.T @ x / len(x))
     rotated = vectors.T @ (x.T @ y / len(x))  # (d, p)
-    scale = values.mean().clamp_min(torch.finfo(x.dtype).tiny)
+    scale = values.mean().clamp_min(1e-30)  # constant features: any scale will do
     solutions = []
     for penalty in penalties:
         weight = vectors @ (rotated / (values.clamp_min(0) + penalty * scale)[:, None])

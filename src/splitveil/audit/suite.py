@@ -96,6 +96,7 @@ def attempt(case: Case, name: str, attack: Attack, seen: Observation, seed: int)
             f"expected {tuple(x.shape)}"
         )
     check_images(guess, f"reconstructions of attack '{name}'")
+    guess = guess.to(x)
     return Attempt(
         guess=guess,
         mse=metrics.mse(x, guess),

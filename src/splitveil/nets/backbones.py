@@ -92,7 +92,9 @@ def thin_resnet(image_shape: Shape, num_classes: int) -> nn.Sequential:
         conv3x3(64, 8),
         nn.Sigmoid(),
     )
-    features = 512 * (image_shape[1] // 32) * (image_shape[2] // 32)
+    # The client's strides round up, the server's pools round down.
+    height, width = (-(-side // 4) // 8 for side in image_shape[1:])
+    features = 512 * height * width
     server = [conv3x3(8, 128), *_vgg_entries(128, 4), _classifier(features, num_classes)]
     return nn.Sequential(client, *server)
 

@@ -70,12 +70,14 @@ def cut(backbone: nn.Module, at: int, channel: nn.Module | None = None) -> Split
     >>> model.macs((1, 2, 2)), model.wire_floats((1, 2, 2))
     (12, 3)
     """
-    children = list(backbone.children())
-    if not isinstance(backbone, nn.Sequential):
+    plain = isinstance(backbone, nn.Sequential) and type(backbone).forward is nn.Sequential.forward
+    if not (plain and isinstance(backbone, nn.Sequential)):
         raise ConfigError(
-            f"cut needs an nn.Sequential, got {type(backbone).__name__}; wrap the stages of your "
-            "model: nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
+            f"cut needs a plain nn.Sequential, got {type(backbone).__name__}; wrap the stages of "
+            "your model: nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
         )
+    # Not children(): that would yield a module used twice, one ReLU say, only once.
+    children = list(backbone)
     if not 1 <= at < len(children):
         raise ConfigError(
             f"at must leave a layer on both sides: 1..{len(children) - 1} for this backbone of "
@@ -113,4 +115,4 @@ def _probe(module: nn.Module) -> nn.Module:
 
 def _example(module: nn.Module, input_shape: Shape) -> Tensor:
     first = next(module.parameters(), None)
-    return torch.zeros(1, *input_shape, device=None if first is None else first.device)
+    return torch.zeros(1, *input_shape) if first is None else first.new_zeros(1, *input_shape)

@@ -103,7 +103,7 @@ def columns() -> tuple[Column, ...]:
         Column(heading="PSNR", unit="dB", arrow="↓"),
         Column(heading="SSIM", arrow="↓", brief="SSIM ↓"),
         Column(heading="Worst-case MSE", arrow="↑"),
-        Column(heading="Ceiling MSE", brief="ceiling"),
+        Column(heading="Ceiling MSE"),
         Column(heading="Leakage", unit="%", arrow="↓", brief="leak% ↓"),
         Column(heading="Rate", unit="nats", arrow="↓", brief="nats ↓"),
         Column(heading="Client MACs", arrow="↓"),

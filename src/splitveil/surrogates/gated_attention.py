@@ -96,8 +96,8 @@ class GatedAttentionCEM(nn.Module):
     them by the rate (1/2d) Σ_j log(1 + σ²_cj/noise_std²); form, τ and gates are then unused.
 
     `attention` says what the weights are trained for: to lower the loss as the seeds do
-    (`minimise`: it collapses, MATHS law 2), to find the leakiest samples (`maximise`: only the
-    attention's parameters ascend, in the same backward pass), or nothing (`uniform`).
+    (`minimise`: it can collapse, see docs/maths.md), to find the leakiest samples (`maximise`:
+    only the attention's parameters ascend, in the same backward pass), or nothing (`uniform`).
     `statistic` says what is measured: LayerNorm(z), or z itself (`raw`).
     `slot_power` is kept for the seeds' configurations: with a single pool the normalised slot
     weight is 1, so it has no effect.

@@ -27,7 +27,7 @@ class Guard:
         return cls(zero, zero.clone())
 
 
-def compose(
+def compose_losses(
     task_loss: Tensor,
     z: Tensor,
     y: Tensor,

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from splitveil.errors import RunError
 from splitveil.rng import stream
 from splitveil.train.checkpoint import read_checkpoint, write_checkpoint
-from splitveil.train.compose import compose
+from splitveil.train.compose import compose_losses
 from splitveil.train.files import MetricsLog
 from splitveil.train.interrupt import catch_interrupt
 from splitveil.train.schedule import Schedule, Weights
@@ -185,7 +185,9 @@ def forward_loss(
         "train_accuracy": (out.logits.detach().argmax(1) == y).float().mean(),
     }
     if state.surrogate is not None and weights is not None:
-        loss, rob = compose(loss, out.z, y, state.surrogate, weights=weights, guard=state.guard)
+        loss, rob = compose_losses(
+            loss, out.z, y, state.surrogate, weights=weights, guard=state.guard
+        )
         values |= {"rob_loss": rob.loss, "intra_mse": rob.intra_mse} | rob.diagnostics
     return loss, values
 

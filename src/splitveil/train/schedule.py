@@ -78,7 +78,7 @@ class Schedule:
     def lr_at(self, step: int) -> float:
         """Learning rate of a step."""
         if self.kind == "cem":
-            return multi_step((self.epoch_of(step) - 1) / self.epochs, self.peak_lr)
+            return multi_step(self.epoch_of(step) / self.epochs, self.peak_lr)
         return one_cycle(step / self.total_steps, self.peak_lr)
 
     def weights_at(self, step: int) -> Weights | None:

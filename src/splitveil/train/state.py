@@ -1,5 +1,6 @@
 """Everything that changes while a run trains, and how it is saved and put back."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from splitveil.train.checkpoint import (
 from splitveil.train.compose import Guard
 from splitveil.types import Json, PenaltyPlan
 
+log = logging.getLogger("splitveil")
 STREAMS = ("augment", "channel")
 
 
@@ -124,8 +126,15 @@ def snapshot(state: TrainState, passport: Json) -> Checkpoint:
 
 
 def restore(state: TrainState, checkpoint: Checkpoint) -> None:
-    """Put a snapshot back, bit for bit."""
+    """Put a snapshot back, bit for bit (the same number of threads is needed for the bits)."""
     meta = checkpoint.meta
+    if meta.get("threads") != torch.get_num_threads():
+        log.warning(
+            "the checkpoint was written with %s threads, this process has %d: the run continues, "
+            "but not bit for bit",
+            meta.get("threads"),
+            torch.get_num_threads(),
+        )
     load_module(state.model, checkpoint.part("model"), "model")
     if state.surrogate is not None:
         load_module(state.surrogate, checkpoint.part("surrogate"), "surrogate")

@@ -1,0 +1,187 @@
+"""The command line through its runner: what a user types and sees."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from splitveil.cli import app
+
+
+def call(*words: str) -> Any:  # noqa: ANN401 - typer's result type is not public
+    return CliRunner().invoke(app, list(words))
+
+
+def text(result: Any) -> str:  # noqa: ANN401
+    """Everything printed, wrapped lines joined."""
+    return re.sub(r"\s+", " ", result.output + result.stderr)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A demo in the smallest form: three runs, audited, and a page."""
+    folder = tmp_path_factory.mktemp("demo")
+    result = call(
+        "demo", "--runs-dir", str(folder), "--epochs", "2", "--profile", "smoke", "--json"
+    )
+    assert result.exit_code == 0, text(result)
+    records = json.loads(result.stdout)
+    assert [Path(k).name for k in records] == ["none", "gated-att", "veil"]
+    return folder
+
+
+def test_demo_leaves_runs_and_a_page(runs: Path) -> None:
+    page = (runs / "report.html").read_text()
+    assert all(name in page for name in ("none", "gated-att", "veil"))
+    for name in ("none", "gated-att", "veil"):
+        files = {p.name for p in (runs / name).iterdir()}
+        assert {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "record.json"} <= files
+        assert any(f.startswith("events.out.tfevents") for f in files)
+
+
+def test_train_audit_report(tmp_path: Path) -> None:
+    result = call("train", "--dataset", "digits", "--defence", "veil", "--name", "a", "--epochs",
+                  "1", "--runs-dir", str(tmp_path), "--set", "lambd=0.5",
+                  "--seed", "4")  # fmt: skip
+    assert result.exit_code == 0, text(result)
+    assert "effective weight λ·w_lr·scale 0.5" in text(result)
+    assert "epoch 1/1" in text(result)
+    run = tmp_path / "a"
+    result = call("audit", str(run), "--profile", "smoke")
+    assert result.exit_code == 0, text(result)
+    record = json.loads((run / "record.json").read_text())
+    assert f"{100 * record['accuracy']:.2f}" in result.stdout
+    assert f"{record['strongest']['mse']:.4f}" in result.stdout
+    assert (record["config"]["lambd"], record["config"]["seed"]) == (0.5, 4)
+    assert (run / "report.html").is_file()
+    result = call("audit", str(run), "--profile", "smoke", "--json")
+    assert json.loads(result.stdout)["attacks"].keys() == record["attacks"].keys()
+    result = call("report", str(run), "--out", str(tmp_path / "page"))
+    assert result.exit_code == 0, text(result)
+    assert (tmp_path / "page" / "report.html").is_file()
+
+
+def test_config_file_is_overridden_by_set_and_options(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('defence = "gated-att"\nlambd = 8\nseed = 7\nepochs = 1\nreg_strength = 0.1\n')
+    result = call("train", "--config", str(file), "--set", "lambd=2", "--seed", "9",
+                  "--runs-dir", str(tmp_path), "--name", "b", "--json")  # fmt: skip
+    assert result.exit_code == 0, text(result)
+    written = (tmp_path / "b" / "config.toml").read_text()
+    for line in ('defence = "gated-att"', "lambd = 2.0", "seed = 9", "noise_std = 0.1"):
+        assert line in written
+    assert json.loads(result.stdout)["last_epoch"]["epoch"] == 1
+
+
+def test_resuming_a_finished_run_changes_nothing(runs: Path) -> None:
+    before = (runs / "veil" / "checkpoint.safetensors").read_bytes()
+    words = ("train", "--resume", "--runs-dir", str(runs), "--name", "veil")
+    result = call(*words)
+    assert result.exit_code == 0, text(result)
+    assert (runs / "veil" / "checkpoint.safetensors").read_bytes() == before
+    result = call(*words, "--set", "reg_strength=0.05")
+    assert result.exit_code == 0, text(result)
+
+
+@pytest.mark.parametrize("command", ["datasets", "defences", "attacks"])
+def test_catalogues(command: str) -> None:
+    names = json.loads(call(command, "--json").stdout)
+    shown = call(command)
+    assert shown.exit_code == 0
+    assert all(name in shown.stdout for name in names)
+
+
+@pytest.mark.parametrize(
+    "command", ["demo", "train", "audit", "report", "datasets", "defences", "attacks"]
+)
+def test_every_command_has_an_example_and_json(command: str) -> None:
+    result = call(command, "--help")
+    assert result.exit_code == 0
+    assert f"splitveil {command}" in text(result)
+    assert "--json" in text(result)
+
+
+def npz(path: Path, **arrays: Any) -> str:  # noqa: ANN401
+    np.savez(path, **arrays)
+    return f"npz:{path}"
+
+
+def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
+    """Name → command line, words of the message."""
+    x, y = np.random.default_rng(0).random((40, 8, 8, 1)), np.arange(40) % 4
+    hole = x.copy()
+    hole[3, 0, 0] = np.nan
+    (folder / "cifar-10-binary.tar.gz").write_bytes(b"\x1f\x8bnot an archive")
+    (folder / "file").write_text("")
+    labels = {"x": x, "y": y + 1, "classes": np.array(["a", "b", "c", "d"])}
+    train = ["train", "--epochs", "1", "--runs-dir", str(folder / "runs")]
+    return {
+        "unknown dataset": ([*train, "--dataset", "digit"], "did you mean 'digits'"),
+        "unknown defence": ([*train, "--defence", "gated"], "choose from: gated-att"),
+        "unknown setting": ([*train, "--set", "lamdb=1"], "did you mean 'lambd'"),
+        "corrupt archive": (
+            [*train, "--dataset", "cifar10", "--data-dir", str(folder)],
+            "cifar-10-binary.tar.gz",
+        ),
+        "labels out of range": ([*train, "--dataset", npz(folder / "l.npz", **labels)], "0..3"),
+        "NaN images": ([*train, "--dataset", npz(folder / "n.npz", x=hole, y=y)], "NaN"),
+        "images outside [0,1]": (
+            [*train, "--dataset", npz(folder / "o.npz", x=255 * x, y=y)],
+            "divide by 255",
+        ),
+        "missing path": ([*train, "--dataset", "npz:absent.npz"], "absent.npz"),
+        "negative lambda": ([*train, "--set", "lambd=-1"], "lambd must be a finite number ≥ 0"),
+        "rate without noise": ([*train, "--set", "noise_std=0"], "needs channel noise"),
+        "noise without a noisy defence": (
+            [*train, "--defence", "none", "--set", "noise_std=0.1"],
+            "adds no noise",
+        ),
+        "unwritable folder": (
+            ["train", "--epochs", "1", "--runs-dir", str(folder / "file" / "runs")],
+            "cannot write",
+        ),
+        "not a run": (["audit", str(folder)], "is not a run"),
+        "unaudited report": (["report", str(folder)], "splitveil audit"),
+        "nothing to resume": ([*train, "--resume", "--name", "no"], "is not a run"),
+        "no GPU": ([*train, "--device", "tpu"], "device must be one of auto, cpu, cuda"),
+    }
+
+
+def test_bad_input_exits_with_two_and_says_what_to_do(tmp_path: Path) -> None:
+    for name, (words, message) in bad_inputs(tmp_path).items():
+        result = call(*words)
+        assert result.exit_code == 2, f"{name}: {text(result)}"
+        assert message in text(result), f"{name}: {text(result)}"
+        assert "Traceback" not in text(result), name
+    assert not (tmp_path / "runs").exists(), "a refused run must leave nothing behind"
+
+
+def test_existing_name_is_refused_and_kept(runs: Path) -> None:
+    before = (runs / "none" / "config.toml").read_bytes()
+    result = call("train", "--runs-dir", str(runs), "--name", "none", "--epochs", "1")
+    assert result.exit_code == 2
+    assert "--resume" in text(result)
+    assert "--overwrite" in text(result)
+    assert (runs / "none" / "config.toml").read_bytes() == before
+
+
+def test_overwrite_never_removes_what_is_no_run(tmp_path: Path) -> None:
+    keep = tmp_path / "photos" / "holiday.txt"
+    keep.parent.mkdir()
+    keep.write_text("dear")
+    words = ("--runs-dir", str(tmp_path), "--name", "photos", "--epochs", "1", "--overwrite")
+    result = call("train", *words)
+    assert result.exit_code == 2
+    assert "is not a run" in text(result)
+    assert keep.read_text() == "dear"
+
+
+def test_version_and_no_arguments() -> None:
+    from splitveil import __version__
+
+    assert __version__ in call("--version").stdout
+    assert "demo" in text(call())

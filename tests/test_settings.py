@@ -1,0 +1,76 @@
+"""Settings from text: types, near names, TOML there and back."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from splitveil.config import make_config
+from splitveil.defences import DEFENCES
+from splitveil.errors import ConfigError
+from splitveil.runs import flat_config
+from splitveil.settings import parse_pairs, read_toml, write_toml
+
+
+def test_pairs_have_toml_types() -> None:
+    texts = ["a=1", "b=0.5", "c=true", "d=word", 'e="7"', "f=1e-3", "g = two words "]
+    assert parse_pairs(texts) == {
+        "a": 1, "b": 0.5, "c": True, "d": "word", "e": "7", "f": 1e-3, "g": "two words",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["lambd", "=3", ""])
+def test_what_is_no_pair_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="key=value"):
+        parse_pairs([text])
+
+
+def test_a_repeated_key_is_refused() -> None:
+    with pytest.raises(ConfigError, match="given twice"):
+        parse_pairs(["a=1", "a=2"])
+
+
+@pytest.mark.parametrize("defence", DEFENCES)
+def test_every_configuration_survives_toml(defence: str, tmp_path: Path) -> None:
+    config = make_config({"defence": defence, "name": "none", "seed": 3})
+    path = tmp_path / "config.toml"
+    path.write_text(write_toml(flat_config(config)), encoding="utf-8")
+    back = make_config(read_toml(path))
+    assert flat_config(back) == flat_config(config)
+    assert back.name == "none"
+
+
+def test_seeds_names_reach_the_defence() -> None:
+    config = make_config({"defence": "gated-att", "lambd": 8, "snr_thresh": 0.2, "hidden_dim": 32})
+    assert config.settings == {"lambd": 8.0, "snr_thresh": 0.2, "hidden_dim": 32}
+    known = {f.name for f in fields(DEFENCES["gated-att"])}
+    seeds = "lambd attention_loss_scale attention_warmup_epochs var_threshold class_gate_a"
+    seeds += " class_gate_b snr_thresh snr_sharp softplus_beta margin_m slot_power eps"
+    assert set(seeds.split()) <= known
+
+
+def test_reg_strength_is_the_channels_noise() -> None:
+    assert make_config({"reg_strength": 0.1}).noise_std == 0.1
+    with pytest.raises(ConfigError, match="one number"):
+        make_config({"reg_strength": 0.1, "noise_std": 0.1})
+
+
+def test_none_switches_an_optional_setting_off() -> None:
+    assert make_config({"attention_lr": "none"}).settings == {"attention_lr": None}
+
+
+def test_every_problem_is_reported_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config({"lambda": 1, "form": "cubic", "bias": 3, "hidden_dim": "wide"})
+    for words in ("did you mean 'lambd'", "form must be one of gated, hinge, trace",
+                  "bias must be true or false", "hidden_dim must be a whole number"):  # fmt: skip
+        assert words in str(caught.value)
+
+
+def test_bad_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_toml(tmp_path / "absent.toml")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("lambd = = 3")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        read_toml(bad)
