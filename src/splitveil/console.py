@@ -9,13 +9,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
@@ -46,14 +40,12 @@ class Bar:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Bar]:
-    """A bar with elapsed and remaining time, on stderr, gone from the way of results."""
+    """A bar with the time left (at the end: taken), on stderr, out of the way of results."""
     with RichProgress(
         TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        BarColumn(bar_width=8),
+        TaskProgressColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
         TextColumn("{task.fields[note]}", markup=False),
         console=err,
         transient=False,

@@ -1,5 +1,6 @@
 """Where a number comes from: versions, commit, command."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -25,10 +26,14 @@ def versions() -> Json:
 
 
 def commit() -> str | None:
-    """The checkout's commit, marked `+` when files differ from it; None outside a checkout."""
+    """The checkout's commit, marked `+` when files differ from it.
+
+    Outside a checkout (a copy on another machine, a container) it is what `$SPLITVEIL_COMMIT`
+    says, or None.
+    """
     here = Path(__file__).resolve().parents[2]
     if not (here / ".git").exists():
-        return None
+        return os.environ.get("SPLITVEIL_COMMIT")
     try:
         head = _git(here, "rev-parse", "--short=12", "HEAD")
         dirty = _git(here, "status", "--porcelain", "--untracked-files=no")

@@ -261,4 +261,4 @@ def _short(line: Json) -> str:
     for key, name in (("rob_loss", "rob"), ("val_accuracy", "val")):
         if line.get(key) is not None:
             parts.append(f"{name} {line[key]:.3f}")
-    return " · " + " · ".join(parts)
+    return " " + " ".join(parts)
