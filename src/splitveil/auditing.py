@@ -29,6 +29,7 @@ from splitveil.train.files import write_text
 from splitveil.types import Json, Labelled, Progress, Record, Victim
 
 ACCURACY_DRAWS = 4
+PLACES = ("data_dir", "runs_dir")  # where files lay says nothing about a result
 
 
 @torch.no_grad()
@@ -81,7 +82,7 @@ def audit_run(run: Run, profile: str, *, aux: str, seed: int, progress: Progress
             "params": run.model.client_params(),
             "wire_floats": run.model.wire_floats(shape),
         },
-        config=flat_config(run.config),
+        config={k: v for k, v in flat_config(run.config).items() if k not in PLACES},
         splits=splits.hashes() | view.hashes() | {"data": run.built.data_hash},
         seeds={"train": run.config.seed, "attack": seed, "split": run.config.split_seed},
         versions=versions(),

@@ -43,8 +43,10 @@ def commit() -> str | None:
 
 
 def command() -> str:
-    """The command line of this process."""
-    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """The command line of this process; `python -m splitveil` is written as `splitveil`."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return " ".join([name, *sys.argv[1:]])
 
 
 def device_name(device: torch.device) -> str:
