@@ -17,8 +17,8 @@ from splitveil.report.figures import reconstruction_grid
 
 ROOT = Path(__file__).parents[1]
 ORDER = ("none", "noise", "noise-thin-resnet", "gated-att", "veil")
-HEADINGS = ("row", "net", "accuracy %", "strongest attack MSE ↑", "by", "SSIM ↓", "worst-case MSE ↑",
-            "ceiling", "leakage %", "rate, nats")  # fmt: skip
+HEADINGS = ("row", "net", "accuracy %", "strongest attack MSE ↑", "by", "SSIM ↓",
+            "worst-case MSE ↑", "ceiling", "leakage %", "rate, nats")  # fmt: skip
 
 
 def spread(values: Sequence[float | None], scale: float, digits: int) -> str:

@@ -182,7 +182,9 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
     if resume and overwrite:
         raise RunError("--resume and --overwrite exclude each other; give one")
     if resume and not (folder / "checkpoint.safetensors").is_file():
-        raise RunError(f"nothing to resume: {folder} has no checkpoint; start it without --resume")
+        raise RunError(
+            f"nothing to resume: {folder} has no checkpoint; start it again with --overwrite"
+        )
     if overwrite and folder.exists() and not (folder / "config.toml").is_file():
         raise RunError(
             f"{folder} is not a run (it has no config.toml) and will not be overwritten; "

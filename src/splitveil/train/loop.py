@@ -135,7 +135,7 @@ def train(
     clock = _Clock(state.seconds)
     model.train()
     with catch_interrupt() as interrupt, MetricsLog(folder, state.log_offset) as metrics:
-        order, order_epoch = torch.empty(0), 0
+        order, order_epoch, last = torch.empty(0), 0, ""
         while state.step < schedule.total_steps:
             epoch, index = schedule.epoch_of(state.step), state.step % schedule.steps_per_epoch
             if order_epoch != epoch:
@@ -153,18 +153,17 @@ def train(
             state.meters.add(values)
             state.step += 1
 
-            note = f"epoch {epoch}/{schedule.epochs}"
             if index + 1 == schedule.steps_per_epoch:
                 line = _line("epoch", state, schedule, clock)
                 line["val_accuracy"] = accuracy(wrapped, val, plan.seed)
                 state.meters.reset()
                 metrics.append(line)
-                note += _short(line)
+                last = _short(line)
             elif state.step % plan.log_every == 0:
                 line = _line("step", state, schedule, clock)
                 metrics.append(line)
-                note += _short(line)
-            progress(state.step, schedule.total_steps, note)
+                last = _short(line)
+            progress(state.step, schedule.total_steps, f"epoch {epoch}/{schedule.epochs}{last}")
             if interrupt.requested or clock.due(plan, state.step):
                 state.seconds, state.log_offset = clock.seconds(), metrics.offset
                 write_checkpoint(target, snapshot(state, passport))
