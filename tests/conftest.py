@@ -7,6 +7,12 @@ import torch
 from jaxtyping import config
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Nets as small as those of the tests only lose time to threads."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def keep_denormals() -> None:
     """Training flushes denormals for the whole process; hypothesis needs them back."""

@@ -1,6 +1,6 @@
 """Clients small enough to know by heart."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,15 +10,6 @@ from splitveil.nets import Channel, GaussianNoise
 from splitveil.types import Labelled, Victim
 
 MakeAux = Callable[..., Labelled]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Nets this small only lose time to threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Cases and attempts made by hand."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -24,15 +24,6 @@ class BrightestQuarter(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         return z.reshape(len(z), 4, -1).sum(2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Images this small only lose time to threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

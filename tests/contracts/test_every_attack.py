@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -31,15 +31,6 @@ def pictures(n: int, seed: int) -> Labelled:
     wave = torch.cos(angle) * line[:, None] + torch.sin(angle) * line
     images = 0.5 + 0.5 * contrast * torch.sin(2 * math.pi * (wave + 0.35 * phase))
     return Labelled(images[:, None].clamp(0, 1), labels)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Nets this small only lose time to threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

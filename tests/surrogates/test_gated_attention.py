@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import surrogates as oracle
-from torch import Tensor
+from oracles.batches import draw
 from torch.testing import assert_close
 
 from splitveil.errors import ConfigError, DataError
@@ -39,12 +39,6 @@ def build(d: int, c: int, seed: int = 0, **kwargs: Any) -> GatedAttentionCEM:  #
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         return GatedAttentionCEM(d, c, reg_strength=0.5, **kwargs).double()
-
-
-def draw(n: int, d: int, c: int, seed: int) -> tuple[Tensor, Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    z = torch.randn(n, d, generator=g, dtype=torch.float64, requires_grad=True)
-    return z, torch.randint(c, (n,), generator=g)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

@@ -7,17 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import surrogates as oracle
-from torch import Tensor
+from oracles.batches import draw
 from torch.testing import assert_close
 
 from splitveil.errors import ConfigError
 from splitveil.surrogates import GatedAttentionCEM, Rate
-
-
-def draw(n: int, d: int, c: int, seed: int) -> tuple[Tensor, Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    z = torch.randn(n, d, generator=g, dtype=torch.float64, requires_grad=True)
-    return z, torch.randint(c, (n,), generator=g)
 
 
 def test_two_points_one_sigma_away_give_half_log_two() -> None:
