@@ -60,7 +60,8 @@ class PenaltyPlan:
     attention_warmup_epochs. `w_lr` "cem" weighs by 0.001/lr while lr ≥ 4.1e-4, "constant" by 1.
     `skip_first_epoch` is the seeds' ¬random_ini_centers. `attention_gets_lambda`: the attention
     receives λ too (plain L_CE + λ·L). `attention_lr` trains it by Adam at that rate; None puts it
-    into the model's own SGD optimiser.
+    into the model's own SGD optimiser. `ramp` is the share of the run over which the weight on the
+    encoder grows linearly to its full size; 0 starts with it.
     """
 
     lambd: float = 0.0
@@ -70,6 +71,7 @@ class PenaltyPlan:
     skip_first_epoch: bool = False
     attention_gets_lambda: bool = False
     attention_lr: float | None = None
+    ramp: float = 0.0
 
 
 @dataclass(frozen=True)

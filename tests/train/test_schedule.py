@@ -50,6 +50,14 @@ def test_attention_that_gets_lambda_sees_it_in_the_scale() -> None:
     assert (weights.encoder, weights.scale, weights.effective) == (1.0, 1.5, 1.5)
 
 
+def test_a_ramp_grows_linearly_and_spares_the_attention() -> None:
+    """Half-way up the ramp the encoder gets half of λ; the attention's own scale is untouched."""
+    s = schedule(PenaltyPlan(lambd=4.0, scale=0.5, ramp=0.5), epochs=100)
+    weights = [s.weights_at(step) for step in (0, 50, 100, 199)]
+    assert [w.encoder for w in weights if w] == pytest.approx([0.0, 2.0, 4.0, 4.0])
+    assert [w.scale for w in weights if w] == [0.5] * 4
+
+
 @given(step=st.integers(0, 199))
 def test_one_cycle_stays_between_zero_and_the_peak(step: int) -> None:
     s = schedule(PenaltyPlan(), "one-cycle", epochs=100)

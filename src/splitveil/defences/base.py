@@ -56,6 +56,8 @@ def check_penalty(plan: PenaltyPlan) -> PenaltyPlan:
             raise ConfigError(f"{name} must be a finite number ≥ 0, got {value}; 0 switches it off")
     if plan.warmup_epochs < 0:
         raise ConfigError(f"attention_warmup_epochs must be ≥ 0, got {plan.warmup_epochs}")
+    if not 0 <= plan.ramp <= 1:
+        raise ConfigError(f"ramp must be a share of the run in [0, 1], got {plan.ramp}")
     if plan.attention_lr is not None and not 0 < plan.attention_lr < float("inf"):
         raise ConfigError(f"attention_lr must be a finite number > 0, got {plan.attention_lr}")
     return plan

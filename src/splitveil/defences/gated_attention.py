@@ -21,6 +21,7 @@ class GatedAttention(Defence):
     skip_first_epoch: bool = True
     attention_gets_lambda: bool = False
     attention_lr: float | None = None
+    ramp: float = 0.0
     form: Literal["gated", "hinge", "trace"] = "gated"
     attention: Literal["minimise", "maximise", "uniform"] = "minimise"
     statistic: Literal["layernorm", "raw"] | None = None
@@ -83,4 +84,5 @@ class GatedAttention(Defence):
             skip_first_epoch=self.skip_first_epoch,
             attention_gets_lambda=self.attention_gets_lambda,
             attention_lr=self.attention_lr,
+            ramp=self.ramp,
         )

@@ -40,6 +40,15 @@ def lr_weight(lr: float, kind: Literal["constant", "cem"]) -> float:
     return 0.001 / lr if kind == "cem" and lr >= 4.1e-4 else 1.0  # noqa: PLR2004
 
 
+def ramp_up(progress: float, ramp: float) -> float:
+    """Linear growth from 0 to 1 over the share `ramp` of the run.
+
+    >>> ramp_up(0.1, 0.2), ramp_up(0.5, 0.2), ramp_up(0.0, 0.0)
+    (0.5, 1.0, 1.0)
+    """
+    return min(1.0, progress / ramp) if ramp > 0 else 1.0
+
+
 @dataclass(frozen=True)
 class Weights:
     """How one step composes its losses: the gradient of z is scaled by `encoder`, rob by `scale`.
@@ -90,7 +99,7 @@ class Schedule:
         first = plan.skip_first_epoch and epoch == 1
         if plan.lambd == 0 or epoch <= plan.warmup_epochs or first:
             return None
-        w_lr = lr_weight(self.lr_at(step), plan.w_lr)
+        w_lr = lr_weight(self.lr_at(step), plan.w_lr) * ramp_up(step / self.total_steps, plan.ramp)
         if plan.attention_gets_lambda:
             return Weights(w_lr, plan.lambd * plan.scale)
         return Weights(plan.lambd * w_lr, plan.scale)
