@@ -244,7 +244,8 @@ def _train(
 ) -> None:
     from lightning_fabric import Fabric
 
-    from splitveil.train.loop import EvalSet, Plan, TrainSet, train
+    from splitveil.train.loop import Plan, train
+    from splitveil.train.step import EvalSet, TrainSet
 
     on_gpu = config.device == "cuda"
     fabric = Fabric(

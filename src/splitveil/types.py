@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -49,6 +49,27 @@ class Surrogate(Protocol):
 
     def __call__(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """The penalty of this batch."""
+        ...
+
+
+Features = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+
+
+@runtime_checkable
+class Refits(Protocol):
+    """A surrogate that is fitted to all training features at the end of an epoch."""
+
+    def refit_stream(self, batches: Features, generator: Generator) -> None:
+        """Fit anew; `batches()` gives clean features and labels, once per call."""
+        ...
+
+
+@runtime_checkable
+class Reports(Protocol):
+    """A surrogate with something to say at the logging cadence."""
+
+    def report(self) -> None:
+        """Write its log lines."""
         ...
 
 

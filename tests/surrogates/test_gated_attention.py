@@ -43,7 +43,12 @@ def build(d: int, c: int, seed: int = 0, **kwargs: Any) -> GatedAttentionCEM:  #
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @settings(max_examples=15, deadline=None)
-@given(n=st.integers(1, 12), c=st.integers(1, 6), d=st.integers(2, 5), seed=st.integers(0, 999))
+@given(
+    n=st.integers(1, 12),
+    c=st.sampled_from([1, 2, 3, 6, 30]),
+    d=st.integers(2, 5),
+    seed=st.integers(0, 999),
+)
 def test_equals_the_loop_over_classes(
     variant: dict[str, Any], n: int, c: int, d: int, seed: int
 ) -> None:
@@ -173,7 +178,8 @@ def test_diagnostics_are_detached_and_feature_maps_are_flattened() -> None:
     out = cem(z.view(12, 2, 2, 2), y)
     assert_close(out.loss, cem(z, y).loss)
     assert not any(v.requires_grad for v in (*out.diagnostics.values(), out.intra_mse))
-    assert {"effective_sample_size", "true_rate", "soft_gate", "hard_gate"} == set(out.diagnostics)
+    names = "effective_sample_size true_rate surrogate_to_true soft_gate hard_gate"
+    assert set(names.split()) == set(out.diagnostics)
 
 
 def test_half_precision_features_are_measured_in_float32() -> None:

@@ -16,7 +16,10 @@ Statistic = Literal["layernorm", "raw"]
 
 @dataclass(frozen=True)
 class ClassBatch:
-    """A batch ready for class-wise statistics: z (n, d) in float32 or better, labels, counts."""
+    """A batch ready for class-wise statistics: z (n, d) in float32 or better, labels, counts.
+
+    `count` is M_c, `share` p_c, `counted` 1 for the classes that have a spread (M_c ≥ 2), else 0.
+    """
 
     z: Float[Tensor, "n d"]
     y: Int[Tensor, " n"]
@@ -28,6 +31,23 @@ class ClassBatch:
     def num_classes(self) -> int:
         """Number of classes, present or not."""
         return len(self.count)
+
+    def compact(self) -> "ClassBatch":
+        """The same batch with only the classes that count, in at most ⌊n/2⌋ + 1 rows.
+
+        With many classes most are absent or have one sample; statistics need rows only for the
+        others, of which a batch of n holds at most ⌊n/2⌋. The last row takes everything else and
+        does not count. The number of rows follows from shapes, so nothing waits for the device.
+        """
+        rows = len(self.y) // 2 + 1
+        if self.num_classes <= rows:
+            return self
+        kept = self.counted.long()
+        row = torch.where(kept > 0, kept.cumsum(0) - 1, rows - 1)  # (c,)
+        y = row[self.y]
+        count = class_count(y, rows, self.z)
+        counted = (torch.arange(rows, device=y.device) < kept.sum()).to(count.dtype)
+        return ClassBatch(self.z, y, count, count / max(len(y), 1), counted)
 
     def average(self, per_class: Float[Tensor, " c"]) -> Float[Tensor, ""]:
         """Σ_c p_c v_c over the classes with at least two samples.

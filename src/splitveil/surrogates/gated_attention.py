@@ -24,7 +24,12 @@ from splitveil.surrogates.gates import (
     snr_gate,
     soft_threshold,
 )
-from splitveil.surrogates.rate import check_noise, diagonal_rate, intra_class_mse, true_rate
+from splitveil.surrogates.rate import (
+    check_noise,
+    diagonal_rate,
+    intra_class_mse,
+    rate_diagnostics,
+)
 from splitveil.surrogates.segments import (
     ClassMoments,
     class_moments,
@@ -171,7 +176,8 @@ class GatedAttentionCEM(nn.Module):
             return uniform_weights(batch.y, batch.count)
         x = plain_layernorm(batch.z) if self.attention_norm else batch.z
         sign = -1.0 if self.attention == "maximise" else 1.0
-        return segment_softmax(self.pooling.logits(x, sign, self.skips), batch.y, self.num_classes)
+        logits = self.pooling.logits(x, sign, self.skips)
+        return segment_softmax(logits, batch.y, batch.num_classes)
 
     def penalties(
         self, moments: ClassMoments, batch: ClassBatch, diagnostics: dict[str, Tensor]
@@ -197,16 +203,15 @@ class GatedAttentionCEM(nn.Module):
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Penalty of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
         with torch.autocast(z.device.type, enabled=False):
-            batch = class_batch(z, y, self.feature_dim, self.num_classes)
+            batch = class_batch(z, y, self.feature_dim, self.num_classes).compact()
             x = plain_layernorm(batch.z) if self.statistic == "layernorm" else batch.z
             weight = self.weights(batch)
-            moments = class_moments(x, weight, batch.y, self.num_classes)
+            moments = class_moments(x, weight, batch.y, batch.num_classes)
             diagnostics = {
                 "effective_sample_size": effective_sample_size(
-                    weight.detach(), batch.y, batch.count
+                    weight.detach(), batch.y, batch.count, batch.counted
                 ),
-                "true_rate": true_rate(batch, self.noise_std),
-            }
+            } | rate_diagnostics(moments.var, batch, self.noise_std)
             per_class = self.penalties(moments, batch, diagnostics)
             loss = batch.average(per_class)
             return SurrogateOutput(

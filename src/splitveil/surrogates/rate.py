@@ -62,6 +62,22 @@ def true_rate(batch: ClassBatch, noise_std: float) -> Float[Tensor, ""]:
         return batch.average(diagonal_rate(var, noise_std))
 
 
+def rate_diagnostics(
+    var: Float[Tensor, "c d"], batch: ClassBatch, noise_std: float
+) -> dict[str, Tensor]:
+    """`true_rate`, and what the surrogate's own variances say as a share of it.
+
+    `surrogate_to_true` is the diagonal rate of `var` over the true rate: 1 for an honest
+    estimator, near 0 for one that has talked its own estimate down.
+    """
+    true = true_rate(batch, noise_std)
+    if noise_std == 0:
+        return {"true_rate": true, "surrogate_to_true": true}
+    own = batch.average(diagonal_rate(var.detach(), noise_std))
+    tiny = torch.finfo(true.dtype).tiny
+    return {"true_rate": true, "surrogate_to_true": own / true.clamp_min(tiny)}
+
+
 def intra_class_mse(
     x: Float[Tensor, "n d"], mean: Float[Tensor, "c d"], batch: ClassBatch
 ) -> Float[Tensor, ""]:
@@ -97,9 +113,9 @@ class Rate(nn.Module):
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Rate of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
         with torch.autocast(z.device.type, enabled=False):
-            batch = class_batch(z, y, self.feature_dim, self.num_classes)
+            batch = class_batch(z, y, self.feature_dim, self.num_classes).compact()
             weight = uniform_weights(batch.y, batch.count)
-            moments = class_moments(batch.z, weight, batch.y, self.num_classes)
+            moments = class_moments(batch.z, weight, batch.y, batch.num_classes)
             if self.covariance == "diagonal":
                 per_class = diagonal_rate(moments.var, self.noise_std)
             else:
@@ -109,8 +125,8 @@ class Rate(nn.Module):
                 intra_mse=intra_class_mse(batch.z, moments.mean, batch),
                 diagnostics={
                     "effective_sample_size": torch.ones_like(batch.share.sum()),
-                    "true_rate": true_rate(batch, self.noise_std),
-                },
+                }
+                | rate_diagnostics(moments.var, batch, self.noise_std),
             )
 
 

@@ -77,15 +77,17 @@ def uniform_weights(y: Int[Tensor, " n"], count: Float[Tensor, " c"]) -> Float[T
 
 
 def effective_sample_size(
-    weight: Float[Tensor, " n"], y: Int[Tensor, " n"], count: Float[Tensor, " c"]
+    weight: Float[Tensor, " n"],
+    y: Int[Tensor, " n"],
+    count: Float[Tensor, " c"],
+    counted: Float[Tensor, " c"],
 ) -> Float[Tensor, ""]:
-    r"""Share of a class's samples that the weights really use, mean over classes with M_c ≥ 2.
+    r"""Share of a class's samples that the weights really use, mean over the `counted` classes.
 
     .. math:: \mathrm{ESS}_c = 1 / (M_c \sum_i \alpha_i^2) \in [1/M_c, 1]
 
     1 for uniform weights; near 1/M_c when attention has collapsed onto one sample.
     """
     squares = torch.zeros_like(count).index_add(0, y, weight.square())
-    present = count >= 2  # noqa: PLR2004 - a class of one sample has no spread to weigh
-    share = torch.where(present, 1.0 / (count * squares).clamp_min(1e-30), 0.0)
-    return share.sum() / present.sum().clamp_min(1)
+    share = counted / (count * squares).clamp_min(1e-30)
+    return share.sum() / counted.sum().clamp_min(1)

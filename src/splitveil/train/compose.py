@@ -9,22 +9,30 @@ from splitveil.gradient import scale_gradient
 from splitveil.train.schedule import Weights
 from splitveil.types import Surrogate, SurrogateOutput
 
+LOW_RATIO = 0.5
+
 
 @dataclass(frozen=True)
 class Guard:
     """Counters on the device, read at the logging cadence: a broken penalty is never silent.
 
-    `loss` counts steps whose rob was not finite, `gradient` those whose gradient at z was not.
+    `loss` counts steps whose rob was not finite, `gradient` those whose gradient at z was not,
+    `low` the steps in a row in which the surrogate reported less than half of the true rate.
     """
 
     loss: Tensor
     gradient: Tensor
+    low: Tensor
 
     @classmethod
     def on(cls, device: torch.device | str) -> "Guard":
-        """Both at zero."""
+        """All at zero."""
         zero = torch.zeros((), dtype=torch.long, device=device)
-        return cls(zero, zero.clone())
+        return cls(zero, zero.clone(), zero.clone())
+
+    def watch(self, ratio: Tensor) -> None:
+        """Count another step with a low surrogate-to-true ratio, or start anew."""
+        self.low.copy_(torch.where(ratio < LOW_RATIO, self.low + 1, 0))
 
 
 def compose_losses(
@@ -47,5 +55,7 @@ def compose_losses(
     out = surrogate(scale_gradient(z, weights.encoder, guard.gradient), y)
     finite = torch.isfinite(out.loss.detach())
     guard.loss.add_(~finite)
+    if "surrogate_to_true" in out.diagnostics:
+        guard.watch(out.diagnostics["surrogate_to_true"])
     rob = torch.where(finite, out.loss, torch.zeros_like(out.loss))
     return task_loss + weights.scale * rob, out

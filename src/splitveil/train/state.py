@@ -20,7 +20,7 @@ from splitveil.train.compose import Guard
 from splitveil.types import Json, PenaltyPlan
 
 log = logging.getLogger("splitveil")
-STREAMS = ("augment", "channel")
+STREAMS = ("augment", "channel", "surrogate")
 
 
 class Meters:
@@ -62,6 +62,7 @@ class TrainState:
     step: int = 0
     seconds: float = 0.0
     warned: int = 0
+    collapsed: bool = False
     log_offset: int = field(default=0)
 
     def skipped(self) -> int:
@@ -106,7 +107,7 @@ def snapshot(state: TrainState, passport: Json) -> Checkpoint:
         tensors |= prefixed("surrogate", state.surrogate.state_dict())
     tensors |= prefixed("rng", save_states(state.streams))
     tensors |= prefixed("meter", state.meters.sums)
-    tensors |= {"guard.loss": state.guard.loss, "guard.gradient": state.guard.gradient}
+    tensors |= prefixed("guard", vars(state.guard))
     optimisers = []
     for index, optimiser in enumerate(state.optimisers):
         held, meta = optimiser_state(optimiser)
@@ -116,6 +117,7 @@ def snapshot(state: TrainState, passport: Json) -> Checkpoint:
         "step": state.step,
         "seconds": state.seconds,
         "warned": state.warned,
+        "collapsed": state.collapsed,
         "log_offset": state.log_offset,
         "meter_counts": state.meters.counts,
         "optimisers": optimisers,
@@ -144,12 +146,13 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
             held = checkpoint.part(f"optimiser{index}")
             load_optimiser(optimiser, held, meta["optimisers"][index])
         device = state.guard.loss.device
-        state.guard.loss.copy_(checkpoint.tensors["guard.loss"])
-        state.guard.gradient.copy_(checkpoint.tensors["guard.gradient"])
+        for name, counter in vars(state.guard).items():
+            counter.copy_(checkpoint.tensors[f"guard.{name}"])
         state.meters.sums = {k: v.to(device) for k, v in checkpoint.part("meter").items()}
         state.meters.counts = dict(meta["meter_counts"])
         state.step, state.seconds = int(meta["step"]), float(meta["seconds"])
         state.warned, state.log_offset = int(meta["warned"]), int(meta["log_offset"])
+        state.collapsed = bool(meta["collapsed"])
     except (KeyError, IndexError, ValueError, TypeError) as err:
         raise CheckpointError(
             f"the checkpoint lacks part of the training state ({err!r}); "

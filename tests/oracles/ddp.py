@@ -1,0 +1,52 @@
+"""One training step in one or several processes; importable by the processes it spawns."""
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from splitveil.nets import Channel, SplitModel
+from splitveil.surrogates import GatedAttentionCEM
+from splitveil.train import Weights
+from splitveil.train.distributed import own_rows
+from splitveil.train.state import new_state
+from splitveil.train.step import forward_loss
+from splitveil.types import PenaltyPlan
+
+
+def two_steps(fabric: Fabric) -> dict[str, list[float]]:
+    """`one_step` for the seeds' penalty and for ours, under names of their own.
+
+    Plain lists: a tensor sent back by a process that has ended cannot be opened.
+    """
+    seed, ours = one_step(fabric, "minimise", rate=False), one_step(fabric, "maximise", rate=True)
+    found = {f"seed.{k}": v for k, v in seed.items()} | {f"ours.{k}": v for k, v in ours.items()}
+    return {k: v.flatten().tolist() for k, v in found.items()}
+
+
+def one_step(fabric: Fabric, attention: str, *, rate: bool) -> dict[str, Tensor]:
+    """Gradients of every parameter and the penalty, after one backward pass over 32 samples."""
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 6))
+    head = nn.Sequential(nn.ReLU(), nn.Linear(6, 4))
+    cem = GatedAttentionCEM(
+        6,
+        4,
+        attention=attention,  # type: ignore[arg-type]
+        penalty="rate" if rate else None,
+        noise_std=0.1,
+    )
+    x, y = torch.rand(32, 1, 3, 3), torch.randint(4, (32,))
+    model = SplitModel(encoder, Channel(), head)
+    wrapped = fabric.setup_module(model)
+    wrapped.mark_forward_method("split_forward")
+    state = new_state(model, cem, PenaltyPlan(lambd=1.0), 0, momentum=0.9, weight_decay=0.0)
+    rows = own_rows(torch.arange(32), fabric)
+    weights = Weights(encoder=3.0, scale=0.5)
+    loss, values = forward_loss(wrapped, (x[rows], y[rows]), weights, state, fabric)
+    fabric.backward(loss)
+    found = {"rob_loss": values["rob_loss"].detach()}
+    for name, module in (("model", model), ("cem", cem)):
+        for key, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                found[f"{name}.{key}"] = parameter.grad.clone()
+    return found
