@@ -4,10 +4,13 @@ from collections.abc import Mapping
 
 from splitveil.defences.base import Defence, NoiseOnly
 from splitveil.defences.gated_attention import GatedAttention
+from splitveil.defences.kmeans import KMeans
+from splitveil.defences.slot_cross import SlotCross
 
 DEFENCES: Mapping[str, Defence] = {
     "none": Defence(summary="no defence: clean smashed data"),
     "noise": NoiseOnly(summary="Gaussian noise on the wire, no penalty"),
+    "cem": KMeans(summary="CEM (CVPR 2025): k-means per class, hinge on the cluster variance"),
     "gated-att": GatedAttention(summary="seed 003: gated attention, gated softplus penalty"),
     "gated-att-simple": GatedAttention(
         summary="seed 000: gated attention, hinge on the log-variance", form="hinge"
@@ -21,6 +24,7 @@ DEFENCES: Mapping[str, Defence] = {
         attention_gets_lambda=True,
         lambd=1.0,
     ),
+    "slot-cross": SlotCross(summary="seed 001: slots and gated cross-attention, early shut-off"),
     "veil": GatedAttention(
         summary="flagship: rate of raw z against the noise, adversarial attention, thin client",
         client="thin-resnet",
@@ -35,4 +39,4 @@ DEFENCES: Mapping[str, Defence] = {
     ),
 }
 
-__all__ = ["DEFENCES", "Defence", "GatedAttention", "NoiseOnly"]
+__all__ = ["DEFENCES", "Defence", "GatedAttention", "KMeans", "NoiseOnly", "SlotCross"]

@@ -70,12 +70,17 @@ def rate_diagnostics(
     `surrogate_to_true` is the diagonal rate of `var` over the true rate: 1 for an honest
     estimator, near 0 for one that has talked its own estimate down.
     """
-    true = true_rate(batch, noise_std)
     if noise_std == 0:
-        return {"true_rate": true, "surrogate_to_true": true}
+        return compare_rates(batch.z.new_full((), torch.nan), batch, noise_std)
     own = batch.average(diagonal_rate(var.detach(), noise_std))
-    tiny = torch.finfo(true.dtype).tiny
-    return {"true_rate": true, "surrogate_to_true": own / true.clamp_min(tiny)}
+    return compare_rates(own, batch, noise_std)
+
+
+def compare_rates(own: Float[Tensor, ""], batch: ClassBatch, noise_std: float) -> dict[str, Tensor]:
+    """The true rate of the batch, and a surrogate's own one as a share of it."""
+    true = true_rate(batch, noise_std)
+    ratio = own / true.clamp_min(torch.finfo(true.dtype).tiny)
+    return {"true_rate": true, "surrogate_to_true": ratio}
 
 
 def intra_class_mse(

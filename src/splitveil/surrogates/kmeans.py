@@ -1,0 +1,288 @@
+"""K-means inside every class at once: seeding, Lloyd's steps, statistics, a fair reservoir.
+
+Segment operations over all classes: no Python loop over classes, no host sync on an accelerator.
+Symbols: n samples, d features, c classes, k clusters per class; `valid` marks the clusters that
+may be chosen: a class with fewer than k distinct samples has fewer of them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor
+
+from splitveil.errors import ConfigError
+from splitveil.surrogates.segments import class_count, segment_sum
+
+CHUNK_NUMBERS = 2**22  # numbers in a temporary; 16 MiB in float32
+
+
+def square_distances(
+    z: Float[Tensor, "n d"], y: Int[Tensor, " n"], centroids: Float[Tensor, "c k d"]
+) -> Float[Tensor, "n k"]:
+    """‖z_i − μ_ck‖² to each centroid of the own class, (rows·k·d) numbers at a time."""
+    rows = max(1, CHUNK_NUMBERS // centroids[0].numel())
+    parts = zip(torch.split(z, rows), torch.split(y, rows), strict=True)
+    return torch.cat([(a[:, None] - centroids[b]).square().sum(2) for a, b in parts])
+
+
+@torch.no_grad()
+def assign(
+    z: Float[Tensor, "n d"],
+    y: Int[Tensor, " n"],
+    centroids: Float[Tensor, "c k d"],
+    valid: Bool[Tensor, "c k"],
+) -> Int[Tensor, " n"]:
+    """Nearest valid centroid of the own class; 0 where the class has none.
+
+    >>> centroids = torch.tensor([[[0.0], [1.0]], [[5.0], [9.0]]])
+    >>> z, y = torch.tensor([[0.9], [6.0]]), torch.tensor([0, 1])
+    >>> assign(z, y, centroids, torch.ones(2, 2, dtype=torch.bool))
+    tensor([1, 0])
+    """
+    far = square_distances(z, y, centroids).masked_fill_(~valid[y], torch.inf)
+    return far.argmin(1)
+
+
+@torch.no_grad()
+def lloyd_step(
+    z: Float[Tensor, "n d"],
+    y: Int[Tensor, " n"],
+    centroids: Float[Tensor, "c k d"],
+    valid: Bool[Tensor, "c k"],
+) -> tuple[Float[Tensor, "c k d"], Int[Tensor, " n"]]:
+    """New centroids, and the assignment they are the means of; an empty cluster stays put."""
+    classes, clusters = valid.shape
+    nearest = assign(z, y, centroids, valid)
+    cell = y * clusters + nearest
+    count = class_count(cell, classes * clusters, z)[:, None]
+    mean = segment_sum(z, cell, classes * clusters) / count.clamp_min(1)  # (c·k, d)
+    moved = torch.where(count > 0, mean, centroids.flatten(0, 1))
+    return moved.view_as(centroids), nearest
+
+
+@torch.no_grad()
+def kmeans(
+    z: Float[Tensor, "n d"],
+    y: Int[Tensor, " n"],
+    centroids: Float[Tensor, "c k d"],
+    valid: Bool[Tensor, "c k"],
+    max_iterations: int = 50,
+) -> Float[Tensor, "c k d"]:
+    """Lloyd's algorithm from the given centroids; cluster k of the result grew out of cluster k.
+
+    A class whose assignment repeats is frozen by a mask, so the device is never asked whether all
+    have converged; on the CPU, where asking costs nothing, the loop ends there.
+    """
+    last = torch.full_like(y, -1)
+    for _ in range(max_iterations):
+        moved, nearest = lloyd_step(z, y, centroids, valid)
+        moving = z.new_zeros(len(valid)).index_add_(0, y, (nearest != last).to(z)) > 0
+        if z.device.type == "cpu" and not bool(moving.any()):
+            break
+        centroids = torch.where(moving[:, None, None], moved, centroids)
+        last = nearest
+    return centroids
+
+
+@torch.no_grad()
+def plus_plus(
+    z: Float[Tensor, "n d"],
+    y: Int[Tensor, " n"],
+    num_classes: int,
+    k: int,
+    generator: Generator | None = None,
+) -> tuple[Float[Tensor, "c k d"], Bool[Tensor, "c k"]]:
+    r"""K-means++ seeds (Arthur and Vassilvitskii 2007) of every class at once: centroids, valid.
+
+    .. math:: P(\text{next seed} = i) \propto D_i^2, \quad
+        D_i = \text{distance to the nearest seed of the own class}
+
+    The code published with CEM draws in proportion to D itself. One draw per class is the
+    smallest E_i/D_i² over the class, E_i ~ Exp(1). A sample that equals a seed is never drawn;
+    when none is left, the class's remaining clusters are not valid.
+    """
+    near, rows = z.new_ones(len(z)), torch.arange(len(z), device=z.device)
+    seeds, valid = [], []
+    where = z.device if generator is None else generator.device
+    for pick in range(k):
+        wait = torch.empty(len(z), device=where, dtype=z.dtype).exponential_(generator=generator)
+        score = near.log() - wait.to(z.device).clamp_min(torch.finfo(z.dtype).tiny).log()
+        top = z.new_full((num_classes,), -torch.inf).scatter_reduce(0, y, score, "amax")
+        drawn = (score == top[y]) & (near > 0)
+        first = torch.where(drawn, rows, len(z))
+        index = y.new_full((num_classes,), len(z)).scatter_reduce(0, y, first, "amin")
+        found = index < len(z)
+        seed = torch.where(found[:, None], z[index.clamp_max(len(z) - 1)], 0.0)  # (c, d)
+        far = square_distances(z, y, seed[:, None])[:, 0]
+        near = far if pick == 0 else torch.minimum(near, torch.where(found[y], far, near))
+        seeds.append(seed)
+        valid.append(found)
+    return torch.stack(seeds, 1), torch.stack(valid, 1)
+
+
+def cell_covariance(
+    centred: Float[Tensor, "n d"], member: Float[Tensor, "j n"]
+) -> Float[Tensor, "j d d"]:
+    """Σ_i member_ji x_i x_iᵀ for j clusters; j·n·d numbers besides the answer.
+
+    Multiplied in float64, which neither autocast nor TF32 touches.
+    """
+    wide = centred.double()
+    return (rearrange(member[:, :, None] * wide, "j n d -> j d n") @ wide).to(centred)
+
+
+@dataclass(frozen=True)
+class ClusterSums:
+    """Sums about the centroids: add those of two batches and they are those of both."""
+
+    count: Int[Tensor, "c k"]
+    square: Float[Tensor, "c k d"]
+    outer: Float[Tensor, "c k d d"] | None
+
+    def __add__(self, other: "ClusterSums") -> "ClusterSums":
+        pair = self.outer is not None and other.outer is not None
+        outer = self.outer + other.outer if pair else None  # type: ignore[operator]
+        return ClusterSums(self.count + other.count, self.square + other.square, outer)
+
+    def statistics(self) -> "ClusterStatistics":
+        """Divide by the counts; 0 for an empty cluster."""
+        size = self.count.clamp_min(1)[..., None].to(self.square)  # (c, k, 1)
+        total = self.count.sum(1)
+        weight = self.count / total.clamp_min(1)[:, None].to(self.square)
+        diagonal = self.square / size
+        full = None if self.outer is None else self.outer / size[..., None]
+        return ClusterStatistics(self.count, total, weight, diagonal.mean(2), diagonal, full)
+
+
+@dataclass(frozen=True)
+class ClusterStatistics:
+    """n_ck, N_c, w_ck = n_ck/N_c, V_ck (mean over samples and dimensions), covariances.
+
+    Variances are taken about the centroid, which is the mean once k-means has converged.
+    """
+
+    count: Int[Tensor, "c k"]
+    class_count: Int[Tensor, " c"]
+    weight: Float[Tensor, "c k"]
+    variance: Float[Tensor, "c k"]
+    diagonal: Float[Tensor, "c k d"]
+    full: Float[Tensor, "c k d d"] | None
+
+
+@torch.no_grad()
+def cluster_sums(
+    z: Float[Tensor, "n d"],
+    y: Int[Tensor, " n"],
+    centroids: Float[Tensor, "c k d"],
+    valid: Bool[Tensor, "c k"],
+    *,
+    full: bool = False,
+) -> ClusterSums:
+    """Counts and sums of squares of the samples at their nearest centroids; outer products if full.
+
+    What falls to a cluster that is not valid (its class has none) is left out.
+    """
+    classes, clusters, width = shape = centroids.shape
+    cells = classes * clusters
+    cell = y * clusters + assign(z, y, centroids, valid)
+    count = y.new_zeros(cells).index_add_(0, cell, torch.ones_like(cell))
+    square = z.new_zeros(cells, width)
+    outer = z.new_zeros(cells, width, width) if full else None
+    rows = max(1, CHUNK_NUMBERS // (cells * width if full else width))
+    for a, j in zip(torch.split(z, rows), torch.split(cell, rows), strict=True):
+        centred = a - centroids.flatten(0, 1)[j]
+        square.index_add_(0, j, centred.square())
+        if outer is not None:
+            member = torch.arange(cells, device=j.device)[:, None] == j
+            outer += cell_covariance(centred, member.to(z))
+    return ClusterSums(
+        torch.where(valid, count.view(classes, clusters), 0),
+        torch.where(valid[..., None], square.view(shape), 0.0),
+        None if outer is None else outer.view(*shape, width),
+    )
+
+
+def fair_quota(seen: Int[Tensor, " c"], capacity: int) -> Int[Tensor, ""]:
+    """Largest q with Σ_c min(N_c, q) ≤ capacity: max-min fairness between the classes.
+
+    >>> fair_quota(torch.tensor([1, 10, 10]), 9)
+    tensor(4)
+    """
+    size = seen.sort().values
+    before = size.cumsum(0) - size
+    rest = torch.arange(len(size), 0, -1, device=size.device)  # classes not yet served in full
+    share = (capacity - before).div(rest, rounding_mode="floor")
+    return torch.minimum(share.amax(), size[-1])
+
+
+class Reservoir:
+    """A uniform sample of each class of a stream, in at most `budget` bytes of features.
+
+    Holds R = budget // (bytes per number · d) rows, allocated once; it keeps all samples while
+    they fit, in order and without a random draw, then the same quota of every class (all of a
+    class that has fewer). Each sample has a random key and the smallest keys of a class stay: the
+    quota never grows, so no sample is dropped that a later quota would have kept. Besides the
+    features it needs 16 bytes a row (label, key) and one batch.
+    """
+
+    def __init__(self, like: Float[Tensor, "n d"], num_classes: int, budget: int) -> None:
+        self.capacity = budget // (like.element_size() * like.shape[1])
+        if self.capacity < num_classes:
+            raise ConfigError(
+                f"memory_budget must hold one sample of each of {num_classes} classes, "
+                f"{num_classes * like.element_size() * like.shape[1]} bytes, got {budget}; raise it"
+            )
+        self.store = like.new_empty(self.capacity, like.shape[1])
+        self.labels = torch.empty(0, dtype=torch.long, device=like.device)
+        self.seen = torch.zeros(num_classes, dtype=torch.long, device=like.device)
+        self.keys: Tensor | None = None  # drawn at the first overflow
+
+    @property
+    def features(self) -> Float[Tensor, "n d"]:
+        """The rows held, a view."""
+        return self.store[: len(self.labels)]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample seen is held."""
+        return self.keys is None
+
+    def add(self, z: Float[Tensor, "n d"], y: Int[Tensor, " n"], generator: Generator) -> None:
+        """Offer a batch."""
+        held = len(self.labels)
+        self.seen.index_add_(0, y, torch.ones_like(y))
+        labels = torch.cat([self.labels, y])
+        if self.keys is None and len(labels) <= self.capacity:
+            self.store[held : len(labels)] = z
+            self.labels = labels
+            return
+        old = self._draw(held, generator) if self.keys is None else self.keys
+        keys = torch.cat([old, self._draw(len(y), generator)])
+        keep = self._kept(labels, keys)
+        size = int(keep.sum())
+        slot = torch.arange(len(keep), device=keep.device)
+        hole = (slot < size) & ~(keep & (slot < held))
+        late = keep & (slot >= size) & (slot < held)  # held rows behind the new end move forward
+        source, target = torch.cat([slot[late], slot[keep & (slot >= held)]]), slot[hole]
+        moved = int(late.sum())
+        self.store[target[:moved]] = self.store[source[:moved]]
+        self.store[target[moved:]] = z[source[moved:] - held]
+        for values in (labels, keys):
+            values[target] = values[source]
+        self.labels, self.keys = labels[:size].clone(), keys[:size].clone()
+
+    def _draw(self, n: int, generator: Generator) -> Float[Tensor, " n"]:
+        keys = torch.rand(n, generator=generator, device=generator.device, dtype=torch.float64)
+        return keys.to(self.store.device)
+
+    def _kept(self, labels: Int[Tensor, " n"], keys: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """The samples whose key is among the quota smallest of their class."""
+        order = keys.argsort()
+        order = order[labels[order].argsort(stable=True)]  # by class, then by key
+        start = torch.searchsorted(labels[order], torch.arange(len(self.seen), device=keys.device))
+        rank = torch.arange(len(keys), device=keys.device) - start[labels[order]]
+        keep = torch.empty_like(labels, dtype=torch.bool)
+        keep[order] = rank < fair_quota(self.seen, self.capacity)
+        return keep

@@ -1,0 +1,299 @@
+"""`KMeansCEM`: the surrogate of CEM (CVPR 2025), the spread of each class about its clusters."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor, nn
+
+from splitveil.errors import ConfigError, DataError
+from splitveil.gradient import scale_gradient
+from splitveil.surrogates.batch import class_batch, one_of, positive
+from splitveil.surrogates.kmeans import (
+    ClusterStatistics,
+    ClusterSums,
+    Reservoir,
+    assign,
+    cell_covariance,
+    cluster_sums,
+    kmeans,
+    plus_plus,
+)
+from splitveil.surrogates.rate import Covariance, check_noise, intra_class_mse, true_rate
+from splitveil.surrogates.segments import class_count, class_moments, segment_sum, uniform_weights
+from splitveil.types import SurrogateOutput
+
+Form = Literal["hinge", "logdet"]
+Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+
+BATCH_GAIN = 10.0  # the published code weighs the batch ten times its share; not in the paper
+MIX_LIMIT = 0.99
+LINEAR_OFFSET = 0.001  # of the published variant without the logarithm
+
+
+def hinge_penalty(
+    var: Float[Tensor, " j"], threshold: float, gamma: float, *, log_entropy: bool = True
+) -> Float[Tensor, " j"]:
+    r"""ReLU(log(v + γ) − log(t + γ)) of each cluster, or v + .001 without `log_entropy`.
+
+    >>> hinge_penalty(torch.tensor([0.0, 0.09]), 0.0, 0.01)  # log ten
+    tensor([0.0000, 2.3026])
+    """
+    if not log_entropy:
+        return var + LINEAR_OFFSET
+    floor = threshold + gamma  # the clamp is the ReLU, without log(0) behind a zero gradient
+    return torch.log((var + gamma).clamp_min(floor)) - math.log(floor)
+
+
+def full_logdet(cov: Float[Tensor, "j d d"], noise_std: float) -> Float[Tensor, " j"]:
+    r"""½ log|Σ_j + σ²I|/|σ²I|, nats, through Cholesky in float64.
+
+    Adds 4ε·tr Σ/σ² to the diagonal, ε the precision of Σ: its rounding could undo positivity.
+    """
+    scaled = cov.double() / noise_std**2
+    diagonal = scaled.detach().diagonal(dim1=1, dim2=2)  # (j, d)
+    jitter = 4 * torch.finfo(cov.dtype).eps * diagonal.sum(1)
+    ridge = torch.diag_embed((1.0 + jitter)[:, None].expand_as(diagonal))
+    factor = torch.linalg.cholesky_ex(scaled + ridge).L
+    return torch.log(factor.diagonal(dim1=1, dim2=2)).sum(1).to(cov)
+
+
+class KMeansCEM(nn.Module):
+    r"""Spread of each class about its k-means clusters, without parameters; minimise `loss`.
+
+    `form="hinge"`, what the published code optimises: n_ck samples of the batch fall to cluster k
+    of their own class, and their variance vb about the stored centroid refreshes the stored V:
+
+    .. math:: L = \operatorname*{mean}_{c \in \text{batch}} \sum_{k \in \text{batch}} w_{ck}
+        \mathrm{ReLU}(\log(\tilde v_{ck} + \gamma) - \log(\tau\sigma^2 + \gamma)), \quad
+        \tilde v = a\, v_b + (1-a) V, \quad a = \min(10 n_{ck} / (w_{ck} N_c), .99)
+
+    `form="logdet"`, the paper's L_C, total nats over all clusters j = (c, k), π_j = N_c/N · w_ck:
+
+    .. math:: L = \sum_j \pi_j (-\log \pi_j + \tfrac12 \log |\Sigma_j + \sigma^2 I|/|\sigma^2 I|),
+        \quad \Sigma_j \leftarrow \Sigma_j + \tfrac{n_j}{\pi_j N} (\Sigma_{batch} - \Sigma_j)
+
+    Σ_batch is taken about the stored centroid, as Σ_j is: a cluster has two or three samples in a
+    batch, and about their own mean a single one would report no spread and receive no gradient.
+    Call `refit` at the end of each epoch; before the first one the loss is 0.
+    """
+
+    centroids: Tensor
+    variances: Tensor
+    weights: Tensor
+    class_counts: Tensor
+    seeded: Tensor
+    fitted: Tensor
+    skips: Tensor
+    covariances: Tensor | None
+    logdets: Tensor | None
+
+    def __init__(
+        self,
+        feature_dim: int,
+        num_classes: int,
+        *,
+        clusters: int = 5,
+        form: Form = "hinge",
+        noise_std: float = 0.025,
+        var_threshold: float = 0.125,
+        gamma: float = 0.01,
+        covariance: Covariance = "diagonal",
+        log_entropy: bool = True,
+    ) -> None:
+        super().__init__()
+        one_of("form", form, ("hinge", "logdet"))
+        one_of("covariance", covariance, ("diagonal", "full"))
+        counts = (
+            ("clusters", clusters),
+            ("feature_dim", feature_dim),
+            ("num_classes", num_classes),
+        )
+        for name, got in counts:
+            if got < 1:
+                raise ConfigError(f"{name} must be at least 1, got {got}; CEM uses 5 clusters")
+        positive("noise_std", noise_std, zero=True)
+        positive("var_threshold", var_threshold, zero=True)
+        positive("gamma", gamma, zero=True)
+        if form == "logdet":
+            check_noise(noise_std)
+        elif log_entropy and var_threshold * noise_std**2 + gamma == 0:
+            raise ConfigError(
+                "the threshold τσ² + γ must be > 0: var_threshold·noise_std² + gamma is 0; "
+                "raise var_threshold, noise_std or gamma"
+            )
+        self.feature_dim, self.num_classes, self.clusters = feature_dim, num_classes, clusters
+        self.form, self.noise_std, self.covariance = form, noise_std, covariance
+        self.var_threshold, self.gamma, self.log_entropy = var_threshold, gamma, log_entropy
+        cells = (num_classes, clusters)
+        self.register_buffer("centroids", torch.zeros(*cells, feature_dim))
+        self.register_buffer("variances", torch.zeros(cells))
+        self.register_buffer("weights", torch.zeros(cells))
+        self.register_buffer("class_counts", torch.zeros(num_classes, dtype=torch.long))
+        self.register_buffer("seeded", torch.zeros(cells, dtype=torch.bool))
+        self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("skips", torch.zeros((), dtype=torch.long))
+        full = form == "logdet" and covariance == "full"
+        width = (feature_dim, feature_dim) if full else (feature_dim,)
+        wide = torch.zeros(*cells, *width) if form == "logdet" else None
+        self.register_buffer("covariances", wide)
+        self.register_buffer("logdets", torch.zeros(cells) if full else None)
+
+    def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
+        """Penalty of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
+        with torch.autocast(z.device.type, enabled=False):
+            batch = class_batch(z, y, self.feature_dim, self.num_classes)
+            x = torch.where(self.fitted, batch.z, torch.zeros_like(batch.z))
+            x = scale_gradient(x, 1.0, self.skips)
+            nearest = assign(x.detach(), batch.y, self.centroids.to(x), self.weights > 0)
+            cell = batch.y * self.clusters + nearest
+            centred = x - self.centroids.to(x).flatten(0, 1)[cell]  # (n, d)
+            count = class_count(cell, self.num_classes * self.clusters, x)  # (j,)
+            each = self._hinge if self.form == "hinge" else self._logdet
+            parts = (batch.count > 0).sum().clamp_min(1) if self.form == "hinge" else 1
+            weight = uniform_weights(batch.y, batch.count)
+            mean = class_moments(batch.z.detach(), weight, batch.y, self.num_classes).mean
+            mass = torch.where(self.weights > 0, self.weights, 1.0)
+            return SurrogateOutput(
+                loss=each(centred, cell, count).sum() / parts,
+                intra_mse=intra_class_mse(batch.z, mean, batch),
+                diagnostics={
+                    "effective_sample_size": torch.ones_like(batch.share.sum()),
+                    "true_rate": true_rate(batch, self.noise_std),
+                    "cluster_mass_min": torch.where(self.fitted, mass.amin(), 0.0),
+                    "cluster_mass_max": self.weights.amax(),
+                },
+            )
+
+    def _hinge(
+        self, centred: Float[Tensor, "n d"], cell: Int[Tensor, " n"], count: Float[Tensor, " j"]
+    ) -> Float[Tensor, " j"]:
+        """Part of each cluster in the batch, before the mean over its classes."""
+        weight, stored = (v.to(centred).flatten() for v in (self.weights, self.variances))
+        size = weight * self.class_counts.to(centred).repeat_interleave(self.clusters)  # w N_c
+        mix = (BATCH_GAIN * count / size.clamp_min(1)).clamp_max(MIX_LIMIT)
+        total = segment_sum(centred.square().mean(1, keepdim=True), cell, len(count))[:, 0]
+        var = mix * (total / count.clamp_min(1)) + (1 - mix) * stored
+        threshold = self.var_threshold * self.noise_std**2
+        each = hinge_penalty(var, threshold, self.gamma, log_entropy=self.log_entropy)
+        return torch.where((count > 0) & (weight > 0), weight * each, 0.0)
+
+    def _logdet(
+        self, centred: Float[Tensor, "n d"], cell: Int[Tensor, " n"], count: Float[Tensor, " j"]
+    ) -> Float[Tensor, " j"]:
+        """Part of each cluster, in the batch or not."""
+        assert self.covariances is not None  # noqa: S101 - the constructor made it for this form
+        sizes = self.class_counts.to(centred)
+        total = sizes.sum().clamp_min(1)
+        pi = ((sizes / total)[:, None] * self.weights.to(centred)).flatten()
+        mix = (count / (pi * total).clamp_min(1)).clamp_max(1.0)
+        stored = self.covariances.to(centred).flatten(0, 1)
+        per = mix / count.clamp_min(1)  # each sample's part of the refreshed covariance
+        if self.logdets is None:
+            fresh = segment_sum(centred.square(), cell, len(count))
+            var = (1 - mix)[:, None] * stored + per[:, None] * fresh
+            each = 0.5 * torch.log1p(var / self.noise_std**2).sum(1)
+        else:
+            # at most n clusters are in the batch: only they are factored, without asking which
+            some = count.topk(min(len(count), len(cell))).indices
+            member = (some[:, None] == cell).to(centred)  # (p, n)
+            cov = (1 - mix[some])[:, None, None] * stored[some]
+            cov = cov + per[some][:, None, None] * cell_covariance(centred, member)
+            each = self.logdets.to(centred).flatten()
+            each = each.index_copy(0, some, full_logdet(cov, self.noise_std))
+        return torch.where(pi > 0, pi * each - torch.xlogy(pi, pi), 0.0)
+
+    @torch.no_grad()
+    def refit(self, z: Tensor, y: Tensor, generator: Generator | None = None) -> None:
+        """K-means on whole features z (n, …), y (n,): k-means++ at first, a warm start after.
+
+        A class is seeded when it is first met. A cluster that ends empty keeps its centroid, has
+        weight 0 and takes no part in the loss; a later refit may fill it again.
+        """
+        flat, y = self._checked(z, y)
+        if len(flat) == 0:
+            raise DataError("refit needs features, got none; pass those of the training split")
+        centroids, seeded = self._clustered(flat, y, generator)
+        sums = cluster_sums(flat, y, centroids, seeded, full=self.logdets is not None)
+        self._keep(centroids, seeded, sums.statistics())
+
+    @torch.no_grad()
+    def refit_stream(
+        self, batches: Batches, generator: Generator, memory_budget: int = 2**30
+    ) -> None:
+        """`refit` for features that do not fit into memory; `batches()` starts a pass over them.
+
+        Pass 1 keeps a reservoir of R = memory_budget // (4·d) samples (8·d in float64), a uniform
+        sample with the same quota of each class, and runs k-means on it. Pass 2 takes counts,
+        weights and variances of all samples about those centroids. If all n samples fit,
+        n·d·4 ≤ memory_budget, there is no second pass and the result is that of `refit`.
+        Bytes at most, in float32: memory_budget + R·(64 + 9·clusters) for labels, keys and
+        distances + 32 MiB of temporaries + one batch + the statistics.
+        """
+        reservoir: Reservoir | None = None
+        for z, y in batches():
+            flat, labels = self._checked(z, y)
+            if reservoir is None:
+                reservoir = Reservoir(flat, self.num_classes, memory_budget)
+            reservoir.add(flat, labels, generator)
+        if reservoir is None:
+            raise DataError("refit_stream needs features, got none; batches() must yield (z, y)")
+        if reservoir.complete:
+            self.refit(reservoir.features, reservoir.labels, generator)
+            return
+        centroids, seeded = self._clustered(reservoir.features, reservoir.labels, generator)
+        del reservoir
+        total: ClusterSums | None = None
+        for z, y in batches():
+            flat, labels = self._checked(z, y)
+            part = cluster_sums(flat, labels, centroids, seeded, full=self.logdets is not None)
+            total = part if total is None else total + part
+        if total is None:
+            raise DataError(
+                "the second pass got no features; batches() must start a new pass at each call, "
+                "not hand out one iterator twice"
+            )
+        self._keep(centroids, seeded, total.statistics())
+
+    def _checked(self, z: Tensor, y: Tensor) -> tuple[Float[Tensor, "n d"], Int[Tensor, " n"]]:
+        """Flat features in float32 or better and labels, after checks that may sync."""
+        batch = class_batch(z.detach(), y.cpu(), self.feature_dim, self.num_classes)
+        if not bool(torch.isfinite(batch.z).all()):
+            bad = int((~torch.isfinite(batch.z)).any(1).sum())
+            raise DataError(
+                f"refit needs finite features, got {bad} samples with NaN or infinity "
+                f"among {len(batch.z)}; the encoder has diverged: lower its learning rate"
+            )
+        return batch.z, batch.y.to(z.device)
+
+    def _clustered(
+        self, z: Float[Tensor, "n d"], y: Int[Tensor, " n"], generator: Generator | None
+    ) -> tuple[Float[Tensor, "c k d"], Bool[Tensor, "c k"]]:
+        """Seed the classes met for the first time, then Lloyd: centroids, and which were seeded."""
+        start, seeded, known = self.centroids.to(z), self.seeded, self.seeded.any(1)
+        if not bool(known[y].all()):
+            drawn, valid = plus_plus(z, y, self.num_classes, self.clusters, generator)
+            start = torch.where(known[:, None, None], start, drawn)
+            seeded = torch.where(known[:, None], seeded, valid)
+        return kmeans(z, y, start, seeded), seeded
+
+    def _keep(
+        self,
+        centroids: Float[Tensor, "c k d"],
+        seeded: Bool[Tensor, "c k"],
+        found: ClusterStatistics,
+    ) -> None:
+        """Store what was fitted."""
+        self.centroids.copy_(centroids)
+        self.seeded.copy_(seeded)
+        self.variances.copy_(found.variance)
+        self.weights.copy_(found.weight)
+        self.class_counts.copy_(found.class_count)
+        if self.covariances is not None:
+            self.covariances.copy_(found.diagonal if found.full is None else found.full)
+        if self.logdets is not None and found.full is not None:
+            logdet = full_logdet(found.full.flatten(0, 1), self.noise_std)
+            self.logdets.copy_(logdet.view_as(self.logdets))
+        self.fitted.fill_(value=True)

@@ -1,0 +1,248 @@
+"""Slots: a few learned representatives of each class, and the statistics of what they hold.
+
+Symbols: n samples, d features, c classes, s slots per class; `y` holds the class of each sample.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from einops import einsum, rearrange, repeat
+from jaxtyping import Float, Int
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from splitveil.errors import ConfigError
+from splitveil.gradient import scale_gradient
+from splitveil.rng import normal_like, stream
+from splitveil.surrogates.batch import one_of, positive
+from splitveil.surrogates.gates import plain_layernorm
+from splitveil.surrogates.segments import segment_sum
+
+Aggregate = Literal["mean", "sum"]
+Map = Callable[[Tensor], Tensor]
+
+
+def guarded_map(layer: nn.Linear, sign: float, skips: Tensor | None) -> Map:
+    """`layer` with each parameter behind one `scale_gradient`, however often it is applied."""
+    weight = scale_gradient(layer.weight, sign, skips)
+    bias = None if layer.bias is None else scale_gradient(layer.bias, sign, skips)
+    return lambda x: F.linear(x, weight, bias)
+
+
+def compete(
+    key: Float[Tensor, "n d"], query: Float[Tensor, "c s d"], y: Int[Tensor, " n"]
+) -> Float[Tensor, "n s"]:
+    r"""Softmax over the slots of the sample's class.
+
+    .. math:: A_{nk} = \mathrm{softmax}_k(k_n \cdot q_k / \tau), \qquad \tau = d^{1/4}
+    """
+    logits = einsum(key, query[y], "n d, n s d -> n s")
+    return torch.softmax(logits / key.shape[1] ** 0.25, 1)
+
+
+def collect(
+    value: Float[Tensor, "n d"],
+    share: Float[Tensor, "n s"],
+    y: Int[Tensor, " n"],
+    num_classes: int,
+    *,
+    aggregate: Aggregate,
+    eps: float,
+) -> Float[Tensor, "c s d"]:
+    r"""What each slot receives: u_k = Σ_n A_nk v_n, divided by Σ_n A_nk + ε for the mean."""
+    parts = einsum(share, value, "n s, n d -> n s d")
+    total = segment_sum(rearrange(parts, "n s d -> n (s d)"), y, num_classes)
+    total = rearrange(total, "c (s d) -> c s d", s=share.shape[1])
+    if aggregate == "sum":
+        return total
+    return total / (segment_sum(share, y, num_classes)[:, :, None] + eps)
+
+
+def gru_step(
+    update: Float[Tensor, "n d"], state: Float[Tensor, "n d"], from_update: Map, from_state: Map
+) -> Float[Tensor, "n d"]:
+    r"""One step of a gated recurrent unit, with the equations of `torch.nn.GRUCell`.
+
+    .. math::
+        r = \mathrm{sigmoid}(i_r + h_r), \quad z = \mathrm{sigmoid}(i_z + h_z), \quad
+        n = \tanh(i_n + r \odot h_n), \quad h' = (1 - z) \odot n + z \odot h
+
+    The two maps give (i_r, i_z, i_n) and (h_r, h_z, h_n) side by side.
+    """
+    i_r, i_z, i_n = from_update(update).chunk(3, 1)
+    h_r, h_z, h_n = from_state(state).chunk(3, 1)
+    keep = torch.sigmoid(i_z + h_z)
+    new = torch.tanh(i_n + torch.sigmoid(i_r + h_r) * h_n)
+    return (1.0 - keep) * new + keep * state
+
+
+class SlotAttention(nn.Module):
+    r"""Slots of every class after T rounds of competition (Locatello et al. 2020; seed 001 §3.1).
+
+    .. math::
+        u_k = \textstyle\sum_n A_{nk} v_n / (\sum_n A_{nk} + \varepsilon), \qquad
+        h = \mathrm{GRU}(u_k, s_k), \qquad s_k \leftarrow h + \mathrm{MLP}(LN(h))
+
+    with k, v = W LN(x), q = W_q LN(s)/√d (no biases), an MLP Linear to 2d, ReLU, Linear, and
+    LayerNorms without parameters. `aggregate="sum"` leaves the division out, as seed 001 does.
+
+    Slots start at μ + exp(logσ)·noise. The noise is (s, d) and the same for every class, so the
+    classes' names do not matter; in eval mode it is the buffer `eval_noise`, fixed for all time,
+    so that results repeat. Backward keeps about (2T + 1)·n·s·d numbers.
+    """
+
+    eval_noise: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        num_slots: int = 8,
+        num_iterations: int = 3,
+        *,
+        aggregate: Aggregate = "mean",
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        one_of("aggregate", aggregate, ("mean", "sum"))
+        positive("eps", eps)
+        sizes = {"dim": dim, "num_slots": num_slots, "num_iterations": num_iterations}
+        for name, got in sizes.items():
+            if got < 1:
+                raise ConfigError(f"{name} must be at least 1, got {got}")
+        self.num_slots, self.num_iterations = num_slots, num_iterations
+        self.aggregate, self.eps = aggregate, eps
+        self.mean = nn.Parameter(torch.randn(dim) / math.sqrt(dim))
+        self.log_std = nn.Parameter(torch.zeros(dim))
+        self.key = nn.Linear(dim, dim, bias=False)
+        self.value = nn.Linear(dim, dim, bias=False)
+        self.query = nn.Linear(dim, dim, bias=False)
+        self.gru_update = nn.Linear(dim, 3 * dim)
+        self.gru_state = nn.Linear(dim, 3 * dim)
+        self.enter = nn.Linear(dim, 2 * dim)
+        self.leave = nn.Linear(2 * dim, dim)
+        fixed = torch.randn(num_slots, dim, generator=stream(0, "slots.eval"))
+        self.register_buffer("eval_noise", fixed)
+
+    def noise(self, generator: Generator | None = None) -> Float[Tensor, "s d"]:
+        """Starting noise: fresh in train mode (None: torch's global stream), fixed in eval mode."""
+        return normal_like(self.eval_noise, generator) if self.training else self.eval_noise
+
+    def forward(
+        self,
+        x: Float[Tensor, "n d"],
+        y: Int[Tensor, " n"],
+        num_classes: int,
+        *,
+        noise: Float[Tensor, "s d"],
+        sign: float = 1.0,
+        skips: Tensor | None = None,
+    ) -> Float[Tensor, "c s d"]:
+        """Slots of each class; `sign` = −1 lets the parameters ascend."""
+        query, gru_update, gru_state, enter, leave = (
+            guarded_map(layer, sign, skips)
+            for layer in (self.query, self.gru_update, self.gru_state, self.enter, self.leave)
+        )
+        normed = plain_layernorm(x)
+        key = guarded_map(self.key, sign, skips)(normed)
+        value = guarded_map(self.value, sign, skips)(normed)
+        std = torch.exp(scale_gradient(self.log_std, sign, skips))
+        start = scale_gradient(self.mean, sign, skips) + std * noise  # (s, d)
+        slots = repeat(start, "s d -> (c s) d", c=num_classes)
+        for _ in range(self.num_iterations):
+            q = query(plain_layernorm(slots)) / math.sqrt(x.shape[1])
+            share = compete(key, rearrange(q, "(c s) d -> c s d", c=num_classes), y)
+            update = collect(value, share, y, num_classes, aggregate=self.aggregate, eps=self.eps)
+            update = rearrange(update, "c s d -> (c s) d")
+            slots = gru_step(update, slots, gru_update, gru_state)
+            slots = slots + leave(F.relu(enter(plain_layernorm(slots))))
+        return rearrange(slots, "(c s) d -> c s d", c=num_classes)
+
+
+def responsibilities(
+    x: Float[Tensor, "n d"],
+    slots: Float[Tensor, "c s d"],
+    y: Int[Tensor, " n"],
+    temperature: Float[Tensor, ""],
+    eps: float,
+) -> Float[Tensor, "n s"]:
+    r"""How far each slot of its class answers for a sample: softmax_k(β cos(x_m, s_k))."""
+    cosine = einsum(
+        F.normalize(x, dim=1, eps=eps), F.normalize(slots, dim=2, eps=eps)[y], "n d, n s d -> n s"
+    )
+    return torch.softmax(temperature * cosine, 1)
+
+
+@dataclass(frozen=True)
+class SlotMoments:
+    """Mean and variance per class, slot and dimension, both (c, s, d)."""
+
+    mean: Float[Tensor, "c s d"]
+    var: Float[Tensor, "c s d"]
+
+
+class _SlotMoments(torch.autograd.Function):
+    """Two-pass moments, one slot at a time in both directions."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
+        x: Tensor,
+        resp: Tensor,
+        y: Tensor,
+        num_classes: int,
+    ) -> tuple[Tensor, Tensor]:
+        mass = segment_sum(resp, y, num_classes)  # (c, s)
+        tiny = torch.finfo(resp.dtype).tiny
+        inverse = torch.where(mass > tiny, 1.0 / mass, 0.0)
+        weight = resp * inverse[y]  # (n, s), columns sum to 1 within a class
+        means, variances = [], []
+        for k in range(resp.shape[1]):
+            mean = segment_sum(weight[:, k, None] * x, y, num_classes)
+            spread = weight[:, k, None] * (x - mean[y]).square()
+            means.append(mean)
+            variances.append(segment_sum(spread, y, num_classes))
+        mean, var = torch.stack(means, 1), torch.stack(variances, 1)
+        ctx.save_for_backward(x, resp, y, inverse, mean, var)
+        return mean, var
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
+        grad_mean: Tensor,
+        grad_var: Tensor,
+    ) -> tuple[Tensor, Tensor, None, None]:
+        x, resp, y, inverse, mean, var = ctx.saved_tensors
+        # Divided by the mass first: a nearly empty slot has a gradient as small as its mass.
+        to_mean, to_var = grad_mean * inverse[:, :, None], grad_var * inverse[:, :, None]
+        grad_x, grad_resp = torch.zeros_like(x), torch.empty_like(resp)
+        for k in range(resp.shape[1]):
+            off = x - mean[y, k]
+            pull = to_mean[y, k] + 2.0 * to_var[y, k] * off
+            grad_x += resp[:, k, None] * pull
+            spread = off.square() - var[y, k]
+            grad_resp[:, k] = (to_mean[y, k] * off + to_var[y, k] * spread).sum(1)
+        return grad_x, grad_resp, None, None
+
+
+def slot_moments(
+    x: Float[Tensor, "n d"], resp: Float[Tensor, "n s"], y: Int[Tensor, " n"], num_classes: int
+) -> SlotMoments:
+    r"""Responsibility-weighted moments of each slot about its own mean; two passes.
+
+    .. math:: \mu_k = \tfrac{1}{w_k} \sum_m r_{mk} x_m, \qquad
+        \sigma_k^2 = \tfrac{1}{w_k} \sum_m r_{mk} (x_m - \mu_k)^2, \qquad w_k = \sum_m r_{mk}
+
+    Nothing of size n·s·d is built or kept: working memory is about 4·n·d + 4·c·s·d numbers in
+    each direction, and x, r and the moments are what backward keeps. An empty slot (w_k = 0)
+    has moments 0 and gradient 0.
+
+    >>> x, r = torch.tensor([[-1.0], [1.0]]), torch.ones(2, 1)
+    >>> slot_moments(x, r, torch.tensor([0, 0]), 1).var
+    tensor([[[1.]]])
+    """
+    moments = _SlotMoments.apply(x, resp, y, num_classes)  # type: ignore[no-untyped-call]
+    return SlotMoments(*cast(tuple[Tensor, Tensor], moments))
