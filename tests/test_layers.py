@@ -52,6 +52,8 @@ MAY_IMPORT: dict[str, Rule] = {
     "config": EVERYTHING,
     "runs": EVERYTHING,
     "auditing": EVERYTHING,
+    "bench": room("types", "passport", "surrogates"),
+    "commands": EVERYTHING,
     "cli": EVERYTHING,
     "__main__": room("cli"),
     "__init__": EVERYTHING,

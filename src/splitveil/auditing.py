@@ -22,7 +22,7 @@ from splitveil.config import find_profile
 from splitveil.data import aux_view
 from splitveil.passport import command, device_name, versions
 from splitveil.runs import Run, flat_config, load_data
-from splitveil.surrogates.batch import class_batch
+from splitveil.surrogates.batch import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
 from splitveil.train.checkpoint import read_checkpoint
 from splitveil.train.files import write_text
@@ -42,7 +42,7 @@ def rate_nats(victim: Victim, data: Labelled, num_classes: int, noise_std: float
         return None
     parts = [victim.encoder(x.to(victim.device)).flatten(1) for x in torch.split(data.images, 1000)]
     z = torch.cat(parts).double()
-    batch = class_batch(z, data.labels.to(z.device), z.shape[1], num_classes)
+    batch = class_batch(z, data.labels.to(z.device), z.shape[1], num_classes, FirstCall())
     return float(true_rate(batch, noise_std)) * z.shape[1]
 
 

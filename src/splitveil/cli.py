@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from splitveil import __version__
+from splitveil import __version__, commands
 from splitveil.errors import SplitVeilError
 
 EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
@@ -91,8 +91,8 @@ def demo(
         with progress_bar(f"audit {defence:<9}") as bar:
             run.audit(profile, progress=bar)
         paths.append(run.path)
-    page = _report(paths, Path(runs_dir))
-    _show_runs(paths, json_=json_)
+    page = commands.write_page(paths, Path(runs_dir))
+    commands.show_runs(paths, json_=json_)
     if not json_:
         out.print(f"\nOpen {page.resolve()} to see what the attacker saw.", soft_wrap=True)
 
@@ -130,13 +130,13 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
         "final": final or None,
     }  # fmt: skip
     options = {k: v for k, v in given.items() if v is not None}
-    run_config = _merge(config, settings or [], options, resume=resume)
+    run_config = commands.merge(config, settings or [], options, resume=resume)
     from splitveil.console import out, progress_bar, show_json
     from splitveil.runs import fit
 
     with progress_bar("train") as bar:
         run = fit(run_config, resume=resume, overwrite=overwrite, progress=bar)
-    last = _last_epoch(run.path)
+    last = commands.last_epoch(run.path)
     if json_:
         show_json({"run": str(run.path), "last_epoch": last})
     else:
@@ -147,28 +147,6 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
             f"{run.path}: {shown}; effective weight λ·w_lr·scale {weight:.4g}", highlight=False
         )
         out.print(f"next: splitveil audit {run.path}", highlight=False, soft_wrap=True)
-
-
-def _merge(file: Path | None, settings: list[str], options: dict[str, Any], *, resume: bool) -> Any:  # noqa: ANN401 - RunConfig, which must not be imported at module level
-    """Saved settings of a resumed run, then the file, then `--set`, then the options."""
-    from splitveil.config import make_config, one_noise_name
-    from splitveil.runs import flat_config, read_folder
-    from splitveil.settings import parse_pairs, read_toml
-
-    merged = {} if file is None else one_noise_name(read_toml(file))
-    merged |= one_noise_name(parse_pairs(settings))
-    merged |= options
-    if resume:
-        folder = make_config(merged).folder
-        merged = flat_config(read_folder(folder)[0]) | merged
-    return make_config(merged)
-
-
-def _last_epoch(folder: Path) -> dict[str, Any]:
-    from splitveil.report import read_run
-
-    lines = [m for m in read_run(folder, audited=False).metrics if m.get("kind") == "epoch"]
-    return dict(lines[-1])
 
 
 @app.command()
@@ -192,13 +170,13 @@ def audit(
     loaded = load_run(run)
     with progress_bar("audit") as bar:
         record = loaded.audit(profile, aux=aux, seed=seed, progress=bar)
-    page = _report([run], run)
+    page = commands.write_page([run], run)
     if json_:
         show_json(record.to_dict())
         return
     rows = [format_attack_row(r) for r in attack_rows(read_run(run))]
     show_table(f"Attacks on {run}", [c.label for c in attack_columns()], rows)
-    _show_runs([run], json_=False)
+    commands.show_runs([run], json_=False)
     out.print(f"page: {page}", highlight=False, soft_wrap=True)
 
 
@@ -216,28 +194,10 @@ def report(
     """
     from splitveil.console import out
 
-    page = _report(runs, out_dir or runs[0])
-    _show_runs(runs, json_=json_)
+    page = commands.write_page(runs, out_dir or runs[0])
+    commands.show_runs(runs, json_=json_)
     if not json_:
         out.print(f"page: {page}", highlight=False, soft_wrap=True)
-
-
-def _report(runs: list[Path], folder: Path) -> Path:
-    from splitveil.report import read_run, write_report
-
-    return write_report([read_run(path) for path in runs], folder)[0]
-
-
-def _show_runs(paths: list[Path], *, json_: bool) -> None:
-    from splitveil.console import show_json, show_table
-    from splitveil.report import read_run, summary_rows
-    from splitveil.report.tables import brief_table
-
-    runs = [read_run(path) for path in paths]
-    if json_:
-        show_json({str(run.path): run.record for run in runs})
-    else:
-        show_table("Accuracy, and what the attacker got", *brief_table(summary_rows(runs)))
 
 
 @app.command()
@@ -249,7 +209,7 @@ def datasets(json_: JsonFlag = False) -> None:
     from splitveil.data import DATASETS
 
     names = {k + (":PATH" if v.needs_path else ""): v.summary for k, v in DATASETS.items()}
-    _show_catalogue("Datasets", names, json_=json_)
+    commands.show_catalogue("Datasets", names, json_=json_)
 
 
 @app.command()
@@ -266,7 +226,9 @@ def defences(json_: JsonFlag = False) -> None:
     if json_:
         show_json({name: asdict(d) for name, d in DEFENCES.items()})
     else:
-        _show_catalogue("Defences", {n: d.summary for n, d in DEFENCES.items()}, json_=False)
+        commands.show_catalogue(
+            "Defences", {n: d.summary for n, d in DEFENCES.items()}, json_=False
+        )
 
 
 @app.command()
@@ -280,16 +242,27 @@ def attacks(json_: JsonFlag = False) -> None:
     def words(kind: Any) -> str:  # noqa: ANN401 - a class of attacks
         return f"{kind.access}: {(kind.__doc__ or '').strip().splitlines()[0]}"
 
-    _show_catalogue("Attacks", {n: words(k) for n, k in ATTACKS.items()}, json_=json_)
+    commands.show_catalogue("Attacks", {n: words(k) for n, k in ATTACKS.items()}, json_=json_)
 
 
-def _show_catalogue(title: str, entries: dict[str, str], *, json_: bool) -> None:
-    from splitveil.console import show_json, show_table
+@app.command()
+def bench(  # noqa: PLR0917 - every option of the command, as typer wants them
+    suite: Annotated[str, typer.Argument(help="What to time: surrogates.")] = "surrogates",
+    batch: Annotated[int, typer.Option(help="Samples per batch.")] = 512,
+    dim: Annotated[int, typer.Option(help="Features per sample.")] = 512,
+    repeats: Annotated[int, typer.Option(help="Timed calls of each.")] = 10,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out_file: Annotated[Path | None, typer.Option("--out", help="Write the JSON here.")] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Time every surrogate, forward and backward, at 10, 100 and 1000 classes.
 
-    if json_:
-        show_json(entries)
-    else:
-        show_table(title, ["name", "what it is"], [list(item) for item in entries.items()])
+    Example: `splitveil bench surrogates --repeats 20`
+    """
+    _start()
+    commands.bench(
+        suite, batch=batch, dim=dim, repeats=repeats, device=device, target=out_file, json_=json_
+    )
 
 
 def main() -> None:

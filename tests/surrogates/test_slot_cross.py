@@ -283,7 +283,9 @@ def test_the_host_reads_nothing_during_a_step(
 ) -> None:
     """On the meta device, which holds no numbers, any read of one raises; there is no autocast."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
-    cem = build(4, 3, penalty=penalty).train().to("meta")
+    cem = build(4, 3, penalty=penalty).train()
+    cem(*draw(6, 4, 3, seed=0))  # values are looked at on the first call only
+    cem = cem.to("meta")
     z = torch.empty(6, 4, dtype=torch.float64, device="meta", requires_grad=True)
     out = cem(z, torch.empty(6, dtype=torch.long, device="meta"))
     assert gradients(out.loss, cem, z)["z"].shape == (6, 4)

@@ -59,12 +59,41 @@ class ClassBatch:
         return (self.share * kept).sum()
 
 
-def class_batch(z: Tensor, y: Tensor, feature_dim: int, num_classes: int) -> ClassBatch:
+@dataclass
+class FirstCall:
+    """Remembers whether a surrogate has seen a batch: values are checked on its first call.
+
+    On an accelerator looking at values stalls the stream, so later calls do without.
+    """
+
+    over: bool = False
+
+    def check(self, z: Float[Tensor, "n d"], y: Int[Tensor, " n"], num_classes: int) -> None:
+        """Refuse features that are not finite and labels out of range."""
+        if len(y) and not (self.over and y.device.type != "cpu"):
+            low, high = (int(v) for v in torch.aminmax(y))
+            if not 0 <= low <= high < num_classes:
+                raise DataError(
+                    f"labels must lie in 0..{num_classes - 1} (num_classes={num_classes}), "
+                    f"got {low}..{high}"
+                )
+        if not self.over and not bool(torch.isfinite(z).all()):
+            bad = int((~torch.isfinite(z)).any(1).sum())
+            raise DataError(
+                f"z must be finite, got NaN or infinity in {bad} of {len(z)} samples; "
+                "look at the encoder's output before adding a penalty"
+            )
+        self.over = True
+
+
+def class_batch(
+    z: Tensor, y: Tensor, feature_dim: int, num_classes: int, first: FirstCall
+) -> ClassBatch:
     """Flatten z (n, …) to (n, d), check shapes and types, and count the classes.
 
     Half-precision features become float32: variances of nearly equal numbers need the bits.
-    The label range is checked where that costs nothing, on the CPU; on an accelerator it would
-    stall the stream at every step, and the data room has checked it already.
+    Values are looked at on the first call; the label range on every call on a CPU, where that
+    costs nothing.
     """
     flat = z.flatten(1) if z.ndim > 1 else z
     if flat.ndim != 2 or flat.shape[1] != feature_dim:  # noqa: PLR2004
@@ -80,11 +109,7 @@ def class_batch(z: Tensor, y: Tensor, feature_dim: int, num_classes: int) -> Cla
             f"got {y.dtype} of shape {tuple(y.shape)}"
         )
     y = y.long()
-    if y.device.type == "cpu" and len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
-        raise DataError(
-            f"labels must lie in 0..{num_classes - 1} (num_classes={num_classes}), "
-            f"got {int(y.min())}..{int(y.max())}"
-        )
+    first.check(flat.detach(), y, num_classes)
     if flat.dtype in (torch.float16, torch.bfloat16):
         flat = flat.float()
     count = class_count(y, num_classes, flat)

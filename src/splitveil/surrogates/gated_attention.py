@@ -11,6 +11,7 @@ from splitveil.errors import ConfigError
 from splitveil.surrogates.batch import (
     Attention,
     ClassBatch,
+    FirstCall,
     Statistic,
     class_batch,
     one_of,
@@ -159,6 +160,7 @@ class GatedAttentionCEM(nn.Module):
                 "raise var_threshold, reg_strength (the channel's noise) or gamma"
             )
         self.feature_dim, self.num_classes = feature_dim, num_classes
+        self._first = FirstCall()
         self.form, self.attention, self.statistic = form, attention, statistic
         self.penalty, self.noise_std, self.tau = penalty, noise, tau
         self.attention_norm, self.gamma, self.eps = attention_norm, gamma, eps
@@ -203,7 +205,7 @@ class GatedAttentionCEM(nn.Module):
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Penalty of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
         with torch.autocast(z.device.type, enabled=False):
-            batch = class_batch(z, y, self.feature_dim, self.num_classes).compact()
+            batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first).compact()
             x = plain_layernorm(batch.z) if self.statistic == "layernorm" else batch.z
             weight = self.weights(batch)
             moments = class_moments(x, weight, batch.y, batch.num_classes)

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from splitveil.errors import ConfigError, DataError
 from splitveil.gradient import scale_gradient
-from splitveil.surrogates.batch import class_batch, one_of, positive
+from splitveil.surrogates.batch import FirstCall, class_batch, one_of, positive
 from splitveil.surrogates.kmeans import (
     ClusterStatistics,
     ClusterSums,
@@ -29,6 +29,7 @@ Form = Literal["hinge", "logdet"]
 Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 
 BATCH_GAIN = 10.0  # the published code weighs the batch ten times its share; not in the paper
+UNCHECKED = FirstCall(over=True)  # refit looks at the values; the loss is 0 before it
 MIX_LIMIT = 0.99
 LINEAR_OFFSET = 0.001  # of the published variant without the logarithm
 
@@ -144,7 +145,7 @@ class KMeansCEM(nn.Module):
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Penalty of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
         with torch.autocast(z.device.type, enabled=False):
-            batch = class_batch(z, y, self.feature_dim, self.num_classes)
+            batch = class_batch(z, y, self.feature_dim, self.num_classes, UNCHECKED)
             x = torch.where(self.fitted, batch.z, torch.zeros_like(batch.z))
             x = scale_gradient(x, 1.0, self.skips)
             nearest = assign(x.detach(), batch.y, self.centroids.to(x), self.weights > 0)
@@ -259,7 +260,7 @@ class KMeansCEM(nn.Module):
 
     def _checked(self, z: Tensor, y: Tensor) -> tuple[Float[Tensor, "n d"], Int[Tensor, " n"]]:
         """Flat features in float32 or better and labels, after checks that may sync."""
-        batch = class_batch(z.detach(), y.cpu(), self.feature_dim, self.num_classes)
+        batch = class_batch(z.detach(), y.cpu(), self.feature_dim, self.num_classes, UNCHECKED)
         if not bool(torch.isfinite(batch.z).all()):
             bad = int((~torch.isfinite(batch.z)).any(1).sum())
             raise DataError(

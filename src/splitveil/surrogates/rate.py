@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
-from splitveil.surrogates.batch import ClassBatch, class_batch, one_of, positive
+from splitveil.surrogates.batch import ClassBatch, FirstCall, class_batch, one_of, positive
 from splitveil.surrogates.segments import class_moments, uniform_weights
 from splitveil.types import SurrogateOutput
 
@@ -114,11 +114,12 @@ class Rate(nn.Module):
         check_noise(noise_std)
         self.feature_dim, self.num_classes = feature_dim, num_classes
         self.noise_std, self.covariance = noise_std, covariance
+        self._first = FirstCall()
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Rate of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
         with torch.autocast(z.device.type, enabled=False):
-            batch = class_batch(z, y, self.feature_dim, self.num_classes).compact()
+            batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first).compact()
             weight = uniform_weights(batch.y, batch.count)
             moments = class_moments(batch.z, weight, batch.y, batch.num_classes)
             if self.covariance == "diagonal":

@@ -13,6 +13,7 @@ from splitveil.errors import ConfigError
 from splitveil.surrogates.batch import (
     Attention,
     ClassBatch,
+    FirstCall,
     Statistic,
     class_batch,
     one_of,
@@ -166,6 +167,7 @@ class SlotCrossAttentionCEM(nn.Module):
         self.attention, self.statistic, self.penalty = attention, statistic, penalty
         self.noise_std, self.tau, self.gamma, self.eps = noise, tau, gamma, eps
         self.noise_generator: Generator | None = None
+        self._first = FirstCall()
         self.project = None if slot_dim is None else nn.Linear(feature_dim, slot_dim)
         self.slots = SlotAttention(width, num_slots, num_iterations, eps=eps)
         self.cross = GatedCrossAttention(width, num_heads)
@@ -235,7 +237,7 @@ class SlotCrossAttentionCEM(nn.Module):
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Penalty of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
         with torch.autocast(z.device.type, enabled=False):
-            batch = class_batch(z, y, self.feature_dim, self.num_classes).compact()
+            batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first).compact()
             scalars = self.scalars(self.skips)
             x, resp = self.assign(batch, scalars["assign_temp"])
             moments = slot_moments(x, resp, batch.y, batch.num_classes)

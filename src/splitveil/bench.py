@@ -1,0 +1,80 @@
+"""Speed of the surrogates: ratios within one run, because absolute times vary with the machine."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from splitveil.passport import device_name, versions
+from splitveil.surrogates import GatedAttentionCEM, KMeansCEM, Rate, SlotCrossAttentionCEM
+from splitveil.types import Json, Progress
+
+CLASSES = (10, 100, 1000)
+
+SURROGATES: Mapping[str, Callable[[int, int], nn.Module]] = {
+    "rate": lambda d, c: Rate(d, c, noise_std=0.025),
+    "gated": GatedAttentionCEM,
+    "gated-rate-maximise": lambda d, c: GatedAttentionCEM(
+        d, c, penalty="rate", attention="maximise"
+    ),
+    "slots": lambda d, c: SlotCrossAttentionCEM(d, c, slot_dim=min(64, d)),
+    "kmeans": KMeansCEM,
+}
+
+
+def timed(work: Callable[[], None], repeats: int, device: torch.device) -> Json:
+    """Best and median milliseconds of `repeats` calls after two warm-ups, device included."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    times = []
+    for _ in range(repeats + 2):
+        wait()
+        start = time.perf_counter()
+        work()
+        wait()
+        times.append(1000 * (time.perf_counter() - start))
+    kept = times[2:]
+    return {"best_ms": min(kept), "median_ms": statistics.median(kept), "repeats": repeats}
+
+
+def draw(batch: int, dim: int, classes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Features that want a gradient and labels, the same for every surrogate."""
+    g = torch.Generator().manual_seed(0)
+    z = torch.rand(batch, dim, generator=g)
+    return z.to(device).requires_grad_(), torch.randint(classes, (batch,), generator=g).to(device)
+
+
+def bench_surrogates(
+    *, batch: int, dim: int, repeats: int, device: torch.device, progress: Progress
+) -> Json:
+    """Forward and backward of every surrogate at 10, 100 and 1000 classes."""
+    rows: list[Json] = []
+    total = len(SURROGATES) * len(CLASSES)
+    for name, build in SURROGATES.items():
+        for classes in CLASSES:
+            progress(len(rows), total, f"{name}, {classes} classes")
+            z, y = draw(batch, dim, classes, device)
+            module = build(dim, classes).to(device)
+            if isinstance(module, KMeansCEM):
+                module.refit(z.detach(), y)
+
+            def work(module: nn.Module = module, z: Tensor = z, y: Tensor = y) -> None:
+                module(z, y).loss.backward()
+
+            rows.append({"surrogate": name, "classes": classes} | timed(work, repeats, device))
+    progress(total, total, "done")
+    best = {(r["surrogate"], r["classes"]): r["best_ms"] for r in rows}
+    return {
+        "suite": "surrogates",
+        "batch": batch,
+        "dim": dim,
+        "device": device_name(device),
+        "versions": versions(),
+        "rows": rows,
+        "ratios": {f"{n} 1000/10": best[n, 1000] / best[n, 10] for n in SURROGATES},
+    }

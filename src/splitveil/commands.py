@@ -1,0 +1,104 @@
+"""What the commands share: merging settings, writing pages, showing tables."""
+
+from pathlib import Path
+from typing import Any
+
+
+def merge(file: Path | None, settings: list[str], options: dict[str, Any], *, resume: bool) -> Any:  # noqa: ANN401 - RunConfig, which must not be imported at module level
+    """Saved settings of a resumed run, then the file, then `--set`, then the options."""
+    from splitveil.config import make_config, one_noise_name
+    from splitveil.runs import flat_config, read_folder
+    from splitveil.settings import parse_pairs, read_toml
+
+    merged = {} if file is None else one_noise_name(read_toml(file))
+    merged |= one_noise_name(parse_pairs(settings))
+    merged |= options
+    if resume:
+        folder = make_config(merged).folder
+        merged = flat_config(read_folder(folder)[0]) | merged
+    return make_config(merged)
+
+
+def last_epoch(folder: Path) -> dict[str, Any]:
+    """The last epoch's line of a run's log."""
+    from splitveil.report import read_run
+
+    lines = [m for m in read_run(folder, audited=False).metrics if m.get("kind") == "epoch"]
+    return dict(lines[-1])
+
+
+def write_page(runs: list[Path], folder: Path) -> Path:
+    """Write the report of some runs; returns the page's path."""
+    from splitveil.report import read_run, write_report
+
+    return write_report([read_run(path) for path in runs], folder)[0]
+
+
+def show_runs(paths: list[Path], *, json_: bool) -> None:
+    """Print one row per audited run, or their records."""
+    from splitveil.console import show_json, show_table
+    from splitveil.report import read_run, summary_rows
+    from splitveil.report.tables import brief_table
+
+    runs = [read_run(path) for path in paths]
+    if json_:
+        show_json({str(run.path): run.record for run in runs})
+    else:
+        show_table("Accuracy, and what the attacker got", *brief_table(summary_rows(runs)))
+
+
+def show_catalogue(title: str, entries: dict[str, str], *, json_: bool) -> None:
+    """Print names and what they stand for."""
+    from splitveil.console import show_json, show_table
+
+    if json_:
+        show_json(entries)
+    else:
+        show_table(title, ["name", "what it is"], [list(item) for item in entries.items()])
+
+
+def bench(
+    suite: str,
+    *,
+    batch: int,
+    dim: int,
+    repeats: int,
+    device: str,
+    target: Path | None,
+    json_: bool,
+) -> None:
+    """Run a suite, write it where asked, show it."""
+    import json
+
+    import torch
+
+    from splitveil.bench import bench_surrogates
+    from splitveil.config import find_device
+    from splitveil.console import progress_bar, show_json, show_table
+    from splitveil.errors import ConfigError, unknown
+    from splitveil.train.files import write_text
+
+    if suite != "surrogates":
+        raise ConfigError(unknown("suite", suite, ["surrogates"]))
+    if min(batch, dim, repeats) < 1:
+        raise ConfigError(
+            f"batch, dim and repeats must be at least 1, got {batch}, {dim} and {repeats}"
+        )
+    with progress_bar("bench") as bar:
+        found = bench_surrogates(
+            batch=batch,
+            dim=dim,
+            repeats=repeats,
+            device=torch.device(find_device(device)),
+            progress=bar,
+        )
+    if target is not None:
+        write_text(target, json.dumps(found, indent=2) + "\n")
+    if json_:
+        show_json(found)
+        return
+    rows = [
+        [r["surrogate"], str(r["classes"]), f"{r['best_ms']:.2f}", f"{r['median_ms']:.2f}"]
+        for r in found["rows"]
+    ]
+    show_table("Forward and backward", ["surrogate", "classes", "best ms", "median ms"], rows)

@@ -1,0 +1,33 @@
+"""On a GPU: no surrogate makes the host wait for the device within a step."""
+
+import pytest
+import torch
+
+from splitveil.bench import SURROGATES, draw
+from splitveil.surrogates import KMeansCEM
+from splitveil.train import Guard, Weights, compose_losses
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_a_step_without_host_sync(name: str) -> None:
+    """After the first call, which looks at values, a step runs under sync debug mode `error`."""
+    device = torch.device("cuda")
+    z, y = draw(512, 512, 10, device)
+    module = SURROGATES[name](512, 10).to(device)
+    if isinstance(module, KMeansCEM):
+        module.refit(z.detach(), y)
+    guard, weights = Guard.on(device), Weights(encoder=0.3, scale=1.0)
+    for mode in ("default", "error"):
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            loss, _ = compose_losses(z.mean(), z, y, module, weights=weights, guard=guard)
+            loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert z.grad is not None
+    assert bool(z.grad.isfinite().all())

@@ -1,0 +1,52 @@
+"""Benchmark results are strict JSON of one shape, and the command produces it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from splitveil.cli import app
+
+RESULTS = sorted((Path(__file__).parents[1] / "benchmarks" / "results").glob("**/*.json"))
+
+
+def check(found: dict[str, Any]) -> None:
+    assert found["suite"] in ("surrogates", "oracle")
+    assert isinstance(found["device"], str)
+    assert {"splitveil", "torch", "python", "threads", "commit"} <= set(found["versions"])
+    assert found["batch"] > 0
+    assert found["dim"] > 0
+    for row in found["rows"]:
+        assert 0 < row["best_ms"] <= row["median_ms"]
+        assert row["repeats"] > 0
+        assert row["classes"] > 0
+    assert all(value > 0 for value in found["ratios"].values())
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda p: p.name)
+def test_stored_results_have_the_schema(path: Path) -> None:
+    check(json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail))
+
+
+def test_there_are_results() -> None:
+    assert RESULTS
+
+
+def test_the_command_writes_the_schema(tmp_path: Path) -> None:
+    target = tmp_path / "b.json"
+    words = ["bench", "surrogates", "--batch", "32", "--dim", "8", "--repeats", "1", "--device",
+             "cpu", "--json", "--out", str(target)]  # fmt: skip
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    found = json.loads(target.read_text())
+    check(found)
+    assert json.loads(result.stdout) == found
+    assert len(found["rows"]) == 15
+
+
+def test_bad_suites_and_sizes_are_refused() -> None:
+    for words in (["bench", "surrogate"], ["bench", "--repeats", "0"]):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 2
