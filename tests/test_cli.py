@@ -121,7 +121,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
     train = ["train", "--epochs", "1", "--runs-dir", str(folder / "runs")]
     return {
         "unknown dataset": ([*train, "--dataset", "digit"], "did you mean 'digits'"),
-        "unknown defence": ([*train, "--defence", "gated"], "choose from: gated-att"),
+        "unknown defence": ([*train, "--defence", "gated"], "did you mean 'gated-att'"),
         "unknown setting": ([*train, "--set", "lamdb=1"], "did you mean 'lambd'"),
         "corrupt archive": (
             [*train, "--dataset", "cifar10", "--data-dir", str(folder)],

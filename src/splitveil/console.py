@@ -23,7 +23,8 @@ def setup_logging() -> None:
     logger = logging.getLogger("splitveil")
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
-    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
+    for name in ("lightning_fabric", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 class Bar:
