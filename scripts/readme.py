@@ -16,7 +16,16 @@ from splitveil.report import read_run
 from splitveil.report.figures import reconstruction_grid
 
 ROOT = Path(__file__).parents[1]
-ORDER = ("none", "noise", "noise-thin-resnet", "gated-att", "veil", "veil-ramp")
+ORDER = (
+    "none",
+    "noise",
+    "noise-thin-resnet",
+    "cem",
+    "gated-att",
+    "slot-cross",
+    "veil",
+    "veil-ramp",
+)
 HEADINGS = ("row", "net", "accuracy %", "strongest attack MSE ↑", "by", "SSIM ↓",
             "worst-case MSE ↑", "ceiling", "leakage %", "rate, nats")  # fmt: skip
 
