@@ -174,8 +174,8 @@ def audit(
     if json_:
         show_json(record.to_dict())
         return
-    rows = [format_attack_row(r) for r in attack_rows(read_run(run))]
-    show_table(f"Attacks on {run}", [c.label for c in attack_columns()], rows)
+    rows = [format_attack_row(r)[1:] for r in attack_rows(read_run(run))]  # the title names the run
+    show_table(f"Attacks on {run}", [c.label for c in attack_columns()][1:], rows)
     commands.show_runs([run], json_=False)
     out.print(f"page: {page}", highlight=False, soft_wrap=True)
 
