@@ -49,7 +49,7 @@ def test_the_cost_of_veil_in_the_text_is_that_of_the_table() -> None:
         path = ROOT / "results" / "cifar10" / row / "seed0" / "record.json"
         return float(json.loads(path.read_text(encoding="utf-8"))["accuracy"])
 
-    cost = re.search(r"cost\s+of\s+(\d+\.\d)\s+points of accuracy on CIFAR-10", README)
+    cost = re.search(r"cost\s+of\s+(\d+\.\d)\s+points of accuracy on\s+CIFAR-10", README)
     assert cost is not None
     assert float(cost[1]) == round(100 * (accuracy("noise-thin-resnet") - accuracy("veil")), 1)
 
