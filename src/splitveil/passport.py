@@ -28,17 +28,18 @@ def versions() -> Json:
 def commit() -> str | None:
     """The checkout's commit, marked `+` when files differ from it.
 
-    Outside a checkout (a copy on another machine, a container) it is what `$SPLITVEIL_COMMIT`
-    says, or None.
+    Where there is no checkout to ask (a copy on another machine, a container) it is what
+    `$SPLITVEIL_COMMIT` says, or None.
     """
     here = Path(__file__).resolve().parents[2]
+    elsewhere = os.environ.get("SPLITVEIL_COMMIT")
     if not (here / ".git").exists():
-        return os.environ.get("SPLITVEIL_COMMIT")
+        return elsewhere
     try:
         head = _git(here, "rev-parse", "--short=12", "HEAD")
         dirty = _git(here, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
-        return None
+        return elsewhere
     return head + ("+" if dirty else "")
 
 
