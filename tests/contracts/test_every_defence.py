@@ -9,6 +9,7 @@ import torch
 
 from splitveil.config import build_defence, make_config
 from splitveil.defences import DEFENCES, Defence
+from splitveil.defences.base import settings_for
 from splitveil.errors import ConfigError
 from splitveil.nets import NETS
 from splitveil.settings import write_toml
@@ -62,6 +63,18 @@ def test_its_channel_has_the_runs_noise_or_none(name: str) -> None:
 
 def test_a_penalty_means_a_surrogate_and_a_surrogate_means_a_penalty(name: str) -> None:
     assert (DEFENCES[name].surrogate(36, 4, SIGMA) is not None) is (name in PENALISED)
+
+
+@pytest.mark.parametrize("name", PENALISED)
+def test_every_setting_is_the_plans_or_the_surrogates(name: str) -> None:
+    """No field of a defence is forgotten on the way: each reaches the plan or the module."""
+    defence = DEFENCES[name]
+    surrogate = defence.surrogate(36, 4, SIGMA)
+    assert surrogate is not None
+    plan = {"lambd", "attention_loss_scale", "attention_warmup_epochs", "w_lr", "ramp"}
+    plan |= {"skip_first_epoch", "attention_gets_lambda", "attention_lr"}
+    named = {f.name for f in fields(defence)} - {"summary", "client"} - plan
+    assert named == set(settings_for(defence, type(surrogate)))
 
 
 @pytest.mark.parametrize("name", PENALISED)

@@ -1,6 +1,8 @@
 """What a defence is: a frozen value that says which channel, which penalty and which schedule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from inspect import signature
+from typing import Any
 
 from torch import nn
 
@@ -47,6 +49,15 @@ class NoiseOnly(Defence):
     def noisy(self) -> bool:
         """Yes: it is all it does."""
         return True
+
+
+def settings_for(defence: Defence, module: type[nn.Module]) -> dict[str, Any]:
+    """The defence's fields that the module's constructor takes, under their common names.
+
+    A field that the constructor does not know is the run's own (`lambd`, `w_lr`, …).
+    """
+    taken = signature(module).parameters
+    return {f.name: getattr(defence, f.name) for f in fields(defence) if f.name in taken}
 
 
 def check_penalty(plan: PenaltyPlan) -> PenaltyPlan:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import nn
 
-from splitveil.defences.base import Defence, check_penalty
+from splitveil.defences.base import Defence, check_penalty, settings_for
 from splitveil.surrogates import GatedAttentionCEM
 from splitveil.types import PenaltyPlan
 
@@ -53,25 +53,9 @@ class GatedAttention(Defence):
         return GatedAttentionCEM(
             feature_dim,
             num_classes,
-            form=self.form,
-            attention=self.attention,
-            statistic=self.statistic,
-            penalty=self.penalty,
             noise_std=noise_std,
-            hidden_dim=self.hidden_dim,
-            bias=self.bias,
-            attention_norm=self.attention_norm,
-            var_threshold=self.var_threshold,
             reg_strength=noise_std,
-            gamma=self.gamma,
-            eps=self.eps,
-            class_gate_a=self.class_gate_a,
-            class_gate_b=self.class_gate_b,
-            snr_thresh=self.snr_thresh,
-            snr_sharp=self.snr_sharp,
-            softplus_beta=self.softplus_beta,
-            margin_m=self.margin_m,
-            slot_power=self.slot_power,
+            **settings_for(self, GatedAttentionCEM),
         )
 
     def penalty_plan(self) -> PenaltyPlan:

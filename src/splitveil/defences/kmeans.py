@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import nn
 
-from splitveil.defences.base import Defence, check_penalty
+from splitveil.defences.base import Defence, check_penalty, settings_for
 from splitveil.surrogates import KMeansCEM
 from splitveil.types import PenaltyPlan
 
@@ -37,13 +37,8 @@ class KMeans(Defence):
         return KMeansCEM(
             feature_dim,
             num_classes,
-            clusters=self.clusters,
-            form=self.form,
             noise_std=noise_std,
-            var_threshold=self.var_threshold,
-            gamma=self.gamma,
-            covariance=self.covariance,
-            log_entropy=self.log_entropy,
+            **settings_for(self, KMeansCEM),
         )
 
     def penalty_plan(self) -> PenaltyPlan:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import nn
 
-from splitveil.defences.base import Defence, check_penalty
+from splitveil.defences.base import Defence, check_penalty, settings_for
 from splitveil.surrogates import SlotCrossAttentionCEM
 from splitveil.types import PenaltyPlan
 
@@ -56,29 +56,9 @@ class SlotCross(Defence):
         return SlotCrossAttentionCEM(
             feature_dim,
             num_classes,
-            num_slots=self.num_slots,
-            num_iterations=self.num_iterations,
-            slot_dim=self.slot_dim,
-            num_heads=self.num_heads,
-            attention=self.attention,
-            statistic=self.statistic,
-            penalty=self.penalty,
             noise_std=noise_std,
-            assign_temp=self.assign_temp,
-            slot_power=self.slot_power,
-            class_gate_a=self.class_gate_a,
-            class_gate_b=self.class_gate_b,
-            snr_thresh=self.snr_thresh,
-            snr_sharp=self.snr_sharp,
-            softplus_beta=self.softplus_beta,
-            margin_m=self.margin_m,
-            early_shut_steps=self.early_shut_steps,
-            early_hard_thresh=self.early_hard_thresh,
-            early_gate_thresh=self.early_gate_thresh,
-            var_threshold=self.var_threshold,
             reg_strength=noise_std,
-            gamma=self.gamma,
-            eps=self.eps,
+            **settings_for(self, SlotCrossAttentionCEM),
         )
 
     def penalty_plan(self) -> PenaltyPlan:
