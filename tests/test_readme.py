@@ -54,6 +54,15 @@ def test_the_cost_of_veil_in_the_text_is_that_of_the_table() -> None:
     assert float(cost[1]) == round(100 * (accuracy("noise-thin-resnet") - accuracy("veil")), 1)
 
 
+def test_slot_cross_was_shut_off_as_the_text_says() -> None:
+    path = ROOT / "results" / "cifar10" / "slot-cross" / "seed0" / "last_epoch.json"
+    line = json.loads(path.read_text(encoding="utf-8"))
+    mean = re.search(r"hard gate mean (\.\d+) against a limit of (\.\d+)", README)
+    assert mean is not None
+    assert float(mean[1]) == round(line["hard_gate"], 2) > float(mean[2])
+    assert line["shut"] == 1.0
+
+
 def test_links_resolve() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         if not target.startswith("http"):

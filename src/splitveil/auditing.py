@@ -26,7 +26,7 @@ from splitveil.surrogates.batch import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
 from splitveil.train.checkpoint import read_checkpoint
 from splitveil.train.files import write_text
-from splitveil.types import Json, Labelled, Progress, Record, Victim
+from splitveil.types import Labelled, Progress, Record, Victim
 
 ACCURACY_DRAWS = 4
 PLACES = ("data_dir", "runs_dir")  # where files lay says nothing about a result
@@ -65,6 +65,7 @@ def audit_run(run: Run, profile: str, *, aux: str, seed: int, progress: Progress
     attempts = run_attacks(case, attacks, seed, progress)
     headline, ceiling = strongest(attempts), ceiling_mse(case)
     shape = run.built.image_shape
+    trained = read_checkpoint(run.path / "checkpoint.safetensors").meta
     record = Record(
         accuracy=accuracy(replace(case, scored=test), seed, ACCURACY_DRAWS),
         attacks={
@@ -88,7 +89,7 @@ def audit_run(run: Run, profile: str, *, aux: str, seed: int, progress: Progress
         versions=versions(),
         device=device_name(victim.device),
         seconds={
-            "train": round(_trained(run)["seconds"], 3),
+            "train": round(trained["seconds"], 3),
             "audit": round(time.perf_counter() - started, 3),
         },
         audit={
@@ -100,14 +101,10 @@ def audit_run(run: Run, profile: str, *, aux: str, seed: int, progress: Progress
             "final": run.config.final,
             "command": command(),
         },
-        training={"steps": _trained(run)["step"]},
+        training={"steps": trained["step"]},
     )
     seen = answer(case.head, send(victim, case.scored.images, seed, "wire"))
     pictures = gallery(case, attempts, seen, dataset.classes)
     write_text(run.path / "gallery.json", json.dumps(pictures))
     write_text(run.path / "record.json", record.to_json())
     return record
-
-
-def _trained(run: Run) -> Json:
-    return read_checkpoint(run.path / "checkpoint.safetensors").meta
