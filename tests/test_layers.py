@@ -26,7 +26,7 @@ def room(*rooms: str, libraries: tuple[str, ...] | None = None) -> Rule:
     return Rule(frozenset(rooms), None if libraries is None else frozenset(libraries))
 
 
-FIRST_ROW = ("errors", "types", "rng", "gradient")
+FIRST_ROW = ("errors", "types", "rng", "gradient", "graphs")
 EVERYTHING = room("*")
 
 # The right column of the design's table of rooms; a module of its own wins over its room.
@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, Rule] = {
     "types": room(*FIRST_ROW, libraries=("torch",)),
     "rng": room(*FIRST_ROW, libraries=("torch",)),
     "gradient": room(*FIRST_ROW, libraries=("torch",)),
+    "graphs": room(libraries=("torch",)),
     "data": room(*FIRST_ROW),
     "nets": room(*FIRST_ROW),
     "surrogates": room(*FIRST_ROW, libraries=("torch", "einops", "jaxtyping")),

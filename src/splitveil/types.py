@@ -1,6 +1,7 @@
 """Frozen records and protocols that cross rooms; nothing here knows of any room."""
 
 import copy
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -118,6 +119,19 @@ def check_images(x: Tensor, what: str) -> None:
         )
 
 
+Send = Callable[[Tensor, Generator | None], Tensor]
+
+
+def sealed(send: Send) -> Send:
+    """The same function behind a handle from which no attribute or closure leads to it.
+
+    An uncached `lru_cache` keeps what it wraps in C; without `__wrapped__` it only passes calls on.
+    """
+    handle = functools.lru_cache(maxsize=0)(send)
+    vars(handle).clear()
+    return handle
+
+
 class Victim:
     """The deployed client: encoder in eval mode and channel, behind one call `send`.
 
@@ -134,7 +148,8 @@ class Victim:
     @torch.no_grad()
     def send(self, x: Tensor, generator: Generator | None = None) -> Tensor:
         """What leaves the client for images x (n, c, h, w) in [0, 1], channel included."""
-        check_images(x, "images given to the victim")
+        if not (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            check_images(x, "images given to the victim")  # looking at values stops a capture
         sent: Tensor = self._channel(self.encoder(x.to(self.device)), generator)
         return sent
 
@@ -144,15 +159,28 @@ class Victim:
         def send(x: Tensor, generator: Generator | None = None) -> Tensor:
             return self.send(x, generator)
 
-        return BlackBox(send, self.device)
+        return BlackBox(sealed(send), self.device)
+
+    def white_box(self) -> "WhiteBox":
+        """The view a white-box attack is given: queries, and copies of encoder and channel."""
+        parts = copy.deepcopy((self.encoder, self._channel))
+        return WhiteBox(self.black_box().send, self.device, *parts)
 
 
 @dataclass(frozen=True)
 class BlackBox:
     """Queries to a victim. There is no encoder here to reach for."""
 
-    send: Callable[[Tensor, Generator | None], Tensor]
+    send: Send
     device: torch.device
+
+
+@dataclass(frozen=True)
+class WhiteBox(BlackBox):
+    """Queries, and the client's own networks: `channel(z, generator)` follows `encoder(x)`."""
+
+    encoder: nn.Module
+    channel: nn.Module
 
 
 class Access(StrEnum):
@@ -161,29 +189,54 @@ class Access(StrEnum):
     NONE = "none"
     LABEL = "label"
     BLACK_BOX = "black-box"
+    REPEATS = "repeats"
+    WHITE_BOX = "white-box"
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What the server holds for some images: smashed data z and its own answer (n,)."""
+    """What the server holds for some images: smashed data z and its own answer (n,).
+
+    `draws` (k, n, …) are the k sendings of the same images, for an attack that asks for repeats.
+    """
 
     z: Tensor
     answer: Tensor
+    draws: Tensor | None = None
 
 
 Reconstruct = Callable[[Observation], Tensor]
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """A reconstructor and the training loss of each epoch it was fitted for."""
+
+    reconstruct: Reconstruct
+    curve: tuple[float, ...] = ()
+
+    def __call__(self, seen: Observation) -> Tensor:
+        """Images for what was observed."""
+        return self.reconstruct(seen)
+
+
 @runtime_checkable
 class Attack(Protocol):
-    """Fits on aux and queries, then turns observations into images. Success is not its business."""
+    """Fits on aux and queries, then turns observations into images. Success is not its business.
+
+    It may also carry `min_aux` (fewer aux images are refused), `limit` (it is expensive: score it
+    on that many images), `repeats` (how often each image is sent) and `effort` (its share of a
+    progress bar); 1, none, 1 and 1 unless said.
+    """
 
     @property
     def access(self) -> Access:
         """The threat model."""
         ...
 
-    def fit(self, victim: BlackBox, aux: Labelled, generator: Generator) -> Reconstruct:
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Reconstruct:
         """Learn to reconstruct; `generator` is the only source of randomness."""
         ...
 

@@ -11,7 +11,15 @@ from torch.nn import functional as F
 from splitveil.errors import AuditError
 from splitveil.nets import ResidualDecoder
 from splitveil.rng import seeded_globals
-from splitveil.types import Access, BlackBox, Labelled, Observation, Reconstruct
+from splitveil.types import (
+    Access,
+    BlackBox,
+    Labelled,
+    Observation,
+    Progress,
+    Reconstruct,
+    silent,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +42,9 @@ class Decoder:
     weight_decay: float = 1e-2
     schedule: Literal["one-cycle", "cosine"] = "one-cycle"
 
-    def fit(self, victim: BlackBox, aux: Labelled, generator: Generator) -> Reconstruct:
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Reconstruct:
         """Train on aux; the last weights are used, nothing is picked on the scored images."""
         if len(aux) < 2:  # noqa: PLR2004 - BatchNorm needs two
             raise AuditError(f"the decoder attack needs at least 2 aux images, got {len(aux)}")

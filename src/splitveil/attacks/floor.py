@@ -6,7 +6,15 @@ import torch
 from torch import Generator, Tensor
 
 from splitveil.errors import AuditError
-from splitveil.types import Access, BlackBox, Labelled, Observation, Reconstruct
+from splitveil.types import (
+    Access,
+    BlackBox,
+    Labelled,
+    Observation,
+    Progress,
+    Reconstruct,
+    silent,
+)
 
 
 def class_means(aux: Labelled, num_classes: int) -> Tensor:
@@ -31,9 +39,11 @@ class MeanImage:
 
     access: Access = Access.NONE
 
-    def fit(self, victim: BlackBox, aux: Labelled, generator: Generator) -> Reconstruct:
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Reconstruct:
         """The mean of aux."""
-        del victim, generator
+        del victim, generator, progress
         _need_images(aux)
         mean = aux.images.mean(0).clamp(0, 1)
 
@@ -49,9 +59,11 @@ class ClassMean:
 
     access: Access = Access.LABEL
 
-    def fit(self, victim: BlackBox, aux: Labelled, generator: Generator) -> Reconstruct:
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Reconstruct:
         """The class means of aux."""
-        del victim, generator
+        del victim, generator, progress
         _need_images(aux)
 
         def reconstruct(seen: Observation) -> Tensor:

@@ -7,7 +7,15 @@ import torch
 from torch import Generator, Tensor
 
 from splitveil.errors import AuditError
-from splitveil.types import Access, BlackBox, Labelled, Observation, Reconstruct
+from splitveil.types import (
+    Access,
+    BlackBox,
+    Labelled,
+    Observation,
+    Progress,
+    Reconstruct,
+    silent,
+)
 
 
 def ridge(
@@ -40,7 +48,9 @@ class Linear:
     access: Access = Access.BLACK_BOX
     penalties: tuple[float, ...] = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 
-    def fit(self, victim: BlackBox, aux: Labelled, generator: Generator) -> Reconstruct:
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Reconstruct:
         """Solve on nine tenths of aux, pick the penalty on the rest, solve on all."""
         if len(aux) < 10:  # noqa: PLR2004 - a tenth must hold an image
             raise AuditError(f"the linear attack needs at least 10 aux images, got {len(aux)}")
