@@ -1,11 +1,13 @@
-"""Steps replayed from a CUDA graph: thousands of small kernels for the price of one launch."""
+"""Steps replayed from a CUDA graph, and work that runs beside other work on a GPU."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 Step = Callable[[], None]
+T = TypeVar("T")
 WARM_UP = 3  # eager calls before the capture: cuDNN picks its kernels, optimisers their buffers
 
 
@@ -48,3 +50,28 @@ class _Graph:
         with torch.cuda.graph(graph, stream=self._side):
             self._step()
         return graph
+
+
+class Aside:
+    """Runs small work on a stream of its own, beside what the caller does next; on a CPU, inline.
+
+    Many small kernels leave a GPU almost idle; beside large ones they cost next to nothing. The
+    backward pass of the work runs on that stream too. `join` before its results are used.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def run(self, work: Callable[[Tensor], T], x: Tensor) -> T:
+        """`work(x)`; a copy of x is given to it, so that both streams own what they free."""
+        if self._stream is None:
+            return work(x)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            return work(x.clone())
+
+    def join(self) -> None:
+        """What follows waits for the work."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)

@@ -1,6 +1,7 @@
 """Cutting a backbone in two, and counting what the client's half costs."""
 
 import copy
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from splitveil.nets.channel import Channel
 from splitveil.types import Victim
 
 Shape = tuple[int, ...]
+Tap = Callable[[Tensor], None]
 
 
 class SplitOutput(NamedTuple):
@@ -28,9 +30,13 @@ class SplitModel(nn.Module):
         super().__init__()
         self.encoder, self.channel, self.head = encoder, channel, head
 
-    def split_forward(self, x: Tensor, generator: Generator | None = None) -> SplitOutput:
-        """Everything one pass computes; training needs z beside the logits."""
+    def split_forward(
+        self, x: Tensor, generator: Generator | None = None, tap: Tap | None = None
+    ) -> SplitOutput:
+        """Everything one pass computes; `tap` is shown z before the channel and the head run."""
         z = self.encoder(x)
+        if tap is not None:
+            tap(z)
         z_sent = self.channel(z, generator)
         return SplitOutput(z, z_sent, self.head(z_sent))
 

@@ -66,7 +66,7 @@ class GatedCrossAttention(nn.Module):
     ) -> Float[Tensor, "n d"]:
         """x̃ of samples x with labels y; `sign` = −1 lets the parameters ascend."""
         normed = F.layer_norm(slots, slots.shape[2:])
-        read = attend(plain_layernorm(x), normed[y], self.num_heads)
+        read = attend(plain_layernorm(x), normed.index_select(0, y), self.num_heads)
         opened = torch.tanh(scale_gradient(self.attention_gate, sign, skips))
         x = x + opened * guarded_linear(self.out, read, sign, skips)
         hidden = F.gelu(guarded_linear(self.enter, plain_layernorm(x), sign, skips))

@@ -5,6 +5,7 @@ Symbols: n samples, d features, c classes; `y` holds the class of each sample; M
 """
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -44,7 +45,7 @@ def segment_softmax(
     top = floor.scatter_reduce(0, y, logits.detach(), "amax")
     e = torch.exp(logits - top[y])
     total = torch.zeros_like(top).index_add(0, y, e)
-    return e / total[y]
+    return e / total.index_select(0, y)  # whose gradient needs no sort, unlike that of total[y]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,46 @@ class ClassMoments:
     var: Float[Tensor, "c d"]
 
 
+class _ClassMoments(torch.autograd.Function):
+    """Moments with the gradient written out: nothing is scattered on the way back.
+
+    Because the weights of a class sum to 1, Σ_i α_i (x_i − μ_c) = 0 and the variance has no
+    gradient through the mean.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
+        x: Tensor,
+        weight: Tensor,
+        y: Tensor,
+        num_classes: int,
+    ) -> tuple[Tensor, Tensor]:
+        mean = segment_sum(weight[:, None] * x, y, num_classes)  # (c, d)
+        spread = (x - mean[y]).square_().mul_(weight[:, None])
+        ctx.save_for_backward(x, weight, y, mean)
+        ctx.set_materialize_grads(False)
+        return mean, segment_sum(spread, y, num_classes)
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
+        grad_mean: Tensor | None,
+        grad_var: Tensor | None,
+    ) -> tuple[Tensor, Tensor, None, None]:
+        x, weight, y, mean = ctx.saved_tensors
+        pull, push = torch.zeros_like(mean[:1]), torch.zeros_like(weight)
+        if grad_mean is not None:
+            pull = grad_mean[y]
+            push = (pull * x).sum(1) if ctx.needs_input_grad[1] else push
+        if grad_var is not None:
+            off = x - mean[y]
+            drawn = grad_var[y] * off
+            pull = pull + 2.0 * drawn
+            push = push + (drawn * off).sum(1) if ctx.needs_input_grad[1] else push
+        return weight[:, None] * pull, push, None, None
+
+
 def class_moments(
     x: Float[Tensor, "n d"], weight: Float[Tensor, " n"], y: Int[Tensor, " n"], num_classes: int
 ) -> ClassMoments:
@@ -62,13 +103,14 @@ def class_moments(
 
     .. math:: \mu_c = \sum_i \alpha_i x_i, \qquad \sigma_c^2 = \sum_i \alpha_i (x_i - \mu_c)^2
 
+    Backward keeps x, α and the means: n·d numbers that exist anyway and c·d new ones.
+
     >>> x = torch.tensor([[-1.0], [1.0]])
     >>> class_moments(x, torch.tensor([0.5, 0.5]), torch.tensor([0, 0]), 1).var
     tensor([[1.]])
     """
-    mean = segment_sum(weight[:, None] * x, y, num_classes)  # (c, d)
-    var = segment_sum(weight[:, None] * (x - mean[y]).square(), y, num_classes)  # (c, d)
-    return ClassMoments(mean, var)
+    moments = _ClassMoments.apply(x, weight, y, num_classes)  # type: ignore[no-untyped-call]
+    return ClassMoments(*cast(tuple[Tensor, Tensor], moments))
 
 
 def uniform_weights(y: Int[Tensor, " n"], count: Float[Tensor, " c"]) -> Float[Tensor, " n"]:

@@ -39,7 +39,7 @@ def compete(
 
     .. math:: A_{nk} = \mathrm{softmax}_k(k_n \cdot q_k / \tau), \qquad \tau = d^{1/4}
     """
-    logits = einsum(key, query[y], "n d, n s d -> n s")
+    logits = einsum(key, query.index_select(0, y), "n d, n s d -> n s")
     return torch.softmax(logits / key.shape[1] ** 0.25, 1)
 
 
@@ -169,9 +169,8 @@ def responsibilities(
     eps: float,
 ) -> Float[Tensor, "n s"]:
     r"""How far each slot of its class answers for a sample: softmax_k(β cos(x_m, s_k))."""
-    cosine = einsum(
-        F.normalize(x, dim=1, eps=eps), F.normalize(slots, dim=2, eps=eps)[y], "n d, n s d -> n s"
-    )
+    own = F.normalize(slots, dim=2, eps=eps).index_select(0, y)
+    cosine = einsum(F.normalize(x, dim=1, eps=eps), own, "n d, n s d -> n s")
     return torch.softmax(temperature * cosine, 1)
 
 

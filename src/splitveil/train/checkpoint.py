@@ -95,7 +95,8 @@ def optimiser_state(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
         for key, value in slots.items():
             target: dict[str, Any] = tensors if isinstance(value, Tensor) else scalars
             target[f"{index}.{key}"] = value
-    return tensors, {"scalars": scalars, "param_groups": state["param_groups"]}
+    groups = [g | {"lr": float(g["lr"])} for g in state["param_groups"]]
+    return tensors, {"scalars": scalars, "param_groups": groups}
 
 
 def load_optimiser(
@@ -106,4 +107,8 @@ def load_optimiser(
     for name, value in (*tensors.items(), *meta["scalars"].items()):
         index, key = name.split(".", 1)
         slots.setdefault(int(index), {})[key] = value
+    rates = [group["lr"] for group in optimiser.param_groups]
     optimiser.load_state_dict({"state": slots, "param_groups": meta["param_groups"]})
+    for group, rate in zip(optimiser.param_groups, rates, strict=True):
+        if isinstance(rate, Tensor):  # the tensor a replayed step reads stays the same one
+            group["lr"] = rate.fill_(group["lr"])

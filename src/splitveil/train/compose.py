@@ -35,6 +35,22 @@ class Guard:
         self.low.copy_(torch.where(ratio < LOW_RATIO, self.low + 1, 0))
 
 
+def penalty(
+    z: Tensor, y: Tensor, surrogate: Surrogate, *, weights: Weights, guard: Guard
+) -> tuple[Tensor, SurrogateOutput]:
+    """scale·rob of smashed data z, whose gradient reaches z `weights.encoder` times as large.
+
+    A rob that is not finite counts as 0, and so does its gradient.
+    """
+    out = surrogate(scale_gradient(z, weights.encoder, guard.gradient), y)
+    finite = torch.isfinite(out.loss.detach())
+    guard.loss.add_(~finite)
+    if "surrogate_to_true" in out.diagnostics:
+        guard.watch(out.diagnostics["surrogate_to_true"])
+    rob = torch.where(finite, out.loss, torch.zeros_like(out.loss))
+    return weights.scale * rob, out
+
+
 def compose_losses(
     task_loss: Tensor,
     z: Tensor,
@@ -50,12 +66,7 @@ def compose_losses(
         \nabla_{enc} = \nabla L_{CE} + k s \nabla \mathrm{rob}, \quad
         \nabla_{att} = s \nabla \mathrm{rob}, \quad \nabla_{head} = \nabla L_{CE}
 
-    A rob that is not finite counts as 0, and so does its gradient: L_CE's survives exactly.
+    Where rob or its gradient is not finite, L_CE's survives exactly.
     """
-    out = surrogate(scale_gradient(z, weights.encoder, guard.gradient), y)
-    finite = torch.isfinite(out.loss.detach())
-    guard.loss.add_(~finite)
-    if "surrogate_to_true" in out.diagnostics:
-        guard.watch(out.diagnostics["surrogate_to_true"])
-    rob = torch.where(finite, out.loss, torch.zeros_like(out.loss))
-    return task_loss + weights.scale * rob, out
+    rob, out = penalty(z, y, surrogate, weights=weights, guard=guard)
+    return task_loss + rob, out

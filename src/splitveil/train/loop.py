@@ -16,15 +16,8 @@ from splitveil.train.interrupt import catch_interrupt
 from splitveil.train.logbook import Clock, in_short, log_line
 from splitveil.train.schedule import Schedule
 from splitveil.train.state import TrainState, new_state, restore, snapshot
-from splitveil.train.step import (
-    EvalSet,
-    Split,
-    TrainSet,
-    accuracy,
-    clean_features,
-    forward_loss,
-    unit_floats,
-)
+from splitveil.train.step import EvalSet, TrainSet, accuracy, clean_features
+from splitveil.train.stepper import Stepper
 from splitveil.types import Json, Progress, Refits
 
 
@@ -60,6 +53,8 @@ def train(
     same arguments give the same bits on a CPU, whether or not the run was interrupted between.
     """
     schedule, target = plan.schedule, folder / "checkpoint.safetensors"
+    if fabric.device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     wrapped = fabric.setup_module(model)
     wrapped.mark_forward_method("split_forward")
     if surrogate is not None:
@@ -74,7 +69,7 @@ def train(
     )
     if resume:
         restore(state, read_checkpoint(target))
-    optimisers = [_wrap(fabric, o) for o in state.optimisers]
+    step = Stepper(wrapped, data, state, fabric)
     clock = Clock(state.seconds)
     model.train()
     with catch_interrupt() as interrupt, MetricsLog(folder, state.log_offset) as metrics:
@@ -84,15 +79,7 @@ def train(
             if order_epoch != epoch:
                 order, order_epoch = data.order(epoch), epoch
             rows = own_rows(order[index * plan.batch_size : (index + 1) * plan.batch_size], fabric)
-            x = data.augment(unit_floats(data.images[rows]), state.streams["augment"])
-            y = data.labels[rows]
-
-            for group in state.optimisers[0].param_groups:
-                group["lr"] = schedule.lr_at(state.step)
-            weights = schedule.weights_at(state.step)
-            loss, values = forward_loss(cast(Split, wrapped), (x, y), weights, state, fabric)
-            _update(fabric, loss, optimisers)
-            state.meters.add(values)
+            step(rows, schedule.lr_at(state.step), schedule.weights_at(state.step))
             state.step += 1
 
             if index + 1 == schedule.steps_per_epoch:
@@ -133,15 +120,3 @@ def _refit(
         encoder = cast(nn.Module, state.model.encoder)
         features = partial(clean_features, encoder, data, rows, fabric)
         state.surrogate.refit_stream(features, state.streams["surrogate"])
-
-
-def _update(fabric: Fabric, loss: Tensor, optimisers: list[torch.optim.Optimizer]) -> None:
-    for optimiser in optimisers:
-        optimiser.zero_grad()
-    fabric.backward(loss)
-    for optimiser in optimisers:
-        optimiser.step()
-
-
-def _wrap(fabric: Fabric, optimiser: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    return cast(torch.optim.Optimizer, fabric.setup_optimizers(optimiser))

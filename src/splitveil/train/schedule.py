@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
+
 from splitveil.types import PenaltyPlan
 
 ScheduleKind = Literal["one-cycle", "cem"]
@@ -53,16 +55,17 @@ def ramp_up(progress: float, ramp: float) -> float:
 class Weights:
     """How one step composes its losses: the gradient of z is scaled by `encoder`, rob by `scale`.
 
-    Effective weight on the encoder: encoder · scale.
+    Effective weight on the encoder: encoder · scale. Numbers, or tensors for a step that is
+    replayed.
     """
 
-    encoder: float
-    scale: float
+    encoder: float | Tensor
+    scale: float | Tensor
 
     @property
     def effective(self) -> float:
         """λ·w_lr·attention_loss_scale: what multiplies ∇rob in the encoder."""
-        return self.encoder * self.scale
+        return float(self.encoder * self.scale)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,14 @@
 """Everything that changes while a run trains, and how it is saved and put back."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Generator, Tensor, nn
 
 from splitveil.errors import CheckpointError
+from splitveil.graphs import Aside
 from splitveil.rng import load_states, save_states, stream
 from splitveil.train.checkpoint import (
     Checkpoint,
@@ -32,20 +33,26 @@ class Meters:
         self.counts: dict[str, int] = {}
 
     def add(self, values: Mapping[str, Tensor]) -> None:
-        """Add one observation of each value."""
+        """Add one observation of each value to its sum, on the device."""
         for name, value in values.items():
-            zero = torch.zeros((), dtype=torch.float64, device=self._device)
-            self.sums.setdefault(name, zero).add_(value.detach())
+            if name not in self.sums:
+                self.sums[name] = torch.zeros((), dtype=torch.float64, device=self._device)
+            self.sums[name].add_(value.detach())
+
+    def tick(self, names: Iterable[str]) -> None:
+        """Count the observation of these values: apart from `add`, which a graph may replay."""
+        for name in names:
             self.counts[name] = self.counts.get(name, 0) + 1
 
     def means(self) -> dict[str, float | None]:
         """Mean of each value since the last reset; null where it is not finite."""
-        read = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+        read = {name: float(self.sums[name]) / count for name, count in self.counts.items()}
         return {k: v if abs(v) < float("inf") else None for k, v in read.items()}
 
     def reset(self) -> None:
-        """Forget everything."""
-        self.sums.clear()
+        """Start anew; the sums stay where they are."""
+        for total in self.sums.values():
+            total.zero_()
         self.counts.clear()
 
 
@@ -59,6 +66,7 @@ class TrainState:
     streams: dict[str, Generator]
     guard: Guard
     meters: Meters
+    aside: Aside
     step: int = 0
     seconds: float = 0.0
     warned: int = 0
@@ -91,13 +99,21 @@ def new_state(
     own = [] if surrogate is None else list(surrogate.parameters())
     if own and penalty.attention_lr is None:
         groups.append({"params": own})
+    on_gpu = device.type == "cuda"
+    lr = torch.zeros((), device=device) if on_gpu else 0.0  # a replayed step reads a tensor
     optimisers: list[torch.optim.Optimizer] = [
-        torch.optim.SGD(groups, lr=0.0, momentum=momentum, weight_decay=weight_decay)
+        torch.optim.SGD(
+            groups, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=on_gpu or None
+        )
     ]
     if own and penalty.attention_lr is not None:
-        optimisers.append(torch.optim.Adam(own, lr=penalty.attention_lr))
+        adam = torch.optim.Adam(
+            own, lr=penalty.attention_lr, capturable=on_gpu, fused=on_gpu or None
+        )
+        optimisers.append(adam)
     streams = {name: stream(seed, name, device) for name in STREAMS}
-    return TrainState(model, surrogate, optimisers, streams, Guard.on(device), Meters(device))
+    counters = (Guard.on(device), Meters(device), Aside(device))
+    return TrainState(model, surrogate, optimisers, streams, *counters)
 
 
 def snapshot(state: TrainState, passport: Json) -> Checkpoint:

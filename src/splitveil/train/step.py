@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -10,10 +11,11 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.rng import stream
-from splitveil.train.compose import compose_losses
+from splitveil.train.compose import penalty
 from splitveil.train.distributed import global_batch
 from splitveil.train.schedule import Weights
 from splitveil.train.state import TrainState
+from splitveil.types import SurrogateOutput
 
 CHUNK = 1000  # images per pass where no gradient is needed
 
@@ -36,6 +38,9 @@ class EvalSet:
     labels: Tensor
 
 
+Tap = Callable[[Tensor], None]
+
+
 @runtime_checkable
 class Pass(Protocol):
     """Clean smashed data and logits of one pass."""
@@ -55,8 +60,10 @@ class Pass(Protocol):
 class Split(Protocol):
     """What training asks of a model beyond being a module."""
 
-    def split_forward(self, x: Tensor, generator: Generator | None = None) -> Pass:
-        """One pass through both halves."""
+    def split_forward(
+        self, x: Tensor, generator: Generator | None = None, tap: Tap | None = None
+    ) -> Pass:
+        """One pass through both halves; `tap` is shown z before the channel and the head run."""
         ...
 
 
@@ -78,19 +85,32 @@ def forward_loss(
     whole batch.
     """
     x, y = batch
-    out = model.split_forward(x, state.streams["channel"])
+    found: list[tuple[Tensor, SurrogateOutput]] = []
+
+    def measure(z: Tensor) -> None:
+        z, labels = global_batch(z, y, fabric)
+        found.append(state.aside.run(partial(_penalty, labels, weights, state), z))
+
+    tap = measure if state.surrogate is not None and weights is not None else None
+    with fabric.autocast():  # the wrapper enters it only where it wraps, under DDP
+        out = model.split_forward(x, state.streams["channel"], tap)
     loss = F.cross_entropy(out.logits, y)
     values = {
         "task_loss": loss,
         "train_accuracy": (out.logits.detach().argmax(1) == y).float().mean(),
     }
-    if state.surrogate is not None and weights is not None:
-        z, labels = global_batch(out.z, y, fabric)
-        loss, rob = compose_losses(
-            loss, z, labels, state.surrogate, weights=weights, guard=state.guard
-        )
-        values |= {"rob_loss": rob.loss, "intra_mse": rob.intra_mse} | rob.diagnostics
+    for rob, said in found:
+        state.aside.join()
+        loss = loss + rob
+        values |= {"rob_loss": said.loss, "intra_mse": said.intra_mse} | said.diagnostics
     return loss, values
+
+
+def _penalty(
+    labels: Tensor, weights: Weights | None, state: TrainState, z: Tensor
+) -> tuple[Tensor, SurrogateOutput]:
+    assert state.surrogate is not None and weights is not None  # noqa: S101, PT018 - else no tap
+    return penalty(z, labels, state.surrogate, weights=weights, guard=state.guard)
 
 
 @torch.no_grad()
