@@ -26,13 +26,14 @@ def room(*rooms: str, libraries: tuple[str, ...] | None = None) -> Rule:
     return Rule(frozenset(rooms), None if libraries is None else frozenset(libraries))
 
 
-FIRST_ROW = ("errors", "types", "rng", "gradient", "graphs")
+FIRST_ROW = ("errors", "types", "victim", "rng", "gradient", "graphs")
 EVERYTHING = room("*")
 
 # The right column of the design's table of rooms; a module of its own wins over its room.
 MAY_IMPORT: dict[str, Rule] = {
     "errors": room(libraries=()),
     "types": room(*FIRST_ROW, libraries=("torch",)),
+    "victim": room("errors", libraries=("torch",)),
     "rng": room(*FIRST_ROW, libraries=("torch",)),
     "gradient": room(*FIRST_ROW, libraries=("torch",)),
     "graphs": room(libraries=("torch",)),
@@ -53,6 +54,7 @@ MAY_IMPORT: dict[str, Rule] = {
     "config": EVERYTHING,
     "runs": EVERYTHING,
     "auditing": EVERYTHING,
+    "replay": EVERYTHING,
     "bench": room("types", "passport", "surrogates"),
     "commands": EVERYTHING,
     "cli": EVERYTHING,

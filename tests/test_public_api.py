@@ -85,6 +85,7 @@ def test_gated_attention_cem() -> None:
         "softplus_beta": 1.0,
         "margin_m": 0.1,
         "slot_power": 2.0,
+        "bank": 0,
     }
     assert keyword_only(kind) == arguments(kind).keys() - {"feature_dim", "num_classes"}
     assert isinstance(kind(8, 2).pooling, sv.surrogates.GatedAttentionPooling)
@@ -97,8 +98,9 @@ def test_rate() -> None:
         "num_classes": REQUIRED,
         "noise_std": REQUIRED,
         "covariance": "diagonal",
+        "bank": 0,
     }
-    assert keyword_only(kind) == {"noise_std", "covariance"}
+    assert keyword_only(kind) == {"noise_std", "covariance", "bank"}
 
 
 @pytest.mark.parametrize("shape", [(12, 8), (12, 2, 2, 2)])
@@ -172,6 +174,7 @@ RECORD = {
     "accuracy": 0.5, "attacks": {}, "strongest": {}, "worst_case": {}, "ceiling": {}, "floor": {},
     "leakage": 0.0, "true_rate_nats": None, "client": {}, "config": {}, "splits": {}, "seeds": {},
     "versions": {}, "device": "cpu", "seconds": {}, "audit": {}, "training": {},
+    "strongest_blackbox": {}, "flags": [],
 }  # fmt: skip
 
 

@@ -1,21 +1,28 @@
 """Auditing a run: brings run, data and attacks together and writes the record."""
 
+import hashlib
 import json
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import torch
+from torch import nn
 
-from splitveil.audit.gallery import gallery
-from splitveil.audit.suite import (
+from splitveil.audit import (
     Case,
+    Evidence,
+    Store,
     accuracy,
-    answer,
+    by_attack,
     ceiling_mse,
     floor_mse,
+    gallery,
+    intercept,
+    raise_flags,
     run_attacks,
-    send,
     strongest,
+    strongest_blackbox,
     worst_case,
 )
 from splitveil.config import find_profile
@@ -25,8 +32,8 @@ from splitveil.runs import Run, flat_config, load_data
 from splitveil.surrogates.batch import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
 from splitveil.train.checkpoint import read_checkpoint
-from splitveil.train.files import write_text
-from splitveil.types import Labelled, Progress, Record, Victim
+from splitveil.train.files import atomic_file, write_text
+from splitveil.types import Json, Labelled, Progress, Record, Victim
 
 ACCURACY_DRAWS = 4
 PLACES = ("data_dir", "runs_dir")  # where files lay says nothing about a result
@@ -42,51 +49,102 @@ def rate_nats(victim: Victim, data: Labelled, num_classes: int, noise_std: float
         return None
     parts = [victim.encoder(x.to(victim.device)).flatten(1) for x in torch.split(data.images, 1000)]
     z = torch.cat(parts).double()
+    if not bool(torch.isfinite(z).all()):
+        return None
     batch = class_batch(z, data.labels.to(z.device), z.shape[1], num_classes, FirstCall())
     return float(true_rate(batch, noise_std)) * z.shape[1]
 
 
-def audit_run(run: Run, profile: str, *, aux: str, seed: int, progress: Progress) -> Record:
-    """Attack a run and write `record.json` and `gallery.json` into its folder."""
+def folder_store(folder: Path) -> Store:
+    """Finished attacks as files of a folder; a broken file counts as absent."""
+
+    def read(key: str) -> bytes | None:
+        path = folder / f"{key}.safetensors"
+        return path.read_bytes() if path.is_file() else None
+
+    def write(key: str, blob: bytes) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_file(folder / f"{key}.safetensors") as file:
+            file.write(blob)
+
+    return Store(read, write)
+
+
+def model_hash(*modules: nn.Module) -> str:
+    """Content hash of modules: their structure, and every tensor they hold."""
+    digest = hashlib.sha256()
+    for module in modules:
+        digest.update(repr(module).encode())
+        for name, value in module.state_dict().items():
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def audit_run(
+    run: Run, profile: str, *, aux: str, seed: int, progress: Progress, fresh: bool = False
+) -> Record:
+    """Attack a run and write `record.json` and `gallery.json` into its folder.
+
+    Attacks that were finished before on the same model and data are taken from `audit/` in the
+    run's folder, unless `fresh`.
+    """
+    store = None if fresh else folder_store(run.path / "audit")
+    record, pictures = examine(run, profile, aux=aux, seed=seed, progress=progress, store=store)
+    write_text(run.path / "gallery.json", json.dumps(pictures))
+    write_text(run.path / "record.json", record.to_json())
+    return record
+
+
+def examine(
+    run: Run, profile: str, *, aux: str, seed: int, progress: Progress, store: Store | None
+) -> tuple[Record, Json]:
+    """The record of an audit and its pictures; writes nothing but what `store` keeps."""
     started = time.perf_counter()
     attacks = find_profile(profile)
     dataset, splits = load_data(run, progress)
     view = aux_view(dataset, splits, aux, run.config.split_seed)
     victim = run.victim
     dataset = dataset.to(victim.device)
+    hashes = splits.hashes() | view.hashes() | {"data": run.built.data_hash}
+    model = model_hash(run.model)
+    passport = versions()
+    known = {k: v for k, v in passport.items() if k != "commit"} | {"device": str(victim.device)}
     case = Case(
         victim=victim,
         head=run.model.head.eval(),
         num_classes=dataset.num_classes,
         aux=dataset.labelled(view.aux),
         scored=dataset.labelled(view.scored),
+        identity=json.dumps([model, hashes, known], sort_keys=True),
     )
     test = dataset.labelled(splits.test)
-    attempts = run_attacks(case, attacks, seed, progress)
-    headline, ceiling = strongest(attempts), ceiling_mse(case)
+    wire = intercept(case, seed)
+    attempts = run_attacks(case, attacks, seed, progress, wire=wire, store=store)
+    headline = strongest(attempts)
+    ceiling = ceiling_mse(case.aux, case.scored, case.num_classes)
     shape = run.built.image_shape
     trained = read_checkpoint(run.path / "checkpoint.safetensors").meta
     record = Record(
         accuracy=accuracy(replace(case, scored=test), seed, ACCURACY_DRAWS),
-        attacks={
-            name: asdict(a.scores()) | {"access": a.access, "seconds": a.seconds}
-            for name, a in attempts.items()
-        },
+        attacks=by_attack(attempts),
         strongest=headline,
+        strongest_blackbox=strongest_blackbox(attempts),
         worst_case=worst_case(attempts),
         ceiling={"mse": ceiling},
-        floor={"mse": floor_mse(case)},
+        floor={"mse": floor_mse(case.aux, case.scored)},
         leakage=1.0 - headline["mse"] / ceiling,
         true_rate_nats=rate_nats(victim, case.scored, case.num_classes, run.noise_std),
+        flags=[asdict(f) for f in raise_flags(Evidence(case, wire, attempts))],
         client={
             "macs": run.model.macs(shape),
             "params": run.model.client_params(),
             "wire_floats": run.model.wire_floats(shape),
         },
         config={k: v for k, v in flat_config(run.config).items() if k not in PLACES},
-        splits=splits.hashes() | view.hashes() | {"data": run.built.data_hash},
+        splits=hashes,
         seeds={"train": run.config.seed, "attack": seed, "split": run.config.split_seed},
-        versions=versions(),
+        versions=passport,
         device=device_name(victim.device),
         seconds={
             "train": round(trained["seconds"], 3),
@@ -97,14 +155,12 @@ def audit_run(run: Run, profile: str, *, aux: str, seed: int, progress: Progress
             "aux": aux,
             "aux_images": len(case.aux),
             "scored": len(case.scored),
+            "not_finite": list(wire.broken),
             "accuracy_draws": ACCURACY_DRAWS,
             "final": run.config.final,
+            "model": model,
             "command": command(),
         },
         training={"steps": trained["step"]},
     )
-    seen = answer(case.head, send(victim, case.scored.images, seed, "wire"))
-    pictures = gallery(case, attempts, seen, dataset.classes)
-    write_text(run.path / "gallery.json", json.dumps(pictures))
-    write_text(run.path / "record.json", record.to_json())
-    return record
+    return record, gallery(case.scored, attempts, wire.seen.answer, dataset.classes)

@@ -150,34 +150,40 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 
 @app.command()
-def audit(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
+    run: Annotated[Path | None, typer.Argument(help="Folder of the run.")] = None,
     profile: Annotated[str, typer.Option(help="smoke, quick, standard or paper.")] = "quick",
     aux: Annotated[str, typer.Option(help="train, held-out or test90.")] = "train",
     seed: Annotated[int, typer.Option(help="Seed of the attacks.")] = 0,
+    replay: Annotated[
+        Path | None, typer.Option(help="Measure a record again and say what differs.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Run every attack, also those finished before.")
+    ] = False,
     json_: JsonFlag = False,
 ) -> None:
     """Attack a run and write `record.json` and `report.html` into its folder.
+
+    An interrupted audit continues with the attack it was at.
 
     Example: `splitveil audit runs/first --profile quick`
     """
     _start()
     from splitveil import load_run
-    from splitveil.console import out, progress_bar, show_json, show_table
-    from splitveil.report import read_run
-    from splitveil.report.tables import attack_columns, attack_rows, format_attack_row
+    from splitveil.console import progress_bar, show_json
 
-    loaded = load_run(run)
+    if replay is not None:
+        commands.replay(run, replay, json_=json_)
+        return
+    loaded = load_run(commands.given_run(run))
     with progress_bar("audit") as bar:
-        record = loaded.audit(profile, aux=aux, seed=seed, progress=bar)
-    page = commands.write_page([run], run)
+        record = loaded.audit(profile, aux=aux, seed=seed, progress=bar, fresh=fresh)
+    page = commands.write_page([loaded.path], loaded.path)
     if json_:
         show_json(record.to_dict())
-        return
-    rows = [format_attack_row(r)[1:] for r in attack_rows(read_run(run))]  # the title names the run
-    show_table(f"Attacks on {run}", [c.label for c in attack_columns()][1:], rows)
-    commands.show_runs([run], json_=False)
-    out.print(f"page: {page}", highlight=False, soft_wrap=True)
+    else:
+        commands.show_audit(loaded.path, record.flags, page)
 
 
 @app.command()

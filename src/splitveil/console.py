@@ -71,6 +71,11 @@ def show_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]
     out.print(table)
 
 
+def warn(message: str) -> None:
+    """Print something the user should know before believing a number."""
+    err.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
 def show_error(message: str) -> None:
     """Print what is wrong and what to do."""
     err.print("error:", style="bold red", end=" ")

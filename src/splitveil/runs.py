@@ -76,11 +76,15 @@ class Run:
         aux: str = "train",
         seed: int = 0,
         progress: Progress = silent,
+        fresh: bool = False,
     ) -> Record:
-        """Attack the run, write `record.json` and `gallery.json`, and return the record."""
+        """Attack the run, write `record.json` and `gallery.json`, and return the record.
+
+        Attacks finished before on the same model and data are not repeated, unless `fresh`.
+        """
         from splitveil import auditing
 
-        return auditing.audit_run(self, profile, aux=aux, seed=seed, progress=progress)
+        return auditing.audit_run(self, profile, aux=aux, seed=seed, progress=progress, fresh=fresh)
 
 
 def fit(

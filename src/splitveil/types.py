@@ -1,17 +1,18 @@
 """Frozen records and protocols that cross rooms; nothing here knows of any room."""
 
-import copy
-import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol, runtime_checkable
 
-import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
-from splitveil.errors import AuditError
+from splitveil.victim import BlackBox as BlackBox  # noqa: PLC0414 - re-exported
+from splitveil.victim import Victim as Victim  # noqa: PLC0414 - re-exported
+from splitveil.victim import WhiteBox as WhiteBox  # noqa: PLC0414 - re-exported
+from splitveil.victim import check_images as check_images  # noqa: PLC0414 - re-exported
+from splitveil.victim import sealed as sealed  # noqa: PLC0414 - re-exported
 
 Json = dict[str, Any]
 
@@ -66,6 +67,15 @@ class Refits(Protocol):
 
 
 @runtime_checkable
+class Remembers(Protocol):
+    """A surrogate with a memory that fills while its penalty is not active yet."""
+
+    def remember(self, z: Tensor, y: Tensor) -> None:
+        """Keep what it needs of a batch, without measuring it."""
+        ...
+
+
+@runtime_checkable
 class Reports(Protocol):
     """A surrogate with something to say at the logging cadence."""
 
@@ -105,82 +115,6 @@ class Labelled:
 
     def __len__(self) -> int:
         return len(self.labels)
-
-
-def check_images(x: Tensor, what: str) -> None:
-    """Refuse images that are not finite floats in [0, 1]."""
-    if not x.is_floating_point():
-        raise AuditError(f"{what} must be floats in [0, 1], got {x.dtype}; divide uint8 by 255")
-    low, high = (float(v) for v in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
-    if not (low >= 0.0 and high <= 1.0):
-        raise AuditError(
-            f"{what} must lie in [0, 1], got values from {low:.4g} to {high:.4g}; "
-            "scale the images before they enter an attack or a metric"
-        )
-
-
-Send = Callable[[Tensor, Generator | None], Tensor]
-
-
-def sealed(send: Send) -> Send:
-    """The same function behind a handle from which no attribute or closure leads to it.
-
-    An uncached `lru_cache` keeps what it wraps in C; without `__wrapped__` it only passes calls on.
-    """
-    handle = functools.lru_cache(maxsize=0)(send)
-    vars(handle).clear()
-    return handle
-
-
-class Victim:
-    """The deployed client: encoder in eval mode and channel, behind one call `send`.
-
-    Holds its own frozen copy of both, so no attack can train the model, move its BatchNorm
-    statistics or see z without the channel.
-    """
-
-    def __init__(self, encoder: nn.Module, channel: nn.Module) -> None:
-        self.encoder = copy.deepcopy(encoder).eval().requires_grad_(requires_grad=False)
-        self._channel = copy.deepcopy(channel).eval().requires_grad_(requires_grad=False)
-        first = next(self.encoder.parameters(), None)
-        self.device = torch.device("cpu") if first is None else first.device
-
-    @torch.no_grad()
-    def send(self, x: Tensor, generator: Generator | None = None) -> Tensor:
-        """What leaves the client for images x (n, c, h, w) in [0, 1], channel included."""
-        if not (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            check_images(x, "images given to the victim")  # looking at values stops a capture
-        sent: Tensor = self._channel(self.encoder(x.to(self.device)), generator)
-        return sent
-
-    def black_box(self) -> "BlackBox":
-        """The view a black-box attack is given: queries, nothing else."""
-
-        def send(x: Tensor, generator: Generator | None = None) -> Tensor:
-            return self.send(x, generator)
-
-        return BlackBox(sealed(send), self.device)
-
-    def white_box(self) -> "WhiteBox":
-        """The view a white-box attack is given: queries, and copies of encoder and channel."""
-        parts = copy.deepcopy((self.encoder, self._channel))
-        return WhiteBox(self.black_box().send, self.device, *parts)
-
-
-@dataclass(frozen=True)
-class BlackBox:
-    """Queries to a victim. There is no encoder here to reach for."""
-
-    send: Send
-    device: torch.device
-
-
-@dataclass(frozen=True)
-class WhiteBox(BlackBox):
-    """Queries, and the client's own networks: `channel(z, generator)` follows `encoder(x)`."""
-
-    encoder: nn.Module
-    channel: nn.Module
 
 
 class Access(StrEnum):
@@ -243,7 +177,10 @@ class Attack(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Means over the scored images; `mse` low and `ssim`, `psnr` high favour the attacker."""
+    """Means over the scored images; `mse` low and `ssim`, `psnr` high favour the attacker.
+
+    `accuracy` is the server's on the reconstructions: what they still tell of the class.
+    """
 
     mse: float
     psnr: float
@@ -251,6 +188,7 @@ class Scores:
     ssim: float | None
     ssim_zeropad: float
     ssim_valid: float | None
+    accuracy: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,6 +212,8 @@ class Record:
     seconds: Json
     audit: Json
     training: Json = field(default_factory=dict)
+    strongest_blackbox: Json = field(default_factory=dict)
+    flags: list[Json] = field(default_factory=list)
 
     def to_dict(self) -> Json:
         """Plain JSON types only; what was not measured is null, never NaN."""

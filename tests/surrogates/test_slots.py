@@ -19,7 +19,6 @@ from splitveil.surrogates.slots import (
     SlotAttention,
     compete,
     gru_step,
-    guarded_map,
     slot_moments,
 )
 
@@ -54,8 +53,7 @@ def test_the_gru_is_torchs_gru_cell() -> None:
     ):
         layer.load_state_dict({"weight": weight.detach(), "bias": bias.detach()})
     u, h = (draw(7, d, 1, seed)[0] for seed in (1, 2))
-    maps = (guarded_map(layer, 1.0, None) for layer in (module.gru_update, module.gru_state))
-    ours, theirs = gru_step(u, h, *maps), cell(u, h)
+    ours, theirs = gru_step(h, module.gru_update(u), module.gru_state(h)), cell(u, h)
     assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     up = torch.autograd.grad(ours.square().sum(), [u, h, *module.gru_update.parameters()])
     down = torch.autograd.grad(theirs.square().sum(), [u, h, cell.weight_ih, cell.bias_ih])
@@ -192,14 +190,14 @@ def test_attention_parameters_ascend_when_told_to_and_x_does_not_notice() -> Non
         assert_close(a, -b)
 
 
-def test_a_broken_gradient_is_dropped_and_counted_once_per_parameter() -> None:
+def test_a_broken_gradient_is_dropped_in_all_parameters_and_counted_once() -> None:
     module = slot_attention(4, 3, seed=7)
     skips = torch.zeros((), dtype=torch.long)
     x, y = draw(6, 4, 2, seed=7)
     (module(x, y, 2, noise=module.noise(), skips=skips).sum() * math.inf).backward()
     grads = [p.grad for p in module.parameters()]
     assert all(g is not None and float(g.abs().max()) == 0.0 for g in grads)
-    assert int(skips) == len(grads)
+    assert int(skips) == 1
 
 
 BOUNDS = {"gain": Bounded(12.0), "power": Bounded(0.3), "edge": Bounded(0.05, 0.5)}

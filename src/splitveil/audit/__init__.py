@@ -7,15 +7,17 @@ import sys
 from types import ModuleType
 from typing import Protocol, runtime_checkable
 
+from splitveil.audit.access import Case, Wire, intercept
+from splitveil.audit.attempt import Attempt
+from splitveil.audit.flags import FLAGS, Evidence, Flag, raise_flags
 from splitveil.audit.gallery import gallery
-from splitveil.audit.suite import (
-    Attempt,
-    Case,
-    accuracy,
+from splitveil.audit.suite import Store, accuracy, run_attacks
+from splitveil.audit.summary import (
+    by_attack,
     ceiling_mse,
     floor_mse,
-    run_attacks,
     strongest,
+    strongest_blackbox,
     worst_case,
 )
 from splitveil.types import Progress, Record, silent
@@ -51,13 +53,22 @@ class _CallableRoom(ModuleType):
 sys.modules[__name__].__class__ = _CallableRoom
 
 __all__ = [
+    "FLAGS",
     "Attempt",
     "Case",
+    "Evidence",
+    "Flag",
+    "Store",
+    "Wire",
     "accuracy",
+    "by_attack",
     "ceiling_mse",
     "floor_mse",
     "gallery",
+    "intercept",
+    "raise_flags",
     "run_attacks",
     "strongest",
+    "strongest_blackbox",
     "worst_case",
 ]

@@ -1,75 +1,42 @@
 """Running attacks against a victim and measuring what they got: the only place that does."""
 
+import hashlib
+import inspect
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from splitveil.attacks import class_means
 from splitveil.audit import metrics
+from splitveil.audit.access import (
+    CHUNK,
+    Case,
+    Wire,
+    allowed,
+    answer,
+    attacked_rows,
+    finite,
+    intercept,
+    send,
+    view,
+)
+from splitveil.audit.attempt import Attempt, from_bytes, to_bytes
+from splitveil.audit.gallery import gallery_rows, levels
 from splitveil.errors import AuditError
 from splitveil.rng import stream
-from splitveil.types import (
-    Attack,
-    Json,
-    Labelled,
-    Observation,
-    Progress,
-    Scores,
-    Victim,
-    check_images,
-)
+from splitveil.types import Access, Attack, Observation, Progress, check_images, silent
 
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """What is audited: a deployed client, the server's half, aux, and the scored images."""
-
-    victim: Victim
-    head: nn.Module
-    num_classes: int
-    aux: Labelled
-    scored: Labelled
+AUX_SHOWN = 1000  # images an attack was fitted on that it is scored on too: does it overfit?
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One attack's reconstructions of the scored images, and their per-image metrics."""
+class Store:
+    """Where finished attacks are kept: bytes under a key."""
 
-    guess: Tensor
-    mse: Tensor
-    psnr: Tensor
-    ssim: Tensor | None
-    ssim_zeropad: Tensor
-    ssim_valid: Tensor | None
-    access: str
-    seconds: float
-
-    def scores(self) -> Scores:
-        """Means over the scored images; `psnr_pooled` is −10 log10 of the mean MSE."""
-        pooled = -10.0 * torch.log10(self.mse.mean().clamp_min(metrics.MSE_FLOOR))
-        return Scores(
-            mse=float(self.mse.mean()),
-            psnr=float(self.psnr.mean()),
-            psnr_pooled=float(pooled),
-            ssim=None if self.ssim is None else float(self.ssim.mean()),
-            ssim_zeropad=float(self.ssim_zeropad.mean()),
-            ssim_valid=None if self.ssim_valid is None else float(self.ssim_valid.mean()),
-        )
-
-
-@torch.no_grad()
-def answer(head: nn.Module, z: Tensor) -> Tensor:
-    """The server's predicted classes (n,) for smashed data z."""
-    return torch.cat([head(part).argmax(1) for part in torch.split(z, 1000)])
-
-
-def send(victim: Victim, x: Tensor, seed: int, name: str) -> Tensor:
-    """Smashed data of many images, one fresh draw each, from a named stream."""
-    generator = stream(seed, name, victim.device)
-    return torch.cat([victim.send(part, generator) for part in torch.split(x, 1000)])
+    read: Callable[[str], bytes | None]
+    write: Callable[[str, bytes], None]
 
 
 def accuracy(case: Case, seed: int, draws: int) -> float:
@@ -84,91 +51,165 @@ def accuracy(case: Case, seed: int, draws: int) -> float:
     return float(torch.stack(shares).mean())
 
 
-def attempt(case: Case, name: str, attack: Attack, seen: Observation, seed: int) -> Attempt:
+def run_attacks(
+    case: Case,
+    attacks: Mapping[str, Attack],
+    seed: int,
+    progress: Progress = silent,
+    *,
+    wire: Wire | None = None,
+    store: Store | None = None,
+) -> dict[str, Attempt]:
+    """Every attack on the same scored images and the same draw of the channel.
+
+    With a store, an attack that was finished before on the same case is read, not run again.
+    """
+    _check_case(case, attacks)
+    wire = intercept(case, seed) if wire is None else wire
+    efforts = {name: float(getattr(a, "effort", 1.0)) for name, a in attacks.items()}
+    total = sum(efforts.values())
+    attempts: dict[str, Attempt] = {}
+    for name, attack in attacks.items():
+        share = Share(progress, name, sum(efforts[n] for n in attempts), efforts[name], total)
+        share(0, 1)
+        attempts[name] = _stored(case, (name, attack), wire, share, store)
+    progress(int(1000 * total), int(1000 * total), "attacks done")
+    return attempts
+
+
+@dataclass(frozen=True)
+class Share:
+    """One attack's part of the suite's progress bar."""
+
+    whole: Progress
+    name: str
+    before: float
+    effort: float
+    total: float
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """`done` of `total` of this attack's own work."""
+        here = self.before + self.effort * done / max(total, 1)
+        self.whole(int(1000 * here), int(1000 * self.total), f"{self.name} {note}".rstrip())
+
+
+def _stored(
+    case: Case, named: tuple[str, Attack], wire: Wire, progress: Progress, store: Store | None
+) -> Attempt:
+    """The attempt from the store, or a new one, which is stored."""
+    if store is None or not case.identity:
+        return attempt(case, *named, wire, progress)
+    key = attempt_key(case.identity, *named, wire.seed)
+    blob = store.read(key)
+    found = None if blob is None else from_bytes(blob, case.victim.device)
+    if found is None or found.scored != len(case.scored):
+        found = attempt(case, *named, wire, progress)
+        store.write(key, to_bytes(found))
+    return found
+
+
+def attempt_key(identity: str, name: str, attack: Attack, seed: int) -> str:
+    """Content hash of everything an attempt depends on, the attack's source included."""
+    try:
+        module = inspect.getmodule(type(attack))
+        source = "" if module is None else inspect.getsource(module)
+    except (OSError, TypeError):
+        source = ""
+    parts = (identity, name, repr(attack), str(seed), source)
+    return hashlib.sha256("\x00".join(parts).encode()).hexdigest()[:24]
+
+
+def attempt(
+    case: Case, name: str, attack: Attack, wire: Wire, progress: Progress = silent
+) -> Attempt:
     """Fit one attack and score it; the attack sees neither the scored images nor its score."""
     started = time.perf_counter()
-    generator = stream(seed, f"attack/{name}", case.victim.device)
-    guess = attack.fit(case.victim.black_box(), case.aux, generator)(seen)
-    x = case.scored.images
+    rows = attacked_rows(case.scored, getattr(attack, "limit", None))
+    repeats = int(getattr(attack, "repeats", 1))
+    given = allowed(case, attack.access, wire, rows, repeats)
+    generator = stream(wire.seed, f"attack/{name}", case.victim.device)
+    before = _versions(case, given)
+    fitted = attack.fit(view(case, attack.access), case.aux, generator, progress)
+    guess = _checked(name, fitted(given), case.scored.images[rows])
+    if _versions(case, given) != before:
+        raise AuditError(
+            f"attack '{name}' wrote into the tensors it was given; it must copy them first"
+        )
+    x = case.scored.images[rows]
+    sent = send(case.victim, guess, wire.seed, f"reconstructions/{name}")
+    shown = gallery_rows(case.scored.labels)  # the first of `rows` where those are a subset
+    return Attempt(
+        access=str(attack.access),
+        rows=rows,
+        scored=len(case.scored),
+        **measured(x, guess),  # type: ignore[arg-type]  # None only where allowed
+        right=answer(case.head, sent) == case.scored.labels[rows],
+        pictures=levels(guess[: len(shown)] if len(rows) < len(case.scored) else guess[shown]),
+        repeats=repeats,
+        curve=tuple(getattr(fitted, "curve", ())),
+        aux_mse=_aux_mse(case, attack, fitted, wire.seed),
+        seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def measured(x: Tensor, guess: Tensor) -> dict[str, Tensor | None]:
+    """Per-image metrics, a thousand images at a time."""
+    kinds = {
+        "mse": metrics.mse,
+        "psnr": metrics.psnr,
+        "ssim": metrics.ssim,
+        "ssim_zeropad": metrics.ssim_zeropad,
+        "ssim_valid": metrics.ssim_valid,
+    }
+    pairs = list(zip(torch.split(x, CHUNK), torch.split(guess, CHUNK), strict=True))
+    found: dict[str, Tensor | None] = {}
+    for name, metric in kinds.items():
+        parts = [value for pair in pairs if (value := metric(*pair)) is not None]
+        found[name] = torch.cat(parts) if parts else None
+    return found
+
+
+def _checked(name: str, guess: Tensor, x: Tensor) -> Tensor:
     if guess.shape != x.shape:
         raise AuditError(
             f"attack '{name}' returned images of shape {tuple(guess.shape)}, "
             f"expected {tuple(x.shape)}"
         )
     check_images(guess, f"reconstructions of attack '{name}'")
-    guess = guess.to(x)
-    return Attempt(
-        guess=guess,
-        mse=metrics.mse(x, guess),
-        psnr=metrics.psnr(x, guess),
-        ssim=metrics.ssim(x, guess),
-        ssim_zeropad=metrics.ssim_zeropad(x, guess),
-        ssim_valid=metrics.ssim_valid(x, guess),
-        access=str(attack.access),
-        seconds=round(time.perf_counter() - started, 3),
-    )
+    return guess.detach().to(x)
 
 
-def run_attacks(
-    case: Case, attacks: Mapping[str, Attack], seed: int, progress: Progress
-) -> dict[str, Attempt]:
-    """Every attack on the same scored images and the same draw of the channel."""
+def _aux_mse(
+    case: Case, attack: Attack, fitted: Callable[[Observation], Tensor], seed: int
+) -> float | None:
+    """Error on the first aux images: far below that on the scored ones, the attack overfits."""
+    if attack.access is not Access.BLACK_BOX:
+        return None
+    x = case.aux.images[:AUX_SHOWN]
+    z = finite(send(case.victim, x, seed, "aux"))
+    return float(metrics.mse(x, fitted(Observation(z, answer(case.head, z))).to(x)).mean())
+
+
+def _versions(case: Case, given: Observation) -> tuple[int, ...]:
+    """Counters that every write in place moves."""
+    tensors = (case.aux.images, case.aux.labels, given.z, given.answer)
+    return tuple(t._version for t in tensors)  # the only witness of a write
+
+
+def _check_case(case: Case, attacks: Mapping[str, Attack]) -> None:
     if not attacks:
         raise AuditError("an audit needs at least one attack, got none")
     if len(case.scored) == 0:
         raise AuditError("there are no images to score; the test split is empty")
-    z = send(case.victim, case.scored.images, seed, "wire")
-    if not bool(torch.isfinite(z).all()):
-        bad = int((~torch.isfinite(z).flatten(1).all(1)).sum())
-        raise AuditError(f"the victim sent values that are not finite for {bad} of {len(z)} images")
-    seen = Observation(z, answer(case.head, z))
-    attempts: dict[str, Attempt] = {}
-    for done, (name, attack) in enumerate(attacks.items()):
-        progress(done, len(attacks), f"attack {name}")
-        attempts[name] = attempt(case, name, attack, seen, seed)
-    progress(len(attacks), len(attacks), "attacks done")
-    return attempts
-
-
-def ceiling_mse(case: Case) -> float:
-    """MSE of the aux class mean of the *true* label: what knowing the answer alone gives."""
-    means = class_means(case.aux, case.num_classes)
-    return float(metrics.mse(case.scored.images, means[case.scored.labels].clamp(0, 1)).mean())
-
-
-def floor_mse(case: Case) -> float:
-    """MSE of the aux mean image: what knowing nothing gives."""
-    mean = case.aux.images.mean(0, keepdim=True).expand_as(case.scored.images)
-    return float(metrics.mse(case.scored.images, mean.clamp(0, 1)).mean())
-
-
-def strongest(attempts: Mapping[str, Attempt]) -> Json:
-    """Per metric the attack with the best mean, and which one it was: the headline."""
-    scores = {name: a.scores() for name, a in attempts.items()}
-    best: Json = {}
-    for metric, sign in (("mse", -1), ("psnr", 1), ("psnr_pooled", 1), ("ssim", 1),
-                         ("ssim_zeropad", 1), ("ssim_valid", 1)):  # fmt: skip
-        values = {n: getattr(s, metric) for n, s in scores.items()}
-        known = {n: v for n, v in values.items() if v is not None}
-        name = max(known, key=lambda n: sign * known[n], default=None)
-        best[metric] = None if name is None else known[name]
-        best[f"{metric}_by"] = name
-    return best
-
-
-def worst_case(attempts: Mapping[str, Attempt]) -> Json:
-    """Per image the best over attacks, then mean and tails: an oracle's bound."""
-    every = list(attempts.values())
-    mse = torch.stack([a.mse for a in every]).amin(0)
-    psnr = torch.stack([a.psnr for a in every]).amax(0)
-    ssims = [a.ssim for a in every if a.ssim is not None]
-    tails = torch.quantile(
-        mse.double(), torch.tensor([0.01, 0.05], dtype=torch.float64).to(mse.device)
-    )
-    return {
-        "mse": float(mse.mean()),
-        "psnr": float(psnr.mean()),
-        "ssim": float(torch.stack(ssims).amax(0).mean()) if ssims else None,
-        "mse_q01": float(tails[0]),
-        "mse_q05": float(tails[1]),
+    check_images(case.aux.images, "aux images")
+    few = {
+        name: need
+        for name, a in attacks.items()
+        if (need := int(getattr(a, "min_aux", 1))) > len(case.aux)
     }
+    if few:
+        needs = ", ".join(f"{name} at least {need}" for name, need in few.items())
+        raise AuditError(
+            f"the attacker has {len(case.aux)} aux images, too few: {needs}; "
+            "choose another aux or a larger dataset"
+        )

@@ -39,6 +39,7 @@ class GatedAttention(Defence):
     softplus_beta: float = 1.0
     margin_m: float = 0.1
     slot_power: float = 2.0
+    bank: int = 0
 
     def __post_init__(self) -> None:
         check_penalty(self.penalty_plan())

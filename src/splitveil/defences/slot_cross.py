@@ -42,6 +42,7 @@ class SlotCross(Defence):
     var_threshold: float = 0.125
     gamma: float = 0.0
     eps: float = 1e-6
+    bank: int = 0
 
     def __post_init__(self) -> None:
         check_penalty(self.penalty_plan())

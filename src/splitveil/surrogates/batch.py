@@ -19,6 +19,7 @@ class ClassBatch:
     """A batch ready for class-wise statistics: z (n, d) in float32 or better, labels, counts.
 
     `count` is M_c, `share` p_c, `counted` 1 for the classes that have a spread (M_c ≥ 2), else 0.
+    With a bank (see `bank.join`) its rows follow the batch's `own` ones, and `count` is M_c + N_c.
     """
 
     z: Float[Tensor, "n d"]
@@ -26,11 +27,19 @@ class ClassBatch:
     count: Float[Tensor, " c"]
     share: Float[Tensor, " c"]
     counted: Float[Tensor, " c"]
+    own: int | None = None
 
     @property
     def num_classes(self) -> int:
         """Number of classes, present or not."""
         return len(self.count)
+
+    @property
+    def own_count(self) -> Float[Tensor, " c"]:
+        """M_c of the batch alone."""
+        if self.own is None:
+            return self.count
+        return class_count(self.y[: self.own], self.num_classes, self.z)
 
     def compact(self) -> "ClassBatch":
         """The same batch with only the classes that count, in at most ⌊n/2⌋ + 1 rows.
@@ -50,7 +59,7 @@ class ClassBatch:
         return ClassBatch(self.z, y, count, count / max(len(y), 1), counted)
 
     def average(self, per_class: Float[Tensor, " c"]) -> Float[Tensor, ""]:
-        """Σ_c p_c v_c over the classes with at least two samples.
+        """Σ_c p_c v_c over the classes that count.
 
         p_c = M_c/B over all samples, not renormalised after the skip; `where` before the product
         keeps what a skipped class holds out of value and gradient.

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
-from splitveil.gradient import scale_gradient
-from splitveil.surrogates.gates import guarded_linear, plain_layernorm
+from splitveil.surrogates.gates import Held, plain_layernorm
 
 GATE_START = 0.1
 
@@ -67,8 +66,7 @@ class GatedCrossAttention(nn.Module):
         """x̃ of samples x with labels y; `sign` = −1 lets the parameters ascend."""
         normed = F.layer_norm(slots, slots.shape[2:])
         read = attend(plain_layernorm(x), normed.index_select(0, y), self.num_heads)
-        opened = torch.tanh(scale_gradient(self.attention_gate, sign, skips))
-        x = x + opened * guarded_linear(self.out, read, sign, skips)
-        hidden = F.gelu(guarded_linear(self.enter, plain_layernorm(x), sign, skips))
-        opened = torch.tanh(scale_gradient(self.ffn_gate, sign, skips))
-        return x + opened * guarded_linear(self.leave, hidden, sign, skips)
+        held = Held(self, sign, skips)
+        x = x + torch.tanh(held["attention_gate"]) * held.linear("out", read)
+        hidden = F.gelu(held.linear("enter", plain_layernorm(x)))
+        return x + torch.tanh(held["ffn_gate"]) * held.linear("leave", hidden)

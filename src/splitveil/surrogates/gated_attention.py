@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
+from splitveil.surrogates.bank import join, make_bank, remember
 from splitveil.surrogates.batch import (
     Attention,
     ClassBatch,
@@ -19,8 +20,8 @@ from splitveil.surrogates.batch import (
 )
 from splitveil.surrogates.gates import (
     DimensionGate,
+    Held,
     class_gate,
-    guarded_linear,
     plain_layernorm,
     snr_gate,
     soft_threshold,
@@ -82,9 +83,10 @@ class GatedAttentionPooling(nn.Module):
         self, x: Float[Tensor, "n d"], sign: float = 1.0, skips: Tensor | None = None
     ) -> Float[Tensor, " n"]:
         """Attention logits; `sign` = −1 turns the parameters into an adversary."""
-        value = torch.tanh(guarded_linear(self.value, x, sign, skips))
-        gate = torch.sigmoid(guarded_linear(self.gate, x, sign, skips))
-        return guarded_linear(self.score, value * gate, sign, skips).squeeze(1)
+        held = Held(self, sign, skips)
+        value = torch.tanh(held.linear("value", x))
+        gate = torch.sigmoid(held.linear("gate", x))
+        return held.linear("score", value * gate).squeeze(1)
 
     def forward(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
         """Weights of m samples of one class; they sum to 1."""
@@ -107,6 +109,7 @@ class GatedAttentionCEM(nn.Module):
     `statistic` says what is measured: LayerNorm(z), or z itself (`raw`).
     `slot_power` is kept for the seeds' configurations: with a single pool the normalised slot
     weight is 1, so it has no effect.
+    `bank` rows of each class join the batch's in every statistic and under the attention.
     """
 
     skips: Tensor
@@ -135,6 +138,7 @@ class GatedAttentionCEM(nn.Module):
         softplus_beta: float = 1.0,
         margin_m: float = 0.1,
         slot_power: float = 2.0,
+        bank: int = 0,
     ) -> None:
         super().__init__()
         one_of("form", form, ("gated", "hinge", "trace"))
@@ -170,7 +174,12 @@ class GatedAttentionCEM(nn.Module):
         self.pooling = GatedAttentionPooling(feature_dim, hidden_dim, bias)
         gates = form == "gated" and penalty is None
         self.dimension_gate = DimensionGate(feature_dim) if gates else None
+        self.bank = make_bank(num_classes, bank, feature_dim)
         self.register_buffer("skips", torch.zeros((), dtype=torch.long))
+
+    def remember(self, z: Tensor, y: Tensor) -> None:
+        """Put a batch into the bank without measuring it; nothing to do without one."""
+        remember(self.bank, z, y, self._first)
 
     def weights(self, batch: ClassBatch) -> Float[Tensor, " n"]:
         """Attention weight of each sample within its class."""
@@ -205,7 +214,8 @@ class GatedAttentionCEM(nn.Module):
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Penalty of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
         with torch.autocast(z.device.type, enabled=False):
-            batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first).compact()
+            batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first)
+            batch = join(batch, self.bank, push=self.training, skips=self.skips)
             x = plain_layernorm(batch.z) if self.statistic == "layernorm" else batch.z
             weight = self.weights(batch)
             moments = class_moments(x, weight, batch.y, batch.num_classes)

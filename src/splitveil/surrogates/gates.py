@@ -5,20 +5,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.gradient import scale_gradient
+from splitveil.gradient import guard_together
 
 
-def guarded_linear(
-    layer: nn.Linear, x: Float[Tensor, "n i"], sign: float, skips: Tensor | None
-) -> Float[Tensor, "n o"]:
-    """`layer(x)` whose parameters receive `sign` times their gradient, or 0 if it is not finite.
+class Held(dict[str, Tensor]):
+    """The parameters of a module by name, behind one guard, as a surrogate uses them.
 
-    The sign flips at the parameters and nowhere else: with −1 they ascend the loss while the
-    gradient towards x is untouched.
+    They receive `sign` times their gradient, or 0 if any of it is not finite. The sign flips at
+    the parameters and nowhere else: with −1 they ascend the loss while the gradient towards the
+    inputs is untouched.
     """
-    weight = scale_gradient(layer.weight, sign, skips)
-    bias = None if layer.bias is None else scale_gradient(layer.bias, sign, skips)
-    return F.linear(x, weight, bias)
+
+    def __init__(self, module: nn.Module, sign: float = 1.0, skips: Tensor | None = None) -> None:
+        names, parameters = zip(*module.named_parameters(), strict=True)
+        super().__init__(zip(names, guard_together(parameters, sign, skips), strict=True))
+
+    def linear(self, name: str, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
+        """The module's linear layer `name` applied to x."""
+        return F.linear(x, self[f"{name}.weight"], self.get(f"{name}.bias"))
 
 
 def plain_layernorm(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -68,5 +72,6 @@ class DimensionGate(nn.Module):
 
     def forward(self, log_var: Float[Tensor, "c d"], skips: Tensor | None) -> Float[Tensor, "c d"]:
         """Gate in (0, 1) for each class and dimension."""
-        hidden = F.relu(guarded_linear(self.enter, plain_layernorm(log_var), 1.0, skips))
-        return torch.sigmoid(guarded_linear(self.leave, hidden, 1.0, skips))
+        held = Held(self, 1.0, skips)
+        hidden = F.relu(held.linear("enter", plain_layernorm(log_var)))
+        return torch.sigmoid(held.linear("leave", hidden))

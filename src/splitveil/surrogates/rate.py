@@ -8,11 +8,15 @@ r"""The rate: how many nats about the sample the channel lets through beyond its
 from typing import Literal
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
+from splitveil.surrogates.bank import join, make_bank, remember
 from splitveil.surrogates.batch import ClassBatch, FirstCall, class_batch, one_of, positive
+from splitveil.surrogates.kmeans import cell_covariance
 from splitveil.surrogates.segments import class_moments, uniform_weights
 from splitveil.types import SurrogateOutput
 
@@ -33,7 +37,26 @@ def diagonal_rate(var: Float[Tensor, "c d"], noise_std: float) -> Float[Tensor, 
 def full_rate(
     batch: ClassBatch, weight: Float[Tensor, " n"], mean: Float[Tensor, "c d"], noise_std: float
 ) -> Float[Tensor, " c"]:
-    r"""Rate of each class from its full covariance, nats per dimension, through a Gram matrix.
+    r"""Rate of each class from its full covariance, nats per dimension.
+
+    .. math:: R_c = \frac{1}{2d} \log\det(I + \Sigma_c/\sigma^2), \qquad
+        \Sigma_c = \sum_i \alpha_i (z_i - \mu_c)(z_i - \mu_c)^\top
+
+    Batch ∪ bank of n rows, b of them the batch's, takes whichever of two exact forms needs fewer
+    numbers: `gram_rate` n², `covariance_rate` c·d·(d + b). A batch alone takes the first. Both
+    multiply and factor in float64, which TF32 does not touch: where Σ/σ² is large and of low rank,
+    float32 loses the determinant altogether.
+    """
+    dims = batch.z.shape[1]
+    by_class = 0 if batch.own is None else batch.num_classes * dims * (dims + batch.own)
+    form = covariance_rate if by_class and len(batch.z) ** 2 > by_class else gram_rate
+    return form(batch, weight, mean, noise_std)
+
+
+def gram_rate(
+    batch: ClassBatch, weight: Float[Tensor, " n"], mean: Float[Tensor, "c d"], noise_std: float
+) -> Float[Tensor, " c"]:
+    r"""`full_rate` through one Gram matrix of all rows.
 
     .. math:: \log\det(I_d + \Sigma_c/\sigma^2) = \log\det(I_{M_c} + G_c/\sigma^2), \quad
         G_{ij} = \sqrt{\alpha_i \alpha_j} (z_i - \mu_c)\cdot(z_j - \mu_c)
@@ -42,14 +65,39 @@ def full_rate(
     keeps the blocks and each class's determinant is read off its own rows of the diagonal.
     """
     root = weight.clamp_min(torch.finfo(weight.dtype).tiny).sqrt()
-    centred = root[:, None] * (batch.z - mean[batch.y])  # (n, d)
+    centred = (root[:, None] * (batch.z - mean[batch.y])).double()  # (n, d)
     same = batch.y[:, None] == batch.y[None, :]
     gram = torch.where(same, centred @ centred.T, 0.0) / noise_std**2  # (n, n)
     eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     factor = torch.linalg.cholesky_ex(gram + eye).L
     logdet = 2.0 * torch.log(factor.diagonal())  # (n,)
-    per_class = torch.zeros_like(batch.count).index_add(0, batch.y, logdet)
-    return 0.5 * per_class / batch.z.shape[1]
+    per_class = torch.zeros_like(batch.count, dtype=logdet.dtype).index_add(0, batch.y, logdet)
+    return (0.5 * per_class / batch.z.shape[1]).to(batch.z)
+
+
+def covariance_rate(
+    batch: ClassBatch, weight: Float[Tensor, " n"], mean: Float[Tensor, "c d"], noise_std: float
+) -> Float[Tensor, " c"]:
+    """`full_rate` of batch ∪ bank from one d × d covariance per class.
+
+    The rows after the first `batch.own` come in equal blocks, one per class but the last, which
+    never counts and gets 0. Because Σ_i α_i (z_i − μ_c) = 0, Σ_c has no gradient through μ_c, and
+    the bank's part of it needs none at all.
+    """
+    classes = batch.num_classes - 1
+    centred = (batch.z - mean.detach()[batch.y]).double()
+    kinds = torch.arange(classes, device=batch.y.device)[:, None]
+    member = torch.where(kinds == batch.y[: batch.own], weight[: batch.own], 0.0)
+    cov = cell_covariance(centred[: batch.own], member)  # (c − 1, d, d)
+    with torch.no_grad():
+        held = torch.where(batch.y < classes, weight, 0.0)[batch.own :]
+        rows = held.sqrt()[:, None] * centred[batch.own :]
+        blocks = rearrange(rows, "(c k) d -> c k d", c=classes)
+        stored = blocks.mT @ blocks
+    eye = torch.eye(cov.shape[2], dtype=cov.dtype, device=cov.device)
+    factor = torch.linalg.cholesky_ex((cov + stored) / noise_std**2 + eye).L
+    logdet = 2.0 * torch.log(factor.diagonal(dim1=1, dim2=2)).sum(1)
+    return F.pad(0.5 * logdet / batch.z.shape[1], (0, 1)).to(batch.z)
 
 
 def true_rate(batch: ClassBatch, noise_std: float) -> Float[Tensor, ""]:
@@ -76,21 +124,34 @@ def rate_diagnostics(
     return compare_rates(own, batch, noise_std)
 
 
-def compare_rates(own: Float[Tensor, ""], batch: ClassBatch, noise_std: float) -> dict[str, Tensor]:
-    """The true rate of the batch, and a surrogate's own one as a share of it."""
-    true = true_rate(batch, noise_std)
+def compare_rates(
+    own: Float[Tensor, ""],
+    batch: ClassBatch,
+    noise_std: float,
+    true: Float[Tensor, ""] | None = None,
+) -> dict[str, Tensor]:
+    """The true rate, a surrogate's own one as a share of it, and the bank's rows per class.
+
+    `true` spares the second look at the batch where the caller has it already.
+    """
+    true = true_rate(batch, noise_std) if true is None else true
     ratio = own / true.clamp_min(torch.finfo(true.dtype).tiny)
-    return {"true_rate": true, "surrogate_to_true": ratio}
+    found = {"true_rate": true, "surrogate_to_true": ratio}
+    if batch.own is not None:
+        rows = ((batch.count - batch.own_count) * batch.counted).sum()
+        found["bank_rows"] = rows / batch.counted.sum().clamp_min(1)
+    return found
 
 
 def intra_class_mse(
     x: Float[Tensor, "n d"], mean: Float[Tensor, "c d"], batch: ClassBatch
 ) -> Float[Tensor, ""]:
-    r"""Σ_c p_c mean_ij (x_ij − μ_cj)², detached: a log line, unweighted within the class."""
+    r"""Σ_c p_c mean_ij (x_ij − μ_cj)² of the batch's own samples, detached: a log line."""
     with torch.no_grad():
-        error = (x - mean[batch.y]).square().mean(1)  # (n,)
-        per_class = torch.zeros_like(batch.count).index_add(0, batch.y, error)
-        return batch.average(per_class / batch.count.clamp_min(1))
+        y = batch.y[: batch.own]
+        error = (x[: batch.own] - mean[y]).square().mean(1)  # (n,)
+        per_class = torch.zeros_like(batch.count).index_add(0, y, error)
+        return batch.average(per_class / batch.own_count.clamp_min(1))
 
 
 class Rate(nn.Module):
@@ -98,8 +159,11 @@ class Rate(nn.Module):
 
     `covariance="full"` uses the whole covariance of each class. A batch with M_c samples of a
     class spans at most M_c − 1 directions, so below M_c ≫ d it reports far too little
-    (d = 512, M = 51: 28 % of the truth); give it large batches or few dimensions.
+    (d = 512, M = 51: 28 % of the truth). `bank` rows of each class, the last ones seen in train
+    mode, join the batch's in every statistic: make them many times d.
     """
+
+    skips: Tensor | None
 
     def __init__(
         self,
@@ -108,6 +172,7 @@ class Rate(nn.Module):
         *,
         noise_std: float,
         covariance: Covariance = "diagonal",
+        bank: int = 0,
     ) -> None:
         super().__init__()
         one_of("covariance", covariance, ("diagonal", "full"))
@@ -115,25 +180,31 @@ class Rate(nn.Module):
         self.feature_dim, self.num_classes = feature_dim, num_classes
         self.noise_std, self.covariance = noise_std, covariance
         self._first = FirstCall()
+        self.bank = make_bank(num_classes, bank, feature_dim)
+        self.register_buffer("skips", torch.zeros((), dtype=torch.long) if bank else None)
+
+    def remember(self, z: Tensor, y: Tensor) -> None:
+        """Put a batch into the bank without measuring it; nothing to do without one."""
+        remember(self.bank, z, y, self._first)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Rate of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
         with torch.autocast(z.device.type, enabled=False):
-            batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first).compact()
+            batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first)
+            batch = join(batch, self.bank, push=self.training, skips=self.skips)
             weight = uniform_weights(batch.y, batch.count)
             moments = class_moments(batch.z, weight, batch.y, batch.num_classes)
-            if self.covariance == "diagonal":
-                per_class = diagonal_rate(moments.var, self.noise_std)
+            loss = batch.average(diagonal_rate(moments.var, self.noise_std))
+            true = loss.detach()  # uniform weights, raw z
+            if self.covariance == "full":
+                loss = batch.average(full_rate(batch, weight, moments.mean, self.noise_std))
+            if batch.own is None:
+                intra = batch.average(moments.var.detach().mean(1))
             else:
-                per_class = full_rate(batch, weight, moments.mean, self.noise_std)
-            return SurrogateOutput(
-                loss=batch.average(per_class),
-                intra_mse=intra_class_mse(batch.z, moments.mean, batch),
-                diagnostics={
-                    "effective_sample_size": torch.ones_like(batch.share.sum()),
-                }
-                | rate_diagnostics(moments.var, batch, self.noise_std),
-            )
+                intra = intra_class_mse(batch.z, moments.mean, batch)
+            ones = {"effective_sample_size": torch.ones_like(true)}
+            found = compare_rates(true, batch, self.noise_std, true)
+            return SurrogateOutput(loss=loss, intra_mse=intra, diagnostics=ones | found)
 
 
 def check_noise(noise_std: float) -> None:

@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
+from splitveil.surrogates.bank import join, make_bank, remember
 from splitveil.surrogates.batch import (
     Attention,
     ClassBatch,
@@ -21,7 +22,7 @@ from splitveil.surrogates.batch import (
 )
 from splitveil.surrogates.cross_attention import GatedCrossAttention
 from splitveil.surrogates.gated_attention import log_excess
-from splitveil.surrogates.gates import DimensionGate, guarded_linear, plain_layernorm
+from splitveil.surrogates.gates import DimensionGate, Held, plain_layernorm
 from splitveil.surrogates.rate import check_noise, compare_rates, intra_class_mse
 from splitveil.surrogates.scalars import Bounded, BoundedScalars
 from splitveil.surrogates.segments import class_moments, segment_sum, uniform_weights
@@ -101,6 +102,7 @@ class SlotCrossAttentionCEM(nn.Module):
     checkpoints save, so that a resumed run repeats bit for bit. In eval mode it is fixed.
     With LayerNorm statistics the hard gate sits near .96, above `early_hard_thresh`: the faithful
     form can stay shut off for a whole run, and the `[CEM-GATE]` lines then say so.
+    `bank` rows of each class go through slots and statistics with the batch's own.
     """
 
     skips: Tensor
@@ -133,6 +135,7 @@ class SlotCrossAttentionCEM(nn.Module):
         reg_strength: float = 0.025,
         gamma: float = 0.0,
         eps: float = 1e-6,
+        bank: int = 0,
     ) -> None:
         super().__init__()
         one_of("attention", attention, ("minimise", "maximise", "uniform"))
@@ -185,6 +188,7 @@ class SlotCrossAttentionCEM(nn.Module):
         measured = feature_dim if statistic == "raw" else width
         self.dimension_gate = None if penalty == "rate" else DimensionGate(measured)
         self.shutoff = EarlyShutoff(early_shut_steps, early_hard_thresh, early_gate_thresh)
+        self.bank = make_bank(num_classes, bank, feature_dim)
         self.register_buffer("skips", torch.zeros((), dtype=torch.long))
 
     def assign(
@@ -197,7 +201,8 @@ class SlotCrossAttentionCEM(nn.Module):
         sign = -1.0 if self.attention == "maximise" else 1.0
         x = plain_layernorm(batch.z)
         if self.project is not None:
-            x = guarded_linear(self.project, x, sign, self.skips)
+            held = Held(self.project, sign, self.skips)
+            x = F.linear(x, held["weight"], held["bias"])
         noise = self.slots.noise(self.noise_generator)
         slots = self.slots(x, batch.y, batch.num_classes, noise=noise, sign=sign, skips=self.skips)
         x = self.cross(x, slots, batch.y, sign, self.skips)
@@ -237,7 +242,8 @@ class SlotCrossAttentionCEM(nn.Module):
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Penalty of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
         with torch.autocast(z.device.type, enabled=False):
-            batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first).compact()
+            batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first)
+            batch = join(batch, self.bank, push=self.training, skips=self.skips)
             scalars = self.scalars(self.skips)
             x, resp = self.assign(batch, scalars["assign_temp"])
             moments = slot_moments(x, resp, batch.y, batch.num_classes)
@@ -262,6 +268,10 @@ class SlotCrossAttentionCEM(nn.Module):
                 intra_mse=intra_class_mse(x, plain.mean, batch),
                 diagnostics=diagnostics | {"shut": shut},
             )
+
+    def remember(self, z: Tensor, y: Tensor) -> None:
+        """Put a batch into the bank without measuring it; nothing to do without one."""
+        remember(self.bank, z, y, self._first)
 
     def report(self) -> None:
         """Write the `[CEM-GATE]` lines that wait on the device; the loop calls this as it logs."""

@@ -4,7 +4,6 @@ Symbols: n samples, d features, c classes, s slots per class; `y` holds the clas
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -15,21 +14,12 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
-from splitveil.gradient import scale_gradient
 from splitveil.rng import normal_like, stream
 from splitveil.surrogates.batch import one_of, positive
-from splitveil.surrogates.gates import plain_layernorm
+from splitveil.surrogates.gates import Held, plain_layernorm
 from splitveil.surrogates.segments import segment_sum
 
 Aggregate = Literal["mean", "sum"]
-Map = Callable[[Tensor], Tensor]
-
-
-def guarded_map(layer: nn.Linear, sign: float, skips: Tensor | None) -> Map:
-    """`layer` with each parameter behind one `scale_gradient`, however often it is applied."""
-    weight = scale_gradient(layer.weight, sign, skips)
-    bias = None if layer.bias is None else scale_gradient(layer.bias, sign, skips)
-    return lambda x: F.linear(x, weight, bias)
 
 
 def compete(
@@ -62,7 +52,7 @@ def collect(
 
 
 def gru_step(
-    update: Float[Tensor, "n d"], state: Float[Tensor, "n d"], from_update: Map, from_state: Map
+    state: Float[Tensor, "n d"], from_update: Float[Tensor, "n e"], from_state: Float[Tensor, "n e"]
 ) -> Float[Tensor, "n d"]:
     r"""One step of a gated recurrent unit, with the equations of `torch.nn.GRUCell`.
 
@@ -70,10 +60,10 @@ def gru_step(
         r = \mathrm{sigmoid}(i_r + h_r), \quad z = \mathrm{sigmoid}(i_z + h_z), \quad
         n = \tanh(i_n + r \odot h_n), \quad h' = (1 - z) \odot n + z \odot h
 
-    The two maps give (i_r, i_z, i_n) and (h_r, h_z, h_n) side by side.
+    (i_r, i_z, i_n) and (h_r, h_z, h_n) lie side by side: e = 3d.
     """
-    i_r, i_z, i_n = from_update(update).chunk(3, 1)
-    h_r, h_z, h_n = from_state(state).chunk(3, 1)
+    i_r, i_z, i_n = from_update.chunk(3, 1)
+    h_r, h_z, h_n = from_state.chunk(3, 1)
     keep = torch.sigmoid(i_z + h_z)
     new = torch.tanh(i_n + torch.sigmoid(i_r + h_r) * h_n)
     return (1.0 - keep) * new + keep * state
@@ -141,23 +131,21 @@ class SlotAttention(nn.Module):
         skips: Tensor | None = None,
     ) -> Float[Tensor, "c s d"]:
         """Slots of each class; `sign` = −1 lets the parameters ascend."""
-        query, gru_update, gru_state, enter, leave = (
-            guarded_map(layer, sign, skips)
-            for layer in (self.query, self.gru_update, self.gru_state, self.enter, self.leave)
-        )
+        held = Held(self, sign, skips)
         normed = plain_layernorm(x)
-        key = guarded_map(self.key, sign, skips)(normed)
-        value = guarded_map(self.value, sign, skips)(normed)
-        std = torch.exp(scale_gradient(self.log_std, sign, skips))
-        start = scale_gradient(self.mean, sign, skips) + std * noise  # (s, d)
+        key, value = held.linear("key", normed), held.linear("value", normed)
+        start = held["mean"] + torch.exp(held["log_std"]) * noise  # (s, d)
         slots = repeat(start, "s d -> (c s) d", c=num_classes)
         for _ in range(self.num_iterations):
-            q = query(plain_layernorm(slots)) / math.sqrt(x.shape[1])
+            q = held.linear("query", plain_layernorm(slots)) / math.sqrt(x.shape[1])
             share = compete(key, rearrange(q, "(c s) d -> c s d", c=num_classes), y)
             update = collect(value, share, y, num_classes, aggregate=self.aggregate, eps=self.eps)
             update = rearrange(update, "c s d -> (c s) d")
-            slots = gru_step(update, slots, gru_update, gru_state)
-            slots = slots + leave(F.relu(enter(plain_layernorm(slots))))
+            moved = held.linear("gru_update", update), held.linear("gru_state", slots)
+            slots = gru_step(slots, *moved)
+            slots = slots + held.linear(
+                "leave", F.relu(held.linear("enter", plain_layernorm(slots)))
+            )
         return rearrange(slots, "(c s) d -> c s d", c=num_classes)
 
 
@@ -182,8 +170,17 @@ class SlotMoments:
     var: Float[Tensor, "c s d"]
 
 
+def _runs(x: Tensor, num_slots: int) -> list[slice]:
+    """The slots in the runs they are measured in: one by one on a CPU, whose cache is small.
+
+    A GPU takes all at once: it is the number of kernels that costs there.
+    """
+    size = num_slots if x.is_cuda else 1
+    return [slice(k, k + size) for k in range(0, num_slots, size)]
+
+
 class _SlotMoments(torch.autograd.Function):
-    """Two-pass moments, one slot at a time in both directions."""
+    """Two-pass moments, a run of slots at a time in both directions."""
 
     @staticmethod
     def forward(
@@ -198,12 +195,13 @@ class _SlotMoments(torch.autograd.Function):
         inverse = torch.where(mass > tiny, 1.0 / mass, 0.0)
         weight = resp * inverse[y]  # (n, s), columns sum to 1 within a class
         means, variances = [], []
-        for k in range(resp.shape[1]):
-            mean = segment_sum(weight[:, k, None] * x, y, num_classes)
-            spread = weight[:, k, None] * (x - mean[y]).square()
+        for run in _runs(x, resp.shape[1]):
+            part = weight[:, run, None]  # (n, q, 1)
+            mean = _class_sums(part * x[:, None], y, num_classes)
+            spread = part * (x[:, None] - mean.index_select(0, y)).square()
             means.append(mean)
-            variances.append(segment_sum(spread, y, num_classes))
-        mean, var = torch.stack(means, 1), torch.stack(variances, 1)
+            variances.append(_class_sums(spread, y, num_classes))
+        mean, var = torch.cat(means, 1), torch.cat(variances, 1)
         ctx.save_for_backward(x, resp, y, inverse, mean, var)
         return mean, var
 
@@ -218,13 +216,18 @@ class _SlotMoments(torch.autograd.Function):
         # Divided by the mass first: a nearly empty slot has a gradient as small as its mass.
         to_mean, to_var = grad_mean * inverse[:, :, None], grad_var * inverse[:, :, None]
         grad_x, grad_resp = torch.zeros_like(x), torch.empty_like(resp)
-        for k in range(resp.shape[1]):
-            off = x - mean[y, k]
-            pull = to_mean[y, k] + 2.0 * to_var[y, k] * off
-            grad_x += resp[:, k, None] * pull
-            spread = off.square() - var[y, k]
-            grad_resp[:, k] = (to_mean[y, k] * off + to_var[y, k] * spread).sum(1)
+        for run in _runs(x, resp.shape[1]):
+            off = x[:, None] - mean[:, run].index_select(0, y)  # (n, q, d)
+            aim, widen = (g[:, run].index_select(0, y) for g in (to_mean, to_var))
+            grad_x += (resp[:, run, None] * (aim + 2.0 * widen * off)).sum(1)
+            spread = off.square() - var[:, run].index_select(0, y)
+            grad_resp[:, run] = (aim * off + widen * spread).sum(2)
         return grad_x, grad_resp, None, None
+
+
+def _class_sums(x: Tensor, y: Tensor, num_classes: int) -> Tensor:
+    """Sums (c, q, d) of x (n, q, d) over the samples of each class."""
+    return segment_sum(x.flatten(1), y, num_classes).view(num_classes, *x.shape[1:])
 
 
 def slot_moments(
@@ -235,9 +238,9 @@ def slot_moments(
     .. math:: \mu_k = \tfrac{1}{w_k} \sum_m r_{mk} x_m, \qquad
         \sigma_k^2 = \tfrac{1}{w_k} \sum_m r_{mk} (x_m - \mu_k)^2, \qquad w_k = \sum_m r_{mk}
 
-    Nothing of size n·s·d is built or kept: working memory is about 4·n·d + 4·c·s·d numbers in
-    each direction, and x, r and the moments are what backward keeps. An empty slot (w_k = 0)
-    has moments 0 and gradient 0.
+    Nothing of size n·s·d is kept: x, r and the moments are what backward needs. Working memory is
+    about 4·n·q·d + 4·c·s·d numbers in each direction, q = 1 on a CPU and s on a GPU. An empty slot
+    (w_k = 0) has moments 0 and gradient 0.
 
     >>> x, r = torch.tensor([[-1.0], [1.0]]), torch.ones(2, 1)
     >>> slot_moments(x, r, torch.tensor([0, 0]), 1).var

@@ -69,7 +69,7 @@ def train(
     )
     if resume:
         restore(state, read_checkpoint(target))
-    step = Stepper(wrapped, data, state, fabric)
+    step = Stepper(wrapped, data, state, fabric, remembers=schedule.penalty.lambd > 0)
     clock = Clock(state.seconds)
     model.train()
     with catch_interrupt() as interrupt, MetricsLog(folder, state.log_offset) as metrics:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from lightning_fabric import Fabric
@@ -15,7 +15,7 @@ from splitveil.train.compose import penalty
 from splitveil.train.distributed import global_batch
 from splitveil.train.schedule import Weights
 from splitveil.train.state import TrainState
-from splitveil.types import SurrogateOutput
+from splitveil.types import Remembers, SurrogateOutput
 
 CHUNK = 1000  # images per pass where no gradient is needed
 
@@ -78,11 +78,13 @@ def forward_loss(
     weights: Weights | None,
     state: TrainState,
     fabric: Fabric,
+    *,
+    remembers: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of one batch, penalty included while it is active, and what to log of it.
 
     With several processes the task's loss is that of this rank's images, the penalty that of the
-    whole batch.
+    whole batch. `remembers`: until the penalty starts, a surrogate with a memory keeps the batch.
     """
     x, y = batch
     found: list[tuple[Tensor, SurrogateOutput]] = []
@@ -91,7 +93,15 @@ def forward_loss(
         z, labels = global_batch(z, y, fabric)
         found.append(state.aside.run(partial(_penalty, labels, weights, state), z))
 
-    tap = measure if state.surrogate is not None and weights is not None else None
+    def remember(z: Tensor) -> None:
+        z, labels = global_batch(z.detach(), y, fabric)
+        cast(Remembers, state.surrogate).remember(z, labels)
+
+    tap = None
+    if state.surrogate is not None and weights is not None:
+        tap = measure
+    elif remembers and isinstance(state.surrogate, Remembers):
+        tap = remember
     with fabric.autocast():  # the wrapper enters it only where it wraps, under DDP
         out = model.split_forward(x, state.streams["channel"], tap)
     loss = F.cross_entropy(out.logits, y)

@@ -19,7 +19,7 @@ class Stepper:
 
     On one GPU the step is captured, once with the penalty and once without, and replayed: what
     changes between steps (rows, learning rate, weights) lies in tensors. Elsewhere it runs as
-    written. `capture=False` runs it as written anywhere.
+    written. `capture=False` runs it as written anywhere; `remembers` as in `forward_loss`.
     """
 
     def __init__(
@@ -29,10 +29,12 @@ class Stepper:
         state: TrainState,
         fabric: Fabric,
         *,
+        remembers: bool = False,
         capture: bool = True,
     ) -> None:
         self._model, self._data, self._state, self._fabric = model, data, state, fabric
         self._optimisers = [_wrap(fabric, o) for o in state.optimisers]
+        self._remembers = remembers
         self._on_gpu = fabric.device.type == "cuda"
         self._capture = capture and self._on_gpu and fabric.world_size == 1
         self._rows: Tensor | None = None
@@ -73,7 +75,14 @@ class Stepper:
         y = data.labels[self._rows]
         if self._on_gpu:
             x = x.contiguous(memory_format=torch.channels_last)
-        loss, values = forward_loss(cast(Split, self._model), (x, y), weights, state, self._fabric)
+        loss, values = forward_loss(
+            cast(Split, self._model),
+            (x, y),
+            weights,
+            state,
+            self._fabric,
+            remembers=self._remembers,
+        )
         self._fabric.backward(loss)
         for optimiser in self._optimisers:
             optimiser.step()

@@ -1,0 +1,82 @@
+"""An audit in a few numbers: the strongest attack, the oracle's worst case, ceiling and floor."""
+
+from collections.abc import Mapping
+
+import torch
+
+from splitveil.attacks import class_means
+from splitveil.audit import metrics
+from splitveil.audit.attempt import Attempt
+from splitveil.types import Access, Json, Labelled
+
+HIGH_IS_BETTER = {
+    "mse": -1, "psnr": 1, "psnr_pooled": 1, "ssim": 1, "ssim_zeropad": 1, "ssim_valid": 1,
+}  # fmt: skip
+
+
+def comparable(attempts: Mapping[str, Attempt]) -> dict[str, Attempt]:
+    """Attacks that saw one draw of every scored image: only these are ranked together."""
+    return {n: a for n, a in attempts.items() if a.whole and a.repeats == 1}
+
+
+def strongest(attempts: Mapping[str, Attempt]) -> Json:
+    """Per metric the attack with the best mean, and which one it was: the headline."""
+    scores = {name: a.scores() for name, a in comparable(attempts).items()}
+    best: Json = {}
+    for metric, sign in HIGH_IS_BETTER.items():
+        values = {n: getattr(s, metric) for n, s in scores.items()}
+        known = {n: v for n, v in values.items() if v is not None}
+        name = max(known, key=lambda n: sign * known[n], default=None)
+        best[metric] = None if name is None else known[name]
+        best[f"{metric}_by"] = name
+    return best
+
+
+def strongest_blackbox(attempts: Mapping[str, Attempt]) -> Json:
+    """`strongest` without the white-box attacks."""
+    return strongest({n: a for n, a in attempts.items() if a.access != Access.WHITE_BOX})
+
+
+def worst_case(attempts: Mapping[str, Attempt]) -> Json:
+    """Per image the best over attacks, then mean and tails: an oracle's bound."""
+    every = list(comparable(attempts).values())
+    mse = torch.stack([a.mse for a in every]).amin(0)
+    psnr = torch.stack([a.psnr for a in every]).amax(0)
+    ssims = [a.ssim for a in every if a.ssim is not None]
+    tails = torch.quantile(
+        mse.double(), torch.tensor([0.01, 0.05], dtype=torch.float64).to(mse.device)
+    )
+    return {
+        "mse": float(mse.mean()),
+        "psnr": float(psnr.mean()),
+        "ssim": float(torch.stack(ssims).amax(0).mean()) if ssims else None,
+        "mse_q01": float(tails[0]),
+        "mse_q05": float(tails[1]),
+    }
+
+
+def by_attack(attempts: Mapping[str, Attempt]) -> dict[str, Json]:
+    """Every attack's scores; one scored on a subset has the best of the others there beside it."""
+    whole = {n: a for n, a in comparable(attempts).items() if a.access != Access.WHITE_BOX}
+    said = {}
+    for name, attempt in attempts.items():
+        said[name] = attempt.to_json()
+        if not attempt.whole and whole:
+            there = {n: a.scores_at(attempt.rows) for n, a in whole.items()}
+            rival = min(there, key=lambda n: there[n].mse)
+            said[name]["beside"] = {
+                "attack": rival, "mse": there[rival].mse, "ssim": there[rival].ssim,
+            }  # fmt: skip
+    return said
+
+
+def ceiling_mse(aux: Labelled, scored: Labelled, num_classes: int) -> float:
+    """MSE of the aux class mean of the *true* label: what knowing the answer alone gives."""
+    means = class_means(aux, num_classes)
+    return float(metrics.mse(scored.images, means[scored.labels].clamp(0, 1)).mean())
+
+
+def floor_mse(aux: Labelled, scored: Labelled) -> float:
+    """MSE of the aux mean image: what knowing nothing gives."""
+    mean = aux.images.mean(0, keepdim=True).expand_as(scored.images)
+    return float(metrics.mse(scored.images, mean.clamp(0, 1)).mean())

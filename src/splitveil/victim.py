@@ -1,0 +1,87 @@
+"""The deployed client as an attacker meets it, and what each kind of attacker can reach of it."""
+
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+
+from splitveil.errors import AuditError
+
+
+def check_images(x: Tensor, what: str) -> None:
+    """Refuse images that are not finite floats in [0, 1]."""
+    if not x.is_floating_point():
+        raise AuditError(f"{what} must be floats in [0, 1], got {x.dtype}; divide uint8 by 255")
+    low, high = (float(v) for v in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
+    if not (low >= 0.0 and high <= 1.0):
+        raise AuditError(
+            f"{what} must lie in [0, 1], got values from {low:.4g} to {high:.4g}; "
+            "scale the images before they enter an attack or a metric"
+        )
+
+
+Send = Callable[[Tensor, Generator | None], Tensor]
+
+
+def sealed(send: Send) -> Send:
+    """The same function behind a handle from which no attribute or closure leads to it.
+
+    An uncached `lru_cache` keeps what it wraps in C; without `__wrapped__` it only passes calls on.
+    """
+    handle = functools.lru_cache(maxsize=0)(send)
+    vars(handle).clear()
+    return handle
+
+
+class Victim:
+    """The deployed client: encoder in eval mode and channel, behind one call `send`.
+
+    Holds its own frozen copy of both, so no attack can train the model, move its BatchNorm
+    statistics or see z without the channel.
+    """
+
+    def __init__(self, encoder: nn.Module, channel: nn.Module) -> None:
+        self.encoder = copy.deepcopy(encoder).eval().requires_grad_(requires_grad=False)
+        self._channel = copy.deepcopy(channel).eval().requires_grad_(requires_grad=False)
+        first = next(self.encoder.parameters(), None)
+        self.device = torch.device("cpu") if first is None else first.device
+
+    @torch.no_grad()
+    def send(self, x: Tensor, generator: Generator | None = None) -> Tensor:
+        """What leaves the client for images x (n, c, h, w) in [0, 1], channel included."""
+        if not (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            check_images(x, "images given to the victim")  # looking at values stops a capture
+        sent: Tensor = self._channel(self.encoder(x.to(self.device)), generator)
+        return sent
+
+    def black_box(self) -> "BlackBox":
+        """The view a black-box attack is given: queries, nothing else."""
+
+        def send(x: Tensor, generator: Generator | None = None) -> Tensor:
+            return self.send(x, generator)
+
+        return BlackBox(sealed(send), self.device)
+
+    def white_box(self) -> "WhiteBox":
+        """The view a white-box attack is given: queries, and copies of encoder and channel."""
+        parts = copy.deepcopy((self.encoder, self._channel))
+        return WhiteBox(self.black_box().send, self.device, *parts)
+
+
+@dataclass(frozen=True)
+class BlackBox:
+    """Queries to a victim. There is no encoder here to reach for."""
+
+    send: Send
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class WhiteBox(BlackBox):
+    """Queries, and the client's own networks: `channel(z, generator)` follows `encoder(x)`."""
+
+    encoder: nn.Module
+    channel: nn.Module
