@@ -36,8 +36,9 @@ class SurrogateOutput:
     """What a surrogate says of one batch.
 
     `loss` is the penalty rob_loss (scalar, minimise); `intra_mse` a detached log line;
-    `diagnostics` detached scalars, at least `effective_sample_size` (fraction of M_c, mean over
-    classes) and `true_rate` (nats per dimension, uniform weights, raw z).
+    `diagnostics` detached tensors: scalars, at least `effective_sample_size` (fraction of M_c, mean
+    over classes) and `true_rate` (nats per dimension, uniform weights, raw z); and
+    `attention_weights` (n,), or (n, slots), of the batch's samples.
     """
 
     loss: Tensor

@@ -18,8 +18,9 @@ from torch.testing import assert_close
 
 from splitveil.errors import ConfigError, DataError
 from splitveil.surrogates import kmeans_cem
+from splitveil.surrogates.cluster_penalties import full_logdet
 from splitveil.surrogates.kmeans import Reservoir
-from splitveil.surrogates.kmeans_cem import KMeansCEM, full_logdet
+from splitveil.surrogates.kmeans_cem import KMeansCEM
 
 VARIANTS: list[dict[str, Any]] = [
     {"form": "hinge"},
@@ -304,8 +305,10 @@ def test_diagnostics_and_intra_mse() -> None:
     out = cem(z.view(12, 2, 2, 2), y)
     assert_close(out.loss, cem(z, y).loss)
     assert set(out.diagnostics) == {
-        "effective_sample_size", "true_rate", "cluster_mass_min", "cluster_mass_max",
+        "attention_weights", "effective_sample_size", "true_rate", "surrogate_to_true",
+        "cluster_mass_min", "cluster_mass_max",
     }  # fmt: skip
+    assert out.diagnostics["attention_weights"].shape == (12,)
     assert not any(v.requires_grad for v in (*out.diagnostics.values(), out.intra_mse))
     assert out.diagnostics["effective_sample_size"].item() == 1.0
     assert_close(out.diagnostics["true_rate"], plain.rate(z, y, 3, 0.5).detach())
@@ -314,6 +317,17 @@ def test_diagnostics_and_intra_mse() -> None:
     many = [z[y == c].detach() for c in range(3) if int((y == c).sum()) >= 2]
     spread = sum(len(x) / 12 * float((x - x.mean(0)).square().mean()) for x in many)
     assert out.intra_mse.item() == pytest.approx(spread)
+
+
+def test_it_reports_the_spread_within_its_clusters_as_a_share_of_the_class() -> None:
+    z = torch.tensor([[-1.2], [-0.8], [0.8], [1.2]]).double()
+    y = torch.zeros(4, dtype=torch.long)
+    cem = KMeansCEM(1, 1, clusters=2, noise_std=1.0).double()
+    cem.refit(z, y, seeded())
+    within, whole = 0.5 * math.log(1 + 0.2**2), 0.5 * math.log(1 + 1.04)
+    ratio = cem(z, y).diagnostics["surrogate_to_true"].item()
+    assert ratio == pytest.approx(within / whole)
+    assert math.isnan(KMeansCEM(1, 1, noise_std=1.0)(z, y).diagnostics["surrogate_to_true"].item())
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

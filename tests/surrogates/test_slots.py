@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import slots as oracle
 from oracles.batches import draw
-from torch import nn
 from torch.testing import assert_close
 
 from splitveil.errors import ConfigError
@@ -18,7 +17,6 @@ from splitveil.surrogates.slots import (
     Aggregate,
     SlotAttention,
     compete,
-    gru_step,
     slot_moments,
 )
 
@@ -41,24 +39,6 @@ def test_slots_equal_the_loop_over_classes(
     for c in sorted(set(y.tolist())):
         slow = oracle.slots_of_class(module, x[y == c], module.eval_noise)
         assert_close(fast[c], torch.stack(slow), rtol=1e-9, atol=1e-11)
-
-
-def test_the_gru_is_torchs_gru_cell() -> None:
-    d = 5
-    cell = nn.GRUCell(d, d).double()
-    module = slot_attention(d, 1, seed=0)
-    for layer, weight, bias in (
-        (module.gru_update, cell.weight_ih, cell.bias_ih),
-        (module.gru_state, cell.weight_hh, cell.bias_hh),
-    ):
-        layer.load_state_dict({"weight": weight.detach(), "bias": bias.detach()})
-    u, h = (draw(7, d, 1, seed)[0] for seed in (1, 2))
-    ours, theirs = gru_step(h, module.gru_update(u), module.gru_state(h)), cell(u, h)
-    assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-    up = torch.autograd.grad(ours.square().sum(), [u, h, *module.gru_update.parameters()])
-    down = torch.autograd.grad(theirs.square().sum(), [u, h, cell.weight_ih, cell.bias_ih])
-    for a, b in zip(up, down, strict=True):
-        assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 def test_slots_compete_for_a_sample_and_the_temperature_is_the_fourth_root() -> None:

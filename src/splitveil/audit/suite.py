@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -66,11 +67,13 @@ def run_attacks(
     """
     _check_case(case, attacks)
     wire = intercept(case, seed) if wire is None else wire
+    if wire.seed != seed:
+        raise AuditError(f"the wire was drawn with seed {wire.seed}, the audit's is {seed}")
     efforts = {name: float(getattr(a, "effort", 1.0)) for name, a in attacks.items()}
     total = sum(efforts.values())
     attempts: dict[str, Attempt] = {}
     for name, attack in attacks.items():
-        share = Share(progress, name, sum(efforts[n] for n in attempts), efforts[name], total)
+        share = Share(progress, name, sum((efforts[n] for n in attempts), 0.0), efforts[name], total)
         share(0, 1)
         attempts[name] = _stored(case, (name, attack), wire, share, store)
     progress(int(1000 * total), int(1000 * total), "attacks done")
@@ -89,7 +92,7 @@ class Share:
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
         """`done` of `total` of this attack's own work."""
-        here = self.before + self.effort * done / max(total, 1)
+        here = self.before + self.effort * min(done / max(total, 1), 1.0)
         self.whole(int(1000 * here), int(1000 * self.total), f"{self.name} {note}".rstrip())
 
 
@@ -100,6 +103,8 @@ def _stored(
     if store is None or not case.identity:
         return attempt(case, *named, wire, progress)
     key = attempt_key(case.identity, *named, wire.seed)
+    if key is None:
+        return attempt(case, *named, wire, progress)
     blob = store.read(key)
     found = None if blob is None else from_bytes(blob, case.victim.device)
     if found is None or found.scored != len(case.scored):
@@ -108,15 +113,33 @@ def _stored(
     return found
 
 
-def attempt_key(identity: str, name: str, attack: Attack, seed: int) -> str:
-    """Content hash of everything an attempt depends on, the attack's source included."""
-    try:
-        module = inspect.getmodule(type(attack))
-        source = "" if module is None else inspect.getsource(module)
-    except (OSError, TypeError):
-        source = ""
-    parts = (identity, name, repr(attack), str(seed), source)
+def attempt_key(identity: str, name: str, attack: Attack, seed: int) -> str | None:
+    """Content hash of everything an attempt depends on, the source included.
+
+    None for an attack that cannot be told from another: its source is not to be read, as in a
+    notebook, or it does not say how it is set.
+    """
+    code = [source(type(attack).__module__), source(__name__)]
+    if None in code or type(attack).__repr__ is object.__repr__:
+        return None
+    parts = (identity, name, repr(attack), str(seed), *map(str, code))
     return hashlib.sha256("\x00".join(parts).encode()).hexdigest()[:24]
+
+
+def source(module: str) -> str | None:
+    """Text of a module and of those of its own package that it takes names from, theirs too."""
+    package, waiting, texts = module.partition(".")[0], [module], dict[str, str]()
+    while waiting:
+        name = waiting.pop()
+        if name in texts or name.partition(".")[0] != package:
+            continue
+        try:
+            texts[name] = inspect.getsource(sys.modules[name])
+        except (KeyError, OSError, TypeError):
+            return None
+        for value in vars(sys.modules[name]).values():
+            waiting.append(str(getattr(value, "__module__", getattr(value, "__name__", ""))))
+    return "\x00".join(texts[name] for name in sorted(texts))
 
 
 def attempt(
@@ -129,7 +152,7 @@ def attempt(
     given = allowed(case, attack.access, wire, rows, repeats)
     generator = stream(wire.seed, f"attack/{name}", case.victim.device)
     before = _versions(case, given)
-    fitted = attack.fit(view(case, attack.access), case.aux, generator, progress)
+    fitted = attack.fit(view(case, attack.access, wire), case.aux, generator, progress)
     guess = _checked(name, fitted(given), case.scored.images[rows])
     if _versions(case, given) != before:
         raise AuditError(
@@ -147,7 +170,7 @@ def attempt(
         pictures=levels(guess[: len(shown)] if len(rows) < len(case.scored) else guess[shown]),
         repeats=repeats,
         curve=tuple(getattr(fitted, "curve", ())),
-        aux_mse=_aux_mse(case, attack, fitted, wire.seed),
+        aux_mse=_aux_mse(case, (name, attack), fitted, wire.seed),
         seconds=round(time.perf_counter() - started, 3),
     )
 
@@ -180,20 +203,22 @@ def _checked(name: str, guess: Tensor, x: Tensor) -> Tensor:
 
 
 def _aux_mse(
-    case: Case, attack: Attack, fitted: Callable[[Observation], Tensor], seed: int
+    case: Case, named: tuple[str, Attack], fitted: Callable[[Observation], Tensor], seed: int
 ) -> float | None:
     """Error on the first aux images: far below that on the scored ones, the attack overfits."""
+    name, attack = named
     if attack.access is not Access.BLACK_BOX:
         return None
     x = case.aux.images[:AUX_SHOWN]
     z = finite(send(case.victim, x, seed, "aux"))
-    return float(metrics.mse(x, fitted(Observation(z, answer(case.head, z))).to(x)).mean())
+    guess = _checked(name, fitted(Observation(z, answer(case.head, z))), x)
+    return float(metrics.mse(x, guess).mean())
 
 
 def _versions(case: Case, given: Observation) -> tuple[int, ...]:
     """Counters that every write in place moves."""
-    tensors = (case.aux.images, case.aux.labels, given.z, given.answer)
-    return tuple(t._version for t in tensors)  # the only witness of a write
+    tensors = (case.aux.images, case.aux.labels, given.z, given.answer, given.draws)
+    return tuple(t._version for t in tensors if t is not None)  # the only witness of a write
 
 
 def _check_case(case: Case, attacks: Mapping[str, Attack]) -> None:

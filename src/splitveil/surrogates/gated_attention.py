@@ -220,6 +220,7 @@ class GatedAttentionCEM(nn.Module):
             weight = self.weights(batch)
             moments = class_moments(x, weight, batch.y, batch.num_classes)
             diagnostics = {
+                "attention_weights": weight.detach()[: batch.own],
                 "effective_sample_size": effective_sample_size(
                     weight.detach(), batch.y, batch.count, batch.counted
                 ),

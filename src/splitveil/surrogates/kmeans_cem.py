@@ -1,6 +1,5 @@
 """`KMeansCEM`: the surrogate of CEM (CVPR 2025), the spread of each class about its clusters."""
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -11,6 +10,7 @@ from torch import Generator, Tensor, nn
 from splitveil.errors import ConfigError, DataError
 from splitveil.gradient import scale_gradient
 from splitveil.surrogates.batch import FirstCall, class_batch, one_of, positive
+from splitveil.surrogates.cluster_penalties import full_logdet, hinge_penalty
 from splitveil.surrogates.kmeans import (
     ClusterStatistics,
     ClusterSums,
@@ -21,7 +21,7 @@ from splitveil.surrogates.kmeans import (
     kmeans,
     plus_plus,
 )
-from splitveil.surrogates.rate import Covariance, check_noise, intra_class_mse, true_rate
+from splitveil.surrogates.rate import Covariance, check_noise, compare_rates, intra_class_mse
 from splitveil.surrogates.segments import class_count, class_moments, segment_sum, uniform_weights
 from splitveil.types import SurrogateOutput
 
@@ -31,34 +31,6 @@ Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 BATCH_GAIN = 10.0  # the published code weighs the batch ten times its share; not in the paper
 UNCHECKED = FirstCall(over=True)  # refit looks at the values; the loss is 0 before it
 MIX_LIMIT = 0.99
-LINEAR_OFFSET = 0.001  # of the published variant without the logarithm
-
-
-def hinge_penalty(
-    var: Float[Tensor, " j"], threshold: float, gamma: float, *, log_entropy: bool = True
-) -> Float[Tensor, " j"]:
-    r"""ReLU(log(v + γ) − log(t + γ)) of each cluster, or v + .001 without `log_entropy`.
-
-    >>> hinge_penalty(torch.tensor([0.0, 0.09]), 0.0, 0.01)  # log ten
-    tensor([0.0000, 2.3026])
-    """
-    if not log_entropy:
-        return var + LINEAR_OFFSET
-    floor = threshold + gamma  # the clamp is the ReLU, without log(0) behind a zero gradient
-    return torch.log((var + gamma).clamp_min(floor)) - math.log(floor)
-
-
-def full_logdet(cov: Float[Tensor, "j d d"], noise_std: float) -> Float[Tensor, " j"]:
-    r"""½ log|Σ_j + σ²I|/|σ²I|, nats, through Cholesky in float64.
-
-    Adds 4ε·tr Σ/σ² to the diagonal, ε the precision of Σ: its rounding could undo positivity.
-    """
-    scaled = cov.double() / noise_std**2
-    diagonal = scaled.detach().diagonal(dim1=1, dim2=2)  # (j, d)
-    jitter = 4 * torch.finfo(cov.dtype).eps * diagonal.sum(1)
-    ridge = torch.diag_embed((1.0 + jitter)[:, None].expand_as(diagonal))
-    factor = torch.linalg.cholesky_ex(scaled + ridge).L
-    return torch.log(factor.diagonal(dim1=1, dim2=2)).sum(1).to(cov)
 
 
 class KMeansCEM(nn.Module):
@@ -78,7 +50,8 @@ class KMeansCEM(nn.Module):
 
     Σ_batch is taken about the stored centroid, as Σ_j is: a cluster has two or three samples in a
     batch, and about their own mean a single one would report no spread and receive no gradient.
-    Call `refit` at the end of each epoch; before the first one the loss is 0.
+    Call `refit` at the end of each epoch; before the first one the loss is 0. `surrogate_to_true`
+    compares the rate within the clusters with the class's: what lies between them it does not see.
     """
 
     centroids: Tensor
@@ -154,24 +127,27 @@ class KMeansCEM(nn.Module):
             count = class_count(cell, self.num_classes * self.clusters, x)  # (j,)
             each = self._hinge if self.form == "hinge" else self._logdet
             parts = (batch.count > 0).sum().clamp_min(1) if self.form == "hinge" else 1
+            loss, rate = each(centred, cell, count)
+            own = (count / max(len(cell), 1) * rate.detach()).sum()
             weight = uniform_weights(batch.y, batch.count)
             mean = class_moments(batch.z.detach(), weight, batch.y, self.num_classes).mean
             mass = torch.where(self.weights > 0, self.weights, 1.0)
             return SurrogateOutput(
-                loss=each(centred, cell, count).sum() / parts,
+                loss=loss.sum() / parts,
                 intra_mse=intra_class_mse(batch.z, mean, batch),
                 diagnostics={
+                    "attention_weights": weight,
                     "effective_sample_size": torch.ones_like(batch.share.sum()),
-                    "true_rate": true_rate(batch, self.noise_std),
                     "cluster_mass_min": torch.where(self.fitted, mass.amin(), 0.0),
                     "cluster_mass_max": self.weights.amax(),
-                },
+                }
+                | compare_rates(torch.where(self.fitted, own, torch.nan), batch, self.noise_std),
             )
 
     def _hinge(
         self, centred: Float[Tensor, "n d"], cell: Int[Tensor, " n"], count: Float[Tensor, " j"]
-    ) -> Float[Tensor, " j"]:
-        """Part of each cluster in the batch, before the mean over its classes."""
+    ) -> tuple[Float[Tensor, " j"], Float[Tensor, " j"]]:
+        """Part of each cluster in the batch, before the mean over its classes; and its rate."""
         weight, stored = (v.to(centred).flatten() for v in (self.weights, self.variances))
         size = weight * self.class_counts.to(centred).repeat_interleave(self.clusters)  # w N_c
         mix = (BATCH_GAIN * count / size.clamp_min(1)).clamp_max(MIX_LIMIT)
@@ -179,12 +155,13 @@ class KMeansCEM(nn.Module):
         var = mix * (total / count.clamp_min(1)) + (1 - mix) * stored
         threshold = self.var_threshold * self.noise_std**2
         each = hinge_penalty(var, threshold, self.gamma, log_entropy=self.log_entropy)
-        return torch.where((count > 0) & (weight > 0), weight * each, 0.0)
+        rate = 0.5 * torch.log1p(var / self.noise_std**2) if self.noise_std else var * torch.nan
+        return torch.where((count > 0) & (weight > 0), weight * each, 0.0), rate
 
     def _logdet(
         self, centred: Float[Tensor, "n d"], cell: Int[Tensor, " n"], count: Float[Tensor, " j"]
-    ) -> Float[Tensor, " j"]:
-        """Part of each cluster, in the batch or not."""
+    ) -> tuple[Float[Tensor, " j"], Float[Tensor, " j"]]:
+        """Part of each cluster, in the batch or not; and its rate, nats per dimension."""
         assert self.covariances is not None  # noqa: S101 - the constructor made it for this form
         sizes = self.class_counts.to(centred)
         total = sizes.sum().clamp_min(1)
@@ -204,7 +181,8 @@ class KMeansCEM(nn.Module):
             cov = cov + per[some][:, None, None] * cell_covariance(centred, member)
             each = self.logdets.to(centred).flatten()
             each = each.index_copy(0, some, full_logdet(cov, self.noise_std))
-        return torch.where(pi > 0, pi * each - torch.xlogy(pi, pi), 0.0)
+        part = torch.where(pi > 0, pi * each - torch.xlogy(pi, pi), 0.0)
+        return part, each / centred.shape[1]
 
     @torch.no_grad()
     def refit(self, z: Tensor, y: Tensor, generator: Generator | None = None) -> None:

@@ -202,9 +202,11 @@ class Rate(nn.Module):
                 intra = batch.average(moments.var.detach().mean(1))
             else:
                 intra = intra_class_mse(batch.z, moments.mean, batch)
-            ones = {"effective_sample_size": torch.ones_like(true)}
-            found = compare_rates(true, batch, self.noise_std, true)
-            return SurrogateOutput(loss=loss, intra_mse=intra, diagnostics=ones | found)
+            found = compare_rates(true, batch, self.noise_std, true) | {
+                "attention_weights": weight[: batch.own],
+                "effective_sample_size": torch.ones_like(true),
+            }
+            return SurrogateOutput(loss=loss, intra_mse=intra, diagnostics=found)
 
 
 def check_noise(noise_std: float) -> None:

@@ -284,12 +284,13 @@ class SlotCrossAttentionCEM(nn.Module):
         share: Float[Tensor, "c s"],
         var: Float[Tensor, "c s d"],
     ) -> dict[str, Tensor]:
-        """Detached scalars: means over the classes with at least two samples."""
+        """Responsibilities, and means over the classes that count; detached."""
         if self.noise_std == 0:
             own = batch.z.new_full((), torch.nan)
         else:
             own = batch.average(slot_rate(share, var, self.noise_std))
         return compare_rates(own, batch, self.noise_std) | {
+            "attention_weights": resp[: batch.own],
             "effective_sample_size": slot_sample_size(resp, batch),
             "slot_mass_min": class_mean(share.amin(1), batch),
             "slot_mass_max": class_mean(share.amax(1), batch),

@@ -51,24 +51,6 @@ def collect(
     return total / (segment_sum(share, y, num_classes)[:, :, None] + eps)
 
 
-def gru_step(
-    state: Float[Tensor, "n d"], from_update: Float[Tensor, "n e"], from_state: Float[Tensor, "n e"]
-) -> Float[Tensor, "n d"]:
-    r"""One step of a gated recurrent unit, with the equations of `torch.nn.GRUCell`.
-
-    .. math::
-        r = \mathrm{sigmoid}(i_r + h_r), \quad z = \mathrm{sigmoid}(i_z + h_z), \quad
-        n = \tanh(i_n + r \odot h_n), \quad h' = (1 - z) \odot n + z \odot h
-
-    (i_r, i_z, i_n) and (h_r, h_z, h_n) lie side by side: e = 3d.
-    """
-    i_r, i_z, i_n = from_update.chunk(3, 1)
-    h_r, h_z, h_n = from_state.chunk(3, 1)
-    keep = torch.sigmoid(i_z + h_z)
-    new = torch.tanh(i_n + torch.sigmoid(i_r + h_r) * h_n)
-    return (1.0 - keep) * new + keep * state
-
-
 class SlotAttention(nn.Module):
     r"""Slots of every class after T rounds of competition (Locatello et al. 2020; seed 001 §3.1).
 
@@ -136,13 +118,14 @@ class SlotAttention(nn.Module):
         key, value = held.linear("key", normed), held.linear("value", normed)
         start = held["mean"] + torch.exp(held["log_std"]) * noise  # (s, d)
         slots = repeat(start, "s d -> (c s) d", c=num_classes)
+        gru = ("gru_update.weight", "gru_state.weight", "gru_update.bias", "gru_state.bias")
+        recurrent = [held[name] for name in gru]
         for _ in range(self.num_iterations):
             q = held.linear("query", plain_layernorm(slots)) / math.sqrt(x.shape[1])
             share = compete(key, rearrange(q, "(c s) d -> c s d", c=num_classes), y)
             update = collect(value, share, y, num_classes, aggregate=self.aggregate, eps=self.eps)
             update = rearrange(update, "c s d -> (c s) d")
-            moved = held.linear("gru_update", update), held.linear("gru_state", slots)
-            slots = gru_step(slots, *moved)
+            slots = torch.gru_cell(update, slots, *recurrent)
             slots = slots + held.linear(
                 "leave", F.relu(held.linear("enter", plain_layernorm(slots)))
             )

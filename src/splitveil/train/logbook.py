@@ -72,8 +72,8 @@ def warn_collapsed(state: TrainState) -> None:
     if low >= COLLAPSE_STEPS and not state.collapsed:
         log.warning(
             "estimator collapsed: for %d steps the surrogate has reported less than half of the "
-            "true rate. It protects its own estimate, not the data; use attention=maximise or "
-            "uniform, and statistic=raw",
+            "true rate, and what it does not see is not protected. Use attention=maximise or "
+            "uniform and statistic=raw; with cem, fewer clusters",
             low,
         )
     state.collapsed = low >= COLLAPSE_STEPS

@@ -112,7 +112,8 @@ def forward_loss(
     for rob, said in found:
         state.aside.join()
         loss = loss + rob
-        values |= {"rob_loss": said.loss, "intra_mse": said.intra_mse} | said.diagnostics
+        scalars = {k: v for k, v in said.diagnostics.items() if v.ndim == 0}
+        values |= {"rob_loss": said.loss, "intra_mse": said.intra_mse} | scalars
     return loss, values
 
 
