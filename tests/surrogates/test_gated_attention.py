@@ -178,8 +178,9 @@ def test_diagnostics_are_detached_and_feature_maps_are_flattened() -> None:
     out = cem(z.view(12, 2, 2, 2), y)
     assert_close(out.loss, cem(z, y).loss)
     assert not any(v.requires_grad for v in (*out.diagnostics.values(), out.intra_mse))
-    names = "effective_sample_size true_rate surrogate_to_true soft_gate hard_gate"
-    assert set(names.split()) == set(out.diagnostics)
+    names = "attention_weights effective_sample_size true_rate surrogate_to_true"
+    assert {*names.split(), "soft_gate", "hard_gate"} == set(out.diagnostics)
+    assert_close(out.diagnostics["attention_weights"].sum().item(), float(len(set(y.tolist()))))
 
 
 def test_half_precision_features_are_measured_in_float32() -> None:

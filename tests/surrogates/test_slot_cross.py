@@ -265,7 +265,8 @@ def test_diagnostics_are_detached_and_feature_maps_are_flattened() -> None:
     out = cem(z.view(12, 2, 2, 2), y)
     assert_close(out.loss, cem(z, y).loss)
     assert not any(v.requires_grad for v in (*out.diagnostics.values(), out.intra_mse))
-    assert set(out.diagnostics) == COMMON | {"soft_gate", "hard_gate"}
+    assert set(out.diagnostics) == COMMON | {"attention_weights", "soft_gate", "hard_gate"}
+    assert_close(out.diagnostics["attention_weights"].sum(1), torch.ones(12).double())
 
 
 def test_half_precision_features_are_measured_in_float32() -> None:
