@@ -32,7 +32,7 @@ from splitveil.runs import Run, flat_config, load_data
 from splitveil.surrogates.batch import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
 from splitveil.train.checkpoint import read_checkpoint
-from splitveil.train.files import atomic_file, write_text
+from splitveil.train.files import atomic_file, explain_os_error, write_text
 from splitveil.types import Json, Labelled, Progress, Record, Victim
 
 ACCURACY_DRAWS = 4
@@ -59,11 +59,14 @@ def folder_store(folder: Path) -> Store:
     """Finished attacks as files of a folder; a broken file counts as absent."""
 
     def read(key: str) -> bytes | None:
-        path = folder / f"{key}.safetensors"
-        return path.read_bytes() if path.is_file() else None
+        try:
+            return (folder / f"{key}.safetensors").read_bytes()
+        except OSError:
+            return None
 
     def write(key: str, blob: bytes) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        with explain_os_error(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(folder / f"{key}.safetensors") as file:
             file.write(blob)
 
@@ -87,9 +90,11 @@ def audit_run(
     """Attack a run and write `record.json` and `gallery.json` into its folder.
 
     Attacks that were finished before on the same model and data are taken from `audit/` in the
-    run's folder, unless `fresh`.
+    run's folder, unless `fresh`: then all are run, and replace what was there.
     """
-    store = None if fresh else folder_store(run.path / "audit")
+    store = folder_store(run.path / "audit")
+    if fresh:
+        store = replace(store, read=lambda _: None)
     record, pictures = examine(run, profile, aux=aux, seed=seed, progress=progress, store=store)
     write_text(run.path / "gallery.json", json.dumps(pictures))
     write_text(run.path / "record.json", record.to_json())

@@ -7,6 +7,17 @@ import torch
 from torch import Tensor
 
 
+def all_finite(x: Tensor) -> Tensor:
+    """Whether every entry is finite, as a 0-d tensor on x's device; one pass over x.
+
+    NaN and infinity survive a sum, and finite float32 numbers cannot overflow one in float64.
+
+    >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([torch.inf, -torch.inf]))
+    (tensor(True), tensor(False))
+    """
+    return torch.isfinite(x.sum(dtype=torch.float64))
+
+
 class _ScaleGradient(torch.autograd.Function):
     """Identity forward; backward multiplies by `factor`, or gives 0 where it is not finite."""
 
@@ -26,10 +37,10 @@ class _ScaleGradient(torch.autograd.Function):
         grad: Tensor,
     ) -> tuple[Tensor, None, None]:
         scaled = grad * ctx.factor
-        finite = torch.isfinite(scaled).all()
+        finite = all_finite(scaled)
         if ctx.skips is not None:
             ctx.skips.add_(~finite)  # stays on the device; read at the logging cadence
-        return torch.where(finite, scaled, torch.zeros_like(scaled)), None, None
+        return torch.where(finite, scaled, 0.0), None, None
 
 
 def scale_gradient(x: Tensor, factor: float | Tensor, skips: Tensor | None = None) -> Tensor:
@@ -73,7 +84,7 @@ class _GuardTogether(torch.autograd.Function):
         if not known:
             return None, None, *grads
         flat = torch.cat([g.flatten() for g in known]) * ctx.factor
-        finite = torch.isfinite(flat).all()
+        finite = all_finite(flat)
         if ctx.skips is not None:
             ctx.skips.add_(~finite)
         kept = torch.where(finite, flat, 0.0)

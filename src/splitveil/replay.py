@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from splitveil.auditing import examine
+from splitveil.auditing import examine, model_hash
 from splitveil.errors import AuditError, RunError
 from splitveil.runs import Run
 from splitveil.types import Json, Progress, Record, silent
@@ -16,7 +16,10 @@ TIMES = ("seconds", "command", "commit")  # what may differ between two equal au
 def read_record(path: Path) -> Record:
     """A record from a file; anything else is refused with its reason."""
     try:
-        return Record.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        record = Record.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        if not (isinstance(record.audit, dict) and isinstance(record.seeds, dict)):
+            raise TypeError("audit and seeds must be tables")
+        return record
     except OSError as err:
         raise RunError(
             f"cannot read {path}: {err.strerror}; give the path of a record.json"
@@ -48,17 +51,17 @@ def replay(run: Run, record: Record, progress: Progress = silent) -> list[str]:
 
     The bits are promised on the same type of machine with the same torch and number of threads.
     """
-    said, seeds = record.audit, record.seeds
-    if "profile" not in said or "aux" not in said or "attack" not in seeds:
+    profile, aux, seed = (
+        record.audit.get("profile"), record.audit.get("aux"), record.seeds.get("attack"),
+    )  # fmt: skip
+    if not (isinstance(profile, str) and isinstance(aux, str) and isinstance(seed, int)):
         raise AuditError("the record does not say how it was made; audit the run again")
-    model = said.get("model")
-    fresh, _ = examine(
-        run, said["profile"], aux=said["aux"], seed=seeds["attack"], progress=progress, store=None
-    )
-    if model is not None and fresh.audit["model"] != model:
+    recorded, own = record.audit.get("model"), model_hash(run.model)
+    if recorded is not None and recorded != own:
         raise AuditError(
-            f"the record is of another model: its hash is {model}, the run's is "
-            f"{fresh.audit['model']}; give the record of this run"
+            f"the record is of another model: its hash is {recorded}, the run's is {own}; "
+            "give the record of this run"
         )
-    old: Json = json.loads(record.to_json())
+    fresh, _ = examine(run, profile, aux=aux, seed=seed, progress=progress, store=None)
+    old: Json = json.loads(json.dumps(record.to_dict()))  # NaN in a record differs, as it should
     return list(differences(old, json.loads(fresh.to_json())))

@@ -1,16 +1,22 @@
 """The decoding attack's budget is what its profile says, and its randomness what it is given."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitveil.attacks import PROFILES, Decoder
-from splitveil.errors import AuditError
-from splitveil.types import BlackBox, Labelled, Observation, Victim
+from splitveil.attacks.decoder import Loss
+from splitveil.attacks.fitting import Budget, Schedule, minimise
+from splitveil.errors import AuditError, ConfigError
+from splitveil.nets import Channel, GaussianNoise, ResidualDecoder
+from splitveil.types import BlackBox, Fitted, Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
+LOSSES: tuple[Loss, ...] = get_args(Loss)
 TINY = Decoder(width=4, blocks=1, epochs=1, batch_size=8)
 
 
@@ -30,30 +36,34 @@ def spy_on(victim: Victim) -> tuple[BlackBox, list[tuple[Tensor, Tensor]]]:
     return BlackBox(send, victim.device), heard
 
 
+def rates(lr: float, schedule: Schedule) -> Budget:
+    return Budget(epochs=1, batch_size=1, lr=lr, schedule=schedule)
+
+
 def test_one_cycle_rises_for_three_tenths_and_falls_to_a_hundredth() -> None:
-    attack = Decoder(lr=2.0)
-    assert attack._lr_at(0.0) == pytest.approx(0.08)
-    assert attack._lr_at(0.15) == pytest.approx(1.04)
-    assert attack._lr_at(0.3) == pytest.approx(2.0)
-    assert attack._lr_at(0.65) == pytest.approx(1.01)
-    assert attack._lr_at(1.0) == pytest.approx(0.02)
+    budget = rates(2.0, "one-cycle")
+    assert budget.rate_at(0.0) == pytest.approx(0.08)
+    assert budget.rate_at(0.15) == pytest.approx(1.04)
+    assert budget.rate_at(0.3) == pytest.approx(2.0)
+    assert budget.rate_at(0.65) == pytest.approx(1.01)
+    assert budget.rate_at(1.0) == pytest.approx(0.02)
 
 
 def test_cosine_falls_from_the_start_to_a_hundredth() -> None:
-    attack = Decoder(lr=2.0, schedule="cosine")
-    assert attack._lr_at(0.0) == pytest.approx(2.0)
-    assert attack._lr_at(0.5) == pytest.approx(1.01)
-    assert attack._lr_at(1.0) == pytest.approx(0.02)
+    budget = rates(2.0, "cosine")
+    assert budget.rate_at(0.0) == pytest.approx(2.0)
+    assert budget.rate_at(0.5) == pytest.approx(1.01)
+    assert budget.rate_at(1.0) == pytest.approx(0.02)
 
 
-@pytest.mark.parametrize("schedule", ["one-cycle", "cosine"])
-def test_the_rate_has_one_peak_and_no_jump(schedule: str) -> None:
-    attack = Decoder(lr=1.0, schedule="cosine" if schedule == "cosine" else "one-cycle")
-    rates = torch.tensor([attack._lr_at(i / 1000) for i in range(1001)])
-    steps = rates.diff()
+@pytest.mark.parametrize(("schedule", "peaks"), [("one-cycle", 1), ("cosine", 0)])
+def test_the_rate_has_one_peak_and_no_jump(schedule: Schedule, peaks: int) -> None:
+    budget = rates(1.0, schedule)
+    rate = torch.tensor([budget.rate_at(i / 1000) for i in range(1001)])
+    steps = rate.diff()
     assert float(steps.abs().max()) < 0.01
-    assert int((steps.sign().diff() != 0).sum()) <= (1 if schedule == "one-cycle" else 0)
-    assert float(rates.max()) == pytest.approx(1.0)
+    assert int((steps.sign().diff() != 0).sum()) <= peaks
+    assert float(rate.max()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +141,132 @@ def test_two_images_are_enough(make_aux: MakeAux, noisy_victim: Victim) -> None:
     assert guess.shape == (2, 1, 4, 4)
 
 
+class Level(nn.Module):
+    """One number."""
+
+    def __init__(self, level: float) -> None:
+        super().__init__()
+        self.level = nn.Parameter(torch.tensor(level))
+
+
+def test_the_curve_is_the_mean_of_each_epoch_and_of_what_there_is_of_the_last() -> None:
+    net, data = Level(0.0), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    shown: list[float] = []
+
+    def loss(x: Tensor) -> Tensor:
+        shown.append(float(x.mean()))
+        return (x - net.level).square().mean()
+
+    budget = Budget(epochs=2, min_steps=5, batch_size=2, lr=0.0)
+    curve = minimise(loss, net, (data,), budget, generator())
+    whole = (1 + 4 + 9 + 16) / 4  # nothing moves: both epochs see the same four numbers
+    assert curve[:2] == pytest.approx([whole, whole])
+    assert len(shown) == 5
+    stream = generator()
+    order = [torch.randperm(4, generator=stream) for _ in range(3)][-1]
+    assert curve[2:] == pytest.approx([float(data[order[:2]].square().mean())])
+
+
+def test_fitting_one_number_finds_the_mean_and_leaves_no_gradient() -> None:
+    net, data = Level(0.0), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    budget = Budget(epochs=300, batch_size=4, lr=0.1, weight_decay=0.0)
+    curve = minimise(lambda x: (x - net.level).square().mean(), net, (data,), budget, generator())
+    assert float(net.level.detach()) == pytest.approx(2.5, abs=1e-3)
+    assert curve[0] == pytest.approx(7.5)
+    assert curve[-1] == pytest.approx(1.25, abs=1e-5)
+    assert net.level.grad is None
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_curve_has_a_number_for_each_epoch_and_falls(
+    loss: Loss, make_aux: MakeAux, noisy_victim: Victim
+) -> None:
+    attack = replace(TINY, loss=loss, epochs=10, min_steps=31, lr=2e-2, feature_steps=2)
+    fitted = attack.fit(noisy_victim.black_box(), make_aux(24), generator())
+    assert isinstance(fitted, Fitted)
+    assert len(fitted.curve) == 11  # ten epochs of three steps, and one step of another
+    assert fitted.curve[9] < 0.9 * fitted.curve[0]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_progress_grows_to_its_total_in_few_words(
+    loss: Loss, make_aux: MakeAux, noisy_victim: Victim
+) -> None:
+    said: list[tuple[int, int]] = []
+
+    def listen(done: int, total: int, note: str = "") -> None:
+        said.append((done, total))
+
+    attack = replace(TINY, loss=loss, min_steps=120, feature_steps=60)
+    attack.fit(noisy_victim.black_box(), make_aux(16, (1, 2, 2)), generator(), listen)
+    first = [50, 60] if loss == "perceptual" else []
+    start = 60 if first else 0
+    assert [done for done, _ in said] == [*first, start + 50, start + 100, start + 120]
+    assert {total for _, total in said} == {start + 120}
+
+
+def test_decoders_of_one_seed_ask_the_same_whatever_their_loss(
+    make_aux: MakeAux, noisy_victim: Victim
+) -> None:
+    asked = []
+    for loss in LOSSES:
+        box, heard = spy_on(noisy_victim)
+        replace(TINY, loss=loss, feature_steps=2).fit(box, make_aux(16), generator())
+        asked.append(torch.cat([t for pair in heard for t in pair]))
+    assert torch.equal(asked[0], asked[1])
+    assert torch.equal(asked[0], asked[2])
+
+
+@pytest.mark.usefixtures("as_users_run")
+def test_an_unknown_loss_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="unknown loss 'sim'; did you mean 'ssim'"):
+        Decoder(loss="sim")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("profile", ["standard", "paper"])
+def test_the_ladder_has_three_sizes_on_one_schedule(profile: str) -> None:
+    ladder = {"decoder-small": 106_227, "decoder": 711_539, "decoder-large": 4_006_515}
+    base = PROFILES[profile]["decoder"]
+    for name, parameters in ladder.items():
+        rung = PROFILES[profile][name]
+        assert isinstance(rung, Decoder)
+        net = ResidualDecoder((8, 8, 8), (3, 32, 32), width=rung.width, blocks=rung.blocks)
+        assert sum(p.numel() for p in net.parameters()) == parameters
+        assert replace(rung, width=64, blocks=8, effort=10.0) == base
+
+
+@pytest.mark.parametrize("profile", ["quick", "standard", "paper"])
+def test_the_other_losses_have_the_net_and_the_schedule_of_the_base(profile: str) -> None:
+    base = PROFILES[profile]["decoder"]
+    for loss in ("ssim", "perceptual"):
+        other = PROFILES[profile][f"decoder-{loss}"]
+        assert isinstance(other, Decoder)
+        assert other.loss == loss
+        assert replace(other, loss="mse", feature_steps=1000, effort=10.0) == base
+
+
 def test_the_published_setting_is_the_papers() -> None:
     paper = PROFILES["paper"]["decoder"]
     assert isinstance(paper, Decoder)
+    assert paper.loss == "mse"
     assert (paper.width, paper.blocks) == (64, 8)
     assert (paper.epochs, paper.batch_size, paper.lr) == (50, 256, 1e-3)
     assert paper.schedule == "cosine"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("host", [False, True], ids=["generator on the GPU", "on the host"])
+def test_on_a_gpu_every_loss_falls_through_replayed_steps(
+    loss: Loss, host: bool, make_aux: MakeAux
+) -> None:
+    aux, wire = make_aux(64), Victim(nn.Conv2d(1, 4, 1).cuda(), Channel([GaussianNoise(0.1)]))
+    cuda = Labelled(aux.images.cuda(), aux.labels.cuda())
+    draw = torch.Generator("cpu" if host else "cuda").manual_seed(0)
+    attack = replace(TINY, loss=loss, epochs=40, lr=2e-2, feature_steps=20)
+    fitted = attack.fit(wire.black_box(), cuda, draw)
+    assert len(fitted.curve) == 40
+    assert fitted.curve[-1] < 0.7 * fitted.curve[0]
+    guess = fitted(Observation(wire.send(cuda.images, draw), cuda.labels))
+    assert (guess.shape, guess.device.type) == (aux.images.shape, "cuda")

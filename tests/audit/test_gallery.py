@@ -2,53 +2,49 @@
 
 import base64
 import json
-from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor
+from audit.made import an_attempt
 
-from splitveil.audit import Attempt, Case, gallery
-from splitveil.audit.gallery import one_per_class
+from splitveil.audit import gallery
+from splitveil.audit.gallery import gallery_rows
 from splitveil.types import Json, Labelled
 
-MakeCase = Callable[..., Case]
-MakeAttempt = Callable[..., Attempt]
+LEVELS = torch.arange(5 * 2 * 3 * 4, dtype=torch.uint8).view(5, 2, 3, 4)
+LABELS = torch.tensor([2, 0, 2, 1, 0])
+ROWS = [1, 3, 0]  # the first image of each class, in class order
 
 
 def unpack(text: str, shape: list[int]) -> np.ndarray:
     return np.frombuffer(base64.b64decode(text), np.uint8).reshape(-1, *shape)
 
 
-def built(make_case: MakeCase, make_attempt: MakeAttempt) -> tuple[Tensor, Tensor, Json]:
-    levels = torch.arange(5 * 2 * 3 * 4, dtype=torch.uint8).view(5, 2, 3, 4)
-    images = levels / 255
-    labels = torch.tensor([2, 0, 2, 1, 0])
-    case = make_case(scored=Labelled(images, labels))
+def built() -> Json:
+    grey = torch.full((3, 2, 3, 4), 128, dtype=torch.uint8)
     attempts = {
-        "flat": make_attempt([0.1, 0.2, 0.3, 0.4, 0.5], guess=torch.full_like(images, 0.5)),
-        "copy": make_attempt([0.0] * 5, guess=images),
+        "flat": an_attempt([0.1, 0.2, 0.3, 0.4, 0.5], pictures=grey),
+        "copy": an_attempt([0.0] * 5, pictures=LEVELS[ROWS]),
+        "some": an_attempt([0.6, 0.7, 0.8, 0.9], rows=[*ROWS, 4], scored=5, pictures=grey),
+        "few": an_attempt([0.6, 0.7], rows=ROWS[:2], scored=5, pictures=grey[:2]),
     }
     answers = torch.tensor([2, 0, 1, 1, 1])
-    return levels, labels, gallery(case, attempts, answers, ["a", "b", "c"])
+    return gallery(Labelled(LEVELS / 255, LABELS), attempts, answers, ["a", "b", "c"])
 
 
-def test_every_byte_comes_back(make_case: MakeCase, make_attempt: MakeAttempt) -> None:
-    levels, _, made = built(make_case, make_attempt)
-    rows = [1, 3, 0]  # the first image of each class, in class order
-    assert made["indices"] == rows
+def test_every_byte_comes_back() -> None:
+    made = built()
+    assert made["indices"] == ROWS
     assert made["image_shape"] == [2, 3, 4]
-    expected = levels[rows].numpy()
+    expected = LEVELS[ROWS].numpy()
     assert np.array_equal(unpack(made["original"], made["image_shape"]), expected)
     assert np.array_equal(unpack(made["reconstructions"]["copy"], made["image_shape"]), expected)
     flat = unpack(made["reconstructions"]["flat"], made["image_shape"])
     assert np.array_equal(flat, np.full((3, 2, 3, 4), 128))
 
 
-def test_labels_answers_and_errors_belong_to_the_pictures(
-    make_case: MakeCase, make_attempt: MakeAttempt
-) -> None:
-    _, _, made = built(make_case, make_attempt)
+def test_labels_answers_and_errors_belong_to_the_pictures() -> None:
+    made = built()
     assert made["labels"] == [0, 1, 2]
     assert made["answers"] == [0, 1, 2]
     assert made["classes"] == ["a", "b", "c"]
@@ -56,12 +52,19 @@ def test_labels_answers_and_errors_belong_to_the_pictures(
     assert made["mse"]["copy"] == [0.0] * 3
 
 
-def test_it_survives_json(make_case: MakeCase, make_attempt: MakeAttempt) -> None:
-    _, _, made = built(make_case, make_attempt)
+def test_a_subset_is_shown_with_its_own_errors_and_one_too_small_is_left_out() -> None:
+    made = built()
+    np.testing.assert_allclose(made["mse"]["some"], [0.6, 0.7, 0.8], rtol=1e-6)
+    assert list(made["mse"]) == list(made["reconstructions"]) == ["flat", "copy", "some"]
+
+
+def test_it_survives_json() -> None:
+    made = built()
     assert json.loads(json.dumps(made, allow_nan=False)) == made
 
 
 def test_one_image_per_class_up_to_the_limit() -> None:
     labels = torch.tensor([5, 3, 3, 5, 0])
-    assert one_per_class(labels, limit=10).tolist() == [4, 1, 0]
-    assert one_per_class(labels, limit=2).tolist() == [4, 1]
+    assert gallery_rows(labels, limit=10).tolist() == [4, 1, 0]
+    assert gallery_rows(labels, limit=2).tolist() == [4, 1]
+    assert len(gallery_rows(torch.arange(50))) == 10

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -11,10 +12,19 @@ from torch import Tensor, nn
 from splitveil.attacks import ATTACKS, PROFILES
 from splitveil.errors import AuditError
 from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import Access, Attack, BlackBox, Labelled, Observation, Victim
+from splitveil.types import (
+    Access,
+    Attack,
+    BlackBox,
+    Labelled,
+    Observation,
+    Reconstruct,
+    Victim,
+)
 
 SMOKE = PROFILES["smoke"]
 CLASSES = 4
+LOOKS_AT_Z = (Access.BLACK_BOX, Access.REPEATS, Access.WHITE_BOX)
 
 
 def generator(seed: int) -> torch.Generator:
@@ -33,18 +43,11 @@ def pictures(n: int, seed: int) -> Labelled:
     return Labelled(images[:, None].clamp(0, 1), labels)
 
 
-@pytest.fixture(scope="module")
-def aux() -> Labelled:
-    return pictures(2000, seed=1)
+AUX = pictures(800, seed=1)
+FLOOR = AUX.images.mean(0)
 
 
-@pytest.fixture(scope="module")
-def scored() -> Labelled:
-    return pictures(200, seed=2)
-
-
-@pytest.fixture
-def victim() -> Victim:
+def a_victim() -> Victim:
     """One fixed convolution and hardly any noise: no defence."""
     conv = nn.Conv2d(1, 4, 3, stride=2, padding=1, bias=False)
     nn.init.normal_(conv.weight, std=0.5, generator=generator(0))
@@ -52,84 +55,166 @@ def victim() -> Victim:
     return Victim(encoder, Channel([GaussianNoise(0.01)]))
 
 
-@pytest.fixture(params=sorted(ATTACKS))
-def attack(request: pytest.FixtureRequest) -> Attack:
-    return SMOKE[request.param]
+def view(victim: Victim, attack: Attack) -> BlackBox:
+    """The victim as the attack's threat model meets it."""
+    return victim.white_box() if attack.access is Access.WHITE_BOX else victim.black_box()
 
 
-def observe(victim: Victim, scored: Labelled) -> Observation:
-    return Observation(victim.send(scored.images, generator(3)), scored.labels)
+def observe(victim: Victim, attack: Attack, scored: Labelled) -> Observation:
+    """What the server holds, with repeats for an attack that asks for them."""
+    stream = generator(3)
+    repeats = int(getattr(attack, "repeats", 1))
+    draws = torch.stack([victim.send(scored.images, stream) for _ in range(repeats)])
+    wanted = attack.access is Access.REPEATS
+    return Observation(draws[0].clone(), scored.labels, draws if wanted else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One attack, fitted once and asked once, and everything that was noticed meanwhile."""
+
+    attack: Attack
+    victim: Victim
+    aux: Labelled
+    scored: Labelled
+    seen: Observation
+    reconstruct: Reconstruct
+    guess: Tensor
+    untouched: bool
+    queries: list[int] = field(default_factory=list)
+    heard: list[tuple[int, int]] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module", params=sorted(ATTACKS))
+def trial(request: pytest.FixtureRequest) -> Trial:
+    attack, victim, aux = SMOKE[request.param], a_victim(), copy.deepcopy(AUX)
+    scored = pictures(24 if attack.access is Access.WHITE_BOX else 200, seed=2)
+    seen = observe(victim, attack, scored)
+    box, queries, heard = view(victim, attack), list[int](), list[tuple[int, int]]()
+
+    def counted(x: Tensor, stream: torch.Generator | None = None) -> Tensor:
+        queries.append(len(x))
+        return victim.send(x, stream)
+
+    def listen(done: int, total: int, note: str = "") -> None:
+        assert isinstance(note, str)
+        heard.append((done, total))
+
+    given, held = copy.deepcopy(seen), copy.deepcopy(victim.encoder.state_dict())
+    state = torch.get_rng_state()
+    reconstruct = attack.fit(replace(box, send=counted), aux, generator(0), listen)
+    guess = reconstruct(seen)
+    untouched = (
+        torch.equal(torch.get_rng_state(), state)
+        and torch.equal(aux.images, AUX.images)
+        and torch.equal(aux.labels, AUX.labels)
+        and torch.equal(seen.z, given.z)
+        and torch.equal(seen.answer, given.answer)
+        and (given.draws is None or torch.equal(seen.draws, given.draws))  # type: ignore[arg-type]
+        and all(torch.equal(victim.encoder.state_dict()[k], v) for k, v in held.items())
+        and not victim.encoder.training
+    )
+    return Trial(
+        attack=attack,
+        victim=victim,
+        aux=aux,
+        scored=scored,
+        seen=seen,
+        reconstruct=reconstruct,
+        guess=guess,
+        untouched=untouched,
+        queries=queries,
+        heard=heard,
+    )
 
 
 def error(guess: Tensor, scored: Labelled) -> float:
     return float((guess - scored.images).square().mean())
 
 
-def test_it_is_the_same_twice_and_leaves_no_trace(
-    attack: Attack, victim: Victim, aux: Labelled, scored: Labelled
-) -> None:
-    seen, given = observe(victim, scored), copy.deepcopy(aux)
-    held, sent = copy.deepcopy(victim.encoder.state_dict()), seen.z.clone()
-    state = torch.get_rng_state()
+def test_it_leaves_no_trace(trial: Trial) -> None:
+    assert trial.untouched
 
-    one = attack.fit(victim.black_box(), aux, generator(0))(seen)
-    assert torch.equal(torch.get_rng_state(), state)
+
+def test_it_is_the_same_twice_also_without_anybody_listening(trial: Trial) -> None:
     torch.rand(1)  # whoever else draws from the global stream must not matter
-    other = attack.fit(victim.black_box(), aux, generator(0))(seen)
-
-    assert torch.equal(one, other)
-    after = victim.encoder.state_dict()
-    assert all(torch.equal(after[key], value) for key, value in held.items())
-    assert all(not m.training for m in victim.encoder.modules())
-    assert torch.equal(aux.images, given.images)
-    assert torch.equal(aux.labels, given.labels)
-    assert torch.equal(seen.z, sent)
+    attack = copy.deepcopy(trial.attack)
+    again = attack.fit(view(trial.victim, attack), trial.aux, generator(0))(trial.seen)
+    assert torch.equal(again, trial.guess)
 
 
-def test_it_returns_images_one_by_one_and_beats_the_mean_image(
-    attack: Attack, victim: Victim, aux: Labelled, scored: Labelled
-) -> None:
-    seen = observe(victim, scored)
-    reconstruct = attack.fit(victim.black_box(), aux, generator(0))
-    guess = reconstruct(seen)
+def test_it_returns_images_and_beats_the_mean_image(trial: Trial) -> None:
+    guess, scored = trial.guess, trial.scored
     assert guess.shape == scored.images.shape
     assert guess.dtype == scored.images.dtype
     assert not guess.requires_grad
     assert 0 <= float(guess.min()) <= float(guess.max()) <= 1
-
-    floor = error(aux.images.mean(0).expand_as(scored.images), scored)
-    if attack.access is Access.NONE:
+    floor = error(FLOOR.expand_as(scored.images), scored)
+    if trial.attack.access is Access.NONE:
         assert error(guess, scored) == pytest.approx(floor, rel=1e-6)
     else:
         assert error(guess, scored) < 0.75 * floor
 
-    back = torch.arange(len(scored) - 1, -1, -1)
-    turned = reconstruct(Observation(seen.z[back], seen.answer[back]))
-    torch.testing.assert_close(turned[back], guess, rtol=0, atol=1e-5)
-    some = reconstruct(Observation(seen.z[:3], seen.answer[:3]))
-    torch.testing.assert_close(some, guess[:3], rtol=0, atol=1e-5)
+
+def test_it_works_image_by_image(trial: Trial) -> None:
+    """A search that descends on many images at once may round them differently."""
+    if trial.attack.access is Access.WHITE_BOX:
+        pytest.skip("a white-box search is promised to repeat, not to be blind to its batch")
+    seen, n = trial.seen, len(trial.scored)
+
+    def at(rows: Tensor) -> Observation:
+        draws = None if seen.draws is None else seen.draws[:, rows]
+        return Observation(seen.z[rows], seen.answer[rows], draws)
+
+    back = torch.arange(n - 1, -1, -1)
+    turned = trial.reconstruct(at(back))
+    torch.testing.assert_close(turned[back], trial.guess, rtol=0, atol=1e-5)
+    some = trial.reconstruct(at(torch.arange(3)))
+    torch.testing.assert_close(some, trial.guess[:3], rtol=0, atol=1e-5)
 
 
-def test_it_queries_no_more_than_its_threat_model_allows(
-    attack: Attack, victim: Victim, aux: Labelled
-) -> None:
-    calls: list[int] = []
-
-    def counted(x: Tensor, stream: torch.Generator | None = None) -> Tensor:
-        calls.append(len(x))
-        return victim.send(x, stream)
-
-    few = Labelled(aux.images[:64], aux.labels[:64])
-    attack.fit(BlackBox(counted, victim.device), few, generator(0))
-    assert bool(calls) is (attack.access is Access.BLACK_BOX)
+def test_it_queries_no_more_than_its_threat_model_allows(trial: Trial) -> None:
+    assert bool(trial.queries) is (trial.attack.access in LOOKS_AT_Z)
 
 
-def test_an_attacker_without_images_is_refused(
-    attack: Attack, victim: Victim, aux: Labelled
-) -> None:
-    nothing = Labelled(aux.images[:0], aux.labels[:0])
+def test_its_progress_never_falls_and_never_passes_its_end(trial: Trial) -> None:
+    shares = [done / total for done, total in trial.heard]
+    assert shares == sorted(shares)
+    assert shares[0] >= 0
+    assert 0 < shares[-1] <= 1
+
+
+@pytest.mark.parametrize("name", sorted(ATTACKS))
+def test_an_attacker_without_images_is_refused(name: str) -> None:
+    attack, nothing = SMOKE[name], Labelled(AUX.images[:0], AUX.labels[:0])
     with pytest.raises(AuditError, match=r"at least .* aux image.*, got"):
-        attack.fit(victim.black_box(), nothing, generator(0))
+        attack.fit(view(a_victim(), attack), nothing, generator(0))
+
+
+@pytest.mark.parametrize("name", sorted(ATTACKS))
+def test_the_least_aux_it_asks_for_is_enough(name: str) -> None:
+    attack, victim = SMOKE[name], a_victim()
+    least = int(getattr(attack, "min_aux", 1))
+    few, scored = Labelled(AUX.images[:least], AUX.labels[:least]), pictures(2, seed=2)
+    guess = attack.fit(view(victim, attack), few, generator(0))(observe(victim, attack, scored))
+    assert bool(torch.isfinite(guess).all())
+
+
+def test_a_white_box_attack_refuses_a_black_box() -> None:
+    for attack in SMOKE.values():
+        if attack.access is Access.WHITE_BOX:
+            with pytest.raises(AuditError, match="white-box"):
+                attack.fit(a_victim().black_box(), AUX, generator(0))
+
+
+def test_what_an_attack_asks_of_the_audit_is_in_range() -> None:
+    for profile in PROFILES.values():
+        for attack in profile.values():
+            limit = getattr(attack, "limit", None)
+            assert limit is None or limit >= 1
+            assert int(getattr(attack, "min_aux", 1)) >= 1
+            assert float(getattr(attack, "effort", 1.0)) > 0
+            assert (int(getattr(attack, "repeats", 1)) > 1) is (attack.access is Access.REPEATS)
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))

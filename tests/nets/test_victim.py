@@ -5,11 +5,12 @@ from dataclasses import fields
 
 import pytest
 import torch
+from audit.reach import models, reachable
 from torch import Tensor, nn
 
 from splitveil.errors import AuditError
 from splitveil.nets import Channel, GaussianNoise, SplitModel, cut, small
-from splitveil.types import BlackBox, Victim
+from splitveil.types import BlackBox, Victim, sealed
 
 IMAGE = (1, 8, 8)
 
@@ -138,9 +139,68 @@ def test_a_black_box_has_only_send_and_device(model: SplitModel) -> None:
     assert own == {"send", "device"}
 
 
-def test_no_attribute_of_a_black_box_leads_to_the_victim(model: SplitModel) -> None:
-    box = model.victim().black_box()
+def test_nothing_a_black_box_holds_leads_to_the_victim(model: SplitModel) -> None:
+    victim = model.victim()
+    box = victim.black_box()
     assert not hasattr(box.send, "__self__")
-    for holder in (box, box.send, box.device):
-        values = [getattr(holder, name) for name in dir(holder) if not name.startswith("__")]
-        assert not any(isinstance(v, Victim | nn.Module) for v in values)
+    assert models(box) == []
+    assert not any(isinstance(thing, Victim | Tensor) for thing in reachable(box))
+    assert models(victim.send)
+
+
+def test_a_black_box_refuses_what_the_victim_refuses(model: SplitModel) -> None:
+    with pytest.raises(AuditError, match=r"lie in \[0, 1\]"):
+        model.victim().black_box().send(torch.full((2, *IMAGE), 2.0), generator())
+
+
+def test_a_sealed_function_is_called_every_time_with_everything() -> None:
+    heard: list[tuple[Tensor, torch.Generator | None]] = []
+
+    def send(x: Tensor, stream: torch.Generator | None = None) -> Tensor:
+        heard.append((x, stream))
+        return x + len(heard)
+
+    handle, x, stream = sealed(send), torch.zeros(2), generator()
+    assert handle(x, stream).tolist() == [1.0, 1.0]
+    assert handle(x, None).tolist() == [2.0, 2.0]
+    assert [s for _, s in heard] == [stream, None]
+    assert all(given is x for given, _ in heard)
+    assert send not in reachable(handle)
+
+
+def test_a_white_box_holds_the_clients_networks_and_the_same_queries(
+    model: SplitModel, images: Tensor
+) -> None:
+    victim = model.victim()
+    box = victim.white_box()
+    assert isinstance(box, BlackBox)
+    sent = victim.send(images, generator())
+    assert torch.equal(box.send(images, generator()), sent)
+    assert torch.equal(box.channel(box.encoder(images), generator()), sent)
+    assert not box.encoder.training
+    assert not box.channel.training
+
+
+def test_a_white_box_lets_gradients_through_to_the_image(model: SplitModel, images: Tensor) -> None:
+    box = model.victim().white_box()
+    x = images.clone().requires_grad_()
+    box.channel(box.encoder(x), generator()).sum().backward()
+    assert x.grad is not None
+    assert bool((x.grad != 0).any())
+
+
+def test_training_the_networks_of_a_white_box_changes_nothing_else(
+    model: SplitModel, images: Tensor
+) -> None:
+    victim = model.victim()
+    box, other = victim.white_box(), victim.white_box()
+    before = victim.send(images, generator())
+    box.encoder.train().requires_grad_()
+    box.encoder(images).square().sum().backward()
+    torch.optim.SGD(box.encoder.parameters(), lr=1.0).step()
+    changed = box.channel(box.encoder.eval()(images), generator())
+    assert not torch.equal(changed, before)
+    for view in (victim, box, other):
+        assert torch.equal(view.send(images, generator()), before)
+    assert torch.equal(other.channel(other.encoder(images), generator()), before)
+    assert all(p.requires_grad for p in model.parameters())

@@ -2,40 +2,109 @@
 
 To add an attack: a file with a frozen dataclass that has `access` and `fit`, and a line in
 `ATTACKS` and in the profiles it belongs to. An attack never measures its own success.
+
+The decoder comes in three sizes, small N4C32, base N8C64 and large N12C128, and the base with
+three losses; under `standard` and `paper` all five follow one schedule. `quick` has smaller nets
+for two CPU cores and no `decoder-large`; `smoke` only shows that every attack runs. `rmle` is
+expensive and runs on a fixed subset; `k-query` sees several draws of each image.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.floor import ClassMean, MeanImage, class_means
+from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
+from splitveil.attacks.nearest import Nearest
+from splitveil.attacks.rmle import Rmle
 from splitveil.types import Attack
 
 ATTACKS: Mapping[str, type[Attack]] = {
     "mean": MeanImage,
     "class-mean": ClassMean,
+    "nearest": Nearest,
     "linear": Linear,
+    "decoder-small": Decoder,
     "decoder": Decoder,
+    "decoder-large": Decoder,
+    "decoder-ssim": Decoder,
+    "decoder-perceptual": Decoder,
+    "rmle": Rmle,
+    "k-query": KQuery,
 }
 
-_CHEAP: Mapping[str, Attack] = {"mean": MeanImage(), "class-mean": ClassMean(), "linear": Linear()}
+_CHEAP: Mapping[str, Attack] = {
+    "mean": MeanImage(),
+    "class-mean": ClassMean(),
+    "nearest": Nearest(),
+    "linear": Linear(),
+}
+
+
+def _decoders(
+    base: Decoder, *, small: Decoder, large: Decoder | None, feature_steps: int
+) -> dict[str, Attack]:
+    """The ladder of sizes, and the base with its other losses."""
+    sizes = {"decoder-small": replace(small, effort=5.0), "decoder": base}
+    if large is not None:
+        sizes["decoder-large"] = replace(large, effort=20.0)
+    features = replace(base, loss="perceptual", feature_steps=feature_steps, effort=15.0)
+    return {**sizes, "decoder-ssim": replace(base, loss="ssim"), "decoder-perceptual": features}
+
+
+def _full_size(base: Decoder) -> dict[str, Attack]:
+    """N4C32, N8C64 and N12C128."""
+    small, large = replace(base, blocks=4, width=32), replace(base, blocks=12, width=128)
+    return _decoders(base, small=small, large=large, feature_steps=1000)
+
+
+_TINY = Decoder(width=16, blocks=1, epochs=1, min_steps=60, batch_size=32, lr=1e-2)
+_QUICK = Decoder(blocks=2, epochs=1, min_steps=600, batch_size=64, lr=8e-3)
+_STANDARD = Decoder(epochs=16, min_steps=3000)
+_PAPER = Decoder(epochs=50, lr=1e-3, weight_decay=1e-4, schedule="cosine", min_steps=3000)
 
 PROFILES: Mapping[str, Mapping[str, Attack]] = {
     "smoke": {
         **_CHEAP,
+        **_decoders(
+            _TINY, small=replace(_TINY, width=8), large=replace(_TINY, width=24), feature_steps=20
+        ),
         "decoder": Decoder(width=16, blocks=1, epochs=2, min_steps=100, batch_size=64),
+        "rmle": Rmle(start=_TINY, steps=20, restarts=0, chunk=32, limit=32),
+        "k-query": KQuery(repeats=4, inner=_TINY),
     },
     "quick": {
         **_CHEAP,
-        "decoder": Decoder(blocks=2, epochs=1, min_steps=600, batch_size=64, lr=8e-3),
+        **_decoders(
+            _QUICK, small=replace(_QUICK, blocks=1, width=32), large=None, feature_steps=200
+        ),
+        "rmle": Rmle(start=replace(_QUICK, width=32), steps=200, chunk=64, limit=64),
+        "k-query": KQuery(repeats=16, inner=replace(_QUICK, blocks=1, width=32)),
     },
-    "standard": {**_CHEAP, "decoder": Decoder(epochs=16, min_steps=3000)},
+    "standard": {
+        **_CHEAP,
+        **_full_size(_STANDARD),
+        "rmle": Rmle(start=replace(_STANDARD, epochs=4, min_steps=750)),
+        "k-query": KQuery(repeats=16, inner=_STANDARD),
+    },
     "paper": {
         **_CHEAP,
-        "decoder": Decoder(
-            epochs=50, lr=1e-3, weight_decay=1e-4, schedule="cosine", min_steps=3000
-        ),
+        **_full_size(_PAPER),
+        "rmle": Rmle(start=_STANDARD, steps=1000, restarts=3),
+        "k-query": KQuery(repeats=16, inner=_PAPER),
     },
 }
 
-__all__ = ["ATTACKS", "PROFILES", "ClassMean", "Decoder", "Linear", "MeanImage", "class_means"]
+__all__ = [
+    "ATTACKS",
+    "PROFILES",
+    "ClassMean",
+    "Decoder",
+    "KQuery",
+    "Linear",
+    "MeanImage",
+    "Nearest",
+    "Rmle",
+    "class_means",
+]

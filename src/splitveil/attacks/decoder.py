@@ -1,38 +1,62 @@
 """The decoding attack: a residual network trained to invert the client from queries on aux."""
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from splitveil.errors import AuditError
-from splitveil.nets import ResidualDecoder
-from splitveil.rng import seeded_globals
-from splitveil.types import (
-    Access,
-    BlackBox,
-    Labelled,
-    Observation,
-    Progress,
-    Reconstruct,
-    silent,
+from splitveil.attacks.fitting import Budget, Schedule, minimise
+from splitveil.attacks.objectives import (
+    Objective,
+    anchored_ssim_loss,
+    fit_features,
+    perceptual_loss,
 )
+from splitveil.errors import AuditError, ConfigError, unknown
+from splitveil.nets import ResidualDecoder
+from splitveil.rng import seeded_globals, stream
+from splitveil.types import Access, BlackBox, Fitted, Labelled, Observation, Progress, silent
+
+Loss = Literal["mse", "ssim", "perceptual"]
+
+
+def _decode(net: ResidualDecoder, z: Tensor) -> Tensor:
+    """Images in float32; on a GPU by way of bfloat16, with the channels last."""
+    on_gpu = z.device.type == "cuda"
+    if on_gpu and z.ndim == 4:  # noqa: PLR2004 - maps, not vectors
+        z = z.contiguous(memory_format=torch.channels_last)
+    # Casts of weights that are kept across calls would go stale in a replayed step.
+    with torch.autocast(z.device.type, torch.bfloat16, enabled=on_gpu, cache_enabled=False):
+        images: Tensor = net(z)
+    return images.float()
+
+
+def _part(progress: Progress, before: int, of: int, name: str) -> Progress:
+    """The display of one part of a longer work, which follows `before` units of others."""
+
+    def told(done: int, total: int, note: str = "") -> None:
+        del total, note
+        progress(before + done, of, name)
+
+    return told
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """Residual decoder N`blocks`C`width`, MSE loss, fresh channel noise at every step.
+    """Residual decoder N`blocks`C`width`, fresh channel noise at every step.
 
-    `schedule` "one-cycle" is AdamW on a one-cycle schedule; "cosine" is the published setting,
-    Adam with L2 decay and a cosine down to a hundredth. The budget (`epochs`, `batch_size`,
-    `min_steps`) is fixed by the profile, never by the defence; small aux sets get more epochs
-    until `min_steps` is reached.
+    `loss` is what it minimises: "mse"; "ssim", 1 − SSIM and a little MSE; "perceptual", MSE and
+    the distance between features of a classifier fitted on aux for `feature_steps`. `schedule`
+    "one-cycle" is AdamW on a one-cycle schedule; "cosine" is the published setting, Adam with L2
+    decay and a cosine down to a hundredth. The budget (`epochs`, `batch_size`, `min_steps`) is
+    fixed by the profile, never by the defence; small aux sets get more epochs until `min_steps`
+    is reached.
     """
 
     access: Access = Access.BLACK_BOX
+    loss: Loss = "mse"
     width: int = 64
     blocks: int = 8
     epochs: int = 16
@@ -40,63 +64,81 @@ class Decoder:
     batch_size: int = 256
     lr: float = 2e-3
     weight_decay: float = 1e-2
-    schedule: Literal["one-cycle", "cosine"] = "one-cycle"
+    schedule: Schedule = "one-cycle"
+    feature_steps: int = 1000
+    min_aux: int = 2  # BatchNorm needs two
+    effort: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.loss not in get_args(Loss):
+            raise ConfigError(unknown("loss", self.loss, get_args(Loss)))
+
+    @property
+    def budget(self) -> Budget:
+        """How long the decoder is trained."""
+        return Budget(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            min_steps=self.min_steps,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            schedule=self.schedule,
+        )
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Reconstruct:
+    ) -> Fitted:
         """Train on aux; the last weights are used, nothing is picked on the scored images."""
-        if len(aux) < 2:  # noqa: PLR2004 - BatchNorm needs two
-            raise AuditError(f"the decoder attack needs at least 2 aux images, got {len(aux)}")
-        device = victim.device
+        if len(aux) < self.min_aux:
+            raise AuditError(
+                f"the decoder attack needs at least {self.min_aux} aux images, got {len(aux)}"
+            )
+        device, n = victim.device, len(aux)
+        first = self.feature_steps if self.loss == "perceptual" else 0
+        total = first + self.budget.steps(n)
+        objective = self._objective(
+            aux, generator, device, _part(progress, 0, total, "fitting the features")
+        )
         wire = tuple(victim.send(aux.images[:1], generator).shape[1:])
         seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
         with seeded_globals(seed, device):
             net = ResidualDecoder(
                 wire, tuple(aux.images.shape[1:]), width=self.width, blocks=self.blocks
             ).to(device)
-            self._train(net, victim, aux, generator)
+            if device.type == "cuda":
+                net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+            def loss(x: Tensor) -> Tensor:
+                return objective(_decode(net, victim.send(x, generator)), x)
+
+            told = _part(progress, first, total, "fitting the decoder")
+            curve = minimise(loss, net, (aux.images,), self.budget, generator, progress=told)
         net.eval()
 
         @torch.no_grad()
         def reconstruct(seen: Observation) -> Tensor:
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                images = torch.cat([net(z) for z in torch.split(seen.z, 1000)])
-            return images.float().clamp(0, 1)
+            images = torch.cat([_decode(net, z) for z in torch.split(seen.z, 1000)])
+            return images.clamp(0, 1)
 
-        return reconstruct
+        return Fitted(reconstruct, curve)
 
-    def _lr_at(self, progress: float) -> float:
-        """Learning rate after a share `progress` of the steps."""
-        rise = 0.3 if self.schedule == "one-cycle" else 0.0
-        if progress < rise:
-            return self.lr * (0.04 + 0.96 * progress / rise)
-        fall = 0.5 * (1 + math.cos(math.pi * (progress - rise) / (1 - rise)))
-        return self.lr * (0.01 + 0.99 * fall)
+    def _objective(
+        self, aux: Labelled, generator: Generator, device: torch.device, progress: Progress
+    ) -> Objective:
+        """What to minimise.
 
-    def _train(
-        self, net: ResidualDecoder, victim: BlackBox, aux: Labelled, generator: Generator
-    ) -> None:
-        device = victim.device
-        batch = min(self.batch_size, len(aux))
-        per_epoch = len(aux) // batch
-        steps = max(self.epochs * per_epoch, self.min_steps)
-        kind = torch.optim.AdamW if self.schedule == "one-cycle" else torch.optim.Adam
-        fused = device.type == "cuda"
-        optimiser = kind(net.parameters(), self.lr, weight_decay=self.weight_decay, fused=fused)
-        order = torch.empty(0)
-        net.train()
-        for step in range(steps):
-            optimiser.param_groups[0]["lr"] = self._lr_at(step / steps)
-            index = step % per_epoch
-            if index == 0:
-                order = torch.randperm(len(aux), generator=generator, device=generator.device)
-                order = order.to(aux.images.device)
-            x = aux.images[order[index * batch : (index + 1) * batch]].to(device)
-            z = victim.send(x, generator)
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                guess = net(z)
-            loss = F.mse_loss(guess.float(), x)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
+        Features have a stream of their own, so that decoders of one seed differ by loss alone.
+        """
+        if self.loss == "ssim":
+            return anchored_ssim_loss
+        if self.loss == "mse":
+            return F.mse_loss
+        features = fit_features(
+            aux,
+            stream(generator.initial_seed(), "features", generator.device),
+            steps=self.feature_steps,
+            batch_size=self.batch_size,
+            device=device,
+            progress=progress,
+        )
+        return perceptual_loss(features)

@@ -28,8 +28,8 @@ def class_means(aux: Labelled, num_classes: int) -> Tensor:
     return torch.where((count > 0).view(shape), means, aux.images.mean(0))
 
 
-def _need_images(aux: Labelled) -> None:
-    if len(aux) == 0:
+def _need_images(aux: Labelled, least: int) -> None:
+    if len(aux) < least:
         raise AuditError("the attacker needs at least one aux image, got none")
 
 
@@ -38,14 +38,17 @@ class MeanImage:
     """Answers the mean aux image, whatever was sent."""
 
     access: Access = Access.NONE
+    min_aux: int = 1
+    effort: float = 1.0
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Reconstruct:
         """The mean of aux."""
-        del victim, generator, progress
-        _need_images(aux)
+        del victim, generator
+        _need_images(aux, self.min_aux)
         mean = aux.images.mean(0).clamp(0, 1)
+        progress(1, 1)
 
         def reconstruct(seen: Observation) -> Tensor:
             return mean.expand(len(seen.answer), *mean.shape)
@@ -58,13 +61,16 @@ class ClassMean:
     """Answers the mean aux image of the class the server predicts: what the answer alone gives."""
 
     access: Access = Access.LABEL
+    min_aux: int = 1
+    effort: float = 1.0
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Reconstruct:
         """The class means of aux."""
-        del victim, generator, progress
-        _need_images(aux)
+        del victim, generator
+        _need_images(aux, self.min_aux)
+        progress(1, 1)
 
         def reconstruct(seen: Observation) -> Tensor:
             top = int(torch.maximum(seen.answer.max(), aux.labels.max())) + 1

@@ -47,15 +47,23 @@ class Linear:
 
     access: Access = Access.BLACK_BOX
     penalties: tuple[float, ...] = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    min_aux: int = 10  # a tenth must hold an image
+    effort: float = 2.0
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Reconstruct:
         """Solve on nine tenths of aux, pick the penalty on the rest, solve on all."""
-        if len(aux) < 10:  # noqa: PLR2004 - a tenth must hold an image
-            raise AuditError(f"the linear attack needs at least 10 aux images, got {len(aux)}")
+        if len(aux) < self.min_aux:
+            raise AuditError(
+                f"the linear attack needs at least {self.min_aux} aux images, got {len(aux)}"
+            )
         batches = torch.split(aux.images, 1000)
-        z = torch.cat([victim.send(x, generator).flatten(1) for x in batches])
+        total, parts = len(batches) + 2, []  # two solutions follow the queries
+        for x in batches:
+            parts.append(victim.send(x, generator).flatten(1))
+            progress(len(parts), total, "queries")
+        z = torch.cat(parts)
         pixels = aux.images.flatten(1).to(z.device)
         order = torch.randperm(len(z), generator=generator, device=generator.device).to(z.device)
         held, used = order[: len(z) // 10], order[len(z) // 10 :]
@@ -64,7 +72,9 @@ class Linear:
             for w, b in ridge(z[used], pixels[used], self.penalties)
         ]
         best = self.penalties[int(torch.stack(errors).argmin())]
+        progress(total - 1, total, "penalty picked")
         weight, bias = (t.float() for t in ridge(z, pixels, (best,))[0])
+        progress(total, total, "solved")
         shape = aux.images.shape[1:]
 
         def reconstruct(seen: Observation) -> Tensor:

@@ -49,7 +49,21 @@ def answer(head: nn.Module, z: Tensor) -> Tensor:
 def send(victim: Victim, x: Tensor, seed: int, name: str) -> Tensor:
     """Smashed data of many images, one fresh draw each, from a named stream."""
     generator = stream(seed, name, victim.device)
-    return torch.cat([victim.send(part, generator) for part in torch.split(x, CHUNK)])
+    sent: list[Tensor] = []
+    for part in torch.split(x, CHUNK):
+        z = victim.send(part, generator)
+        sent.append(same_shape(z, len(part), (sent[0] if sent else z).shape[1:]))
+    return torch.cat(sent)
+
+
+def same_shape(z: Tensor, images: int, shape: torch.Size) -> Tensor:
+    """Smashed data as it is; one row of `shape` for each image, or an error."""
+    if z.shape != (images, *shape):
+        raise AuditError(
+            f"the victim changed its output shape: {tuple(z.shape)} for {images} images, "
+            f"expected {(images, *shape)}; a client sends one shape per image"
+        )
+    return z
 
 
 def intercept(case: Case, seed: int) -> Wire:
@@ -88,26 +102,19 @@ def allowed(case: Case, access: Access, wire: Wire, rows: Tensor, repeats: int) 
     if access is not Access.REPEATS:
         return Observation(z, label)
     x = case.scored.images[rows]
-    more = [finite(send(case.victim, x, wire.seed, f"repeat/{i}")) for i in range(1, repeats)]
-    return Observation(z, label, torch.stack([z, *more]))
+    more = [send(case.victim, x, wire.seed, f"repeat/{i}") for i in range(1, repeats)]
+    checked = [finite(same_shape(each, len(x), z.shape[1:])) for each in more]
+    return Observation(z, label, torch.stack([z, *checked]))
 
 
-def view(case: Case, access: Access) -> BlackBox:
-    """The victim as this threat model meets it; sends finite values of one shape, or an error."""
+def view(case: Case, access: Access, wire: Wire) -> BlackBox:
+    """The victim as this threat model meets it; sends finite values of the wire's shape."""
     victim = case.victim
     box = victim.white_box() if access is Access.WHITE_BOX else victim.black_box()
-    wire: list[torch.Size] = []
+    shape = wire.seen.z.shape[1:]
 
     def query(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        z = box.send(x, generator)
-        wire.append(z.shape[1:])
-        if len(z) != len(x) or z.shape[1:] != wire[0]:
-            raise AuditError(
-                f"the victim changed its output shape: {tuple(z.shape)} for {len(x)} images, "
-                f"after {tuple(wire[0])} per image before; a client sends one shape"
-            )
-        del wire[1:]
-        return finite(z)
+        return finite(same_shape(box.send(x, generator), len(x), shape))
 
     return replace(box, send=sealed(query))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitveil.audit.access import Case, Wire
+from splitveil.audit.access import Case, Wire, finite
 from splitveil.audit.attempt import Attempt
 from splitveil.audit.summary import comparable, floor_mse
 from splitveil.rng import normal_like, stream
@@ -61,21 +61,26 @@ def white_box_weaker(evidence: Evidence) -> str | None:
 
 
 def fall_per_epoch(curve: tuple[float, ...]) -> float:
-    """Relative fall of a training loss per epoch over its last tenth (at least one epoch).
+    """Relative fall of a training loss per epoch, from its last tenth and the tenth before.
+
+    A tenth is at least one epoch; its mean is taken, as single epochs of few images are noisy.
 
     >>> round(fall_per_epoch((1.0, 0.5, 0.45)), 6)
     0.1
     """
     back = max(1, len(curve) // 10)
-    if len(curve) <= back or curve[-1 - back] <= 0:
+    last, before = sum(curve[-back:]), sum(curve[-2 * back : -back])
+    if before <= 0:
         return 0.0
-    return float(1.0 - max(curve[-1] / curve[-1 - back], 0.0) ** (1.0 / back))
+    return float(1.0 - max(last / before, 0.0) ** (1.0 / back))
 
 
 def not_converged(evidence: Evidence) -> str | None:
     """A decoder whose loss still falls, or a larger one that does worse, was stopped early."""
     attempts = evidence.attempts
     for name, attempt in attempts.items():
+        if len(attempt.curve) == 1:
+            return f"{name} was trained for one epoch: nothing shows whether its loss settled"
         fall = fall_per_epoch(attempt.curve)
         if fall > FALLING:
             return f"the training loss of {name} still fell by {100 * fall:.1f} % per epoch"
@@ -99,14 +104,14 @@ def gradient_masked(evidence: Evidence) -> str | None:
         moved = box.encoder((x + step).clamp(0, 1)) - z
         step = (x + step).clamp(0, 1) - x
     towards = normal_like(z, generator)
-    real = (moved * towards).flatten(1).sum(1)
+    real = finite((moved * towards).flatten(1).sum(1))
     x = x.clone().requires_grad_()
     with torch.enable_grad():
         out = box.encoder(x)
         grad = None
         if out.requires_grad:
             (grad,) = torch.autograd.grad((out * towards).sum(), x, allow_unused=True)
-    along = torch.zeros_like(real) if grad is None else (grad * step).flatten(1).sum(1)
+    along = torch.zeros_like(real) if grad is None else finite((grad * step).flatten(1).sum(1))
     size = float(real.square().mean().sqrt())
     told = float(along.square().mean().sqrt())
     if size > 0 and told < MASKED * size:
@@ -137,14 +142,13 @@ def varies(case: Case, seed: int, *, training: bool) -> bool:
     box = case.victim.white_box()
     victim = Victim(box.encoder, box.channel)
     x = case.scored.images[:PROBED].to(box.device)
+    x = torch.cat([x, x])  # BatchNorm in train mode needs two
     generator = stream(seed, "flags/draws", box.device)
     encoder, channel = box.encoder.train(training), box.channel.train(training)
 
     def once() -> Tensor:
-        if not training:
-            return victim.send(x, generator)
-        sent: Tensor = channel(encoder(x), generator)
-        return sent
+        sent = channel(encoder(x), generator) if training else victim.send(x, generator)
+        return finite(sent)  # NaN differs from itself
 
     with torch.random.fork_rng([box.device] if box.device.type == "cuda" else []):
         return not torch.equal(once(), once())

@@ -73,7 +73,8 @@ def run_attacks(
     total = sum(efforts.values())
     attempts: dict[str, Attempt] = {}
     for name, attack in attacks.items():
-        share = Share(progress, name, sum((efforts[n] for n in attempts), 0.0), efforts[name], total)
+        before = sum((efforts[n] for n in attempts), 0.0)
+        share = Share(progress, name, before, efforts[name], total)
         share(0, 1)
         attempts[name] = _stored(case, (name, attack), wire, share, store)
     progress(int(1000 * total), int(1000 * total), "attacks done")
@@ -127,11 +128,12 @@ def attempt_key(identity: str, name: str, attack: Attack, seed: int) -> str | No
 
 
 def source(module: str) -> str | None:
-    """Text of a module and of those of its own package that it takes names from, theirs too."""
-    package, waiting, texts = module.partition(".")[0], [module], dict[str, str]()
+    """Text of a module and of those of its package and ours that it takes names from, and they."""
+    packages, waiting = {module.partition(".")[0], "splitveil"}, [module]
+    texts: dict[str, str] = {}
     while waiting:
         name = waiting.pop()
-        if name in texts or name.partition(".")[0] != package:
+        if name in texts or name.partition(".")[0] not in packages:
             continue
         try:
             texts[name] = inspect.getsource(sys.modules[name])

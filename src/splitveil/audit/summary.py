@@ -40,6 +40,8 @@ def strongest_blackbox(attempts: Mapping[str, Attempt]) -> Json:
 def worst_case(attempts: Mapping[str, Attempt]) -> Json:
     """Per image the best over attacks, then mean and tails: an oracle's bound."""
     every = list(comparable(attempts).values())
+    if not every:
+        return dict.fromkeys(("mse", "psnr", "ssim", "mse_q01", "mse_q05"))
     mse = torch.stack([a.mse for a in every]).amin(0)
     psnr = torch.stack([a.psnr for a in every]).amax(0)
     ssims = [a.ssim for a in every if a.ssim is not None]

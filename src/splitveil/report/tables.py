@@ -56,7 +56,10 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRow:
-    """One attack on one run; `best_for` names the metrics in which it is the strongest."""
+    """One attack on one run; `best_for` names the metrics in which it is the strongest.
+
+    `remark` says what sets it apart: a subset of the images, or several draws of each.
+    """
 
     run: str
     attack: str
@@ -66,6 +69,7 @@ class AttackRow:
     ssim: float | None
     seconds: float | None
     best_for: tuple[str, ...]
+    remark: str = ""
 
 
 def summary_rows(runs: Sequence[RunFiles]) -> list[Row]:
@@ -151,9 +155,23 @@ def attack_rows(run: RunFiles) -> list[AttackRow]:
             ssim=number(run.record, "attacks", attack, "ssim"),
             seconds=number(run.record, "attacks", attack, "seconds"),
             best_for=tuple(metric.upper() for metric, name in best.items() if name == attack),
+            remark=_remark(run, attack),
         )
         for attack in section(run.record, "attacks")
     ]
+
+
+def _remark(run: RunFiles, attack: str) -> str:
+    """Why an attack is not ranked with the others, if it is not."""
+    repeats = number(run.record, "attacks", attack, "repeats")
+    if repeats is not None:
+        return f"{repeats:.0f} draws"
+    if text(run.record, "attacks", attack, "subset") is None:
+        return ""
+    images = number(run.record, "attacks", attack, "images")
+    rival = text(run.record, "attacks", attack, "beside", "attack")
+    there = format_mse(number(run.record, "attacks", attack, "beside", "mse"))
+    return f"{count(images)} images" + (f", {rival} {there}" if rival else "")
 
 
 def attack_columns() -> tuple[Column, ...]:
@@ -180,7 +198,7 @@ def format_attack_row(row: AttackRow) -> list[str]:
         decimals(row.psnr_pooled, 2),
         decimals(row.ssim, 3),
         decimals(row.seconds, 1),
-        f"★ {', '.join(row.best_for)}" if row.best_for else "",
+        f"★ {', '.join(row.best_for)}" if row.best_for else row.remark,
     ]
 
 

@@ -50,6 +50,7 @@ def verdict(runs: Sequence[RunFiles]) -> str | None:
 def caveats(runs: Sequence[RunFiles]) -> list[str]:
     """What the reader must know before believing the numbers."""
     return [
+        *_about_flags(runs),
         *_about_seeds(runs),
         *_about_attacks(runs),
         *_about_comparison(runs),
@@ -94,6 +95,16 @@ def _about_attacks(runs: Sequence[RunFiles]) -> list[str]:
     if scored:
         said.append(f"Images scored: {', '.join(scored)}.")
     return said
+
+
+def _about_flags(runs: Sequence[RunFiles]) -> list[str]:
+    """Every flag of every run's audit."""
+    return [
+        f"Flag on {run.name}: {flag.get('name')}: {flag.get('seen')}; {flag.get('advice')}."
+        for run in runs
+        for flag in (run.record or {}).get("flags") or []
+        if isinstance(flag, dict)
+    ]
 
 
 def _about_comparison(runs: Sequence[RunFiles]) -> list[str]:

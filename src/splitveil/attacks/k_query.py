@@ -1,0 +1,81 @@
+"""Repeated queries: the same image sent k times; the mean has a k-th of the noise's variance."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Generator, Tensor
+
+from splitveil.attacks.decoder import Decoder
+from splitveil.errors import AuditError, ConfigError
+from splitveil.types import (
+    Access,
+    Attack,
+    BlackBox,
+    Fitted,
+    Labelled,
+    Observation,
+    Progress,
+    silent,
+)
+
+Send = Callable[[Tensor, Generator | None], Tensor]
+
+INNER = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
+
+
+def averaged(send: Send, repeats: int) -> Send:
+    r"""Sends the same images `repeats` times, with fresh randomness each, and gives the mean.
+
+    .. math:: \bar z = \frac{1}{k} \sum_{i=1}^k \tilde z_i, \qquad
+              \mathrm{Var}[\bar z \mid x] = \frac{1}{k} \mathrm{Var}[\tilde z \mid x]
+
+    Sendings are summed one by one: no more than two are held at a time.
+    """
+
+    def send_all(x: Tensor, generator: Generator | None = None) -> Tensor:
+        total = send(x, generator).clone()  # the sum must not be written into what was sent
+        for _ in range(repeats - 1):
+            total += send(x, generator)
+        return total.div_(repeats)
+
+    return send_all
+
+
+@dataclass(frozen=True, kw_only=True)
+class KQuery:
+    """Averages `repeats` sendings of the same image, then reconstructs with `inner`.
+
+    `inner` is fitted on averages too, so it meets the noise it will see.
+    """
+
+    access: Access = Access.REPEATS
+    repeats: int = 16
+    inner: Attack = INNER
+    min_aux: int = 2
+    effort: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ConfigError(f"repeats must be at least 1, got {self.repeats}")
+        if self.inner.access is not Access.BLACK_BOX:
+            raise ConfigError(
+                f"inner must be a black-box attack, got one with access '{self.inner.access}'"
+            )
+
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Fitted:
+        """Fit `inner` on the averages of aux."""
+        box = BlackBox(averaged(victim.send, self.repeats), victim.device)
+        inner = self.inner.fit(box, aux, generator, progress)
+
+        def reconstruct(seen: Observation) -> Tensor:
+            got = "none" if seen.draws is None else str(len(seen.draws))
+            if seen.draws is None or len(seen.draws) != self.repeats:
+                raise AuditError(
+                    f"the k-query attack was fitted for {self.repeats} sendings of each image, "
+                    f"got {got}; observe the images {self.repeats} times"
+                )
+            return inner(Observation(seen.draws.mean(0), seen.answer))
+
+        return Fitted(reconstruct, inner.curve if isinstance(inner, Fitted) else ())

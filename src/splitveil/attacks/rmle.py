@@ -1,0 +1,298 @@
+"""Regularised maximum likelihood: search, image by image, for what the client would have sent."""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Generator, Tensor, nn
+
+from splitveil.attacks.decoder import Decoder
+from splitveil.attacks.linear import Linear
+from splitveil.errors import AuditError, ConfigError
+from splitveil.graphs import captured
+from splitveil.types import (
+    Access,
+    Attack,
+    BlackBox,
+    Fitted,
+    Labelled,
+    Observation,
+    Progress,
+    WhiteBox,
+    silent,
+)
+
+Starts = Callable[[Observation], tuple[Tensor, Tensor]]  # (k, n, c, h, w), and x₀ among them
+START = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
+PROBED = 1000  # aux images on which the channel is measured
+OFFSET_ROWS = 4096  # sendings over which its mean is taken: 1.6 % of the noise stays in it
+LEAST_WEIGHT = 1e-3  # of the priors where there is no noise: settles what z does not show
+PSEUDO_IMAGES = 10  # held-out images that the mean error of all pixels counts for
+LEAST_SPREAD = 1e-6  # squared error under which a start counts as exact
+
+
+def total_variation(x: Tensor) -> Tensor:
+    r"""Mean absolute step between neighbouring pixels of each image, down plus across.
+
+    .. math:: TV(x) = \overline{|x_{i+1,j} - x_{i,j}|} + \overline{|x_{i,j+1} - x_{i,j}|}
+
+    x (n, c, h, w) → (n,). A side of one pixel has no steps and adds 0.
+
+    >>> total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 0.5]]]])).tolist()
+    [1.0]
+    """
+    sides = [x.diff(dim=axis).abs().flatten(1) for axis in (2, 3)]
+    return torch.stack([d.sum(1) / max(d.shape[1], 1) for d in sides]).sum(0)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the attacker measures of the channel on aux.
+
+    `scale` is the variance of z̃ over images, mean over dimensions; `noise` the share of it that
+    is drawn afresh at every sending. `offset` is E[channel(z)] − z where the channel adds the same
+    to every z, as additive noise does: the expectation is then exact without a draw. Else None,
+    and `draws` realisations stand for it; 1 if the channel draws nothing.
+    """
+
+    scale: Tensor
+    noise: Tensor
+    offset: Tensor | None
+    draws: int
+
+
+@torch.no_grad()
+def measure_channel(box: WhiteBox, images: Tensor, generator: Generator, draws: int) -> Facts:
+    """Send some images (n, c, h, w) a few times and see what the channel does to them."""
+    z = box.encoder(images[:PROBED].to(box.device)).nan_to_num(0.0, 0.0, 0.0)
+    state = generator.get_state()
+    sent = box.channel(z, generator)
+    again = box.channel(z, generator)
+    generator.set_state(state)
+    turned = z.flip(0)
+    added = box.channel(turned, generator) - turned  # with the noise of `sent`, to other images
+    random = not torch.equal(sent, again)
+    slack = 1e-5 * max(float(z.abs().max()), float(sent.abs().max()))  # float32 rounding
+    offset = None
+    if float((added - (sent - z)).abs().max()) <= slack:
+        times = math.ceil(OFFSET_ROWS / len(z)) if random else 1
+        parts = [(box.channel(z, generator) - z).mean(0) for _ in range(times)]
+        offset = torch.stack(parts).mean(0)
+    scale = sent.var(0).mean().clamp_min(1e-12 * float(sent.square().mean()) + 1e-30)
+    noise = (sent - again).square().mean() / 2 / scale
+    return Facts(scale, noise.clamp_max(1), offset, draws if random else 1)
+
+
+@dataclass(frozen=True)
+class Energy:
+    r"""How badly a guess explains what was observed, one number per image (minimise).
+
+    .. math:: J(\hat x) = \frac{1}{v} E\,\overline{(channel(f(\hat x)) - \tilde z)^2}
+              + w \Big(tv\,TV(\hat x) + prior\,\overline{(\hat x - x_0)^2 / \tau^2}\Big)
+
+    v is the variance of z̃, w = σ²/v · pixels / smashed values with σ² the channel's variance. At
+    prior = 1 and tv = 0 this is, up to a factor, the negative log posterior of Gaussian noise and
+    a Gaussian prior around x₀ whose variance τ² (c, h, w) is the squared error x₀ has on held-out
+    aux. The more noise, the less the observation is followed; the weights need no tuning.
+    """
+
+    encoder: nn.Module
+    channel: nn.Module
+    facts: Facts
+    spread: Tensor
+    tv: float
+    prior: float
+
+    def __call__(self, x: Tensor, z_sent: Tensor, x0: Tensor, generator: Generator) -> Tensor:
+        """J (n,) of images x (n, c, h, w) for observed z_sent (n, …) and prior means x0."""
+        z: Tensor = self.encoder(x)
+        misfit = self._residual(z, z_sent, generator).square().flatten(2).mean((0, 2))
+        pull = ((x - x0).square() / self.spread).flatten(1).mean(1)
+        weight = self.facts.noise * (x[0].numel() / z[0].numel()) + LEAST_WEIGHT
+        priors = self.tv * total_variation(x) + self.prior * pull
+        return misfit / self.facts.scale + weight * priors
+
+    def _residual(self, z: Tensor, z_sent: Tensor, generator: Generator) -> Tensor:
+        """channel(z) − z̃ (draws, n, …) of some realisations of the channel."""
+        if self.facts.offset is not None:
+            return (z + self.facts.offset - z_sent)[None]
+        clean = z.detach()
+        sent = torch.stack([self.channel(clean, generator) for _ in range(self.facts.draws)])
+        # Straight through: a channel that rounds or selects has no useful gradient of its own.
+        # z − clean is exactly 0, so that a guess which fits to the bit stays where it is.
+        return (sent - z_sent).detach() + (z - clean)
+
+
+class Descent:
+    """Projected Adam on n images from k starts each, all at once.
+
+    The guess itself is moved and clamped to [0, 1], where a sigmoid could never reach the ends.
+    `starts` (k, n, c, h, w) and `z_sent` (n, …) give the sizes; the tensors stay where they are,
+    so that on a GPU one captured step serves every chunk.
+    """
+
+    def __init__(
+        self, energy: Energy, starts: Tensor, z_sent: Tensor, generator: Generator, lr: float
+    ) -> None:
+        gpu = starts.device.type == "cuda"
+        self._energy, self._generator, self._peak = energy, generator, lr
+        self._x = torch.empty_like(starts.flatten(0, 1)).requires_grad_()
+        self._x0 = torch.empty_like(starts)
+        self._z_sent = z_sent.new_empty(len(starts), *z_sent.shape)
+        self._lr = torch.full((), lr, device=starts.device)
+        self._adam = torch.optim.Adam([self._x], self._lr, (0.9, 0.99), fused=gpu, capturable=gpu)
+        self._step = captured(self._move, starts.device, [generator])
+
+    def _move(self) -> None:
+        self._x.grad = None
+        z_sent, x0 = self._z_sent.flatten(0, 1), self._x0.flatten(0, 1)
+        energy = self._energy(self._x, z_sent, x0, self._generator).sum()
+        energy.backward()  # type: ignore[no-untyped-call]
+        self._adam.step()
+        with torch.no_grad():
+            self._x.clamp_(0, 1)
+
+    @torch.enable_grad()
+    def run(self, starts: Tensor, z_sent: Tensor, x0: Tensor, steps: int) -> Tensor:
+        """Where `steps` steps lead from each start; the rate falls by a cosine to nothing."""
+        with torch.no_grad():
+            self._x.copy_(starts.flatten(0, 1))
+        self._x0.copy_(x0)
+        self._z_sent.copy_(z_sent)
+        for moments in self._adam.state.values():
+            for value in moments.values():
+                value.zero_()
+        with warnings.catch_warnings():
+            # Said of the eager steps that come before the capture.
+            warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
+            for step in range(steps):
+                self._lr.fill_(self._peak * 0.5 * (1 + math.cos(math.pi * step / steps)))
+                self._step()
+        return self._x.detach().view_as(starts).clone()
+
+
+@torch.enable_grad()
+def differentiable(encoder: nn.Module, x: Tensor) -> bool:
+    """Whether the encoder's output depends on its input as far as autograd can see."""
+    z: Tensor = encoder(x.clone().requires_grad_())
+    return z.requires_grad
+
+
+def pick(candidates: Tensor, values: Tensor) -> Tensor:
+    """Per image the candidate (k, n, c, h, w) whose value (k, n) is lowest.
+
+    >>> guesses = torch.tensor([0.25, 0.75]).view(2, 1, 1, 1, 1).expand(2, 3, 1, 1, 1)
+    >>> pick(guesses, torch.tensor([[1.0, 5.0, 3.0], [2.0, 4.0, torch.nan]])).flatten().tolist()
+    [0.25, 0.75, 0.25]
+    """
+    best = values.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin(0)
+    return candidates[best, torch.arange(len(best), device=best.device)]
+
+
+def shrunk_spread(errors: Tensor) -> Tensor:
+    r"""Mean squared error of each pixel (c, h, w), drawn to that of all where images are few.
+
+    .. math:: \tau^2_p = \frac{\sum_i e_{ip} + k \bar e}{n + k}, \quad k = 10
+
+    >>> shrunk_spread(torch.tensor([0.0, 1.0]).expand(10, 1, 1, 2)).tolist()
+    [[[0.25, 0.75]]]
+    """
+    total = errors.sum(0) + PSEUDO_IMAGES * errors.mean()
+    return (total / (len(errors) + PSEUDO_IMAGES)).clamp_min(LEAST_SPREAD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rmle:
+    """Per image, the x̂ in [0, 1] whose smashed data would best explain what was observed.
+
+    Minimises `Energy` by `steps` of Adam from several starts: the reconstructions of `start` and
+    of the linear attack, the mean aux image, and `restarts` random aux images. Of the starts and
+    the places they lead to, the one with the least energy is kept; the true error is not known
+    here. The prior mean x₀ is the reconstruction of `start` or the linear one, whichever does
+    better on a tenth of aux kept from both. `draws` realisations per step stand for a channel
+    whose randomness is not additive. Without a gradient through the encoder the best start is the
+    answer. `chunk` images are worked on at a time.
+    """
+
+    access: Access = Access.WHITE_BOX
+    start: Attack = START
+    steps: int = 300
+    lr: float = 0.03
+    tv: float = 1.0
+    prior: float = 1.0
+    draws: int = 4
+    restarts: int = 1
+    chunk: int = 128
+    limit: int = 256
+    min_aux: int = 11  # ten for the linear attack, one held out
+    effort: float = 10.0
+
+    def __post_init__(self) -> None:
+        counts = {"steps": 1, "draws": 1, "restarts": 0, "chunk": 1, "limit": 1, "min_aux": 11}
+        for name, least in (counts | {"lr": 0, "tv": 0, "prior": 0}).items():
+            value = getattr(self, name)
+            if not least <= value < math.inf:
+                raise ConfigError(f"{name} must be finite and at least {least}, got {value}")
+        if self.start.access is Access.REPEATS:
+            raise ConfigError("start must work from one sending per image, got one with repeats")
+
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Fitted:
+        """Fit the starts on nine tenths of aux and measure them on the rest."""
+        need = self.min_aux
+        if len(aux) < need:
+            raise AuditError(f"the rmle attack needs at least {need} aux images, got {len(aux)}")
+        if not isinstance(victim, WhiteBox):
+            got = f"got {type(victim).__name__}; give it victim.white_box()"
+            raise AuditError(f"the rmle attack needs a white-box view of the victim, {got}")
+        order = torch.randperm(len(aux), generator=generator, device=generator.device)
+        parts = torch.tensor_split(order.to(aux.images.device), [len(aux) // 10])
+        held, used = (Labelled(aux.images[rows], aux.labels[rows]) for rows in parts)
+        start = self.start.fit(
+            victim, used, generator, lambda done, total, note="": progress(done, 2 * total, note)
+        )
+        linear = Linear().fit(victim, used, generator)
+        facts = measure_channel(victim, used.images, generator, self.draws)
+        z = torch.cat([victim.send(x, generator) for x in torch.split(held.images, 1000)])
+        seen, x = Observation(z, held.labels.to(z.device)), held.images.to(z.device)
+        errors = [(guide(seen) - x).square() for guide in (start, linear)]
+        best = int(torch.stack([e.mean() for e in errors]).argmin())
+        spread = shrunk_spread(errors[best])
+        energy = Energy(victim.encoder, victim.channel, facts, spread, self.tv, self.prior)
+        others = torch.cat([aux.images.mean(0, keepdim=True), used.images[: self.restarts]])
+        others = others.to(z.device).clamp(0, 1)
+        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+
+        def starts_for(seen: Observation) -> tuple[Tensor, Tensor]:
+            same = [image.expand(len(seen.z), *image.shape) for image in others]
+            starts = torch.stack([start(seen), linear(seen), *same])
+            return starts, starts[best]
+
+        return Fitted(partial(self._search, energy, starts_for, seed, progress))
+
+    def _search(
+        self, energy: Energy, starts_for: Starts, seed: int, progress: Progress, seen: Observation
+    ) -> Tensor:
+        """Images (n, c, h, w) in [0, 1] for what was observed."""
+        fresh, common = (Generator(device=seen.z.device) for _ in range(2))
+        n, descent, found = len(seen.z), None, []
+        for first in range(0, n, self.chunk):
+            progress(n + first, 2 * n, "descending")
+            # Always `chunk` rows: one captured step serves all of them, and the arithmetic of an
+            # image does not depend on how many others are asked for.
+            rows = torch.arange(first, first + self.chunk, device=seen.z.device).clamp_max(n - 1)
+            z_sent = seen.z[rows]
+            starts, x0 = starts_for(Observation(z_sent, seen.answer[rows]))
+            candidates = [*starts]
+            if differentiable(energy.encoder, x0[:1]):
+                if descent is None:
+                    descent = Descent(energy, starts, z_sent, fresh.manual_seed(seed), self.lr)
+                candidates += [*descent.run(starts, z_sent, x0, self.steps)]
+            with torch.no_grad():  # the same draws of the channel for every candidate
+                values = [energy(x, z_sent, x0, common.manual_seed(seed)) for x in candidates]
+            found.append(pick(torch.stack(candidates), torch.stack(values))[: n - first])
+        return torch.cat(found)

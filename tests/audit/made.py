@@ -1,0 +1,158 @@
+"""Cases, attempts and attacks made by hand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Generator, Tensor, nn
+
+from splitveil.audit import Attempt, Case
+from splitveil.nets import Channel, GaussianNoise
+from splitveil.types import (
+    Access,
+    BlackBox,
+    Fitted,
+    Labelled,
+    Observation,
+    Progress,
+    Victim,
+    silent,
+)
+
+SHAPE = (1, 8, 8)
+
+
+def labelled(n: int, seed: int) -> Labelled:
+    """Random images with labels 0, 1, 2, 0, 1, …"""
+    images = torch.rand(n, *SHAPE, generator=Generator().manual_seed(seed))
+    return Labelled(images, torch.arange(n) % 3)
+
+
+class BrightestQuarter(nn.Module):
+    """A server that answers which quarter of the features sums up highest."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z.reshape(len(z), 4, -1).sum(2)
+
+
+def a_case(
+    encoder: nn.Module | None = None,
+    *,
+    scored: Labelled | None = None,
+    aux: Labelled | None = None,
+    noise_std: float = 0.01,
+    channel: nn.Module | None = None,
+    head: nn.Module | None = None,
+    identity: str = "",
+) -> Case:
+    """A client that sends the image and a little noise; 30 aux images, 12 scored ones."""
+    noise = Channel([GaussianNoise(noise_std)]) if channel is None else channel
+    return Case(
+        victim=Victim(nn.Identity() if encoder is None else encoder, noise),
+        head=BrightestQuarter() if head is None else head,
+        num_classes=4,
+        aux=labelled(30, 0) if aux is None else aux,
+        scored=labelled(12, 1) if scored is None else scored,
+        identity=identity,
+    )
+
+
+def an_attempt(
+    mse: Sequence[float],
+    psnr: Sequence[float] | None = None,
+    ssim: Sequence[float] | None = None,
+    ssim_zeropad: Sequence[float] | None = None,
+    *,
+    access: str = "black-box",
+    rows: Sequence[int] | None = None,
+    scored: int | None = None,
+    right: Sequence[bool] | None = None,
+    pictures: Tensor | None = None,
+    repeats: int = 1,
+    curve: tuple[float, ...] = (),
+    aux_mse: float | None = None,
+) -> Attempt:
+    """An attempt whose per-image numbers are given; what is not given is plain."""
+    n = len(mse)
+    return Attempt(
+        access=access,
+        rows=torch.tensor(list(range(n) if rows is None else rows)),
+        scored=n if scored is None else scored,
+        mse=torch.tensor(mse),
+        psnr=torch.tensor([10.0] * n if psnr is None else psnr),
+        ssim=None if ssim is None else torch.tensor(ssim),
+        ssim_zeropad=torch.tensor([0.5] * n if ssim_zeropad is None else ssim_zeropad),
+        ssim_valid=None,
+        right=torch.tensor([False] * n if right is None else right),
+        pictures=torch.zeros(0, 1, 2, 2, dtype=torch.uint8) if pictures is None else pictures,
+        repeats=repeats,
+        curve=curve,
+        aux_mse=aux_mse,
+    )
+
+
+@dataclass(frozen=True)
+class Spy:
+    """Answers grey images, and writes down everything it is given."""
+
+    access: Access = Access.BLACK_BOX
+    limit: int | None = None
+    repeats: int = 1
+    boxes: list[BlackBox] = field(default_factory=list, repr=False)
+    auxes: list[Labelled] = field(default_factory=list, repr=False)
+    seen: list[Observation] = field(default_factory=list, repr=False)
+    drawn: list[Tensor] = field(default_factory=list, repr=False)
+    heard: list[object] = field(default_factory=list, repr=False)
+
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Fitted:
+        self.boxes.append(victim)
+        self.auxes.append(aux)
+        self.drawn.append(torch.rand(4, generator=generator))
+        self.heard.extend((generator, progress))
+
+        def reconstruct(seen: Observation) -> Tensor:
+            self.seen.append(seen)
+            return torch.full((len(seen.answer), *aux.images.shape[1:]), 0.5)
+
+        return Fitted(reconstruct)
+
+
+@dataclass(frozen=True)
+class Returns:
+    """Returns what it is told to, whatever it was asked."""
+
+    images: Tensor
+    access: Access = Access.NONE
+
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Fitted:
+        del victim, aux, generator, progress
+        return Fitted(lambda seen: self.images)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Counts how often it is fitted; fails when told to."""
+
+    budget: int = 1
+    access: Access = Access.BLACK_BOX
+    limit: int | None = None
+    fits: list[int] = field(default_factory=list, repr=False)
+    failing: list[bool] = field(default_factory=list, repr=False)
+
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Fitted:
+        del victim, aux, progress
+        if self.failing:
+            raise KeyboardInterrupt
+        self.fits.append(self.budget)
+        level = torch.rand(1, generator=generator)
+
+        def reconstruct(seen: Observation) -> Tensor:
+            return level.expand(len(seen.z), 1, 8, 8)
+
+        return Fitted(reconstruct, (0.5, 0.25))
