@@ -181,7 +181,7 @@ def test_the_budgets_of_the_protocol_are_those_of_the_code() -> None:
     }
     real = {}
     for name, attacks in PROFILES.items():
-        assert set(attacks) == set(ATTACKS)
+        assert set(ATTACKS) - set(attacks) == ({"decoder-large"} if name == "quick" else set())
         d = attacks["decoder"]
         assert isinstance(d, Decoder)
         real[name] = (
@@ -194,5 +194,5 @@ def test_the_budgets_of_the_protocol_are_those_of_the_code() -> None:
 def test_the_attacks_of_the_protocol_are_those_of_the_code() -> None:
     text = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
     printed = {row[0]: row[1] for row in table(text, "attack")}
-    quick = PROFILES["quick"]
-    assert printed == {name: str(quick[name].access) for name in ATTACKS}
+    standard = PROFILES["standard"]
+    assert printed == {name: str(standard[name].access) for name in ATTACKS}

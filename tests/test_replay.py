@@ -212,16 +212,17 @@ def test_finished_attacks_are_kept_until_a_fresh_audit(
     assert SUBSET.fits == []
     assert again.to_dict()["attacks"] == record.to_dict()["attacks"]
 
-    stored = {p: p.read_bytes() for p in (folder / "audit").iterdir()}
-    assert len(stored) == len(TINY)
-    for path in stored:
-        path.write_bytes(b"spoiled")
     words = ("audit", folder, "--profile", "smoke", "--seed", "3", "--json")
     result = call(*words, "--fresh")
     assert result.exit_code == 0, text(result)
     assert len(SUBSET.fits) == 1
     assert json.loads(result.stdout)["strongest"] == record.strongest
-    assert all(len(p.read_bytes()) == len(b) for p, b in stored.items())
 
+    stored = {p: p.read_bytes() for p in (folder / "audit").iterdir()}
+    assert len(stored) == len(TINY)
+    for path in stored:
+        path.write_bytes(b"spoiled")
+    sv.load_run(folder).audit("smoke", seed=3, fresh=True)
+    assert all(len(p.read_bytes()) == len(b) for p, b in stored.items())
     sv.load_run(folder).audit("smoke", seed=3)
-    assert len(SUBSET.fits) == 1
+    assert len(SUBSET.fits) == 2

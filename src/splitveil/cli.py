@@ -243,12 +243,15 @@ def attacks(json_: JsonFlag = False) -> None:
 
     Example: `splitveil attacks`
     """
-    from splitveil.attacks import ATTACKS
+    from splitveil.attacks import PROFILES
+    from splitveil.types import Attack
 
-    def words(kind: Any) -> str:  # noqa: ANN401 - a class of attacks
-        return f"{kind.access}: {(kind.__doc__ or '').strip().splitlines()[0]}"
+    def words(attack: Attack) -> str:
+        line = getattr(attack, "summary", "") or (attack.__doc__ or "").strip().splitlines()[0]
+        return f"{attack.access}: {line}"
 
-    commands.show_catalogue("Attacks", {n: words(k) for n, k in ATTACKS.items()}, json_=json_)
+    entries = {name: words(attack) for name, attack in PROFILES["standard"].items()}
+    commands.show_catalogue("Attacks", entries, json_=json_)
 
 
 @app.command()

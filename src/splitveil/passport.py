@@ -26,20 +26,19 @@ def versions() -> Json:
 
 
 def commit() -> str | None:
-    """The checkout's commit, marked `+` when files differ from it.
+    """The checkout's commit, marked `+` when files differ from it; None where there is none to ask.
 
-    Where there is no checkout to ask (a copy on another machine, a container) it is what
-    `$SPLITVEIL_COMMIT` says, or None.
+    `$SPLITVEIL_COMMIT` wins: for a copy on another machine or in a container.
     """
     here = Path(__file__).resolve().parents[2]
-    elsewhere = os.environ.get("SPLITVEIL_COMMIT")
-    if not (here / ".git").exists():
-        return elsewhere
+    told = os.environ.get("SPLITVEIL_COMMIT")
+    if told or not (here / ".git").exists():
+        return told or None
     try:
         head = _git(here, "rev-parse", "--short=12", "HEAD")
         dirty = _git(here, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
-        return elsewhere
+        return None
     return head + ("+" if dirty else "")
 
 

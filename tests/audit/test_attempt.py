@@ -109,6 +109,12 @@ def test_a_flipped_bit_anywhere_is_noticed_or_changes_nothing(at: int, bit: int)
     assert found is None or same(found, ATTEMPTS["everything"])
 
 
+@pytest.mark.parametrize("kind", [b'"I32"', b'"U32"'])
+def test_numbers_read_as_another_type_are_noticed(kind: bytes) -> None:
+    assert b'"F32"' in BLOB
+    assert from_bytes(BLOB.replace(b'"F32"', kind), CPU) is None
+
+
 @settings(deadline=None, max_examples=50)
 @given(length=st.integers(0, len(BLOB) - 1))
 def test_a_truncated_file_is_no_attempt(length: int) -> None:

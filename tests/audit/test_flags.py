@@ -63,6 +63,11 @@ def conv() -> nn.Module:
     return nn.Sequential(layer, nn.BatchNorm2d(4), nn.ReLU())
 
 
+def flat_batchnorm() -> nn.Module:
+    """In train mode it takes no single image."""
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64))
+
+
 OPEN = a_case(noise_std=0.0)
 FLOOR = floor_mse(OPEN.aux, OPEN.scored)
 
@@ -156,7 +161,7 @@ SOUND: Mapping[str, list[Build]] = {
         lambda: evidence(a_case(conv(), noise_std=0.0)),
         lambda: evidence(a_case(conv(), noise_std=0.1)),
         lambda: evidence(a_case(NanWhenDark(), noise_std=0.0)),
-        lambda: evidence(a_case(nn.BatchNorm2d(1), scored=labelled(1, 0), noise_std=0.0)),
+        lambda: evidence(a_case(flat_batchnorm(), scored=labelled(1, 0), noise_std=0.0)),
     ],
     "linearly invertible": [
         lambda: evidence(attempts={"linear": flat(0.06 * FLOOR)}),

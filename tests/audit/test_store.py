@@ -12,7 +12,7 @@ from audit.made import Counting, a_case, labelled
 from safetensors.torch import save
 
 from splitveil.attacks import Decoder, Linear, MeanImage
-from splitveil.audit import Case, Store, run_attacks
+from splitveil.audit import Case, Store, run_attacks, suite
 from splitveil.audit.suite import attempt_key, source
 from splitveil.auditing import folder_store
 from splitveil.errors import RunError
@@ -167,6 +167,17 @@ def test_the_source_of_an_attack_holds_what_it_is_made_of_and_no_other_attack() 
     scoring = source("splitveil.audit.suite") or ""
     assert "def ssim_zeropad(" in scoring
     assert "def attacked_rows(" in scoring
+
+
+def test_other_ways_of_scoring_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = attempt_key("m", "a", Linear(), 0)
+
+    def better(module: str) -> str | None:
+        text = source(module) or ""
+        return f"{text}# better" if module == "splitveil.audit.suite" else text
+
+    monkeypatch.setattr(suite, "source", better)
+    assert attempt_key("m", "a", Linear(), 0) != before
 
 
 def test_an_attack_from_outside_rests_on_ours_too(package: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 from splitveil.attacks import PROFILES, ClassMean, Linear, MeanImage
 from splitveil.audit import accuracy, intercept, run_attacks
 from splitveil.audit.access import answer
+from splitveil.audit.gallery import levels
 from splitveil.errors import AuditError
 from splitveil.rng import stream
 from splitveil.types import (
@@ -87,6 +88,29 @@ def test_the_suite_scores_what_the_attack_returned() -> None:
     # Grey quarters sum up alike, so the server answers 0 for every reconstruction.
     assert torch.equal(attempt.right, case.scored.labels == 0)
     assert attempt.scores().accuracy == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+def test_the_pictures_kept_are_those_of_the_gallery(limit: int | None) -> None:
+    images = torch.linspace(0, 1, 12).view(12, 1, 1, 1).expand(12, 1, 8, 8)
+    scored = Labelled(images, torch.tensor([2, 2, 2, 1, 1, 0, 0, 0, 0, 0, 0, 0]))
+    case = a_case(scored=scored, noise_std=0.0)
+    attempt = run_attacks(case, {"linear": CopiesZ(limit)}, 0)["linear"]
+    assert torch.equal(attempt.pictures, levels(images[[5, 3, 0]]))
+
+
+@dataclass(frozen=True)
+class CopiesZ:
+    """Takes what was sent for the image."""
+
+    limit: int | None
+    access: Access = Access.BLACK_BOX
+
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Fitted:
+        del victim, aux, generator, progress
+        return Fitted(lambda seen: seen.z.clamp(0, 1))
 
 
 @pytest.mark.parametrize("access", sorted(set(Access) - {Access.BLACK_BOX}))

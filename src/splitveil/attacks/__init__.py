@@ -86,7 +86,7 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
         **_CHEAP,
         **_full_size(_STANDARD),
         "rmle": Rmle(start=replace(_STANDARD, epochs=4, min_steps=750)),
-        "k-query": KQuery(repeats=16, inner=_STANDARD),
+        "k-query": KQuery(repeats=16, inner=replace(_STANDARD, epochs=4, min_steps=750)),
     },
     "paper": {
         **_CHEAP,

@@ -74,6 +74,11 @@ class Decoder:
             raise ConfigError(unknown("loss", self.loss, get_args(Loss)))
 
     @property
+    def summary(self) -> str:
+        """One line for a catalogue."""
+        return f"Residual decoder N{self.blocks}C{self.width}, {self.loss} loss, fresh noise."
+
+    @property
     def budget(self) -> Budget:
         """How long the decoder is trained."""
         return Budget(

@@ -64,7 +64,7 @@ def minimise(
     *,
     progress: Progress = silent,
 ) -> tuple[float, ...]:
-    """Train `net` in place and return the mean loss of each epoch.
+    """Train `net` in place and return the mean loss of each epoch, the rest with the last one.
 
     `loss` takes a batch of every tensor of `data` (n, …) and gives a scalar. Each epoch has a new
     order, and drops what does not fill a batch. On a GPU the loss is captured: it must never ask
@@ -110,7 +110,21 @@ def minimise(
             if last or (index + 1) % SAY_EVERY == 0:
                 progress(index + 1, steps)
     optimiser.zero_grad(set_to_none=True)  # the last gradients live in the graph's memory
-    return tuple(means.tolist())
+    return _whole_epochs(means.tolist(), steps % per_epoch, per_epoch)
+
+
+def _whole_epochs(means: list[float], rest: int, per_epoch: int) -> tuple[float, ...]:
+    """The curve with an incomplete last epoch, of `rest` batches, folded into the one before.
+
+    A few batches alone would be a noisy last point.
+
+    >>> _whole_epochs([3.0, 1.0, 4.0], rest=1, per_epoch=2)
+    (3.0, 2.0)
+    """
+    if rest and len(means) > 1:
+        folded = (means[-2] * per_epoch + means[-1] * rest) / (per_epoch + rest)
+        return (*means[:-2], folded)
+    return tuple(means)
 
 
 def _optimiser(net: nn.Module, budget: Budget, device: torch.device) -> torch.optim.Optimizer:

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Generator, Tensor
 
 from splitveil.attacks.decoder import Decoder
 from splitveil.errors import AuditError, ConfigError
+from splitveil.rng import stream
 from splitveil.types import (
     Access,
     Attack,
@@ -65,8 +67,12 @@ class KQuery:
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Fitted:
-        """Fit `inner` on the averages of aux."""
-        box = BlackBox(averaged(victim.send, self.repeats), victim.device)
+        """Fit `inner` on the averages of aux; sendings that do not differ are their own average."""
+        probe = aux.images[:8]
+        apart = stream(generator.initial_seed(), "k-query", generator.device)
+        same = torch.equal(victim.send(probe, apart), victim.send(probe, apart))
+        send = victim.send if same else averaged(victim.send, self.repeats)
+        box = BlackBox(send, victim.device)
         inner = self.inner.fit(box, aux, generator, progress)
 
         def reconstruct(seen: Observation) -> Tensor:

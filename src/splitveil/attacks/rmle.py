@@ -30,7 +30,7 @@ START = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
 PROBED = 1000  # aux images on which the channel is measured
 OFFSET_ROWS = 4096  # sendings over which its mean is taken: 1.6 % of the noise stays in it
 LEAST_WEIGHT = 1e-3  # of the priors where there is no noise: settles what z does not show
-PSEUDO_IMAGES = 10  # held-out images that the mean error of all pixels counts for
+PSEUDO_IMAGES = 10  # held-out images that a guess made without them counts for
 LEAST_SPREAD = 1e-6  # squared error under which a start counts as exact
 
 
@@ -69,11 +69,9 @@ def measure_channel(box: WhiteBox, images: Tensor, generator: Generator, draws: 
     """Send some images (n, c, h, w) a few times and see what the channel does to them."""
     z = box.encoder(images[:PROBED].to(box.device)).nan_to_num(0.0, 0.0, 0.0)
     state = generator.get_state()
-    sent = box.channel(z, generator)
-    again = box.channel(z, generator)
+    sent, again = (box.channel(z, generator) for _ in range(2))
     generator.set_state(state)
-    turned = z.flip(0)
-    added = box.channel(turned, generator) - turned  # with the noise of `sent`, to other images
+    added = box.channel(z.flip(0), generator) - z.flip(0)  # the noise of `sent`, other images
     random = not torch.equal(sent, again)
     slack = 1e-5 * max(float(z.abs().max()), float(sent.abs().max()))  # float32 rounding
     offset = None
@@ -95,8 +93,8 @@ class Energy:
 
     v is the variance of z̃, w = σ²/v · pixels / smashed values with σ² the channel's variance. At
     prior = 1 and tv = 0 this is, up to a factor, the negative log posterior of Gaussian noise and
-    a Gaussian prior around x₀ whose variance τ² (c, h, w) is the squared error x₀ has on held-out
-    aux. The more noise, the less the observation is followed; the weights need no tuning.
+    a Gaussian prior around x₀ whose variance τ² (c, h, w) is the squared error of x₀ on held-out
+    aux: the more noise, the less the observation is followed.
     """
 
     encoder: nn.Module
@@ -127,11 +125,10 @@ class Energy:
 
 
 class Descent:
-    """Projected Adam on n images from k starts each, all at once.
+    """Projected Adam from starts (k, n, c, h, w) for z_sent (n, …), all at once.
 
     The guess itself is moved and clamped to [0, 1], where a sigmoid could never reach the ends.
-    `starts` (k, n, c, h, w) and `z_sent` (n, …) give the sizes; the tensors stay where they are,
-    so that on a GPU one captured step serves every chunk.
+    The tensors stay where they are, so that on a GPU one captured step serves every chunk.
     """
 
     def __init__(
@@ -152,19 +149,16 @@ class Descent:
         energy = self._energy(self._x, z_sent, x0, self._generator).sum()
         energy.backward()  # type: ignore[no-untyped-call]
         self._adam.step()
-        with torch.no_grad():
-            self._x.clamp_(0, 1)
+        self._x.detach().clamp_(0, 1)
 
     @torch.enable_grad()
     def run(self, starts: Tensor, z_sent: Tensor, x0: Tensor, steps: int) -> Tensor:
         """Where `steps` steps lead from each start; the rate falls by a cosine to nothing."""
-        with torch.no_grad():
-            self._x.copy_(starts.flatten(0, 1))
+        self._x.detach().copy_(starts.flatten(0, 1))
         self._x0.copy_(x0)
         self._z_sent.copy_(z_sent)
-        for moments in self._adam.state.values():
-            for value in moments.values():
-                value.zero_()
+        for value in (v for moments in self._adam.state.values() for v in moments.values()):
+            value.zero_()
         with warnings.catch_warnings():
             # Said of the eager steps that come before the capture.
             warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
@@ -174,22 +168,18 @@ class Descent:
         return self._x.detach().view_as(starts).clone()
 
 
-@torch.enable_grad()
-def differentiable(encoder: nn.Module, x: Tensor) -> bool:
-    """Whether the encoder's output depends on its input as far as autograd can see."""
-    z: Tensor = encoder(x.clone().requires_grad_())
-    return z.requires_grad
+def best_share(x: Tensor, x0: Tensor, found: Tensor) -> Tensor:
+    r"""Share of the way from x₀ to x̂ that ends nearest to x, drawn to 1 where images are few.
 
+    .. math:: \alpha = \frac{n a + k}{n + k}, \quad k = 10, \quad
+              a = \langle x - x_0, \hat x - x_0 \rangle / \lVert \hat x - x_0 \rVert^2 \in [0, 1.5]
 
-def pick(candidates: Tensor, values: Tensor) -> Tensor:
-    """Per image the candidate (k, n, c, h, w) whose value (k, n) is lowest.
-
-    >>> guesses = torch.tensor([0.25, 0.75]).view(2, 1, 1, 1, 1).expand(2, 3, 1, 1, 1)
-    >>> pick(guesses, torch.tensor([[1.0, 5.0, 3.0], [2.0, 4.0, torch.nan]])).flatten().tolist()
-    [0.25, 0.75, 0.25]
+    >>> best_share(torch.full((30, 1), 0.5), torch.zeros(30, 1), torch.ones(30, 1))
+    tensor(0.6250)
     """
-    best = values.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin(0)
-    return candidates[best, torch.arange(len(best), device=best.device)]
+    way = found - x0
+    share = (((x - x0) * way).sum() / way.square().sum().clamp_min(1e-12)).clamp(0, 1.5)
+    return (len(x) * share + PSEUDO_IMAGES) / (len(x) + PSEUDO_IMAGES)
 
 
 def shrunk_spread(errors: Tensor) -> Tensor:
@@ -210,11 +200,11 @@ class Rmle:
 
     Minimises `Energy` by `steps` of Adam from several starts: the reconstructions of `start` and
     of the linear attack, the mean aux image, and `restarts` random aux images. Of the starts and
-    the places they lead to, the one with the least energy is kept; the true error is not known
-    here. The prior mean x₀ is the reconstruction of `start` or the linear one, whichever does
-    better on a tenth of aux kept from both. `draws` realisations per step stand for a channel
-    whose randomness is not additive. Without a gradient through the encoder the best start is the
-    answer. `chunk` images are worked on at a time.
+    the places they lead to, the one with the least energy is kept. The prior mean x₀ is one of the
+    two reconstructions, whichever does better on a tenth of aux kept from both; `calibrate` finds
+    there too which share of the way from x₀ to x̂ is best, as x₀ has seen the noise already.
+    `draws` realisations per step stand for a channel whose randomness is not additive. Without a
+    gradient through the encoder the best start is kept. `chunk` images are worked on at a time.
     """
 
     access: Access = Access.WHITE_BOX
@@ -225,6 +215,7 @@ class Rmle:
     prior: float = 1.0
     draws: int = 4
     restarts: int = 1
+    calibrate: bool = True
     chunk: int = 128
     limit: int = 256
     min_aux: int = 11  # ten for the linear attack, one held out
@@ -243,14 +234,13 @@ class Rmle:
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Fitted:
         """Fit the starts on nine tenths of aux and measure them on the rest."""
-        need = self.min_aux
-        if len(aux) < need:
-            raise AuditError(f"the rmle attack needs at least {need} aux images, got {len(aux)}")
+        if (n := len(aux)) < self.min_aux:
+            raise AuditError(f"the rmle attack needs at least {self.min_aux} aux images, got {n}")
         if not isinstance(victim, WhiteBox):
-            got = f"got {type(victim).__name__}; give it victim.white_box()"
-            raise AuditError(f"the rmle attack needs a white-box view of the victim, {got}")
-        order = torch.randperm(len(aux), generator=generator, device=generator.device)
-        parts = torch.tensor_split(order.to(aux.images.device), [len(aux) // 10])
+            kind = type(victim).__name__
+            raise AuditError(f"rmle needs a white-box view, got {kind}; use victim.white_box()")
+        order = torch.randperm(n, generator=generator, device=generator.device)
+        parts = torch.tensor_split(order.to(aux.images.device), [n // 10])
         held, used = (Labelled(aux.images[rows], aux.labels[rows]) for rows in parts)
         start = self.start.fit(
             victim, used, generator, lambda done, total, note="": progress(done, 2 * total, note)
@@ -263,8 +253,7 @@ class Rmle:
         best = int(torch.stack([e.mean() for e in errors]).argmin())
         spread = shrunk_spread(errors[best])
         energy = Energy(victim.encoder, victim.channel, facts, spread, self.tv, self.prior)
-        others = torch.cat([aux.images.mean(0, keepdim=True), used.images[: self.restarts]])
-        others = others.to(z.device).clamp(0, 1)
+        others = torch.cat([aux.images.mean(0, keepdim=True), used.images[: self.restarts]]).to(x)
         seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
         def starts_for(seen: Observation) -> tuple[Tensor, Tensor]:
@@ -272,14 +261,22 @@ class Rmle:
             starts = torch.stack([start(seen), linear(seen), *same])
             return starts, starts[best]
 
-        return Fitted(partial(self._search, energy, starts_for, seed, progress))
+        search = partial(self._search, energy, starts_for, seed)
+        some = Observation(seen.z[: self.chunk], seen.answer[: self.chunk])
+        share = best_share(x[: self.chunk], *search(silent, some)) if self.calibrate else 1.0
+
+        def reconstruct(seen: Observation) -> Tensor:
+            x0, found = search(progress, seen)
+            return torch.lerp(x0, found, share).clamp(0, 1)
+
+        return Fitted(reconstruct)
 
     def _search(
         self, energy: Energy, starts_for: Starts, seed: int, progress: Progress, seen: Observation
-    ) -> Tensor:
-        """Images (n, c, h, w) in [0, 1] for what was observed."""
+    ) -> tuple[Tensor, Tensor]:
+        """The prior means, and the images of least energy (n, c, h, w), for what was observed."""
         fresh, common = (Generator(device=seen.z.device) for _ in range(2))
-        n, descent, found = len(seen.z), None, []
+        n, descent, means, found = len(seen.z), None, [], []
         for first in range(0, n, self.chunk):
             progress(n + first, 2 * n, "descending")
             # Always `chunk` rows: one captured step serves all of them, and the arithmetic of an
@@ -287,12 +284,16 @@ class Rmle:
             rows = torch.arange(first, first + self.chunk, device=seen.z.device).clamp_max(n - 1)
             z_sent = seen.z[rows]
             starts, x0 = starts_for(Observation(z_sent, seen.answer[rows]))
-            candidates = [*starts]
-            if differentiable(energy.encoder, x0[:1]):
+            candidates = list(starts)
+            with torch.enable_grad():
+                z: Tensor = energy.encoder(x0[:1].clone().requires_grad_())
+            if z.requires_grad:
                 if descent is None:
                     descent = Descent(energy, starts, z_sent, fresh.manual_seed(seed), self.lr)
-                candidates += [*descent.run(starts, z_sent, x0, self.steps)]
+                candidates += descent.run(starts, z_sent, x0, self.steps)
             with torch.no_grad():  # the same draws of the channel for every candidate
                 values = [energy(x, z_sent, x0, common.manual_seed(seed)) for x in candidates]
-            found.append(pick(torch.stack(candidates), torch.stack(values))[: n - first])
-        return torch.cat(found)
+            least = torch.stack(values).nan_to_num(torch.inf, torch.inf).argmin(0)
+            found.append(torch.stack(candidates)[least, rows - first])
+            means.append(x0)
+        return torch.cat(means)[:n], torch.cat(found)[:n]
