@@ -60,8 +60,9 @@ class Aside:
     """
 
     def __init__(self, device: torch.device) -> None:
+        # First in line: a small kernel behind a large one would wait longer than it works.
         on_gpu = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device, priority=-1) if on_gpu else None  # type: ignore[no-untyped-call]
 
     def run(self, work: Callable[[Tensor], T], x: Tensor) -> T:
         """`work(x)`; a copy of x is given to it, so that both streams own what they free."""

@@ -44,6 +44,10 @@ class BoundedScalars(nn.Module):
     Their gradient is guarded as one: not finite in one of them means 0 in all. It never flips.
     """
 
+    start: Tensor
+    reach: Tensor
+    scales: Tensor
+
     def __init__(self, **bounds: Bounded) -> None:
         super().__init__()
         for name, bound in bounds.items():
@@ -52,6 +56,14 @@ class BoundedScalars(nn.Module):
             elif not abs(bound.start) < float("inf"):
                 raise ConfigError(f"{name} must be a finite number, got {bound.start}")
         self.bounds = dict(bounds)
+        every = bounds.values()
+        facts = {
+            "start": torch.tensor([b.start for b in every], dtype=torch.float64),
+            "reach": torch.tensor([b.reach or 0.0 for b in every], dtype=torch.float64),
+            "scales": torch.tensor([b.reach is None for b in every]),
+        }
+        for name, value in facts.items():
+            self.register_buffer(name, value, persistent=False)
         self.free = nn.Parameter(torch.zeros(len(bounds)))
 
     def forward(self, skips: Tensor | None = None) -> dict[str, Float[Tensor, ""]]:
@@ -62,10 +74,6 @@ class BoundedScalars(nn.Module):
         {'gain': 3.0, 'edge': 0.0}
         """
         step = 2.0 * torch.sigmoid(scale_gradient(self.free, 1.0, skips)) - 1.0
-        factor = torch.exp2(step)
-        return {
-            name: bound.start * factor[i]
-            if bound.reach is None
-            else bound.start + bound.reach * step[i]
-            for i, (name, bound) in enumerate(self.bounds.items())
-        }
+        start, reach = self.start.to(step), self.reach.to(step)
+        value = torch.where(self.scales, start * torch.exp2(step), start + reach * step)
+        return dict(zip(self.bounds, value.unbind(), strict=True))

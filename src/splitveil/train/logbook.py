@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from splitveil.errors import RunError
 from splitveil.train.schedule import Schedule
@@ -10,6 +12,7 @@ from splitveil.types import Json, Reports
 
 log = logging.getLogger("splitveil")
 COLLAPSE_STEPS = 100
+SAVING_SHARE = 20
 
 
 class Clock:
@@ -17,15 +20,23 @@ class Clock:
 
     def __init__(self, before: float) -> None:
         self._start = self._last = time.perf_counter()
-        self._before = before
+        self._before, self._cost = before, 0.0
 
     def seconds(self) -> float:
         """Seconds of training so far."""
         return round(self._before + time.perf_counter() - self._start, 3)
 
-    def saved(self) -> None:
-        """A checkpoint was written now."""
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """A checkpoint is written inside."""
+        begun = time.perf_counter()
+        yield
         self._last = time.perf_counter()
+        self._cost = self._last - begun
+
+    def affordable(self) -> bool:
+        """Whether another one would take less than a twentieth of the time since the last."""
+        return time.perf_counter() - self._last >= SAVING_SHARE * self._cost
 
     def overdue(self, seconds: float) -> bool:
         """Whether the last checkpoint is older than that."""

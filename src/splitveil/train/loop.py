@@ -96,19 +96,21 @@ def train(
             progress(state.step, schedule.total_steps, f"epoch {epoch}/{schedule.epochs}{last}")
             if interrupt.requested or _save_now(plan, state.step, clock):
                 state.seconds, state.log_offset = clock.seconds(), metrics.offset
-                write_checkpoint(target, snapshot(state, passport))
-                clock.saved()
+                with clock.saving():
+                    write_checkpoint(target, snapshot(state, passport))
             if interrupt.requested:
                 raise KeyboardInterrupt
     return {"steps": state.step, "seconds": state.seconds, "skipped": state.skipped()}
 
 
 def _save_now(plan: Plan, step: int, clock: Clock) -> bool:
-    """At the end, after a while, and at the ends of about fifty epochs."""
+    """At the end, after a while, and at the ends of about fifty epochs unless that takes long."""
     schedule = plan.schedule
     every = max(1, schedule.epochs // 50) * schedule.steps_per_epoch
     return (
-        step == schedule.total_steps or step % every == 0 or clock.overdue(plan.checkpoint_seconds)
+        step == schedule.total_steps
+        or (step % every == 0 and clock.affordable())
+        or clock.overdue(plan.checkpoint_seconds)
     )
 
 
