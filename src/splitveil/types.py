@@ -190,6 +190,7 @@ class Scores:
     ssim_zeropad: float
     ssim_valid: float | None
     accuracy: float
+    lpips: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,8 +79,8 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
         **_decoders(
             _QUICK, small=replace(_QUICK, blocks=1, width=32), large=None, feature_steps=200
         ),
-        "rmle": Rmle(start=replace(_QUICK, width=32), steps=200, chunk=64, limit=64),
-        "k-query": KQuery(repeats=16, inner=replace(_QUICK, blocks=1, width=32)),
+        "rmle": Rmle(start=_QUICK, steps=150, chunk=64, limit=64),
+        "k-query": KQuery(repeats=16, inner=replace(_QUICK, width=32, min_steps=300)),
     },
     "standard": {
         **_CHEAP,

@@ -13,7 +13,7 @@ from torch import Tensor
 from splitveil.audit import metrics
 from splitveil.types import Json, Scores
 
-PER_IMAGE = ("mse", "psnr", "ssim", "ssim_zeropad", "ssim_valid")
+PER_IMAGE = ("mse", "psnr", "ssim", "ssim_zeropad", "ssim_valid", "lpips")
 META = ("access", "scored", "repeats", "curve", "aux_mse", "seconds")
 
 
@@ -36,6 +36,7 @@ class Attempt:
     ssim_valid: Tensor | None
     right: Tensor
     pictures: Tensor
+    lpips: Tensor | None = None
     repeats: int = 1
     curve: tuple[float, ...] = ()
     aux_mse: float | None = None

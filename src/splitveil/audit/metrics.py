@@ -4,15 +4,18 @@ Names carry their conventions: three SSIMs and two PSNRs are in use in this fiel
 up to .15 and several dB on the same images.
 """
 
+import functools
+
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics.functional.image import structural_similarity_index_measure
 
 from splitveil.types import check_images
 
 MSE_FLOOR = 1e-10  # PSNR of a perfect copy is infinite; it is reported as 100 dB
+LPIPS_SIDE = 32
 _RADIUS, _SIGMA, _C1, _C2 = 5, 1.5, 0.01**2, 0.03**2
 
 Images = Float[Tensor, "n c h w"]
@@ -63,6 +66,32 @@ def ssim_valid(x: Images, guess: Images) -> PerImage | None:
     if min(x.shape[2:]) < 2 * _RADIUS + 1:
         return None
     return _ssim(x, guess, 0)
+
+
+def lpips(x: Images, guess: Images) -> PerImage | None:
+    """Learned perceptual distance (AlexNet) of each image; low favours the attacker.
+
+    None unless the package `lpips` with its weights is installed, and under 32 pixels, where its
+    network has nothing left to compare. Grey images are shown to it in three equal channels.
+    """
+    _check(x, guess)
+    if min(x.shape[2:]) < LPIPS_SIDE or (net := _lpips_net(x.device)) is None:
+        return None
+    pair = [image.expand(-1, 3, -1, -1) if image.shape[1] == 1 else image for image in (x, guess)]
+    with torch.no_grad():
+        value: Tensor = net(pair[0] * 2 - 1, pair[1] * 2 - 1)
+    return value.reshape(len(x)).float()
+
+
+@functools.cache
+def _lpips_net(device: torch.device) -> nn.Module | None:
+    """The package's network, fetched once; None where it is not installed."""
+    try:
+        import lpips as package  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    net: nn.Module = package.LPIPS(net="alex", verbose=False)
+    return net.eval().requires_grad_(requires_grad=False).to(device)
 
 
 def _ssim(x: Tensor, guess: Tensor, padding: int) -> Tensor:

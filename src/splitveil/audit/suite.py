@@ -185,6 +185,7 @@ def measured(x: Tensor, guess: Tensor) -> dict[str, Tensor | None]:
         "ssim": metrics.ssim,
         "ssim_zeropad": metrics.ssim_zeropad,
         "ssim_valid": metrics.ssim_valid,
+        "lpips": metrics.lpips,
     }
     pairs = list(zip(torch.split(x, CHUNK), torch.split(guess, CHUNK), strict=True))
     found: dict[str, Tensor | None] = {}

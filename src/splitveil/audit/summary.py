@@ -11,6 +11,7 @@ from splitveil.types import Access, Json, Labelled
 
 HIGH_IS_BETTER = {
     "mse": -1, "psnr": 1, "psnr_pooled": 1, "ssim": 1, "ssim_zeropad": 1, "ssim_valid": 1,
+    "lpips": -1,
 }  # fmt: skip
 
 
