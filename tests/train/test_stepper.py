@@ -1,0 +1,112 @@
+"""One training step: what it remembers, what it counts, and that its replay is the same."""
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from splitveil.nets import Channel, GaussianNoise, SplitModel
+from splitveil.surrogates import GatedAttentionCEM, Rate
+from splitveil.train.schedule import Weights
+from splitveil.train.state import TrainState, new_state
+from splitveil.train.step import TrainSet
+from splitveil.train.stepper import Stepper
+from splitveil.types import PenaltyPlan
+
+CLASSES, WIRE = 3, 8
+PENALISED = Weights(0.3, 1.0)
+
+
+def prepared(
+    surrogate: nn.Module | None,
+    device: str = "cpu",
+    *,
+    remembers: bool = False,
+    capture: bool = True,
+) -> tuple[Stepper, TrainState]:
+    fabric = Fabric(accelerator=device, devices=1, precision="32-true")
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(16, WIRE), nn.BatchNorm1d(WIRE), nn.Sigmoid())
+    model = SplitModel(encoder, Channel([GaussianNoise(0.05)]), nn.Linear(WIRE, CLASSES))
+    if surrogate is not None:
+        surrogate.to(fabric.device)
+    wrapped = fabric.setup_module(model)
+    wrapped.mark_forward_method("split_forward")
+    plan = PenaltyPlan(lambd=0.3, attention_lr=1e-3)
+    state = new_state(model, surrogate, plan, 0, momentum=0.9, weight_decay=5e-4)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(256, (24, 1, 4, 4), dtype=torch.uint8, generator=generator)
+    labels = torch.arange(24) % CLASSES
+    data = TrainSet(
+        images=images.to(fabric.device),
+        labels=labels.to(fabric.device),
+        order=lambda _: torch.arange(24),
+        augment=lambda x, g: x + 0.01 * torch.rand(x.shape, generator=g, device=x.device),
+    )
+    model.train()
+    return Stepper(wrapped, data, state, fabric, remembers=remembers, capture=capture), state
+
+
+def train(stepper: Stepper, steps: int, weights: Weights | None, device: str = "cpu") -> None:
+    for index in range(steps):
+        rows = (torch.arange(12) + 12 * (index % 2)).to(device)
+        stepper(rows, 0.1 / (1 + index), weights)
+
+
+def test_a_bank_fills_while_the_penalty_waits() -> None:
+    rate = Rate(WIRE, CLASSES, noise_std=0.05, bank=6)
+    stepper, _ = prepared(rate, remembers=True)
+    train(stepper, 1, None)
+    assert rate.bank is not None
+    assert rate.bank.held.tolist() == [4, 4, 4]
+    train(stepper, 1, None)
+    assert rate.bank.held.tolist() == [6, 6, 6]
+
+
+def test_it_does_not_fill_in_a_run_without_a_penalty() -> None:
+    rate = Rate(WIRE, CLASSES, noise_std=0.05, bank=6)
+    stepper, _ = prepared(rate)
+    train(stepper, 2, None)
+    assert rate.bank is not None
+    assert rate.bank.held.tolist() == [0, 0, 0]
+
+
+def test_remembering_changes_nothing_else() -> None:
+    weights = []
+    for remembers in (False, True):
+        rate = Rate(WIRE, CLASSES, noise_std=0.05, bank=6)
+        stepper, state = prepared(rate, remembers=remembers)
+        train(stepper, 3, None)
+        weights.append([p.detach().clone() for p in state.model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+def test_every_value_is_averaged_over_the_steps_that_had_it() -> None:
+    stepper, state = prepared(Rate(WIRE, CLASSES, noise_std=0.05))
+    train(stepper, 2, None)
+    train(stepper, 1, PENALISED)
+    assert state.meters.counts["task_loss"] == 3
+    assert state.meters.counts["rob_loss"] == 1
+    assert "attention_weights" not in state.meters.sums
+    total = float(state.meters.sums["task_loss"])
+    assert state.meters.means()["task_loss"] == pytest.approx(total / 3)
+    state.meters.reset()
+    assert state.meters.means() == {}
+    train(stepper, 1, None)
+    assert set(state.meters.means()) == {"task_loss", "train_accuracy"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("weights", [None, PENALISED], ids=["plain", "penalised"])
+def test_a_replayed_step_is_the_step_as_written(weights: Weights | None) -> None:
+    found = []
+    for capture in (False, True):
+        torch.manual_seed(3)
+        cem = GatedAttentionCEM(WIRE, CLASSES, penalty="rate", attention="maximise", bank=4)
+        stepper, state = prepared(cem, "cuda", capture=capture)
+        train(stepper, 12, weights, "cuda")
+        parameters = [*state.model.parameters(), *cem.parameters()]
+        found.append([p.detach().clone() for p in parameters] + [state.meters.sums["task_loss"]])
+    for written, replayed in zip(*found, strict=True):
+        torch.testing.assert_close(replayed, written, rtol=1e-4, atol=1e-5)
