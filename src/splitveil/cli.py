@@ -100,12 +100,16 @@ def demo(
 @app.command()
 def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     dataset: Annotated[str | None, typer.Option(help="See `splitveil datasets`.")] = None,
-    defence: Annotated[str | None, typer.Option(help="See `splitveil defences`.")] = None,
+    defence: Annotated[
+        str | None, typer.Option(help="See `splitveil defences`; join several by +.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run's folder.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    net: Annotated[str | None, typer.Option(help="small, thin-resnet, vgg11 or auto.")] = None,
+    net: Annotated[
+        str | None, typer.Option(help="auto, small, vgg11, thin-…; see `splitveil clients`.")
+    ] = None,
     data_dir: Annotated[
         str | None, typer.Option(help="Where datasets lie (default: $SPLITVEIL_DATA or a cache).")
     ] = None,
@@ -222,6 +226,8 @@ def datasets(json_: JsonFlag = False) -> None:
 def defences(json_: JsonFlag = False) -> None:
     """List the defences and, with `--json`, every setting of each.
 
+    Different ones can be stacked, at most one with a penalty: `--defence noise+dropout`.
+
     Example: `splitveil defences`
     """
     from dataclasses import asdict
@@ -272,6 +278,10 @@ def bench(  # noqa: PLR0917 - every option of the command, as typer wants them
     commands.bench(
         suite, batch=batch, dim=dim, repeats=repeats, device=device, target=out_file, json_=json_
     )
+
+
+app.command()(commands.clients)
+app.command()(commands.compare)
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
 """What the commands share: merging settings, writing pages, showing tables."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 
 def merge(file: Path | None, settings: list[str], options: dict[str, Any], *, resume: bool) -> Any:  # noqa: ANN401 - RunConfig, which must not be imported at module level
@@ -72,8 +74,6 @@ def show_audit(folder: Path, flags: list[dict[str, Any]], page: Path) -> None:
 
 def replay(run: Path | None, record: Path, *, json_: bool) -> None:
     """Measure a record again; exit code 1 when a number differs."""
-    import typer
-
     from splitveil import load_run
     from splitveil.console import out, progress_bar, show_json
     from splitveil.replay import read_record
@@ -150,3 +150,90 @@ def bench(
         for r in found["rows"]
     ]
     show_table("Forward and backward", ["surrogate", "classes", "best ms", "median ms"], rows)
+
+
+def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
+    macs: Annotated[float, typer.Option(help="Multiply-adds it may spend on an image.")],
+    wire: Annotated[int, typer.Option(help="Numbers it may send for an image.")],
+    params: Annotated[int | None, typer.Option(help="Parameters it may have.")] = None,
+    image: Annotated[str, typer.Option(help="Channels, height and width.")] = "3x32x32",
+    family: Annotated[str | None, typer.Option(help="inverted, residual or strided.")] = None,
+    smaller: Annotated[
+        bool, typer.Option("--smaller", help="Also those that send less than they may.")
+    ] = False,
+    limit: Annotated[int, typer.Option(help="How many to show.")] = 20,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """List thin clients that fit a budget, those that spend it on depth first.
+
+    Example: `splitveil clients --macs 21.9e6 --wire 512`
+    """
+    from splitveil.console import out, show_json
+    from splitveil.errors import ConfigError
+    from splitveil.nets import candidates, nothing_fits, parse_image
+
+    if limit < 1:
+        raise ConfigError(f"limit must be at least 1, got {limit}")
+    shape = parse_image(image)
+    budget: dict[str, Any] = {
+        "max_macs": macs, "wire_floats": wire, "max_params": params, "family": family
+    }  # fmt: skip
+    found = candidates(shape, **budget, smaller=smaller)
+    if not found:
+        raise ConfigError(nothing_fits(shape, **budget))
+    shown = found[:limit]
+    if json_:
+        rows = [vars(c) | {"spec": str(c.spec), "family": c.spec.family} for c in shown]
+        show_json({"image_shape": shape, "fitting": len(found), "clients": rows})
+        return
+    wide = max(len(c.net) for c in shown)
+    # A box would fold the long names; a client must stay on its line.
+    lines = [
+        f"{len(shown)} of {len(found)} clients that fit, for images {image}",
+        f"{'net':<{wide}} {'MMAC':>6} {'params':>6} {'wire':>5} {'depth':>5} {'sees':>4}",
+    ]
+    lines += [
+        f"{c.net:<{wide}} {c.macs / 1e6:6.2f} {c.params:6d} {c.wire_floats:5d} {c.depth:5d} "
+        f"{c.receptive_field:4d}"
+        for c in shown
+    ]
+    lines += [
+        "wire: numbers sent; depth: convolutions in a row; sees: receptive field in pixels",
+        f"next: splitveil train --net {shown[0].net} --dataset NAME",
+    ]
+    for line in lines:
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def compare(
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, records, or folders of them.")],
+    published: Annotated[
+        Path | None, typer.Option(help="JSON of published rows to stand beside ours.")
+    ] = None,
+    target: Annotated[
+        Path | None, typer.Option("--md", help="Write the whole table here as Markdown.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Compare audited runs: one row per defence, mean ± sd over its seeds.
+
+    Example: `splitveil compare results/cifar10 --published results/published.json`
+    """
+    from splitveil.console import show_json, show_table, warn
+    from splitveil.report import compare as tables
+    from splitveil.train.files import write_text
+
+    found = tables.find_records(paths)
+    beside = {} if published is None else tables.read_published(published)
+    if target is not None:
+        write_text(target, tables.markdown(found, beside))
+    headings = [c.heading for c in tables.compare_columns()]
+    rows = [tables.compare_row(group, beside) for group in found.groups]
+    if json_:
+        show_json([dict(zip(headings, row, strict=True)) for row in rows])
+    else:
+        brief = [(i, c.brief) for i, c in enumerate(tables.compare_columns()) if c.brief]
+        cells = [[row[i] for i, _ in brief] for row in rows]
+        show_table("Mean ± sd over seeds", [name for _, name in brief], cells)
+    for line in tables.warnings(found):
+        warn(line)

@@ -10,9 +10,9 @@ import torch
 
 from splitveil.attacks import PROFILES
 from splitveil.data import DATASETS, Dataset
-from splitveil.defences import DEFENCES, Defence
+from splitveil.defences import DEFENCES, Defence, stack
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets import NETS, SplitModel, cut
+from splitveil.nets import SplitModel, cut, find_net
 from splitveil.settings import checked, field_types
 from splitveil.types import Attack
 
@@ -98,7 +98,7 @@ class RunConfig:
     @property
     def folder(self) -> Path:
         """Where the run lives."""
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{self.dataset}-{self.defence}-s{self.seed}")
+        stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", f"{self.dataset}-{self.defence}-s{self.seed}")
         return Path(self.runs_dir) / (self.name or stem)
 
 
@@ -118,8 +118,7 @@ def make_config(options: Mapping[str, Any]) -> RunConfig:
     """
     options = one_noise_name(options)
     name = str(options.get("defence", RunConfig.defence))
-    preset = find_defence(name)
-    own = {k: v for k, v in field_types(type(preset)).items() if k not in ("summary", "client")}
+    own = find_defence(name).setting_types()
     good = checked(options, {**own, **RUN_KEYS}, f"setting for defence '{name}'")
     run = {k: v for k, v in good.items() if k in RUN_KEYS}
     return RunConfig(**run, settings={k: v for k, v in good.items() if k in own})
@@ -136,10 +135,13 @@ def one_noise_name(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_defence(name: str) -> Defence:
-    """The preset of this name."""
-    if name not in DEFENCES:
-        raise ConfigError(unknown("defence", name, DEFENCES))
-    return DEFENCES[name]
+    """The preset of this name, or the stack of the presets joined by `+`."""
+    names = [name] if name in DEFENCES else name.split("+")
+    for part in names:
+        if part not in DEFENCES:
+            raise ConfigError(unknown("defence", part, DEFENCES))
+    parts = [(part, DEFENCES[part]) for part in names]
+    return parts[0][1] if len(parts) == 1 else stack(parts)
 
 
 def find_profile(name: str) -> Mapping[str, Attack]:
@@ -152,9 +154,8 @@ def find_profile(name: str) -> Mapping[str, Attack]:
 def build_defence(config: RunConfig) -> Defence:
     """The run's defence, with its settings applied."""
     preset = find_defence(config.defence)
-    allowed = {k: v for k, v in field_types(type(preset)).items() if k not in ("summary", "client")}
-    good = checked(config.settings, allowed, f"setting for defence '{config.defence}'")
-    return replace(preset, **good)
+    what = f"setting for defence '{config.defence}'"
+    return preset.with_settings(checked(config.settings, preset.setting_types(), what))
 
 
 def resolve(config: RunConfig, dataset: Dataset) -> RunConfig:
@@ -165,15 +166,15 @@ def resolve(config: RunConfig, dataset: Dataset) -> RunConfig:
     recipe, defence = RECIPES.get(key, ANY_RECIPE), build_defence(config)
     noise = recipe.noise_std if config.noise_std is None else config.noise_std
     if config.noise_std and not defence.noisy:
+        noisy = "noise" if config.defence == "none" else f"noise+{config.defence}"
         raise ConfigError(
             f"defence '{config.defence}' adds no noise, but noise_std is {config.noise_std}; "
-            "leave it out, or use the defence 'noise'"
+            f"leave it out, or use the defence '{noisy}'"
         )
     net = config.net
     if net == "auto":
         net = "small" if min(dataset.image_shape[1:]) < SMALL_SIDE else defence.client
-    if net not in NETS:
-        raise ConfigError(unknown("net", net, [*NETS, "auto"]))
+    find_net(net)  # an unknown one is refused here, before anything is written
     return replace(
         config,
         name=config.folder.name,
@@ -197,6 +198,6 @@ def build_model(
     config: RunConfig, image_shape: tuple[int, int, int], num_classes: int
 ) -> SplitModel:
     """The split model of a resolved run, freshly initialised from torch's global stream."""
-    net = NETS[config.net]
+    net = find_net(config.net)
     channel = build_defence(config).channel(config.noise_std or 0.0)
     return cut(net.build(image_shape, num_classes), net.cut_at, channel)

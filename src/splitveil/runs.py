@@ -157,8 +157,7 @@ def fingerprint(dataset: Dataset) -> str:
 def flat_config(config: RunConfig) -> Json:
     """The run's and the defence's settings in one flat table."""
     run = {k: v for k, v in asdict(config).items() if k != "settings" and v is not None}
-    own = asdict(configuration.build_defence(config))
-    return run | {k: v for k, v in own.items() if k not in ("summary", "client")}
+    return run | configuration.build_defence(config).settings()
 
 
 def read_folder(folder: Path) -> tuple[RunConfig, Built]:

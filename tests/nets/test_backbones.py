@@ -87,7 +87,7 @@ def test_vgg11_names_the_cutlayers_it_has(cutlayer: int) -> None:
 
 
 @pytest.mark.parametrize("image_shape", [(3, 32, 32), (1, 40, 70), (3, 61, 61), (3, 63, 32)])
-@pytest.mark.parametrize("name", ["vgg11", "thin-resnet"])
+@pytest.mark.parametrize("name", ["vgg11", "thin-resnet", "thin-mobilenet", "thin-strided"])
 def test_large_nets_take_any_image_from_32_pixels(
     name: str, image_shape: tuple[int, int, int]
 ) -> None:

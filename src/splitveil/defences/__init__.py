@@ -1,15 +1,25 @@
-"""Defences by name. To add one: a file with a frozen dataclass, and a line in this dict."""
+"""Defences by name. To add one: a file with a frozen dataclass, and a line in this dict.
+
+`stack` makes one defence of several: `noise+dropout` on the command line.
+"""
 
 from collections.abc import Mapping
 
 from splitveil.defences.base import Defence, NoiseOnly
+from splitveil.defences.dropout import FeatureDropout
 from splitveil.defences.gated_attention import GatedAttention
 from splitveil.defences.kmeans import KMeans
+from splitveil.defences.quantise import Quantisation
 from splitveil.defences.slot_cross import SlotCross
+from splitveil.defences.stack import Stack, stack
+from splitveil.defences.topk import TopKPruning
 
 DEFENCES: Mapping[str, Defence] = {
     "none": Defence(summary="no defence: clean smashed data"),
     "noise": NoiseOnly(summary="Gaussian noise on the wire, no penalty"),
+    "dropout": FeatureDropout(summary="values zeroed at random, in deployment too"),
+    "topk": TopKPruning(summary="each image's smallest values zeroed"),
+    "quantise": Quantisation(summary="values rounded to few levels"),
     "cem": KMeans(summary="CEM (CVPR 2025): k-means per class, hinge on the cluster variance"),
     "gated-att": GatedAttention(summary="seed 003: gated attention, gated softplus penalty"),
     "gated-att-simple": GatedAttention(
@@ -39,4 +49,16 @@ DEFENCES: Mapping[str, Defence] = {
     ),
 }
 
-__all__ = ["DEFENCES", "Defence", "GatedAttention", "KMeans", "NoiseOnly", "SlotCross"]
+__all__ = [
+    "DEFENCES",
+    "Defence",
+    "FeatureDropout",
+    "GatedAttention",
+    "KMeans",
+    "NoiseOnly",
+    "Quantisation",
+    "SlotCross",
+    "Stack",
+    "TopKPruning",
+    "stack",
+]

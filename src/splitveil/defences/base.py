@@ -1,14 +1,17 @@
 """What a defence is: a frozen value that says which channel, which penalty and which schedule."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from inspect import signature
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import nn
 
 from splitveil.errors import ConfigError
 from splitveil.nets import Channel, GaussianNoise
 from splitveil.types import PenaltyPlan
+
+DESCRIPTION = ("summary", "client")  # fields that no user sets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,19 @@ class Defence:
     def penalty_plan(self) -> PenaltyPlan:
         """When and how strongly the penalty acts."""
         return PenaltyPlan()
+
+    def settings(self) -> dict[str, Any]:
+        """What a user may set, and what it is set to."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in DESCRIPTION}
+
+    def setting_types(self) -> dict[str, Any]:
+        """What a user may set, and of which type it is."""
+        hints = get_type_hints(type(self))
+        return {name: hints[name] for name in self.settings()}
+
+    def with_settings(self, settings: Mapping[str, Any]) -> "Defence":
+        """The same defence with some settings changed."""
+        return replace(self, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,21 +1,39 @@
-"""Backbones, cuts, channels and decoders."""
+"""Backbones, thin clients, cuts, channels and decoders."""
 
-from splitveil.nets.backbones import NETS, Net, small, thin_resnet, vgg11
-from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.nets.backbones import NETS, Net, client_net, find_net, small, thin_resnet, vgg11
+from splitveil.nets.budget import THIN_CLIENTS, Candidate, candidates, grid, nothing_fits, weigh
+from splitveil.nets.channel import Channel, Dropout, GaussianNoise, Quantise, TopK
+from splitveil.nets.clients import FAMILIES, ClientSpec, build_client, parse_client, parse_image
 from splitveil.nets.decoder import ResidualDecoder
 from splitveil.nets.split import SplitModel, SplitOutput, count_macs, cut
 
 __all__ = [
+    "FAMILIES",
     "NETS",
+    "THIN_CLIENTS",
+    "Candidate",
     "Channel",
+    "ClientSpec",
+    "Dropout",
     "GaussianNoise",
     "Net",
+    "Quantise",
     "ResidualDecoder",
     "SplitModel",
     "SplitOutput",
+    "TopK",
+    "build_client",
+    "candidates",
+    "client_net",
     "count_macs",
     "cut",
+    "find_net",
+    "grid",
+    "nothing_fits",
+    "parse_client",
+    "parse_image",
     "small",
     "thin_resnet",
     "vgg11",
+    "weigh",
 ]

@@ -6,11 +6,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
-from splitveil.errors import ConfigError
+from splitveil.errors import ConfigError, unknown
 from splitveil.nets.blocks import ResidualBlock, conv3x3, conv_bn_relu, xavier_init
+from splitveil.nets.budget import LARGE_SIDE, THIN_CLIENTS
+from splitveil.nets.clients import CLIENT_PREFIX, ClientSpec, build_client, parse_client
 
 Shape = tuple[int, int, int]
 _VGG11 = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
@@ -39,6 +42,29 @@ def _vgg_entries(in_channels: int, start: int) -> list[nn.Module]:
         else:
             entries.append(nn.MaxPool2d(2))
     return entries
+
+
+def _rest_of_vgg11(wire: Shape, halvings: int, num_classes: int) -> list[nn.Module]:
+    """VGG11 after so many of its five pools, entered by a 3×3 convolution from the wire's map."""
+    pools = [i for i, entry in enumerate(_VGG11) if entry == "M"]
+    start = pools[halvings - 1] + 1
+    width = [w for w in _VGG11[:start] if isinstance(w, int)][-1]
+    left = 2 ** (len(pools) - halvings)
+    features = 512 * (wire[1] // left) * (wire[2] // left)
+    enter = conv3x3(wire[0], width)
+    return [enter, *_vgg_entries(width, start), _classifier(features, num_classes)]
+
+
+def _small_server(channels: int, num_classes: int) -> nn.Sequential:
+    return nn.Sequential(
+        conv_bn_relu(channels, 64),
+        ResidualBlock(64, 64),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(256, 128),
+        nn.ReLU(),
+        nn.Linear(128, num_classes),
+    )
 
 
 def vgg11(
@@ -93,10 +119,20 @@ def thin_resnet(image_shape: Shape, num_classes: int) -> nn.Sequential:
         nn.Sigmoid(),
     )
     # The client's strides round up, the server's pools round down.
-    height, width = (-(-side // 4) // 8 for side in image_shape[1:])
-    features = 512 * height * width
-    server = [conv3x3(8, 128), *_vgg_entries(128, 4), _classifier(features, num_classes)]
-    return nn.Sequential(client, *server)
+    height, width = (-(-side // 4) for side in image_shape[1:])
+    return nn.Sequential(client, *_rest_of_vgg11((8, height, width), 2, num_classes))
+
+
+def client_net(spec: ClientSpec, image_shape: Shape, num_classes: int) -> nn.Sequential:
+    """A thin client in front of the rest of VGG11, of the small net's server under 32×32. Cut at 1.
+
+    With the thin ResNet's spec it is `thin_resnet`, bit for bit.
+    """
+    client = build_client(spec, image_shape)
+    if min(image_shape[1:]) < LARGE_SIDE:
+        return nn.Sequential(client, _small_server(spec.wire_channels, num_classes))
+    wire = spec.wire_shape(image_shape)
+    return nn.Sequential(client, *_rest_of_vgg11(wire, spec.halvings, num_classes))
 
 
 def small(image_shape: Shape, num_classes: int) -> nn.Sequential:
@@ -117,16 +153,7 @@ def small(image_shape: Shape, num_classes: int) -> nn.Sequential:
         conv3x3(32, 4),
         nn.Sigmoid(),
     )
-    server = nn.Sequential(
-        conv_bn_relu(4, 64),
-        ResidualBlock(64, 64),
-        nn.AdaptiveAvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(256, 128),
-        nn.ReLU(),
-        nn.Linear(128, num_classes),
-    )
-    return nn.Sequential(client, server)
+    return nn.Sequential(client, _small_server(4, num_classes))
 
 
 @dataclass(frozen=True)
@@ -140,6 +167,30 @@ class Net:
 
 NETS: Mapping[str, Net] = {
     "small": Net("residual client for small images (8×8 to 28×28)", small, 1),
+    "thin-mobilenet": Net(
+        "thin inverted-residual client, 21.0 MMAC, VGG11 server",
+        partial(client_net, THIN_CLIENTS["thin-mobilenet"]),
+        1,
+    ),
     "thin-resnet": Net("thin residual client, 19.9 MMAC, VGG11 server", thin_resnet, 1),
+    "thin-strided": Net(
+        "thin client of plain strided convolutions, 19.6 MMAC, VGG11 server",
+        partial(client_net, THIN_CLIENTS["thin-strided"]),
+        1,
+    ),
     "vgg11": Net("VGG11-BN cut after entry 4, C8 bottleneck, 21.2 MMAC", vgg11, 4),
 }
+
+
+def find_net(name: str) -> Net:
+    """The net of this name; `client:SPEC` is the client that `parse_client` reads from SPEC.
+
+    >>> find_net("client:strided-16-16.32.64-c8").summary
+    'client strided-16-16.32.64-c8'
+    """
+    if name.startswith(CLIENT_PREFIX):
+        spec = parse_client(name.removeprefix(CLIENT_PREFIX))
+        return Net(f"client {spec}", partial(client_net, spec), 1)
+    if name not in NETS:
+        raise ConfigError(unknown("net", name, [*NETS, f"{CLIENT_PREFIX}SPEC", "auto"]))
+    return NETS[name]

@@ -1,0 +1,114 @@
+"""Several defences at once: `noise+dropout`, `topk+cem`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from splitveil.defences.base import Defence
+from splitveil.errors import ConfigError, unknown
+from splitveil.nets import Channel, GaussianNoise
+from splitveil.types import PenaltyPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack(Defence):
+    """Different presets on one channel, at most one of them with a penalty.
+
+    The Gaussian noise of the run stands first, once, however many parts are noisy; the parts'
+    other stages follow in the order of the parts. What follows the noise can only lose
+    information, so a penalty and `true_rate_nats`, both measured against the noise on z, stay
+    bounds; rounding to levels or pruning before the noise could make small differences large.
+    """
+
+    parts: tuple[tuple[str, Defence], ...]
+
+    def __post_init__(self) -> None:
+        if problems := list(_problems(self.parts)):
+            raise ConfigError("; ".join(problems))
+
+    @property
+    def noisy(self) -> bool:
+        """Whether a part is."""
+        return any(part.noisy for _, part in self.parts)
+
+    def channel(self, noise_std: float) -> Channel:
+        """The noise, then the parts' other stages."""
+        stages = [stage for _, part in self.parts for stage in part.channel(noise_std).stages]
+        noise = [GaussianNoise(noise_std)] if self.noisy and noise_std > 0 else []
+        return Channel([*noise, *(s for s in stages if not isinstance(s, GaussianNoise))])
+
+    def surrogate(self, feature_dim: int, num_classes: int, noise_std: float) -> nn.Module | None:
+        """That of the part that has one."""
+        return self._penalised().surrogate(feature_dim, num_classes, noise_std)
+
+    def penalty_plan(self) -> PenaltyPlan:
+        """That of the part with the surrogate."""
+        return self._penalised().penalty_plan()
+
+    def settings(self) -> dict[str, Any]:
+        """Those of all parts; no two have one of the same name."""
+        return {k: v for _, part in self.parts for k, v in part.settings().items()}
+
+    def setting_types(self) -> dict[str, Any]:
+        """Those of all parts."""
+        return {k: v for _, part in self.parts for k, v in part.setting_types().items()}
+
+    def with_settings(self, settings: Mapping[str, Any]) -> "Stack":
+        """Each setting goes to the part that has it."""
+        for key in settings:
+            if key not in self.settings():
+                raise ConfigError(unknown("setting", key, self.settings()))
+        parts = (
+            (n, p.with_settings({k: v for k, v in settings.items() if k in p.settings()}))
+            for n, p in self.parts
+        )
+        return replace(self, parts=tuple(parts))
+
+    def _penalised(self) -> Defence:
+        """The part with a surrogate; without one, the absence of a defence."""
+        return next((p for _, p in self.parts if has_surrogate(p)), Defence(summary=""))
+
+
+def stack(parts: Sequence[tuple[str, Defence]]) -> Stack:
+    """Named presets as one defence.
+
+    Its net is that of the last part that prefers one other than the default.
+    """
+    clients = [p.client for _, p in parts if p.client != Defence.client]
+    return Stack(
+        summary=" + ".join(p.summary for _, p in parts),
+        client=clients[-1] if clients else Defence.client,
+        parts=tuple(parts),
+    )
+
+
+def has_surrogate(defence: Defence) -> bool:
+    """Whether its class makes one; building it to see would draw random numbers."""
+    return type(defence).surrogate is not Defence.surrogate
+
+
+def _problems(parts: Sequence[tuple[str, Defence]]) -> Iterator[str]:
+    """Why these cannot stand together."""
+    names = [name for name, _ in parts]
+    for name, part in parts:
+        if type(part) is Defence:
+            yield f"'{name}' is no defence and cannot be stacked; leave it out"
+    for name in dict.fromkeys(n for n in names if names.count(n) > 1):
+        yield f"'{name}' stands twice in the stack {'+'.join(names)}; give it once"
+    penalised = dict.fromkeys(name for name, part in parts if has_surrogate(part))
+    if len(penalised) > 1:
+        yield f"{_both(penalised)} each have a penalty and a stack can have one; choose one of them"
+        return  # their settings have common names because of it
+    owners: dict[str, list[str]] = {}
+    for name, part in dict(parts).items():
+        for key in part.settings():
+            owners.setdefault(key, []).append(name)
+    for key, found in owners.items():
+        if len(found) > 1:
+            yield f"{_both(found)} each have a setting '{key}', which must name one; stack others"
+
+
+def _both(names: Sequence[str] | Mapping[str, None]) -> str:
+    return " and ".join(f"'{name}'" for name in names)

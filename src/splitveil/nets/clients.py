@@ -1,0 +1,240 @@
+"""Thin private clients: three families of encoders, each described by a `ClientSpec`.
+
+Every client is a stem, stages of blocks of which each but the first begins by halving the map, and
+a 3×3 convolution to the wire's channels with a sigmoid. A spec has one spelling, so that a client
+can be asked for by name: ``--net client:residual-16-16.32x2.64-c8`` is the thin ResNet.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from splitveil.errors import ConfigError, unknown
+from splitveil.nets.blocks import ResidualBlock, conv3x3, conv_bn_relu
+
+Shape = tuple[int, int, int]
+
+FAMILIES: Mapping[str, str] = {
+    "inverted": "inverted residual blocks with depthwise convolutions, as in MobileNetV2",
+    "residual": "residual blocks of two 3×3 convolutions",
+    "strided": "plain 3×3 convolutions",
+}
+CLIENT_PREFIX = "client:"
+MIN_SIDE = 4
+_MAX_HALVINGS, _MAX_WIDTH, _MAX_DEPTH, _MAX_EXPANSION = 4, 4096, 64, 64
+_EXAMPLE = "residual-16-16.32x2.64-c8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSpec:
+    """A client encoder in numbers.
+
+    `stem` is the width of the first convolution and `stem_stride` 2 where it halves the map;
+    stage i has `depths[i]` blocks of `widths[i]` channels. `expansion` is how much wider an
+    inverted block is inside.
+
+    >>> spec = ClientSpec(
+    ...     family="residual", stem=16, widths=(16, 32, 64), depths=(1, 2, 1), wire_channels=8
+    ... )
+    >>> str(spec), spec.downsampling
+    ('residual-16-16.32x2.64-c8', 4)
+    """
+
+    family: str
+    stem: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    wire_channels: int
+    expansion: int = 1
+    stem_stride: int = 1
+
+    def __post_init__(self) -> None:
+        sizes = (self.stem, self.wire_channels, *self.widths)
+        problems = [
+            f"{name} must be {rule}, got {value}"
+            for name, value, rule, good in (
+                ("widths", sizes, f"in 1..{_MAX_WIDTH}", _all_in(sizes, _MAX_WIDTH)),
+                ("depths", self.depths, f"in 1..{_MAX_DEPTH}", _all_in(self.depths, _MAX_DEPTH)),
+                (
+                    "depths",
+                    self.depths,
+                    f"as many as widths {self.widths}",
+                    len(self.depths) == len(self.widths),
+                ),
+                ("stem_stride", self.stem_stride, "1 or 2", self.stem_stride in (1, 2)),
+                (
+                    "halvings",
+                    self.halvings,
+                    f"in 1..{_MAX_HALVINGS} (one per stage after the first, and a strided stem)",
+                    1 <= self.halvings <= _MAX_HALVINGS,
+                ),
+                (
+                    "expansion",
+                    self.expansion,
+                    f"in 1..{_MAX_EXPANSION} for inverted clients and 1 for others",
+                    self.expansion == 1
+                    or (self.family == "inverted" and 1 < self.expansion <= _MAX_EXPANSION),
+                ),
+            )
+            if not good
+        ]
+        if self.family not in FAMILIES:
+            problems.insert(0, unknown("client family", self.family, FAMILIES))
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+    @property
+    def halvings(self) -> int:
+        """How often the client halves the map."""
+        return len(self.widths) - 1 + (self.stem_stride == 2)  # noqa: PLR2004 - a halving
+
+    @property
+    def downsampling(self) -> int:
+        """Side of the image over side of the wire's map."""
+        return int(2**self.halvings)
+
+    def wire_shape(self, image_shape: Shape) -> Shape:
+        """Shape of what is sent for an image; strides round up."""
+        height, width = (-(-side // self.downsampling) for side in image_shape[1:])
+        return self.wire_channels, height, width
+
+    def __str__(self) -> str:
+        stem = f"{self.stem}s2" if self.stem_stride > 1 else str(self.stem)
+        stages = ".".join(
+            f"{width}x{depth}" if depth > 1 else str(width)
+            for width, depth in zip(self.widths, self.depths, strict=True)
+        )
+        inside = f"-e{self.expansion}" if self.family == "inverted" else ""
+        return f"{self.family}-{stem}-{stages}{inside}-c{self.wire_channels}"
+
+
+def _all_in(values: tuple[int, ...], high: int) -> bool:
+    return all(1 <= value <= high for value in values)
+
+
+_NUMBER = r"[1-9][0-9]{0,5}"
+_STAGE = rf"{_NUMBER}(?:x{_NUMBER})?"
+_SPEC = re.compile(
+    rf"(?P<family>[a-z]+)-(?P<stem>{_NUMBER})(?P<strided>s2)?-(?P<stages>{_STAGE}(?:\.{_STAGE})*)"
+    rf"(?:-e(?P<expansion>{_NUMBER}))?-c(?P<wire>{_NUMBER})"
+)
+
+
+def parse_client(text: str) -> ClientSpec:
+    """The spec of a string, the inverse of ``str(spec)``.
+
+    FAMILY-STEM-WIDTHxDEPTH.WIDTHxDEPTH…-eEXPANSION-cCHANNELS; a depth of 1 is left out, `s2` after
+    the stem strides it, and only inverted clients have an expansion.
+
+    >>> parse_client("inverted-16s2-24x2.48-e4-c8").depths
+    (2, 1)
+    """
+    match = _SPEC.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"malformed client '{text}'; write FAMILY-STEM-WIDTHxDEPTH.…-cCHANNELS, for example "
+            f"{_EXAMPLE} or inverted-16s2-24x2.48-e4-c8; `splitveil clients` lists some"
+        )
+    stages = [stage.partition("x") for stage in match["stages"].split(".")]
+    spec = ClientSpec(
+        family=match["family"],
+        stem=int(match["stem"]),
+        widths=tuple(int(width) for width, _, _ in stages),
+        depths=tuple(int(depth or 1) for _, _, depth in stages),
+        wire_channels=int(match["wire"]),
+        expansion=int(match["expansion"] or 1),
+        stem_stride=2 if match["strided"] else 1,
+    )
+    if str(spec) != text:
+        raise ConfigError(f"malformed client '{text}'; it is spelt {spec}")
+    return spec
+
+
+def parse_image(text: str) -> Shape:
+    """Channels, height and width of an image.
+
+    >>> parse_image("3x32x32")
+    (3, 32, 32)
+    """
+    match = re.fullmatch(r"([1-9][0-9]{0,3})x([1-9][0-9]{0,3})x([1-9][0-9]{0,3})", text)
+    if match is None:
+        raise ConfigError(
+            f"an image is CHANNELSxHEIGHTxWIDTH, each in 1..9999, as 3x32x32; got '{text}'"
+        )
+    return int(match[1]), int(match[2]), int(match[3])
+
+
+class InvertedBlock(nn.Module):
+    """Widen by 1×1, filter each channel by 3×3, narrow by 1×1 without ReLU; shortcut where it fits.
+
+    The inverted residual of MobileNetV2 (Sandler et al. 2018); expansion 1 leaves out the widening.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, stride: int = 1, *, expansion: int
+    ) -> None:
+        super().__init__()
+        inside = in_channels * expansion
+        self.body = nn.Sequential(
+            *(_conv(in_channels, inside, kernel=1) if expansion > 1 else ()),
+            *_conv(inside, inside, stride, groups=inside),
+            nn.Conv2d(inside, out_channels, 1, bias=False),
+            nn.BatchNorm2d(out_channels),
+        )
+        self.same = stride == 1 and in_channels == out_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X (n, c, h, w) → (n, c', h/stride, w/stride)."""
+        out: Tensor = self.body(x)
+        return x + out if self.same else out
+
+
+def _conv(
+    in_channels: int, out_channels: int, stride: int = 1, *, kernel: int = 3, groups: int = 1
+) -> tuple[nn.Module, nn.Module, nn.Module]:
+    """Convolution without bias, BatchNorm, ReLU."""
+    conv = nn.Conv2d(
+        in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False
+    )
+    return conv, nn.BatchNorm2d(out_channels), nn.ReLU()
+
+
+def _block(spec: ClientSpec, in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    if spec.family == "residual":
+        return ResidualBlock(in_channels, out_channels, stride)
+    if spec.family == "inverted":
+        return InvertedBlock(in_channels, out_channels, stride, expansion=spec.expansion)
+    return nn.Sequential(*_conv(in_channels, out_channels, stride))
+
+
+# What stands between the last stage and the convolution to the wire.
+_TAILS: Mapping[str, Callable[[int], tuple[nn.Module, ...]]] = {
+    "residual": lambda width: (conv_bn_relu(width, width),),
+    "inverted": lambda width: (nn.Sequential(*_conv(width, width, kernel=1)),),
+    "strided": lambda width: (),
+}
+
+
+def build_client(spec: ClientSpec, image_shape: Shape) -> nn.Sequential:
+    """The encoder of a spec for images (c, h, w) in [0, 1]; it sends a map in [0, 1].
+
+    >>> client = build_client(parse_client("strided-8-8.16-c4"), (1, 8, 8))
+    >>> sum(p.numel() for p in client.parameters())
+    2444
+    """
+    least = max(MIN_SIDE, spec.downsampling)
+    if min(image_shape[1:]) < least:
+        raise ConfigError(
+            f"client {spec} needs images of at least {least}×{least}, got {image_shape}; "
+            "use --net small or a client that halves less often"
+        )
+    layers: list[nn.Module] = [*_conv(image_shape[0], spec.stem, spec.stem_stride)]
+    width = spec.stem
+    for stage, (out, depth) in enumerate(zip(spec.widths, spec.depths, strict=True)):
+        for block in range(depth):
+            layers.append(_block(spec, width, out, 2 if stage > 0 and block == 0 else 1))
+            width = out
+    layers += [*_TAILS[spec.family](width), conv3x3(width, spec.wire_channels), nn.Sigmoid()]
+    return nn.Sequential(*layers)
