@@ -5,7 +5,6 @@ python scripts/readme.py picture RUN...   docs/images/digits.png, from audited r
 """
 
 import json
-import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.report import read_run
+from splitveil.report.compare import spread
 from splitveil.report.figures import reconstruction_grid
 
 ROOT = Path(__file__).parents[1]
@@ -28,19 +28,6 @@ ORDER = (
 )
 HEADINGS = ("row", "net", "accuracy %", "strongest attack MSE ↑", "by", "SSIM ↓",
             "worst-case MSE ↑", "ceiling", "leakage %", "rate, nats")  # fmt: skip
-
-
-def spread(values: Sequence[float | None], scale: float, digits: int) -> str:
-    """Mean ± sd over seeds; a single seed has no sd.
-
-    >>> spread([0.5, 0.7], 100, 1), spread([0.5], 1, 4), spread([None], 1, 2)
-    ('60.0 ± 14.1', '0.5000', '–')
-    """
-    known = [v * scale for v in values if v is not None]
-    if not known:
-        return "–"
-    mean = f"{statistics.fmean(known):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(known):.{digits}f}" if len(known) > 1 else mean
 
 
 def row(name: str, records: Sequence[dict[str, Any]]) -> list[str]:

@@ -22,6 +22,15 @@ def captured(step: Step, device: torch.device, generators: Sequence[Generator] =
     return _Graph(step, device, generators) if device.type == "cuda" else step
 
 
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """A new learning rate, written into the tensor that a replayed step reads, where it is one."""
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
 class _Graph:
     """Eager calls on a side stream, then one capture, then replays."""
 

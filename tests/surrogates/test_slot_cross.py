@@ -1,7 +1,6 @@
-"""`SlotCrossAttentionCEM` against loops over classes and slots, its laws, and its shut-off."""
+"""`SlotCrossAttentionCEM` against loops over classes and slots, its gates and guards."""
 
 import itertools
-import logging
 import math
 from contextlib import nullcontext
 from typing import Any
@@ -13,14 +12,11 @@ from hypothesis import strategies as st
 from oracles import slots as oracle
 from oracles import surrogates as plain
 from oracles.batches import draw
-from torch import Tensor
+from oracles.slot_cases import OPEN, build, gradients
 from torch.testing import assert_close
 
 from splitveil.errors import ConfigError, DataError
-from splitveil.surrogates.rate import Rate
-from splitveil.surrogates.shutoff import EarlyShutoff
-from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM, slot_rate, slot_weights
-from splitveil.surrogates.slots import slot_moments
+from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
 
 VARIANTS: list[dict[str, Any]] = [
     {"attention": attention, "penalty": penalty, "statistic": statistic, "slot_dim": slot_dim}
@@ -28,31 +24,6 @@ VARIANTS: list[dict[str, Any]] = [
         ("minimise", "uniform"), (None, "rate"), ("layernorm", "raw"), (None, 4)
     )
 ]
-OPEN: dict[str, Any] = {
-    "early_shut_steps": 0,
-    "early_hard_thresh": 1.0,
-    "early_gate_thresh": 1.0,
-}
-
-
-def build(d: int, c: int, seed: int = 0, **kwargs: Any) -> SlotCrossAttentionCEM:  # noqa: ANN401
-    """In float64 and eval mode, with scalars off their defaults so that their slope is tested."""
-    arguments = {"num_slots": 3, "num_heads": 2, "reg_strength": 0.5, **OPEN, **kwargs}
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
-        cem = SlotCrossAttentionCEM(d, c, **arguments).double().eval()
-        torch.nn.init.normal_(cem.scalars.free, std=0.3)
-    return cem
-
-
-def gradients(loss: Tensor, cem: SlotCrossAttentionCEM, z: Tensor) -> dict[str, Tensor]:
-    """By name; what a variant does not use has gradient 0."""
-    leaves = {"z": z, **dict(cem.named_parameters())}
-    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(leaf) if g is None else g
-        for (name, leaf), g in zip(leaves.items(), grads, strict=True)
-    }
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
@@ -146,56 +117,6 @@ def test_eval_repeats_and_train_draws_anew() -> None:
     first = cem(z, y).loss
     cem.noise_generator.manual_seed(4)
     assert torch.equal(first, cem(z, y).loss)
-
-
-@settings(max_examples=15, deadline=None)
-@given(n=st.integers(1, 10), c=st.integers(1, 4), seed=st.integers(0, 999))
-def test_law_2_one_slot_is_the_rate_and_uniform_slots_add_log_s(n: int, c: int, seed: int) -> None:
-    z, y = draw(n, 4, c, seed)
-    rate = Rate(4, c, noise_std=0.5)(z, y).loss
-    one = build(4, c, seed, penalty="rate", num_slots=1)
-    assert_close(one(z, y).loss, rate, rtol=1e-10, atol=1e-12)
-    three = build(4, c, seed, penalty="rate", attention="uniform")
-    kept = sum(m for m in torch.bincount(y).tolist() if m > 1) / n
-    assert_close(three(z, y).loss, rate + kept * math.log(3) / 4, rtol=1e-10, atol=1e-12)
-
-
-@settings(max_examples=25, deadline=None)
-@given(n=st.integers(2, 12), s=st.integers(1, 5), seed=st.integers(0, 999), sharp=st.booleans())
-def test_law_2_slot_rate_lies_between_the_information_and_rate_plus_entropy(
-    n: int, s: int, seed: int, sharp: bool
-) -> None:
-    """n points far apart against σ carry log n nats; no assignment may report less.
-
-    Jensen gives the other side: within the slots the rate is at most that of the class.
-    """
-    z = torch.arange(n, dtype=torch.float64)[:, None]
-    y = torch.zeros(n, dtype=torch.long)
-    logits = draw(n, s, 1, seed)[0].detach()
-    resp = torch.softmax(1e6 * logits if sharp else logits, 1)
-    share = resp.mean(0, keepdim=True)
-    var = slot_moments(z, resp, y, 1).var
-    got = slot_rate(share, var, 1e-4)
-    weight = torch.full((n,), 1 / n, dtype=torch.float64)
-    entropy = -torch.special.xlogy(share, share).sum()
-    assert got.item() >= math.log(n) - 1e-9
-    assert got.item() <= (plain.rate_of_class(z, weight, 1e-4) + entropy).item() + 1e-9
-
-
-def test_law_2_dropping_the_entropy_would_break_the_bound() -> None:
-    """As many slots as samples: the variances vanish and only H(π) = log M is left."""
-    z = torch.arange(6, dtype=torch.float64)[:, None]
-    var = slot_moments(z, torch.eye(6, dtype=torch.float64), torch.zeros(6).long(), 1).var
-    share = torch.full((1, 6), 1 / 6, dtype=torch.float64)
-    assert float(var.max()) == 0.0
-    assert slot_rate(share, var, 1e-4).item() == pytest.approx(math.log(6))
-
-
-def test_slot_weights_are_powers_of_the_share() -> None:
-    share = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.0, 0.0]], dtype=torch.float64)
-    weights = slot_weights(share, torch.tensor(2.0, dtype=torch.float64))
-    assert_close(weights[0], torch.tensor([4.0, 1.0, 1.0], dtype=torch.float64) / 6)
-    assert bool(torch.isfinite(weights).all())
 
 
 def test_one_sample_per_class_gives_zero_and_keeps_the_graph() -> None:
@@ -292,86 +213,6 @@ def test_the_host_reads_nothing_during_a_step(
     assert gradients(out.loss, cem, z)["z"].shape == (6, 4)
     with pytest.raises(RuntimeError, match="meta"):
         cem.shutoff.report()
-
-
-def run(gate: EarlyShutoff, hard: float, soft: float, calls: int = 1) -> list[float]:
-    """Loss 1.0 through the gate, `calls` times."""
-    return [
-        gate(torch.ones(()), torch.tensor(soft), torch.tensor(hard), torch.tensor(True))[0].item()
-        for _ in range(calls)
-    ]
-
-
-def test_shutoff_golden_sequence_and_its_lines(caplog: pytest.LogCaptureFixture) -> None:
-    """Two early calls; open; EMA(hard) .4→.46→.514 > .5; back under; EMA(soft) past .6; back."""
-    caplog.set_level(logging.INFO, "splitveil")
-    gate = EarlyShutoff(2, 0.5, 0.6)
-    assert run(gate, 0.4, 0.5, 3) == [0.0, 0.0, 1.0]
-    assert run(gate, 1.0, 0.5, 2) == [1.0, 0.0]
-    assert run(gate, 0.0, 0.5) == [1.0]
-    assert run(gate, 0.0, 1.0, 3) == [1.0, 1.0, 0.0]
-    assert run(gate, 0.0, 0.0) == [1.0]
-    assert gate.calls.item() == 10
-    assert gate.ema_soft.item() == pytest.approx(0.9 * (1 - 0.5 * 0.9**3))
-    heads = [r.getMessage().split(",")[0] for r in caplog.records]
-    assert heads == [
-        "[CEM-GATE] call 1: SHUTOFF by early_shut_steps (hard gate mean 0.4000",
-        "[CEM-GATE] call 3: OK (hard gate mean 0.4000",
-        "[CEM-GATE] call 5: SHUTOFF by early_hard_thresh (hard gate mean 0.5140",
-        "[CEM-GATE] call 6: OK (hard gate mean 0.4626",
-        "[CEM-GATE] call 9: SHUTOFF by early_gate_thresh (hard gate mean 0.3372",
-        "[CEM-GATE] call 10: OK (hard gate mean 0.3035",
-    ]
-    assert "soft 0.6355, limit 0.6" in caplog.records[4].getMessage()
-    levels = [r.levelno for r in caplog.records]
-    assert [i for i, level in enumerate(levels) if level == logging.WARNING] == [2, 4]
-
-
-def test_shutoff_writes_every_200th_call(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "splitveil")
-    run(EarlyShutoff(0, 0.5, 0.6), 0.1, 0.1, 401)
-    calls = [r.getMessage().split(":")[0] for r in caplog.records]
-    assert calls == [f"[CEM-GATE] call {n}" for n in (1, 200, 400)]
-
-
-def test_shutoff_keeps_unread_lines_and_says_what_it_lost(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on an accelerator, where `report` is the loop's business: 70 lines, room for 64."""
-    caplog.set_level(logging.INFO, "splitveil")
-    gate = EarlyShutoff(0, 0.5, 0.6)
-    with monkeypatch.context() as patch:
-        patch.setattr(gate, "report", lambda: None)
-        for i in range(70):
-            gate.ema_hard.fill_(float(i % 2))
-            run(gate, float(i % 2), 0.1)
-    assert caplog.records == []
-    gate.report()
-    gate.report()
-    messages = [r.getMessage() for r in caplog.records]
-    assert len(messages) == 65
-    assert messages[0] == "[CEM-GATE] 6 earlier lines were overwritten unread"
-    assert messages[1].startswith("[CEM-GATE] call 7: OK")
-    assert messages[-1].startswith("[CEM-GATE] call 70: SHUTOFF by early_hard_thresh")
-
-
-def test_shutoff_state_survives_a_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
-    old, new = EarlyShutoff(2, 0.5, 0.6), EarlyShutoff(2, 0.5, 0.6)
-    run(old, 0.4, 0.5, 3)
-    new.load_state_dict(old.state_dict())
-    caplog.set_level(logging.INFO, "splitveil")
-    assert run(new, 0.4, 0.5) == [1.0]
-    assert new.calls.item() == 4
-    assert caplog.records == []
-
-
-def test_shutoff_ignores_calls_that_measure_nothing() -> None:
-    gate = EarlyShutoff(0, 0.5, 0.6)
-    one, nan = torch.ones(()), torch.tensor(math.nan)
-    gate(one, one, one, torch.tensor(False))
-    gate(one, nan, one, torch.tensor(True))
-    assert (gate.calls.item(), gate.ema_soft.item(), gate.ema_hard.item()) == (0, 0.0, 0.0)
-    assert run(gate, 0.1, 0.1) == [1.0]
 
 
 def test_shut_module_gives_zero_with_the_graph_kept_then_opens() -> None:

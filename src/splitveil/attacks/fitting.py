@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from splitveil.graphs import captured
+from splitveil.graphs import captured, set_rate
 from splitveil.types import Progress, silent
 
 Schedule = Literal["one-cycle", "cosine"]
@@ -101,7 +101,7 @@ def minimise(
             chosen = order[place * batch : (place + 1) * batch]
             for static, whole in zip(inputs, data, strict=True):
                 static.copy_(whole[chosen])
-            _set_rate(optimiser, budget.rate_at(index / steps))
+            set_rate(optimiser, budget.rate_at(index / steps))
             run()
             last = index == steps - 1
             if last or place == per_epoch - 1:
@@ -136,12 +136,3 @@ def _optimiser(net: nn.Module, budget: Budget, device: torch.device) -> torch.op
     return kind(
         net.parameters(), rate, weight_decay=budget.weight_decay, fused=True, capturable=True
     )
-
-
-def _set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """A new learning rate, written into the tensor a captured step reads."""
-    for group in optimiser.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate

@@ -1,6 +1,5 @@
 """Repeated queries: the same image sent k times; the mean has a k-th of the noise's variance."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +18,7 @@ from splitveil.types import (
     Progress,
     silent,
 )
-
-Send = Callable[[Tensor, Generator | None], Tensor]
+from splitveil.victim import Send
 
 INNER = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
 

@@ -76,6 +76,24 @@ def settings_for(defence: Defence, module: type[nn.Module]) -> dict[str, Any]:
     return {f.name: getattr(defence, f.name) for f in fields(defence) if f.name in taken}
 
 
+PLAN_FIELDS = {
+    "lambd": "lambd",
+    "attention_loss_scale": "scale",
+    "attention_warmup_epochs": "warmup_epochs",
+    "w_lr": "w_lr",
+    "skip_first_epoch": "skip_first_epoch",
+    "attention_gets_lambda": "attention_gets_lambda",
+    "attention_lr": "attention_lr",
+    "ramp": "ramp",
+}
+
+
+def plan_from(defence: Defence) -> PenaltyPlan:
+    """The plan that the defence's own fields describe, under the seeds' names."""
+    own = {f.name for f in fields(defence)}
+    return PenaltyPlan(**{t: getattr(defence, n) for n, t in PLAN_FIELDS.items() if n in own})
+
+
 def check_penalty(plan: PenaltyPlan) -> PenaltyPlan:
     """Refuse weights that would turn a penalty into a reward."""
     for name, value in (("lambd", plan.lambd), ("attention_loss_scale", plan.scale)):

@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import nn
 
-from splitveil.defences.base import Defence, check_penalty, settings_for
+from splitveil.defences.base import Defence, check_penalty, plan_from, settings_for
 from splitveil.surrogates import GatedAttentionCEM
 from splitveil.types import PenaltyPlan
 
@@ -61,13 +61,4 @@ class GatedAttention(Defence):
 
     def penalty_plan(self) -> PenaltyPlan:
         """When and how strongly the penalty acts."""
-        return PenaltyPlan(
-            lambd=self.lambd,
-            scale=self.attention_loss_scale,
-            warmup_epochs=self.attention_warmup_epochs,
-            w_lr=self.w_lr,
-            skip_first_epoch=self.skip_first_epoch,
-            attention_gets_lambda=self.attention_gets_lambda,
-            attention_lr=self.attention_lr,
-            ramp=self.ramp,
-        )
+        return plan_from(self)

@@ -1,11 +1,11 @@
 """The published baseline: k-means per class at the end of an epoch, a penalty on its spread."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import nn
 
-from splitveil.defences.base import Defence, check_penalty, settings_for
+from splitveil.defences.base import Defence, check_penalty, plan_from, settings_for
 from splitveil.surrogates import KMeansCEM
 from splitveil.types import PenaltyPlan
 
@@ -43,4 +43,4 @@ class KMeans(Defence):
 
     def penalty_plan(self) -> PenaltyPlan:
         """From the second epoch on: the first one has no clusters yet."""
-        return PenaltyPlan(lambd=self.lambd, w_lr=self.w_lr, skip_first_epoch=True, ramp=self.ramp)
+        return replace(plan_from(self), skip_first_epoch=True)

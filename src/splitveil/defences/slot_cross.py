@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import nn
 
-from splitveil.defences.base import Defence, check_penalty, settings_for
+from splitveil.defences.base import Defence, check_penalty, plan_from, settings_for
 from splitveil.surrogates import SlotCrossAttentionCEM
 from splitveil.types import PenaltyPlan
 
@@ -64,12 +64,4 @@ class SlotCross(Defence):
 
     def penalty_plan(self) -> PenaltyPlan:
         """When and how strongly the penalty acts."""
-        return PenaltyPlan(
-            lambd=self.lambd,
-            scale=self.attention_loss_scale,
-            warmup_epochs=self.attention_warmup_epochs,
-            w_lr=self.w_lr,
-            skip_first_epoch=self.skip_first_epoch,
-            attention_lr=self.attention_lr,
-            ramp=self.ramp,
-        )
+        return plan_from(self)

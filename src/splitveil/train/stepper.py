@@ -8,7 +8,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from splitveil.graphs import captured
+from splitveil.graphs import captured, set_rate
 from splitveil.train.schedule import Weights
 from splitveil.train.state import TrainState
 from splitveil.train.step import Split, TrainSet, forward_loss, unit_floats
@@ -45,11 +45,7 @@ class Stepper:
     def __call__(self, rows: Tensor, lr: float, weights: Weights | None) -> None:
         """Train on the images of `rows`; every call has equally many."""
         self._rows = rows.clone() if self._rows is None else self._rows.copy_(rows)
-        for group in self._state.optimisers[0].param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
+        set_rate(self._state.optimisers[0], lr)
         if self._capture:
             self._replay(weights)
         else:
