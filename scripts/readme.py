@@ -35,14 +35,14 @@ def row(name: str, records: Sequence[dict[str, Any]]) -> list[str]:
     return [
         f"`{name}`",
         records[0]["config"]["net"],
-        spread([r["accuracy"] for r in records], 100, 2),
-        spread([r["strongest"]["mse"] for r in records], 1, 4),
+        spread([r["accuracy"] for r in records], 100.0, 2),
+        spread([r["strongest"]["mse"] for r in records], 1.0, 4),
         ", ".join(sorted({r["strongest"]["mse_by"] for r in records})),
-        spread([r["strongest"]["ssim"] for r in records], 1, 3),
-        spread([r["worst_case"]["mse"] for r in records], 1, 4),
-        spread([r["ceiling"]["mse"] for r in records[:1]], 1, 4),
-        spread([r["leakage"] for r in records], 100, 1),
-        spread([r["true_rate_nats"] for r in records], 1, 1),
+        spread([r["strongest"]["ssim"] for r in records], 1.0, 3),
+        spread([r["worst_case"]["mse"] for r in records], 1.0, 4),
+        spread([r["ceiling"]["mse"] for r in records[:1]], 1.0, 4),
+        spread([r["leakage"] for r in records], 100.0, 1),
+        spread([r["true_rate_nats"] for r in records], 1.0, 1),
     ]
 
 

@@ -95,9 +95,10 @@ def test_catalogues(command: str) -> None:
     assert all(name in shown.stdout for name in names)
 
 
-@pytest.mark.parametrize(
-    "command", ["demo", "train", "audit", "report", "datasets", "defences", "attacks"]
-)
+COMMANDS = [command.callback.__name__ for command in app.registered_commands if command.callback]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_an_example_and_json(command: str) -> None:
     result = call(command, "--help")
     assert result.exit_code == 0

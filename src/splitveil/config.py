@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from splitveil.attacks import PROFILES
 from splitveil.data import DATASETS, Dataset
 from splitveil.defences import DEFENCES, Defence, stack
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets import SplitModel, cut, find_net
+from splitveil.nets import CLIENT_PREFIX, NETS, Net, SplitModel, client_net, cut, parse_client
 from splitveil.settings import checked, field_types
 from splitveil.types import Attack
 
@@ -142,6 +143,20 @@ def find_defence(name: str) -> Defence:
             raise ConfigError(unknown("defence", part, DEFENCES))
     parts = [(part, DEFENCES[part]) for part in names]
     return parts[0][1] if len(parts) == 1 else stack(parts)
+
+
+def find_net(name: str) -> Net:
+    """The net of this name; `client:SPEC` is the thin client that SPEC describes.
+
+    >>> find_net("client:strided-16-16.32.64-c8").summary
+    'client strided-16-16.32.64-c8'
+    """
+    if name.startswith(CLIENT_PREFIX):
+        spec = parse_client(name.removeprefix(CLIENT_PREFIX))
+        return Net(f"client {spec}", partial(client_net, spec), 1)
+    if name not in NETS:
+        raise ConfigError(unknown("net", name, [*NETS, f"{CLIENT_PREFIX}SPEC", "auto"]))
+    return NETS[name]
 
 
 def find_profile(name: str) -> Mapping[str, Attack]:

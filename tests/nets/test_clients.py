@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from splitveil.config import find_net
 from splitveil.errors import ConfigError
 from splitveil.nets import (
     FAMILIES,
@@ -19,7 +20,6 @@ from splitveil.nets import (
     client_net,
     count_macs,
     cut,
-    find_net,
     parse_client,
     parse_image,
     thin_resnet,

@@ -1,13 +1,21 @@
 """Backbones, thin clients, cuts, channels and decoders."""
 
-from splitveil.nets.backbones import NETS, Net, client_net, find_net, small, thin_resnet, vgg11
+from splitveil.nets.backbones import NETS, Net, client_net, small, thin_resnet, vgg11
 from splitveil.nets.budget import THIN_CLIENTS, Candidate, candidates, grid, nothing_fits, weigh
 from splitveil.nets.channel import Channel, Dropout, GaussianNoise, Quantise, TopK
-from splitveil.nets.clients import FAMILIES, ClientSpec, build_client, parse_client, parse_image
+from splitveil.nets.clients import (
+    CLIENT_PREFIX,
+    FAMILIES,
+    ClientSpec,
+    build_client,
+    parse_client,
+    parse_image,
+)
 from splitveil.nets.decoder import ResidualDecoder
 from splitveil.nets.split import SplitModel, SplitOutput, count_macs, cut
 
 __all__ = [
+    "CLIENT_PREFIX",
     "FAMILIES",
     "NETS",
     "THIN_CLIENTS",
@@ -27,7 +35,6 @@ __all__ = [
     "client_net",
     "count_macs",
     "cut",
-    "find_net",
     "grid",
     "nothing_fits",
     "parse_client",

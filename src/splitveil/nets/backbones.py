@@ -10,10 +10,10 @@ from functools import partial
 
 from torch import nn
 
-from splitveil.errors import ConfigError, unknown
+from splitveil.errors import ConfigError
 from splitveil.nets.blocks import ResidualBlock, conv3x3, conv_bn_relu, xavier_init
 from splitveil.nets.budget import LARGE_SIDE, THIN_CLIENTS
-from splitveil.nets.clients import CLIENT_PREFIX, ClientSpec, build_client, parse_client
+from splitveil.nets.clients import ClientSpec, build_client
 
 Shape = tuple[int, int, int]
 _VGG11 = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
@@ -180,17 +180,3 @@ NETS: Mapping[str, Net] = {
     ),
     "vgg11": Net("VGG11-BN cut after entry 4, C8 bottleneck, 21.2 MMAC", vgg11, 4),
 }
-
-
-def find_net(name: str) -> Net:
-    """The net of this name; `client:SPEC` is the client that `parse_client` reads from SPEC.
-
-    >>> find_net("client:strided-16-16.32.64-c8").summary
-    'client strided-16-16.32.64-c8'
-    """
-    if name.startswith(CLIENT_PREFIX):
-        spec = parse_client(name.removeprefix(CLIENT_PREFIX))
-        return Net(f"client {spec}", partial(client_net, spec), 1)
-    if name not in NETS:
-        raise ConfigError(unknown("net", name, [*NETS, f"{CLIENT_PREFIX}SPEC", "auto"]))
-    return NETS[name]
