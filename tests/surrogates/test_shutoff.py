@@ -75,6 +75,7 @@ def test_shutoff_state_survives_a_checkpoint(caplog: pytest.LogCaptureFixture) -
     run(old, 0.4, 0.5, 3)
     new.load_state_dict(old.state_dict())
     caplog.set_level(logging.INFO, "splitveil")
+    caplog.clear()
     assert run(new, 0.4, 0.5) == [1.0]
     assert new.calls.item() == 4
     assert caplog.records == []
