@@ -1,69 +1,207 @@
-"""Rebuild the README's tables and picture from record files.
+"""Rebuild everything that is read from record files: the README's results, docs/results.md, figure.
 
-python scripts/readme.py                  the tables, from results/<dataset>/<row>/seed*/record.json
+python scripts/readme.py                  all of it, from results/<dataset>/<row>/seed<N>/
 python scripts/readme.py picture RUN...   docs/images/digits.png, from audited runs
 """
 
 import json
+import re
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from splitveil.comparing import contrasts, sheets
+from splitveil.config import ANY_RECIPE, RECIPES, RunConfig, find_defence
 from splitveil.report import read_run
-from splitveil.report.compare import spread
+from splitveil.report.compare import Sheet, track_sheet, warnings
 from splitveil.report.figures import reconstruction_grid
+from splitveil.report.rows import Found, Group, Published, find_records, read_published
+from splitveil.report.tracks import Track, tracks
+from splitveil.report.tradeoff import marks, tradeoff
 
 ROOT = Path(__file__).parents[1]
-ORDER = (
-    "none",
-    "noise",
-    "noise-thin-resnet",
-    "cem",
-    "gated-att",
-    "slot-cross",
-    "veil",
-    "veil-ramp",
-)
-HEADINGS = ("row", "net", "accuracy %", "strongest attack MSE ↑", "by", "SSIM ↓",
-            "worst-case MSE ↑", "ceiling", "leakage %", "rate, nats")  # fmt: skip
+RESULTS = ROOT / "results"
+FIGURE = ROOT / "docs" / "images" / "cifar10.png"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+BLOCK = re.compile(r"(<!-- built: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SHORT = ("row", "net", "seeds", "accuracy", "reported accuracy", "strongest attack MSE",
+         "reported MSE", "by", "SSIM", "worst-case MSE", "leakage", "rate")  # fmt: skip
+TRAINING = ("batch_size", "lr", "schedule", "momentum", "weight_decay", "noise_std", "held_out",
+            "split_seed")  # fmt: skip
 
 
-def row(name: str, records: Sequence[dict[str, Any]]) -> list[str]:
-    """The cells of one row: a preset, over its seeds."""
-    return [
-        f"`{name}`",
-        records[0]["config"]["net"],
-        spread([r["accuracy"] for r in records], 100.0, 2),
-        spread([r["strongest"]["mse"] for r in records], 1.0, 4),
-        ", ".join(sorted({r["strongest"]["mse_by"] for r in records})),
-        spread([r["strongest"]["ssim"] for r in records], 1.0, 3),
-        spread([r["worst_case"]["mse"] for r in records], 1.0, 4),
-        spread([r["ceiling"]["mse"] for r in records[:1]], 1.0, 4),
-        spread([r["leakage"] for r in records], 100.0, 1),
-        spread([r["true_rate_nats"] for r in records], 1.0, 1),
-    ]
+@cache
+def found(dataset: str) -> Found:
+    """The records of a dataset."""
+    return find_records([RESULTS / dataset])
 
 
-def table(dataset: str) -> str:
-    """Markdown table of every row in `results/<dataset>`."""
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
-    for name in ORDER:
-        paths = sorted((ROOT / "results" / dataset / name).glob("seed*/record.json"))
-        if paths:
-            cells = row(name, [json.loads(p.read_text(encoding="utf-8")) for p in paths])
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+@cache
+def published() -> Mapping[str, Published]:
+    """What others report on CIFAR-10."""
+    files = (RESULTS / "published.json", RESULTS / "published_test90.json")
+    return {name: row for file in files for name, row in read_published(file).items()}
 
 
-def with_tables(text: str) -> str:
-    """The README's text with every marked table rebuilt."""
-    for dataset in ("digits", "cifar10"):
-        start, end = f"<!-- table {dataset} -->\n", "\n<!-- end -->"
-        head, rest = text.split(start)
-        text = head + start + table(dataset) + end + rest.split(end.lstrip("\n"), 1)[1]
-    return text
+def beside(dataset: str) -> Mapping[str, Published]:
+    """The published rows of a dataset."""
+    return published() if dataset == "cifar10" else {}
+
+
+def main_tracks(dataset: str) -> list[Track]:
+    """The tracks against the attacker who knows the training set."""
+    return [track for track in tracks(found(dataset).groups) if track.aux == "train"]
+
+
+def short(dataset: str) -> str:
+    """A table per track with the columns that matter most."""
+    parts = []
+    for track in main_tracks(dataset):
+        sheet = track_sheet(track, beside(dataset))
+        several = len({group.distinct("config", "net")[0] for group in track.groups}) > 1
+        wanted = set(SHORT) - (set() if several else {"net"})
+        kept = [i for i, column in enumerate(sheet.columns) if column.heading in wanted]
+        fewer = replace(
+            sheet,
+            columns=tuple(sheet.columns[i] for i in kept),
+            rows=tuple(tuple(row[i] for i in kept) for row in sheet.rows),
+        )
+        parts += [f"**{sheet.title}.** {sheet.caption}", fewer.table(), *sheet.notes]
+    return "\n\n".join(parts)
+
+
+def verdicts(dataset: str) -> str:
+    """What the intervals allow to say of our rows, wins and losses."""
+    said: dict[str, dict[str, list[str]]] = {}
+    done: list[str] = []
+    for track in main_tracks(dataset):
+        for pair in contrasts(track, done):
+            rows = said.setdefault(pair.ours, {}).setdefault(pair.verdict, [])
+            rows.append(f"`{pair.other}`")
+        done += [name for name in said if name not in done]
+    lines = []
+    for ours, kinds in said.items():
+        listed = "; ".join(f"{verdict}: {', '.join(rows)}" for verdict, rows in kinds.items())
+        lines.append(f"- `{ours}` against the others – {listed}.")
+    return "\n".join(lines) or "No row to compare."
+
+
+def full(dataset: str) -> str:
+    """Every table of a dataset, with the differences."""
+    made: list[Sheet] = sheets(found(dataset), beside(dataset))
+    return "\n".join(sheet.markdown(3) for sheet in made).strip()
+
+
+def remarks() -> str:
+    """What a reader must know of single rows: flags, unequal audits, penalties that were off."""
+    lines = []
+    for dataset in datasets():
+        lines += [f"- {line}." for line in warnings(found(dataset))]
+        for group in found(dataset).groups:
+            flags = sorted({f["name"] for r in group.records for f in r.get("flags") or []})
+            if flags:
+                names = ", ".join(f"“{name}”" for name in flags)
+                lines.append(f"- {dataset}, `{group.name}`: flagged {names}.")
+        for path in sorted((RESULTS / dataset).glob("*/seed*/last_epoch.json")):
+            line = json.loads(path.read_text(encoding="utf-8"))
+            if line.get("shut"):
+                lines.append(
+                    f"- {dataset}, `{path.parent.parent.name}`, {path.parent.name}: in the last "
+                    f"epoch its own rule shut the penalty off (hard gate mean "
+                    f"{line['hard_gate']:.2f})."
+                )
+    return "\n".join(lines) or "None."
+
+
+def datasets() -> list[str]:
+    """Datasets with records."""
+    return sorted({p.relative_to(RESULTS).parts[0] for p in RESULTS.rglob("record.json")})
+
+
+def rebuild() -> str:
+    """The commands of each row: training and audit of its first seed."""
+    parts = []
+    for dataset in datasets():
+        lines = []
+        for group in found(dataset).groups:
+            first = group.records[0]
+            lines += [f"# {group.name}: {_made(group)}", train_command(first), audit_command(first)]
+        parts.append(f"**{dataset}**\n\n```sh\n" + "\n".join(lines) + "\n```")
+    return "\n\n".join(parts)
+
+
+def _made(group: Group) -> str:
+    """Seeds and commit of a row."""
+    seeds = ", ".join(group.distinct("seeds", "train"))
+    attacks = ", ".join(group.distinct("seeds", "attack"))
+    commits = sorted({str(r["versions"].get("commit")) for r in group.records} - {"None"})
+    words = f"training seeds {seeds}; attack seeds {attacks}"
+    return words + (f"; commit {', '.join(commits)}" if commits else "")
+
+
+def train_command(record: Mapping[str, Any]) -> str:
+    """The command that trains what a record measured: what is not said is the default."""
+    config = record["config"]
+    recipe = RECIPES.get(config["dataset"], ANY_RECIPE)
+    preset = find_defence(config["defence"])
+    usual = {key: getattr(recipe, key, getattr(RunConfig, key)) for key in TRAINING}
+    if not preset.noisy:
+        usual["noise_std"] = 0.0
+    usual |= preset.settings()
+    words = ["splitveil", "train"]
+    for key in ("dataset", "defence", "net", "epochs", "seed", "name"):
+        words += [f"--{key}", str(config[key])]
+    words += ["--final"] if config.get("final") else []
+    for key, value in usual.items():
+        if key in config and config[key] != value:
+            words += ["--set", f"{key}={_plain(config[key])}"]
+    return shlex.join(words)
+
+
+def _plain(value: object) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def audit_command(record: Mapping[str, Any]) -> str:
+    """The command that made a record, as it says itself; else one that does the same."""
+    said = str(record["audit"].get("command") or "")
+    if said.startswith("splitveil audit runs/"):
+        return said
+    audit, name = record["audit"], record["config"]["name"]
+    seed = record["seeds"]["attack"]
+    return (
+        f"splitveil audit runs/{name} --profile {audit['profile']} --aux {audit['aux']} "
+        f"--seed {seed}"
+    )
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "digits": lambda: short("digits"),
+    "cifar10": lambda: short("cifar10"),
+    "verdicts": lambda: verdicts("cifar10"),
+    "digits-full": lambda: full("digits"),
+    "cifar10-full": lambda: full("cifar10"),
+    "remarks": remarks,
+    "rebuild": rebuild,
+}
+
+
+def with_blocks(text: str) -> str:
+    """A page with every marked block rebuilt."""
+    return BLOCK.sub(lambda m: f"{m[1]}{BLOCKS[m[2]]()}\n{m[3]}", text)
+
+
+def figure() -> bytes:
+    """PNG of the trade-off on CIFAR-10."""
+    groups = [g for g in found("cifar10").groups if g.distinct("audit", "aux") == ["train"]]
+    ceilings = [value for g in groups if (value := g.mean("ceiling", "mse")) is not None]
+    return tradeoff(marks(groups, published()), max(ceilings))
 
 
 def picture(paths: Sequence[str]) -> bytes:
@@ -84,9 +222,10 @@ def main() -> None:
     """Write what was asked for."""
     if sys.argv[1:2] == ["picture"]:
         (ROOT / "docs" / "images" / "digits.png").write_bytes(picture(sys.argv[2:]))
-    else:
-        path = ROOT / "README.md"
-        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
+        return
+    for page in PAGES:
+        page.write_text(with_blocks(page.read_text(encoding="utf-8")), encoding="utf-8")
+    FIGURE.write_bytes(figure())
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def test_resuming_a_finished_run_changes_nothing(runs: Path) -> None:
     assert result.exit_code == 0, text(result)
 
 
-@pytest.mark.parametrize("command", ["datasets", "defences", "attacks"])
+@pytest.mark.parametrize("command", ["datasets", "defences", "attacks", "recipes"])
 def test_catalogues(command: str) -> None:
     names = json.loads(call(command, "--json").stdout)
     shown = call(command)

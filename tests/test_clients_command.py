@@ -3,14 +3,17 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 import splitveil as sv
+from splitveil.attacks import PROFILES
 from splitveil.cli import app
+from splitveil.config import RunConfig
+from splitveil.types import Json
 
 BUDGET = ("clients", "--macs", "21.9e6", "--wire", "512")
 
@@ -109,6 +112,94 @@ def test_a_listed_client_can_be_trained_and_read_back(tmp_path: Path) -> None:
     with torch.no_grad():
         assert run.model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
     assert call(*words, "--resume").exit_code == 0
+
+
+RANK = ("clients", "--macs", "2e4", "--wire", "16", "--family", "strided", "--rank", "--dataset",
+        "digits", "--defence", "noise", "--epochs", "8", "--top", "2",
+        "--profile", "smoke")  # fmt: skip
+
+
+def test_clients_are_ranked_by_a_trial_and_the_second_call_only_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {name: PROFILES["smoke"][name] for name in ("class-mean", "linear", "rmle")}
+    monkeypatch.setitem(cast("dict[str, Any]", PROFILES), "smoke", few)
+    first = call(*RANK, "--runs-dir", str(tmp_path), "--json")
+    assert first.exit_code == 0, text(first)
+    assert re.search(r"rank .* 100%.* done", text(first))
+    found = json.loads(first.stdout)
+    assert found["image_shape"] == [1, 8, 8]
+    assert (found["dataset"], found["defence"], found["epochs"]) == ("digits", "noise", 8)
+    assert found["failed"] == []
+    rows = found["clients"]
+    assert [r["score"] for r in rows] == sorted((r["score"] for r in rows), reverse=True)
+    assert any(r["pareto"] for r in rows)
+    for row in rows:
+        gain = max(row["accuracy"] - 0.1, 0.0) / 0.9 * min(row["mse"] / row["ceiling"], 1.0)
+        assert row["score"] == pytest.approx(gain)
+        assert row["attack"] in few.keys() - {"rmle"}
+        assert Path(row["run"]).parent == tmp_path / "advisor"
+        assert sv.load_run(row["run"]).model.macs((1, 8, 8)) == row["macs"] <= 2e4
+
+    times = {p: p.stat().st_mtime_ns for p in (tmp_path / "advisor").rglob("*") if p.is_file()}
+    again = call(*RANK, "--runs-dir", str(tmp_path))
+    assert again.exit_code == 0, text(again)
+    assert {p: p.stat().st_mtime_ns for p in times} == times
+    lines = again.stdout.splitlines()
+    assert lines[0] == "2 clients on digits with noise, 8 epochs, seed 0, profile smoke"
+    for line, row in zip(lines[2:4], rows, strict=True):
+        assert line.startswith(f"{'*' if row['pareto'] else ' '} {row['net']} ")
+        assert f"{100 * row['accuracy']:.2f} " in line
+        assert f"{row['mse']:.4f} {row['leakage']:7.3f}" in line
+    assert rows[0]["score"] > 0
+    assert lines[-1] == f"next: splitveil train --net {rows[0]['net']} " + (
+        "--dataset digits --defence noise"
+    )
+
+
+def test_a_failed_trial_is_named_and_none_is_recommended_at_chance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trial(config: RunConfig, *_: object) -> tuple[Path, Json]:
+        if "x3" in config.net:
+            raise RuntimeError("out of memory")
+        found = {"accuracy": 0.1, "mse": 0.04, "attack": "linear", "ceiling": 0.05, "leakage": 0.2}
+        return tmp_path, found
+
+    monkeypatch.setattr("splitveil.advisor.trial", trial)
+    result = call(*RANK, "--runs-dir", str(tmp_path))
+    assert result.exit_code == 0, text(result)
+    assert "client:strided-4s2-4.8x3.16x3-c16 failed: out of memory" in text(result)
+    assert result.stdout.startswith("1 clients on digits")
+    assert "none answers better than chance; give them more --epochs" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--rank",), "needs --dataset"),
+        (("--rank", "--dataset", "digit"), "did you mean 'digits'"),
+        (("--rank", "--dataset", "digits", "--defence", "vell"), "did you mean 'veil'"),
+        (("--rank", "--dataset", "digits", "--profile", "smok"), "did you mean 'smoke'"),
+        (("--rank", "--dataset", "digits", "--top", "0"), "top must be at least 1, got 0"),
+        (("--rank", "--dataset", "digits", "--epochs", "0"), "epochs must be at least 1"),
+        (("--rank", "--dataset", "digits", "--image", "3x8x8"), "are (1, 8, 8); leave out"),
+        (("--rank", "--dataset", "digits", "--params", "9"), "no client fits 100,000"),
+        (("--rank", "--dataset", "digits", "--smaller"), "--rank does not go with --smaller"),
+        (("--dataset", "digits", "--top", "3"), "--rank was not given, but goes with --dataset, "),
+        (("--classes", "3"), "--backbone was not given, but goes with --classes"),
+        (("--backbone", "a:b", "--params", "9"), "--backbone does not go with --params"),
+        (("--backbone", "a"), "--backbone is MODULE:FUNCTION, as mynets:resnet; got 'a'"),
+    ],
+)
+def test_a_bad_wish_exits_with_2_before_anything_is_trained(
+    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call("clients", "--macs", "1e5", "--wire", "64", *words)
+    assert result.exit_code == 2, text(result)
+    assert said in text(result)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

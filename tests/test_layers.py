@@ -26,7 +26,7 @@ def room(*rooms: str, libraries: tuple[str, ...] | None = None) -> Rule:
     return Rule(frozenset(rooms), None if libraries is None else frozenset(libraries))
 
 
-FIRST_ROW = ("errors", "types", "victim", "rng", "gradient", "graphs")
+FIRST_ROW = ("errors", "types", "victim", "rng", "gradient", "graphs", "similarity")
 EVERYTHING = room("*")
 
 # The right column of the design's table of rooms; a module of its own wins over its room.
@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, Rule] = {
     "rng": room(*FIRST_ROW, libraries=("torch",)),
     "gradient": room(*FIRST_ROW, libraries=("torch",)),
     "graphs": room(libraries=("torch",)),
+    "similarity": room(libraries=("torch",)),
     "data": room(*FIRST_ROW),
     "nets": room(*FIRST_ROW),
     "surrogates": room(*FIRST_ROW, libraries=("torch", "einops", "jaxtyping")),
@@ -53,10 +54,18 @@ MAY_IMPORT: dict[str, Rule] = {
     "console": room(),
     "config": EVERYTHING,
     "runs": EVERYTHING,
+    "training": EVERYTHING,
     "auditing": EVERYTHING,
     "replay": EVERYTHING,
+    "comparing": room("errors", "types", "audit.statistics", "report"),
     "bench": room("types", "passport", "surrogates"),
+    "recipes": room("errors", libraries=()),
+    "trials": EVERYTHING,
+    "advisor": EVERYTHING,
     "commands": EVERYTHING,
+    "commands_clients": EVERYTHING,
+    "commands_cuts": EVERYTHING,
+    "commands_lists": EVERYTHING,
     "cli": EVERYTHING,
     "__main__": room("cli"),
     "__init__": EVERYTHING,

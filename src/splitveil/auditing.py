@@ -19,6 +19,7 @@ from splitveil.audit import (
     floor_mse,
     gallery,
     intercept,
+    per_image,
     raise_flags,
     run_attacks,
     strongest,
@@ -140,6 +141,7 @@ def examine(
         floor={"mse": floor_mse(case.aux, case.scored)},
         leakage=1.0 - headline["mse"] / ceiling,
         true_rate_nats=rate_nats(victim, case.scored, case.num_classes, run.noise_std),
+        per_image=per_image(attempts),
         flags=[asdict(f) for f in raise_flags(Evidence(case, wire, attempts))],
         client={
             "macs": run.model.macs(shape),

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from splitveil import __version__, commands
+from splitveil import __version__, commands, commands_clients, commands_lists
 from splitveil.errors import SplitVeilError
 
 EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
@@ -114,6 +114,12 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
         str | None, typer.Option(help="Where datasets lie (default: $SPLITVEIL_DATA or a cache).")
     ] = None,
     runs_dir: RunsDir = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="Settings by name, see `splitveil recipes`; all other options override them."
+        ),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, for example lambd=0.3.")
@@ -125,7 +131,12 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
 ) -> None:
     """Train a split model with a defence into `runs/NAME`.
 
+    A recipe is overridden by `--config`, that by `--set`, and that by the options; its run is
+    called after it unless it has a `--name`.
+
     Example: `splitveil train --dataset digits --defence veil --seed 0 --name first`
+
+    Example: `splitveil train --recipe digits-veil --seed 1`
     """
     _start()
     given = {
@@ -134,7 +145,7 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
         "final": final or None,
     }  # fmt: skip
     options = {k: v for k, v in given.items() if v is not None}
-    run_config = commands.merge(config, settings or [], options, resume=resume)
+    run_config = commands.merge(recipe, config, settings or [], options, resume=resume)
     from splitveil.console import out, progress_bar, show_json
     from splitveil.runs import fit
 
@@ -211,56 +222,6 @@ def report(
 
 
 @app.command()
-def datasets(json_: JsonFlag = False) -> None:
-    """List the datasets that can be trained on.
-
-    Example: `splitveil datasets --json`
-    """
-    from splitveil.data import DATASETS
-
-    names = {k + (":PATH" if v.needs_path else ""): v.summary for k, v in DATASETS.items()}
-    commands.show_catalogue("Datasets", names, json_=json_)
-
-
-@app.command()
-def defences(json_: JsonFlag = False) -> None:
-    """List the defences and, with `--json`, every setting of each.
-
-    Different ones can be stacked, at most one with a penalty: `--defence noise+dropout`.
-
-    Example: `splitveil defences`
-    """
-    from dataclasses import asdict
-
-    from splitveil.console import show_json
-    from splitveil.defences import DEFENCES
-
-    if json_:
-        show_json({name: asdict(d) for name, d in DEFENCES.items()})
-    else:
-        commands.show_catalogue(
-            "Defences", {n: d.summary for n, d in DEFENCES.items()}, json_=False
-        )
-
-
-@app.command()
-def attacks(json_: JsonFlag = False) -> None:
-    """List the attacks and what each may touch.
-
-    Example: `splitveil attacks`
-    """
-    from splitveil.attacks import PROFILES
-    from splitveil.types import Attack
-
-    def words(attack: Attack) -> str:
-        line = getattr(attack, "summary", "") or (attack.__doc__ or "").strip().splitlines()[0]
-        return f"{attack.access}: {line}"
-
-    entries = {name: words(attack) for name, attack in PROFILES["standard"].items()}
-    commands.show_catalogue("Attacks", entries, json_=json_)
-
-
-@app.command()
 def bench(  # noqa: PLR0917 - every option of the command, as typer wants them
     suite: Annotated[str, typer.Argument(help="What to time: surrogates.")] = "surrogates",
     batch: Annotated[int, typer.Option(help="Samples per batch.")] = 512,
@@ -280,8 +241,15 @@ def bench(  # noqa: PLR0917 - every option of the command, as typer wants them
     )
 
 
-app.command()(commands.clients)
-app.command()(commands.compare)
+for command in (
+    commands_lists.datasets,
+    commands_lists.defences,
+    commands_lists.attacks,
+    commands_lists.recipes,
+    commands_clients.clients,
+    commands.compare,
+):
+    app.command()(command)
 
 
 def main() -> None:

@@ -6,15 +6,26 @@ from typing import Annotated, Any
 import typer
 
 
-def merge(file: Path | None, settings: list[str], options: dict[str, Any], *, resume: bool) -> Any:  # noqa: ANN401 - RunConfig, which must not be imported at module level
-    """Saved settings of a resumed run, then the file, then `--set`, then the options."""
+def merge(
+    recipe: str | None,
+    file: Path | None,
+    settings: list[str],
+    options: dict[str, Any],
+    *,
+    resume: bool,
+) -> Any:  # noqa: ANN401 - RunConfig, which must not be imported at module level
+    """Saved settings of a resumed run, then the recipe, the file, `--set`, and the options."""
     from splitveil.config import make_config, one_noise_name
+    from splitveil.recipes import find_recipe
     from splitveil.runs import flat_config, read_folder
     from splitveil.settings import parse_pairs, read_toml
 
-    merged = {} if file is None else one_noise_name(read_toml(file))
+    merged = {} if recipe is None else one_noise_name(find_recipe(recipe).options)
+    merged |= {} if file is None else one_noise_name(read_toml(file))
     merged |= one_noise_name(parse_pairs(settings))
     merged |= options
+    if recipe is not None and merged.get("name") is None:
+        merged["name"] = f"{recipe}-s{make_config(merged).seed}"
     if resume:
         folder = make_config(merged).folder
         merged = flat_config(read_folder(folder)[0]) | merged
@@ -105,6 +116,14 @@ def show_catalogue(title: str, entries: dict[str, str], *, json_: bool) -> None:
         show_table(title, ["name", "what it is"], [list(item) for item in entries.items()])
 
 
+def print_lines(*lines: str) -> None:
+    """Print on stdout without a box, which would fold long names: a client stays on its line."""
+    from splitveil.console import out
+
+    for line in lines:
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 def bench(
     suite: str,
     *,
@@ -152,59 +171,6 @@ def bench(
     show_table("Forward and backward", ["surrogate", "classes", "best ms", "median ms"], rows)
 
 
-def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
-    macs: Annotated[float, typer.Option(help="Multiply-adds it may spend on an image.")],
-    wire: Annotated[int, typer.Option(help="Numbers it may send for an image.")],
-    params: Annotated[int | None, typer.Option(help="Parameters it may have.")] = None,
-    image: Annotated[str, typer.Option(help="Channels, height and width.")] = "3x32x32",
-    family: Annotated[str | None, typer.Option(help="inverted, residual or strided.")] = None,
-    smaller: Annotated[
-        bool, typer.Option("--smaller", help="Also those that send less than they may.")
-    ] = False,
-    limit: Annotated[int, typer.Option(help="How many to show.")] = 20,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-) -> None:
-    """List thin clients that fit a budget, those that spend it on depth first.
-
-    Example: `splitveil clients --macs 21.9e6 --wire 512`
-    """
-    from splitveil.console import out, show_json
-    from splitveil.errors import ConfigError
-    from splitveil.nets import candidates, nothing_fits, parse_image
-
-    if limit < 1:
-        raise ConfigError(f"limit must be at least 1, got {limit}")
-    shape = parse_image(image)
-    budget: dict[str, Any] = {
-        "max_macs": macs, "wire_floats": wire, "max_params": params, "family": family
-    }  # fmt: skip
-    found = candidates(shape, **budget, smaller=smaller)
-    if not found:
-        raise ConfigError(nothing_fits(shape, **budget))
-    shown = found[:limit]
-    if json_:
-        rows = [vars(c) | {"spec": str(c.spec), "family": c.spec.family} for c in shown]
-        show_json({"image_shape": shape, "fitting": len(found), "clients": rows})
-        return
-    wide = max(len(c.net) for c in shown)
-    # A box would fold the long names; a client must stay on its line.
-    lines = [
-        f"{len(shown)} of {len(found)} clients that fit, for images {image}",
-        f"{'net':<{wide}} {'MMAC':>6} {'params':>6} {'wire':>5} {'depth':>5} {'sees':>4}",
-    ]
-    lines += [
-        f"{c.net:<{wide}} {c.macs / 1e6:6.2f} {c.params:6d} {c.wire_floats:5d} {c.depth:5d} "
-        f"{c.receptive_field:4d}"
-        for c in shown
-    ]
-    lines += [
-        "wire: numbers sent; depth: convolutions in a row; sees: receptive field in pixels",
-        f"next: splitveil train --net {shown[0].net} --dataset NAME",
-    ]
-    for line in lines:
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
 def compare(
     paths: Annotated[list[Path], typer.Argument(help="Run folders, records, or folders of them.")],
     published: Annotated[
@@ -219,21 +185,20 @@ def compare(
 
     Example: `splitveil compare results/cifar10 --published results/published.json`
     """
+    from splitveil import comparing
     from splitveil.console import show_json, show_table, warn
     from splitveil.report import compare as tables
     from splitveil.train.files import write_text
 
     found = tables.find_records(paths)
     beside = {} if published is None else tables.read_published(published)
+    sheets = comparing.sheets(found, beside)
     if target is not None:
-        write_text(target, tables.markdown(found, beside))
-    headings = [c.heading for c in tables.compare_columns()]
-    rows = [tables.compare_row(group, beside) for group in found.groups]
+        write_text(target, "\n".join(sheet.markdown() for sheet in sheets))
     if json_:
-        show_json([dict(zip(headings, row, strict=True)) for row in rows])
+        show_json([sheet.to_dict() for sheet in sheets])
     else:
-        brief = [(i, c.brief) for i, c in enumerate(tables.compare_columns()) if c.brief]
-        cells = [[row[i] for i, _ in brief] for row in rows]
-        show_table("Mean ± sd over seeds", [name for _, name in brief], cells)
+        for sheet in sheets:
+            show_table(sheet.title, *sheet.brief())
     for line in tables.warnings(found):
         warn(line)

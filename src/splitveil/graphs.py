@@ -1,6 +1,7 @@
 """Steps replayed from a CUDA graph, and work that runs beside other work on a GPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -9,6 +10,17 @@ from torch import Generator, Tensor
 Step = Callable[[], None]
 T = TypeVar("T")
 WARM_UP = 3  # eager calls before the capture: cuDNN picks its kernels, optimisers their buffers
+
+
+@contextmanager
+def fastest_kernels() -> Iterator[None]:
+    """Times cuDNN's algorithms once per shape instead of guessing: for shapes that never change."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def captured(step: Step, device: torch.device, generators: Sequence[Generator] = ()) -> Step:

@@ -4,23 +4,19 @@ import hashlib
 import json
 import shutil
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Generator, Tensor, nn
 
 from splitveil import config as configuration
 from splitveil.config import RunConfig
-from splitveil.data import Dataset, Splits, augment, epoch_order, load, make_splits
+from splitveil.data import Dataset, Splits, load, make_splits
 from splitveil.errors import AuditError, CheckpointError, RunError
 from splitveil.nets import SplitModel
-from splitveil.passport import versions
-from splitveil.rng import derive_seed, seeded_globals
+from splitveil.rng import seeded_globals
 from splitveil.settings import read_toml, write_toml
 from splitveil.train.checkpoint import load_module, read_checkpoint
 from splitveil.train.files import explain_os_error, write_text
-from splitveil.train.schedule import Schedule
 from splitveil.types import Json, Progress, Record, Victim, silent
 
 
@@ -113,11 +109,13 @@ def fit(
     )
     if resume:
         _check_same(folder, config, built)
-    model, surrogate = _build(config, built)
+    from splitveil.training import build, train_run
+
+    parts = build(config, built.image_shape, built.num_classes)
     if not resume:
         _start_folder(folder, config, built)
-    _train(config, dataset, splits, (model, surrogate), progress, resume=resume)
-    return Run(folder, config, built, model)
+    train_run(config, dataset, splits, parts, progress, resume=resume)
+    return Run(folder, config, built, parts.model)
 
 
 def load_run(path: str | Path) -> Run:
@@ -223,75 +221,3 @@ def _start_folder(folder: Path, config: RunConfig, built: Built) -> None:
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
     write_text(folder / "config.toml", write_toml(flat_config(config) | asdict(built)))
-
-
-def _build(config: RunConfig, built: Built) -> tuple[SplitModel, nn.Module | None]:
-    """Model and surrogate, each from its own stream: adding the one never changes the other."""
-    with seeded_globals(derive_seed(config.seed, "init/model")):
-        model = configuration.build_model(config, built.image_shape, built.num_classes)
-    with seeded_globals(derive_seed(config.seed, "init/surrogate")):
-        surrogate = configuration.build_defence(config).surrogate(
-            model.wire_floats(built.image_shape), built.num_classes, config.noise_std or 0.0
-        )
-    return model, surrogate
-
-
-def _train(
-    config: RunConfig,
-    dataset: Dataset,
-    splits: Splits,
-    modules: tuple[SplitModel, nn.Module | None],
-    progress: Progress,
-    *,
-    resume: bool,
-) -> None:
-    from lightning_fabric import Fabric
-
-    from splitveil.train.loop import Plan, train
-    from splitveil.train.step import EvalSet, TrainSet
-
-    on_gpu = config.device == "cuda"
-    fabric = Fabric(
-        accelerator="cuda" if on_gpu else "cpu",
-        devices=1,
-        precision="bf16-mixed" if on_gpu else "32-true",
-    )
-    dataset = dataset.to(fabric.device)
-    rows = splits.train.to(fabric.device)
-    batch = min(config.batch_size or len(rows), len(rows))
-    plan = Plan(
-        schedule=Schedule(
-            kind=config.schedule,
-            peak_lr=config.lr or 0.0,
-            epochs=config.epochs or 1,
-            steps_per_epoch=len(rows) // batch,
-            penalty=configuration.build_defence(config).penalty_plan(),
-        ),
-        batch_size=batch,
-        seed=config.seed,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-    )
-    train_set = TrainSet(
-        images=dataset.images,
-        labels=dataset.labels,
-        order=lambda epoch: rows[epoch_order(len(rows), epoch, config.seed, rows.device)],
-        augment=partial(_augment, crop_pad=dataset.crop_pad, flip=dataset.flip),
-    )
-    val = dataset.labelled(splits.val)
-    with seeded_globals(derive_seed(config.seed, "global"), fabric.device):
-        train(
-            *modules,
-            train_set,
-            EvalSet(images=val.images, labels=val.labels),
-            plan,
-            fabric=fabric,
-            folder=config.folder,
-            passport={"versions": versions(), "splits": splits.hashes()},
-            progress=progress,
-            resume=resume,
-        )
-
-
-def _augment(x: Tensor, generator: Generator, *, crop_pad: int, flip: bool) -> Tensor:
-    return augment(x, crop_pad=crop_pad, flip=flip, generator=generator)

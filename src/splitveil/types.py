@@ -85,6 +85,24 @@ class Reports(Protocol):
         ...
 
 
+@runtime_checkable
+class Adversary(Protocol):
+    """A module that learns to rebuild images from smashed data while the encoder trains."""
+
+    @property
+    def lr(self) -> float:
+        """Adam's rate for its own parameters at the start of a run."""
+        ...
+
+    def learn(self, z: Tensor, x: Tensor) -> Tensor:
+        """Its own loss on a batch; no gradient reaches z."""
+        ...
+
+    def penalty(self, z: Tensor, x: Tensor) -> Tensor:
+        """What the encoder pays for what was rebuilt; no gradient reaches the adversary."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class PenaltyPlan:
     """When and how strongly a surrogate acts on the encoder and on its own parameters.
@@ -216,6 +234,7 @@ class Record:
     training: Json = field(default_factory=dict)
     strongest_blackbox: Json = field(default_factory=dict)
     flags: list[Json] = field(default_factory=list)
+    per_image: Json = field(default_factory=dict)
 
     def to_dict(self) -> Json:
         """Plain JSON types only; what was not measured is null, never NaN."""

@@ -19,10 +19,10 @@ from splitveil.attacks.objectives import (
     perceptual_distance,
     perceptual_loss,
     ssim_loss,
-    window_matrix,
 )
 from splitveil.nets import Channel, GaussianNoise
 from splitveil.rng import stream
+from splitveil.similarity import window_matrix
 from splitveil.types import Labelled, Observation, Victim
 
 CPU = torch.device("cpu")

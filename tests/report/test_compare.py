@@ -1,4 +1,4 @@
-"""Several records as one table: rows, seeds, and what makes them incomparable."""
+"""Several records as tables: rows, seeds, tracks, and what makes rows incomparable."""
 
 import json
 from pathlib import Path
@@ -8,30 +8,50 @@ import pytest
 
 from splitveil.errors import RunError
 from splitveil.report.compare import (
-    Group,
-    Published,
+    Sheet,
     compare_columns,
     compare_row,
-    find_records,
     markdown,
-    read_published,
+    sheets,
     warnings,
 )
+from splitveil.report.rows import Found, Group, Published, find_records, read_published, reported
+from splitveil.report.tables import Column
+from splitveil.report.tracks import ARCHITECTURE, BUDGET, REST, TEST90, caption, tracks
 
 
-def record(accuracy: float = 0.9, mse: float = 0.05, **audit: str) -> dict[str, Any]:
+def record(
+    accuracy: float = 0.9,
+    mse: float = 0.05,
+    *,
+    seed: int = 0,
+    attack: int = 0,
+    net: str = "thin-resnet",
+    macs: int = 19_873_792,
+    dataset: str = "cifar10",
+    **audit: str | bool,
+) -> dict[str, Any]:
     return {
         "accuracy": accuracy,
-        "strongest": {"mse": mse, "mse_by": "decoder", "ssim": 0.25, "psnr_pooled": 13.0},
+        "strongest": {
+            "mse": mse,
+            "mse_by": "decoder",
+            "ssim": 0.25,
+            "ssim_zeropad": 0.4,
+            "psnr_pooled": 13.0,
+        },
         "worst_case": {"mse": 0.04},
+        "ceiling": {"mse": 0.0574},
         "leakage": 0.125,
         "true_rate_nats": None,
-        "client": {"macs": 19_873_792, "wire_floats": 512},
+        "client": {"macs": macs, "wire_floats": 512},
         "seconds": {"train": 61.5},
-        "config": {"net": "thin-resnet", "dataset": "cifar10"},
-        "audit": {"profile": "standard", "aux": "train"} | audit,
+        "seeds": {"train": seed, "attack": attack},
+        "config": {"net": net, "dataset": dataset, "defence": "veil", "epochs": 80},
+        "audit": {"profile": "standard", "aux": "train", "scored": 10_000} | audit,
         "splits": {"scored": "abc"},
-        "attacks": {"decoder": {}},
+        "attacks": {"decoder": {"accuracy": 0.26}},
+        "flags": [],
     }
 
 
@@ -40,6 +60,15 @@ def put(folder: Path, what: dict[str, Any]) -> Path:
     file = folder / "record.json"
     file.write_text(json.dumps(what), encoding="utf-8")
     return file
+
+
+def one(name: str, what: dict[str, Any] | None = None) -> Group:
+    return Group(name, ((record() if what is None else what,),))
+
+
+def cells(group: Group, published: dict[str, Published] | None = None) -> dict[str, str]:
+    row = compare_row(group, published or {})
+    return dict(zip([c.heading for c in compare_columns()], row, strict=True))
 
 
 def test_seeds_are_gathered_into_their_row_and_runs_are_rows(tmp_path: Path) -> None:
@@ -51,15 +80,48 @@ def test_seeds_are_gathered_into_their_row_and_runs_are_rows(tmp_path: Path) -> 
     assert found.broken == ()
 
 
+def test_attack_seeds_are_averaged_before_training_seeds_are_spread(tmp_path: Path) -> None:
+    put(tmp_path / "veil" / "seed0", record(mse=0.040))
+    put(tmp_path / "veil" / "seed0" / "attack1", record(mse=0.044, attack=1))
+    put(tmp_path / "veil" / "seed1", record(mse=0.050, seed=1))
+    put(tmp_path / "veil" / "seed1" / "attack1", record(mse=0.054, seed=1, attack=1))
+    (group,) = find_records([tmp_path]).groups
+    assert group.values("strongest", "mse") == pytest.approx([0.042, 0.052])
+    assert cells(group)["strongest attack MSE"] == "0.0470 ± 0.0071"  # sd .01/√2
+    assert cells(group)["seeds"] == "2×2"
+    uneven = Group("u", (group.seeds[0], group.seeds[1][:1]))
+    assert cells(uneven)["seeds"] == "2×1–2"
+
+
+def test_namesakes_and_other_attackers_are_not_mixed(tmp_path: Path) -> None:
+    put(tmp_path / "digits" / "veil" / "seed0", record(dataset="digits"))
+    put(tmp_path / "cifar10" / "veil" / "seed0", record())
+    put(tmp_path / "cifar10" / "veil" / "seed1", record(aux="test90", seed=1))
+    found = find_records([tmp_path])
+    assert [(g.name, len(g.records)) for g in found.groups] == [
+        ("cifar10/veil", 1),
+        ("cifar10/veil", 1),
+        ("digits/veil", 1),
+    ]
+
+
 def test_a_row_is_mean_and_sd_over_seeds() -> None:
-    group = Group("veil", (record(0.90, 0.050), record(0.92, 0.052)))
-    cells = dict(zip([c.heading for c in compare_columns()], compare_row(group, {}), strict=True))
-    assert cells["accuracy"] == "91.00 ± 1.41"
-    assert cells["strongest attack MSE"] == "0.0510 ± 0.0014"
-    assert cells["seeds"] == "2"
-    assert cells["rate"] == "–"
-    assert cells["client MMAC"] == "19.9 ± 0.0"
-    assert cells["reported"] == ""
+    row = cells(Group("veil", ((record(0.90, 0.050),), (record(0.92, 0.052),))))
+    assert row["accuracy"] == "91.00 ± 1.41"
+    assert row["strongest attack MSE"] == "0.0510 ± 0.0014"
+    assert row["seeds"] == "2"
+    assert row["rate"] == "–"
+    assert row["client MMAC"] == "19.9"
+    assert row["reported MSE"] == ""
+
+
+def test_flags_are_counted_once_over_seeds_and_a_dash_means_not_asked() -> None:
+    raised = record() | {"flags": [{"name": "a"}, {"name": "b"}]}
+    assert cells(Group("x", ((raised,), (raised,))))["flags"] == "2"
+    assert cells(one("x"))["flags"] == "0"
+    old = record()
+    del old["flags"]
+    assert cells(Group("x", ((old,),)))["flags"] == "–"
 
 
 def test_reported_stands_beside_measured(tmp_path: Path) -> None:
@@ -68,17 +130,85 @@ def test_reported_stands_beside_measured(tmp_path: Path) -> None:
     file.write_text(json.dumps({"arl+cem": row}), encoding="utf-8")
     published = read_published(file)
     assert published == {"arl+cem": Published(0.8762, 0.033, "CEM paper")}
-    cells = compare_row(Group("arl+cem", (record(),)), published)
-    assert cells[-1] == "87.62 / 0.0330 (CEM paper)"
+    row_of_stack = cells(one("arl-cem"), published)
+    assert (row_of_stack["reported accuracy"], row_of_stack["reported MSE"]) == ("87.62", "0.0330")
+    assert reported(one("arl-cem", record(aux="test90")), published) is None
     file.write_text('{"a": {"mse": 1}}', encoding="utf-8")
     with pytest.raises(RunError, match="not a file of published rows"):
         read_published(file)
 
 
+def test_rows_stand_in_the_tracks_they_fit_least_private_first() -> None:
+    groups = [
+        one("thin", record(mse=0.05)),
+        one("vgg", record(mse=0.01, net="vgg11", macs=21_233_664)),
+        one("large-vgg", record(mse=0.02, net="vgg11", macs=30_000_000)),
+        one("wide", record(net="client:wide", macs=22_000_000)),
+        one("seed003", record(aux="test90")),
+    ]
+    made = {t.title: [g.name for g in t.groups] for t in tracks(groups)}
+    assert made == {
+        ARCHITECTURE: ["vgg", "large-vgg"],
+        BUDGET: ["vgg", "thin"],
+        REST: ["wide"],
+        TEST90: ["seed003"],
+    }
+
+
+def test_other_datasets_and_attackers_are_tracks_of_their_own() -> None:
+    groups = [one("a", record(dataset="digits")), one("b"), one("c", record(aux="held-out"))]
+    titles = [t.title for t in tracks(groups)]
+    assert titles == [
+        "digits: Rows on digits",
+        f"cifar10: {BUDGET}",
+        f"cifar10: {BUDGET}; aux = held-out",
+    ]
+
+
+def test_the_caption_is_read_from_the_records_and_names_who_differs() -> None:
+    other = record()
+    other["config"]["epochs"] = 160
+    groups = [one("a"), one("b"), Group("long", ((other,), (other,), (other,)))]
+    said = caption(groups)
+    assert "80 epochs (160: `long`)" in said
+    assert "`standard` audit; 1 attacks; aux = train; 10,000 scored images" in said
+    assert said.endswith("Fewer than three training seeds: `a`, `b`.")
+    assert caption([one("a")]).endswith("**One training seed each: directions, not results.**")
+    assert "trained on train+val" in caption([one("a", record(final=True))])
+
+
+def test_rows_under_test90_stand_beside_what_the_seeds_report() -> None:
+    said = Published(
+        0.8535, 0.0436, "seed 003", aux="test90", ssim_zeropad=0.4316, psnr_pooled=13.6
+    )
+    found = Found((one("cem-test90", record(aux="test90")),), ())
+    (sheet,) = sheets(found, {"cem-test90": said, "cem": Published(0.9, 0.1, "x")})
+    measured, published = (
+        dict(zip([c.heading for c in sheet.columns], row, strict=True)) for row in sheet.rows
+    )
+    assert measured["accuracy on reconstructions"] == "26.00"
+    assert measured["zero-pad SSIM"] == "0.4000"
+    assert published["task accuracy"] == "85.35"
+    assert published["accuracy on reconstructions"] == "–"
+    assert (published["zero-pad SSIM"], published["pooled PSNR"]) == ("0.4316", "13.60")
+
+
+def test_a_sheet_says_the_same_in_markdown_terminal_and_json() -> None:
+    columns = (
+        Column(heading="row", numeric=False, brief="row"),
+        Column(heading="empty"),
+        Column(heading="MSE", arrow="↑"),
+    )
+    sheet = Sheet(title="T", caption="c.", columns=columns, rows=(("`a`", "", "0.1"),))
+    assert sheet.markdown() == "## T\n\nc.\n\n| row | MSE ↑ |\n| --- | --: |\n| `a` | 0.1 |\n"
+    assert sheet.brief() == (["row"], [["a"]])
+    assert sheet.to_dict()["rows"] == [{"row": "a", "empty": "", "MSE": "0.1"}]
+
+
 def test_the_markdown_has_a_line_per_row_and_as_many_cells(tmp_path: Path) -> None:
     put(tmp_path / "a", record())
     put(tmp_path / "b", record())
-    lines = markdown(find_records([tmp_path]), {}).splitlines()
+    lines = [x for x in markdown(find_records([tmp_path]), {}).splitlines() if x.startswith("|")]
     assert len(lines) == 4
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2].startswith("| `a` | thin-resnet | 1 | 90.00 |")
@@ -102,13 +232,21 @@ def test_nothing_to_compare_is_refused(tmp_path: Path) -> None:
         find_records([tmp_path])
 
 
-def test_what_makes_rows_incomparable_is_said(tmp_path: Path) -> None:
-    put(tmp_path / "a", record())
-    put(tmp_path / "b", record(aux="test90") | {"attacks": {"decoder": {}, "rmle": {}}})
-    said = warnings(find_records([tmp_path]))
+def test_what_makes_rows_incomparable_is_said() -> None:
+    more = record(profile="quick") | {"attacks": {"decoder": {}, "rmle": {}}}
+    said = warnings(Found((one("a"), Group("b", ((more,),)), one("c", record(aux="test90"))), ()))
+    start = "cifar10, attacker knows train: rows"
     assert said == [
-        "rows differ in attacker's knowledge: test90, train",
-        "rows were attacked by different suites: audit the older ones again",
+        f"{start} differ in audit profile: standard (a); quick (b)",
+        f"{start} were attacked by different suites: decoder (a); decoder, rmle (b)",
     ]
-    (tmp_path / "b" / "record.json").unlink()
-    assert warnings(find_records([tmp_path])) == []
+    assert warnings(Found((one("a"), one("b")), ())) == []
+
+
+def test_seeds_of_a_row_that_do_not_belong_together_are_named() -> None:
+    other = record(net="vgg11", seed=1)
+    said = warnings(Found((Group("a", ((record(), record()), (other,))),), ()))
+    assert said == [
+        "row a: its seeds differ in net: thin-resnet, vgg11",
+        "row a: training seed 0, attack seed 0 is met twice",
+    ]

@@ -11,12 +11,15 @@ from oracles.batches import draw
 from torch.testing import assert_close
 
 from splitveil.errors import ConfigError
-from splitveil.surrogates.cross_attention import GatedCrossAttention
+from splitveil.surrogates.cross_attention import GatedCrossAttention, attend, attend_all
 from splitveil.surrogates.scalars import Bounded, BoundedScalars
 from splitveil.surrogates.slots import (
     Aggregate,
     SlotAttention,
+    collect,
     compete,
+    contest,
+    own_slots,
     slot_moments,
 )
 
@@ -227,3 +230,33 @@ def test_bad_arguments_are_refused() -> None:
         BoundedScalars(gain=Bounded(0.0))
     with pytest.raises(ConfigError, match="edge must be a finite number"):
         BoundedScalars(edge=Bounded(math.nan, 0.5))
+
+
+@given(
+    num_classes=st.integers(1, 5),
+    num_slots=st.integers(1, 4),
+    n=st.integers(1, 12),
+    aggregate=st.sampled_from(["mean", "sum"]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=25, deadline=None)
+def test_products_over_all_slots_equal_those_over_each_samples_own(
+    num_classes: int, num_slots: int, n: int, aggregate: Aggregate, seed: int
+) -> None:
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(num_classes, (n,), generator=g)
+    key, value, query, slots = (
+        torch.randn(*shape, 8, generator=g, dtype=torch.float64).requires_grad_()
+        for shape in ((n,), (n,), (num_classes, num_slots), (num_classes, num_slots))
+    )
+    own = own_slots(y, num_classes, num_slots)
+    gathered = collect(value, compete(key, query, y), y, num_classes, aggregate=aggregate, eps=1e-6)
+    whole = contest(key, value, query.flatten(0, 1), own, aggregate=aggregate, eps=1e-6)
+    read, all_read = attend(key, slots[y], 2), attend_all(key, slots.flatten(0, 1), own, 2)
+    assert_close(whole, gathered.flatten(0, 1), rtol=0, atol=1e-12)
+    assert_close(all_read, read, rtol=0, atol=1e-12)
+    inputs = (key, value, query, slots)
+    first = torch.autograd.grad(gathered.square().sum() + read.pow(3).sum(), inputs)
+    second = torch.autograd.grad(whole.square().sum() + all_read.pow(3).sum(), inputs)
+    for a, b in zip(first, second, strict=True):
+        assert_close(a, b, rtol=0, atol=1e-10)

@@ -9,56 +9,19 @@ from torch.nn import functional as F
 from splitveil.attacks.fitting import Budget, minimise
 from splitveil.nets.blocks import conv_bn_relu
 from splitveil.rng import seeded_globals
+from splitveil.similarity import ssim
 from splitveil.types import Labelled, Progress, silent
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 
-_RADIUS, _SIGMA, _C1, _C2 = 5, 1.5, 0.01**2, 0.03**2
 _TINY = 1e-6  # squared length under which a feature vector counts as zero
 ANCHOR = 0.1
 PERCEPTUAL_WEIGHT = 0.1
 
 
-def window_matrix(size: int, like: Tensor, *, reflect: bool) -> Tensor:
-    """SSIM's Gaussian along one side as a matrix (size, size) that knows its border.
-
-    A blur as two matrix products costs less than an 11×11 convolution, and is not rounded to
-    TF32 as convolutions on a GPU are, which would drown the variances.
-    """
-    offsets = torch.arange(-_RADIUS, _RADIUS + 1, device=like.device)
-    weights = torch.exp(-offsets.to(like.dtype).square() / (2 * _SIGMA**2))
-    places = torch.arange(size, device=like.device)
-    source = places[:, None] + offsets  # (size, 11)
-    if reflect:
-        source = (size - 1) - ((size - 1) - source.abs()).abs()
-    hits = (source[..., None] == places).to(like.dtype)  # (size, 11, size); outside: none
-    return (hits * (weights / weights.sum())[:, None]).sum(1)
-
-
 def ssim_loss(guess: Tensor, x: Tensor) -> Tensor:
-    r"""1 − SSIM, mean over images (n, c, h, w); the attacker minimises it.
-
-    .. math:: 1 - \frac{(2\mu_x\mu_g + C_1)(2\sigma_{xg} + C_2)}
-                       {(\mu_x^2 + \mu_g^2 + C_1)(\sigma_x^2 + \sigma_g^2 + C_2)}
-
-    11×11 Gaussian window of σ 1.5, borders reflected as in torchmetrics; images under 6 pixels
-    cannot be reflected that far and get a border of zeros.
-
-    >>> flat = torch.full((1, 1, 8, 8), 0.5)
-    >>> round(float(ssim_loss(torch.zeros_like(flat), flat)), 4)
-    0.9996
-    """
-    reflect = min(x.shape[2:]) > _RADIUS
-    rows = window_matrix(x.shape[2], x, reflect=reflect)
-    columns = window_matrix(x.shape[3], x, reflect=reflect)
-    stacked = torch.stack((x, guess, x * x, guess * guess, x * guess))
-    blurred = (stacked @ columns.T).mT @ rows.T  # turned, which a mean over places does not feel
-    mean_x, mean_g, xx, gg, xg = blurred
-    var_x, var_g, covariance = xx - mean_x**2, gg - mean_g**2, xg - mean_x * mean_g
-    luminance = (2 * mean_x * mean_g + _C1) / (mean_x**2 + mean_g**2 + _C1)
-    contrast = (2 * covariance + _C2) / (var_x + var_g + _C2)
-    loss: Tensor = 1 - (luminance * contrast).mean()
-    return loss
+    """1 − SSIM, mean over images (n, c, h, w); the attacker minimises it."""
+    return 1 - ssim(guess, x)
 
 
 def anchored_ssim_loss(guess: Tensor, x: Tensor) -> Tensor:

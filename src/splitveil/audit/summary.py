@@ -1,5 +1,6 @@
 """An audit in a few numbers: the strongest attack, the oracle's worst case, ceiling and floor."""
 
+import base64
 from collections.abc import Mapping
 
 import torch
@@ -56,6 +57,18 @@ def worst_case(attempts: Mapping[str, Attempt]) -> Json:
         "mse_q01": float(tails[0]),
         "mse_q05": float(tails[1]),
     }
+
+
+def per_image(attempts: Mapping[str, Attempt]) -> Json:
+    """MSE of every scored image under the strongest attack, packed for a record.
+
+    Base64 of little-endian float16: 27 kB for 10,000 images, each within 0.05 % down to 6e-5.
+    """
+    best = strongest(attempts)["mse_by"]
+    if best is None:
+        return {}
+    values = attempts[best].mse.cpu().numpy().astype("<f2")
+    return {"attack": best, "mse": base64.b64encode(values.tobytes()).decode("ascii")}
 
 
 def by_attack(attempts: Mapping[str, Attempt]) -> dict[str, Json]:

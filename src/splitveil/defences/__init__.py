@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping
 
+from splitveil.defences.arl import Arl, DecodingAdversary
 from splitveil.defences.base import Defence, NoiseOnly
 from splitveil.defences.dropout import FeatureDropout
 from splitveil.defences.gated_attention import GatedAttention
@@ -20,6 +21,7 @@ DEFENCES: Mapping[str, Defence] = {
     "dropout": FeatureDropout(summary="values zeroed at random, in deployment too"),
     "topk": TopKPruning(summary="each image's smallest values zeroed"),
     "quantise": Quantisation(summary="values rounded to few levels"),
+    "arl": Arl(summary="ResSFL: a decoder trained beside the encoder, hinge on its SSIM"),
     "cem": KMeans(summary="CEM (CVPR 2025): k-means per class, hinge on the cluster variance"),
     "gated-att": GatedAttention(summary="seed 003: gated attention, gated softplus penalty"),
     "gated-att-simple": GatedAttention(
@@ -51,6 +53,8 @@ DEFENCES: Mapping[str, Defence] = {
 
 __all__ = [
     "DEFENCES",
+    "Arl",
+    "DecodingAdversary",
     "Defence",
     "FeatureDropout",
     "GatedAttention",

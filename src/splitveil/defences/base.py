@@ -11,6 +11,7 @@ from splitveil.errors import ConfigError
 from splitveil.nets import Channel, GaussianNoise
 from splitveil.types import PenaltyPlan
 
+Shape = tuple[int, ...]
 DESCRIPTION = ("summary", "client")  # fields that no user sets
 
 
@@ -42,6 +43,11 @@ class Defence:
     def penalty_plan(self) -> PenaltyPlan:
         """When and how strongly the penalty acts."""
         return PenaltyPlan()
+
+    def adversary(self, wire_shape: Shape, image_shape: Shape) -> nn.Module | None:
+        """What learns to rebuild images while the model trains; None: nothing."""
+        del wire_shape, image_shape
+        return None
 
     def settings(self) -> dict[str, Any]:
         """What a user may set, and what it is set to."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from splitveil.defences.base import Defence
+from splitveil.defences.base import Defence, Shape
 from splitveil.errors import ConfigError, unknown
 from splitveil.nets import Channel, GaussianNoise
 from splitveil.types import PenaltyPlan
@@ -46,6 +46,11 @@ class Stack(Defence):
     def penalty_plan(self) -> PenaltyPlan:
         """That of the part with the surrogate."""
         return self._penalised().penalty_plan()
+
+    def adversary(self, wire_shape: Shape, image_shape: Shape) -> nn.Module | None:
+        """That of the part that has one."""
+        made = (p for _, p in self.parts if has_adversary(p))
+        return next(made, Defence(summary="")).adversary(wire_shape, image_shape)
 
     def settings(self) -> dict[str, Any]:
         """Those of all parts; no two have one of the same name."""
@@ -89,6 +94,11 @@ def has_surrogate(defence: Defence) -> bool:
     return type(defence).surrogate is not Defence.surrogate
 
 
+def has_adversary(defence: Defence) -> bool:
+    """Whether its class makes one."""
+    return type(defence).adversary is not Defence.adversary
+
+
 def _problems(parts: Sequence[tuple[str, Defence]]) -> Iterator[str]:
     """Why these cannot stand together."""
     names = [name for name, _ in parts]
@@ -101,6 +111,10 @@ def _problems(parts: Sequence[tuple[str, Defence]]) -> Iterator[str]:
     if len(penalised) > 1:
         yield f"{_both(penalised)} each have a penalty and a stack can have one; choose one of them"
         return  # their settings have common names because of it
+    rivals = dict.fromkeys(name for name, part in parts if has_adversary(part))
+    if len(rivals) > 1:
+        yield f"{_both(rivals)} each train an adversary and a stack can have one; choose one"
+        return
     owners: dict[str, list[str]] = {}
     for name, part in dict(parts).items():
         for key in part.settings():

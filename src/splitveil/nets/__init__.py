@@ -13,15 +13,18 @@ from splitveil.nets.clients import (
 )
 from splitveil.nets.decoder import ResidualDecoder
 from splitveil.nets.split import SplitModel, SplitOutput, count_macs, cut
+from splitveil.nets.suggest import Bottleneck, CutCost, suggest_cuts
 
 __all__ = [
     "CLIENT_PREFIX",
     "FAMILIES",
     "NETS",
     "THIN_CLIENTS",
+    "Bottleneck",
     "Candidate",
     "Channel",
     "ClientSpec",
+    "CutCost",
     "Dropout",
     "GaussianNoise",
     "Net",
@@ -40,6 +43,7 @@ __all__ = [
     "parse_client",
     "parse_image",
     "small",
+    "suggest_cuts",
     "thin_resnet",
     "vgg11",
     "weigh",

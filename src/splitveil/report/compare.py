@@ -1,101 +1,23 @@
-"""Records of several runs as one table: rows are what was run, numbers are means over seeds."""
+"""Rows of records side by side: one table per track, and what makes rows incomparable."""
 
-import json
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from splitveil.errors import RunError
 from splitveil.report.fields import number, text
-from splitveil.report.tables import NOTHING, Column
+from splitveil.report.rows import Found, Group, Published, mean_of, reported, spread
+from splitveil.report.rows import find_records as find_records  # noqa: PLC0414 - re-exported
+from splitveil.report.rows import read_published as read_published  # noqa: PLC0414 - re-exported
+from splitveil.report.tables import NOTHING, Column, decimals, percent
+from splitveil.report.tracks import Track, caption, seeds_text, tracks
 
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Group:
-    """One row: its name and the records of its seeds."""
-
-    name: str
-    records: tuple[Json, ...]
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a search for records gave: rows in the order met, and files that are no records."""
-
-    groups: tuple[Group, ...]
-    broken: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Published:
-    """What a paper reports under a row's name."""
-
-    accuracy: float
-    mse: float
-    source: str
-
-
-def find_records(paths: Sequence[Path]) -> Found:
-    """Records below some paths: run folders, record files, or folders of them.
-
-    Folders called seed0, seed1, … are the seeds of the row they lie in; any other folder with a
-    record is a row of its own. What cannot be read is named, and the rest is still compared.
-    """
-    rows: dict[str, list[Json]] = {}
-    broken: list[str] = []
-    for path in paths:
-        files = [path] if path.is_file() else sorted(path.rglob("record.json"))
-        if not files:
-            raise RunError(f"no record.json in {path}; audit a run first: splitveil audit RUN")
-        for file in files:
-            record = _read(file)
-            if record is None:
-                broken.append(str(file))
-            else:
-                rows.setdefault(_row_name(file), []).append(record)
-    if not rows:
-        raise RunError(f"none of {', '.join(broken)} is a record; audit the runs again")
-    return Found(tuple(Group(n, tuple(r)) for n, r in rows.items()), tuple(broken))
-
-
-def _row_name(file: Path) -> str:
-    folder = file.resolve().parent
-    return folder.parent.name if folder.name.startswith("seed") else folder.name
-
-
-def _read(file: Path) -> Json | None:
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    known = isinstance(record, dict) and isinstance(record.get("strongest"), dict)
-    return record if known and isinstance(record.get("config"), dict) else None
-
-
-def read_published(path: Path) -> dict[str, Published]:
-    """Rows of a JSON file {name: {accuracy, mse, source}}; accuracies are shares."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return {name: Published(**row) for name, row in data.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as err:
-        raise RunError(f"{path} is not a file of published rows: {err}") from err
-
-
-def spread(values: Sequence[float | None], scale: float, digits: int) -> str:
-    """Mean ± sd over seeds; a single seed has no sd.
-
-    >>> spread([0.5, 0.7], 100.0, 1), spread([0.5], 1.0, 4), spread([None], 1.0, 2)
-    ('60.0 ± 14.1', '0.5000', '–')
-    """
-    known = [v * scale for v in values if v is not None]
-    if not known:
-        return NOTHING
-    mean = f"{statistics.fmean(known):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(known):.{digits}f}" if len(known) > 1 else mean
+def flags_text(group: Group) -> str:
+    """How many different flags the row's audits raised; an en dash where none was asked for."""
+    raised = [record["flags"] for record in group.records if record.get("flags") is not None]
+    return str(len({flag["name"] for flags in raised for flag in flags})) if raised else NOTHING
 
 
 def compare_columns() -> tuple[Column, ...]:
@@ -105,7 +27,9 @@ def compare_columns() -> tuple[Column, ...]:
         Column(heading="net", numeric=False),
         Column(heading="seeds", brief="n"),
         Column(heading="accuracy", unit="%", arrow="↑", brief="acc% ↑"),
+        Column(heading="reported accuracy", unit="%"),
         Column(heading="strongest attack MSE", arrow="↑", brief="MSE ↑"),
+        Column(heading="reported MSE"),
         Column(heading="by", numeric=False, brief="by"),
         Column(heading="SSIM", arrow="↓", brief="SSIM ↓"),
         Column(heading="PSNR", unit="dB", arrow="↓"),
@@ -115,66 +39,220 @@ def compare_columns() -> tuple[Column, ...]:
         Column(heading="client MMAC", arrow="↓"),
         Column(heading="wire", arrow="↓"),
         Column(heading="train", unit="s"),
-        Column(heading="reported", numeric=False),
+        Column(heading="flags", arrow="↓"),
     )
 
 
 def compare_row(group: Group, published: Mapping[str, Published]) -> list[str]:
     """The cells of one row as text."""
-    records = group.records
 
     def mean(*keys: str, scale: float = 1.0, digits: int = 4) -> str:
-        return spread([number(r, *keys) for r in records], scale, digits)
+        return spread(group.values(*keys), scale, digits)
 
-    attackers = {text(r, "strongest", "mse_by") or NOTHING for r in records}
-    nets = {text(r, "config", "net") or NOTHING for r in records}
-    said = published.get(group.name)
-    reported = "" if said is None else f"{100 * said.accuracy:.2f} / {said.mse:.4f} ({said.source})"
+    def same(*keys: str, scale: float = 1.0, digits: int = 0) -> str:
+        found = {spread([value], scale, digits) for value in group.values(*keys)}
+        return ", ".join(sorted(found))
+
+    said = reported(group, published)
     return [
         group.name,
-        ", ".join(sorted(nets)),
-        str(len(records)),
+        ", ".join(group.distinct("config", "net")),
+        seeds_text(group),
         mean("accuracy", scale=100.0, digits=2),
+        "" if said is None else f"{100 * said.accuracy:.2f}",
         mean("strongest", "mse"),
-        ", ".join(sorted(attackers)),
+        "" if said is None else f"{said.mse:.4f}",
+        ", ".join(group.distinct("strongest", "mse_by")),
         mean("strongest", "ssim", digits=3),
         mean("strongest", "psnr_pooled", digits=2),
         mean("worst_case", "mse"),
         mean("leakage", scale=100.0, digits=1),
         mean("true_rate_nats", digits=1),
-        mean("client", "macs", scale=1e-6, digits=1),
-        mean("client", "wire_floats", digits=0),
+        same("client", "macs", scale=1e-6, digits=1),
+        same("client", "wire_floats"),
         mean("seconds", "train", digits=0),
-        reported,
+        flags_text(group),
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """A titled table: what its rows have in common, its columns, its cells, and notes below."""
+
+    title: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def markdown(self, level: int = 2) -> str:
+        """Heading, caption, table and notes; the first column is a row's name."""
+        parts = [f"{'#' * level} {self.title}", self.caption, self.table(), *self.notes]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def table(self) -> str:
+        """The table alone as Markdown, without columns that say nothing."""
+        kept = [i for i in range(len(self.columns)) if any(row[i] for row in self.rows)]
+        lines = [[self.columns[i].label for i in kept]]
+        lines.append(["--:" if self.columns[i].numeric else "---" for i in kept])
+        lines += [[row[i] for i in kept] for row in self.rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def brief(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and cells of the columns that fit a terminal."""
+        kept = [(i, column.brief) for i, column in enumerate(self.columns) if column.brief]
+        cells = [[row[i].replace("`", "") for i, _ in kept] for row in self.rows]
+        return [name for _, name in kept], cells
+
+    def to_dict(self) -> Json:
+        """The table as JSON: one object per row, under the columns' headings."""
+        keys = [column.heading for column in self.columns]
+        plain = [[cell.replace("`", "") for cell in row] for row in self.rows]
+        rows = [dict(zip(keys, row, strict=True)) for row in plain]
+        return {"title": self.title, "caption": self.caption, "rows": rows}
+
+
+def sheets(found: Found, published: Mapping[str, Published]) -> list[Sheet]:
+    """A table per track."""
+    return [track_sheet(track, published) for track in tracks(found.groups)]
+
+
+def track_sheet(track: Track, published: Mapping[str, Published]) -> Sheet:
+    """The table of one track."""
+    if track.aux == "test90":
+        return test90_sheet(track, published)
+    rows = [compare_row(group, published) for group in track.groups]
+    said = {reported(group, published) for group in track.groups} - {None}
+    sources = sorted({one.source for one in said if one is not None})
+    return Sheet(
+        title=track.title,
+        caption=caption(track.groups),
+        columns=compare_columns(),
+        rows=tuple((f"`{name}`", *cells) for name, *cells in rows),
+        notes=(f"Reported: {'; '.join(sources)}.",) if sources else (),
+    )
+
+
+def test90_sheet(track: Track, published: Mapping[str, Published]) -> Sheet:
+    """Rows attacked as in the seeds: what was measured, then what they report."""
+    columns = (
+        Column(heading="row", numeric=False, brief="row"),
+        Column(heading="net", numeric=False),
+        Column(heading="seeds", brief="n"),
+        Column(heading="task accuracy", unit="%", arrow="↑", brief="acc% ↑"),
+        Column(heading="accuracy on reconstructions", unit="%", arrow="↓"),
+        Column(heading="strongest attack MSE", arrow="↑", brief="MSE ↑"),
+        Column(heading="by", numeric=False, brief="by"),
+        Column(heading="zero-pad SSIM", arrow="↓", brief="SSIM₀ ↓"),
+        Column(heading="pooled PSNR", unit="dB", arrow="↓", brief="PSNR ↓"),
+        Column(heading="source", numeric=False),
+    )
+    rows = [
+        (
+            f"`{group.name}`",
+            ", ".join(group.distinct("config", "net")),
+            seeds_text(group),
+            spread(group.values("accuracy"), 100.0, 2),
+            spread(_on_reconstructions(group), 100.0, 2),
+            spread(group.values("strongest", "mse"), 1.0, 4),
+            ", ".join(group.distinct("strongest", "mse_by")),
+            spread(group.values("strongest", "ssim_zeropad"), 1.0, 4),
+            spread(group.values("strongest", "psnr_pooled"), 1.0, 2),
+            "measured",
+        )
+        for group in track.groups
+    ]
+    rows += [
+        (
+            f"*{name.removesuffix('-test90')}*",
+            "vgg11",
+            "1",
+            percent(said.accuracy, 2),
+            percent(said.reconstruction_accuracy, 2),
+            decimals(said.mse, 4),
+            "decoder",
+            decimals(said.ssim_zeropad, 4),
+            decimals(said.psnr_pooled, 2),
+            said.source,
+        )
+        for name, said in published.items()
+        if said.aux == track.aux
+    ]
+    return Sheet(
+        title=track.title, caption=caption(track.groups), columns=columns, rows=tuple(rows)
+    )
+
+
+def _on_reconstructions(group: Group) -> list[float | None]:
+    """The server's accuracy on what the strongest attack rebuilt, per training seed."""
+
+    def one(record: Json) -> float | None:
+        best = text(record, "strongest", "mse_by")
+        return None if best is None else number(record, "attacks", best, "accuracy")
+
+    return [mean_of([one(record) for record in seed]) for seed in group.seeds]
 
 
 def markdown(found: Found, published: Mapping[str, Published]) -> str:
-    """The whole comparison as a Markdown table."""
-    lines = [
-        "| " + " | ".join(c.label for c in compare_columns()) + " |",
-        "|---" * len(compare_columns()) + "|",
-    ]
-    for group in found.groups:
-        name, *cells = compare_row(group, published)
-        lines.append("| " + " | ".join([f"`{name}`", *cells]) + " |")
-    return "\n".join(lines) + "\n"
+    """Every track as a Markdown table."""
+    return "\n".join(sheet.markdown() for sheet in sheets(found, published))
 
 
 def warnings(found: Found) -> list[str]:
-    """What makes rows incomparable, and what was left out."""
+    """What makes rows of one dataset and one kind of attacker incomparable; what was left out."""
     said = [f"skipped, not a record: {name}" for name in found.broken]
-    every = [r for g in found.groups for r in g.records]
-    for words, keys in (
-        ("dataset", ("config", "dataset")),
-        ("attacker's knowledge", ("audit", "aux")),
-        ("audit profile", ("audit", "profile")),
-        ("scored images", ("splits", "scored")),
+    for group in found.groups:
+        said += _inner_faults(group)
+    kinds: dict[tuple[str, str], list[Group]] = {}
+    for group in found.groups:
+        first = group.records[0]
+        kind = text(first, "config", "dataset") or NOTHING, text(first, "audit", "aux") or NOTHING
+        kinds.setdefault(kind, []).append(group)
+    for (dataset, aux), groups in kinds.items():
+        where = f"{dataset}, attacker knows {aux}: rows"
+        said += _outliers(groups, _profile, f"{where} differ in audit profile")
+        said += _outliers(groups, _scored, f"{where} differ in scored images")
+        said += _outliers(groups, _suite, f"{where} were attacked by different suites")
+    return said
+
+
+def _outliers(groups: Sequence[Group], read: Callable[[Json], str], words: str) -> list[str]:
+    """A line if the rows' records differ in what `read` reads: each value with its rows."""
+    rows: dict[str, list[str]] = {}
+    for group in groups:
+        for value in sorted({read(record) for record in group.records}):
+            rows.setdefault(value, []).append(group.name)
+    listed = "; ".join(f"{value} ({', '.join(names)})" for value, names in rows.items())
+    return [f"{words}: {listed}"] if len(rows) > 1 else []
+
+
+def _profile(record: Json) -> str:
+    return text(record, "audit", "profile") or NOTHING
+
+
+def _scored(record: Json) -> str:
+    return text(record, "splits", "scored") or NOTHING
+
+
+def _suite(record: Json) -> str:
+    return ", ".join(sorted(record.get("attacks") or {}))
+
+
+def _inner_faults(group: Group) -> list[str]:
+    """What the seeds of one row must share and do not."""
+    said = []
+    for keys in (
+        ("config", "net"),
+        ("config", "epochs"),
+        ("config", "defence"),
+        ("audit", "final"),
     ):
-        values = sorted({text(r, *keys) or NOTHING for r in every})
+        values = group.distinct(*keys)
         if len(values) > 1:
-            said.append(f"rows differ in {words}: {', '.join(values)}")
-    suites = {tuple(sorted(r.get("attacks") or {})) for r in every}
-    if len(suites) > 1:
-        said.append("rows were attacked by different suites: audit the older ones again")
+            said.append(f"row {group.name}: its seeds differ in {keys[-1]}: {', '.join(values)}")
+    pairs = [(text(r, "seeds", "train"), text(r, "seeds", "attack")) for r in group.records]
+    for pair in sorted({p for p in pairs if pairs.count(p) > 1 and None not in p}):
+        said.append(
+            f"row {group.name}: training seed {pair[0]}, attack seed {pair[1]} is met twice"
+        )
     return said

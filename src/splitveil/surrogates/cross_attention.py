@@ -4,12 +4,13 @@ import math
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
 from splitveil.surrogates.gates import Held, plain_layernorm
+from splitveil.surrogates.slots import own_slots
 
 GATE_START = 0.1
 
@@ -28,6 +29,23 @@ def attend(
     logits = einsum(q, kv, "n h e, n s h e -> n h s") / math.sqrt(q.shape[2])
     read = einsum(torch.softmax(logits, 2), kv, "n h s, n s h e -> n h e")
     return rearrange(read, "n h e -> n (h e)")
+
+
+def attend_all(
+    query: Float[Tensor, "n d"],
+    slots: Float[Tensor, "k d"],
+    own: Bool[Tensor, "n k"],
+    num_heads: int,
+) -> Float[Tensor, "n d"]:
+    """`attend` as matrix products over the k slots of all classes, of which `own` count.
+
+    Nothing of size n·s·d is gathered; see `contest`.
+    """
+    q = rearrange(query, "n (h e) -> h n e", h=num_heads)
+    kv = rearrange(slots, "k (h e) -> h k e", h=num_heads)
+    logits = (q @ kv.mT) / math.sqrt(q.shape[2])
+    read = torch.softmax(logits.masked_fill(~own, -torch.inf), 2) @ kv
+    return rearrange(read, "h n e -> n (h e)")
 
 
 class GatedCrossAttention(nn.Module):
@@ -65,7 +83,11 @@ class GatedCrossAttention(nn.Module):
     ) -> Float[Tensor, "n d"]:
         """x̃ of samples x with labels y; `sign` = −1 lets the parameters ascend."""
         normed = F.layer_norm(slots, slots.shape[2:])
-        read = attend(plain_layernorm(x), normed.index_select(0, y), self.num_heads)
+        if x.is_cuda:
+            own = own_slots(y, *slots.shape[:2])
+            read = attend_all(plain_layernorm(x), normed.flatten(0, 1), own, self.num_heads)
+        else:
+            read = attend(plain_layernorm(x), normed.index_select(0, y), self.num_heads)
         held = Held(self, sign, skips)
         x = x + torch.tanh(held["attention_gate"]) * held.linear("out", read)
         hidden = F.gelu(held.linear("enter", plain_layernorm(x)))

@@ -5,11 +5,11 @@ Symbols: n samples, d features, c classes, s slots per class; `y` holds the clas
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypedDict, cast
 
 import torch
 from einops import einsum, rearrange, repeat
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +20,13 @@ from splitveil.surrogates.gates import Held, plain_layernorm
 from splitveil.surrogates.segments import segment_sum
 
 Aggregate = Literal["mean", "sum"]
+
+
+class Rule(TypedDict):
+    """How a slot adds up what it receives."""
+
+    aggregate: Aggregate
+    eps: float
 
 
 def compete(
@@ -49,6 +56,33 @@ def collect(
     if aggregate == "sum":
         return total
     return total / (segment_sum(share, y, num_classes)[:, :, None] + eps)
+
+
+def own_slots(y: Int[Tensor, " n"], num_classes: int, num_slots: int) -> Bool[Tensor, "n k"]:
+    """Which of all k = c·s slots belong to a sample's class."""
+    classes = torch.arange(num_classes, device=y.device).repeat_interleave(num_slots)
+    return y[:, None] == classes
+
+
+def contest(
+    key: Float[Tensor, "n d"],
+    value: Float[Tensor, "n d"],
+    query: Float[Tensor, "k d"],
+    own: Bool[Tensor, "n k"],
+    *,
+    aggregate: Aggregate,
+    eps: float,
+) -> Float[Tensor, "k d"]:
+    r"""`collect` after `compete` as two matrix products over all slots at once.
+
+    Slots of other classes get logit −∞, so share 0. This costs c times the arithmetic of gathering
+    each sample's own slots, and writes n·c·s numbers instead of n·s·d: on a GPU much faster, on a
+    CPU with many classes slower.
+    """
+    logits = (key @ query.T) / key.shape[1] ** 0.25
+    share = torch.softmax(logits.masked_fill(~own, -torch.inf), 1)
+    total = share.T @ value
+    return total if aggregate == "sum" else total / (share.sum(0)[:, None] + eps)
 
 
 class SlotAttention(nn.Module):
@@ -120,11 +154,15 @@ class SlotAttention(nn.Module):
         slots = repeat(start, "s d -> (c s) d", c=num_classes)
         gru = ("gru_update.weight", "gru_state.weight", "gru_update.bias", "gru_state.bias")
         recurrent = [held[name] for name in gru]
+        rule: Rule = {"aggregate": self.aggregate, "eps": self.eps}
+        own = own_slots(y, num_classes, self.num_slots) if x.is_cuda else None
         for _ in range(self.num_iterations):
             q = held.linear("query", plain_layernorm(slots)) / math.sqrt(x.shape[1])
-            share = compete(key, rearrange(q, "(c s) d -> c s d", c=num_classes), y)
-            update = collect(value, share, y, num_classes, aggregate=self.aggregate, eps=self.eps)
-            update = rearrange(update, "c s d -> (c s) d")
+            if own is not None:
+                update = contest(key, value, q, own, **rule)
+            else:
+                share = compete(key, rearrange(q, "(c s) d -> c s d", c=num_classes), y)
+                update = collect(value, share, y, num_classes, **rule).flatten(0, 1)
             slots = torch.gru_cell(update, slots, *recurrent)
             slots = slots + held.linear(
                 "leave", F.relu(held.linear("enter", plain_layernorm(slots)))

@@ -9,16 +9,17 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from splitveil.graphs import fastest_kernels, set_rate
 from splitveil.train.checkpoint import read_checkpoint, write_checkpoint
 from splitveil.train.distributed import own_rows
 from splitveil.train.files import MetricsLog
 from splitveil.train.interrupt import catch_interrupt
 from splitveil.train.logbook import Clock, in_short, log_line
-from splitveil.train.schedule import Schedule
+from splitveil.train.schedule import Schedule, adversary_rate
 from splitveil.train.state import TrainState, new_state, restore, snapshot
 from splitveil.train.step import EvalSet, TrainSet, accuracy, clean_features
 from splitveil.train.stepper import Stepper
-from splitveil.types import Json, Progress, Refits
+from splitveil.types import Adversary, Json, Progress, Refits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,20 +46,20 @@ def train(
     folder: Path,
     passport: Json,
     progress: Progress,
+    adversary: nn.Module | None = None,
     resume: bool = False,
 ) -> Json:
     """Train `model` (and the surrogate's own parameters); returns a summary of the run.
 
+    An `adversary` learns beside it from the same batches.
     Writes `metrics.jsonl`, TensorBoard events and `checkpoint.safetensors` into `folder`. The
     same arguments give the same bits on a CPU, whether or not the run was interrupted between.
     """
     schedule, target = plan.schedule, folder / "checkpoint.safetensors"
-    if fabric.device.type == "cuda":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for part in (model, surrogate, adversary):
+        _to_device(part, fabric)
     wrapped = fabric.setup_module(model)
     wrapped.mark_forward_method("split_forward")
-    if surrogate is not None:
-        surrogate = fabric.to_device(surrogate)
     state = new_state(
         model,
         surrogate,
@@ -66,19 +67,25 @@ def train(
         plan.seed,
         momentum=plan.momentum,
         weight_decay=plan.weight_decay,
+        adversary=adversary,
     )
     if resume:
         restore(state, read_checkpoint(target))
     step = Stepper(wrapped, data, state, fabric, remembers=schedule.penalty.lambd > 0)
     clock = Clock(state.seconds)
     model.train()
-    with catch_interrupt() as interrupt, MetricsLog(folder, state.log_offset) as metrics:
+    with (
+        catch_interrupt() as interrupt,
+        MetricsLog(folder, state.log_offset) as metrics,
+        fastest_kernels(),
+    ):
         order, order_epoch, last = torch.empty(0), 0, ""
         while state.step < schedule.total_steps:
             epoch, index = schedule.epoch_of(state.step), state.step % schedule.steps_per_epoch
             if order_epoch != epoch:
                 order, order_epoch = data.order(epoch), epoch
             rows = own_rows(order[index * plan.batch_size : (index + 1) * plan.batch_size], fabric)
+            _set_adversary_rate(state, state.step / schedule.total_steps)
             step(rows, schedule.lr_at(state.step), schedule.weights_at(state.step))
             state.step += 1
 
@@ -101,6 +108,20 @@ def train(
             if interrupt.requested:
                 raise KeyboardInterrupt
     return {"steps": state.step, "seconds": state.seconds, "skipped": state.skipped()}
+
+
+def _to_device(part: nn.Module | None, fabric: Fabric) -> None:
+    """Onto the run's device, in place; on a GPU with the channels last."""
+    if part is not None:
+        fabric.to_device(part)
+        if fabric.device.type == "cuda":
+            part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _set_adversary_rate(state: TrainState, done: float) -> None:
+    """An adversary's optimiser is the last one, and has a schedule of its own."""
+    if isinstance(state.adversary, Adversary):
+        set_rate(state.optimisers[-1], adversary_rate(done, state.adversary.lr))
 
 
 def _save_now(plan: Plan, step: int, clock: Clock) -> bool:

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from lightning_fabric import Fabric
@@ -11,11 +10,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.rng import stream
-from splitveil.train.compose import penalty
-from splitveil.train.distributed import global_batch
 from splitveil.train.schedule import Weights
 from splitveil.train.state import TrainState
-from splitveil.types import Remembers, SurrogateOutput
+from splitveil.train.watch import Tap, Watch
 
 CHUNK = 1000  # images per pass where no gradient is needed
 
@@ -36,9 +33,6 @@ class EvalSet:
 
     images: Tensor
     labels: Tensor
-
-
-Tap = Callable[[Tensor], None]
 
 
 @runtime_checkable
@@ -87,41 +81,16 @@ def forward_loss(
     whole batch. `remembers`: until the penalty starts, a surrogate with a memory keeps the batch.
     """
     x, y = batch
-    found: list[tuple[Tensor, SurrogateOutput]] = []
-
-    def measure(z: Tensor) -> None:
-        z, labels = global_batch(z, y, fabric)
-        found.append(state.aside.run(partial(_penalty, labels, weights, state), z))
-
-    def remember(z: Tensor) -> None:
-        z, labels = global_batch(z.detach(), y, fabric)
-        cast(Remembers, state.surrogate).remember(z, labels)
-
-    tap = None
-    if state.surrogate is not None and weights is not None:
-        tap = measure
-    elif remembers and isinstance(state.surrogate, Remembers):
-        tap = remember
+    watch = Watch(batch, weights, state, fabric, remembers=remembers)
     with fabric.autocast():  # the wrapper enters it only where it wraps, under DDP
-        out = model.split_forward(x, state.streams["channel"], tap)
+        out = model.split_forward(x, state.streams["channel"], watch.tap)
     loss = F.cross_entropy(out.logits, y)
     values = {
         "task_loss": loss,
         "train_accuracy": (out.logits.detach().argmax(1) == y).float().mean(),
     }
-    for rob, said in found:
-        state.aside.join()
-        loss = loss + rob
-        scalars = {k: v for k, v in said.diagnostics.items() if v.ndim == 0}
-        values |= {"rob_loss": said.loss, "intra_mse": said.intra_mse} | scalars
-    return loss, values
-
-
-def _penalty(
-    labels: Tensor, weights: Weights | None, state: TrainState, z: Tensor
-) -> tuple[Tensor, SurrogateOutput]:
-    assert state.surrogate is not None and weights is not None  # noqa: S101, PT018 - else no tap
-    return penalty(z, labels, state.surrogate, weights=weights, guard=state.guard)
+    beside, said = watch.losses()
+    return sum(beside, loss), values | said
 
 
 @torch.no_grad()

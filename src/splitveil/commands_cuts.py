@@ -1,0 +1,109 @@
+"""Cuts of a user's own net: loading it, and showing what each cut costs."""
+
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from splitveil.commands import print_lines
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Shape = tuple[int, int, int]
+
+
+def show_cuts(net: "nn.Sequential", shape: Shape, macs: float, wire: int, *, json_: bool) -> None:
+    """Where a backbone can be cut, what that costs, and what would make it fit."""
+    from dataclasses import asdict
+
+    from splitveil.console import show_json
+    from splitveil.nets import suggest_cuts
+
+    found = suggest_cuts(net, shape, macs, wire)
+    if json_:
+        show_json({"image_shape": shape, "cuts": [asdict(c) for c in found]})
+        return
+    lines = [
+        f"{len(found)} cuts of the backbone, for images {in_words(shape)}",
+        f"{'at':>3} {'after':<16} {'MMAC':>8} {'params':>9} {'wire':>7} fits",
+    ]
+    for c in found:
+        narrow = c.bottleneck
+        fits = "yes" if c.fits else "no"
+        if narrow is not None:
+            fits = (
+                f"with 3×3 convolution to {narrow.channels} channels and sigmoid: "
+                f"{(c.macs + narrow.macs) / 1e6:.2f} MMAC, {c.params + narrow.params} params, "
+                f"wire {narrow.wire_floats}"
+            )
+        lines.append(
+            f"{c.at:3d} {c.layer:<16} {c.macs / 1e6:8.2f} {c.params:9d} {c.wire_floats:7d} {fits}"
+        )
+    print_lines(*lines, "wire: numbers sent; splitveil.nets.cut(backbone, at) makes the split")
+
+
+def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
+    """What the user's MODULE:FUNCTION returns; it is looked for in the current folder too."""
+    from torch import nn
+
+    from splitveil.errors import ConfigError
+
+    module, colon, function = name.partition(":")
+    if not (module and colon and function):
+        raise ConfigError(f"--backbone is MODULE:FUNCTION, as mynets:resnet; got '{name}'")
+    with current_folder_first():
+        try:
+            make = pkgutil.resolve_name(name)
+        except Exception as err:  # the user's module may raise anything
+            raise ConfigError(
+                f"cannot import '{function}' from '{module}': {type(err).__name__}: {err}; run "
+                "this where the module lies, or install it"
+            ) from err
+        if not callable(make) or isinstance(make, nn.Module):
+            raise ConfigError(f"'{name}' must be a function, got a {type(make).__name__}")
+        try:
+            net = make(*arguments(make, name, shape, num_classes))
+        except ConfigError:
+            raise
+        except Exception as err:
+            raise ConfigError(f"'{name}' failed: {type(err).__name__}: {err}") from err
+    if not isinstance(net, nn.Sequential):
+        raise ConfigError(
+            f"'{name}' must return an nn.Sequential, got a {type(net).__name__}; wrap the stages: "
+            "nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
+        )
+    return net
+
+
+def arguments(make: Callable[..., Any], name: str, shape: Shape, classes: int) -> tuple[Any, ...]:
+    """(image_shape, num_classes) or nothing, whichever the function takes."""
+    from splitveil.errors import ConfigError
+
+    signature = inspect.signature(make)
+    for given in ((shape, classes), ()):
+        try:
+            signature.bind(*given)
+        except TypeError:
+            continue
+        return given
+    raise ConfigError(f"'{name}' must take (image_shape, num_classes) or nothing, not {signature}")
+
+
+@contextmanager
+def current_folder_first() -> Iterator[None]:
+    """Modules of the current folder can be imported, as under `python -m`."""
+    before = list(sys.path)
+    sys.path.insert(0, os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def in_words(shape: Shape) -> str:
+    """An image's shape as `--image` takes it."""
+    return "x".join(map(str, shape))

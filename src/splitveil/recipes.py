@@ -1,0 +1,60 @@
+"""Trainings by name: `splitveil train --recipe NAME`. To add one: a line in `NAMED_RECIPES`.
+
+A recipe is nothing but settings, so that a run made from one is described by its own
+`config.toml`; a settings file, `--set` and options override it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from splitveil.errors import ConfigError, unknown
+
+Setting = str | int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """A recipe: what it is for, and flat settings, the run's and the defence's mixed."""
+
+    summary: str
+    options: Mapping[str, Setting]
+
+
+def _cifar10(summary: str, defence: str, net: str, **settings: Setting) -> Named:
+    return Named(
+        summary=summary,
+        options={"dataset": "cifar10", "defence": defence, "net": net, **settings},
+    )
+
+
+NAMED_RECIPES: Mapping[str, Named] = {
+    "cifar10-none": _cifar10("no defence, VGG11", "none", "vgg11"),
+    "cifar10-noise": _cifar10("noise alone, VGG11", "noise", "vgg11"),
+    "cifar10-cem": _cifar10("the published CEM, VGG11", "cem", "vgg11"),
+    "cifar10-gated-att": _cifar10("seed 003, VGG11", "gated-att", "vgg11"),
+    "cifar10-slot-cross": _cifar10("seed 001, VGG11", "slot-cross", "vgg11"),
+    "cifar10-arl-cem": _cifar10("an adversary in training and CEM, VGG11", "arl+cem", "vgg11"),
+    "cifar10-arl-veil": _cifar10(
+        "an adversary in training and the flagship, thin client", "arl+veil", "thin-resnet"
+    ),
+    "cifar10-veil": _cifar10("the flagship, thin client", "veil", "thin-resnet"),
+    "cifar10-veil-accurate": _cifar10(
+        "the flagship where accuracy weighs more", "veil", "thin-resnet", lambd=0.1
+    ),
+    "cifar10-veil-vgg11": _cifar10("the flagship on CEM's own VGG11", "veil", "vgg11"),
+    "digits-veil": Named(
+        summary="the flagship on 8×8 digits, minutes on a CPU",
+        options={"dataset": "digits", "defence": "veil", "net": "small"},
+    ),
+}
+
+
+def find_recipe(name: str) -> Named:
+    """The recipe of this name.
+
+    >>> find_recipe("digits-veil").options["defence"]
+    'veil'
+    """
+    if name not in NAMED_RECIPES:
+        raise ConfigError(unknown("recipe", name, NAMED_RECIPES))
+    return NAMED_RECIPES[name]

@@ -1,0 +1,201 @@
+"""Ranking clients by trial: who competes, the score, and trials that are resumed or fail."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import splitveil.trials
+from splitveil.advisor import (
+    Entrant,
+    Finding,
+    advise,
+    brief_epochs,
+    entrants,
+    ranked,
+    score,
+    undominated,
+)
+from splitveil.attacks import PROFILES
+from splitveil.config import make_config
+from splitveil.data import load
+from splitveil.errors import AuditError, ConfigError, RunError
+from splitveil.nets import FAMILIES, THIN_CLIENTS, candidates, parse_client
+from splitveil.runs import load_data, load_run
+from splitveil.trials import measure, placed, ranking_attacks
+from splitveil.types import Json
+
+IMAGE = (3, 32, 32)
+TINY = (
+    Entrant(net="client:strided-4s2-4.8-c4", macs=1, params=2, wire_floats=16),
+    Entrant(net="client:strided-4s2-4-c1", macs=3, params=4, wire_floats=16),
+)
+WIDE = Entrant(net="client:strided-4-4.4.4.4.4-c1", macs=5, params=6, wire_floats=1)
+
+
+def test_the_named_nets_compete_where_they_fit_and_others_beside_them() -> None:
+    found = entrants(IMAGE, max_macs=21.9e6, wire_floats=512, top=6)
+    names = [e.net for e in found]
+    assert names[:4] == ["thin-mobilenet", "thin-resnet", "thin-strided", "vgg11"]
+    assert (found[3].macs, found[3].params, found[3].wire_floats) == (21_233_664, 85_256, 512)
+    assert len(names) == len(set(names)) == 4 + 6
+    specs = [parse_client(name.removeprefix("client:")) for name in names[4:]]
+    kinds = [(s.family, s.downsampling) for s in specs]
+    assert {family for family, _ in kinds} == set(FAMILIES)
+    assert len(set(kinds)) == len(kinds)
+    listed = {c.net: c for c in candidates(IMAGE, max_macs=21.9e6, wire_floats=512)}
+    assert all(e == replace(e, macs=listed[e.net].macs) for e in found[4:])
+
+
+@pytest.mark.parametrize(
+    ("budget", "named"),
+    [
+        ({"max_macs": 20e6, "wire_floats": 512}, {"thin-resnet", "thin-strided"}),
+        ({"max_macs": 21.9e6, "wire_floats": 511}, set()),
+        ({"max_macs": 21.9e6, "wire_floats": 512, "max_params": 100_000}, {"vgg11"}),
+        ({"max_macs": 21.9e6, "wire_floats": 9999, "family": "residual"}, {"thin-resnet"}),
+    ],
+)
+def test_named_nets_keep_the_budget_too(budget: dict[str, float], named: set[str]) -> None:
+    found = entrants(IMAGE, **budget, top=2)  # type: ignore[arg-type]
+    assert {e.net for e in found} & {*THIN_CLIENTS, "vgg11", "small"} == named
+    assert all(e.macs <= budget["max_macs"] for e in found)
+    assert all(e.wire_floats <= budget["wire_floats"] for e in found)
+    assert len(found) == len(named) + 2
+
+
+def test_small_images_have_the_small_net_and_weighing_draws_nothing() -> None:
+    state = torch.get_rng_state()
+    found = entrants((1, 8, 8), max_macs=1e6, wire_floats=64, top=1)
+    assert found[0].net == "small"
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(ConfigError, match="top must be at least 1, got 0"):
+        entrants((1, 8, 8), max_macs=1e6, wire_floats=64, top=0)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "mse", "expected"),
+    [(1.0, 0.05, 1.0), (1.0, 0.9, 1.0), (0.1, 0.05, 0.0), (0.0, 0.05, 0.0), (0.55, 0.025, 0.25)],
+)
+def test_the_score_at_ceiling_chance_and_halfway(
+    accuracy: float, mse: float, expected: float
+) -> None:
+    assert score(accuracy, mse, 0.05, 10) == pytest.approx(expected, abs=1e-12)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=8))
+def test_a_point_is_marked_exactly_when_nothing_beats_it(points: list[tuple[int, int]]) -> None:
+    marks = undominated([(float(a), float(b)) for a, b in points])
+    best = max(points)
+    assert marks[points.index(best)]
+    for (a, b), mark in zip(points, marks, strict=True):
+        better = [(c, d) for c, d in points if (c > a and d >= b) or (c >= a and d > b)]
+        assert mark == (not better)
+
+
+def finding(net: str, accuracy: float, mse: float) -> Finding:
+    return Finding(
+        net=net, macs=1, params=1, wire_floats=1, accuracy=accuracy, mse=mse, attack="linear",
+        ceiling=0.05, leakage=1 - mse / 0.05, score=score(accuracy, mse, 0.05, 10), run="",
+    )  # fmt: skip
+
+
+def test_the_best_score_stands_first_and_the_dominated_are_not_marked() -> None:
+    found = ranked([finding("c", 0.5, 0.01), finding("a", 0.9, 0.02), finding("b", 0.8, 0.04)])
+    assert [(f.net, f.pareto) for f in found] == [("b", True), ("a", True), ("c", False)]
+
+
+def test_trials_are_short_and_use_attacks_that_see_every_image_once() -> None:
+    assert (brief_epochs("cifar10"), brief_epochs("npz:/x")) == (20, 10)
+    kept = ranking_attacks("quick")
+    assert {"linear", "decoder", "nearest"} <= kept.keys()
+    assert {"rmle", "k-query"} == PROFILES["quick"].keys() - kept.keys()
+
+
+def test_other_settings_have_another_folder_and_places_do_not_matter() -> None:
+    data = load("digits")
+    options: Json = {"dataset": "digits", "defence": "veil", "net": "small", "epochs": 1}
+    name = placed(make_config(options), data).name
+    assert name == placed(make_config(options | {"runs_dir": "elsewhere"}), data).name
+    others: list[Json] = [
+        {"lambd": 0.7},
+        {"epochs": 2},
+        {"seed": 1},
+        {"net": TINY[0].net},
+        {"defence": "cem"},
+    ]
+    names = {placed(make_config(options | other), data).name for other in others}
+    assert len({*names, name}) == len(others) + 1
+
+
+def test_a_finished_trial_is_not_repeated_and_a_failing_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear = {name: PROFILES["smoke"][name] for name in ("mean", "class-mean", "linear")}
+    monkeypatch.setattr("splitveil.advisor.ranking_attacks", lambda profile: linear)
+    config = make_config({"dataset": "digits", "epochs": 1, "runs_dir": str(tmp_path)})
+    notes: list[str] = []
+    first = advise(
+        [TINY[0], WIDE, TINY[1]], config, "smoke", lambda d, t, note="": notes.append(note)
+    )
+    assert {f.net for f in first.findings} == {e.net for e in TINY}
+    assert [f.net for f in first.failures] == [WIDE.net]
+    assert "needs images of at least 16×16" in first.failures[0].error
+    assert {"1/3", "2/3", "3/3"} <= {note.split(" ")[0] for note in notes}
+    assert [f.score for f in first.findings] == sorted(f.score for f in first.findings)[::-1]
+
+    run = load_run(first.findings[0].run)
+    assert run.path.parent == tmp_path / "advisor"
+    saved = json.loads((run.path / "trial.json").read_text(encoding="utf-8"))["found"]
+    assert saved == measure(run, linear)
+    assert first.findings[0].leakage == 1 - saved["mse"] / saved["ceiling"]
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise RuntimeError("a finished trial was trained again")
+
+    monkeypatch.setattr(splitveil.trials, "fit", forbidden)
+    again = advise(TINY, config, "smoke")
+    assert (again.findings, again.failures) == (first.findings, ())
+    (run.path / "trial.json").write_text("{", encoding="utf-8")
+    broken = advise(TINY, config, "smoke")
+    assert [f.error for f in broken.failures] == ["a finished trial was trained again"]
+    with pytest.raises(RunError, match=r"no trial came to an end: .*trained again"):
+        advise(TINY, replace(config, seed=3), "smoke")
+
+
+def test_a_stopped_trial_goes_on_and_the_test_images_are_never_scored(tmp_path: Path) -> None:
+    config = make_config({"dataset": "digits", "epochs": 2, "runs_dir": str(tmp_path)})
+    attacks = {"linear": PROFILES["smoke"]["linear"]}
+    data = load("digits")
+    asked = replace(config, net=TINY[0].net)
+    whole = splitveil.trials.trial(asked, data, attacks)[1]
+
+    def stop(done: int, total: int, note: str = "") -> None:
+        if "epoch 2" in note:
+            raise KeyboardInterrupt
+
+    other = replace(asked, runs_dir=str(tmp_path / "other"))
+    with pytest.raises(KeyboardInterrupt):
+        splitveil.trials.trial(other, data, attacks, stop)
+    folder, found = splitveil.trials.trial(other, data, attacks)
+    assert found == whole
+
+    run = load_run(folder)
+    _, splits = load_data(run)
+    seen: list[int] = []
+    run.model.head.register_forward_hook(lambda _, args, __: seen.append(len(args[0])))
+    measure(run, {"mean": PROFILES["smoke"]["mean"]})
+    assert len(splits.val) in seen
+    assert len(splits.test) not in seen
+
+
+def test_without_validation_images_nothing_is_chosen(tmp_path: Path) -> None:
+    config = make_config(
+        {"dataset": "digits", "epochs": 1, "runs_dir": str(tmp_path), "final": True}
+    )
+    with pytest.raises(AuditError, match="must not be chosen by the test images"):
+        splitveil.trials.trial(replace(config, net=TINY[1].net), load("digits"), {})

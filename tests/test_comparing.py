@@ -1,0 +1,177 @@
+"""Rows against each other: intervals, corrections, and what may be said."""
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats  # type: ignore[import-untyped]
+
+from splitveil.audit.statistics import Sample, difference
+from splitveil.comparing import (
+    Contrast,
+    contrast,
+    contrasts,
+    corrected,
+    image_table,
+    over_seeds,
+    per_image_mse,
+    sheets,
+)
+from splitveil.errors import RunError
+from splitveil.report.rows import Found, Group
+from splitveil.report.tracks import BUDGET, Track
+
+Images = NDArray[np.float64]
+
+
+def packed(values: Images) -> str:
+    return base64.b64encode(values.astype("<f2").tobytes()).decode()
+
+
+def record(
+    accuracy: float, mse: float | Images, *, defence: str = "cem", net: str = "vgg11"
+) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "accuracy": accuracy,
+        "strongest": {"mse": float(np.mean(mse)), "mse_by": "decoder"},
+        "config": {"defence": defence, "net": net, "dataset": "cifar10"},
+        "client": {"macs": 20_000_000, "wire_floats": 512},
+        "audit": {"aux": "train"},
+        "splits": {"scored": "abc"},
+    }
+    if not isinstance(mse, float):
+        made["per_image"] = {"attack": "decoder", "mse": packed(mse)}
+    return made
+
+
+def row(name: str, *seeds: dict[str, Any]) -> Group:
+    return Group(name, tuple((seed,) for seed in seeds))
+
+
+def images(mean: float, seed: int, n: int = 400) -> Images:
+    return mean * (0.5 + np.random.default_rng(seed).random(n))
+
+
+def good(name: str = "veil", **facts: str) -> Group:
+    values = zip((0.900, 0.902, 0.901), (0.050, 0.051, 0.052), strict=True)
+    return row(name, *(record(a, m, defence="veil", **facts) for a, m in values))
+
+
+def poor(name: str = "cem") -> Group:
+    values = zip((0.870, 0.872, 0.871), (0.010, 0.011, 0.012), strict=True)
+    return row(name, *(record(a, m) for a, m in values))
+
+
+def test_errors_per_image_come_back_to_half_precision() -> None:
+    values = images(0.05, 0)
+    kept = per_image_mse(record(0.9, values))
+    assert kept is not None
+    np.testing.assert_allclose(kept, values, rtol=2**-11)
+    assert per_image_mse(record(0.9, 0.05)) is None
+    assert per_image_mse(record(0.9, 0.05) | {"per_image": {}}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("!", "not base64"), ("AAA=", "strongest.mse"), ("AAAA", "not base64 of float16")],
+)
+def test_spoilt_errors_per_image_are_refused(text: str, message: str) -> None:
+    spoilt = record(0.9, 0.05) | {"per_image": {"attack": "decoder", "mse": text}}
+    with pytest.raises(RunError, match=message):
+        per_image_mse(spoilt)
+
+
+def test_attack_seeds_are_averaged_image_by_image() -> None:
+    first, second = images(0.05, 0), images(0.05, 1)
+    table = image_table(Group("a", ((record(0.9, first), record(0.9, second)),)))
+    assert table is not None
+    np.testing.assert_allclose(table, [(first + second) / 2], rtol=1e-3)
+    assert image_table(row("a", record(0.9, first), record(0.9, 0.05))) is None
+    assert image_table(row("a", record(0.9, first), record(0.9, first[:-1]))) is None
+
+
+def test_seeds_alone_are_compared_by_welchs_t() -> None:
+    a, b = [0.90, 0.91, 0.93], [0.88, 0.885, 0.87, 0.86]
+    made = over_seeds(a, b)
+    oracle = stats.ttest_ind(a, b, equal_var=False)
+    low, high = oracle.confidence_interval(0.95)
+    assert made is not None
+    assert (made.interval.low, made.interval.high) == pytest.approx((low, high))
+    assert made.p_value == pytest.approx(oracle.pvalue)
+    assert over_seeds([0.9], b) is None
+    assert over_seeds([0.9, None], b) is None
+
+
+def test_errors_are_compared_over_seeds_and_images_where_both_sides_have_them() -> None:
+    tables = [
+        [images(m, s) for s, m in enumerate(means)] for means in ((0.05, 0.052), (0.04, 0.041))
+    ]
+    a, b = (row("x", *(record(0.9, t) for t in table)) for table in tables)
+    made = contrast(a, b)
+    left, right = image_table(a), image_table(b)
+    assert left is not None
+    assert right is not None
+    expected = difference(Sample.of(left), Sample.of(right), paired=False)
+    assert made.mse is not None
+    assert made.mse.interval == expected.interval
+    assert made.over == "seeds and images"
+    assert contrast(a, poor()).over == "seeds"
+    elsewhere = record(0.9, tables[1][0]) | {"splits": {"scored": "other"}}
+    assert contrast(a, row("y", elsewhere, elsewhere)).over == "seeds"
+
+
+def test_one_seed_is_no_verdict_even_with_ten_thousand_images() -> None:
+    made = contrast(row("a", record(0.9, images(0.05, 0))), row("b", record(0.8, images(0.01, 1))))
+    assert made.over == "images"
+    assert made.mse is not None
+    assert made.mse.excludes_zero
+    assert made.p_mse is None
+    assert made.verdict == "one seed: no verdict"
+    assert contrast(row("a", record(0.9, 0.05)), poor()).verdict == "one seed: no verdict"
+
+
+def test_dominates_needs_both_intervals_on_our_side() -> None:
+    assert contrast(good(), poor()).verdict == "dominates"
+    assert contrast(poor(), good()).verdict == "is dominated"
+    equal = row("equal", *(record(a, m) for a, m in ((0.90, 0.01), (0.88, 0.011), (0.92, 0.012))))
+    assert contrast(good(), equal).verdict == "more private"
+    better = row("b", *(record(a, m) for a, m in ((0.95, 0.010), (0.951, 0.011), (0.949, 0.012))))
+    assert contrast(good(), better).verdict == "more private, less accurate"
+    assert contrast(good(), good("twin")).verdict == "not told apart"
+
+
+def test_p_values_are_corrected_together_and_a_verdict_says_when_that_undoes_it() -> None:
+    def claim(p: float) -> Contrast:
+        made = contrast(good(), poor())
+        return Contrast(**(vars(made) | {"p_accuracy": p, "p_mse": 0.001}))
+
+    first, second = corrected([claim(0.03), claim(0.04)])
+    assert (first.p_mse, second.p_mse) == pytest.approx((0.004, 0.004))
+    assert (first.p_accuracy, second.p_accuracy) == pytest.approx((0.06, 0.06))
+    assert first.verdict == "dominates, before correction"
+
+
+def test_our_rows_meet_every_other_row_once() -> None:
+    groups = (good(), good("arl-veil"), poor(), poor("none"))
+    made = contrasts(Track(title="t", groups=groups), done=["veil"])
+    assert [(c.ours, c.other) for c in made] == [("arl-veil", "cem"), ("arl-veil", "none")]
+    assert all(c.p_mse is not None and c.p_mse < 0.05 for c in made)
+
+
+def test_each_track_is_followed_by_its_differences() -> None:
+    thin = good("veil", net="thin-resnet")
+    made = sheets(Found((thin, good("veil-vgg11"), poor()), ()), {})
+    titles = [sheet.title.partition(":")[0] for sheet in made]
+    assert titles == [
+        "Same architecture",
+        "Differences – Same architecture",
+        "Same budget",
+        "Differences – Same budget",
+    ]
+    assert [r[:2] for r in made[1].rows] == [("`veil-vgg11`", "`cem`")]
+    assert [r[:2] for r in made[3].rows] == [("`veil`", "`cem`")]
+    assert made[3].rows[0][2] == "+3.00 [+2.77, +3.23]"  # t(4) .975 = 2.776, se .1·√(2/3)
+    assert made[3].rows[0][-1] == "dominates"
+    assert [s.title for s in sheets(Found((poor("a"), thin), ()), {})][-1].endswith(BUDGET)

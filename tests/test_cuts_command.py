@@ -1,0 +1,100 @@
+"""`splitveil clients --backbone`: the cuts of a user's own net."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from splitveil.cli import app
+
+
+def call(*words: str) -> Any:  # noqa: ANN401 - typer's result type is not public
+    return CliRunner().invoke(app, list(words))
+
+
+def text(result: Any) -> str:  # noqa: ANN401
+    """Everything printed, wrapped lines joined."""
+    return re.sub(r"\s+", " ", result.output + result.stderr)
+
+
+MY_NETS = """
+from torch import nn
+
+def sized(image_shape, num_classes):
+    c, h, w = image_shape
+    return nn.Sequential(nn.Conv2d(c, 8, 3, padding=1), nn.Flatten(),
+                         nn.Linear(8 * h * w, num_classes))
+
+def fixed():
+    return sized((1, 4, 4), 2)
+
+def keyed(image_shape, num_classes, depth):
+    return fixed()
+
+def wrong():
+    return nn.Linear(2, 2)
+
+def rises():
+    raise KeyError("weights")
+
+net = nn.Sequential(nn.Flatten(), nn.Flatten())
+number = 3
+"""
+
+
+@pytest.fixture
+def my_nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the current folder, under a name no other test has imported."""
+    name = f"nets_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(MY_NETS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+@pytest.mark.parametrize("function", ["sized", "fixed"])
+def test_the_cuts_of_a_users_backbone_are_listed(my_nets: str, function: str) -> None:
+    words = ("clients", "--macs", "5000", "--wire", "50", "--image", "1x4x4", "--backbone")
+    path = list(sys.path)
+    result = call(*words, f"{my_nets}:{function}")
+    assert result.exit_code == 0, text(result)
+    assert sys.path == path
+    lines = result.stdout.splitlines()
+    assert lines[0] == "2 cuts of the backbone, for images 1x4x4"
+    assert lines[2].split()[:5] == ["1", "Conv2d", "0.00", "80", "128"]
+    assert lines[2].endswith(
+        "with 3×3 convolution to 3 channels and sigmoid: 0.00 MMAC, 299 params, wire 48"
+    )
+    assert lines[3].split() == ["2", "Flatten", "0.00", "80", "128", "no"]
+    found = json.loads(call(*words, f"{my_nets}:{function}", "--json").stdout)
+    assert found["cuts"][0]["bottleneck"]["channels"] == 3
+    assert found["cuts"][1]["bottleneck"] is None
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("absent", "cannot import 'absent' from"),
+        ("number", "must be a function, got a int"),
+        ("net", "must be a function, got a Sequential"),
+        ("keyed", "must take (image_shape, num_classes) or nothing, not (image_shape, "),
+        ("wrong", "must return an nn.Sequential, got a Linear; wrap the stages"),
+        ("rises", "failed: KeyError: 'weights'"),
+    ],
+)
+def test_a_backbone_that_is_none_exits_with_2(my_nets: str, function: str, said: str) -> None:
+    result = call("clients", "--macs", "5e6", "--wire", "50", "--backbone", f"{my_nets}:{function}")
+    assert result.exit_code == 2, text(result)
+    assert said in text(result)
+    assert "Traceback" not in text(result)
+
+
+def test_a_module_that_is_absent_or_broken_exits_with_2(my_nets: str, tmp_path: Path) -> None:
+    (tmp_path / f"{my_nets}_b.py").write_text("def (", encoding="utf-8")
+    for module, said in ((f"{my_nets}_a", "ModuleNotFoundError"), (f"{my_nets}_b", "SyntaxError")):
+        result = call("clients", "--macs", "5e6", "--wire", "50", "--backbone", f"{module}:f")
+        assert result.exit_code == 2, text(result)
+        assert said in text(result)
