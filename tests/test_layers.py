@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, Rule] = {
     "runs": EVERYTHING,
     "training": EVERYTHING,
     "auditing": EVERYTHING,
+    "disclosures": EVERYTHING,
     "replay": EVERYTHING,
     "comparing": room("errors", "types", "audit.statistics", "report"),
     "bench": room("types", "passport", "surrogates"),

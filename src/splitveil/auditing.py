@@ -28,6 +28,7 @@ from splitveil.audit import (
 )
 from splitveil.config import find_profile
 from splitveil.data import aux_view
+from splitveil.disclosures import Kept, certificates, leakage_by_repeats, other_leaks
 from splitveil.passport import command, device_name, versions
 from splitveil.runs import Run, flat_config, load_data
 from splitveil.surrogates.batch import FirstCall, class_batch
@@ -126,9 +127,29 @@ def examine(
     )
     test = dataset.labelled(splits.test)
     wire = intercept(case, seed)
-    attempts = run_attacks(case, attacks, seed, progress, wire=wire, store=store)
+    kept = Kept()
+    attempts = run_attacks(case, attacks, seed, progress, wire=wire, store=store, look=kept)
     headline = strongest(attempts)
     ceiling = ceiling_mse(case.aux, case.scored, case.num_classes)
+    certified = certificates(
+        run.model,
+        case,
+        dataset,
+        splits,
+        seed=seed,
+        leakage=leakage_by_repeats(attempts, ceiling),
+    )
+    outside = splits.held_out if len(splits.held_out) else splits.test
+    told = other_leaks(
+        case,
+        attacks,
+        attempts,
+        dataset.labelled(splits.train),
+        dataset.labelled(outside),
+        wire=wire,
+        kept=kept,
+        profile=profile,
+    )
     shape = run.built.image_shape
     trained = read_checkpoint(run.path / "checkpoint.safetensors").meta
     record = Record(
@@ -142,7 +163,9 @@ def examine(
         leakage=1.0 - headline["mse"] / ceiling,
         true_rate_nats=rate_nats(victim, case.scored, case.num_classes, run.noise_std),
         per_image=per_image(attempts),
-        flags=[asdict(f) for f in raise_flags(Evidence(case, wire, attempts))],
+        certificates=certified,
+        leaks=told,
+        flags=[asdict(f) for f in raise_flags(Evidence(case, wire, attempts, certified))],
         client={
             "macs": run.model.macs(shape),
             "params": run.model.client_params(),

@@ -23,7 +23,7 @@ class Parts:
 
     model: SplitModel
     surrogate: nn.Module | None
-    adversary: nn.Module | None
+    companion: nn.Module | None
 
 
 def build(config: RunConfig, image_shape: Shape, num_classes: int) -> Parts:
@@ -35,9 +35,9 @@ def build(config: RunConfig, image_shape: Shape, num_classes: int) -> Parts:
         surrogate = defence.surrogate(
             model.wire_floats(image_shape), num_classes, config.noise_std or 0.0
         )
-    with seeded_globals(derive_seed(config.seed, "init/adversary")):
-        adversary = defence.adversary(model.wire_shape(image_shape), image_shape)
-    return Parts(model, surrogate, adversary)
+    with seeded_globals(derive_seed(config.seed, "init/companion")):
+        companion = defence.companion(model, image_shape, num_classes)
+    return Parts(model, surrogate, companion)
 
 
 def train_run(
@@ -95,7 +95,7 @@ def train_run(
             folder=config.folder,
             passport={"versions": versions(), "splits": splits.hashes()},
             progress=progress,
-            adversary=parts.adversary,
+            companion=parts.companion,
             resume=resume,
         )
 

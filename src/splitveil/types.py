@@ -86,20 +86,20 @@ class Reports(Protocol):
 
 
 @runtime_checkable
-class Adversary(Protocol):
-    """A module that learns to rebuild images from smashed data while the encoder trains."""
+class Companion(Protocol):
+    """A module that trains beside the model and makes the encoder pay: an adversary, say."""
 
     @property
     def lr(self) -> float:
         """Adam's rate for its own parameters at the start of a run."""
         ...
 
-    def learn(self, z: Tensor, x: Tensor) -> Tensor:
-        """Its own loss on a batch; no gradient reaches z."""
+    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Its own loss on a batch of clean z, images and labels; no gradient reaches z."""
         ...
 
-    def penalty(self, z: Tensor, x: Tensor) -> Tensor:
-        """What the encoder pays for what was rebuilt; no gradient reaches the adversary."""
+    def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """What the encoder pays on the same batch, after `learn`; no gradient reaches itself."""
         ...
 
 
@@ -235,6 +235,8 @@ class Record:
     strongest_blackbox: Json = field(default_factory=dict)
     flags: list[Json] = field(default_factory=list)
     per_image: Json = field(default_factory=dict)
+    certificates: Json = field(default_factory=dict)
+    leaks: Json = field(default_factory=dict)
 
     def to_dict(self) -> Json:
         """Plain JSON types only; what was not measured is null, never NaN."""

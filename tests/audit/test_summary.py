@@ -1,5 +1,6 @@
 """The headline, the oracle's bound, and the two errors they are measured by."""
 
+import base64
 import math
 
 import numpy as np
@@ -15,6 +16,7 @@ from splitveil.audit import (
     by_attack,
     ceiling_mse,
     floor_mse,
+    per_image,
     run_attacks,
     strongest,
     strongest_blackbox,
@@ -37,6 +39,16 @@ def test_strongest_names_the_best_mean_of_each_metric() -> None:
     assert (best["ssim"], best["ssim_by"]) == (0.375, "even")
     assert (best["ssim_zeropad"], best["ssim_zeropad_by"]) == (0.375, "lucky")
     assert (best["ssim_valid"], best["ssim_valid_by"]) == (None, None)
+
+
+def test_the_values_of_each_image_are_the_strongest_attacks_within_a_half_float() -> None:
+    packed = per_image({"even": LUCKY, "lucky": EVEN})
+    assert packed["attack"] == "lucky"
+    values = np.frombuffer(base64.b64decode(packed["mse"]), dtype="<f2")
+    assert values.tolist() == [0.25, 0.25]
+    third = an_attempt([1 / 3, 1e-4], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0])
+    values = np.frombuffer(base64.b64decode(per_image({"a": third})["mse"]), dtype="<f2")
+    assert values.astype(float) == pytest.approx([1 / 3, 1e-4], rel=5e-4)
 
 
 def test_worst_case_takes_the_best_attack_of_each_image() -> None:

@@ -41,6 +41,7 @@ def stages(name: str, noise_std: float = 0.05) -> list[str]:
     [
         ("noise+dropout", ["GaussianNoise", "Dropout"]),
         ("dropout+noise", ["GaussianNoise", "Dropout"]),
+        ("dropout+veil+clip", ["Clip", "GaussianNoise", "Dropout"]),
         ("topk+cem", ["GaussianNoise", "TopK"]),
         ("quantise+dropout+veil+topk", ["GaussianNoise", "Quantise", "Dropout", "TopK"]),
         ("topk+dropout", ["TopK", "Dropout"]),
@@ -130,9 +131,9 @@ def test_each_setting_reaches_its_part_alone() -> None:
         ("topk+none", "'none' is no defence"),
         ("noise+topk+noise", "'noise' stands twice in the stack noise+topk+noise; give it once"),
         ("cem+dropout+veil", "'cem' and 'veil' each have a penalty and a stack can have one"),
-        ("noise+drpout", "unknown defence 'drpout'; did you mean 'dropout'? choose from: cem, "),
-        ("noise+", "unknown defence ''; choose from: cem, "),
-        ("+", "unknown defence ''; choose from: cem, "),
+        ("noise+drpout", "unknown defence 'drpout'; did you mean 'dropout'? choose from: arl, "),
+        ("noise+", "unknown defence ''; choose from: arl, "),
+        ("+", "unknown defence ''; choose from: arl, "),
     ],
 )
 def test_what_cannot_be_stacked_is_refused(name: str, said: str) -> None:

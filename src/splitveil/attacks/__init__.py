@@ -4,7 +4,8 @@ To add an attack: a file with a frozen dataclass that has `access` and `fit`, an
 `ATTACKS` and in the profiles it belongs to. An attack never measures its own success.
 
 The decoder comes in three sizes, small N4C32, base N8C64 and large N12C128, and the base with
-three losses; under `standard` and `paper` all five follow one schedule. `quick` has smaller nets
+three losses; under `paper` all five follow one schedule, under `standard` the small one and the
+perceptual one half of it. `quick` has smaller nets
 for two CPU cores and no `decoder-large`; `smoke` only shows that every attack runs. `rmle` is
 expensive and runs on a fixed subset; `k-query` sees several draws of each image.
 """
@@ -53,10 +54,12 @@ def _decoders(
     return {**sizes, "decoder-ssim": replace(base, loss="ssim"), "decoder-perceptual": features}
 
 
-def _full_size(base: Decoder) -> dict[str, Attack]:
-    """N4C32, N8C64 and N12C128."""
-    small, large = replace(base, blocks=4, width=32), replace(base, blocks=12, width=128)
-    return _decoders(base, small=small, large=large, feature_steps=1000)
+def _full_size(base: Decoder, brief: Decoder) -> dict[str, Attack]:
+    """N4C32, N8C64 and N12C128; the smallest and the perceptual one have the brief schedule."""
+    small, large = replace(brief, blocks=4, width=32), replace(base, blocks=12, width=128)
+    sizes = _decoders(base, small=small, large=large, feature_steps=1000)
+    features = replace(brief, loss="perceptual", feature_steps=1000, effort=15.0)
+    return sizes | {"decoder-perceptual": features}
 
 
 _TINY = Decoder(width=16, blocks=1, epochs=1, min_steps=60, batch_size=32, lr=1e-2)
@@ -84,13 +87,13 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
     },
     "standard": {
         **_CHEAP,
-        **_full_size(_STANDARD),
+        **_full_size(_STANDARD, replace(_STANDARD, epochs=8, min_steps=1500)),
         "rmle": Rmle(start=replace(_STANDARD, epochs=4, min_steps=750)),
         "k-query": KQuery(repeats=16, inner=replace(_STANDARD, epochs=4, min_steps=750)),
     },
     "paper": {
         **_CHEAP,
-        **_full_size(_PAPER),
+        **_full_size(_PAPER, _PAPER),
         "rmle": Rmle(start=_STANDARD, steps=1000, restarts=3),
         "k-query": KQuery(repeats=16, inner=_PAPER),
     },

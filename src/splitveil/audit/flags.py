@@ -1,7 +1,7 @@
 """Flags: signs that an audit's number should not be believed. `docs/flags.md` explains each."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from splitveil.audit.access import Case, Wire, finite
 from splitveil.audit.attempt import Attempt
 from splitveil.audit.summary import comparable, floor_mse
 from splitveil.rng import normal_like, stream
-from splitveil.types import Access, Victim
+from splitveil.types import Access, Json, Victim
 
 WEAKER = 1.05  # a white-box attack this much worse than the best black-box one is suspect
 FALLING = 0.02  # relative fall of the training loss per epoch at the end
@@ -37,6 +37,7 @@ class Evidence:
     case: Case
     wire: Wire
     attempts: Mapping[str, Attempt]
+    certificates: Json = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
@@ -185,6 +186,15 @@ def not_finite(evidence: Evidence) -> str | None:
     return f"{len(broken)} of {len(evidence.case.scored)} scored images: {named}"
 
 
+def certificate_beaten(evidence: Evidence) -> str | None:
+    """A matcher that identifies more images than a certificate allows: one of them is wrong."""
+    gallery = evidence.certificates.get("gallery", {})
+    if not gallery.get("beaten"):
+        return None
+    found, least = gallery["matcher_error"], gallery["identification_error"]["at_least"]
+    return f"the best matcher errs in {100 * found:.2f} %, the certificate says {100 * least:.2f} %"
+
+
 Check = Callable[[Evidence], str | None]
 
 FLAGS: Mapping[str, tuple[Check, str]] = {
@@ -215,6 +225,10 @@ FLAGS: Mapping[str, tuple[Check, str]] = {
     "attack overfitted": (
         overfitted,
         "give the attacker more aux images",
+    ),
+    "certificate beaten": (
+        certificate_beaten,
+        "believe neither: the channel is not what the certificate was told it is",
     ),
     "values not finite": (
         not_finite,

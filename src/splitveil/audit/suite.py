@@ -29,6 +29,7 @@ from splitveil.errors import AuditError
 from splitveil.rng import stream
 from splitveil.types import Access, Attack, Observation, Progress, check_images, silent
 
+Look = Callable[[str, Tensor, Tensor], None]
 AUX_SHOWN = 1000  # images an attack was fitted on that it is scored on too: does it overfit?
 
 
@@ -60,10 +61,12 @@ def run_attacks(
     *,
     wire: Wire | None = None,
     store: Store | None = None,
+    look: Look | None = None,
 ) -> dict[str, Attempt]:
     """Every attack on the same scored images and the same draw of the channel.
 
     With a store, an attack that was finished before on the same case is read, not run again.
+    `look` is shown the name, rows and images of what every attack that is run makes.
     """
     _check_case(case, attacks)
     wire = intercept(case, seed) if wire is None else wire
@@ -76,7 +79,7 @@ def run_attacks(
         before = sum((efforts[n] for n in attempts), 0.0)
         share = Share(progress, name, before, efforts[name], total)
         share(0, 1)
-        attempts[name] = _stored(case, (name, attack), wire, share, store)
+        attempts[name] = _stored(case, (name, attack), wire, share, store, look)
     progress(int(1000 * total), int(1000 * total), "attacks done")
     return attempts
 
@@ -97,19 +100,24 @@ class Share:
         self.whole(int(1000 * here), int(1000 * self.total), f"{self.name} {note}".rstrip())
 
 
-def _stored(
-    case: Case, named: tuple[str, Attack], wire: Wire, progress: Progress, store: Store | None
+def _stored(  # noqa: PLR0917 - what an attempt takes, and the store
+    case: Case,
+    named: tuple[str, Attack],
+    wire: Wire,
+    progress: Progress,
+    store: Store | None,
+    look: Look | None,
 ) -> Attempt:
     """The attempt from the store, or a new one, which is stored."""
     if store is None or not case.identity:
-        return attempt(case, *named, wire, progress)
+        return attempt(case, *named, wire, progress, look)
     key = attempt_key(case.identity, *named, wire.seed)
     if key is None:
-        return attempt(case, *named, wire, progress)
+        return attempt(case, *named, wire, progress, look)
     blob = store.read(key)
     found = None if blob is None else from_bytes(blob, case.victim.device)
     if found is None or found.scored != len(case.scored):
-        found = attempt(case, *named, wire, progress)
+        found = attempt(case, *named, wire, progress, look)
         store.write(key, to_bytes(found))
     return found
 
@@ -144,8 +152,13 @@ def source(module: str) -> str | None:
     return "\x00".join(texts[name] for name in sorted(texts))
 
 
-def attempt(
-    case: Case, name: str, attack: Attack, wire: Wire, progress: Progress = silent
+def attempt(  # noqa: PLR0917 - the case, the attack, and who watches
+    case: Case,
+    name: str,
+    attack: Attack,
+    wire: Wire,
+    progress: Progress = silent,
+    look: Look | None = None,
 ) -> Attempt:
     """Fit one attack and score it; the attack sees neither the scored images nor its score."""
     started = time.perf_counter()
@@ -160,6 +173,8 @@ def attempt(
         raise AuditError(
             f"attack '{name}' wrote into the tensors it was given; it must copy them first"
         )
+    if look is not None:
+        look(name, rows, guess)
     x = case.scored.images[rows]
     sent = send(case.victim, guess, wire.seed, f"reconstructions/{name}")
     shown = gallery_rows(case.scored.labels)  # the first of `rows` where those are a subset

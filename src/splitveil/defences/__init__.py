@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from splitveil.defences.arl import Arl, DecodingAdversary
 from splitveil.defences.base import Defence, NoiseOnly
+from splitveil.defences.clip import Clipping
 from splitveil.defences.dropout import FeatureDropout
 from splitveil.defences.gated_attention import GatedAttention
 from splitveil.defences.kmeans import KMeans
@@ -22,6 +23,7 @@ DEFENCES: Mapping[str, Defence] = {
     "topk": TopKPruning(summary="each image's smallest values zeroed"),
     "quantise": Quantisation(summary="values rounded to few levels"),
     "arl": Arl(summary="ResSFL: a decoder trained beside the encoder, hinge on its SSIM"),
+    "clip": Clipping(summary="values clipped to a box before the noise"),
     "cem": KMeans(summary="CEM (CVPR 2025): k-means per class, hinge on the cluster variance"),
     "gated-att": GatedAttention(summary="seed 003: gated attention, gated softplus penalty"),
     "gated-att-simple": GatedAttention(
@@ -54,6 +56,7 @@ DEFENCES: Mapping[str, Defence] = {
 __all__ = [
     "DEFENCES",
     "Arl",
+    "Clipping",
     "DecodingAdversary",
     "Defence",
     "FeatureDropout",

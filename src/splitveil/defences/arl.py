@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from splitveil.defences.base import NoiseOnly, Shape
 from splitveil.errors import ConfigError
-from splitveil.nets import ResidualDecoder
+from splitveil.nets import ResidualDecoder, SplitModel
 from splitveil.similarity import ssim
 
 
@@ -35,13 +35,15 @@ class DecodingAdversary(nn.Module):
         self.decoder = ResidualDecoder(wire_shape, image_shape, width=64, blocks=4)
         self.strength, self.threshold, self.lr = strength, threshold, lr
 
-    def learn(self, z: Tensor, x: Tensor) -> Tensor:
+    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """1 − SSIM of what it rebuilds."""
+        del y
         self.decoder.train()
         return 1 - _similarity(self.decoder(z.detach()), x)
 
-    def penalty(self, z: Tensor, x: Tensor) -> Tensor:
+    def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The encoder's share; call it after `learn`, which moves the statistics it reads."""
+        del y
         self.decoder.eval()
         frozen = {k: v.detach() for k, v in self.decoder.named_parameters()}
         found = _similarity(functional_call(self.decoder, frozen, (z,)), x)
@@ -76,12 +78,15 @@ class Arl(NoiseOnly):
             if not good:
                 raise ConfigError(f"{name} is out of range, got {value}; published: .3, 1e-3, .5")
 
-    def adversary(self, wire_shape: Shape, image_shape: Shape) -> nn.Module | None:
+    def companion(
+        self, model: SplitModel, image_shape: Shape, num_classes: int
+    ) -> nn.Module | None:
         """The decoder; none at strength 0, which is training with noise alone."""
+        del num_classes
         if self.arl_strength == 0:
             return None
         return DecodingAdversary(
-            wire_shape,
+            model.wire_shape(image_shape),
             image_shape,
             strength=self.arl_strength,
             threshold=self.ssim_threshold,

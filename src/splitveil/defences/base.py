@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 from torch import nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets import Channel, GaussianNoise
+from splitveil.nets import Channel, GaussianNoise, SplitModel
 from splitveil.types import PenaltyPlan
 
 Shape = tuple[int, ...]
@@ -44,9 +44,11 @@ class Defence:
         """When and how strongly the penalty acts."""
         return PenaltyPlan()
 
-    def adversary(self, wire_shape: Shape, image_shape: Shape) -> nn.Module | None:
-        """What learns to rebuild images while the model trains; None: nothing."""
-        del wire_shape, image_shape
+    def companion(
+        self, model: SplitModel, image_shape: Shape, num_classes: int
+    ) -> nn.Module | None:
+        """What trains beside the model, a `Companion`; None: nothing."""
+        del model, image_shape, num_classes
         return None
 
     def settings(self) -> dict[str, Any]:

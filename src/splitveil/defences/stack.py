@@ -8,7 +8,7 @@ from torch import nn
 
 from splitveil.defences.base import Defence, Shape
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets import Channel, GaussianNoise
+from splitveil.nets import Channel, Clip, GaussianNoise, SplitModel
 from splitveil.types import PenaltyPlan
 
 
@@ -16,10 +16,11 @@ from splitveil.types import PenaltyPlan
 class Stack(Defence):
     """Different presets on one channel, at most one of them with a penalty.
 
-    The Gaussian noise of the run stands first, once, however many parts are noisy; the parts'
-    other stages follow in the order of the parts. What follows the noise can only lose
-    information, so a penalty and `true_rate_nats`, both measured against the noise on z, stay
-    bounds; rounding to levels or pruning before the noise could make small differences large.
+    The Gaussian noise of the run stands first, once, however many parts are noisy, or behind a
+    clip, which lessens every variance; the parts' other stages follow in the order of the parts.
+    What follows the noise can only lose information, so a penalty and `true_rate_nats`, both
+    measured against the noise on z, stay bounds; rounding to levels or pruning before the noise
+    could make small differences large.
     """
 
     parts: tuple[tuple[str, Defence], ...]
@@ -34,10 +35,12 @@ class Stack(Defence):
         return any(part.noisy for _, part in self.parts)
 
     def channel(self, noise_std: float) -> Channel:
-        """The noise, then the parts' other stages."""
+        """Clips, the noise, then the parts' other stages."""
         stages = [stage for _, part in self.parts for stage in part.channel(noise_std).stages]
+        clips = [s for s in stages if isinstance(s, Clip)]
         noise = [GaussianNoise(noise_std)] if self.noisy and noise_std > 0 else []
-        return Channel([*noise, *(s for s in stages if not isinstance(s, GaussianNoise))])
+        rest = [s for s in stages if not isinstance(s, GaussianNoise | Clip)]
+        return Channel([*clips, *noise, *rest])
 
     def surrogate(self, feature_dim: int, num_classes: int, noise_std: float) -> nn.Module | None:
         """That of the part that has one."""
@@ -47,10 +50,12 @@ class Stack(Defence):
         """That of the part with the surrogate."""
         return self._penalised().penalty_plan()
 
-    def adversary(self, wire_shape: Shape, image_shape: Shape) -> nn.Module | None:
+    def companion(
+        self, model: SplitModel, image_shape: Shape, num_classes: int
+    ) -> nn.Module | None:
         """That of the part that has one."""
-        made = (p for _, p in self.parts if has_adversary(p))
-        return next(made, Defence(summary="")).adversary(wire_shape, image_shape)
+        made = next((p for _, p in self.parts if has_companion(p)), Defence(summary=""))
+        return made.companion(model, image_shape, num_classes)
 
     def settings(self) -> dict[str, Any]:
         """Those of all parts; no two have one of the same name."""
@@ -94,9 +99,9 @@ def has_surrogate(defence: Defence) -> bool:
     return type(defence).surrogate is not Defence.surrogate
 
 
-def has_adversary(defence: Defence) -> bool:
+def has_companion(defence: Defence) -> bool:
     """Whether its class makes one."""
-    return type(defence).adversary is not Defence.adversary
+    return type(defence).companion is not Defence.companion
 
 
 def _problems(parts: Sequence[tuple[str, Defence]]) -> Iterator[str]:
@@ -111,9 +116,9 @@ def _problems(parts: Sequence[tuple[str, Defence]]) -> Iterator[str]:
     if len(penalised) > 1:
         yield f"{_both(penalised)} each have a penalty and a stack can have one; choose one of them"
         return  # their settings have common names because of it
-    rivals = dict.fromkeys(name for name, part in parts if has_adversary(part))
+    rivals = dict.fromkeys(name for name, part in parts if has_companion(part))
     if len(rivals) > 1:
-        yield f"{_both(rivals)} each train an adversary and a stack can have one; choose one"
+        yield f"{_both(rivals)} each train a companion and a stack can have one; choose one of them"
         return
     owners: dict[str, list[str]] = {}
     for name, part in dict(parts).items():

@@ -11,6 +11,7 @@ from splitveil.nets.clients import (
     parse_client,
     parse_image,
 )
+from splitveil.nets.clip import Clip, Front, front_of
 from splitveil.nets.decoder import ResidualDecoder
 from splitveil.nets.split import SplitModel, SplitOutput, count_macs, cut
 from splitveil.nets.suggest import Bottleneck, CutCost, suggest_cuts
@@ -24,8 +25,10 @@ __all__ = [
     "Candidate",
     "Channel",
     "ClientSpec",
+    "Clip",
     "CutCost",
     "Dropout",
+    "Front",
     "GaussianNoise",
     "Net",
     "Quantise",
@@ -38,6 +41,7 @@ __all__ = [
     "client_net",
     "count_macs",
     "cut",
+    "front_of",
     "grid",
     "nothing_fits",
     "parse_client",

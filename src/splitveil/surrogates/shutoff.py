@@ -61,13 +61,16 @@ class EarlyShutoff(nn.Module):
         self, soft: Float[Tensor, ""], hard: Float[Tensor, ""], active: Tensor
     ) -> Float[Tensor, ""]:
         """Count one call with these gate means; 1 where the loss is to be shut off, else 0."""
-        active = active & torch.isfinite(soft) & torch.isfinite(hard)
-        for ema, mean in ((self.ema_soft, soft), (self.ema_hard, hard)):
-            moved = torch.where(self.calls == 0, mean, DECAY * ema + (1.0 - DECAY) * mean)
-            ema.copy_(torch.where(active, moved, ema))
+        means = torch.stack((soft, hard)).to(self.ema_soft)
+        active = active & torch.isfinite(means).all()
+        emas = torch.stack((self.ema_soft, self.ema_hard))
+        moved = torch.where(self.calls == 0, means, DECAY * emas + (1.0 - DECAY) * means)
+        moved = torch.where(active, moved, emas)
+        for ema, value in zip((self.ema_soft, self.ema_hard), moved, strict=True):
+            ema.copy_(value)
         self.calls += active
         by_gate = torch.where(
-            self.ema_hard > self.hard_thresh, 2, torch.where(self.ema_soft > self.soft_thresh, 3, 0)
+            self.ema_hard > self.hard_thresh, 2, 3 * (self.ema_soft > self.soft_thresh)
         )
         rule = torch.where(self.calls <= self.steps, 1, by_gate)
         self.record(rule, active)

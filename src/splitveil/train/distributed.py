@@ -21,5 +21,11 @@ def global_batch(z: Tensor, y: Tensor, fabric: Fabric) -> tuple[Tensor, Tensor]:
     if fabric.world_size == 1:
         return z, y
     everywhere = cast(Tensor, fabric.all_gather(z, sync_grads=True))
-    labels = cast(Tensor, fabric.all_gather(y))
-    return everywhere.flatten(0, 1), labels.flatten(0, 1)
+    return everywhere.flatten(0, 1), gathered(y, fabric)
+
+
+def gathered(data: Tensor, fabric: Fabric) -> Tensor:
+    """Images or labels of all ranks."""
+    if fabric.world_size == 1:
+        return data
+    return cast(Tensor, fabric.all_gather(data)).flatten(0, 1)

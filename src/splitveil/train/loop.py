@@ -15,11 +15,11 @@ from splitveil.train.distributed import own_rows
 from splitveil.train.files import MetricsLog
 from splitveil.train.interrupt import catch_interrupt
 from splitveil.train.logbook import Clock, in_short, log_line
-from splitveil.train.schedule import Schedule, adversary_rate
+from splitveil.train.schedule import Schedule, companion_rate
 from splitveil.train.state import TrainState, new_state, restore, snapshot
 from splitveil.train.step import EvalSet, TrainSet, accuracy, clean_features
 from splitveil.train.stepper import Stepper
-from splitveil.types import Adversary, Json, Progress, Refits
+from splitveil.types import Companion, Json, Progress, Refits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +46,17 @@ def train(
     folder: Path,
     passport: Json,
     progress: Progress,
-    adversary: nn.Module | None = None,
+    companion: nn.Module | None = None,
     resume: bool = False,
 ) -> Json:
     """Train `model` (and the surrogate's own parameters); returns a summary of the run.
 
-    An `adversary` learns beside it from the same batches.
+    A `companion` learns beside it from the same batches.
     Writes `metrics.jsonl`, TensorBoard events and `checkpoint.safetensors` into `folder`. The
     same arguments give the same bits on a CPU, whether or not the run was interrupted between.
     """
     schedule, target = plan.schedule, folder / "checkpoint.safetensors"
-    for part in (model, surrogate, adversary):
+    for part in (model, surrogate, companion):
         _to_device(part, fabric)
     wrapped = fabric.setup_module(model)
     wrapped.mark_forward_method("split_forward")
@@ -67,7 +67,7 @@ def train(
         plan.seed,
         momentum=plan.momentum,
         weight_decay=plan.weight_decay,
-        adversary=adversary,
+        companion=companion,
     )
     if resume:
         restore(state, read_checkpoint(target))
@@ -85,7 +85,7 @@ def train(
             if order_epoch != epoch:
                 order, order_epoch = data.order(epoch), epoch
             rows = own_rows(order[index * plan.batch_size : (index + 1) * plan.batch_size], fabric)
-            _set_adversary_rate(state, state.step / schedule.total_steps)
+            _set_companion_rate(state, state.step / schedule.total_steps)
             step(rows, schedule.lr_at(state.step), schedule.weights_at(state.step))
             state.step += 1
 
@@ -118,10 +118,10 @@ def _to_device(part: nn.Module | None, fabric: Fabric) -> None:
             part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def _set_adversary_rate(state: TrainState, done: float) -> None:
-    """An adversary's optimiser is the last one, and has a schedule of its own."""
-    if isinstance(state.adversary, Adversary):
-        set_rate(state.optimisers[-1], adversary_rate(done, state.adversary.lr))
+def _set_companion_rate(state: TrainState, done: float) -> None:
+    """A companion's optimiser is the last one, and has a schedule of its own."""
+    if isinstance(state.companion, Companion):
+        set_rate(state.optimisers[-1], companion_rate(done, state.companion.lr))
 
 
 def _save_now(plan: Plan, step: int, clock: Clock) -> bool:

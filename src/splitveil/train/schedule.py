@@ -33,10 +33,10 @@ def multi_step(progress: float, peak: float) -> float:
     return peak * 0.2**drops
 
 
-def adversary_rate(progress: float, lr: float) -> float:
-    """An adversary's learning rate: ×0.2 at 25 and at 62.5 % of the run, as ResSFL's.
+def companion_rate(progress: float, lr: float) -> float:
+    """A companion's learning rate: ×0.2 at 25 and at 62.5 % of the run, as ResSFL's.
 
-    >>> [round(adversary_rate(done, 1e-3), 9) for done in (0.0, 0.25, 0.7)]
+    >>> [round(companion_rate(done, 1e-3), 9) for done in (0.0, 0.25, 0.7)]
     [0.001, 0.0002, 4e-05]
     """
     return lr * 0.2 ** sum(progress >= milestone for milestone in (0.25, 0.625))

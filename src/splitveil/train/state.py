@@ -67,7 +67,7 @@ class TrainState:
     guard: Guard
     meters: Meters
     aside: Aside
-    adversary: nn.Module | None = None
+    companion: nn.Module | None = None
     step: int = 0
     seconds: float = 0.0
     warned: int = 0
@@ -89,12 +89,12 @@ def new_state(
     *,
     momentum: float,
     weight_decay: float,
-    adversary: nn.Module | None = None,
+    companion: nn.Module | None = None,
 ) -> TrainState:
     """A run before its first step.
 
     SGD for the model; the surrogate's own parameters join it as a second group with the same
-    settings (the seeds), or get Adam at `penalty.attention_lr`. An adversary's optimiser is the
+    settings (the seeds), or get Adam at `penalty.attention_lr`. A companion's optimiser is the
     last one.
     """
     device = next(model.parameters()).device
@@ -111,11 +111,11 @@ def new_state(
     ]
     if own and penalty.attention_lr is not None:
         optimisers.append(_adam(own, penalty.attention_lr, device))
-    if adversary is not None:
-        optimisers.append(_adam(list(adversary.parameters()), 0.0, device))
+    if companion is not None:
+        optimisers.append(_adam(list(companion.parameters()), 0.0, device))
     streams = {name: stream(seed, name, device) for name in STREAMS}
     counters = (Guard.on(device), Meters(device), Aside(device))
-    return TrainState(model, surrogate, optimisers, streams, *counters, adversary)
+    return TrainState(model, surrogate, optimisers, streams, *counters, companion)
 
 
 def _adam(parameters: list[nn.Parameter], lr: float, device: torch.device) -> torch.optim.Adam:
@@ -129,8 +129,8 @@ def snapshot(state: TrainState, passport: Json) -> Checkpoint:
     tensors = prefixed("model", state.model.state_dict())
     if state.surrogate is not None:
         tensors |= prefixed("surrogate", state.surrogate.state_dict())
-    if state.adversary is not None:
-        tensors |= prefixed("adversary", state.adversary.state_dict())
+    if state.companion is not None:
+        tensors |= prefixed("companion", state.companion.state_dict())
     tensors |= prefixed("rng", save_states(state.streams))
     tensors |= prefixed("meter", state.meters.sums)
     tensors |= prefixed("guard", vars(state.guard))
@@ -166,8 +166,8 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
     load_module(state.model, checkpoint.part("model"), "model")
     if state.surrogate is not None:
         load_module(state.surrogate, checkpoint.part("surrogate"), "surrogate")
-    if state.adversary is not None:
-        load_module(state.adversary, checkpoint.part("adversary"), "adversary")
+    if state.companion is not None:
+        load_module(state.companion, checkpoint.part("companion"), "companion")
     try:
         load_states(state.streams, checkpoint.part("rng"))
         for index, optimiser in enumerate(state.optimisers):

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from splitveil.gradient import scale_gradient
 from splitveil.train.compose import penalty
-from splitveil.train.distributed import global_batch
+from splitveil.train.distributed import gathered, global_batch
 from splitveil.train.schedule import Weights
 from splitveil.train.state import TrainState
-from splitveil.types import Adversary, Remembers, SurrogateOutput
+from splitveil.types import Companion, Remembers, SurrogateOutput
 
 Tap = Callable[[Tensor], None]
 
 
 class Watch:
-    """Shown z of one batch, it keeps the losses of the surrogate and of the adversary.
+    """Shown z of one batch, it keeps the losses of the surrogate and of the companion.
 
     With several processes both see the whole batch. `remembers`: while the penalty is not active
     (`weights` None), a surrogate with a memory keeps the batch.
@@ -37,14 +37,14 @@ class Watch:
         self._images, self._labels = batch
         self._weights, self._state, self._fabric = weights, state, fabric
         self._penalties: list[tuple[Tensor, SurrogateOutput]] = []
-        self._duels: list[tuple[Tensor, Tensor]] = []
+        self._beside: list[tuple[Tensor, Tensor]] = []
         self._looks: list[Tap] = []
         if state.surrogate is not None and weights is not None:
             self._looks.append(self._measure)
         elif remembers and isinstance(state.surrogate, Remembers):
             self._looks.append(self._remember)
-        if state.adversary is not None:
-            self._looks.append(self._duel)
+        if state.companion is not None:
+            self._looks.append(self._accompany)
 
     @property
     def tap(self) -> Tap | None:
@@ -60,9 +60,9 @@ class Watch:
             terms.append(rob)
             scalars = {k: v for k, v in said.diagnostics.items() if v.ndim == 0}
             values |= {"rob_loss": said.loss, "intra_mse": said.intra_mse} | scalars
-        for own, paid in self._duels:
+        for own, paid in self._beside:
             terms += [own, torch.where(torch.isfinite(paid), paid, torch.zeros_like(paid))]
-            values |= {"adversary_loss": own, "adversary_penalty": paid}
+            values |= {"companion_loss": own, "companion_penalty": paid}
         return terms, values
 
     def _look(self, z: Tensor) -> None:
@@ -85,9 +85,10 @@ class Watch:
         z, labels = global_batch(z.detach(), self._labels, self._fabric)
         cast(Remembers, self._state.surrogate).remember(z, labels)
 
-    def _duel(self, z: Tensor) -> None:
-        z, images = global_batch(z, self._images, self._fabric)
-        adversary = cast(Adversary, self._state.adversary)
-        own = adversary.learn(z.detach(), images)
+    def _accompany(self, z: Tensor) -> None:
+        z, labels = global_batch(z, self._labels, self._fabric)
+        images = gathered(self._images, self._fabric)
+        companion = cast(Companion, self._state.companion)
+        own = companion.learn(z.detach(), images, labels)
         guarded = scale_gradient(z, 1.0, self._state.guard.gradient)
-        self._duels.append((own, adversary.penalty(guarded, images)))
+        self._beside.append((own, companion.penalty(guarded, images, labels)))

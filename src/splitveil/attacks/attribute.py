@@ -1,0 +1,241 @@
+"""Attributes read off the smashed data: what z̃ says about an image besides its class."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from splitveil.attacks.fitting import Budget, minimise
+from splitveil.errors import AuditError
+from splitveil.rng import seeded_globals
+from splitveil.types import Access, BlackBox, Labelled, Observation, Progress, silent
+
+QUERIES = 1000  # images per query
+SHOWN = 5000  # images that features are standardised by
+MAX_VALUES = 256  # of one attribute
+HEADS = ("linear", "mlp")
+_HELD = 5  # one image in five is held back to choose between the heads
+_COLOURS = 3
+
+
+def image_attributes(images: Tensor, aux: Tensor) -> dict[str, Tensor]:
+    """Simple attributes (n,) of images (n, c, h, w); every threshold is fixed on `aux` images.
+
+    `brightness`, `edges`: which third of aux the mean brightness, or the mean step between
+    neighbouring pixels, falls into. `side`: 1 if the right half is brighter than the left.
+    `colour`: the channel that stands out most above its aux mean (images of three channels).
+
+    >>> aux = torch.linspace(0, 1, 9).view(9, 1, 1, 1).expand(9, 1, 2, 2)
+    >>> image_attributes(aux, aux)["brightness"].tolist()
+    [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    """
+    found = {"brightness": _third(_brightness(images), _brightness(aux))}
+    half = images.shape[3] // 2
+    if half:
+        left, right = images[..., :half], images[..., -half:]
+        found["side"] = (_brightness(right) > _brightness(left)).long()
+    if min(images.shape[2:]) > 1:
+        found["edges"] = _third(_edges(images), _edges(aux))
+    if images.shape[1] == _COLOURS:
+        usual = aux.mean((0, 2, 3)).to(images.device)
+        found["colour"] = (images.mean((2, 3)) - usual).argmax(1)
+    return found
+
+
+def _brightness(images: Tensor) -> Tensor:
+    return images.mean((1, 2, 3))
+
+
+def _edges(images: Tensor) -> Tensor:
+    """Mean absolute step to the pixel below and to the right."""
+    mean = (1, 2, 3)
+    parts = [
+        x.diff(dim=2).abs().mean(mean) + x.diff(dim=3).abs().mean(mean)
+        for x in torch.split(images, QUERIES)
+    ]
+    return torch.cat(parts)
+
+
+def _third(values: Tensor, aux: Tensor) -> Tensor:
+    """Third of the sorted aux values that each value falls into: 0, 1 or 2."""
+    ranked = aux.sort().values.to(values)
+    cuts = ranked[[len(ranked) // 3, 2 * len(ranked) // 3]]
+    return torch.bucketize(values, cuts, right=True)
+
+
+class Probe(nn.Module):
+    """A linear head and one with a hidden layer on standardised z (n, d): logits (2, n, classes).
+
+    Both see the same batches and share no weight, so each is trained as if alone.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, z: Tensor, classes: int, hidden: int) -> None:
+        super().__init__()
+        width = z.shape[1]
+        # Long inputs would let one step of Adam move a logit by its size times their length.
+        shrink = min(1.0, 8.0 / width**0.5)
+        spread = z.std(0, correction=0)
+        self.register_buffer("mean", z.mean(0))
+        self.register_buffer("scale", shrink / spread.clamp_min(1e-3 * spread.mean() + 1e-12))
+        self.linear = nn.Linear(width, classes)
+        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+        nn.init.zeros_(self.linear.weight)  # the fit is short: what it starts from would stay
+
+    def standard(self, z: Tensor) -> Tensor:
+        """What the heads are given for z (n, …)."""
+        return (z.flatten(1).float() - self.mean) * self.scale
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Logits of the linear head, then of the other."""
+        x = self.standard(z)
+        return torch.stack([self.linear(x), self.mlp(x)])
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A fitted probe; `picked` is the head that was better on the `held` rows, for each target."""
+
+    net: Probe
+    sizes: Sequence[int]
+    picked: tuple[int, ...]
+    held: Tensor
+
+    @torch.no_grad()
+    def __call__(self, z: Tensor) -> list[Tensor]:
+        """Logits (n, size) for each target."""
+        both = torch.cat([self.net(part) for part in torch.split(z, QUERIES)], 1)
+        parts = torch.split(both, list(self.sizes), dim=2)
+        return [part[head] for part, head in zip(parts, self.picked, strict=True)]
+
+
+def fit_probe(
+    send: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    targets: Tensor,
+    sizes: Sequence[int],
+    *,
+    budget: Budget,
+    generator: Generator,
+    hidden: int = 128,
+    device: torch.device | str = "cpu",
+    progress: Progress = silent,
+) -> Probed:
+    """Predict each column of `targets` (n, a), with `sizes` values, from send(inputs).
+
+    `send` is called anew at every step, so noise in it is fresh. A fifth is held back: for each
+    target the head that is right more often there counts.
+    """
+    n = len(inputs)
+    order = torch.randperm(n, generator=generator, device=generator.device).to(inputs.device)
+    held, used = order[: n // _HELD], order[n // _HELD :]
+    some = torch.split(inputs[used[:SHOWN]], QUERIES)
+    z = torch.cat([send(x).flatten(1).float() for x in some])
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    with seeded_globals(seed, device):
+        net = Probe(z, sum(sizes), hidden).to(device)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            parts = torch.split(net(send(x)), list(sizes), dim=2)
+            pairs = [(head, y[:, i]) for i, part in enumerate(parts) for head in part]
+            return torch.stack([F.cross_entropy(*pair) for pair in pairs]).sum()
+
+        data = (inputs[used], targets.to(inputs.device)[used])
+        minimise(loss, net, data, budget, generator, progress=progress)
+    net.eval().requires_grad_(requires_grad=False)
+    truth = targets.to(device)[held.to(device)]
+    both = torch.cat([net(send(x)) for x in torch.split(inputs[held], QUERIES)], 1)
+    picked = tuple(
+        int((part.argmax(2) == truth[:, column]).double().mean(1).argmax())
+        for column, part in enumerate(torch.split(both, list(sizes), dim=2))
+    )
+    return Probed(net, tuple(sizes), picked, held)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Predicts attributes from what was observed; `heads` names the head that counts for each."""
+
+    probed: Probed
+    names: tuple[str, ...]
+
+    @property
+    def heads(self) -> dict[str, str]:
+        """Linear or mlp, by attribute."""
+        return {n: HEADS[i] for n, i in zip(self.names, self.probed.picked, strict=True)}
+
+    def __call__(self, seen: Observation) -> dict[str, Tensor]:
+        """Predicted values (n,) by attribute."""
+        logits = self.probed(seen.z)
+        return {name: part.argmax(1) for name, part in zip(self.names, logits, strict=True)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributeHead:
+    """Heads on z̃ fitted on aux, fresh channel noise at every step, all attributes at once."""
+
+    access: Access = Access.BLACK_BOX
+    hidden: int = 128
+    epochs: int = 4
+    min_steps: int = 300
+    batch_size: int = 128
+    lr: float = 1e-2
+    min_aux: int = 10
+
+    @property
+    def budget(self) -> Budget:
+        """How long the heads are trained."""
+        steps, batch = self.min_steps, self.batch_size
+        return Budget(epochs=self.epochs, min_steps=steps, batch_size=batch, lr=self.lr)
+
+    def fit(
+        self,
+        victim: BlackBox,
+        aux: Labelled,
+        targets: Mapping[str, Tensor],
+        generator: Generator,
+        progress: Progress = silent,
+    ) -> Reader:
+        """Learn to read attributes (n,) of the aux images, integers from 0 on."""
+        if len(aux) < self.min_aux:
+            raise AuditError(
+                f"the attribute attack needs at least {self.min_aux} aux images, got {len(aux)}"
+            )
+        sizes = [_values(name, target, len(aux)) for name, target in targets.items()]
+        if not sizes:
+            raise AuditError("the attribute attack needs at least one attribute, got none")
+        probed = fit_probe(
+            lambda x: victim.send(x, generator),
+            aux.images,
+            torch.stack([t.to(aux.images.device) for t in targets.values()], 1),
+            sizes,
+            budget=self.budget,
+            generator=generator,
+            hidden=self.hidden,
+            device=victim.device,
+            progress=progress,
+        )
+        return Reader(probed, tuple(targets))
+
+
+def _values(name: str, target: Tensor, n: int) -> int:
+    """How many values an attribute may take; refuse one that says nothing or too much."""
+    if target.shape != (n,) or target.is_floating_point():
+        got = f"got {tuple(target.shape)} of {target.dtype}"
+        raise AuditError(f"attribute '{name}' must be {n} integers, one for each aux image, {got}")
+    low, high = (int(v) for v in target.aminmax())
+    if low == high:
+        raise AuditError(
+            f"attribute '{name}' has one value only ({low}) on the aux images; "
+            "there is nothing to guess, leave it out"
+        )
+    if low < 0 or high >= MAX_VALUES:
+        raise AuditError(
+            f"attribute '{name}' has values from {low} to {high}; allowed are 0 to "
+            f"{MAX_VALUES - 1}, so put a measured quantity into classes first"
+        )
+    return high + 1

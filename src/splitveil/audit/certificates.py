@@ -1,0 +1,261 @@
+"""Certificates of a deployed client: each one sound, or refused with its reason.
+
+`docs/certificates.md` says what each claims. A refusal is an entry {"refused": reason}.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Generator, Tensor
+
+from splitveil.audit.bounds import (
+    Covariance,
+    capacity,
+    gallery_spectrum,
+    noise_variance,
+)
+from splitveil.audit.fisher import PROBES, Clean, dfil
+from splitveil.audit.identification import (
+    beaten,
+    identification_error,
+    leakage_doubles_at,
+    matcher_errors,
+    pairwise_error,
+    repeats_until_double,
+    same_class_error,
+)
+from splitveil.audit.population import population_rate
+from splitveil.errors import AuditError
+from splitveil.types import Json, Labelled
+
+KINDS = ("capacity", "gallery", "population", "diagnostics")
+CHUNK = 1000
+PROBED = 16  # images whose Jacobian is looked at
+REPEATS = (1, 4, 16, 64)
+LIMIT = 4096  # sendings of one image
+_SAME = 1e-3  # standard deviations of the noise: less is rounding, not randomness
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Deployed:
+    """A client as certificates see it: z before the noise, and what is known of the noise.
+
+    `clean(x, generator)` gives z and lets gradients through. `noise_var` is the variance of the
+    Gaussian noise that follows, for all of z or one for each number; 0 if there is none, None if it
+    is not known. `bounds` hold for every image there can be, by construction, or are None.
+    `random` says whether `clean` draws.
+    """
+
+    clean: Clean
+    noise_var: float | Tensor | None
+    bounds: tuple[float, float] | None
+    random: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Part:
+    """Images and who they are: `ids` (n,) are indices into a dataset, or `fingerprints`."""
+
+    data: Labelled
+    ids: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.ids) != len(self.data):
+            raise AuditError(
+                f"every image needs one id, got {len(self.ids)} ids for {len(self.data)} images"
+            )
+
+
+def fingerprints(images: Float[Tensor, "n c h w"]) -> Int64[Tensor, " n"]:
+    """Ids of images by content, for those without an index: 8 bytes of SHA-256 of their levels."""
+    levels = images.mul(255).round().to(torch.uint8).cpu().flatten(1).numpy()
+    digests = [hashlib.sha256(row.tobytes()).digest()[:8] for row in levels]
+    return torch.tensor([int.from_bytes(d, "big", signed=True) for d in digests], dtype=torch.int64)
+
+
+def refuse_overlap(
+    fresh: Int64[Tensor, " n"], others: Mapping[str, Int64[Tensor, " _"] | None]
+) -> None:
+    """Refuse fresh images that stand twice, or that one of the other sets has seen."""
+    fresh = fresh.cpu()
+    if again := len(fresh) - len(torch.unique(fresh)):
+        raise AuditError(
+            f"no certificate: {again} of the fresh images are repeats; independent draws are needed"
+        )
+    for name, ids in others.items():
+        if ids is None:
+            raise AuditError(
+                f"no certificate: certificate data may overlap {name} data, whose ids are not "
+                "given; say which images were used"
+            )
+        if shared := int(torch.isin(fresh, ids.cpu()).sum()):
+            raise AuditError(
+                f"no certificate: certificate data overlap {name} data in {shared} images; "
+                "use images that were never shown"
+            )
+
+
+def _or_refused(make: Callable[[], Json]) -> Json:
+    try:
+        return make()
+    except AuditError as err:
+        return {"refused": str(err)}
+
+
+@torch.no_grad()
+def _encode(client: Deployed, images: Tensor, generator: Generator) -> Tensor:
+    parts = [client.clean(x, generator).flatten(1) for x in torch.split(images, CHUNK)]
+    return torch.cat(parts)
+
+
+def _bounds(client: Deployed) -> tuple[float, float]:
+    if client.bounds is None:
+        raise AuditError("no certificate: z is not bounded; add a clip stage before the noise")
+    return client.bounds
+
+
+def _draws(client: Deployed, images: Tensor, generator: Generator) -> bool:
+    """Whether z before the noise is random, said or not."""
+    one, other = (_encode(client, images, generator).double() for _ in range(2))
+    scale = noise_variance(client.noise_var, one.shape[1], one.device).sqrt()
+    return client.random or bool(((one - other) / scale).abs().max() > _SAME)
+
+
+def _gallery(
+    client: Deployed,
+    gallery: Labelled,
+    covariance: Covariance,
+    leakage: Mapping[int, float] | None,
+    generator: Generator,
+) -> Json:
+    """Everything that holds for the listed images alone."""
+    if _draws(client, gallery.images[:PROBED], generator):
+        raise AuditError(
+            "no certificate: z is random before the noise, so that its covariance over the listed "
+            "images is not known exactly; put random stages after the noise"
+        )
+    z, noise_var = _encode(client, gallery.images, generator), client.noise_var
+    labels = gallery.labels.to(z.device)
+    given = gallery_spectrum(z, noise_var, labels, covariance)
+    alone = gallery_spectrum(z, noise_var, None, covariance)
+    most = given.rate() + given.label_entropy
+    rate = min(alone.rate(), most)
+    errors = matcher_errors(z, noise_var, generator)
+    fano = _or_refused(lambda: {"at_least": identification_error(rate, len(z))})
+    said: Json = {
+        "images": len(z),
+        "covariance": covariance,
+        "nats": rate,
+        "vacuous": rate >= math.log(len(z)),  # x itself has no more
+        "nats_given_class": given.rate(),
+        "label_entropy": given.label_entropy,
+        "identification_error": fano,
+        "matcher_error": errors / len(z),
+        "beaten": beaten(errors, len(z), fano.get("at_least", 0.0)),
+        "same_class_identification_error": _or_refused(
+            lambda: {"at_least": same_class_error(given)}
+        ),
+        "pairwise_error": _or_refused(lambda: asdict(pairwise_error(z, noise_var))),
+        "nats_given_class_by_repeats": {str(k): given.rate(k) for k in REPEATS},
+        "doubles": _or_refused(lambda: _doubling(repeats_until_double(given.rate, LIMIT), LIMIT)),
+    }
+    if leakage is not None:
+        said["leakage_doubles"] = _or_refused(
+            lambda: _doubling(leakage_doubles_at(leakage), max(leakage))
+        )
+    return said
+
+
+def _doubling(repeats: int | None, limit: int) -> Json:
+    found = f"never within {limit}" if repeats is None else f"at {repeats}"
+    return {"repeats": repeats, "limit": limit, "says": f"doubles {found} sendings of one image"}
+
+
+def _population(
+    client: Deployed,
+    fit: Part,
+    fresh: Part,
+    seen: Tensor | None,
+    *,
+    num_classes: int,
+    gallery: int,
+    delta: float,
+    covariance: Covariance,
+    generator: Generator,
+) -> Json:
+    """The bound for images like the fresh ones, and Fano's for i.i.d. galleries of them."""
+    refuse_overlap(fresh.ids, {"training": seen, "fit": fit.ids})
+    low, high = _bounds(client)
+    z = [_encode(client, part.data.images, generator) for part in (fit, fresh)]
+    y = [part.data.labels.to(z[0].device) for part in (fit, fresh)]
+    found = population_rate(
+        z[0], y[0], z[1], y[1],
+        noise_var=client.noise_var, low=low, high=high, delta=delta, covariance=covariance,
+    )  # fmt: skip
+    most = capacity(client.noise_var, low, high, z[0].shape[1])
+    whole = min(found.value + math.log(num_classes), most)  # H(y) is at most log C
+    return {
+        "nats_given_class": found.value,
+        "nats": whole,
+        "mean": found.mean,
+        "range": found.range,
+        "images": found.n,
+        "fit_images": len(fit.data),
+        "confidence": 1 - delta,
+        "covariance": covariance,
+        "kind": found.kind,
+        "asymptotic": {"nats_given_class": found.asymptotic, "says": "no certificate: asymptotic"},
+        "identification_error": _or_refused(
+            lambda: {"at_least": identification_error(whole, gallery), "images": gallery}
+        ),
+    }
+
+
+def certify(
+    client: Deployed,
+    gallery: Labelled,
+    fit: Part,
+    fresh: Part,
+    seen: Tensor | None,
+    *,
+    num_classes: int,
+    generator: Generator,
+    delta: float = 0.05,
+    covariance: Covariance = "diagonal",
+    leakage: Mapping[int, float] | None = None,
+) -> Json:
+    """Every certificate of a client as JSON, or the sentence why it is refused.
+
+    `gallery` are the listed images; `fit` fixes the reference of the population's bound and may be
+    training data; `fresh` measures it. `seen` are the ids of all that training and selection used.
+    `leakage` are measured leakages by number of sendings. All ids must be of one kind.
+    """
+    x = gallery.images
+    dims = _encode(client, x[:1], generator).shape[1]
+    try:
+        noise_variance(client.noise_var, dims)
+    except AuditError as err:
+        return {kind: {"refused": str(err)} for kind in KINDS}
+
+    def most() -> Json:
+        return {"nats": capacity(client.noise_var, *_bounds(client), dims), "dims": dims}
+
+    def listed() -> Json:
+        return _gallery(client, gallery, covariance, leakage, generator)
+
+    def sampled() -> Json:
+        return _population(
+            client, fit, fresh, seen, num_classes=num_classes, gallery=len(gallery), delta=delta,
+            covariance=covariance, generator=generator,
+        )  # fmt: skip
+
+    def slope() -> Json:
+        found = dfil(client.clean, x[:PROBED], client.noise_var, generator=generator)
+        return {"dfil_per_pixel": float(found.mean()), "images": len(found), "probes": PROBES}
+
+    made = (most, listed, sampled, slope)
+    return {kind: _or_refused(make) for kind, make in zip(KINDS, made, strict=True)}

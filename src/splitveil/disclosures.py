@@ -1,0 +1,108 @@
+"""What a run gives away beyond pictures: its certificates, and leaks of other kinds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from splitveil.audit import Attempt, Case, Wire, strongest_blackbox
+from splitveil.audit.certificates import Deployed, Part, certify
+from splitveil.audit.gallery import levels
+from splitveil.audit.leaks import PLANS, Guess, guess, leaks
+from splitveil.data import Dataset, Splits
+from splitveil.errors import AuditError
+from splitveil.nets import SplitModel, front_of
+from splitveil.rng import stream
+from splitveil.types import Attack, Json, Labelled
+
+ALWAYS = "linear"  # whose reconstructions are looked up beside the strongest attack's
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Reconstructions as the audit made them, one byte per value; a suite's `look`."""
+
+    images: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def __call__(self, name: str, rows: Tensor, made: Tensor) -> None:
+        """Keep what attack `name` made of the scored images at `rows`."""
+        self.images[name] = (rows, levels(made))
+
+
+def certificates(
+    model: SplitModel,
+    case: Case,
+    dataset: Dataset,
+    splits: Splits,
+    *,
+    seed: int,
+    leakage: Mapping[int, float],
+) -> Json:
+    """Every certificate of a run's client, or why there is none.
+
+    The scored images are the gallery. The population's bound is measured on the test images, which
+    nothing was trained or chosen on.
+    """
+    encoder, front = model.encoder, front_of(model.encoder, model.channel)
+    device = case.victim.device
+
+    def clean(x: Tensor, generator: torch.Generator | None) -> Tensor:
+        z: Tensor = front.stages(encoder(x.to(device)), generator)
+        return z
+
+    return certify(
+        Deployed(
+            clean=clean,
+            noise_var=None if front.noise_std is None else front.noise_std**2,
+            bounds=front.bounds,
+            random=front.random,
+        ),
+        case.scored,
+        Part(data=dataset.labelled(splits.train), ids=splits.train),
+        Part(data=dataset.labelled(splits.test), ids=splits.test),
+        torch.cat([splits.train, splits.val]),
+        num_classes=case.num_classes,
+        generator=stream(seed, "certificates", device),
+        leakage=leakage,
+    )
+
+
+def leakage_by_repeats(attempts: Mapping[str, Attempt], ceiling: float) -> dict[int, float]:
+    """Measured leakage 1 − MSE/ceiling by how often each image was sent."""
+    found: dict[int, float] = {}
+    for attempt in attempts.values():
+        if attempt.whole:
+            here = 1 - attempt.scores().mse / ceiling
+            found[attempt.repeats] = max(here, found.get(attempt.repeats, here))
+    return found
+
+
+def other_leaks(
+    case: Case,
+    attacks: Mapping[str, Attack],
+    attempts: Mapping[str, Attempt],
+    members: Labelled,
+    outsiders: Labelled,
+    *,
+    wire: Wire,
+    kept: Kept,
+    profile: str,
+) -> Json:
+    """Attributes, membership and identity; {"refused": reason} where the data are too few."""
+    best = strongest_blackbox(attempts)["mse_by"]
+    names = [n for n in dict.fromkeys((ALWAYS, best)) if n in attacks]
+    made = {n: _reconstructions(case, n, attacks[n], wire, kept) for n in names}
+    try:
+        return leaks(case, members, outsiders, made, wire.seed, plan=PLANS[profile], wire=wire)
+    except AuditError as err:
+        return {"refused": str(err)}
+
+
+def _reconstructions(case: Case, name: str, attack: Attack, wire: Wire, kept: Kept) -> Guess:
+    """What the audit made; an attack that was read from the store is fitted once more."""
+    if name in kept.images:
+        rows, made = kept.images[name]
+        return Guess(str(attack.access), rows, made.to(case.victim.device).float() / 255)
+    found = guess(case, name, attack, wire)
+    return Guess(found.access, found.rows, levels(found.images).float() / 255)

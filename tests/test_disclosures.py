@@ -1,0 +1,105 @@
+"""Certificates and other leaks, as an audit of a run puts them into its record."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from audit.made import a_case, an_attempt
+
+from splitveil import Run, RunConfig, fit
+from splitveil.attacks import Linear, MeanImage
+from splitveil.audit import intercept, run_attacks
+from splitveil.disclosures import Kept, leakage_by_repeats, other_leaks
+from splitveil.types import Attack, Json, Labelled
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: trained(folder, name) for name in ("noise", "none", "clip+noise")}
+
+
+def trained(folder: Path, defence: str) -> Run:
+    run = fit(
+        RunConfig(
+            dataset="digits",
+            defence=defence,
+            epochs=2,
+            runs_dir=str(folder),
+            name=defence,
+            device="cpu",
+        )
+    )
+    run.audit("smoke")
+    return run
+
+
+def certificates(run: Run) -> Json:
+    assert run.record is not None
+    return run.record.certificates
+
+
+def test_a_noisy_client_has_every_certificate(runs: dict[str, Run]) -> None:
+    found = certificates(runs["noise"])
+    assert "refused" not in found["gallery"]
+    assert "refused" not in found["population"]
+    assert found["population"]["nats_given_class"] >= found["population"]["mean"]
+    assert found["gallery"]["beaten"] is False
+
+
+def test_the_gallerys_rate_is_the_records_true_rate(runs: dict[str, Run]) -> None:
+    record = runs["noise"].record
+    assert record is not None
+    said = record.certificates["gallery"]["nats_given_class"]
+    assert said == pytest.approx(record.true_rate_nats, rel=1e-6)
+
+
+def test_a_deterministic_client_has_none(runs: dict[str, Run]) -> None:
+    for entry in certificates(runs["none"]).values():
+        assert "the channel is deterministic" in entry["refused"]
+
+
+def test_a_clip_halves_the_box_of_a_certificate(runs: dict[str, Run]) -> None:
+    wide, narrow = (certificates(runs[n])["capacity"] for n in ("noise", "clip+noise"))
+    assert narrow["dims"] == wide["dims"]
+    assert narrow["nats"] < wide["nats"]
+
+
+def test_the_leaks_of_a_run_stand_beside_chance(runs: dict[str, Run]) -> None:
+    record = runs["none"].record
+    assert record is not None
+    assert set(record.leaks) == {"attribute", "membership", "re-id"}
+    assert record.leaks["re-id"]["wire"]["rank_1"] > 0.9  # an undefended client
+    assert record.leaks["re-id"]["wire"]["chance_1"] == pytest.approx(1 / 200)
+
+
+def test_leakage_is_the_best_attacks_at_each_number_of_sendings() -> None:
+    weak, strong = (an_attempt([m, m], [0.0] * 2, [0.0] * 2, [0.0] * 2) for m in (0.04, 0.01))
+    often = replace(weak, repeats=16)
+    found = leakage_by_repeats({"weak": weak, "strong": strong, "often": often}, 0.05)
+    assert found == {1: pytest.approx(0.8), 16: pytest.approx(0.2)}
+
+
+def test_reconstructions_are_kept_as_the_audit_made_them_or_made_again() -> None:
+    case, kept = a_case(), Kept()
+    wire = intercept(case, 0)
+    attacks: dict[str, Attack] = {"mean": MeanImage(), "linear": Linear()}
+    attempts = run_attacks(case, attacks, 0, wire=wire, look=kept)
+    assert set(kept.images) == set(attacks)
+    many = Labelled(case.aux.images, case.aux.labels)
+    fewer = {"members": many, "outsiders": many, "wire": wire, "profile": "smoke"}
+    first = other_leaks(case, attacks, attempts, kept=kept, **fewer)  # type: ignore[arg-type]
+    again = other_leaks(case, attacks, attempts, kept=Kept(), **fewer)  # type: ignore[arg-type]
+    assert first["re-id"] == again["re-id"]
+    assert "linear/mse" in first["re-id"]
+
+
+def test_too_few_images_are_a_reason_and_no_crash() -> None:
+    case = a_case()
+    wire = intercept(case, 0)
+    attacks = {"linear": Linear()}
+    attempts = run_attacks(case, attacks, 0, wire=wire)
+    few = Labelled(torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.long))
+    found = other_leaks(case, attacks, attempts, few, few, wire=wire, kept=Kept(), profile="smoke")
+    assert "membership needs at least 20" in found["refused"]
