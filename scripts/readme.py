@@ -17,6 +17,7 @@ from typing import Any
 from splitveil.comparing import contrasts, sheets
 from splitveil.config import ANY_RECIPE, RECIPES, RunConfig, find_defence
 from splitveil.report import read_run
+from splitveil.report.breadth import breadth
 from splitveil.report.compare import Sheet, track_sheet, warnings
 from splitveil.report.figures import reconstruction_grid
 from splitveil.report.rows import Found, Group, Published, find_records, read_published
@@ -32,6 +33,7 @@ SHORT = ("row", "net", "seeds", "accuracy", "reported accuracy", "strongest atta
          "reported MSE", "by", "SSIM", "worst-case MSE", "leakage", "rate")  # fmt: skip
 TRAINING = ("batch_size", "lr", "schedule", "momentum", "weight_decay", "noise_std", "held_out",
             "split_seed")  # fmt: skip
+BEFORE = {"ramp": 0.0}  # what a setting was before records named it
 
 
 @cache
@@ -157,8 +159,8 @@ def train_command(record: Mapping[str, Any]) -> str:
         words += [f"--{key}", str(config[key])]
     words += ["--final"] if config.get("final") else []
     for key, value in usual.items():
-        if key in config and config[key] != value:
-            words += ["--set", f"{key}={_plain(config[key])}"]
+        if config.get(key, BEFORE.get(key, value)) != value:
+            words += ["--set", f"{key}={_plain(config.get(key, BEFORE.get(key)))}"]
     return shlex.join(words)
 
 
@@ -181,12 +183,19 @@ def audit_command(record: Mapping[str, Any]) -> str:
     )
 
 
+def beyond(dataset: str) -> str:
+    """What each attack got, and leaks that are no pictures."""
+    return breadth([g for t in main_tracks(dataset)[-1:] for g in t.groups])
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "digits": lambda: short("digits"),
     "cifar10": lambda: short("cifar10"),
     "verdicts": lambda: verdicts("cifar10"),
     "digits-full": lambda: full("digits"),
     "cifar10-full": lambda: full("cifar10"),
+    "cifar10-breadth": lambda: beyond("cifar10"),
+    "digits-breadth": lambda: beyond("digits"),
     "remarks": remarks,
     "rebuild": rebuild,
 }

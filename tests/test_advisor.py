@@ -40,21 +40,24 @@ WIDE = Entrant(net="client:strided-4-4.4.4.4.4-c1", macs=5, params=6, wire_float
 def test_the_named_nets_compete_where_they_fit_and_others_beside_them() -> None:
     found = entrants(IMAGE, max_macs=21.9e6, wire_floats=512, top=6)
     names = [e.net for e in found]
-    assert names[:4] == ["thin-mobilenet", "thin-resnet", "thin-strided", "vgg11"]
-    assert (found[3].macs, found[3].params, found[3].wire_floats) == (21_233_664, 85_256, 512)
-    assert len(names) == len(set(names)) == 4 + 6
-    specs = [parse_client(name.removeprefix("client:")) for name in names[4:]]
+    assert names[:5] == ["thin-deep", "thin-mobilenet", "thin-resnet", "thin-strided", "vgg11"]
+    assert (found[4].macs, found[4].params, found[4].wire_floats) == (21_233_664, 85_256, 512)
+    assert len(names) == len(set(names)) == 5 + 6
+    specs = [parse_client(name.removeprefix("client:")) for name in names[5:]]
     kinds = [(s.family, s.downsampling) for s in specs]
     assert {family for family, _ in kinds} == set(FAMILIES)
     assert len(set(kinds)) == len(kinds)
     listed = {c.net: c for c in candidates(IMAGE, max_macs=21.9e6, wire_floats=512)}
-    assert all(e == replace(e, macs=listed[e.net].macs) for e in found[4:])
+    assert all(e == replace(e, macs=listed[e.net].macs) for e in found[5:])
 
 
 @pytest.mark.parametrize(
     ("budget", "named"),
     [
-        ({"max_macs": 20e6, "wire_floats": 512}, {"thin-resnet", "thin-strided"}),
+        (
+            {"max_macs": 20e6, "wire_floats": 512},
+            {"thin-deep", "thin-resnet", "thin-strided"},
+        ),
         ({"max_macs": 21.9e6, "wire_floats": 511}, set()),
         ({"max_macs": 21.9e6, "wire_floats": 512, "max_params": 100_000}, {"vgg11"}),
         ({"max_macs": 21.9e6, "wire_floats": 9999, "family": "residual"}, {"thin-resnet"}),

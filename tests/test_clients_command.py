@@ -31,12 +31,12 @@ def test_each_client_has_one_line_with_its_costs() -> None:
     result = call(*BUDGET, "--limit", "5")
     assert result.exit_code == 0, text(result)
     lines = result.stdout.splitlines()
-    assert lines[0] == "5 of 1197 clients that fit, for images 3x32x32"
+    assert lines[0] == "5 of 1198 clients that fit, for images 3x32x32"
     assert lines[1].split() == ["net", "MMAC", "params", "wire", "depth", "sees"]
-    assert lines[2].split() == ["thin-mobilenet", "20.96", "168696", "512", "30", "55"]
+    assert lines[2].split() == ["thin-deep", "19.85", "483136", "512", "33", "91"]
     assert lines[3].split() == ["thin-resnet", "19.87", "137624", "512", "11", "49"]
     assert lines[4].startswith("client:strided-")
-    assert lines[-1] == "next: splitveil train --net thin-mobilenet --dataset NAME"
+    assert lines[-1] == "next: splitveil train --net thin-deep --dataset NAME"
     assert len(lines) == 2 + 5 + 2
 
 

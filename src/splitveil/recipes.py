@@ -35,11 +35,14 @@ NAMED_RECIPES: Mapping[str, Named] = {
     "cifar10-slot-cross": _cifar10("seed 001, VGG11", "slot-cross", "vgg11"),
     "cifar10-arl-cem": _cifar10("an adversary in training and CEM, VGG11", "arl+cem", "vgg11"),
     "cifar10-arl-veil": _cifar10(
-        "an adversary in training and the flagship, thin client", "arl+veil", "thin-resnet"
+        "an adversary in training and the flagship, VGG11", "arl+veil", "vgg11"
     ),
-    "cifar10-veil": _cifar10("the flagship, thin client", "veil", "thin-resnet"),
+    "cifar10-veil": _cifar10("the flagship, thin deep client", "veil", "thin-deep", epochs=160),
     "cifar10-veil-accurate": _cifar10(
-        "the flagship where accuracy weighs more", "veil", "thin-resnet", lambd=0.1
+        "the flagship where accuracy weighs more", "veil", "thin-deep", epochs=160, lambd=0.1
+    ),
+    "cifar10-veil-fast": _cifar10(
+        "the flagship on the thin ResNet, 80 epochs", "veil", "thin-resnet"
     ),
     "cifar10-veil-vgg11": _cifar10("the flagship on CEM's own VGG11", "veil", "vgg11"),
     "digits-veil": Named(

@@ -39,7 +39,7 @@ def test_it_is_a_companion() -> None:
 
 def test_its_own_loss_trains_the_decoder_and_leaves_the_encoder_alone() -> None:
     duel, (z, x) = adversary(), batch()
-    duel.learn(z, x, Y).backward()
+    duel.learn(z, x, Y).backward()  # type: ignore[no-untyped-call]
     assert z.grad is None
     assert sum(float(g.abs().sum()) for g in gradients(duel)) > 0
 

@@ -102,10 +102,10 @@ def test_without_a_penalty_there_is_no_surrogate() -> None:
 
 
 def test_net_and_summary_come_from_the_parts() -> None:
-    assert find_defence("veil+topk").client == find_defence("topk+veil").client == "thin-resnet"
+    assert find_defence("veil+topk").client == find_defence("topk+veil").client == "thin-deep"
     assert find_defence("noise+topk").client == "vgg11"
     thin = replace(DEFENCES["topk"], client="small")
-    assert stack([("topk", thin), ("veil", DEFENCES["veil"])]).client == "thin-resnet"
+    assert stack([("topk", thin), ("veil", DEFENCES["veil"])]).client == "thin-deep"
     assert stack([("veil", DEFENCES["veil"]), ("topk", thin)]).client == "small"
     said = find_defence("topk+veil").summary
     assert said == f"{DEFENCES['topk'].summary} + {DEFENCES['veil'].summary}"

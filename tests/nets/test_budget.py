@@ -91,7 +91,7 @@ def test_named_clients_cost_no_more_than_vgg11_and_send_as_much(name: str, macs:
 def test_a_thin_mobilenet_of_21_mmac_is_among_the_candidates() -> None:
     found = candidates(IMAGE, max_macs=21.9e6, wire_floats=512, family="inverted")
     assert any(round(c.macs / 1e6, 1) == 21.0 and c.wire_floats == 512 for c in found)
-    assert found[0].net == "thin-mobilenet"
+    assert {c.net for c in found[:2]} == {"thin-deep", "thin-mobilenet"}
 
 
 @pytest.mark.parametrize(

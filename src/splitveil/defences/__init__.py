@@ -41,7 +41,7 @@ DEFENCES: Mapping[str, Defence] = {
     "slot-cross": SlotCross(summary="seed 001: slots and gated cross-attention, early shut-off"),
     "veil": GatedAttention(
         summary="flagship: rate of raw z against the noise, adversarial attention, thin client",
-        client="thin-resnet",
+        client="thin-deep",
         penalty="rate",
         attention="maximise",
         lambd=0.3,
@@ -50,6 +50,7 @@ DEFENCES: Mapping[str, Defence] = {
         w_lr="constant",
         skip_first_epoch=False,
         attention_lr=1e-3,
+        ramp=0.5,
     ),
 }
 

@@ -17,6 +17,7 @@ from splitveil.nets.clients import CLIENT_PREFIX, FAMILIES, MIN_SIDE, ClientSpec
 Shape = tuple[int, int, int]
 
 THIN_CLIENTS: Mapping[str, ClientSpec] = {
+    "thin-deep": parse_client("inverted-16-16.24x3.64x3.128x3-e4-c32"),
     "thin-mobilenet": parse_client("inverted-16-16.32x4.64x4-e4-c8"),
     "thin-resnet": parse_client("residual-16-16.32x2.64-c8"),
     "thin-strided": parse_client("strided-16-16x3.32x3.64x3-c8"),

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from splitveil.errors import RunError
 from splitveil.report import figures, grid, tables, words
+from splitveil.report.breadth import leak_sheet
 from splitveil.report.fields import section
 from splitveil.report.files import RunFiles
+from splitveil.report.rows import Group
 
 TITLE = "SplitVeil report"
 PAGE = "report.html"
@@ -138,6 +140,7 @@ def _fill(runs: Sequence[RunFiles], title: str, pictures: Pictures) -> str:
             for rows in map(tables.attack_rows, runs)
             if rows
         ],
+        leaks=leak_sheet([Group(r.name, ((r.record,),)) for r in runs if r.record]),
         caveats=words.caveats(runs),
         passports=[(run.name, words.passport(run)) for run in runs],
     )
