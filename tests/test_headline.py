@@ -49,7 +49,8 @@ def test_a_failing_row_is_named_and_the_exit_code_says_so(tmp_path: Path) -> Non
     (missing / "cifar-10-binary.tar.gz").write_bytes(b"no archive")
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--rows", "none", "--seeds", "0",
-         "--out", str(tmp_path / "o"), "--runs-dir", str(tmp_path / "r"), "--data-dir", str(missing)],
+         "--out", str(tmp_path / "o"), "--runs-dir", str(tmp_path / "r"),
+         "--data-dir", str(missing)],
         capture_output=True,
         text=True,
         check=False,

@@ -13,17 +13,6 @@ WARM_UP = 3  # eager calls before the capture: cuDNN picks its kernels, optimise
 
 
 @contextmanager
-def fastest_kernels() -> Iterator[None]:
-    """Times cuDNN's algorithms once per shape instead of guessing: for shapes that never change."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-
-
-@contextmanager
 def tensor_cores() -> Iterator[None]:
     """Lets float32 matrix products on a GPU round their factors to TF32 (10 bits)."""
     before = torch.get_float32_matmul_precision()

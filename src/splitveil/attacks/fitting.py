@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from splitveil.graphs import captured, fastest_kernels, set_rate
+from splitveil.graphs import captured, set_rate
 from splitveil.types import Progress, silent
 
 Schedule = Literal["one-cycle", "cosine"]
@@ -90,7 +90,7 @@ def minimise(
     run = captured(step, device, [generator]) if same else step
     order = torch.empty(0)
     net.train()
-    with warnings.catch_warnings(), fastest_kernels():
+    with warnings.catch_warnings():
         # Said of the eager steps that come before the capture.
         warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
         for index in range(steps):

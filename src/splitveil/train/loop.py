@@ -9,7 +9,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from splitveil.graphs import fastest_kernels, set_rate
+from splitveil.graphs import set_rate
 from splitveil.train.checkpoint import read_checkpoint, write_checkpoint
 from splitveil.train.distributed import own_rows
 from splitveil.train.files import MetricsLog
@@ -74,11 +74,7 @@ def train(
     step = Stepper(wrapped, data, state, fabric, remembers=schedule.penalty.lambd > 0)
     clock = Clock(state.seconds)
     model.train()
-    with (
-        catch_interrupt() as interrupt,
-        MetricsLog(folder, state.log_offset) as metrics,
-        fastest_kernels(),
-    ):
+    with catch_interrupt() as interrupt, MetricsLog(folder, state.log_offset) as metrics:
         order, order_epoch, last = torch.empty(0), 0, ""
         while state.step < schedule.total_steps:
             epoch, index = schedule.epoch_of(state.step), state.step % schedule.steps_per_epoch
