@@ -191,6 +191,6 @@ def examine(
             "model": model,
             "command": command(),
         },
-        training={"steps": trained["step"]},
+        training={"steps": trained["step"], "peak_bytes": trained.get("peak_bytes")},
     )
     return record, gallery(case.scored, attempts, wire.seen.answer, dataset.classes)

@@ -6,7 +6,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from splitveil import __version__, commands, commands_clients, commands_lists
+from splitveil import (
+    __version__,
+    commands,
+    commands_audit,
+    commands_clients,
+    commands_lists,
+    commands_reproduce,
+)
 from splitveil.errors import SplitVeilError
 
 EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
@@ -164,41 +171,7 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
         out.print(f"next: splitveil audit {run.path}", highlight=False, soft_wrap=True)
 
 
-@app.command()
-def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
-    run: Annotated[Path | None, typer.Argument(help="Folder of the run.")] = None,
-    profile: Annotated[str, typer.Option(help="smoke, quick, standard or paper.")] = "quick",
-    aux: Annotated[str, typer.Option(help="train, held-out or test90.")] = "train",
-    seed: Annotated[int, typer.Option(help="Seed of the attacks.")] = 0,
-    replay: Annotated[
-        Path | None, typer.Option(help="Measure a record again and say what differs.")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Run every attack, also those finished before.")
-    ] = False,
-    json_: JsonFlag = False,
-) -> None:
-    """Attack a run and write `record.json` and `report.html` into its folder.
-
-    An interrupted audit continues with the attack it was at.
-
-    Example: `splitveil audit runs/first --profile quick`
-    """
-    _start()
-    from splitveil import load_run
-    from splitveil.console import progress_bar, show_json
-
-    if replay is not None:
-        commands.replay(run, replay, json_=json_)
-        return
-    loaded = load_run(commands.given_run(run))
-    with progress_bar("audit") as bar:
-        record = loaded.audit(profile, aux=aux, seed=seed, progress=bar, fresh=fresh)
-    page = commands.write_page([loaded.path], loaded.path)
-    if json_:
-        show_json(record.to_dict())
-    else:
-        commands.show_audit(loaded.path, record.flags, page)
+app.command()(commands_audit.audit)
 
 
 @app.command()
@@ -248,6 +221,7 @@ for command in (
     commands_lists.recipes,
     commands_clients.clients,
     commands.compare,
+    commands_reproduce.reproduce,
 ):
     app.command()(command)
 

@@ -1,6 +1,7 @@
 """Everything that changes while a run trains, and how it is saved and put back."""
 
 import logging
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -148,9 +149,22 @@ def snapshot(state: TrainState, passport: Json) -> Checkpoint:
         "meter_counts": state.meters.counts,
         "optimisers": optimisers,
         "threads": torch.get_num_threads(),
+        "peak_bytes": peak_bytes(state.guard.loss.device),
         "passport": passport,
     }
     return Checkpoint(tensors, meta)
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Most memory held at once: by tensors on a GPU, by the whole process elsewhere, if known."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024  # kilobytes on Linux
 
 
 def restore(state: TrainState, checkpoint: Checkpoint) -> None:

@@ -1,0 +1,88 @@
+"""Published experiments: their rows are valid runs, and a rehearsal makes the whole table."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from splitveil.cli import app
+from splitveil.config import build_defence, make_config
+from splitveil.errors import ConfigError
+from splitveil.reproduce import EXPERIMENTS, SEED_003, chosen_rows, find_experiment, table
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+SEED = EXPERIMENTS["seed-003"]
+
+
+@pytest.mark.parametrize("row", SEED.rows)
+def test_every_row_is_a_run_of_the_documents_experiment(row: str) -> None:
+    config = make_config({**SEED.common, "defence": SEED.rows[row]})
+    assert (config.dataset, config.epochs, config.net) == ("cifar10", 240, "vgg11")
+    assert build_defence(config).penalty_plan().lambd == 16
+
+
+def test_with_and_without_the_sparse_layer() -> None:
+    plain = [row for row in SEED.rows if not row.startswith("sparse+")]
+    assert plain == ["cem", "gated-att", "gated-att-simple", "slot-cross"]
+    assert list(SEED.rows) == plain + [f"sparse+{row}" for row in plain]
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown experiment 'seed-3'; did you mean 'seed-003'"):
+        find_experiment("seed-3")
+    with pytest.raises(ConfigError, match="unknown row 'gated'"):
+        chosen_rows(SEED, ["gated"])
+
+
+def test_time_and_memory_are_shares_of_the_row_it_compares_with() -> None:
+    def record(seconds: float, peak: int | None) -> dict[str, object]:
+        return {
+            "accuracy": 0.8, "strongest": {"mse": 0.04, "mse_by": "decoder"},
+            "attacks": {"decoder": {"mse": 0.04, "accuracy": 0.25}},
+            "config": {"net": "vgg11", "defence": "cem", "dataset": "cifar10"},
+            "seconds": {"train": seconds}, "training": {"peak_bytes": peak},
+        }  # fmt: skip
+
+    sheet = table(SEED, {"cem": record(10.0, 100), "gated-att": record(15.0, None)})
+    shares = {row[0]: row[-2:] for row in sheet.rows}
+    assert shares["`cem`"] == ("1.00", "1.00")
+    assert shares["`gated-att`"] == ("1.50", "–")
+    assert len(sheet.rows) == 2 + len(SEED_003)
+
+
+def test_a_rehearsal_makes_the_table_and_does_not_repeat_itself(tmp_path: Path) -> None:
+    words = ["reproduce", "seed-003", "--only", "cem", "--only", "gated-att", "--dataset", "digits",
+             "--epochs", "1", "--profile", "smoke", "--runs-dir", str(tmp_path), "--device", "cpu",
+             "--json"]  # fmt: skip
+    first = CliRunner().invoke(app, words)
+    assert first.exit_code == 0, first.output
+    rows = json.loads(first.stdout)["rows"]
+    assert [row["row"] for row in rows] == ["cem", "gated-att", "*cem*", "*gated-att*"]
+    before = (tmp_path / "cem" / "record.json").stat().st_mtime_ns
+    again = CliRunner().invoke(app, words)
+    assert json.loads(again.stdout)["rows"] == rows
+    assert (tmp_path / "cem" / "record.json").stat().st_mtime_ns == before
+    assert (tmp_path / "table.md").read_text().startswith("## seed 003")
+
+
+@pytest.mark.parametrize(
+    ("script", "row"), [("run_exp.sh", "gated-att"), ("run_exp1.sh", "slot-cross")]
+)
+def test_the_users_scripts_call_it(script: str, row: str, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    fake = tmp_path / "fake"
+    fake.write_text(f'#!/bin/sh\necho "$@" > {told}\n')
+    fake.chmod(0o755)
+    subprocess.run(
+        [str(SCRIPTS / script), "--seed", "1"],
+        check=True,
+        env={**os.environ, "SPLITVEIL": str(fake)},
+    )
+    words = told.read_text().split()
+    assert words[:2] == ["reproduce", "seed-003"]
+    assert words[-2:] == ["--seed", "1"]
+    assert set(words[3:-2:2]) <= set(SEED.rows)
+    assert row in words
