@@ -175,6 +175,7 @@ RECORD = {
     "leakage": 0.0, "true_rate_nats": None, "client": {}, "config": {}, "splits": {}, "seeds": {},
     "versions": {}, "device": "cpu", "seconds": {}, "audit": {}, "training": {},
     "strongest_blackbox": {}, "flags": [],
+    "per_image": {}, "certificates": {}, "leaks": {},
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def show_cuts(net: "nn.Sequential", shape: Shape, macs: float, wire: int, *, jso
         return
     lines = [
         f"{len(found)} cuts of the backbone, for images {in_words(shape)}",
-        f"{'at':>3} {'after':<16} {'MMAC':>8} {'params':>9} {'wire':>7} fits",
+        f"{'at':>3} {'after':<17} {'MMAC':>8} {'params':>9} {'wire':>7} fits",
     ]
     for c in found:
         narrow = c.bottleneck
@@ -41,7 +41,7 @@ def show_cuts(net: "nn.Sequential", shape: Shape, macs: float, wire: int, *, jso
                 f"wire {narrow.wire_floats}"
             )
         lines.append(
-            f"{c.at:3d} {c.layer:<16} {c.macs / 1e6:8.2f} {c.params:9d} {c.wire_floats:7d} {fits}"
+            f"{c.at:3d} {c.layer:<17} {c.macs / 1e6:8.2f} {c.params:9d} {c.wire_floats:7d} {fits}"
         )
     print_lines(*lines, "wire: numbers sent; splitveil.nets.cut(backbone, at) makes the split")
 

@@ -33,6 +33,8 @@ class Recipe:
 RECIPES: Mapping[str, Recipe] = {
     "digits": Recipe(epochs=60, batch_size=128, lr=0.1, noise_std=0.05),
     "cifar10": Recipe(epochs=80, batch_size=512, lr=0.2, noise_std=0.025),
+    "cifar100": Recipe(epochs=80, batch_size=512, lr=0.2, noise_std=0.025),
+    "tiny-imagenet": Recipe(epochs=40, batch_size=256, lr=0.1, noise_std=0.025),
     "fashion-mnist": Recipe(epochs=20, batch_size=256, lr=0.1, noise_std=0.025),
 }
 ANY_RECIPE = Recipe(epochs=40, batch_size=128, lr=0.1, noise_std=0.025)

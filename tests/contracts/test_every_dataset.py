@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data.made import cifar100_archive, tiny_archive
 from PIL import Image
 
 from splitveil.data import (
@@ -85,6 +86,8 @@ FILES: dict[str, Callable[[Path, pytest.MonkeyPatch], Path]] = {
     "fashion-mnist": idx_files,
     "folder": image_folders,
     "npz": npz_file,
+    "cifar100": cifar100_archive,
+    "tiny-imagenet": tiny_archive,
 }
 
 

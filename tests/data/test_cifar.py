@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from splitveil.data import Dataset, cifar, load
-from splitveil.data.cifar import MD5, NAMES, assemble, from_archive, from_folder, records
+from splitveil.data.cifar import FOLDER, MAX_BYTES, MD5, NAMES, assemble
+from splitveil.data.records import from_archive, from_folder, records
 from splitveil.data.source import Request
 from splitveil.errors import DataError
 
@@ -46,6 +47,10 @@ def pack(blobs: Blobs, target: Path, prefix: str = "cifar-10-batches-bin/") -> P
     return target
 
 
+def members(path: Path) -> Blobs:
+    return from_archive(path, FOLDER, (*MD5, NAMES), MAX_BYTES)
+
+
 def unpack(blobs: Blobs, folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     for name, raw in blobs.items():
@@ -59,7 +64,7 @@ def same(one: Dataset, other: Dataset) -> bool:
 
 def test_bytes_survive_the_archive(blobs: Blobs, tmp_path: Path) -> None:
     path = pack(blobs, tmp_path / "a.tar.gz")
-    data = assemble(from_archive(path), checksums(blobs), path)
+    data = assemble(members(path), checksums(blobs), path)
     assert data.image_shape == (3, 32, 32)
     table = torch.cat([data.labels[:, None].to(torch.uint8), data.images.flatten(1)], dim=1)
     assert table.numpy().tobytes() == b"".join(blobs[n] for n in MD5)
@@ -85,10 +90,8 @@ def test_the_three_places_give_the_same(
 def test_names_are_the_known_ones_without_the_file(blobs: Blobs, tmp_path: Path) -> None:
     del blobs[NAMES]
     folder = unpack(blobs, tmp_path)
-    assert assemble(from_folder(folder), checksums(blobs), folder).classes[:2] == (
-        "airplane",
-        "automobile",
-    )
+    data = assemble(from_folder(folder, MD5), checksums(blobs), folder)
+    assert data.classes[:2] == ("airplane", "automobile")
 
 
 def test_one_wrong_byte_is_found(blobs: Blobs, tmp_path: Path) -> None:
@@ -117,20 +120,26 @@ def test_a_missing_batch_is_named(blobs: Blobs, tmp_path: Path) -> None:
 
 def test_members_under_other_names_are_not_read(blobs: Blobs, tmp_path: Path) -> None:
     path = pack(blobs, tmp_path / "a.tar.gz", prefix="../cifar-10-batches-bin/")
-    assert from_archive(path) == {}
+    assert members(path) == {}
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_members_that_are_too_large_or_links_are_not_read(tmp_path: Path) -> None:
+def test_a_member_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
+    large = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
+    large.size = MAX_BYTES + 1
+    with tarfile.open(tmp_path / cifar.ARCHIVE, "w:gz", compresslevel=1) as tar:
+        tar.addfile(large, io.BytesIO(bytes(large.size)))
+    with pytest.raises(DataError, match=r"data_batch_1\.bin in .* has 30730001 bytes"):
+        load("cifar10", tmp_path)
+
+
+def test_links_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "a.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
-        large = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
-        large.size = cifar.MAX_BYTES + 1
-        tar.addfile(large, io.BytesIO(bytes(large.size)))
         link = tarfile.TarInfo("cifar-10-batches-bin/test_batch.bin")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
         tar.addfile(link)
-    assert from_archive(path) == {}
+    assert members(path) == {}
 
 
 @pytest.mark.parametrize("keep", [0, 10, 1000, 200_000])
@@ -143,7 +152,7 @@ def test_a_truncated_archive_says_so(blobs: Blobs, tmp_path: Path, keep: int) ->
 
 def test_records_must_be_whole() -> None:
     with pytest.raises(DataError, match="3073 bytes, got 3000 in all"):
-        records(bytes(3000))
+        records(bytes(3000), 1, "CIFAR-10")
 
 
 def test_without_network_the_place_for_the_file_is_named(

@@ -7,8 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
+from splitveil.config import RunConfig, build_model, resolve
 from splitveil.data import Dataset, load
-from splitveil.errors import DataError
+from splitveil.errors import ConfigError, DataError
 
 
 def pixels(seed: int, shape: tuple[int, ...] = (5, 4, 3)) -> np.ndarray:
@@ -163,3 +164,39 @@ def test_too_few_images_of_a_class_are_refused(tmp_path: Path) -> None:
     two_classes(tmp_path, n=5)
     save(tmp_path / "bee" / "0.png", pixels(0))
     refused(tmp_path, "at least 2 training images, got 1 of 'bee'")
+
+
+def test_a_colour_image_among_grey_ones_names_the_first_offender(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for i in range(3):
+            save(tmp_path / name / f"{i}.png", pixels(i, (5, 4)))
+    odd = save(tmp_path / "b" / "1.png", pixels(0))
+    refused(tmp_path, re.escape(f"{odd} is 4×5 RGB, but 0.png is 4×5 grey; resize or convert"))
+
+
+def test_one_class_is_not_enough(tmp_path: Path) -> None:
+    for i in range(5):
+        save(tmp_path / "ann" / f"{i}.png", pixels(i))
+    refused(tmp_path, r"at least 2 classes are needed, got \['ann'\]")
+
+
+def test_images_of_one_pixel_are_read_and_refused_by_the_net(tmp_path: Path) -> None:
+    for i in range(12):
+        save(tmp_path / "ab"[i % 2] / f"{i}.png", pixels(i, (1, 1, 3)))
+    data = read(tmp_path)
+    assert data.image_shape == (3, 1, 1)
+    config = resolve(RunConfig(dataset=data.name, device="cpu"), data)
+    with pytest.raises(ConfigError, match=r"small needs images of at least 4×4, got \(3, 1, 1\)"):
+        build_model(config, data.image_shape, data.num_classes)
+
+
+@pytest.mark.parametrize("side", [64, 96])
+def test_one_folder_for_each_person_is_a_dataset_of_faces(tmp_path: Path, side: int) -> None:
+    people = ("Ada_Lovelace", "Alan_Turing", "Emmy_Noether")
+    for label, name in enumerate(people):
+        for i in range(5 + label):  # LFW has as many images of a person as were found
+            save(tmp_path / name / f"{name}_{i + 1:04}.jpg", pixels(i, (side, side, 3)))
+    data = read(tmp_path)
+    assert (data.classes, data.image_shape) == (people, (3, side, side))
+    assert data.labels.bincount().tolist() == [5, 6, 7]
+    assert data.labels[data.test].bincount(minlength=3).tolist() == [1, 1, 2]  # of 1, 1.2, 1.4

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets import NETS, SplitModel, cut, small, thin_resnet, vgg11
+from splitveil.nets import NETS, SplitModel, count_macs, cut, small, thin_resnet, vgg11
+from splitveil.nets.mobilenet import mobilenetv2
+from splitveil.nets.resnet import resnet20
 
 IMAGE = (3, 32, 32)
 CUTLAYERS = range(1, 13)
@@ -86,13 +88,16 @@ def test_vgg11_names_the_cutlayers_it_has(cutlayer: int) -> None:
         vgg11(IMAGE, 10, cutlayer=cutlayer)
 
 
-@pytest.mark.parametrize("image_shape", [(3, 32, 32), (1, 40, 70), (3, 61, 61), (3, 63, 32)])
-@pytest.mark.parametrize("name", ["vgg11", "thin-resnet", "thin-mobilenet", "thin-strided"])
+FACES = [(3, 64, 64), (3, 96, 96), (1, 62, 47)]
+
+
+@pytest.mark.parametrize("image_shape", [IMAGE, *FACES, (1, 40, 70), (3, 61, 61), (3, 63, 32)])
+@pytest.mark.parametrize("name", sorted(NETS))
 def test_large_nets_take_any_image_from_32_pixels(
     name: str, image_shape: tuple[int, int, int]
 ) -> None:
-    model = named(name, image_shape).eval()
-    with torch.no_grad():
+    with torch.device("meta"), torch.no_grad():  # shapes alone, in a moment
+        model = named(name, image_shape).eval()
         assert model(torch.zeros(1, *image_shape)).shape == (1, 10)
 
 
@@ -103,6 +108,82 @@ def test_small_takes_any_image_from_4_pixels(image_shape: tuple[int, int, int]) 
         assert model(torch.zeros(1, *image_shape)).shape == (1, 10)
 
 
+def test_resnet20_costs_what_the_sum_over_its_convolutions_gives() -> None:
+    stem = 3 * 16 * 9 * 32**2
+    stages = 6 * 16 * 16 * 9 * 32**2
+    for width, side in ((32, 16), (64, 8)):  # entry, five convolutions, shortcut
+        stages += (width // 2 * width * 9 + 5 * width * width * 9 + width // 2 * width) * side**2
+    net = resnet20(IMAGE, 10, bottleneck=None)
+    assert count_macs(net, IMAGE) == stem + stages + 64 * 10 == 40_813_184
+    assert params(net) == 272_474
+    assert convolutions(net) == 1 + 18 + 2
+
+
+def test_resnet20_client_is_stem_and_four_blocks() -> None:
+    model = named("resnet20", IMAGE)
+    bare = 442_368 + 14_155_776 + 1_179_648 + 2_359_296 + 131_072
+    assert model.macs(IMAGE) == bare + 32 * 8 * 9 * 16**2
+    assert model.wire_shape(IMAGE) == (8, 16, 16)
+    assert named("resnet20", (3, 64, 64)).wire_shape((3, 64, 64)) == (8, 32, 32)
+
+
+def mobilenet_macs(side: int, classes: int, *, large: bool) -> int:
+    """Multiply-adds from the rows of the paper's table 2, one convolution after the other."""
+    side = side // 2 if large else side
+    total, width = 3 * 32 * 9 * side**2, 32
+    rows = ((1, 16, 1, 1), (6, 24, 2, 2 if large else 1), (6, 32, 3, 2), (6, 64, 4, 2))
+    for t, c, n, s in (*rows, (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)):
+        for stride in (s, *[1] * (n - 1)):
+            widen = width * width * t * side**2 if t > 1 else 0
+            side //= stride
+            total += widen + width * t * 9 * side**2 + width * t * c * side**2
+            width = c
+    return total + 320 * 1280 * side**2 + 1280 * classes
+
+
+def test_mobilenetv2_costs_what_the_table_of_its_paper_gives() -> None:
+    photo = (3, 224, 224)
+    net = mobilenetv2(photo, 1000, bottleneck=None)
+    assert count_macs(net, photo) == mobilenet_macs(224, 1000, large=True) == 300_774_272
+    assert params(net) == 3_504_872
+    small_one = mobilenetv2(IMAGE, 10, bottleneck=None)
+    assert count_macs(small_one, IMAGE) == mobilenet_macs(32, 10, large=False) == 87_976_448
+
+
+@pytest.mark.parametrize(
+    ("image_shape", "wire", "last"),
+    [
+        (IMAGE, (8, 8, 8), (4, 4)),
+        ((3, 63, 80), (8, 16, 20), (8, 10)),
+        ((3, 64, 64), (8, 4, 4), (2, 2)),
+        ((3, 96, 96), (8, 6, 6), (3, 3)),
+    ],
+)
+def test_mobilenetv2_takes_the_strides_for_photographs_from_64_pixels(
+    image_shape: tuple[int, int, int], wire: tuple[int, int, int], last: tuple[int, int]
+) -> None:
+    with torch.device("meta"):
+        net = mobilenetv2(image_shape, 10)
+    assert cut(net, 8).wire_shape(image_shape) == wire
+    assert cut(net, 19).wire_shape(image_shape) == (1280, *last)
+
+
+@pytest.mark.parametrize("cutlayer", [0, 11])
+def test_resnet20_names_the_cutlayers_it_has(cutlayer: int) -> None:
+    with pytest.raises(ConfigError, match=rf"1\.\.10, got {cutlayer}"):
+        resnet20(IMAGE, 10, cutlayer=cutlayer)
+    with pytest.raises(ConfigError, match=r"1\.\.28, got 29"):
+        resnet20(IMAGE, 10, cutlayer=29, opened=True)
+    with pytest.raises(ConfigError, match=r"1\.\.19, got 20"):
+        mobilenetv2(IMAGE, 10, cutlayer=20)
+
+
+@pytest.mark.parametrize("name", sorted(NETS))
+def test_an_image_of_one_pixel_is_refused_by_every_net(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"at least \d+×\d+, got \(3, 1, 1\)"):
+        NETS[name].build((3, 1, 1), 10)
+
+
 def test_images_that_are_too_small_are_refused_with_a_way_out() -> None:
     with pytest.raises(ConfigError, match=r"at least 32×32, got \(3, 31, 40\); use --net small"):
         vgg11((3, 31, 40), 10)
@@ -110,6 +191,10 @@ def test_images_that_are_too_small_are_refused_with_a_way_out() -> None:
         thin_resnet((3, 40, 31), 10)
     with pytest.raises(ConfigError, match=r"at least 4×4, got \(1, 3, 8\)"):
         small((1, 3, 8), 10)
+    with pytest.raises(ConfigError, match=r"at least 4×4, got \(1, 8, 3\); use --net small"):
+        resnet20((1, 8, 3), 10)
+    with pytest.raises(ConfigError, match=r"at least 8×8, got \(3, 7, 9\); use --net small"):
+        mobilenetv2((3, 7, 9), 10)
 
 
 @pytest.mark.parametrize("name", sorted(NETS))

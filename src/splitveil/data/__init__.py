@@ -7,7 +7,7 @@ dataset is one module with a `read(request)` and one line in `DATASETS`.
 from collections.abc import Mapping
 from pathlib import Path
 
-from splitveil.data import cifar, digits, fashion, folder, npz
+from splitveil.data import cifar, cifar100, digits, fashion, folder, npz, tiny_imagenet
 from splitveil.data.augment import augment
 from splitveil.data.batches import epoch_order
 from splitveil.data.dataset import Dataset, check, data_root, to_uint8
@@ -34,6 +34,16 @@ DATASETS: Mapping[str, Source] = {
         summary="60000 photographs, 3×32×32, 10 classes; official binary archive, 170 MB",
         needs_path=False,
         read=cifar.read,
+    ),
+    "cifar100": Source(
+        summary="60000 photographs, 3×32×32, 100 classes; official binary archive, 169 MB",
+        needs_path=False,
+        read=cifar100.read,
+    ),
+    "tiny-imagenet": Source(
+        summary="110000 photographs, 3×64×64, 200 classes; official zip archive, 248 MB",
+        needs_path=False,
+        read=tiny_imagenet.read,
     ),
     "fashion-mnist": Source(
         summary="70000 pieces of clothing, 1×28×28, 10 classes; IDX files, 30 MB",

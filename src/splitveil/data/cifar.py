@@ -5,17 +5,13 @@ A `.bin` file is 10,000 records of one label byte and 3072 pixel bytes (red, gre
 """
 
 import hashlib
-import tarfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-from einops import rearrange
-
 from splitveil.data.dataset import Dataset
 from splitveil.data.download import fetch
-from splitveil.data.parts import Arrays, two_parts
+from splitveil.data.parts import two_parts
+from splitveil.data.records import PIXELS, from_archive, from_folder, records
 from splitveil.data.source import Request
 from splitveil.errors import DataError
 
@@ -34,10 +30,7 @@ MD5 = {
     TEST: "803d5f7f4d78ea53de84dbe85f74fb6d",
 }
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-RECORD = 1 + 3 * 32 * 32
-MAX_BYTES = 10_000 * RECORD
-
-Blobs = dict[str, bytes]
+MAX_BYTES = 10_000 * (1 + PIXELS)
 
 
 def read(request: Request) -> Dataset:
@@ -45,37 +38,11 @@ def read(request: Request) -> Dataset:
     root = request.root
     for folder in (root / FOLDER, root):
         if any((folder / name).exists() for name in MD5):
-            return assemble(from_folder(folder), MD5, folder)
+            return assemble(from_folder(folder, (*MD5, NAMES)), MD5, folder)
     archive = root / ARCHIVE
     if not archive.exists():
         fetch(URL, archive, ARCHIVE_MD5, request.progress)
-    return assemble(from_archive(archive), MD5, archive)
-
-
-def from_folder(folder: Path) -> Blobs:
-    """The bytes of the known files of an unpacked folder; absent ones are left out."""
-    found = (folder / name for name in (*MD5, NAMES))
-    return {path.name: path.read_bytes() for path in found if path.is_file()}
-
-
-def from_archive(archive: Path) -> Blobs:
-    """The bytes of the known members of the archive, read in memory; nothing is unpacked."""
-    wanted = {f"{FOLDER}/{name}": name for name in (*MD5, NAMES)}
-    blobs: Blobs = {}
-    try:
-        with tarfile.open(archive, "r:gz") as tar:
-            for member in tar:
-                name = wanted.get(member.name)
-                if name is None or not member.isfile() or member.size > MAX_BYTES:
-                    continue
-                stream = tar.extractfile(member)
-                blobs[name] = stream.read() if stream else b""
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as err:
-        raise DataError(
-            f"{archive} is truncated or no gzipped tar archive ({err}); "
-            "delete it and fetch it again"
-        ) from err
-    return blobs
+    return assemble(from_archive(archive, FOLDER, (*MD5, NAMES), MAX_BYTES), MD5, archive)
 
 
 def assemble(blobs: Mapping[str, bytes], md5: Mapping[str, str], origin: Path) -> Dataset:
@@ -99,23 +66,10 @@ def assemble(blobs: Mapping[str, bytes], md5: Mapping[str, str], origin: Path) -
     names = tuple(blobs[NAMES].decode(errors="replace").split()) if NAMES in blobs else CLASSES
     return two_parts(
         "cifar10",
-        records(train),
-        records(blobs[TEST]),
+        records(train, 1, "CIFAR-10"),
+        records(blobs[TEST], 1, "CIFAR-10"),
         names,
         ordered_test90=True,
         crop_pad=4,
         flip=True,
     )
-
-
-def records(raw: bytes) -> Arrays:
-    """Images (n, 3, 32, 32) and labels (n,) of n records of 3073 bytes.
-
-    >>> images, labels = records(bytes([7]) + bytes(3072))
-    >>> images.shape, labels.tolist()
-    ((1, 3, 32, 32), [7])
-    """
-    if len(raw) % RECORD:
-        raise DataError(f"CIFAR-10 records have {RECORD} bytes, got {len(raw)} in all")
-    table = np.frombuffer(raw, np.uint8).reshape(-1, RECORD)
-    return rearrange(table[:, 1:], "n (c h w) -> n c h w", c=3, h=32), table[:, 0]

@@ -6,6 +6,7 @@
 
 import warnings
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -116,19 +117,24 @@ def describe(pixels: np.ndarray) -> str:
 
 def read_image(path: Path) -> np.ndarray:
     """Pixels (c, h, w) of one file, c = 1 for grey and 3 for RGB."""
+    return decode(path, str(path))
+
+
+def decode(source: Path | BytesIO, name: str) -> np.ndarray:
+    """Pixels (c, h, w) of a file or of its bytes; errors call it `name`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=FORMATS) as image:
+            with Image.open(source, formats=FORMATS) as image:
                 if image.mode not in MODES:
                     raise DataError(
-                        f"{path} has mode {image.mode}; only grey (L) and RGB are read: "
+                        f"{name} has mode {image.mode}; only grey (L) and RGB are read: "
                         "convert it, saying what becomes of palette, depth or transparency"
                     )
                 pixels = np.asarray(image.convert(MODES[image.mode]))
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as err:
-        raise DataError(f"{path} is suspiciously large ({err}); resize it") from err
+        raise DataError(f"{name} is suspiciously large ({err}); resize it") from err
     except (OSError, SyntaxError, ValueError) as err:
         # PIL reports a broken file by any of these three, depending on the format.
-        raise DataError(f"cannot read {path} as an image: {err}; replace or delete it") from err
+        raise DataError(f"cannot read {name} as an image: {err}; replace or delete it") from err
     return pixels[None] if pixels.ndim == len("hw") else rearrange(pixels, "h w c -> c h w")

@@ -1,5 +1,7 @@
 """From arrays as a file holds them to a `Dataset` with a training and a test part."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -50,9 +52,29 @@ def two_parts(
             f"{name}: training images are {train[0].shape[1:]} but test images "
             f"{test[0].shape[1:]} (c, h, w); resize one of them"
         )
-    joined = np.concatenate([train[0], test[0]]), np.concatenate([train[1], test[1]])
-    images, labels = _tensors(joined)
-    first = len(train[0])
+    return in_order(
+        name,
+        (np.concatenate([train[0], test[0]]), np.concatenate([train[1], test[1]])),
+        len(train[0]),
+        classes,
+        ordered_test90=ordered_test90,
+        crop_pad=crop_pad,
+        flip=flip,
+    )
+
+
+def in_order(
+    name: str,
+    data: Arrays,
+    first: int,
+    classes: tuple[str, ...],
+    *,
+    ordered_test90: bool = False,
+    crop_pad: int = 0,
+    flip: bool = False,
+) -> Dataset:
+    """One array of which the first `first` images are the training part; nothing is copied."""
+    images, labels = _tensors(data)
     return Dataset(
         name=name,
         images=images,
@@ -64,6 +86,34 @@ def two_parts(
         crop_pad=crop_pad,
         flip=flip,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many classes a published dataset has, and how many images of each in both parts."""
+
+    classes: int
+    train: int
+    test: int
+
+    def check(self, data: Dataset, again: str) -> Dataset:
+        """The dataset itself where it agrees; `again` says how to get the right files."""
+        if data.num_classes != self.classes:
+            raise DataError(
+                f"{data.name} has {self.classes} classes, got {data.num_classes}; {again}"
+            )
+        for part, indices, expected in (
+            ("training", data.pool, self.train),
+            ("test", data.test, self.test),
+        ):
+            counts = data.labels[indices].bincount(minlength=self.classes).tolist()
+            wrong = [(c, n) for c, n in zip(data.classes, counts, strict=True) if n != expected]
+            if wrong:
+                raise DataError(
+                    f"{data.name} has {expected} {part} images of every class, "
+                    f"got {wrong[0][1]} of '{wrong[0][0]}' ({len(wrong)} classes differ); {again}"
+                )
+        return data
 
 
 def _tensors(data: Arrays) -> tuple[Tensor, Tensor]:

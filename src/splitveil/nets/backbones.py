@@ -14,6 +14,9 @@ from splitveil.errors import ConfigError
 from splitveil.nets.blocks import ResidualBlock, conv3x3, conv_bn_relu, xavier_init
 from splitveil.nets.budget import LARGE_SIDE, THIN_CLIENTS
 from splitveil.nets.clients import ClientSpec, build_client
+from splitveil.nets.entries import check_cutlayer, with_bottleneck
+from splitveil.nets.mobilenet import mobilenetv2
+from splitveil.nets.resnet import resnet20
 
 Shape = tuple[int, int, int]
 _VGG11 = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
@@ -81,14 +84,9 @@ def vgg11(
         raise ConfigError(
             f"vgg11 needs images of at least 32×32, got {image_shape}; use --net small"
         )
-    if not 1 <= cutlayer < len(_VGG11):
-        raise ConfigError(f"cutlayer must be in 1..{len(_VGG11) - 1}, got {cutlayer}")
-    entries = _vgg_entries(channels, 0)
-    if bottleneck is not None:
-        width = [w for w in _VGG11[:cutlayer] if isinstance(w, int)][-1]
-        end = nn.Sequential(entries[cutlayer - 1], conv3x3(width, bottleneck), nn.Sigmoid())
-        begin = nn.Sequential(conv3x3(bottleneck, width), entries[cutlayer])
-        entries[cutlayer - 1 : cutlayer + 1] = [end, begin]
+    check_cutlayer(cutlayer, len(_VGG11) - 1)
+    width = [w for w in _VGG11[:cutlayer] if isinstance(w, int)][-1]
+    entries = with_bottleneck(_vgg_entries(channels, 0), cutlayer, width, bottleneck)
     for entry in entries[:cutlayer]:
         xavier_init(entry)
     features = 512 * (image_shape[1] // 32) * (image_shape[2] // 32)
@@ -166,7 +164,14 @@ class Net:
 
 
 NETS: Mapping[str, Net] = {
+    "mobilenetv2": Net("MobileNetV2 cut after block 7, C8 bottleneck, 29.9 MMAC", mobilenetv2, 8),
+    "resnet20": Net("ResNet-20 cut after block 4, C8 bottleneck, 18.9 MMAC", resnet20, 5),
     "small": Net("residual client for small images (8×8 to 28×28)", small, 1),
+    "thin-deep": Net(
+        "deep inverted-residual client to a 4×4 map, 19.9 MMAC, VGG11 server",
+        partial(client_net, THIN_CLIENTS["thin-deep"]),
+        1,
+    ),
     "thin-mobilenet": Net(
         "thin inverted-residual client, 21.0 MMAC, VGG11 server",
         partial(client_net, THIN_CLIENTS["thin-mobilenet"]),

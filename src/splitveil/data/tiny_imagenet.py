@@ -1,0 +1,227 @@
+"""Tiny ImageNet from the official tiny-imagenet-200.zip, its unpacked folder, or the network.
+
+The images of val/ are the test part; those of test/ have no labels and are left out. Classes are
+in the order of wnids.txt and called by their first word in words.txt. Grey images, of which there
+are some, become RGB with three equal channels. The images of an archive are decoded once and kept
+beside it; those of a folder are decoded every time.
+
+A download is checked by the archive's MD5, on which many public readers agree. An archive or folder
+put there by hand is checked by its sizes and by how often each class occurs.
+"""
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from lzma import LZMAError
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+
+from splitveil.data.dataset import Dataset
+from splitveil.data.decoded import decoded_once
+from splitveil.data.download import fetch
+from splitveil.data.folder import REPORT_EVERY, decode, describe
+from splitveil.data.parts import Counts, in_order
+from splitveil.data.source import Request
+from splitveil.errors import DataError
+from splitveil.types import Progress
+
+URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+ARCHIVE = "tiny-imagenet-200.zip"
+ARCHIVE_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+FOLDER = "tiny-imagenet-200"
+DECODED = "tiny-imagenet-200.decoded.npz"
+COUNTS = Counts(classes=200, train=500, test=50)
+SIDE = 64
+MAX_BYTES = 1 << 24  # words.txt has 2.6 MB, an image a few kB
+WNIDS, WORDS, ANNOTATIONS = "wnids.txt", "words.txt", "val/val_annotations.txt"
+TRAIN_IMAGE = re.compile(r"train/(n\d{8})/images/[^/\\]+\.JPEG")
+VAL_IMAGE = re.compile(r"val/images/([^/\\]+\.JPEG)")
+# What zipfile raises on archives that are cut, forged, encrypted or packed in a way unknown to it.
+UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, BadZipFile, zlib.error, LZMAError)
+AGAIN = f"fetch the archive again from {URL}"
+
+Labelled = list[tuple[str, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """Files of the dataset by their names below tiny-imagenet-200/, wherever they lie."""
+
+    origin: Path
+    names: frozenset[str]
+    read: Callable[[str], bytes]
+
+    def lines(self, name: str) -> list[str]:
+        """The lines of a text file that are not empty."""
+        if name not in self.names:
+            raise DataError(f"{self.origin} lacks {FOLDER}/{name}; {AGAIN}")
+        try:
+            text = self.read(name).decode()
+        except UnicodeDecodeError as err:
+            raise DataError(f"{name} in {self.origin} is no text: {err}; {AGAIN}") from err
+        return [line for line in text.splitlines() if line.strip()]
+
+
+def read(request: Request) -> Dataset:
+    """Tiny ImageNet (110000, 3, 64, 64) from the data folder; downloaded where it is absent."""
+    root = request.root
+    for folder in (root / FOLDER, root):
+        if (folder / WNIDS).exists():
+            arrays = decode_all(in_folder(folder), request.progress)
+            return assemble(arrays, COUNTS, folder)
+    archive = root / ARCHIVE
+    if not archive.exists():
+        fetch(URL, archive, ARCHIVE_MD5, request.progress)
+
+    def decode_archive() -> dict[str, np.ndarray]:
+        with in_archive(archive) as tree:
+            arrays = decode_all(tree, request.progress)
+        assemble(arrays, COUNTS, archive)  # refuse before anything is stored
+        return arrays
+
+    return assemble(decoded_once(archive, root / DECODED, decode_archive), COUNTS, archive)
+
+
+def in_folder(folder: Path) -> Tree:
+    """The files of an unpacked folder."""
+    patterns = ("*.txt", "val/*.txt", "val/images/*.JPEG", "train/*/images/*.JPEG")
+    found = (path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
+
+    def read_file(name: str) -> bytes:
+        try:
+            return (folder / name).read_bytes()
+        except OSError as err:
+            raise DataError(f"cannot read {folder / name}: {err}") from err
+
+    names = frozenset(path.relative_to(folder).as_posix() for path in found)
+    return Tree(origin=folder, names=names, read=read_file)
+
+
+@contextmanager
+def in_archive(archive: Path) -> Iterator[Tree]:
+    """The members of the archive below tiny-imagenet-200/, read in memory; nothing is unpacked."""
+    damaged = f"{archive} is truncated or no zip archive"
+    try:
+        opened = ZipFile(archive)
+    except UNREADABLE as err:
+        raise DataError(f"{damaged} ({err}); delete it and {AGAIN}") from err
+    with opened as zipped:
+
+        def read_member(name: str) -> bytes:
+            member = zipped.getinfo(f"{FOLDER}/{name}")
+            if member.file_size > MAX_BYTES:
+                raise DataError(
+                    f"{name} in {archive} has {member.file_size} bytes, more than any of the "
+                    f"official ones; delete the archive and {AGAIN}"
+                )
+            try:
+                return zipped.read(member)
+            except UNREADABLE as err:
+                raise DataError(f"{damaged} ({name}: {err}); delete it and {AGAIN}") from err
+
+        prefix = f"{FOLDER}/"
+        names = frozenset(n.removeprefix(prefix) for n in zipped.namelist() if n.startswith(prefix))
+        yield Tree(origin=archive, names=names, read=read_member)
+
+
+def decode_all(tree: Tree, progress: Progress) -> dict[str, np.ndarray]:
+    """Images (n, 3, 64, 64), labels (n,), class names, and how many images are for training."""
+    wnids = [line.strip() for line in tree.lines(WNIDS)]
+    if repeated := [w for w, n in Counter(wnids).items() if n > 1]:
+        raise DataError(f"{WNIDS} in {tree.origin} names {repeated[0]} twice; {AGAIN}")
+    labels = {wnid: label for label, wnid in enumerate(wnids)}
+    train, val = train_files(tree, labels), val_files(tree, labels)
+    files = train + val
+    if not files:
+        raise DataError(f"{tree.origin} has no images; {AGAIN}")
+    images = np.empty((len(files), 3, SIDE, SIDE), np.uint8)
+    for i, (name, _) in enumerate(files):
+        images[i] = read_image(tree, name)
+        if i % REPORT_EVERY == 0 or i + 1 == len(files):
+            progress(i + 1, len(files), "reading images")
+    return {
+        "images": images,
+        "labels": np.array([label for _, label in files]),
+        "classes": np.array(class_names(tree, wnids)),
+        "first": np.array(len(train)),
+    }
+
+
+def train_files(tree: Tree, labels: dict[str, int]) -> Labelled:
+    """The training images, class by class."""
+    matches = [match for name in sorted(tree.names) if (match := TRAIN_IMAGE.fullmatch(name))]
+    if strangers := sorted({match[1] for match in matches} - labels.keys()):
+        raise DataError(
+            f"{tree.origin} has training images of {strangers[0]}, which {WNIDS} does not name "
+            f"({len(strangers)} such classes); {AGAIN}"
+        )
+    return sorted(((m[0], labels[m[1]]) for m in matches), key=lambda file: file[1])
+
+
+def val_files(tree: Tree, labels: dict[str, int]) -> Labelled:
+    """The annotated images of val/, in the order of the annotations."""
+    files: Labelled = []
+    for number, line in enumerate(tree.lines(ANNOTATIONS), start=1):
+        image, _, rest = line.partition("\t")
+        name, wnid = f"val/images/{image}", rest.partition("\t")[0].strip()
+        where = f"line {number} of {ANNOTATIONS} in {tree.origin}"
+        if wnid not in labels:
+            raise DataError(f"{where} has the class '{wnid}', which {WNIDS} lacks; {AGAIN}")
+        if name not in tree.names or not VAL_IMAGE.fullmatch(name):
+            raise DataError(f"{where} names '{image}', which is not in val/images; {AGAIN}")
+        files.append((name, labels[wnid]))
+    counts = Counter(name for name, _ in files)
+    if repeated := [name for name, n in counts.items() if n > 1]:
+        raise DataError(f"{ANNOTATIONS} in {tree.origin} names {repeated[0]} twice; {AGAIN}")
+    if bare := sorted(n for n in tree.names if VAL_IMAGE.fullmatch(n) and n not in counts):
+        raise DataError(
+            f"{bare[0]} in {tree.origin} has no line in {ANNOTATIONS} ({len(bare)} such images); "
+            f"{AGAIN}"
+        )
+    return files
+
+
+def read_image(tree: Tree, name: str) -> np.ndarray:
+    """Pixels (3, 64, 64), or (1, 64, 64) of a grey image."""
+    pixels = decode(BytesIO(tree.read(name)), f"{name} in {tree.origin}")
+    if pixels.shape[1:] != (SIDE, SIDE):
+        raise DataError(
+            f"{name} in {tree.origin} is {describe(pixels)}; Tiny ImageNet's images are "
+            f"{SIDE}×{SIDE}: {AGAIN}"
+        )
+    return pixels
+
+
+def class_names(tree: Tree, wnids: list[str]) -> list[str]:
+    """The first word for each class; where two share it, the class number follows.
+
+    words.txt has lines such as "n01443537<tab>goldfish, Carassius auratus".
+    """
+    entries = (line.partition("\t") for line in tree.lines(WORDS))
+    words = {wnid.strip(): text.partition(",")[0].strip() for wnid, _, text in entries}
+    if nameless := [wnid for wnid in wnids if not words.get(wnid)]:
+        raise DataError(
+            f"{WORDS} in {tree.origin} has no name for {nameless[0]} ({len(nameless)} such "
+            f"classes); {AGAIN}"
+        )
+    often = Counter(words[wnid] for wnid in wnids)
+    return [words[w] if often[words[w]] == 1 else f"{words[w]} ({w})" for w in wnids]
+
+
+def assemble(arrays: dict[str, np.ndarray], counts: Counts, origin: Path) -> Dataset:
+    """The dataset of decoded images, checked against the official counts."""
+    data = in_order(
+        "tiny-imagenet",
+        (arrays["images"], arrays["labels"]),
+        int(arrays["first"]),
+        tuple(str(c) for c in arrays["classes"]),
+        crop_pad=8,
+        flip=True,
+    )
+    return counts.check(data, f"{origin} is not the official one: {AGAIN}")
