@@ -116,7 +116,7 @@ def test_trials_are_short_and_use_attacks_that_see_every_image_once() -> None:
     assert (brief_epochs("cifar10"), brief_epochs("npz:/x")) == (20, 10)
     kept = ranking_attacks("quick")
     assert {"linear", "decoder", "nearest"} <= kept.keys()
-    assert {"rmle", "k-query"} == PROFILES["quick"].keys() - kept.keys()
+    assert {"rmle", "prior", "k-query"} == PROFILES["quick"].keys() - kept.keys()
 
 
 def test_other_settings_have_another_folder_and_places_do_not_matter() -> None:

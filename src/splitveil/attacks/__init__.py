@@ -6,8 +6,9 @@ To add an attack: a file with a frozen dataclass that has `access` and `fit`, an
 The decoder comes in three sizes, small N4C32, base N8C64 and large N12C128, and the base with
 three losses; under `paper` all five follow one schedule, under `standard` the small one and the
 perceptual one half of it. `quick` has smaller nets
-for two CPU cores and no `decoder-large`; `smoke` only shows that every attack runs. `rmle` is
-expensive and runs on a fixed subset; `k-query` sees several draws of each image.
+for two CPU cores and no `decoder-large`; `smoke` only shows that every attack runs. `rmle` and
+`prior` are expensive and run on a fixed subset; `gan`, the CEM paper's, belongs to `paper`;
+`k-query` sees several draws of each image.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,9 @@ from splitveil.attacks.floor import ClassMean, MeanImage, class_means
 from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.nearest import Nearest
+from splitveil.attacks.prior import Prior
 from splitveil.attacks.rmle import Rmle
+from splitveil.attacks.wgan import Wgan
 from splitveil.types import Attack
 
 ATTACKS: Mapping[str, type[Attack]] = {
@@ -32,6 +35,8 @@ ATTACKS: Mapping[str, type[Attack]] = {
     "decoder-ssim": Decoder,
     "decoder-perceptual": Decoder,
     "rmle": Rmle,
+    "prior": Prior,
+    "gan": Wgan,
     "k-query": KQuery,
 }
 
@@ -75,6 +80,8 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
         ),
         "decoder": Decoder(width=16, blocks=1, epochs=2, min_steps=100, batch_size=64),
         "rmle": Rmle(start=_TINY, steps=20, restarts=0, chunk=32, limit=32),
+        "prior": Prior(start=_TINY, factors=16, steps=15, refine=5, restarts=0, chunk=32, limit=32),
+        "gan": Wgan(start=_TINY, width=8, epochs=0, min_steps=20, batch_size=32),
         "k-query": KQuery(repeats=4, inner=_TINY),
     },
     "quick": {
@@ -83,18 +90,24 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
             _QUICK, small=replace(_QUICK, blocks=1, width=32), large=None, feature_steps=200
         ),
         "rmle": Rmle(start=_QUICK, steps=150, chunk=64, limit=64),
+        "prior": Prior(start=_QUICK, factors=64, steps=100, refine=60, chunk=64, limit=64),
         "k-query": KQuery(repeats=16, inner=replace(_QUICK, width=32, min_steps=300)),
     },
     "standard": {
         **_CHEAP,
         **_full_size(_STANDARD, replace(_STANDARD, epochs=8, min_steps=1500)),
         "rmle": Rmle(start=replace(_STANDARD, epochs=4, min_steps=750)),
+        "prior": Prior(start=replace(_STANDARD, epochs=4, min_steps=750), net_steps=1000),
         "k-query": KQuery(repeats=16, inner=replace(_STANDARD, epochs=4, min_steps=750)),
     },
     "paper": {
         **_CHEAP,
         **_full_size(_PAPER, _PAPER),
         "rmle": Rmle(start=_STANDARD, steps=1000, restarts=3),
+        "prior": Prior(
+            start=_STANDARD, factors=256, net_steps=5000, steps=500, refine=500, restarts=3
+        ),
+        "gan": Wgan(start=_PAPER),
         "k-query": KQuery(repeats=16, inner=_PAPER),
     },
 }
@@ -108,6 +121,8 @@ __all__ = [
     "Linear",
     "MeanImage",
     "Nearest",
+    "Prior",
     "Rmle",
+    "Wgan",
     "class_means",
 ]

@@ -1,0 +1,249 @@
+"""A generative model of images that an attacker fits on aux, and the descent in its latents."""
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from splitveil.attacks.fitting import Budget, minimise
+from splitveil.attacks.rmle import LEAST_WEIGHT, Energy
+from splitveil.graphs import captured, set_rate
+from splitveil.nets import ResidualDecoder
+from splitveil.rng import normal_like, seeded_globals
+from splitveil.types import Labelled, Progress, silent
+
+PSEUDO_IMAGES = 10  # of the overall mean, added to every class: few images say little of a class
+FACTORED = 20000  # aux images the factors are fitted on, at most
+LEAST_SHRINKAGE = 1e-6  # keeps the covariance of images that hardly differ invertible
+
+
+def shrinkage(centred: Tensor, covariance: Tensor) -> Tensor:
+    r"""How far a covariance of few samples is best drawn towards a multiple of the identity.
+
+    .. math:: \rho = \min\Big(1, \frac{\sum_i \lVert r_i r_i^\top - S \rVert^2}
+              {n^2 \lVert S - m I \rVert^2}\Big), \quad m = \overline{S_{jj}}
+
+    The rule of Ledoit and Wolf (2004); centred (n, p) with S = rᵀr/n gives a scalar.
+
+    >>> r = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    >>> round(float(shrinkage(r, r.T @ r / 4)), 4)  # (34/4 − 17/4) / 4 over 9/8
+    0.9444
+    """
+    n = len(centred)
+    identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+    far = (covariance - covariance.diagonal().mean() * identity).square().sum()
+    fourth = centred.square().sum(1).square().sum() / n
+    wobble = (fourth - covariance.square().sum()) / n
+    return (wobble / far.clamp_min(torch.finfo(far.dtype).tiny)).clamp(LEAST_SHRINKAGE, 1)
+
+
+@dataclass(frozen=True)
+class Factors:
+    r"""A class-conditional factor model, and a network that may sharpen what it draws.
+
+    .. math:: x = \mu_y + A v, \quad v \sim N(0, I_k), \qquad
+              G(v, y) = x + \alpha\,(2\,net(x) - 1)
+
+    Clamped to [0, 1]. `means` (classes, p), `basis` A (p, k) with orthogonal columns, for images
+    of `shape`.
+    """
+
+    means: Tensor
+    basis: Tensor
+    shape: tuple[int, ...]
+    net: nn.Module | None = None
+    blend: Tensor | float = 0.0
+
+    def draw(self, v: Tensor, y: Tensor) -> Tensor:
+        """Images (n, c, h, w) in [0, 1] of latents v (n, k) and classes y (n,)."""
+        plain = torch.addmm(self.means[y], v, self.basis.T).clamp(0, 1).view(-1, *self.shape)
+        if self.net is None:
+            return plain
+        return (plain + self.blend * correction(self.net, plain)).clamp(0, 1)
+
+    def encode(self, x: Tensor, y: Tensor) -> Tensor:
+        """The latents (n, k) of the point of the model's plane nearest to x (n, c, h, w)."""
+        return (x.flatten(1) - self.means[y]) @ (self.basis / self.basis.square().sum(0))
+
+    def redraw(self, x: Tensor, y: Tensor) -> Tensor:
+        """What the model can draw of x."""
+        return self.draw(self.encode(x, y), y)
+
+    def known(self, y: Tensor) -> Tensor:
+        """Classes as the model counts them: its last row, the overall mean, for all others."""
+        last = len(self.means) - 1
+        return torch.where((y >= 0) & (y < last), y, last)
+
+
+def correction(net: nn.Module, plain: Tensor) -> Tensor:
+    """What a network with outputs in [0, 1] adds to a drawing: from −1 to 1."""
+    added: Tensor = 2 * net(plain) - 1
+    return added
+
+
+def fit_factors(aux: Labelled, factors: int, device: torch.device) -> Factors:
+    """The model in closed form: shrunk class means, and the largest `factors` of what is left.
+
+    The covariance within classes is shrunk before its eigenvectors are taken. Never more factors
+    than half the pixels, nor than images: the rest is left to the pixels themselves.
+    """
+    x = aux.images[:FACTORED].to(device).flatten(1).double()
+    y = aux.labels[:FACTORED].to(device)
+    n, pixels = x.shape
+    classes = int(y.max()) + 1
+    one_hot = F.one_hot(y, classes).double()
+    overall = x.mean(0)
+    totals = one_hot.T @ x + PSEUDO_IMAGES * overall
+    means = totals / (one_hot.sum(0)[:, None] + PSEUDO_IMAGES)
+    left = x - means[y]
+    covariance = left.T @ left / n
+    rho = shrinkage(left, covariance)
+    identity = torch.eye(pixels, dtype=x.dtype, device=device)
+    shrunk = torch.lerp(covariance, covariance.diagonal().mean() * identity, rho)
+    values, vectors = torch.linalg.eigh(shrunk)
+    k = max(1, min(factors, pixels // 2, n - 1))
+    basis = vectors[:, -k:] * values[-k:].clamp_min(1e-12).sqrt()
+    return Factors(
+        torch.cat([means, overall[None]]).float(), basis.float(), tuple(aux.images.shape[1:])
+    )
+
+
+def sharpened(
+    model: Factors,
+    used: Labelled,
+    held: Labelled,
+    generator: Generator,
+    *,
+    steps: int,
+    width: int = 32,
+    blocks: int = 2,
+    progress: Progress = silent,
+) -> Factors:
+    """The model with a network fitted to mend its drawings of `used`.
+
+    Latents are blurred while it learns, as a search will not find them exactly. The share α that
+    the network gets is the one that redraws `held` best, 0 if it does not help there.
+    """
+    device = model.means.device
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    blur = 0.1
+    with seeded_globals(seed, device):
+        net = ResidualDecoder(model.shape, model.shape, width=width, blocks=blocks).to(device)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            v = model.encode(x, y)
+            plain = model.draw(v + blur * normal_like(v, generator), y)
+            return F.mse_loss(plain + correction(net, plain), x)
+
+        budget = Budget(epochs=0, min_steps=steps, batch_size=128)
+        minimise(loss, net, (used.images, used.labels), budget, generator, progress=progress)
+    net.eval().requires_grad_(requires_grad=False)
+    x, y = held.images.to(device), held.labels.to(device)
+    with torch.no_grad():
+        plain = model.redraw(x, y)
+        way = torch.cat([correction(net, part) for part in torch.split(plain, 1000)])
+        share = ((x - plain) * way).sum() / way.square().sum().clamp_min(1e-12)
+    return replace(model, net=net, blend=share.clamp(0, 1))
+
+
+def cosine(step: int, steps: int) -> float:
+    """Share of the peak rate at a step: from 1 down to nothing.
+
+    >>> [cosine(s, 2) for s in range(2)]
+    [1.0, 0.5]
+    """
+    return 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+@dataclass(frozen=True)
+class Posterior:
+    r"""How badly latents explain what was observed, one number per image (minimise).
+
+    .. math:: J(v) = \frac{1}{s} E\,\overline{(channel(f(G(v, y))) - \tilde z)^2}
+              + w \lVert v \rVert^2 / pixels
+
+    s is the variance of z̃ and w = (σ² + ε²)/s · pixels / smashed values: σ² is the channel's
+    variance, ε² what the smashed data of aux change by when G redraws them. Up to a factor the
+    negative log posterior of v. In `refined`, the image itself is judged, by `Energy` around
+    x₀ = G(v, y), and v by its length.
+    """
+
+    model: Factors
+    energy: Energy
+    slack: Tensor
+
+    def __call__(self, v: Tensor, y: Tensor, z_sent: Tensor, generator: Generator) -> Tensor:
+        """J (n,) of latents v (n, k) and classes y (n,) for observed z_sent (n, …)."""
+        x = self.model.draw(v, y)
+        misfit = self.energy(x, z_sent, x, generator)
+        return misfit + self.length(v, z_sent, self.energy.facts.noise + self.slack)
+
+    def refined(
+        self, x: Tensor, v: Tensor, y: Tensor, z_sent: Tensor, generator: Generator
+    ) -> Tensor:
+        """The same (n,) of images x (n, c, h, w) that need not be drawn by the model exactly."""
+        around = self.energy(x, z_sent, self.model.draw(v, y), generator)
+        return around + self.length(v, z_sent, self.energy.facts.noise)
+
+    def length(self, v: Tensor, z_sent: Tensor, noise: Tensor) -> Tensor:
+        """The weighted ‖v‖² (n,)."""
+        pixels, smashed = self.model.basis.shape[0], z_sent[0].numel()
+        return (noise / smashed + LEAST_WEIGHT / pixels) * v.square().sum(1)
+
+
+class LatentDescent:
+    """Adam on latents (k, n, d) for classes (n,) and z_sent (n, …), all starts at once.
+
+    The tensors stay where they are, so that on a GPU one captured step serves every chunk.
+    """
+
+    def __init__(
+        self, posterior: Posterior, starts: Tensor, z_sent: Tensor, generator: Generator, lr: float
+    ) -> None:
+        k, n = starts.shape[:2]
+        gpu = starts.device.type == "cuda"
+        self._posterior, self._generator, self._peak = posterior, generator, lr
+        self._v = torch.zeros_like(starts.flatten(0, 1)).requires_grad_()
+        self._y = torch.zeros(k, n, dtype=torch.long, device=starts.device)
+        self._z_sent = z_sent.new_empty(k, *z_sent.shape)
+        rate = torch.full((), lr, device=starts.device)
+        self._adam = torch.optim.Adam([self._v], rate, (0.9, 0.99), fused=gpu, capturable=gpu)
+        self._step = captured(self._move, starts.device, [generator])
+
+    def _move(self) -> None:
+        self._v.grad = None
+        y, z_sent = self._y.flatten(), self._z_sent.flatten(0, 1)
+        value = self._posterior(self._v, y, z_sent, self._generator).sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        self._adam.step()
+
+    @torch.enable_grad()
+    def run(self, starts: Tensor, y: Tensor, z_sent: Tensor, steps: int) -> Tensor:
+        """Where `steps` steps lead from each start; the rate falls by a cosine to nothing."""
+        self._v.detach().copy_(starts.flatten(0, 1))
+        self._y.copy_(y.expand_as(self._y))
+        self._z_sent.copy_(z_sent)
+        for value in (v for moments in self._adam.state.values() for v in moments.values()):
+            value.zero_()
+        with warnings.catch_warnings():
+            # Said of the eager steps that come before the capture.
+            warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
+            for step in range(steps):
+                set_rate(self._adam, self._peak * cosine(step, steps))
+                self._step()
+        return self._v.detach().view_as(starts).clone()
+
+
+def least(values: Tensor, of: Tensor) -> Tensor:
+    """Of k candidates (k, n, …) the one with the least value (k, n) for each of n images.
+
+    A value that is not a number never wins over one that is.
+
+    >>> least(torch.tensor([[2.0, math.nan], [1.0, 3.0]]), torch.tensor([[5, 6], [7, 8]])).tolist()
+    [7, 8]
+    """
+    best = values.nan_to_num(torch.inf, torch.inf).argmin(0)
+    return of[best, torch.arange(of.shape[1], device=of.device)]

@@ -1,0 +1,252 @@
+"""The published GAN stage: a fitted decoder that a critic pushes towards images that look real."""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from splitveil.attacks.decoder import Decoder
+from splitveil.attacks.fitting import SAY_EVERY, minimise
+from splitveil.errors import AuditError, ConfigError
+from splitveil.graphs import captured, set_rate
+from splitveil.nets import ResidualDecoder
+from splitveil.rng import seeded_globals
+from splitveil.types import Access, BlackBox, Fitted, Labelled, Observation, Progress, silent
+from splitveil.victim import Send
+
+START = Decoder(epochs=16, min_steps=3000)
+BETAS = (0.5, 0.999)
+LAST_SIDE = 4  # the critic halves its maps while they stay at least this wide
+TINY = 1e-12  # under the root of a gradient's squared length: its slope at 0 is infinite
+
+
+class Critic(nn.Module):
+    """Scores images: 5×5 convolutions of `width`, 2·`width`, 4·`width` channels, stride 2, 4×4.
+
+    LeakyReLU 0.2, InstanceNorm from the second layer on. A map of less than 8 pixels is not halved.
+    """
+
+    def __init__(self, image_shape: tuple[int, ...], *, width: int = 64) -> None:
+        super().__init__()
+        channels, side = image_shape[0], list(image_shape[1:])
+        layers: list[nn.Module] = []
+        for index, out in enumerate((width, 2 * width, 4 * width)):
+            stride = 2 if min(side) >= 2 * LAST_SIDE else 1
+            side = [-(-s // stride) for s in side]
+            layers.append(nn.Conv2d(channels, out, 5, stride, padding=2))
+            if index and math.prod(side) > 1:
+                layers.append(nn.InstanceNorm2d(out, affine=True))
+            layers.append(nn.LeakyReLU(0.2))
+            channels = out
+        kernel = (min(LAST_SIDE, side[0]), min(LAST_SIDE, side[1]))
+        self.layers = nn.Sequential(*layers, nn.Conv2d(channels, 1, kernel))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores (n,) of images (n, c, h, w); high is real."""
+        scores: Tensor = self.layers(x).flatten(1).mean(1)
+        return scores
+
+
+def gradient_penalty(critic: nn.Module, real: Tensor, fake: Tensor, share: Tensor) -> Tensor:
+    r"""How far the critic is from slope 1 between real and drawn images (minimise).
+
+    .. math:: E\big(\lVert \nabla_{\hat x} D(\hat x) \rVert_2 - 1\big)^2, \qquad
+              \hat x = s\,x + (1 - s)\,G(\tilde z)
+
+    real, fake (n, c, h, w), share s (n,) in [0, 1]. Gulrajani et al. 2017.
+    """
+    between = torch.lerp(fake, real, share.view(-1, 1, 1, 1)).detach().requires_grad_()
+    (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+    length = (slope.square().flatten(1).sum(1) + TINY).sqrt()
+    return (length - 1).square().mean()
+
+
+def critic_loss(real: Tensor, fake: Tensor) -> Tensor:
+    r"""What the critic minimises: the negative gap between its scores (n,).
+
+    .. math:: -\big(E\,D(x) - E\,D(G(\tilde z))\big)
+
+    >>> float(critic_loss(torch.tensor([3.0, 1.0]), torch.tensor([0.5, 0.5])))
+    -1.5
+    """
+    return fake.mean() - real.mean()
+
+
+def generator_loss(fake: Tensor, guess: Tensor, x: Tensor, pixel_weight: float) -> Tensor:
+    r"""What the generator minimises: scores that are low, and pixels that are wrong.
+
+    .. math:: -E\,D(G(\tilde z)) + w\,\overline{(G(\tilde z) - x)^2}
+
+    >>> x = torch.zeros(1, 1, 1, 2)
+    >>> float(generator_loss(torch.tensor([2.0]), x + 0.5, x, 100.0))
+    23.0
+    """
+    return pixel_weight * F.mse_loss(guess, x) - fake.mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wgan:
+    """A decoder fitted on aux, then pushed by a critic of real images (WGAN-GP) and by the MSE.
+
+    The critic learns at every step, the generator at every `n_critic`-th. The rates follow the
+    published schedule, a cosine that the run leaves half-way down. `start` is fitted first, on the
+    same aux and with the MSE; its size is the generator's. The last weights are used.
+    """
+
+    access: Access = Access.BLACK_BOX
+    start: Decoder = START
+    width: int = 64
+    epochs: int = 150
+    min_steps: int = 0
+    batch_size: int = 128
+    n_critic: int = 10
+    critic_lr: float = 5e-3
+    generator_lr: float = 5e-4
+    penalty: float = 10.0
+    pixel_weight: float = 1500.0
+    min_aux: int = 2  # BatchNorm needs two
+    effort: float = 20.0
+
+    def __post_init__(self) -> None:
+        least = {"width": 1, "epochs": 0, "min_steps": 0, "batch_size": 2, "n_critic": 1}
+        rates = {"critic_lr": 0, "generator_lr": 0, "penalty": 0, "pixel_weight": 0}
+        for name, low in (least | rates | {"min_aux": 2}).items():
+            value = getattr(self, name)
+            if not low <= value < math.inf:
+                raise ConfigError(f"{name} must be finite and at least {low}, got {value}")
+        if self.start.loss != "mse":
+            raise ConfigError(f"start must have the loss 'mse', got '{self.start.loss}'")
+
+    @property
+    def summary(self) -> str:
+        """One line for a catalogue."""
+        size = f"N{self.start.blocks}C{self.start.width}"
+        return f"Decoder {size}, then WGAN-GP and {self.pixel_weight:g}·MSE, fresh noise."
+
+    def steps(self, n: int) -> int:
+        """Steps of the critic for n aux images.
+
+        >>> Wgan(epochs=2, batch_size=4).steps(10)
+        4
+        """
+        return max(self.epochs * (n // min(self.batch_size, n)), self.min_steps)
+
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Fitted:
+        """Fit the decoder, then let it and the critic learn from each other; aux alone is seen."""
+        if (n := len(aux)) < self.min_aux:
+            raise AuditError(f"the gan attack needs at least {self.min_aux} aux images, got {n}")
+        device, shape = victim.device, tuple(aux.images.shape[1:])
+        wire = tuple(victim.send(aux.images[:1], generator).shape[1:])
+        first = self.start.budget.steps(n)
+        everything = first + self.steps(n)
+        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+
+        def told(done: int, total: int, note: str = "") -> None:
+            del total, note
+            progress(done, everything, "fitting the decoder")
+
+        def contested(done: int) -> None:
+            progress(first + done, everything, "fitting the GAN")
+
+        with seeded_globals(seed, device):
+            net = ResidualDecoder(wire, shape, width=self.start.width, blocks=self.start.blocks)
+            net, critic = net.to(device), Critic(shape, width=self.width).to(device)
+
+            def loss(x: Tensor) -> Tensor:
+                return F.mse_loss(net(victim.send(x, generator)), x)
+
+            curve = minimise(loss, net, (aux.images,), self.start.budget, generator, progress=told)
+            self._contest(victim.send, aux.images.to(device), (net, critic), generator, contested)
+        net.eval()
+
+        @torch.no_grad()
+        def reconstruct(seen: Observation) -> Tensor:
+            return torch.cat([net(z) for z in torch.split(seen.z, 1000)]).clamp(0, 1)
+
+        return Fitted(reconstruct, curve)
+
+    def _contest(
+        self,
+        send: Send,
+        images: Tensor,
+        players: tuple[nn.Module, nn.Module],
+        generator: Generator,
+        tell: Callable[[int], None],
+    ) -> None:
+        """Train generator and critic in place; on a GPU both steps are replayed from graphs."""
+        net, critic = players
+        device, n = images.device, len(images)
+        batch, steps = min(self.batch_size, n), self.steps(n)
+        x = torch.empty_like(images[:batch])
+        judge, forge = (
+            _adam(part, rate) for part, rate in ((critic, self.critic_lr), (net, self.generator_lr))
+        )
+
+        def learn_to_judge() -> None:
+            judge.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                fake = net(send(x, generator))
+            share = torch.rand(batch, generator=generator, device=generator.device).to(device)
+            value = critic_loss(critic(x), critic(fake))
+            value = value + self.penalty * gradient_penalty(critic, x, fake, share)
+            value.backward()  # type: ignore[no-untyped-call]
+            judge.step()
+
+        def learn_to_draw() -> None:
+            forge.zero_grad(set_to_none=True)
+            guess = net(send(x, generator))
+            value = generator_loss(critic(guess), guess, x, self.pixel_weight)
+            value.backward(inputs=list(net.parameters()))  # type: ignore[no-untyped-call]
+            forge.step()
+
+        # Noise from a generator on the host reaches the device by a copy, which stops a capture.
+        same = generator.device.type == device.type
+        runs = [
+            captured(step, device, [generator]) if same else step
+            for step in (learn_to_judge, learn_to_draw)
+        ]
+        order = torch.empty(0)
+        net.train()
+        with warnings.catch_warnings():
+            # Said of the eager steps that come before the capture.
+            warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
+            for index in range(steps):
+                place = index % (n // batch)
+                if place == 0:
+                    order = torch.randperm(n, generator=generator, device=generator.device)
+                    order = order.to(device)
+                x.copy_(images[order[place * batch : (place + 1) * batch]])
+                fall = half_cosine(index / steps)
+                set_rate(judge, self.critic_lr * fall)
+                set_rate(forge, self.generator_lr * fall)
+                runs[0]()
+                if (index + 1) % self.n_critic == 0:
+                    runs[1]()
+                if index == steps - 1 or (index + 1) % SAY_EVERY == 0:
+                    tell(index + 1)
+        for optimiser in (judge, forge):  # the last gradients live in the graphs' memory
+            optimiser.zero_grad(set_to_none=True)
+
+
+def half_cosine(done: float) -> float:
+    """Share of the peak rate after a share `done` of a run that ends half-way down the cosine.
+
+    >>> [round(half_cosine(t), 4) for t in (0.0, 0.5, 1.0)]
+    [1.0, 0.8536, 0.5]
+    """
+    return 0.5 * (1 + math.cos(math.pi * done / 2))
+
+
+def _adam(net: nn.Module, lr: float) -> torch.optim.Adam:
+    """Adam with the momenta of the GAN literature; on a GPU fit to be captured."""
+    device = next(net.parameters()).device
+    if device.type != "cuda":
+        return torch.optim.Adam(net.parameters(), lr, BETAS)
+    rate = torch.full((), lr, device=device)
+    return torch.optim.Adam(net.parameters(), rate, BETAS, fused=True, capturable=True)
