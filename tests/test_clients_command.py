@@ -189,7 +189,7 @@ def test_a_failed_trial_is_named_and_none_is_recommended_at_chance(
         (("--dataset", "digits", "--top", "3"), "--rank was not given, but goes with --dataset, "),
         (("--classes", "3"), "--backbone was not given, but goes with --classes"),
         (("--backbone", "a:b", "--params", "9"), "--backbone does not go with --params"),
-        (("--backbone", "a"), "--backbone is MODULE:FUNCTION, as mynets:resnet; got 'a'"),
+        (("--backbone", "a"), "--backbone must be MODULE:FUNCTION, as mynets:resnet; got 'a'"),
     ],
 )
 def test_a_bad_wish_exits_with_2_before_anything_is_trained(

@@ -125,7 +125,7 @@ def test_commands_and_options_that_are_named_exist(path: Path) -> None:
         line for m in FENCE.finditer(text) if m[1] != "python" for line in m[2].split("\n")
     ]
     for line in lines:
-        options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", line))
+        options = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", line))
         if call := re.match(r"splitveil ([a-z]\w*)", line):
             assert call[1] in known, line
             assert options <= known[call[1]], line

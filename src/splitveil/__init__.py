@@ -42,6 +42,7 @@ __all__ = [
     "load_run",
     "nets",
     "report",
+    "serve",
     "surrogates",
     "train",
 ]

@@ -13,6 +13,7 @@ from splitveil import (
     commands_clients,
     commands_lists,
     commands_reproduce,
+    commands_serve,
 )
 from splitveil.errors import SplitVeilError
 
@@ -222,6 +223,9 @@ for command in (
     commands_clients.clients,
     commands.compare,
     commands_reproduce.reproduce,
+    commands_serve.export,
+    commands_serve.serve,
+    commands_serve.infer,
 ):
     app.command()(command)
 

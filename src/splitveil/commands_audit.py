@@ -1,6 +1,5 @@
 """`splitveil audit`: of a run, or of anybody's encoder given as MODULE:FUNCTION."""
 
-import pkgutil
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splitveil import commands
-from splitveil.commands_cuts import current_folder_first
+from splitveil.imports import current_folder_first, find_object
 
 if TYPE_CHECKING:
     from splitveil.data import Dataset
@@ -179,22 +178,6 @@ def find_target(
         white_box=white_box,
         given=given,  # type: ignore[arg-type]  # one of them, as was checked
     )
-
-
-def find_object(name: str, what: str) -> Any:  # noqa: ANN401 - the user's own
-    """What MODULE:NAME stands for."""
-    from splitveil.errors import ConfigError
-
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
-        raise ConfigError(f"{what} must be MODULE:FUNCTION, as mycode:send; got '{name}'")
-    try:
-        return pkgutil.resolve_name(name)
-    except Exception as err:  # the user's module may raise anything
-        raise ConfigError(
-            f"cannot import '{attribute}' from '{module}': {type(err).__name__}: {err}; run "
-            "this where the module lies, or install it"
-        ) from err
 
 
 def folder_for(name: str, out: Path | None) -> Path:

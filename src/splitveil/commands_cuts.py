@@ -1,14 +1,11 @@
 """Cuts of a user's own net: loading it, and showing what each cut costs."""
 
 import inspect
-import os
-import pkgutil
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from splitveil.commands import print_lines
+from splitveil.imports import current_folder_first, find_object
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,17 +49,8 @@ def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
 
     from splitveil.errors import ConfigError
 
-    module, colon, function = name.partition(":")
-    if not (module and colon and function):
-        raise ConfigError(f"--backbone is MODULE:FUNCTION, as mynets:resnet; got '{name}'")
     with current_folder_first():
-        try:
-            make = pkgutil.resolve_name(name)
-        except Exception as err:  # the user's module may raise anything
-            raise ConfigError(
-                f"cannot import '{function}' from '{module}': {type(err).__name__}: {err}; run "
-                "this where the module lies, or install it"
-            ) from err
+        make = find_object(name, "--backbone", "mynets:resnet")
         if not callable(make) or isinstance(make, nn.Module):
             raise ConfigError(f"'{name}' must be a function, got a {type(make).__name__}")
         try:
@@ -91,17 +79,6 @@ def arguments(make: Callable[..., Any], name: str, shape: Shape, classes: int) -
             continue
         return given
     raise ConfigError(f"'{name}' must take (image_shape, num_classes) or nothing, not {signature}")
-
-
-@contextmanager
-def current_folder_first() -> Iterator[None]:
-    """Modules of the current folder can be imported, as under `python -m`."""
-    before = list(sys.path)
-    sys.path.insert(0, os.getcwd())
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def in_words(shape: Shape) -> str:

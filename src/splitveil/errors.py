@@ -5,7 +5,9 @@ SplitVeilError
 ├── DataError        a dataset that is missing, corrupt or not what it says
 ├── RunError         a run folder that exists already, is absent, or cannot be written
 ├── CheckpointError  a checkpoint that is broken or belongs to another architecture
-└── AuditError       an evaluation whose number would be false
+├── AuditError       an evaluation whose number would be false
+└── in serve/faults.py, which a device imports alone:
+    ExportError, WireError, ServerError
 
 A message says what is wrong, what was got, what is allowed, and what to do next.
 """

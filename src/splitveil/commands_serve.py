@@ -1,0 +1,281 @@
+"""`splitveil export`, `serve` and `infer`: both halves of a run in service."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from splitveil.runs import Run
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the bearer token (default: the variable SPLITVEIL_TOKEN)."),
+]
+
+EXPORT_FOLDER = "export"  # below a run
+CALIBRATION_IMAGES = 512
+TOKEN_VARIABLE = "SPLITVEIL_TOKEN"  # noqa: S105 - the name of a variable
+NEEDED = ("onnx", "onnxruntime", "onnxscript", "starlette", "uvicorn")
+
+
+def export(  # noqa: PLR0917 - every option of the command, as typer wants them
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Folder to write (default: export in the run's).")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The model's name on the wire (default: the run's).")
+    ] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Also a client in eight bits; needs the run's data.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the export.")] = False,
+    json_: JsonFlag = False,
+) -> None:
+    """Export both halves of a run as ONNX, with a manifest and a Triton model repository.
+
+    Example: `splitveil export runs/first --int8`
+    """
+    with_extra()
+    from splitveil.console import out, show_json
+    from splitveil.runs import load_run, prepare_process
+
+    prepare_process()
+    loaded = load_run(run)
+    target = run / EXPORT_FOLDER if out_dir is None else out_dir
+    manifest = export_run(loaded, target, name=name, int8=int8, overwrite=overwrite)
+    if json_:
+        show_json({"export": str(target), "manifest": manifest.to_dict()})
+        return
+    told = manifest.parity
+    lines = [
+        f"{target}: model '{manifest.name}', noise {manifest.noise_std:g}, "
+        f"{manifest.wire_floats} numbers on the wire",
+        f"ONNX and torch: logits differ by at most {told['logits_max_abs_diff']:.2g}",
+    ]
+    if int8:
+        lines.append(
+            f"int8 client: same answer for {100 * told['int8_same_answer']:.2f} % of "
+            f"{told['int8_images']} images"
+        )
+    for line in (*lines, f"next: splitveil serve {target}"):
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def export_run(run: "Run", target: Path, *, name: str | None, int8: bool, overwrite: bool) -> Any:  # noqa: ANN401 - Manifest, which must not be imported at module level
+    """Export a run with its audit's verdict; warns when it has none."""
+    from splitveil.console import warn
+    from splitveil.serve.export import check_target, export_model, verdict
+
+    check_target(target, overwrite=overwrite)
+    record = run.record
+    if record is None:
+        warn(f"{run.path} has no audit: nobody has measured what its wire gives away; audit it")
+    elif record.training.get("steps") != steps_of(run.path):
+        warn(
+            f"the audit of {run.path} is of another state of its training and is left out; "
+            "audit it again"
+        )
+        record = None
+    return export_model(
+        run.model,
+        run.built.image_shape,
+        target,
+        name=run.path.resolve().name if name is None else name,
+        audit=None if record is None else verdict(record.to_dict()),
+        source=source_of(run.path),
+        calibration=calibration_images(run) if int8 else None,
+        overwrite=overwrite,
+    )
+
+
+def steps_of(run: Path) -> int | None:
+    """How many steps the checkpoint of a run has seen."""
+    from splitveil.train.checkpoint import read_checkpoint
+
+    return read_checkpoint(run / "checkpoint.safetensors").meta.get("step")
+
+
+def source_of(run: Path) -> dict[str, Any]:
+    """Which run and which state of it an export is made from."""
+    from splitveil.serve.manifest import sha256
+
+    content = (run / "checkpoint.safetensors").read_bytes()
+    return {"run": run.resolve().name, "checkpoint": sha256(content)}
+
+
+def calibration_images(run: "Run") -> "NDArray[np.float32]":
+    """Training images, evenly spread over the training set, as floats in [0, 1]."""
+    import numpy as np
+
+    from splitveil.runs import load_data
+
+    dataset, splits = load_data(run)
+    rows = splits.train.cpu().numpy()
+    chosen = rows[np.linspace(0, len(rows) - 1, min(CALIBRATION_IMAGES, len(rows))).astype(int)]
+    return np.asarray(dataset.images.cpu().numpy()[chosen] / 255, np.float32)
+
+
+def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
+    path: Annotated[Path, typer.Argument(help="Folder of an export, or of a run.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
+    token_file: TokenFile = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate with its chain.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM private key.")] = None,
+    max_batch: Annotated[int, typer.Option(help="Rows the model runs at once.")] = 64,
+    max_delay_ms: Annotated[
+        float, typer.Option(help="Milliseconds a row may wait for others to share its batch.")
+    ] = 2.0,
+    max_waiting: Annotated[
+        int, typer.Option(help="Rows that may wait; beyond, requests are answered 429.")
+    ] = 1024,
+    threads: Annotated[int, typer.Option(help="Threads of the model; 0: all cores.")] = 0,
+    json_: JsonFlag = False,
+) -> None:
+    """Serve the server's half over the KServe v2 protocol until Ctrl-C or SIGTERM.
+
+    A run is exported first, into its folder `export`.
+
+    Example: `splitveil serve runs/first --port 8000`
+    """
+    with_extra()
+    from splitveil.console import err, setup_logging, show_json, warn
+    from splitveil.errors import ConfigError
+    from splitveil.serve.limits import Limits
+    from splitveil.serve.server import Tls, load_app
+    from splitveil.serve.server import serve as run_server
+
+    setup_logging()
+    if (tls_cert is None) != (tls_key is None):
+        raise ConfigError("TLS needs both --tls-cert and --tls-key")
+    tls = Tls(certificate=tls_cert, key=tls_key) if tls_cert and tls_key else None
+    token = read_token(token_file)
+    limits = Limits(max_batch=max_batch, max_delay=max_delay_ms / 1000, max_waiting=max_waiting)
+    app = load_app(find_export(path), limits=limits, token=token, threads=threads)
+    if host not in ("127.0.0.1", "::1", "localhost") and (token is None or tls is None):
+        warn(f"listening on {host} without {'a token' if token is None else 'TLS'}")
+
+    def ready(url: str) -> None:
+        if json_:
+            show_json({"url": url})
+            sys.stdout.flush()  # whoever waits for the address reads it from a pipe
+            return
+        err.print(f"serving {path} at {url}", highlight=False, markup=False, soft_wrap=True)
+
+    run_server(app, host=host, port=port, tls=tls, ready=ready)
+
+
+def find_export(path: Path) -> Path:
+    """The export at `path`, or that of the run there, made now if it has none."""
+    from splitveil.errors import RunError
+    from splitveil.serve.manifest import FILE, read_manifest
+
+    if (path / FILE).is_file() or not (path / "config.toml").is_file():
+        return path
+    inside = path / EXPORT_FOLDER
+    if not inside.exists():
+        from splitveil.runs import load_run
+
+        export_run(load_run(path), inside, name=None, int8=False, overwrite=False)
+    elif read_manifest(inside).source.get("checkpoint") != source_of(path)["checkpoint"]:
+        raise RunError(
+            f"{inside} was made from another checkpoint than {path} has now; export it again: "
+            f"splitveil export {path} --overwrite"
+        )
+    return inside
+
+
+def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
+    images: Annotated[list[Path], typer.Argument(help="Image files (PNG, JPEG, …).")],
+    server: Annotated[str, typer.Option(help="Address of the server.")],
+    export_dir: Annotated[
+        Path, typer.Option("--export", help="Folder with the manifest and the client's half.")
+    ],
+    token_file: TokenFile = None,
+    ca: Annotated[Path | None, typer.Option(help="Certificates to trust for TLS.")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Use the client in eight bits.")] = False,
+    json_: JsonFlag = False,
+) -> None:
+    """Classify images: the client's half runs here, only noisy smashed data go to the server.
+
+    Example: `splitveil infer cat.png --export runs/first/export --server http://localhost:8000`
+    """
+    with_extra("onnxruntime")
+    import numpy as np
+
+    from splitveil.console import out, show_json
+    from splitveil.serve.client import Client
+
+    token = read_token(token_file)
+    with Client(export_dir, server, token=token, ca_file=ca, int8=int8) as client:
+        shape = client.manifest.image_shape
+        logits = client.infer(np.stack([read_picture(path, shape) for path in images]))
+    shares = np.exp(logits - logits.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    rows: list[dict[str, Any]] = [
+        {"image": str(path), "class": int(p.argmax()), "share": float(p.max())}
+        for path, p in zip(images, shares, strict=True)
+    ]
+    if json_:
+        show_json([r | {"logits": line.tolist()} for r, line in zip(rows, logits, strict=True)])
+        return
+    for row in rows:
+        line = f"{row['image']}: class {row['class']} ({100 * row['share']:.1f} %)"
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def read_picture(path: Path, shape: tuple[int, ...]) -> "NDArray[np.uint8]":
+    """One image file as bytes (c, h, w); another size or colour than the model's is refused."""
+    import numpy as np
+    from PIL import Image
+
+    from splitveil.errors import DataError
+
+    try:
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("L" if shape[0] == 1 else "RGB"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as err:
+        # PIL reports a broken file by any of these, depending on the format.
+        raise DataError(f"cannot read {path} as an image: {err}") from err
+    if pixels.shape[:2] != shape[1:]:
+        raise DataError(
+            f"{path} is {pixels.shape[1]}×{pixels.shape[0]}, the model takes "
+            f"{shape[2]}×{shape[1]}; resize it as the training images were"
+        )
+    return pixels[None] if shape[0] == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def read_token(file: Path | None) -> str | None:
+    """The token of a file, else of the environment; never of the command line, which others see."""
+    from splitveil.errors import ConfigError
+
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigError(f"cannot read the token in {file}: {err}") from err
+    if not token:
+        raise ConfigError(f"{file} is empty; it must hold the token")
+    return token
+
+
+def with_extra(*libraries: str) -> None:
+    """Say what to install when the optional libraries are missing."""
+    from importlib.util import find_spec
+
+    from splitveil.errors import ConfigError
+
+    missing = [name for name in libraries or NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"this command needs {', '.join(missing)}; install them: pip install 'splitveil[serve]'"
+        )

@@ -1,0 +1,185 @@
+"""The client: image in, noisy smashed data out, logits back. numpy and onnxruntime, no torch."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitveil.serve.cache import DrawCache
+from splitveil.serve.faults import ServerError, WireError
+from splitveil.serve.manifest import CLIENT, CLIENT_INT8, LOGITS, WIRE, read_manifest
+from splitveil.serve.session import load_half
+from splitveil.serve.stages import apply_stages
+from splitveil.serve.transport import HttpTransport, Persistent, Reply, Transport
+from splitveil.serve.wire import HEADER_LENGTH, TensorSpec, decode_answer, encode_request
+
+Rows = NDArray[np.float32]
+
+OK, UNAUTHORISED, MISSING = 200, 401, 404
+
+
+class Client:
+    """The device's half of an export, talking to a server.
+
+    Noise comes from the operating system's generator, anew for every image. An image that this
+    client sent before gets the draw it was sent with, as long as it is among the last `cache` ones:
+    repeating it tells an eavesdropper nothing new. There is no seed and no way to switch it off.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        server: str | Transport,
+        *,
+        token: str | None = None,
+        timeout: float = 10.0,
+        patience: float = 60.0,
+        ca_file: Path | None = None,
+        int8: bool = False,
+        threads: int = 0,
+        cache: int = 10_000,
+        batch: int = 32,
+        binary: bool = True,
+    ) -> None:
+        """Load and verify the client's half in `folder`.
+
+        Args:
+            folder: An export; only its manifest and the client's file are read.
+            server: Address of the server, or a transport.
+            token: Bearer token.
+            timeout: Seconds one attempt may take.
+            patience: Seconds to go on trying while the server is busy or away.
+            ca_file: Certificates to trust instead of the system's.
+            int8: Use the quantised client.
+            threads: Threads of onnxruntime; 0 lets it choose.
+            cache: Draws that are kept.
+            batch: Images sent in one request.
+            binary: Raw bytes on the wire instead of JSON numbers.
+        """
+        place = Path(folder)
+        self.manifest = read_manifest(place)
+        self._encoder = load_half(place, self.manifest, CLIENT_INT8 if int8 else CLIENT, threads)
+        once = HttpTransport(server, timeout=timeout, ca_file=ca_file) if isinstance(
+            server, str
+        ) else server  # fmt: skip
+        self._once, self._call = once, Persistent(once=once, patience=patience)
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._cache, self._batch, self._binary = DrawCache(cache), batch, binary
+        self._wire = TensorSpec(name=WIRE, shape=self.manifest.wire_shape)
+        self._logits = TensorSpec(name=LOGITS, shape=(self.manifest.num_classes,))
+        self._path = f"/v2/models/{self.manifest.name}"
+        self._met = False
+
+    def send(self, images: NDArray[Any]) -> Rows:
+        """What leaves the device for images (n, c, h, w): floats in [0, 1], or bytes 0..255."""
+        x = check_images(images, self.manifest.image_shape)
+        digests = [self._cache.digest(image) for image in x]
+        kept = {d: found for d in digests if (found := self._cache.get(d)) is not None}
+        new = {d: image for d, image in zip(digests, x, strict=True) if d not in kept}
+        if new:
+            z = self._encoder(np.stack(list(new.values())))
+            drawn = apply_stages(z, self.manifest.stages)
+            for digest, row in zip(new, drawn, strict=True):
+                kept[digest] = self._cache.keep(digest, row.copy())
+        return np.stack([kept[d] for d in digests]) if digests else np.zeros(
+            (0, *self.manifest.wire_shape), np.float32
+        )  # fmt: skip
+
+    def infer(self, images: NDArray[Any]) -> Rows:
+        """Logits (n, classes) from the server; raises `ServerError` when it cannot be had."""
+        self.meet()
+        sent = self.send(images)
+        parts = [sent[i : i + self._batch] for i in range(0, len(sent), self._batch)]
+        answers = [self._ask(part) for part in parts]
+        return np.concatenate([np.zeros((0, self.manifest.num_classes), np.float32), *answers])
+
+    def close(self) -> None:
+        """Close the connections; the client can be used again."""
+        if isinstance(self._once, HttpTransport):
+            self._once.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def meet(self) -> None:
+        """Refuse, once, a server whose half does not belong to this client's."""
+        if self._met:
+            return
+        reply = self._checked(self._call("GET", self._path, b"", self._headers))
+        try:
+            told = json.loads(reply.body)
+            inputs = [(t["name"], t["datatype"], t["shape"]) for t in told["inputs"]]
+            other = told.get("parameters", {}).get("export", self.manifest.identity)
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
+            raise ServerError(f"the server describes its model in no known way: {err!r}") from err
+        expected = [(WIRE, "FP32", [-1, *self.manifest.wire_shape])]
+        if inputs != expected or other != self.manifest.identity:
+            raise ServerError(
+                f"the server's half is of another export: it takes {inputs}, export {other}; this "
+                f"client sends {expected}, export {self.manifest.identity}. Deploy both from one"
+            )
+        self._met = True
+
+    def _ask(self, rows: Rows) -> Rows:
+        message = encode_request(rows, self._wire, LOGITS, binary=self._binary)
+        headers = {**self._headers, **message.headers}
+        reply = self._checked(self._call("POST", f"{self._path}/infer", message.body, headers))
+        try:
+            length = reply.headers.get(HEADER_LENGTH.lower())
+            return decode_answer(reply.body, length, self._logits, len(rows))
+        except WireError as err:
+            raise ServerError(f"the server's answer cannot be read: {err}") from err
+
+    def _checked(self, reply: Reply) -> Reply:
+        if reply.status == OK:
+            return reply
+        advice = {
+            UNAUTHORISED: "; give the server's token",
+            MISSING: f"; is '{self.manifest.name}' the model it serves?",
+        }
+        raise ServerError(
+            f"the server refused with {reply.status}: {reason(reply)}{advice.get(reply.status, '')}"
+        )
+
+
+def reason(reply: Reply) -> str:
+    """The server's own words, shortened.
+
+    >>> reason(Reply(400, b'{"error": "shape must be [rows, 4]"}'))
+    'shape must be [rows, 4]'
+    """
+    try:
+        told = json.loads(reply.body)
+    except ValueError:
+        told = None
+    words = told.get("error") if isinstance(told, Mapping) else None
+    return str(words)[:200] if words else "no reason given"
+
+
+def check_images(images: NDArray[Any], shape: tuple[int, ...]) -> Rows:
+    """Images (n, *shape) as float32 in [0, 1]; bytes are divided by 255.
+
+    >>> check_images(np.full((1, 1, 1, 1), 51, np.uint8), (1, 1, 1)).tolist() == [
+    ...     [[[float(np.float32(0.2))]]]
+    ... ]
+    True
+    """
+    if images.shape[1:] != shape or images.ndim != 1 + len(shape):
+        raise ServerError(f"images must be (n, {', '.join(map(str, shape))}), got {images.shape}")
+    if images.dtype == np.uint8:
+        return images.astype(np.float32) / np.float32(255)
+    if images.dtype.kind != "f":
+        raise ServerError(f"images must be uint8 or floats in [0, 1], got {images.dtype}")
+    x = images.astype(np.float32)
+    if x.size and not (x.min() >= 0 and x.max() <= 1):  # also refuses NaN
+        raise ServerError(
+            f"images must lie in [0, 1], got values from {x.min():.4g} to {x.max():.4g}; divide "
+            "bytes by 255"
+        )
+    return x

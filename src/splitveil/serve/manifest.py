@@ -1,0 +1,163 @@
+"""The manifest of an exported folder: what the halves are, and the hashes of their files."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from splitveil.serve.faults import ExportError
+from splitveil.serve.stages import check_stages, total_noise
+
+Json = dict[str, Any]
+Shape = tuple[int, ...]
+
+FORMAT = "splitveil-export-1"
+FILE, CLIENT, CLIENT_INT8, SERVER = (
+    "manifest.json",
+    "client.onnx",
+    "client-int8.onnx",
+    "server.onnx",
+)
+IMAGE, WIRE, LOGITS = "image", "z", "logits"  # names of the tensors
+DATATYPE = "FP32"
+PREPROCESSING: Json = {"layout": "NCHW", "range": [0.0, 1.0], "uint8_divisor": 255}
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Both halves of one split model, as they were exported.
+
+    Shapes are of one image, without the batch. `files` gives the SHA-256 of every file below the
+    folder; `parity` how far ONNX and torch were apart; `audit` what the last audit found, or None;
+    `source` the run it was made from.
+    """
+
+    name: str
+    image_shape: Shape
+    wire_shape: Shape
+    num_classes: int
+    stages: tuple[Json, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    parity: Json = field(default_factory=dict)
+    audit: Json | None = None
+    versions: Json = field(default_factory=dict)
+    source: Json = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        check_stages(self.stages)
+        for what in ("image_shape", "wire_shape"):
+            sizes = getattr(self, what)
+            if not sizes or not all(type(n) is int and n > 0 for n in sizes):
+                raise ExportError(f"{what} must be positive whole numbers, got {sizes}")
+        if type(self.num_classes) is not int or self.num_classes < 1:
+            raise ExportError(f"num_classes must be at least 1, got {self.num_classes}")
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise the client adds in all; 0 without."""
+        return total_noise(self.stages)
+
+    @property
+    def wire_floats(self) -> int:
+        """Numbers sent for one image."""
+        return math.prod(self.wire_shape)
+
+    @property
+    def identity(self) -> str:
+        """Names this pair of halves: a client and a server of different exports do not fit."""
+        halves = f"{self.files.get(CLIENT, '')}/{self.files.get(SERVER, '')}"
+        return hashlib.sha256(halves.encode()).hexdigest()[:16]
+
+    def to_dict(self) -> Json:
+        """The JSON of `manifest.json`."""
+        own = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        return {
+            "format": FORMAT,
+            **own,
+            "noise_std": self.noise_std,
+            "noise_source": "os.urandom",
+            "datatype": DATATYPE,
+            "preprocessing": PREPROCESSING,
+        }
+
+    def to_json(self) -> str:
+        """Text of `manifest.json`; strict JSON."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+
+
+def check_name(name: str) -> None:
+    """Refuse model names that cannot stand in an address or be a folder of a model repository."""
+    if not _NAME.fullmatch(name):
+        raise ExportError(
+            f"a model's name is 1 to 64 letters, digits, '.', '_' or '-', got {name!r}; give --name"
+        )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check `manifest.json`; the files are checked when they are read."""
+    path = folder / FILE
+    if not path.is_file():
+        raise ExportError(
+            f"{folder} is no export: it has no {FILE}; make one: splitveil export RUN"
+        )
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != FORMAT:
+            raise ExportError(f"{path} has format {data['format']!r}, expected {FORMAT!r}")
+        manifest = _from_dict(data)
+    except (ValueError, KeyError, TypeError) as err:
+        raise ExportError(f"{path} is broken: {err!r}; export the run again") from err
+    # A tampered total would promise noise that no stage adds.
+    if data.get("noise_std") != manifest.noise_std or data.get("datatype") != DATATYPE:
+        raise ExportError(
+            f"{path} contradicts itself: noise_std {data.get('noise_std')} but its stages add "
+            f"{manifest.noise_std}, datatype {data.get('datatype')}; export the run again"
+        )
+    return manifest
+
+
+def _from_dict(data: Json) -> Manifest:
+    return Manifest(
+        name=data["name"],
+        image_shape=tuple(data["image_shape"]),
+        wire_shape=tuple(data["wire_shape"]),
+        num_classes=data["num_classes"],
+        stages=tuple(data["stages"]),
+        files=dict(data["files"]),
+        parity=data["parity"],
+        audit=data["audit"],
+        versions=data["versions"],
+        source=data["source"],
+    )
+
+
+def sha256(content: bytes) -> str:
+    """Hexadecimal SHA-256."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_verified(folder: Path, manifest: Manifest, file: str) -> bytes:
+    """The bytes of a file whose hash is the manifest's; they are used as read, not read again."""
+    expected = manifest.files.get(file)
+    if expected is None:
+        has = ", ".join(sorted(manifest.files)) or "none"
+        raise ExportError(
+            f"{folder} has no {file}, only {has}; the int8 client needs `splitveil export --int8`"
+        )
+    try:
+        content = (folder / file).read_bytes()
+    except OSError as err:
+        raise ExportError(f"cannot read {folder / file}: {err.strerror}; export again") from err
+    if sha256(content) != expected:
+        raise ExportError(
+            f"{folder / file} is not the file that was exported: SHA-256 {sha256(content)}, "
+            f"expected {expected}; copy it again or export the run again"
+        )
+    return content

@@ -1,0 +1,46 @@
+"""Random numbers for the wire, from the operating system's cryptographic generator.
+
+Nobody who sees a request can predict or repeat its noise: there is no seed. `entropy` is an
+argument only so that the arithmetic can be tested on known bytes; a client never sets it.
+"""
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Entropy = Callable[[int], bytes]
+
+_WORD = 8  # bytes of a 64-bit word
+_SPARE_BITS = 11  # a double holds 53 of 64
+
+
+def uniforms(count: int, entropy: Entropy = os.urandom) -> NDArray[np.float64]:
+    r"""Independent uniforms (count,) strictly between 0 and 1, on a grid of 2⁻⁵³.
+
+    >>> uniforms(2, lambda n: bytes(8) + b"\xff" * 8).tolist() == [2.0**-54, 1 - 2.0**-53]
+    True
+    """
+    words = np.frombuffer(entropy(_WORD * count), "<u8") >> np.uint64(_SPARE_BITS)
+    # The topmost cell's middle would round to 1, where a logarithm below would give a zero normal.
+    found: NDArray[np.float64] = np.minimum((words + 0.5) * 2.0**-53, 1 - 2.0**-53)
+    return found
+
+
+def normals(count: int, entropy: Entropy = os.urandom) -> NDArray[np.float64]:
+    r"""Independent standard normals (count,) by Box and Muller.
+
+    .. math:: \sqrt{-2 \ln u} \, (\cos 2πv, \sin 2πv)
+
+    The largest magnitude that can come out is √(−2 ln 2⁻⁵⁴) = 8.65.
+
+    >>> middle = (1 << 63).to_bytes(8, "little")  # u = v = 1/2
+    >>> normals(1, lambda n: middle * 2).round(4).tolist()  # −√(2 ln 2)
+    [-1.1774]
+    """
+    pairs = (count + 1) // 2
+    u, v = uniforms(2 * pairs, entropy).reshape(2, pairs)
+    radius, angle = np.sqrt(-2 * np.log(u)), 2 * np.pi * v
+    both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    return both[:count]

@@ -1,0 +1,153 @@
+"""HTTP from the client's side, by the standard library: one call, and calls that do not give up."""
+
+import http.client
+import secrets
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from splitveil.serve.faults import ServerError
+
+TRY_AGAIN = frozenset({429, 502, 503, 504})  # busy, restarting or slow: the same call may succeed
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back; header names are in lower case."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+# One HTTP call: method, path, body, headers; raises OSError or HTTPException without an answer.
+Transport = Callable[[str, str, bytes, Mapping[str, str]], Reply]
+
+
+class HttpTransport:
+    """Keeps connections open between calls, as many as call at once; follows no redirect."""
+
+    def __init__(self, url: str, *, timeout: float = 10.0, ca_file: Path | None = None) -> None:
+        self._host, self._port, self._base, secure = _parts(url)
+        self._timeout = timeout
+        try:
+            self._context = ssl.create_default_context(cafile=ca_file) if secure else None
+        except OSError as err:  # ssl.SSLError is one
+            raise ServerError(f"cannot use the certificates in {ca_file}: {err}") from err
+        self._idle: list[http.client.HTTPConnection] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+        """Send and wait; a connection that failed is not used again."""
+        with self._lock:
+            connection = self._idle.pop() if self._idle else self._new()
+        done = False
+        try:
+            connection.request(method, self._base + path, body or None, dict(headers))
+            answer = connection.getresponse()
+            content = answer.read()
+            done = True
+        finally:
+            if not done:
+                connection.close()
+                self.close()  # the idle ones lead to the same server
+        with self._lock:
+            self._idle.append(connection)
+        return Reply(answer.status, content, {k.lower(): v for k, v in answer.getheaders()})
+
+    def _new(self) -> http.client.HTTPConnection:
+        host, port, timeout = self._host, self._port, self._timeout
+        if self._context is None:
+            return http.client.HTTPConnection(host, port, timeout=timeout)
+        return http.client.HTTPSConnection(host, port, timeout=timeout, context=self._context)
+
+    def close(self) -> None:
+        """Close the idle connections; a later call opens a new one."""
+        with self._lock:
+            while self._idle:
+                self._idle.pop().close()
+
+    def __enter__(self) -> "HttpTransport":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _parts(url: str) -> tuple[str, int | None, str, bool]:
+    """Host, port, path before ours, and whether TLS is spoken."""
+    wrong = f"a server's address looks like http://host:8000, got {url!r}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as err:
+        raise ServerError(wrong) from err
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        raise ServerError(wrong)
+    return parts.hostname, port, parts.path.rstrip("/"), parts.scheme == "https"
+
+
+def pause(
+    attempt: int, jitter: float, asked: float = 0.0, *, first: float = 0.05, longest: float = 2.0
+) -> float:
+    """Seconds before attempt + 1: doubling from `first` to `longest`, and what the server asked.
+
+    `jitter` in [0, 1) spreads clients that failed together over the upper half of the pause.
+
+    >>> [pause(attempt, 0.0) for attempt in (0, 1, 2, 30)]
+    [0.025, 0.05, 0.1, 1.0]
+    >>> pause(0, 0.5, asked=1.0)
+    1.0375
+    """
+    backed = min(longest, first * 2.0 ** min(attempt, 30)) * (1 + jitter) / 2
+    return min(longest, asked) + backed
+
+
+def _asked(reply: Reply) -> float:
+    """The server's Retry-After in seconds; a date or nonsense counts as 0."""
+    value = reply.headers.get("retry-after", "")
+    return float(value) if value.isascii() and value.isdigit() and len(value) < 6 else 0.0  # noqa: PLR2004
+
+
+@dataclass(frozen=True, kw_only=True)
+class Persistent:
+    """A transport that tries again while the server is busy or away, for `patience` seconds.
+
+    What is tried again are the same bytes: an answer lost on the way costs no second draw.
+    """
+
+    once: Transport
+    patience: float = 60.0
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+
+    def __call__(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+        """The first answer that is not "try again"; raises `ServerError` when time is up."""
+        end = self.clock() + self.patience
+        attempt = 0
+        while True:
+            asked = 0.0
+            try:
+                reply = self.once(method, path, body, headers)
+                if reply.status not in TRY_AGAIN:
+                    return reply
+                problem, asked = f"answered {reply.status}", _asked(reply)
+            except ssl.SSLCertVerificationError as err:
+                raise ServerError(
+                    f"the server's certificate is not trusted: {err.verify_message}; give the file "
+                    "of its authority with --ca"
+                ) from err
+            except (OSError, http.client.HTTPException) as err:
+                problem = f"{type(err).__name__}: {err}"
+            wait = pause(attempt, secrets.randbelow(1000) / 1000, asked)
+            if self.clock() + wait > end:
+                raise ServerError(
+                    f"no answer after {attempt + 1} attempts in {self.patience:g} s; the last: "
+                    f"{problem}. Is the server running, and is the address right?"
+                )
+            self.sleep(wait)
+            attempt += 1

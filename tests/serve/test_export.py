@@ -1,0 +1,223 @@
+"""Export: the ONNX halves are the torch halves, and the folder is complete or absent."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+from serve.conftest import Exported
+from torch import Tensor, nn
+
+from splitveil.nets import Channel, GaussianNoise, SplitModel
+from splitveil.serve import export
+from splitveil.serve.client import Client
+from splitveil.serve.export import check_target, compare, export_model, replaced, verdict
+from splitveil.serve.faults import ExportError
+from splitveil.serve.manifest import CLIENT, CLIENT_INT8, FILE, SERVER, read_manifest, sha256
+from splitveil.serve.server import load_app, running
+from splitveil.serve.session import Half, load_half
+
+
+def halves(exported: Exported) -> tuple[Half, Half, Half]:
+    client, int8, server = (
+        load_half(exported.folder, exported.manifest, f, 1) for f in (CLIENT, CLIENT_INT8, SERVER)
+    )
+    return client, int8, server
+
+
+def logits_of(model: SplitModel, z: NDArray[np.float32]) -> NDArray[np.float32]:
+    with torch.no_grad():
+        found: NDArray[np.float32] = model.head(torch.from_numpy(z)).numpy()
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 300])
+def test_both_halves_are_torchs_for_any_number_of_images(exported: Exported, n: int) -> None:
+    client, _, server = halves(exported)
+    x = exported.images[-n:]
+    with torch.no_grad():
+        z = exported.model.encoder(torch.from_numpy(x)).numpy()
+    assert np.abs(client(x) - z).max() <= 1e-5
+    assert np.abs(server(client(x)) - logits_of(exported.model, z)).max() <= 1e-4
+
+
+def test_no_file_draws_anything(exported: Exported) -> None:
+    for file in (CLIENT, SERVER, CLIENT_INT8):
+        kinds = {node.op_type for node in onnx.load(exported.folder / file).graph.node}
+        assert not {k for k in kinds if "Random" in k or k in ("Bernoulli", "Dropout")}
+    client, _, _ = halves(exported)
+    x = exported.images[:3]
+    assert np.array_equal(client(x), client(x))
+
+
+def test_the_halves_in_service_answer_as_torch_does(exported: Exported) -> None:
+    x = exported.images[1400:]
+    with (
+        running(load_app(exported.folder, threads=1)) as url,
+        Client(exported.folder, url, threads=1) as client,
+    ):
+        answered, sent = client.infer(x), client.send(x)
+    assert np.abs(answered - logits_of(exported.model, sent)).max() <= 1e-4
+    assert (answered.argmax(1) == exported.labels[1400:]).mean() > 0.85
+
+
+def test_the_manifest_tells_what_was_exported(exported: Exported) -> None:
+    found = read_manifest(exported.folder)
+    assert found == exported.manifest
+    assert (found.name, found.image_shape, found.wire_shape) == ("digits", (1, 8, 8), (8, 4, 4))
+    assert found.stages == ({"kind": "gaussian", "std": 0.05},)
+    assert (found.num_classes, found.audit) == (10, {"leakage": 0.25})
+    assert found.parity["logits_max_abs_diff"] <= 1e-4
+    assert found.versions["torch"] == torch.__version__
+    files = {p for p in exported.folder.rglob("*") if p.is_file() and p.name != FILE}
+    assert {p.relative_to(exported.folder).as_posix() for p in files} == found.files.keys()
+    assert all(sha256((exported.folder / f).read_bytes()) == h for f, h in found.files.items())
+    assert {p.name for p in exported.folder.parent.iterdir()} == {"digits"}  # nothing left beside
+
+
+def test_the_int8_client_costs_less_than_a_fifth_of_a_point(exported: Exported) -> None:
+    client, int8, server = halves(exported)
+    z, rough = client(exported.images), int8(exported.images)
+    accuracy, quantised = (
+        float((server(v).argmax(1) == exported.labels).mean()) for v in (z, rough)
+    )
+    assert accuracy > 0.95
+    assert abs(accuracy - quantised) <= 0.002
+    assert 0 < np.abs(z - rough).max() < 0.1
+    sizes = [(exported.folder / f).stat().st_size for f in (CLIENT_INT8, CLIENT)]
+    assert sizes[0] < sizes[1]
+
+
+def test_the_int8_client_goes_through_the_same_channel(exported: Exported) -> None:
+    x = exported.images[:400]
+    _, int8, _ = halves(exported)
+    drawn = Client(exported.folder, "http://localhost:1", int8=True).send(x) - int8(x)
+    assert drawn.std() == pytest.approx(0.05, rel=0.03)
+
+
+def test_the_model_repository_is_the_one_triton_reads(exported: Exported) -> None:
+    place = exported.folder / "repository" / "digits"
+    assert (place / "1" / "model.onnx").read_bytes() == (exported.folder / SERVER).read_bytes()
+    text = (place / "config.pbtxt").read_text()
+    assert text == (
+        'name: "digits"\n'
+        'platform: "onnxruntime_onnx"\n'
+        "max_batch_size: 64\n"
+        'input [ { name: "z" data_type: TYPE_FP32 dims: [ 8, 4, 4 ] } ]\n'
+        'output [ { name: "logits" data_type: TYPE_FP32 dims: [ 10 ] } ]\n'
+        "dynamic_batching { max_queue_delay_microseconds: 2000 }\n"
+    )
+    graph = onnx.load(place / "1" / "model.onnx").graph
+    assert [(t.name, t.type.tensor_type.elem_type) for t in (*graph.input, *graph.output)] == [
+        ("z", onnx.TensorProto.FLOAT),
+        ("logits", onnx.TensorProto.FLOAT),
+    ]
+
+
+def quick(module: nn.Module, example: Tensor, path: Path, given: str, got: str) -> None:
+    """Stands for the exporter, which takes seconds."""
+    del module, example, given, got
+    path.write_bytes(b"onnx")
+
+
+@pytest.fixture
+def without_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def same(*_: Any) -> dict[str, Any]:  # noqa: ANN401
+        return {"logits_max_abs_diff": 0.0}
+
+    monkeypatch.setattr(export, "write_onnx", quick)
+    monkeypatch.setattr(export, "compare", same)
+
+
+def tiny_model() -> SplitModel:
+    return SplitModel(nn.Flatten(), Channel([GaussianNoise(0.1)]), nn.Linear(4, 3))
+
+
+@pytest.mark.usefixtures("without_exporter")
+def test_an_existing_folder_is_kept_unless_it_is_an_export_and_told_to_go(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "e"
+    export_model(tiny_model(), (1, 2, 2), target, name="a")
+    with pytest.raises(ExportError, match=r"exists already; .* --overwrite"):
+        export_model(tiny_model(), (1, 2, 2), target, name="b")
+    assert read_manifest(target).name == "a"
+    (target / "stale").write_text("old")
+    export_model(tiny_model(), (1, 2, 2), target, name="b", overwrite=True)
+    assert read_manifest(target).name == "b"
+    assert not (target / "stale").exists()
+    assert [p.name for p in target.parent.iterdir()] == ["e"]
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ExportError, match=r"is no export .* will not be overwritten"):
+        check_target(tmp_path / "mine", overwrite=True)
+
+
+def test_a_failure_leaves_the_old_export_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "e"
+    target.mkdir()
+    (target / FILE).write_text("old")
+    with pytest.raises(RuntimeError, match="power cut"), replaced(target) as place:  # noqa: PT012
+        (place / FILE).write_text("half")
+        raise RuntimeError("power cut")
+    assert (target / FILE).read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["e"]
+
+
+def test_a_full_disk_puts_the_old_export_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "e"
+    target.mkdir()
+    (target / FILE).write_text("old")
+    true = os.rename
+
+    def rename(a: Path, b: Path) -> None:
+        if a.name == "new":
+            raise OSError(28, "No space left on device")
+        true(a, b)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(ExportError, match="No space left on device"), replaced(target):
+        pass
+    assert (target / FILE).read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["e"]
+
+
+def test_halves_that_disagree_with_torch_are_refused(exported: Exported) -> None:
+    x = exported.images[:4]
+    logits = logits_of(exported.model, halves(exported)[0](x))
+    assert compare(exported.folder, x, logits)["logits_max_abs_diff"] <= 1e-4
+    for wrong in (logits + np.float32(2e-4), np.full_like(logits, np.nan)):
+        with pytest.raises(ExportError, match="ONNX and torch disagree"):
+            compare(exported.folder, x, wrong)
+
+
+@pytest.mark.usefixtures("without_exporter")
+def test_the_callers_model_is_left_as_it_is(tmp_path: Path) -> None:
+    model = tiny_model().train()
+    export_model(model, (1, 2, 2), tmp_path / "e", name="a")
+    assert model.training
+    assert model.head.training
+    with pytest.raises(ExportError, match=r"the head must give .n, classes., got .16, 4, 1"):
+        export_model(
+            SplitModel(nn.Flatten(), Channel(), nn.Unflatten(1, (4, 1))),
+            (1, 2, 2), tmp_path / "f", name="a",
+        )  # fmt: skip
+    assert not (tmp_path / "f").exists()
+
+
+def test_the_verdict_is_the_records_claim() -> None:
+    record = {
+        "accuracy": 0.9, "strongest": {"mse": 0.04}, "leakage": 0.1, "attacks": {"a": 1},
+        "audit": {"profile": "quick"}, "flags": [{"name": "few-images", "seen": "3"}],
+    }  # fmt: skip
+    found = verdict(record)
+    assert found == {
+        "accuracy": 0.9, "strongest": {"mse": 0.04}, "worst_case": None, "ceiling": None,
+        "leakage": 0.1, "true_rate_nats": None, "audit": {"profile": "quick"},
+        "flags": ["few-images"],
+    }  # fmt: skip
+    assert json.dumps(found)

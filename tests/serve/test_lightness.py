@@ -1,0 +1,59 @@
+"""What a client and a server import: no torch, and little else."""
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import sys, time
+began = time.perf_counter()
+{code}
+print(time.perf_counter() - began, *[m for m in {heavy!r} if m in sys.modules])
+"""
+HEAVY = ("torch", "onnx", "starlette", "uvicorn", "httpx", "PIL", "scipy", "rich", "typer")
+
+
+def loaded(code: str) -> set[str]:
+    """Libraries a fresh process holds after `code`; the time is printed for whoever looks."""
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.format(code=code, heavy=HEAVY)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    seconds, *found = done.stdout.split()
+    sys.stdout.write(f"{code}: {seconds} s\n")
+    return set(found)
+
+
+def test_the_measure_sees_an_import() -> None:
+    assert "torch" in loaded("from splitveil.serve import export_model")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from splitveil.serve import Client",
+        "import splitveil; from splitveil.serve import client, wire, noise, stages, manifest",
+        "from splitveil.serve import Manifest, ExportError, ServerError, WireError; dir()",
+    ],
+)
+def test_a_client_needs_numpy_and_onnxruntime_only(code: str) -> None:
+    assert loaded(code) == set()
+
+
+def test_a_server_needs_no_torch() -> None:
+    code = "from splitveil.serve import serve, Limits, make_app, running"
+    assert loaded(code) == {"starlette", "uvicorn"}
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    from splitveil import serve
+
+    with pytest.raises(
+        AttributeError, match=r"module 'splitveil\.serve' has no attribute 'Klient'"
+    ):
+        _ = serve.Klient
+    assert set(dir(serve)) == set(serve.__all__)

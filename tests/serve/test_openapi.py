@@ -1,0 +1,69 @@
+"""The OpenAPI document is true: what it allows is answered, what it does not is refused."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from serve.made import SHAPE, head, manifest
+
+from splitveil.serve.app import make_app
+from splitveil.serve.limits import Limits
+from splitveil.serve.openapi import document
+from splitveil.serve.server import running
+from splitveil.serve.transport import HttpTransport
+
+schemathesis = pytest.importorskip("schemathesis")
+
+TOKEN = "0123456789abcdef"  # noqa: S105
+
+
+def described(*, token: bool = False) -> dict[str, Any]:
+    return document(manifest(), "1", 64, token=token)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    def quiet(rows: Any) -> Any:  # noqa: ANN401
+        with np.errstate(over="ignore", invalid="ignore"):
+            return head(rows)
+
+    with running(make_app(manifest(), quiet, Limits(max_delay=0.0))) as found:
+        yield found
+
+
+def test_the_document_is_served_and_names_the_token_where_there_is_one() -> None:
+    app = make_app(manifest(), head, None, TOKEN)
+    with running(app) as url, HttpTransport(url) as call:
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
+        served = json.loads(call("GET", "/openapi.json", b"", bearer).body)
+        assert call("GET", "/openapi.json", b"", {}).status == 401
+    assert served["security"] == [{"token": []}]
+    assert served["paths"] == described(token=True)["paths"]
+    assert "security" not in described()
+
+
+SCHEMA = schemathesis.openapi.from_dict(described())
+# A schema cannot say that rows × numbers per row must be the length of the data.
+CANNOT_SAY = [schemathesis.checks.positive_data_acceptance]
+
+
+@SCHEMA.parametrize()  # type: ignore[untyped-decorator]
+@settings(max_examples=60, deadline=None)
+def test_the_server_does_what_its_document_says(case: Any, url: str) -> None:  # noqa: ANN401
+    answer = case.call(base_url=url)
+    case.validate_response(answer, excluded_checks=CANNOT_SAY)
+    assert answer.status_code < 500, answer.text
+    if answer.status_code != 200:
+        assert answer.json()["error"]
+
+
+def test_the_documents_example_shape_is_the_models() -> None:
+    infer = described()["paths"]["/v2/models/tiny/infer"]["post"]
+    schema = infer["requestBody"]["content"]["application/json"]["schema"]
+    sizes = schema["properties"]["inputs"]["items"]["properties"]["shape"]["prefixItems"]
+    assert sizes == [
+        {"type": "integer", "minimum": 1, "maximum": 64}, *({"const": n} for n in SHAPE)
+    ]  # fmt: skip

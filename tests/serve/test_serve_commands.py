@@ -1,0 +1,229 @@
+"""`splitveil export`, `serve` and `infer`: what a user types and sees."""
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from PIL import Image
+from serve.conftest import Exported
+from serve.made import write_export
+from serve.test_export import quick
+from typer.testing import CliRunner
+
+import splitveil as sv
+from splitveil import commands_serve
+from splitveil import config as configuration
+from splitveil.data import load
+from splitveil.errors import SplitVeilError
+from splitveil.runs import Built, fingerprint, flat_config
+from splitveil.serve import export as exporting
+from splitveil.serve import int8
+from splitveil.serve import server as serving
+from splitveil.serve.manifest import FILE, read_manifest
+from splitveil.serve.server import load_app, running
+from splitveil.settings import write_toml
+from splitveil.train.checkpoint import Checkpoint, prefixed, write_checkpoint
+
+TOKEN = "0123456789abcdef"  # noqa: S105
+
+app = typer.Typer()
+for command in (commands_serve.export, commands_serve.serve, commands_serve.infer):
+    app.command()(command)
+
+
+def call(*words: str) -> Any:  # noqa: ANN401 - typer's result type is not public
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def text(result: Any) -> str:  # noqa: ANN401
+    """Everything printed, wrapped lines joined."""
+    return re.sub(r"\s+", " ", result.output + result.stderr)
+
+
+def error(result: Any) -> str:  # noqa: ANN401
+    """The words of an error that the whole command line shows with exit code 2."""
+    assert isinstance(result.exception, SplitVeilError), result.exception
+    return str(result.exception)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on digits as `fit` leaves it, untrained."""
+    dataset = load("digits", None)
+    config = configuration.resolve(
+        sv.RunConfig(
+            dataset="digits", defence="noise", name="first",
+            runs_dir=str(tmp_path_factory.mktemp("runs")),
+        ),
+        dataset,
+    )  # fmt: skip
+    config.folder.mkdir()
+    built = Built(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
+    text = write_toml(flat_config(config) | asdict(built))
+    (config.folder / "config.toml").write_text(text, encoding="utf-8")
+    model = configuration.build_model(config, built.image_shape, built.num_classes)
+    saved = Checkpoint(prefixed("model", model.state_dict()), {"step": 9})
+    write_checkpoint(config.folder / "checkpoint.safetensors", saved)
+    return config.folder
+
+
+@pytest.fixture
+def without_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def same(*_: Any) -> dict[str, Any]:  # noqa: ANN401
+        return {"logits_max_abs_diff": 0.0, "int8_same_answer": 1.0, "int8_images": 512}
+
+    def nothing(source: Path, target: Path, images: Any) -> None:  # noqa: ANN401
+        assert images.shape == (512, 1, 8, 8)
+        assert images.dtype == np.float32
+        assert 0 == images.min() < images.max() == 1
+        target.write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(exporting, "write_onnx", quick)
+    monkeypatch.setattr(exporting, "compare", same)
+    monkeypatch.setattr(int8, "compare", same)
+    monkeypatch.setattr(int8, "quantise_client", nothing)
+
+
+@pytest.mark.usefixtures("without_exporter")
+def test_export_writes_into_the_run_and_warns_without_an_audit(run: Path) -> None:
+    result = call("export", str(run), "--overwrite")
+    assert result.exit_code == 0, text(result)
+    assert "has no audit: nobody has measured" in text(result)
+    assert f"next: splitveil serve {run}/export" in text(result)
+    found = read_manifest(run / "export")
+    assert (found.name, found.image_shape, found.audit) == ("first", (1, 8, 8), None)
+    assert found.noise_std == sv.load_run(run).noise_std > 0
+    assert found.source == commands_serve.source_of(run)
+    again = call("export", str(run))
+    assert "exists already" in error(again)
+
+
+@pytest.mark.usefixtures("without_exporter")
+def test_export_carries_the_audits_verdict_and_calibrates_on_training_images(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from test_public_api import RECORD
+
+    record = RECORD | {"leakage": 0.5, "training": {"steps": 9}}
+    monkeypatch.setattr(sv.Run, "record", sv.Record.from_dict(record))
+    target = tmp_path / "out"
+    words = ("export", str(run), "--out", str(target), "--name", "mine", "--int8")
+    result = call(*words, "--json")
+    assert result.exit_code == 0, text(result)
+    told = json.loads(result.stdout)
+    assert told["export"] == str(target)
+    assert told["manifest"]["audit"]["leakage"] == 0.5
+    assert (told["manifest"]["name"], (target / "client-int8.onnx").is_file()) == ("mine", True)
+    shown = call(*words, "--overwrite")
+    assert "int8 client: same answer for 100.00 % of 512 images" in text(shown)
+    stale = sv.Record.from_dict(record | {"training": {"steps": 8}})
+    monkeypatch.setattr(sv.Run, "record", stale)
+    assert "is of another state of its training and is left out" in text(
+        call(*words, "--overwrite")
+    )
+    assert read_manifest(target).audit is None
+
+
+@pytest.mark.usefixtures("without_exporter")
+def test_serve_finds_the_export_of_a_run_and_refuses_a_stale_one(run: Path) -> None:
+    call("export", str(run), "--overwrite")
+    assert commands_serve.find_export(run) == run / "export"
+    assert commands_serve.find_export(run / "export") == run / "export"
+    data = json.loads((run / "export" / FILE).read_text())
+    data["source"]["checkpoint"] = "0"
+    (run / "export" / FILE).write_text(json.dumps(data))
+    result = call("serve", str(run))
+    assert "was made from another checkpoint" in error(result)
+
+
+@pytest.mark.usefixtures("without_exporter")
+def test_serve_exports_a_run_that_has_no_export(run: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = Path(shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("export")))
+    assert read_manifest(commands_serve.find_export(copy)).name == "copy"
+
+
+def test_serve_passes_on_what_it_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def fake_serve(app: Any, **options: Any) -> None:  # noqa: ANN401
+        options.pop("ready")("http://1.2.3.4:5")
+        seen.update(options, app=app)
+
+    monkeypatch.setattr(serving, "serve", fake_serve)
+    monkeypatch.setenv("SPLITVEIL_TOKEN", "")
+    folder = write_export(tmp_path / "e")
+    result = call("serve", str(folder), "--port", "0", "--host", "0.0.0.0", "--json")  # noqa: S104
+    assert result.exit_code == 0, text(result)
+    assert json.loads(result.stdout) == {"url": "http://1.2.3.4:5"}
+    assert (seen["port"], seen["host"], seen["tls"]) == (0, "0.0.0.0", None)  # noqa: S104
+    assert "without a token" in text(result)
+    half = call("serve", str(folder), "--tls-cert", str(folder / FILE))
+    assert "TLS needs both --tls-cert and --tls-key" in error(half)
+    assert "is no export" in error(call("serve", str(tmp_path)))
+    assert "max_waiting at least max_batch" in error(call("serve", str(folder), "--max-batch", "0"))
+
+
+def picture(path: Path, image: Any) -> str:  # noqa: ANN401
+    Image.fromarray(np.rint(255 * image[0]).astype(np.uint8)).save(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("extra", [[], ["--int8"]])
+def test_infer_classifies_files(exported: Exported, tmp_path: Path, extra: list[str]) -> None:
+    with torch.no_grad():
+        z = exported.model.encoder(torch.from_numpy(exported.images[:200]))
+        sure = exported.model.head(z).softmax(1).max(1).values.argsort(descending=True)[:4]
+    files = [picture(tmp_path / f"{k}.png", exported.images[k]) for k in sure.tolist()]
+    token = tmp_path / "token"
+    token.write_text(f"{TOKEN}\n")
+    with running(load_app(exported.folder, token=TOKEN, threads=1)) as url:
+        words = ["infer", *files, "--server", url, "--export", str(exported.folder), *extra]
+        result = call(*words, "--token-file", str(token), "--json")
+        assert result.exit_code == 0, text(result)
+        rows = json.loads(result.stdout)
+        assert [r["class"] for r in rows] == exported.labels[sure.numpy()].tolist()
+        assert [int(np.argmax(r["logits"])) for r in rows] == [r["class"] for r in rows]
+        shown = call(*words, "--token-file", str(token))
+        assert f"{files[0]}: class {rows[0]['class']} (" in text(shown)
+        assert "refused with 401" in error(call(*words))
+
+
+def test_infer_refuses_pictures_of_another_size_and_files_that_are_none(
+    exported: Exported, tmp_path: Path
+) -> None:
+    rest = ("--server", "http://localhost:1", "--export", str(exported.folder))
+    Image.new("L", (9, 8)).save(tmp_path / "wide.png")
+    assert "is 9×8, the model takes 8×8" in error(call("infer", str(tmp_path / "wide.png"), *rest))
+    (tmp_path / "no.png").write_text("no")
+    assert "cannot read" in error(call("infer", str(tmp_path / "no.png"), *rest))
+
+
+def test_the_token_comes_from_a_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPLITVEIL_TOKEN", raising=False)
+    assert commands_serve.read_token(None) is None
+    monkeypatch.setenv("SPLITVEIL_TOKEN", TOKEN)
+    assert commands_serve.read_token(None) == TOKEN
+    file = tmp_path / "token"
+    with pytest.raises(SplitVeilError, match="cannot read the token"):
+        commands_serve.read_token(file)
+    file.write_text("\n")
+    with pytest.raises(SplitVeilError, match="is empty"):
+        commands_serve.read_token(file)
+
+
+def test_missing_libraries_are_named_with_what_installs_them() -> None:
+    with pytest.raises(
+        SplitVeilError, match=r"needs nosuchlib; .* pip install 'splitveil\[serve\]"
+    ):
+        commands_serve.with_extra("json", "nosuchlib")
+    commands_serve.with_extra()

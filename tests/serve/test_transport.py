@@ -1,0 +1,112 @@
+"""Trying again: how long, how often, and when not."""
+
+import http.client
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from splitveil.serve.faults import ServerError
+from splitveil.serve.transport import HttpTransport, Persistent, Reply, pause
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 0.0, list[float]()
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Script:
+    """A server that answers as written, then 200."""
+
+    def __init__(self, *events: Reply | Exception) -> None:
+        self.events, self.bodies = list(events), list[bytes]()
+
+    def __call__(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+        self.bodies.append(body)
+        event = self.events.pop(0) if self.events else Reply(200, b"done")
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+
+def ask(script: Script, clock: Clock, patience: float = 60.0) -> Reply:
+    persistent = Persistent(once=script, patience=patience, sleep=clock.sleep, clock=clock)
+    return persistent("POST", "/infer", b"bytes", {})
+
+
+BUSY = [Reply(s, b"") for s in (429, 502, 503, 504)]
+AWAY = [
+    ConnectionRefusedError(), ConnectionResetError(), BrokenPipeError(), TimeoutError(),
+    http.client.RemoteDisconnected("x"), http.client.BadStatusLine("x"),
+    http.client.IncompleteRead(b""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("event", [*BUSY, *AWAY], ids=repr)
+def test_a_busy_or_absent_server_is_asked_again_with_the_same_bytes(
+    event: Reply | Exception,
+) -> None:
+    script, clock = Script(event, event, event), Clock()
+    assert ask(script, clock).body == b"done"
+    assert script.bodies == [b"bytes"] * 4
+    assert len(clock.slept) == 3
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 404, 413, 422, 500])
+def test_other_answers_are_final(status: int) -> None:
+    script, clock = Script(Reply(status, b"final")), Clock()
+    assert ask(script, clock) == Reply(status, b"final")
+    assert clock.slept == []
+
+
+def test_pauses_double_up_to_a_limit_and_are_spread() -> None:
+    script, clock = Script(*[ConnectionRefusedError()] * 12), Clock()
+    ask(script, clock)
+    full = [min(2.0, 0.05 * 2**k) for k in range(12)]
+    assert all(f / 2 <= s < f for f, s in zip(full, clock.slept, strict=True))
+    assert len({s / f for f, s in zip(full, clock.slept, strict=True)}) > 1
+
+
+def test_the_server_may_ask_for_a_longer_pause_but_not_for_an_endless_one() -> None:
+    assert pause(0, 0.0, 1.0) == 1.025
+    assert pause(0, 0.0, 9999.0) == 2.025
+    replies = [Reply(503, b"", {"retry-after": v}) for v in ("1", "Wed, 21 Oct 2026", "-5", "²")]
+    clock = Clock()
+    ask(Script(*replies), clock)
+    assert clock.slept[0] >= 1
+    assert all(s < 1 for s in clock.slept[1:])
+
+
+def test_patience_ends_with_an_error_that_names_the_last_problem() -> None:
+    script, clock = Script(*[ConnectionRefusedError(111, "refused")] * 99), Clock()
+    with pytest.raises(ServerError, match=r"no answer after \d+ attempts in 5 s; .*refused"):
+        ask(script, clock, patience=5.0)
+    assert 3 < clock.now <= 5
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://x", "http://", "", "http://h/?q=1", "http://h:x"]
+)
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ServerError, match=r"looks like http://host:8000"):
+        HttpTransport(url)
+
+
+def test_certificates_that_are_none_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("none")
+    for file in ("ca.pem", "absent.pem"):
+        with pytest.raises(ServerError, match="cannot use the certificates in"):
+            HttpTransport("https://localhost:1", ca_file=tmp_path / file)
+
+
+def test_closing_an_unused_transport_is_harmless() -> None:
+    HttpTransport("http://localhost:1").close()
