@@ -50,7 +50,7 @@ def attacks(json_: JsonFlag = False) -> None:
         line = getattr(attack, "summary", "") or (attack.__doc__ or "").strip().splitlines()[0]
         return f"{attack.access}: {line}"
 
-    entries = {name: words(attack) for name, attack in PROFILES["standard"].items()}
+    entries = {name: words(attack) for name, attack in PROFILES["paper"].items()}
     show_catalogue("Attacks", entries, json_=json_)
 
 
