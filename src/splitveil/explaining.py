@@ -1,0 +1,254 @@
+"""From a run folder to its explanation: loads run and data, computes arrays, writes the page."""
+
+import re
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from splitveil.config import build_defence
+from splitveil.data import Dataset, Splits
+from splitveil.explain.flow import Box, Sizes, run_flow
+from splitveil.explain.page import write_page
+from splitveil.explain.panels import Attention, Gates, Groups, Story, panels, summary
+from splitveil.explain.weights import Words
+from splitveil.report import read_run
+from splitveil.rng import stream
+from splitveil.runs import Run, flat_config, load_data, load_run
+from splitveil.surrogates import GatedAttentionCEM, KMeansCEM, SlotCrossAttentionCEM
+from splitveil.surrogates.bank import join
+from splitveil.surrogates.batch import ClassBatch, FirstCall, class_batch
+from splitveil.surrogates.gates import plain_layernorm, snr_gate
+from splitveil.surrogates.kmeans import assign
+from splitveil.surrogates.segments import class_moments
+from splitveil.surrogates.slots import slot_moments
+from splitveil.train.checkpoint import load_module, read_checkpoint
+from splitveil.training import build
+from splitveil.types import Json
+
+LIMIT = 1000  # images looked at
+NUMBERS = 2**26  # of a temporary (images · slots · dimensions)
+MAPPED = 500  # images in a map
+PERPLEXITY = 30
+NO_PENALTY = "This defence has no surrogate: nothing is weighted, gated or sorted into slots."
+
+Looked = tuple[Attention | str, Groups | str, Gates | str]
+
+
+def explain_run(folder: Path, target: Path | None = None) -> tuple[list[Path], Json]:
+    """Write `explain.html` and its PNGs into `target` (the run's folder); paths and numbers.
+
+    The same run gives the same bytes on a CPU.
+    """
+    run = load_run(folder)
+    dataset, splits = load_data(run)
+    story = tell(run, dataset, splits)
+    config = run.config
+    lead = (
+        f"Defence {config.defence} on {config.dataset}, seed {config.seed}: what its penalty looks "
+        "at, and what that does to the data the client sends."
+    )
+    paths = write_page(target or folder, f"Why {folder.resolve().name} does what it does", lead,
+                       panels(story))  # fmt: skip
+    return paths, summary(story)
+
+
+@torch.no_grad()
+def tell(run: Run, dataset: Dataset, splits: Splits) -> Story:
+    """The arrays of a run's explanation, of at most a thousand training images."""
+    config, built = run.config, run.built
+    untrained = build(config, built.image_shape, built.num_classes)
+    surrogate, width = untrained.surrogate, run.model.wire_floats(built.image_shape)
+    if surrogate is not None:
+        saved = read_checkpoint(run.path / "checkpoint.safetensors").part("surrogate")
+        load_module(surrogate, saved, "surrogate")
+        surrogate.eval()
+    rows = _rows(splits.train, _room(surrogate, width), config.seed)
+    data = dataset.labelled(rows)
+    device = next(run.model.parameters()).device
+    z = _features(run.model.encoder, data.images.to(device)).cpu()
+    before = _features(untrained.model.encoder.eval(), data.images).numpy()
+    flat = flat_config(config)
+    statistic = getattr(surrogate, "statistic", None)
+    attention, groups, gates = _look(surrogate, z, data.labels, float(flat.get("lambd") or 0))
+    beside = _beside(untrained.companion, build_defence(config).settings())
+    batch = float(config.batch_size or len(splits.train))
+    return Story(
+        flow=run_flow(flat, _sizes(run), _stages(run.model.channel), statistic, beside),
+        images=dataset.images[rows.to(dataset.images.device)].cpu().numpy(),
+        labels=data.labels.cpu().numpy(),
+        classes=dataset.classes,
+        z=z.numpy(),
+        noise_std=run.noise_std,
+        maps=(
+            ("before training", tsne(before[:MAPPED])),
+            ("after training", tsne(z.numpy()[:MAPPED])),
+        ),
+        epochs=read_run(run.path, audited=False).metrics,
+        per_class=min(batch, len(splits.train)) / built.num_classes,
+        attention=attention,
+        groups=groups,
+        gates=gates,
+    )
+
+
+def _room(surrogate: nn.Module | None, width: int) -> int:
+    """How many images fit: slots and clusters need images · slots · dimensions numbers."""
+    slots = int(getattr(surrogate, "num_slots", getattr(surrogate, "clusters", 1)))
+    return max(2, min(LIMIT, NUMBERS // (slots * width)))
+
+
+def _rows(train: Tensor, limit: int, seed: int) -> Tensor:
+    """Training images in an order of their own, the first `limit`."""
+    generator = stream(seed, "explain")
+    return train.cpu()[torch.randperm(len(train), generator=generator)[:limit]]
+
+
+def _features(encoder: nn.Module, images: Tensor) -> Tensor:
+    return torch.cat([encoder(x).float().flatten(1) for x in torch.split(images, LIMIT // 4)])
+
+
+def _sizes(run: Run) -> Sizes:
+    shape, model = run.built.image_shape, run.model
+    return Sizes(
+        image_shape=shape,
+        num_classes=run.built.num_classes,
+        client_params=model.client_params(),
+        client_macs=model.macs(shape),
+        wire_floats=model.wire_floats(shape),
+        server_params=sum(p.numel() for p in model.head.parameters()),
+    )
+
+
+def _stages(channel: nn.Module) -> tuple[Box, ...]:
+    """The channel's stages under their own names, with their own numbers."""
+    words = {"GaussianNoise": "noise", "TopK": "prune", "Quantise": "round to levels"}
+    stages = cast(nn.ModuleList, getattr(channel, "stages", [channel]))
+    return tuple(
+        Box(words.get(type(s).__name__, _spaced(type(s).__name__)), (s.extra_repr(),))
+        for s in stages
+    )
+
+
+def _beside(companion: nn.Module | None, settings: Json) -> tuple[Box, ...]:
+    """What trains beside the model, under its own name, with the defence's settings."""
+    if companion is None:
+        return ()
+    lines = tuple(f"{key} {value}" for key, value in settings.items())
+    return Box("beside it", (_spaced(type(companion).__name__),)), Box("settings", lines[:4])
+
+
+def _spaced(name: str) -> str:
+    """A class's name in words."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+
+
+def _look(surrogate: nn.Module | None, z: Tensor, y: Tensor, lambd: float) -> Looked:
+    """What a surrogate makes of the samples; in words where it makes nothing of the kind."""
+    if surrogate is None:
+        return NO_PENALTY, NO_PENALTY, NO_PENALTY
+    if lambd == 0:
+        off = "The penalty is switched off: lambd is 0."
+        return off, off, off
+    if isinstance(surrogate, SlotCrossAttentionCEM):
+        return _look_slots(surrogate, z, y)
+    if isinstance(surrogate, GatedAttentionCEM):
+        return _look_gated(surrogate, z, y)
+    groups: Groups | str = "This penalty has no slots."
+    if isinstance(surrogate, KMeansCEM):
+        groups = _look_clusters(surrogate, z, y)
+    none = "This penalty has no attention: every sample of a class weighs the same."
+    return none, groups, "This penalty has no gates."
+
+
+def _joined(
+    surrogate: GatedAttentionCEM | SlotCrossAttentionCEM, z: Tensor, y: Tensor
+) -> ClassBatch:
+    """The samples as one batch, with the surrogate's bank where it has one."""
+    batch = class_batch(z, y, surrogate.feature_dim, surrogate.num_classes, FirstCall())
+    return join(batch, surrogate.bank, push=False, skips=None)
+
+
+def _look_gated(surrogate: GatedAttentionCEM, z: Tensor, y: Tensor) -> Looked:
+    batch = _joined(surrogate, z, y)
+    weight = surrogate.weights(batch)
+    relative = (weight * batch.count[batch.y])[: len(z)].numpy()
+    attention: Attention | str = Attention(
+        relative=relative,
+        text="Attention weight of each sample times the size of its class: 1 is the equal share.",
+    )
+    if surrogate.attention == "uniform":
+        attention = "attention=uniform: every sample of a class weighs the same, by configuration."
+    slots = "Gated attention has one pool per class, no slots."
+    gate = surrogate.dimension_gate
+    if gate is None:
+        return attention, slots, "This form of the penalty has no gates."
+    x = plain_layernorm(batch.z) if surrogate.statistic == "layernorm" else batch.z
+    found = class_moments(x, weight, batch.y, batch.num_classes)
+    level = torch.log(found.var.clamp_min(surrogate.eps) + surrogate.gamma)
+    hard = snr_gate(found.mean, found.var, surrogate.snr_thresh, surrogate.snr_sharp, surrogate.eps)
+    counted = batch.counted > 0
+    gates = Gates(soft=gate(level, None)[counted].numpy(), hard=hard[counted].numpy(), limits=None)
+    return attention, slots, gates
+
+
+def _look_slots(surrogate: SlotCrossAttentionCEM, z: Tensor, y: Tensor) -> Looked:
+    batch, scalars = _joined(surrogate, z, y), surrogate.scalars()
+    x, resp = surrogate.assign(batch, scalars["assign_temp"])
+    own, count = resp[: len(z)].numpy(), surrogate.num_slots
+    attention: Attention | str = Attention(
+        relative=own.max(1) * count,
+        words=Words(
+            heading="How sure the slots are",
+            chosen="Which samples they are sure of",
+            axis=f"largest responsibility × {count} slots",
+            equal="all slots alike",
+            most="surest",
+            least="least sure",
+        ),
+        text=f"How sure the slots are of each sample: 1 means all {count} answer alike for it, "
+        f"{count} that one slot has it alone.",
+    )
+    groups: Groups | str = Groups(resp=own, kind="slot")
+    if surrogate.attention == "uniform":
+        attention = groups = "attention=uniform: all slots answer alike, by configuration."
+    gate = surrogate.dimension_gate
+    if gate is None:
+        return attention, groups, "The rate over slots has no gates."
+    found = slot_moments(x, resp, batch.y, batch.num_classes)
+    counted = batch.counted > 0
+    mean, var = found.mean[counted].flatten(0, 1), found.var[counted].flatten(0, 1)
+    level = torch.log(var.clamp_min(surrogate.eps) + surrogate.gamma)
+    snr = var / (mean.square() + surrogate.eps)
+    hard = torch.sigmoid(scalars["snr_sharp"] * (snr - scalars["snr_thresh"]))
+    limits = (surrogate.shutoff.soft_thresh, surrogate.shutoff.hard_thresh)
+    return (
+        attention,
+        groups,
+        Gates(soft=gate(level, None).numpy(), hard=hard.numpy(), limits=limits),
+    )
+
+
+def _look_clusters(surrogate: KMeansCEM, z: Tensor, y: Tensor) -> Groups | str:
+    if not bool(surrogate.fitted):
+        return "The clusters were never fitted: the run has no finished epoch with a penalty."
+    nearest = assign(z, y, surrogate.centroids.to(z), surrogate.weights > 0)
+    resp = nn.functional.one_hot(nearest, surrogate.clusters).float()
+    return Groups(resp=resp.numpy(), kind="cluster")
+
+
+def tsne(z: NDArray[np.floating]) -> NDArray[np.floating]:
+    """A plane map (n, 2) of features (n, d), the same for the same input."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    wide = np.asarray(z, dtype=np.float64)
+    if wide.shape[1] > 50:  # noqa: PLR2004 - as t-SNE's authors advise
+        wide = PCA(min(50, len(wide)), svd_solver="full", random_state=0).fit_transform(wide)
+    near = min(PERPLEXITY, max(1.0, (len(wide) - 1) / 3))
+    maker = TSNE(perplexity=near, init="random", random_state=0, max_iter=500, n_jobs=1)
+    made: NDArray[np.floating] = maker.fit_transform(wide)
+    return made

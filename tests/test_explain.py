@@ -1,0 +1,282 @@
+"""Pictures of why a defence works: arrays that agree with the surrogate, words for what is not."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import splitveil as sv
+from splitveil import cli, commands_explain, explaining
+from splitveil.defences import DEFENCES
+from splitveil.errors import RunError
+from splitveil.explain import (
+    Box,
+    Panel,
+    Sizes,
+    class_maps,
+    class_variance,
+    flow_chart,
+    gate_histogram,
+    group_images,
+    group_mass,
+    mass_map,
+    render,
+    run_flow,
+    share_above,
+    variance_against_noise,
+    weighted_samples,
+    write_page,
+)
+from splitveil.explain.panels import Attention, Gates, Groups, Story, panels, summary
+from splitveil.explain.weights import (
+    attention_heatmap,
+    attention_histogram,
+    sample_size_over_time,
+    sorted_profile,
+)
+from splitveil.runs import load_data
+from splitveil.train.checkpoint import load_module, read_checkpoint
+from splitveil.training import build
+
+app = typer.Typer(cls=cli._Group)
+app.command()(commands_explain.explain)
+app.command()(commands_explain.doctor)
+
+Train = Callable[..., sv.Run]
+AT_ONCE = {"attention_warmup_epochs": 0, "skip_first_epoch": False}
+SIZES = Sizes(
+    image_shape=(1, 8, 8), num_classes=10, client_params=5, client_macs=7, wire_floats=64,
+    server_params=3,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Tiny runs, each trained once."""
+    kept: dict[str, sv.Run] = {}
+    folder = tmp_path_factory.mktemp("runs")
+
+    def made(defence: str, epochs: int = 1, **settings: Any) -> sv.Run:  # noqa: ANN401
+        name = f"{defence}-{len(settings)}"
+        if name not in kept:
+            config = sv.RunConfig(defence=defence, epochs=epochs, device="cpu", name=name,
+                                  runs_dir=str(folder), settings=settings)  # fmt: skip
+            kept[name] = sv.fit(config)
+        return kept[name]
+
+    return made
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few images: the maps are the slow part."""
+    monkeypatch.setattr(explaining, "LIMIT", 120)
+    monkeypatch.setattr(explaining, "MAPPED", 40)
+
+
+def story_of(run: sv.Run) -> Story:
+    return explaining.tell(run, *load_data(run))
+
+
+def judged(run: sv.Run, story: Story) -> dict[str, torch.Tensor]:
+    """What the run's own surrogate says of the same samples, in eval mode."""
+    surrogate = build(run.config, run.built.image_shape, run.built.num_classes).surrogate
+    assert surrogate is not None
+    saved = read_checkpoint(run.path / "checkpoint.safetensors").part("surrogate")
+    load_module(surrogate, saved, "surrogate")
+    said: dict[str, torch.Tensor] = surrogate.eval()(
+        torch.from_numpy(story.z), torch.from_numpy(story.labels)
+    ).diagnostics
+    return said
+
+
+@pytest.mark.usefixtures("small")
+def test_weights_and_gates_are_those_of_the_trained_attention(train: Train) -> None:
+    run = train("gated-att", **AT_ONCE)
+    story = story_of(run)
+    said = judged(run, story)
+    assert isinstance(story.attention, Attention)
+    assert isinstance(story.gates, Gates)
+    count = np.bincount(story.labels, minlength=10)[story.labels]
+    weights = said["attention_weights"].numpy()
+    np.testing.assert_allclose(story.attention.relative, weights * count, rtol=1e-5)
+    assert story.gates.soft.mean() == pytest.approx(float(said["soft_gate"]), rel=1e-4)
+    assert story.gates.hard.mean() == pytest.approx(float(said["hard_gate"]), rel=1e-4)
+    assert story.groups == "Gated attention has one pool per class, no slots."
+    assert len(story.labels) == 120
+
+
+@pytest.mark.usefixtures("small")
+def test_slots_are_those_of_the_trained_surrogate_and_the_page_shows_them(
+    train: Train, tmp_path: Path
+) -> None:
+    run = train("slot-cross", early_shut_steps=0, **AT_ONCE)
+    story = story_of(run)
+    said = judged(run, story)
+    assert isinstance(story.groups, Groups)
+    assert isinstance(story.gates, Gates)
+    np.testing.assert_allclose(story.groups.resp, said["attention_weights"].numpy(), rtol=1e-5)
+    mass = group_mass(story.groups.resp, story.labels, 10)
+    assert mass.min(1).mean() == pytest.approx(float(said["slot_mass_min"]), rel=1e-4)
+    assert mass.max(1).mean() == pytest.approx(float(said["slot_mass_max"]), rel=1e-4)
+    assert story.gates.soft.mean() == pytest.approx(float(said["soft_gate"]), rel=1e-4)
+    assert story.gates.hard.mean() == pytest.approx(float(said["hard_gate"]), rel=1e-4)
+    assert story.gates.limits == (0.6, 0.5)
+
+    result = CliRunner().invoke(app, ["explain", str(run.path), "--out", str(tmp_path), "--json"])
+    assert result.exit_code == 0, result.output
+    said_json = json.loads(result.stdout)
+    files = {Path(f).name for f in said_json["files"]}
+    assert files == {
+        "explain.html", "flow.png", "attention-histogram.png", "attention-classes.png",
+        "attention-samples.png", "sample-size.png", "gates.png", "slot-mass.png",
+        "slot-images.png", "variance.png", "map.png",
+    }  # fmt: skip
+    assert {p.name for p in tmp_path.iterdir()} == files
+    page = (tmp_path / "explain.html").read_text(encoding="utf-8")
+    assert page.count('<img alt="') == 10
+    assert not any(word in page for word in ("<script", "http:", "https:", "url("))
+    assert said_json["numbers"]["not_drawn"] == []
+
+
+@pytest.mark.usefixtures("small")
+def test_what_an_undefended_run_lacks_is_said_and_the_same_run_gives_the_same_bytes(
+    train: Train, tmp_path: Path
+) -> None:
+    run = train("none")
+    first, numbers = explaining.explain_run(run.path, tmp_path / "a")
+    again, _ = explaining.explain_run(run.path, tmp_path / "b")
+    assert [p.name for p in first] == ["explain.html", "flow.png", "variance.png", "map.png"]
+    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in again]
+    page = first[0].read_text(encoding="utf-8")
+    assert page.count('class="note"') == 4  # weights, sample size, gates, slots
+    assert page.count("has no surrogate") == 3
+    assert "share_above_noise" not in numbers
+
+
+@pytest.mark.usefixtures("small")
+def test_clusters_stand_in_for_slots_and_a_penalty_that_is_off_is_said(train: Train) -> None:
+    story = story_of(train("cem", epochs=2))
+    assert isinstance(story.groups, Groups)
+    assert story.groups.kind == "cluster"
+    assert (story.groups.resp.sum(1) == 1).all()
+    assert isinstance(story.attention, str)
+    off = story_of(train("veil", lambd=0.0))
+    assert (off.attention, off.gates) == ("The penalty is switched off: lambd is 0.",) * 2
+    assert off.flow.penalty == ()
+
+
+def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["explain", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "it has no config.toml" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("defence", sorted(DEFENCES))
+def test_the_flow_of_every_defence_can_be_drawn(defence: str) -> None:
+    preset = DEFENCES[defence]
+    config = {"net": "small", "noise_std": 0.05, "defence": defence} | preset.settings()
+    flow = run_flow(config, SIZES, (Box("noise", ("std=0.05",)),), "raw")
+    assert [box.title for box in flow.wire] == [
+        "image", "client", "noise", "wire", "server", "answer",
+    ]  # fmt: skip
+    assert bool(flow.penalty) == ("lambd" in preset.settings())
+    if flow.penalty:
+        assert f"λ = {config['lambd']:g}" in flow.penalty[-1].lines
+    assert flow_chart(flow).startswith(b"\x89PNG")
+
+
+def test_the_flow_says_what_is_set() -> None:
+    config = {"net": "vgg11", "noise_std": 0.1, **DEFENCES["slot-cross"].settings()}
+    flow = run_flow(config | {"lambd": 3.0, "ramp": 0.25, "num_slots": 5}, SIZES, (), "layernorm")
+    said = {box.title: box.lines for box in flow.penalty}
+    assert list(said) == ["statistic", "slots", "gates", "shut off while", "weight"]
+    assert "5 per class, 3 rounds" in said["slots"]
+    assert "τ = 0.0013" in said["gates"]  # .125 · .1² = .00125
+    assert said["weight"] == (
+        "λ = 3", "scale = 0.25", "w = 0.001/lr", "ramp over 25 %", "from epoch 4",
+    )  # fmt: skip
+    assert flow.wire[2] == Box("channel", ("sends z as it is",))
+    assert flow.back.startswith("gradient × 0.75 · w to the client")
+    rate = run_flow(config | {"penalty": "rate"}, SIZES, (), "raw")
+    assert [box.title for box in rate.penalty] == ["statistic", "slots", "rate", "weight"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.floats(-5, 5)), min_size=1, max_size=12))
+def test_variance_within_classes_is_that_of_a_loop(rows: list[tuple[int, float]]) -> None:
+    y, z = np.array([r[0] for r in rows]), np.array([[r[1]] for r in rows])
+    slow = 0.0
+    for label, value in rows:
+        own = [v for other, v in rows if other == label]
+        slow += (value - sum(own) / len(own)) ** 2 / len(rows)
+    assert class_variance(z, y)[0] == pytest.approx(slow, abs=1e-9)
+
+
+def test_share_above_counts_dimensions_louder_than_the_noise() -> None:
+    assert share_above(np.array([0.1, 0.01, 0.001, 0.0]), 0.05) == 0.5  # σ² = .0025
+
+
+def test_a_profile_falls_from_the_heaviest_to_the_lightest() -> None:
+    assert sorted_profile(np.array([0.5, 2.0, 0.5]), 6).tolist() == [2.0, 2.0, 0.5, 0.5, 0.5, 0.5]
+
+
+def test_strange_arrays_are_drawn_too() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 30, 90)
+    names = [f"a class $called$ {i} 数" for i in range(30)]
+    images = rng.integers(0, 255, (90, 3, 5, 5)).astype(np.uint8)
+    resp = rng.dirichlet([0.2] * 12, 90)
+    one = np.ones(1)
+    made = (
+        attention_histogram(np.ones(90)),
+        attention_heatmap(rng.lognormal(0, 2, 90), y, names),
+        weighted_samples(rng.lognormal(0, 2, 90), y, images, names),
+        weighted_samples(one, np.zeros(1, dtype=int), images[:1], names),
+        mass_map(group_mass(resp, y, 30), names),
+        group_images(resp, y, images, names),
+        gate_histogram(np.zeros((2, 3)), np.ones((2, 3))),
+        variance_against_noise(np.zeros(1), one, 0.0),
+        class_maps([("only", rng.normal(size=(90, 2)))], y, names),
+        sample_size_over_time([1.0], [0.5], floor=0.1, last_epoch=1.0, shut=[1.0]),
+    )
+    assert all(png.startswith(b"\x89PNG") for png in made)
+
+
+def test_the_page_escapes_what_it_is_given_and_draws_nothing_empty(tmp_path: Path) -> None:
+    drawn = Panel(title="<b>", text="'\"&", file="x.png", png=b"\x89PNG")
+    said = Panel(title="none", text="there is none")
+    page = render("<script>", "a & b", [drawn, said])
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert page.count("<img") == 1
+    assert '<p class="note">there is none</p>' in page
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="choose a folder you may write to"):
+        write_page(tmp_path / "file", "t", "l", [drawn])
+
+
+def test_the_numbers_of_a_story_are_plain_json() -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(20) % 2
+    story = Story(
+        flow=run_flow({"net": "small"}, SIZES, ()),
+        images=np.zeros((20, 1, 4, 4), dtype=np.uint8), labels=y, classes=("a", "b"),
+        z=rng.normal(size=(20, 3)), noise_std=0.5, maps=(("z", rng.normal(size=(8, 2))),),
+        epochs=(), per_class=10.0, attention="none", gates="none",
+        groups=Groups(resp=np.eye(2)[y], kind="slot"),
+    )  # fmt: skip
+    found = summary(story)
+    assert json.loads(json.dumps(found)) == found
+    assert found["slot_mass"] == {"min": 0.0, "max": 1.0}
+    assert found["share_above_noise"] == share_above(class_variance(story.z, y), 0.5)
+    assert [p.file for p in panels(story) if p.png] == [
+        "flow.png", "slot-mass.png", "slot-images.png", "variance.png", "map.png",
+    ]  # fmt: skip
