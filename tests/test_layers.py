@@ -26,7 +26,7 @@ def room(*rooms: str, libraries: tuple[str, ...] | None = None) -> Rule:
     return Rule(frozenset(rooms), None if libraries is None else frozenset(libraries))
 
 
-FIRST_ROW = ("errors", "types", "victim", "rng", "gradient", "graphs", "similarity")
+FIRST_ROW = ("errors", "types", "victim", "rng", "gradient", "graphs", "similarity", "dependence")
 EVERYTHING = room("*")
 ON_THE_DEVICE = (
     "cache", "client", "faults", "manifest", "noise", "session", "stages", "transport", "wire",
@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, Rule] = {
     "gradient": room(*FIRST_ROW, libraries=("torch",)),
     "graphs": room(libraries=("torch",)),
     "similarity": room(libraries=("torch",)),
+    "dependence": room(libraries=("torch",)),
     "data": room(*FIRST_ROW),
     "nets": room(*FIRST_ROW),
     "surrogates": room(*FIRST_ROW, libraries=("torch", "einops", "jaxtyping")),

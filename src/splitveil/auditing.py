@@ -29,6 +29,7 @@ from splitveil.audit import (
 from splitveil.config import find_profile
 from splitveil.data import aux_view
 from splitveil.disclosures import Kept, certificates, leakage_by_repeats, other_leaks
+from splitveil.nets import front_of
 from splitveil.passport import command, device_name, versions
 from splitveil.runs import Run, flat_config, load_data
 from splitveil.surrogates.batch import FirstCall, class_batch
@@ -49,8 +50,10 @@ def rate_nats(victim: Victim, data: Labelled, num_classes: int, noise_std: float
     """
     if noise_std == 0:
         return None
-    parts = [victim.encoder(x.to(victim.device)).flatten(1) for x in torch.split(data.images, 1000)]
-    z = torch.cat(parts).double()
+    box = victim.white_box()
+    before = front_of(box.encoder, box.channel).stages  # a dictionary could magnify z
+    parts = [before(victim.encoder(x.to(victim.device))) for x in torch.split(data.images, 1000)]
+    z = torch.cat(parts).flatten(1).double()
     if not bool(torch.isfinite(z).all()):
         return None
     batch = class_batch(z, data.labels.to(z.device), z.shape[1], num_classes, FirstCall())

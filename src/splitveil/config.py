@@ -13,7 +13,16 @@ from splitveil.attacks import PROFILES
 from splitveil.data import DATASETS, Dataset
 from splitveil.defences import DEFENCES, Defence, stack
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets import CLIENT_PREFIX, NETS, Net, SplitModel, client_net, cut, parse_client
+from splitveil.nets import (
+    CLIENT_PREFIX,
+    NETS,
+    Net,
+    SplitModel,
+    client_net,
+    cut,
+    parse_client,
+    sized,
+)
 from splitveil.settings import checked, field_types
 from splitveil.types import Attack
 
@@ -217,4 +226,4 @@ def build_model(
     """The split model of a resolved run, freshly initialised from torch's global stream."""
     net = find_net(config.net)
     channel = build_defence(config).channel(config.noise_std or 0.0)
-    return cut(net.build(image_shape, num_classes), net.cut_at, channel)
+    return sized(cut(net.build(image_shape, num_classes), net.cut_at, channel), image_shape)

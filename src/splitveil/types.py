@@ -103,6 +103,15 @@ class Companion(Protocol):
         ...
 
 
+@runtime_checkable
+class Paced(Protocol):
+    """A companion that also acts between steps."""
+
+    def pace(self, done: float) -> None:
+        """Called after every step; `done` is the share of the run behind it, in (0, 1]."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class PenaltyPlan:
     """When and how strongly a surrogate acts on the encoder and on its own parameters.

@@ -2,25 +2,44 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import pytest
 import torch
+from torch import Tensor
 
 from splitveil.config import build_defence, find_defence, make_config
 from splitveil.defences import DEFENCES, Defence
 from splitveil.defences.base import settings_for
 from splitveil.errors import ConfigError
-from splitveil.nets import NETS
+from splitveil.nets import NETS, SplitModel, cut, learned_stages, sized
 from splitveil.settings import write_toml
 from splitveil.train import Schedule
-from splitveil.types import PenaltyPlan, Refits, Surrogate
+from splitveil.types import Companion, PenaltyPlan, Refits, Surrogate
 
 SIGMA = 0.05
-STACKS = ("noise+dropout", "topk+cem", "dropout+veil", "quantise+topk")
+IMAGE, CLASSES = (1, 8, 8), 4
+
+
+def made(defence: Defence) -> SplitModel:
+    """A small model with the defence's channel, as a run builds it."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        net = NETS["small"]
+        return sized(cut(net.build(IMAGE, CLASSES), net.cut_at, defence.channel(SIGMA)), IMAGE)
+
+
+def makes_companion(defence: Defence) -> bool:
+    with torch.random.fork_rng([]):
+        return defence.companion(made(defence), IMAGE, CLASSES) is not None
+
+
+STACKS = ("noise+dropout", "topk+cem", "dropout+veil", "quantise+topk", "noise+vib", "sparse+arl")
 ALL: Mapping[str, Defence] = {**DEFENCES, **{name: find_defence(name) for name in STACKS}}
 PENALISED = sorted(name for name, d in ALL.items() if d.penalty_plan().lambd > 0)
+COMPANIONED = sorted(name for name, d in ALL.items() if makes_companion(d))
+LEARNED = sorted(name for name, d in ALL.items() if list(learned_stages(d.channel(SIGMA))))
 RATED = sorted(name for name, d in ALL.items() if d.settings().get("penalty") == "rate")
 
 
@@ -91,6 +110,53 @@ def test_its_surrogate_gives_a_finite_loss_and_moves_the_encoder(name: str) -> N
     assert z.grad is not None
     assert bool(z.grad.isfinite().all())
     assert float(z.grad.abs().sum()) > 0
+
+
+def test_adversaries_and_learned_stages_are_among_them() -> None:
+    assert {"arl", "nopeek", "vib", "infoscissors", "patrol"} <= set(COMPANIONED)
+    assert {"vib", "shredder", "sparse", "sparse+arl"} <= set(LEARNED)
+
+
+def reached(loss: Tensor, parameters: Iterable[Tensor]) -> list[bool]:
+    """Which parameters the loss has a gradient for; every gradient is finite."""
+    wanted = list(parameters)
+    if not (loss.requires_grad and wanted):
+        return [False] * len(wanted)
+    found = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
+    assert all(bool(g.isfinite().all()) for g in found if g is not None)
+    return [g is not None for g in found]
+
+
+@pytest.mark.parametrize("name", COMPANIONED)
+def test_its_companion_learns_from_its_own_loss_and_the_client_pays_the_penalty(name: str) -> None:
+    model = made(ALL[name])
+    with torch.random.fork_rng([]):
+        companion = ALL[name].companion(model, IMAGE, CLASSES)
+    assert companion is not None
+    assert isinstance(companion, Companion)
+    x = torch.rand(24, *IMAGE, generator=generator())
+    y = torch.randint(CLASSES, (24,), generator=generator(1))
+    z = model.encoder(x)
+    own, paid = companion.learn(z.detach(), x, y), companion.penalty(z, x, y)
+    assert bool(own.isfinite() & paid.isfinite())
+    mine = list(companion.parameters())
+    assert not {id(p) for p in mine} & {id(p) for p in model.parameters()}
+    assert all(reached(own, mine))
+    assert not any(reached(own, model.parameters()))
+    assert not any(reached(paid, mine))
+    assert any(reached(paid, [*model.encoder.parameters(), *model.channel.parameters()]))
+    assert not any(reached(paid, model.head.parameters()))
+    assert companion.lr > 0 or not mine
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_its_stages_parameters_are_the_models_and_learn_from_the_task(name: str) -> None:
+    model = made(ALL[name])
+    own = list(model.channel.parameters())
+    assert own
+    assert {id(p) for p in own} <= {id(p) for p in model.parameters()}
+    x = torch.rand(24, *IMAGE, generator=generator())
+    assert all(reached(model.split_forward(x, generator(1)).logits.square().sum(), own))
 
 
 @pytest.mark.parametrize("kind", ["one-cycle", "cem"])

@@ -8,7 +8,7 @@ from torch import nn
 
 from splitveil.defences.base import Defence, Shape
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets import Channel, Clip, GaussianNoise, SplitModel
+from splitveil.nets import Channel, Clip, GaussianNoise, SparseCoding, SplitModel
 from splitveil.types import PenaltyPlan
 
 
@@ -35,12 +35,13 @@ class Stack(Defence):
         return any(part.noisy for _, part in self.parts)
 
     def channel(self, noise_std: float) -> Channel:
-        """Clips, the noise, then the parts' other stages."""
+        """Sparse coding, clips, the noise, then the parts' other stages."""
         stages = [stage for _, part in self.parts for stage in part.channel(noise_std).stages]
+        codes = [s for s in stages if isinstance(s, SparseCoding)]
         clips = [s for s in stages if isinstance(s, Clip)]
         noise = [GaussianNoise(noise_std)] if self.noisy and noise_std > 0 else []
-        rest = [s for s in stages if not isinstance(s, GaussianNoise | Clip)]
-        return Channel([*clips, *noise, *rest])
+        rest = [s for s in stages if not isinstance(s, GaussianNoise | Clip | SparseCoding)]
+        return Channel([*codes, *clips, *noise, *rest])
 
     def surrogate(self, feature_dim: int, num_classes: int, noise_std: float) -> nn.Module | None:
         """That of the part that has one."""

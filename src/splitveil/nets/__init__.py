@@ -13,7 +13,10 @@ from splitveil.nets.clients import (
 )
 from splitveil.nets.clip import Clip, Front, front_of
 from splitveil.nets.decoder import ResidualDecoder
+from splitveil.nets.mobilenet import mobilenetv2
+from splitveil.nets.resnet import resnet20
 from splitveil.nets.split import SplitModel, SplitOutput, count_macs, cut
+from splitveil.nets.stages import LearnedNoise, LearnedStage, SparseCoding, learned_stages, sized
 from splitveil.nets.suggest import Bottleneck, CutCost, suggest_cuts
 
 __all__ = [
@@ -30,9 +33,12 @@ __all__ = [
     "Dropout",
     "Front",
     "GaussianNoise",
+    "LearnedNoise",
+    "LearnedStage",
     "Net",
     "Quantise",
     "ResidualDecoder",
+    "SparseCoding",
     "SplitModel",
     "SplitOutput",
     "TopK",
@@ -43,9 +49,13 @@ __all__ = [
     "cut",
     "front_of",
     "grid",
+    "learned_stages",
+    "mobilenetv2",
     "nothing_fits",
     "parse_client",
     "parse_image",
+    "resnet20",
+    "sized",
     "small",
     "suggest_cuts",
     "thin_resnet",

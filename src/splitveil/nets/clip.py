@@ -8,6 +8,7 @@ from torch import Generator, Tensor, nn
 
 from splitveil.errors import ConfigError
 from splitveil.nets.channel import Channel, Dropout, GaussianNoise, Quantise, TopK
+from splitveil.nets.stages import SparseCoding
 
 Bounds = tuple[float, float]
 
@@ -72,7 +73,7 @@ def front_of(encoder: nn.Module, channel: nn.Module) -> Front:
     bounds = _output_range(encoder)
     for stage in before:
         bounds = _through(stage, bounds)
-    random = any(type(s) not in (Clip, TopK, Quantise) for s in before)
+    random = any(type(s) not in (Clip, SparseCoding, TopK, Quantise) for s in before)
     return Front(
         stages=Channel(before),
         noise_std=None if random and not noise else math.hypot(*(s for s in noise if s)),

@@ -19,7 +19,7 @@ from splitveil.train.schedule import Schedule, companion_rate
 from splitveil.train.state import TrainState, new_state, restore, snapshot
 from splitveil.train.step import EvalSet, TrainSet, accuracy, clean_features
 from splitveil.train.stepper import Stepper
-from splitveil.types import Companion, Json, Progress, Refits
+from splitveil.types import Companion, Json, Paced, Progress, Refits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +84,8 @@ def train(
             _set_companion_rate(state, state.step / schedule.total_steps)
             step(rows, schedule.lr_at(state.step), schedule.weights_at(state.step))
             state.step += 1
+            if isinstance(companion, Paced):
+                companion.pace(state.step / schedule.total_steps)
 
             if index + 1 == schedule.steps_per_epoch:
                 line = log_line("epoch", state, schedule, clock)

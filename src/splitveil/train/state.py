@@ -122,7 +122,8 @@ def new_state(
 def _adam(parameters: list[nn.Parameter], lr: float, device: torch.device) -> torch.optim.Adam:
     on_gpu = device.type == "cuda"
     rate = torch.full((), lr, device=device) if on_gpu else lr
-    return torch.optim.Adam(parameters, lr=rate, capturable=on_gpu, fused=on_gpu or None)
+    groups = [{"params": parameters}]  # in a group, as a companion may have none
+    return torch.optim.Adam(groups, lr=rate, capturable=on_gpu, fused=on_gpu or None)
 
 
 def snapshot(state: TrainState, passport: Json) -> Checkpoint:

@@ -1,0 +1,60 @@
+"""NoPeek: the encoder pays for the distance correlation of images and smashed data."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from splitveil.defences.base import NoiseOnly, Shape
+from splitveil.dependence import distance_correlation
+from splitveil.errors import ConfigError
+from splitveil.nets import SplitModel
+
+
+class DistanceCorrelation(nn.Module):
+    r"""Has nothing to learn; the encoder pays α·dCor(x, z).
+
+    .. math:: L_{enc} = \alpha\, \mathrm{dCor}(x, z)
+
+    z (n, …) is clean, x (n, c, h, w).
+    """
+
+    lr = 0.0
+
+    def __init__(self, strength: float) -> None:
+        super().__init__()
+        self.strength = strength
+
+    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Zero."""
+        del x, y
+        return z.new_zeros(())
+
+    def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The encoder's share, between 0 and α."""
+        del y
+        return self.strength * distance_correlation(x, z)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPeek(NoiseOnly):
+    """Noise on the wire and a penalty on dCor(x, z): NoPeek (ICDM workshops 2020).
+
+    The published defence adds no noise (`noise_std` 0 does that); with it, it is Noise_NoPeek of
+    CEM's tables. `nopeek_strength` is α; 0 is training with noise alone.
+    """
+
+    nopeek_strength: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.nopeek_strength < float("inf"):
+            raise ConfigError(
+                f"nopeek_strength must be a finite number ≥ 0, got {self.nopeek_strength}; "
+                "0 switches it off"
+            )
+
+    def companion(
+        self, model: SplitModel, image_shape: Shape, num_classes: int
+    ) -> nn.Module | None:
+        """What measures the dependence; none at strength 0."""
+        del model, image_shape, num_classes
+        return DistanceCorrelation(self.nopeek_strength) if self.nopeek_strength else None

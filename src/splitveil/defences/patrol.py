@@ -1,0 +1,140 @@
+"""PATROL: a pruned client, and the decoder of `arl` as adversary."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from splitveil.defences.arl import DecodingAdversary
+from splitveil.defences.base import NoiseOnly, Shape
+from splitveil.errors import ConfigError
+from splitveil.nets import SplitModel
+
+MEMORY = 0.9  # of the running importance, per step
+
+
+def filter_importance(weight: Tensor, gradient: Tensor) -> Tensor:
+    r"""First-order change of the loss if a filter were zeroed, one value per filter.
+
+    .. math:: I_f = \Big| \sum_{w \in f} w\, \partial L / \partial w \Big|
+
+    `weight` and `gradient` are (filters, …).
+
+    >>> filter_importance(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, -1.0]])).tolist()
+    [1.0]
+    """
+    return (weight * gradient).flatten(1).sum(1).abs()
+
+
+def kept_filters(importance: Tensor, share: float) -> Tensor:
+    """1 for each filter that stays, 0 for the ⌊share · f⌋ least important ones; no host sync.
+
+    >>> kept_filters(torch.tensor([0.3, 0.1, 0.2]), 0.34).tolist()
+    [1.0, 0.0, 1.0]
+    """
+    least = importance.argsort(stable=True)[: int(share * len(importance))]
+    return torch.ones_like(importance).index_fill(0, least, 0.0)
+
+
+class PruningAdversary(nn.Module):
+    """`arl`'s decoder, and at the share `prune_at` of the run a pruning of the client.
+
+    `pace` follows every step: until then it keeps a running importance of each convolution's
+    filters; from then on the share `prune` of each layer's filters, rounded down, stays at zero.
+    """
+
+    def __init__(
+        self,
+        adversary: DecodingAdversary,
+        layers: Sequence[nn.Conv2d],
+        *,
+        prune: float,
+        prune_at: float,
+    ) -> None:
+        super().__init__()
+        self.adversary, self.lr = adversary, adversary.lr
+        self.prune, self.prune_at = prune, prune_at
+        self._layers = tuple(layers)  # not registered: their parameters are the model's
+        self._kept: list[Tensor] = []
+        for index, layer in enumerate(self._layers):
+            self.register_buffer(f"importance{index}", torch.zeros(layer.out_channels))
+
+    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The decoder's own loss."""
+        return self.adversary.learn(z, x, y)
+
+    def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The encoder's share, as in `arl`."""
+        return self.adversary.penalty(z, x, y)
+
+    @torch.no_grad()
+    def pace(self, done: float) -> None:
+        """Called after each step with the share of the run that is done; never syncs."""
+        if done < self.prune_at:
+            for layer, importance in zip(self._layers, self.importances(), strict=True):
+                if layer.weight.grad is not None:
+                    seen = filter_importance(layer.weight, layer.weight.grad)
+                    importance.lerp_(seen.to(importance.dtype), 1 - MEMORY)
+            return
+        # The importances rest from here on, so a resumed run finds the same filters.
+        self._kept = self._kept or [kept_filters(v, self.prune) for v in self.importances()]
+        for layer, kept in zip(self._layers, self._kept, strict=True):
+            layer.weight.mul_(kept[:, None, None, None])
+            if layer.bias is not None:
+                layer.bias.mul_(kept)
+
+    def importances(self) -> list[Tensor]:
+        """Running importance of each layer's filters."""
+        return [self.get_buffer(f"importance{index}") for index in range(len(self._layers))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patrol(NoiseOnly):
+    """Noise on the wire, a decoder as adversary and a pruned client: after PATROL (WACV 2024).
+
+    `patrol_strength`, `patrol_threshold` and `patrol_lr` are those of `arl`. When the share
+    `patrol_prune_at` of the run is done, the share `patrol_prune` of the filters of each of the
+    client's convolutions goes, those whose loss would change least. Strength 0 switches adversary
+    and pruning off: training with noise alone.
+    """
+
+    patrol_strength: float = 0.3
+    patrol_threshold: float = 0.5
+    patrol_lr: float = 1e-3
+    patrol_prune: float = 0.05
+    patrol_prune_at: float = 0.75
+
+    def __post_init__(self) -> None:
+        for name, value, rule, good in (
+            ("patrol_strength", self.patrol_strength, "a finite number ≥ 0",
+             0 <= self.patrol_strength < float("inf")),
+            ("patrol_threshold", self.patrol_threshold, "in [-1, 1]",
+             -1 <= self.patrol_threshold <= 1),
+            ("patrol_lr", self.patrol_lr, "a finite number > 0",
+             0 < self.patrol_lr < float("inf")),
+            ("patrol_prune", self.patrol_prune, "a share in [0, 1)", 0 <= self.patrol_prune < 1),
+            ("patrol_prune_at", self.patrol_prune_at, "a share in (0, 1]",
+             0 < self.patrol_prune_at <= 1),
+        ):  # fmt: skip
+            if not good:
+                raise ConfigError(f"{name} must be {rule}, got {value}")
+
+    def companion(
+        self, model: SplitModel, image_shape: Shape, num_classes: int
+    ) -> nn.Module | None:
+        """Decoder and pruner; none at strength 0."""
+        del num_classes
+        if self.patrol_strength == 0:
+            return None
+        adversary = DecodingAdversary(
+            model.wire_shape(image_shape),
+            image_shape,
+            strength=self.patrol_strength,
+            threshold=self.patrol_threshold,
+            lr=self.patrol_lr,
+        )
+        layers = [m for m in model.encoder.modules() if isinstance(m, nn.Conv2d)]
+        return PruningAdversary(
+            adversary, layers, prune=self.patrol_prune, prune_at=self.patrol_prune_at
+        )

@@ -1,0 +1,83 @@
+"""Shredder: noise whose place and scale are learned, rewarded for being loud."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from splitveil.defences.base import Defence, Shape
+from splitveil.defences.vib import channel_noise
+from splitveil.errors import ConfigError
+from splitveil.nets import Channel, LearnedNoise, SplitModel, sized
+
+
+def loudness(log_scale: Tensor) -> Tensor:
+    """Mean log scale of the noise, nats per value; maximise it.
+
+    >>> import torch
+    >>> loudness(torch.tensor([1.0, 2.0])).item()
+    1.5
+    """
+    return log_scale.mean()
+
+
+class Amplifier(nn.Module):
+    """Has nothing of its own to learn; the channel's noise is paid κ for each nat of loudness."""
+
+    lr = 0.0
+
+    def __init__(self, noise: LearnedNoise, reward: float) -> None:
+        super().__init__()
+        self._noise = (noise,)  # in a tuple: its parameters are the model's
+        self.reward = reward
+
+    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Zero."""
+        del x, y
+        return z.new_zeros(())
+
+    def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """−κ times the loudness: below 0 where the scales are above 1."""
+        del z, x, y
+        return -self.reward * loudness(self._noise[0].log_scales())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shredder(Defence):
+    r"""z̃ = z + m + e^s·ε with m and s learned per value, and −κ·mean(s) in the loss.
+
+    Shredder (ASPLOS 2020); the published one learns many noise tensors for a frozen net, fits a
+    Laplace distribution and draws from it. `shredder_reward` is κ, `shredder_start` e^s before
+    training, `shredder_noise` the distribution of ε. κ = 0 leaves the noise away: no defence.
+    """
+
+    shredder_reward: float = 0.3
+    shredder_start: float = 0.1
+    shredder_noise: Literal["laplace", "gaussian"] = "laplace"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shredder_reward < float("inf"):
+            raise ConfigError(
+                f"shredder_reward must be a finite number ≥ 0, got {self.shredder_reward}; "
+                "0 switches it off"
+            )
+        if not 0 < self.shredder_start < float("inf"):
+            raise ConfigError(
+                f"shredder_start must be a finite number > 0, got {self.shredder_start}"
+            )
+
+    def channel(self, noise_std: float) -> Channel:
+        """The learned noise alone; the run's own comes from a stack with `noise`."""
+        del noise_std
+        if self.shredder_reward == 0:
+            return Channel()
+        return Channel([LearnedNoise(self.shredder_start, self.shredder_noise, moves=True)])
+
+    def companion(
+        self, model: SplitModel, image_shape: Shape, num_classes: int
+    ) -> nn.Module | None:
+        """What rewards the noise; none at κ = 0."""
+        del num_classes
+        if self.shredder_reward == 0:
+            return None
+        return Amplifier(channel_noise(sized(model, image_shape)), self.shredder_reward)

@@ -1,0 +1,96 @@
+"""Siamese embedding: smashed data of a class move together, those of two classes apart."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from splitveil.defences.base import Defence, check_penalty, plan_from
+from splitveil.dependence import distances
+from splitveil.errors import ConfigError
+from splitveil.surrogates.batch import FirstCall, class_batch
+from splitveil.surrogates.rate import true_rate
+from splitveil.surrogates.segments import class_moments, uniform_weights
+from splitveil.types import PenaltyPlan, SurrogateOutput
+
+
+def contrastive_loss(z: Tensor, y: Tensor, margin: float) -> Tensor:
+    r"""Contrastive loss over all pairs of a batch z (n, d) with labels y (n,).
+
+    .. math:: L = \frac{1}{n(n-1)} \sum_{i \ne j} \begin{cases}
+        \delta_{ij}^2 & y_i = y_j \\ \max(0, m - \delta_{ij})^2 & y_i \ne y_j \end{cases},
+        \qquad \delta_{ij} = \|z_i - z_j\| / \sqrt d
+
+    δ is the root mean square difference, so that the margin m does not depend on the wire's size.
+
+    >>> z = torch.tensor([[0.0], [0.5], [2.0]])
+    >>> contrastive_loss(z, torch.tensor([0, 0, 1]), 2.0).item()  # (.5² + 0 + .5²)/3
+    0.1666666716337204
+    """
+    gap = distances(z) / z.shape[1] ** 0.5
+    same = y[:, None] == y[None, :]
+    each = torch.where(same, gap, torch.relu(margin - gap)).square()
+    return each.sum() / max(len(z) * (len(z) - 1), 1)  # the diagonal adds 0
+
+
+class SiameseEmbedding(nn.Module):
+    """The contrastive loss as a surrogate; no parameters."""
+
+    def __init__(
+        self, feature_dim: int, num_classes: int, *, noise_std: float, siamese_margin: float
+    ) -> None:
+        super().__init__()
+        self.feature_dim, self.num_classes = feature_dim, num_classes
+        self.noise_std, self.siamese_margin = noise_std, siamese_margin
+        self._first = FirstCall()
+
+    def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
+        """Loss of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
+        with torch.autocast(z.device.type, enabled=False):
+            batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first)
+            loss = contrastive_loss(batch.z, batch.y, self.siamese_margin)
+            with torch.no_grad():
+                weight = uniform_weights(batch.y, batch.count)
+                moments = class_moments(batch.z, weight, batch.y, batch.num_classes)
+                intra = batch.average(moments.var.mean(1))
+                found = {
+                    "true_rate": true_rate(batch, self.noise_std),
+                    "effective_sample_size": torch.ones_like(intra),
+                    "attention_weights": weight,
+                }
+            return SurrogateOutput(loss=loss, intra_mse=intra, diagnostics=found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Siamese(Defence):
+    """Noise on the wire and a contrastive loss on z: Osia et al. (IEEE IoT Journal 2020).
+
+    `lambd` is the loss's weight, `siamese_margin` how far apart two classes need be, as a root
+    mean square difference of their values. λ = 0 is training with noise alone.
+    """
+
+    lambd: float = 1.0
+    ramp: float = 0.0
+    siamese_margin: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_penalty(self.penalty_plan())
+        if not 0 < self.siamese_margin < float("inf"):
+            raise ConfigError(
+                f"siamese_margin must be a finite number > 0, got {self.siamese_margin}"
+            )
+
+    @property
+    def noisy(self) -> bool:
+        """Yes: what is left of a class's spread is to drown in it."""
+        return True
+
+    def surrogate(self, feature_dim: int, num_classes: int, noise_std: float) -> nn.Module:
+        """The loss of a batch."""
+        return SiameseEmbedding(
+            feature_dim, num_classes, noise_std=noise_std, siamese_margin=self.siamese_margin
+        )
+
+    def penalty_plan(self) -> PenaltyPlan:
+        """From the first step on."""
+        return plan_from(self)

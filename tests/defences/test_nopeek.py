@@ -1,0 +1,91 @@
+"""NoPeek: what the encoder pays is the distance correlation, and nothing else changes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from splitveil import RunConfig, fit
+from splitveil.config import build_defence, find_defence, make_config
+from splitveil.defences import DistanceCorrelation
+from splitveil.errors import ConfigError
+from splitveil.types import Companion
+
+Y = torch.zeros(12, dtype=torch.long)
+
+
+def batch(scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(1)
+    z = scale * torch.rand(12, 4, 2, 2, generator=g)
+    return z.requires_grad_(), torch.rand(12, 1, 8, 8, generator=g)
+
+
+def trained(folder: Path, name: str, defence: str, **settings: float) -> dict[str, Tensor]:
+    config = RunConfig(
+        dataset="digits", defence=defence, epochs=1, runs_dir=str(folder), name=name,
+        settings=settings, device="cpu",
+    )  # fmt: skip
+    return fit(config).model.state_dict()
+
+
+def test_three_images_by_hand() -> None:
+    x = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64).reshape(3, 1, 1, 1)
+    z = x.square().flatten(1)
+    paid = DistanceCorrelation(0.5).penalty(z, x, Y[:3])
+    by_hand = 0.5 * (720 / (360 * 1656) ** 0.5) ** 0.5  # dCov and the dVars, over 81
+    assert paid.item() == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_it_is_a_companion_that_learns_nothing() -> None:
+    z, x = batch()
+    found = DistanceCorrelation(0.3)
+    assert isinstance(found, Companion)
+    assert list(found.parameters()) == []
+    own = found.learn(z, x, Y)
+    assert (own.item(), own.requires_grad) == (0.0, False)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 1.0, 1e3, 1e12])
+def test_the_encoder_has_a_finite_gradient_at_every_scale(scale: float) -> None:
+    z, x = batch(scale)
+    paid = DistanceCorrelation(0.3).penalty(z, x, Y)
+    paid.backward()  # type: ignore[no-untyped-call]
+    assert 0 < paid.item() <= 0.3
+    assert z.grad is not None
+    assert bool(z.grad.isfinite().all())
+    assert float(z.grad.abs().sum()) > 0
+
+
+def test_descent_on_it_makes_z_forget_the_image() -> None:
+    _, x = batch()
+    z = x.flatten(1)[:, :6].clone().requires_grad_()
+    price = DistanceCorrelation(1.0)
+    start = price.penalty(z, x, Y).item()
+    optimiser = torch.optim.SGD([z], lr=1.0)
+    for _ in range(60):
+        optimiser.zero_grad()
+        price.penalty(z, x, Y).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    assert price.penalty(z, x, Y).item() < 0.8 * start
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
+def test_a_price_that_is_none_is_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match=f"nopeek_strength must be a finite .* got {value}"):
+        build_defence(make_config({"defence": "nopeek", "nopeek_strength": value}))
+
+
+def test_it_stacks_with_a_penalty_and_not_with_another_companion() -> None:
+    assert find_defence("nopeek+veil").surrogate(64, 10, 0.05) is not None
+    with pytest.raises(ConfigError, match="'nopeek' and 'arl' each train a companion"):
+        find_defence("nopeek+arl")
+
+
+def test_at_strength_zero_it_is_training_with_noise_bit_for_bit(tmp_path: Path) -> None:
+    off = trained(tmp_path, "off", "nopeek", nopeek_strength=0.0)
+    plain = trained(tmp_path, "plain", "noise")
+    on = trained(tmp_path, "on", "nopeek")
+    assert all(torch.equal(off[k], plain[k]) for k in plain)
+    assert any(not torch.equal(on[k], plain[k]) for k in plain if k.startswith("encoder"))
+    assert '"companion_penalty"' in (tmp_path / "on" / "metrics.jsonl").read_text()
