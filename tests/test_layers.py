@@ -70,6 +70,8 @@ MAY_IMPORT: dict[str, Rule] = {
     "auditing": EVERYTHING,
     "disclosures": EVERYTHING,
     "reproduce": EVERYTHING,
+    "sweep": EVERYTHING,
+    "commands_sweep": EVERYTHING,
     "doctor": room("errors", "types", "report"),
     "doctor.reading": room("errors", "types", "settings", "report", "runs", "doctor"),
     "explain": room("errors", "types", "report"),

@@ -15,6 +15,7 @@ from splitveil import (
     commands_lists,
     commands_reproduce,
     commands_serve,
+    commands_sweep,
 )
 from splitveil.errors import SplitVeilError
 
@@ -223,6 +224,7 @@ for command in (
     commands_lists.recipes,
     commands_clients.clients,
     commands.compare,
+    commands_sweep.sweep,
     commands_reproduce.reproduce,
     commands_explain.doctor,
     commands_explain.explain,

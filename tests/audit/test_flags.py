@@ -86,6 +86,12 @@ def evidence(case: Case = OPEN, attempts: Mapping[str, Attempt] | None = None) -
     return Evidence(case, intercept(case, 0), attempts or {"decoder": flat(0.05)})
 
 
+def certified(*, beaten: bool) -> Evidence:
+    """A gallery of which a matcher finds 90 %, where a certificate allows 30 %."""
+    gallery = {"beaten": beaten, "matcher_error": 0.1, "identification_error": {"at_least": 0.7}}
+    return replace(evidence(), certificates={"gallery": gallery})
+
+
 def names(given: Evidence) -> set[str]:
     return {flag.name for flag in raise_flags(given)}
 
@@ -129,6 +135,7 @@ RAISED: Mapping[str, list[Build]] = {
         lambda: evidence(attempts={"linear": flat(0.05, aux_mse=0.03)}),
         lambda: evidence(attempts={"a": flat(0.01), "b": flat(0.06, aux_mse=0.0)}),
     ],
+    "certificate beaten": [lambda: certified(beaten=True)],
     "values not finite": [
         lambda: evidence(a_case(NanWhenDark())),
     ],
@@ -171,6 +178,11 @@ SOUND: Mapping[str, list[Build]] = {
         lambda: evidence(attempts={"linear": flat(0.05, aux_mse=0.036)}),
         lambda: evidence(attempts={"nearest": flat(0.05, aux_mse=0.0)}),
         lambda: evidence(attempts={"mean": flat(0.05)}),
+    ],
+    "certificate beaten": [
+        evidence,
+        lambda: certified(beaten=False),
+        lambda: replace(evidence(), certificates={"gallery": {"refused": "no noise"}}),
     ],
     "values not finite": [evidence],
 }

@@ -1,0 +1,88 @@
+r"""The trade-off of many trials: which are not beaten, and how much of the square they cover.
+
+A point is (accuracy, leakage), accuracy up, leakage down. Leakage is 1 where the attacker has the
+image and 0 where it knows no more than the answer; below 0 there is nothing left to win, so it
+counts as 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Point = tuple[float, float]
+Array = NDArray[np.float64]
+
+DRAWS = 1000  # resamples of the validation images
+LEVEL = 0.95
+
+
+def front(points: Sequence[Point]) -> list[bool]:
+    """For each point whether no other is as accurate and as private, and better in one of them.
+
+    >>> front([(0.9, 0.5), (0.8, 0.2), (0.8, 0.3), (0.9, 0.5)])
+    [True, True, False, True]
+    """
+    clipped = [(accuracy, max(leakage, 0.0)) for accuracy, leakage in points]
+    order = sorted(range(len(points)), key=lambda i: (-clipped[i][0], clipped[i][1]))
+    marks, best, last = [False] * len(points), float("inf"), (float("nan"), float("nan"))
+    for i in order:
+        if clipped[i][1] < best or clipped[i] == last:
+            marks[i], best, last = True, clipped[i][1], clipped[i]
+    return marks
+
+
+def hypervolume(accuracy: Array, leakage: Array, chance: float) -> float:
+    r"""Share of the square that some point covers, from (chance, leakage 1) to (1, leakage 0).
+
+    .. math:: \frac{1}{1 - p}\left|\bigcup_i [p, a_i] \times [\max(\ell_i, 0), 1]\right|
+
+    1 is every answer right and nothing leaked, 0 is guessing or handing over the image.
+
+    >>> round(hypervolume(np.array([1.0, 0.55]), np.array([0.5, 0.0]), 0.1), 6)
+    0.75
+    """
+    gain = np.clip((accuracy - chance) / (1 - chance), 0.0, 1.0)
+    private = 1.0 - np.clip(leakage, 0.0, 1.0)
+    order = np.argsort(-gain, kind="stable")
+    right, height = gain[order], np.maximum.accumulate(private[order])
+    return float(np.sum(right * np.diff(height, prepend=0.0)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A hypervolume and its limits."""
+
+    value: float
+    low: float
+    high: float
+
+
+def hypervolume_interval(
+    found: tuple[Array, Array], images: tuple[Array, Array], *, ceiling: float, chance: float
+) -> Spread:
+    """The hypervolume, and its 95 % percentile interval over resampled validation images.
+
+    `found` is accuracy and leakage of t trials, (t,) each; `images` the share of right answers and
+    the MSE of each of n images, (t, n) each. The same images are drawn for every trial, and the
+    front is found anew in each draw. Training seeds are not resampled.
+    """
+    right, mse = images
+    n = right.shape[1]
+    random = np.random.default_rng(0)
+    times = random.multinomial(n, np.full(n, 1 / n), size=DRAWS) / n  # (draws, n)
+    accuracy, leakage = times @ right.T, 1.0 - times @ mse.T / ceiling  # (draws, t)
+    drawn = [hypervolume(a, b, chance) for a, b in zip(accuracy, leakage, strict=True)]
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Spread(value=hypervolume(*found, chance), low=float(low), high=float(high))
+
+
+def most_private(points: Sequence[Point], least: float) -> int | None:
+    """The place of the least leaking point of at least this accuracy; ties go to the accurate.
+
+    >>> most_private([(0.9, 0.5), (0.8, 0.2), (0.7, 0.1)], least=0.8)
+    1
+    """
+    good = [i for i, (accuracy, _) in enumerate(points) if accuracy >= least]
+    return min(good, key=lambda i: (max(points[i][1], 0.0), -points[i][0]), default=None)

@@ -1,0 +1,133 @@
+"""What may be varied, what it becomes, and what is refused before anything starts."""
+
+import math
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitveil.errors import ConfigError
+from splitveil.sweep.space import (
+    Choices,
+    Range,
+    applies,
+    corners,
+    draw,
+    grid,
+    listed,
+    parse_dimension,
+    spaces,
+    value_at,
+)
+
+
+def test_every_defence_varies_the_fields_it_has_with_values_of_their_type() -> None:
+    found = spaces(
+        ["lambd=0.1,1", "reg_strength=log:0.01:0.2", "batch_size=lin:32:128"],
+        ["none", "noise", "veil"],
+    )
+    assert {name: [d.key for d in space] for name, space in found.items()} == {
+        "none": ["batch_size"],
+        "noise": ["noise_std", "batch_size"],
+        "veil": ["lambd", "noise_std", "batch_size"],
+    }
+    lambd = found["veil"][0]
+    assert isinstance(lambd, Choices)
+    assert [(v, type(v)) for v in lambd.values] == [(0.1, float), (1.0, float)]
+    assert found["none"] == (
+        Range(key="batch_size", low=32.0, high=128.0, log=False, points=None, whole=True),
+    )
+
+
+def test_words_and_switches_can_be_listed() -> None:
+    space = spaces(["form=hinge,gated", "skip_first_epoch=true,false"], ["gated-att"])["gated-att"]
+    assert [d.values for d in space if isinstance(d, Choices)] == [
+        ("hinge", "gated"),
+        (True, False),
+    ]
+
+
+BAD = [
+    ("lambda=0.1,1", "unknown field of noise, veil 'lambda'; did you mean 'lambd'?"),
+    ("lambd", "--vary needs key=a,b,c"),
+    ("lambd=", "--vary needs key=a,b,c"),
+    ("=1", "--vary needs key=a,b,c"),
+    ("lambd=1,,2", "empty value"),
+    ("lambd=big,small", "lambd must be a number, got 'big'"),
+    ("batch_size=1.5,2", "batch_size must be a whole number, got 1.5"),
+    ("batch_size=lin:1.5:8", "batch_size must be a whole number, got the range 1.5 to 8"),
+    ("form=lin:0:1", "form is no number and has no range"),
+    ("form=hinge,flat", "form must be one of"),
+    ("lambd=lin:1:1", "is empty"),
+    ("lambd=lin:2:1", "is empty"),
+    ("lambd=log:0:1", "a log range must start above 0"),
+    ("lambd=log:-1:1", "a log range must start above 0"),
+    ("lambd=lin:0:inf", "must be finite"),
+    ("lambd=lin:nan:1", "must be finite"),
+    ("lambd=lin:0", "is no range"),
+    ("lambd=lin:0:1:2:3", "is no range"),
+    ("lambd=lin:0:1:2.5", "is no range"),
+    ("lambd=lin:a:b", "is no range"),
+    ("lambd=lin:0:1:1", "at least 2 points"),
+    ("lambd=1,1.0", "names a value twice"),
+    ("name=a,b", "name is one for the whole sweep"),
+    ("final=true,false", "final is one for the whole sweep"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), BAD)
+def test_a_bad_space_is_refused_with_its_reason(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        spaces([text], ["noise", "veil"])
+    assert said in str(caught.value)
+
+
+def test_a_field_given_twice_and_one_that_means_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="noise_std is given twice"):
+        spaces(["noise_std=0.1", "reg_strength=0.2"], ["noise"])
+    with pytest.raises(ConfigError, match="noise_std means nothing to none"):
+        spaces(["noise_std=0.1"], ["none"])
+    assert not applies("noise_std", "none")
+    assert applies("noise_std", "noise+dropout")
+
+
+def test_a_grid_is_every_combination_and_a_range_gives_it_spaced_points() -> None:
+    veil = spaces(["lambd=log:0.01:1:3", "epochs=lin:1:3:3"], ["veil"])["veil"]
+    assert grid(veil) == [{"lambd": a, "epochs": b} for a in (0.01, 0.1, 1.0) for b in (1, 2, 3)]
+    assert grid(()) == [{}]
+    whole = Range(key="epochs", low=1.0, high=2.0, log=False, points=5, whole=True)
+    assert listed(whole) == [1, 2]
+    with pytest.raises(ConfigError, match=r"as in lambd=log:0\.01:1:5"):
+        grid((parse_dimension("lambd=log:0.01:1"),))
+
+
+numbers = st.floats(1e-6, 1e6)
+
+
+@given(numbers, numbers, st.booleans(), st.booleans(), st.floats(0, 1))
+def test_a_value_lies_in_its_range(
+    one: float, other: float, log: bool, whole: bool, share: float
+) -> None:
+    low, high = sorted((one, other))
+    if whole:
+        low, high = math.ceil(low), math.ceil(high)
+    value = value_at(Range(key="k", low=float(low), high=float(high), log=log, whole=whole), share)
+    assert low * (1 - 1e-11) <= value <= high * (1 + 1e-11)
+    assert isinstance(value, int) == whole
+
+
+def test_a_log_range_is_drawn_evenly_in_its_logarithm() -> None:
+    space = (parse_dimension("lambd=log:0.01:1"), Choices(key="form", values=("a", "b")))
+    random = Random(0)  # noqa: S311
+    drawn: list[Any] = [draw(space, random) for _ in range(2000)]
+    below = sum(d["lambd"] < 0.1 for d in drawn) / len(drawn)
+    assert abs(below - 0.5) < 0.05
+    assert abs(sum(d["form"] == "a" for d in drawn) / len(drawn) - 0.5) < 0.05
+
+
+def test_the_corners_hold_every_listed_value_and_both_ends() -> None:
+    space = (Choices(key="a", values=(1, 2, 3)), Range(key="b", low=0.0, high=1.0, log=False))
+    assert corners(space) == [{"a": 1, "b": 0.0}, {"a": 2, "b": 1.0}, {"a": 3, "b": 0.0}]
+    assert corners(()) == [{}]

@@ -1,0 +1,167 @@
+"""`splitveil sweep` as a user meets it; the trials themselves take no time here."""
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from sweep.made import Instant, more_noise_hides_more, plan
+from typer.testing import CliRunner
+
+from splitveil import commands_sweep
+from splitveil.cli import app
+from splitveil.errors import ConfigError
+from splitveil.sweep.board import Board
+from splitveil.sweep.journal import Entry
+from splitveil.sweep.trial import Task
+from splitveil.types import Json
+
+WORDS = ("--defence", "none", "--defence", "noise", "--vary", "noise_std=0.1,0.2", "--profile",
+         "smoke", "--attack", "linear")  # fmt: skip
+
+
+def call(*words: str) -> Any:  # noqa: ANN401 - typer's result type is not public
+    return CliRunner().invoke(app, ["sweep", *words])
+
+
+def text(result: Any) -> str:  # noqa: ANN401
+    """Everything printed, wrapped lines joined."""
+    return re.sub(r"\s+", " ", result.output + result.stderr)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Instant]:
+    """Every sweep runs at once, here; the engines it used."""
+    engines: list[Instant] = []
+
+    def picky(job: Json) -> Json:
+        if job["options"].get("noise_std") == 0.3:
+            raise RuntimeError("out of memory")
+        return more_noise_hides_more(job)
+
+    def start() -> Instant:
+        engines.append(Instant(picky))
+        return engines[-1]
+
+    monkeypatch.setattr(commands_sweep, "engine_of", lambda *_: start)
+    monkeypatch.chdir(tmp_path)
+    return engines
+
+
+def test_the_result_is_told_in_lines(quick: list[Instant]) -> None:
+    result = call(*WORDS, "--trials", "3")
+    assert result.exit_code == 0, text(result)
+    lines = result.stdout.splitlines()
+    assert lines[0] == (
+        "6 trials on digits: 3 of each defence, sampler grid, seed 0, profile smoke; "
+        "all numbers on validation images"
+    )
+    assert lines[3].split() == ["90.00", "0.800", "0.0100", "linear", "none", "seed=0"]
+    assert "share covered from accuracy 0.1, leakage 1; 95 %, 1000 resamples" in text(result)
+    assert "best privacy at ≤ 1 point below 90.00 %, the most accurate trial of none" in lines
+    assert "  noise: no trial" in lines
+    assert lines[-1] == "next: splitveil audit runs/sweep/trials/somewhere"
+    assert re.search(r"noise\s+3/3\s+0\s+3\s+80.00\s+0.600", result.stderr)
+    assert len(quick[0].jobs) == 6
+    assert quick[0].jobs[0]["options"]["epochs"] == 15
+
+
+def test_a_sweep_is_resumed_by_its_name_and_a_failure_is_named(quick: list[Instant]) -> None:
+    words = (*WORDS[:4], "--vary", "noise_std=0.1,0.3", *WORDS[6:], "--set", "batch_size=64")
+    first = call(*words, "--name", "mine", "--json")
+    assert first.exit_code == 0, text(first)
+    assert "noise/1 failed: RuntimeError: out of memory" in text(first)
+    found = json.loads(first.stdout)
+    assert found["defences"]["noise"]["failed"] == 1
+    assert {j["options"]["batch_size"] for j in quick[0].jobs} == {64}
+    again = call("--name", "mine", "--resume", "--json")
+    assert again.exit_code == 0, text(again)
+    assert json.loads(again.stdout) == found
+    assert len(quick) == 1  # nothing was left, so no worker was started
+    more = call("--name", "mine", "--resume", "--trials", "3", "--json")
+    assert len(json.loads(more.stdout)["trials"]) == 6
+    assert len(quick[1].jobs) == 2
+    assert call("--name", "mine").exit_code == 2
+    changed = call("--name", "mine", "--resume", "--trials", "3", "--seed", "7")
+    assert changed.exit_code == 2
+    assert "seed was 0, is 7" in text(changed)
+
+
+def test_a_sweep_without_a_baseline_is_told_so(quick: list[Instant]) -> None:
+    result = call("--defence", "veil", "--profile", "smoke", "--attack", "linear")
+    assert result.exit_code == 0
+    assert "no naive baseline takes part; add --defence none" in text(result)
+    default = call("--profile", "smoke", "--name", "other", "--json")
+    assert list(json.loads(default.stdout)["defences"]) == ["none", "noise", "veil"]
+    assert "baseline" not in text(default)
+    assert len(quick) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--vary", "lambda=1,2"), "unknown field of none, noise, veil 'lambda'"),
+        (("--vary", "lambd=big"), "lambd must be a number, got 'big'"),
+        (("--vary", "lambd=lin:1:1", "--trials", "2"), "is empty"),
+        (("--vary", "lambd=log:0:1", "--trials", "2"), "a log range must start above 0"),
+        (("--vary", "lambd=lin:0:1"), "--sampler optuna needs --trials"),
+        (("--vary", "lambd=lin:0:1", "--sampler", "grid"), "a grid needs listed values"),
+        (("--sampler", "anneal"), "sampler must be one of grid, random, optuna, got 'anneal'"),
+        (("--defence", "vell"), "unknown defence 'vell'; did you mean 'veil'?"),
+        (("--engine", "slurm"), "unknown engine 'slurm'"),
+        (("--address", "auto"), "add --engine ray"),
+        (("--jobs", "0"), "jobs must be at least 1, got 0"),
+        (("--trials", "0"), "trials must be at least 1, got 0"),
+        (("--epochs", "0"), "epochs must be at least 1, got 0"),
+        (("--attack", "rmle"), "unknown attack of profile 'quick' 'rmle'"),
+        (("--dataset", "digit"), "unknown dataset 'digit'"),
+        (("--name", "a/b"), "name must be letters"),
+        (("--resume",), "nothing to resume"),
+    ],
+)
+def test_what_cannot_work_exits_with_2_before_anything_starts(
+    words: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    result = call(*words, "--runs-dir", str(tmp_path))
+    assert result.exit_code == 2, text(result)
+    assert said in text(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_board_shows_what_runs_and_what_is_done() -> None:
+    board = Board(plan(trials=2), [])
+    board.started(Task(defence="noise", number=0, settings={"noise_std": 0.1}, seed=3))
+    screen = Console(file=io.StringIO(), width=100)
+    screen.print(board)
+    assert isinstance(screen.file, io.StringIO)
+    assert "noise/0 noise_std=0.1 seed=3" in re.sub(r"\s+", " ", screen.file.getvalue())
+    board.finished(
+        Entry(defence="noise", number=0, settings={"noise_std": 0.1}, seed=3, seconds=1.0,
+              found={"accuracy": 0.5, "leakage": 0.25})
+    )  # fmt: skip
+    assert list(board.rows()) == [
+        ("none", "0/2", "0", "0", "–", "–"),
+        ("noise", "1/2", "0", "1", "50.00", "0.250"),
+    ]
+    screen.print(board)
+    assert screen.file.getvalue().count("running") == 1
+
+
+def test_each_gpu_that_may_be_used_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    assert commands_sweep.visible_gpus() == ("3", "1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert commands_sweep.visible_gpus() == ("0", "1")
+
+
+def test_ray_is_asked_for_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'splitveil\[sweep\]'"):
+        commands_sweep.engine_of("ray", None, 1, plan(), tmp_path)
