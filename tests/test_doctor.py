@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
 from planted_runs import (
     EPOCHS,
     PLANTED,
@@ -19,14 +18,10 @@ from planted_runs import (
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil import cli, commands_explain
+from splitveil.cli import app
 from splitveil.defences import DEFENCES
 from splitveil.doctor import RULES, Case, Finding, Plain, diagnose, read_case
 from splitveil.errors import ConfigError, RunError
-
-app = typer.Typer(cls=cli._Group)
-app.command()(commands_explain.doctor)
-app.command()(commands_explain.explain)
 
 
 def names(folder: Path) -> list[str]:

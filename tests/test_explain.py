@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil import cli, commands_explain, explaining
+from splitveil import explaining
+from splitveil.cli import app
 from splitveil.defences import DEFENCES
 from splitveil.errors import RunError
 from splitveil.explain import (
@@ -45,10 +45,6 @@ from splitveil.explain.weights import (
 from splitveil.runs import load_data
 from splitveil.train.checkpoint import load_module, read_checkpoint
 from splitveil.training import build
-
-app = typer.Typer(cls=cli._Group)
-app.command()(commands_explain.explain)
-app.command()(commands_explain.doctor)
 
 Train = Callable[..., sv.Run]
 AT_ONCE = {"attention_warmup_epochs": 0, "skip_first_epoch": False}

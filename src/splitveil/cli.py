@@ -6,17 +6,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from splitveil import (
-    __version__,
-    commands,
-    commands_audit,
-    commands_clients,
-    commands_explain,
-    commands_lists,
-    commands_reproduce,
-    commands_serve,
-    commands_sweep,
-)
+from splitveil import __version__, commands
+from splitveil.commands import audit, clients, explain, lists, reproduce, serve, sweep
 from splitveil.errors import SplitVeilError
 
 EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
@@ -174,7 +165,7 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
         out.print(f"next: splitveil audit {run.path}", highlight=False, soft_wrap=True)
 
 
-app.command()(commands_audit.audit)
+app.command()(audit.audit)
 
 
 @app.command()
@@ -218,19 +209,19 @@ def bench(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 
 for command in (
-    commands_lists.datasets,
-    commands_lists.defences,
-    commands_lists.attacks,
-    commands_lists.recipes,
-    commands_clients.clients,
+    lists.datasets,
+    lists.defences,
+    lists.attacks,
+    lists.recipes,
+    clients.clients,
     commands.compare,
-    commands_sweep.sweep,
-    commands_reproduce.reproduce,
-    commands_explain.doctor,
-    commands_explain.explain,
-    commands_serve.export,
-    commands_serve.serve,
-    commands_serve.infer,
+    sweep.sweep,
+    reproduce.reproduce,
+    explain.doctor,
+    explain.explain,
+    serve.export,
+    serve.serve,
+    serve.infer,
 ):
     app.command()(command)
 

@@ -17,8 +17,8 @@ from serve.test_export import quick
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil import commands_serve
 from splitveil import config as configuration
+from splitveil.commands import serve as commands_serve
 from splitveil.data import load
 from splitveil.errors import SplitVeilError
 from splitveil.runs import Built, fingerprint, flat_config

@@ -12,8 +12,8 @@ from rich.console import Console
 from sweep.made import Instant, more_noise_hides_more, plan
 from typer.testing import CliRunner
 
-from splitveil import commands_sweep
 from splitveil.cli import app
+from splitveil.commands import sweep as commands_sweep
 from splitveil.errors import ConfigError
 from splitveil.sweep.board import Board
 from splitveil.sweep.journal import Entry

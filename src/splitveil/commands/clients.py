@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splitveil.commands import print_lines
-from splitveil.commands_cuts import in_words, load_backbone, show_cuts
+from splitveil.commands.cuts import in_words, load_backbone, show_cuts
 
 if TYPE_CHECKING:
     from splitveil.advisor import Advice
