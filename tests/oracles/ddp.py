@@ -20,6 +20,9 @@ def two_steps(fabric: Fabric) -> dict[str, list[float]]:
     """
     seed, ours = one_step(fabric, "minimise", rate=False), one_step(fabric, "maximise", rate=True)
     found = {f"seed.{k}": v for k, v in seed.items()} | {f"ours.{k}": v for k, v in ours.items()}
+    if fabric.world_size > 1:  # a group that is still open at exit can abort the process
+        fabric.barrier()
+        torch.distributed.destroy_process_group()
     return {k: v.flatten().tolist() for k, v in found.items()}
 
 
