@@ -18,7 +18,6 @@ from splitveil.advisor import (
     entrants,
     ranked,
     score,
-    undominated,
 )
 from splitveil.attacks import PROFILES
 from splitveil.config import make_config
@@ -26,6 +25,7 @@ from splitveil.data import load
 from splitveil.errors import AuditError, ConfigError, RunError
 from splitveil.nets import FAMILIES, THIN_CLIENTS, candidates, parse_client
 from splitveil.runs import load_data, load_run
+from splitveil.sweep.pareto import undominated
 from splitveil.trials import measure, placed, ranking_attacks
 from splitveil.types import Json
 

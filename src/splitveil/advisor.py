@@ -13,6 +13,7 @@ from splitveil.config import ANY_RECIPE, RECIPES, SMALL_SIDE, RunConfig, resolve
 from splitveil.data import load
 from splitveil.errors import ConfigError, RunError, SplitVeilError
 from splitveil.nets import NETS, THIN_CLIENTS, Candidate, candidates, cut
+from splitveil.sweep.pareto import undominated
 from splitveil.trials import ranking_attacks, trial
 from splitveil.types import Progress, silent
 
@@ -149,18 +150,6 @@ def score(accuracy: float, mse: float, ceiling: float, num_classes: int) -> floa
     """
     chance = 1 / num_classes
     return max(accuracy - chance, 0.0) / (1 - chance) * min(mse / ceiling, 1.0)
-
-
-def undominated(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """For each point whether no other is at least as high in both numbers and higher in one.
-
-    >>> undominated([(0.9, 0.01), (0.8, 0.02), (0.8, 0.015)])
-    [True, True, False]
-    """
-    return [
-        not any(a >= mine and b >= other and (a, b) != (mine, other) for a, b in points)
-        for mine, other in points
-    ]
 
 
 def ranked(findings: Sequence[Finding]) -> tuple[Finding, ...]:

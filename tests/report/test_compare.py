@@ -11,13 +11,16 @@ from splitveil.report.compare import (
     Sheet,
     compare_columns,
     compare_row,
-    markdown,
-    sheets,
+    track_sheet,
     warnings,
 )
 from splitveil.report.rows import Found, Group, Published, find_records, read_published, reported
 from splitveil.report.tables import Column
 from splitveil.report.tracks import ARCHITECTURE, BUDGET, REST, TEST90, caption, tracks
+
+
+def all_sheets(found: Found, published: dict[str, Published]) -> list[Sheet]:
+    return [track_sheet(track, published) for track in tracks(found.groups)]
 
 
 def record(
@@ -182,7 +185,7 @@ def test_rows_under_test90_stand_beside_what_the_seeds_report() -> None:
         0.8535, 0.0436, "seed 003", aux="test90", ssim_zeropad=0.4316, psnr_pooled=13.6
     )
     found = Found((one("cem-test90", record(aux="test90")),), ())
-    (sheet,) = sheets(found, {"cem-test90": said, "cem": Published(0.9, 0.1, "x")})
+    (sheet,) = all_sheets(found, {"cem-test90": said, "cem": Published(0.9, 0.1, "x")})
     measured, published = (
         dict(zip([c.heading for c in sheet.columns], row, strict=True)) for row in sheet.rows
     )
@@ -208,7 +211,13 @@ def test_a_sheet_says_the_same_in_markdown_terminal_and_json() -> None:
 def test_the_markdown_has_a_line_per_row_and_as_many_cells(tmp_path: Path) -> None:
     put(tmp_path / "a", record())
     put(tmp_path / "b", record())
-    lines = [x for x in markdown(find_records([tmp_path]), {}).splitlines() if x.startswith("|")]
+    lines = [
+        x
+        for x in "\n".join(
+            s.markdown() for s in all_sheets(find_records([tmp_path]), {})
+        ).splitlines()
+        if x.startswith("|")
+    ]
     assert len(lines) == 4
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2].startswith("| `a` | thin-resnet | 1 | 90.00 |")

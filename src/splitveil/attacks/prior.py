@@ -1,6 +1,5 @@
 """Search in the latent space of a generative prior, then in the images around its range."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,7 +23,7 @@ from splitveil.attacks.rmle import (
     measure_channel,
     shrunk_spread,
 )
-from splitveil.errors import AuditError, ConfigError
+from splitveil.attacks.searching import check_search, held_out, opened
 from splitveil.types import (
     Access,
     Attack,
@@ -71,25 +70,15 @@ class Prior:
 
     def __post_init__(self) -> None:
         counts = {"factors": 1, "net_steps": 0, "steps": 1, "refine": 0, "draws": 1, "restarts": 0}
-        for name, low in (counts | {"chunk": 1, "limit": 1, "min_aux": 11, "lr": 0}).items():
-            value = getattr(self, name)
-            if not low <= value < math.inf:
-                raise ConfigError(f"{name} must be finite and at least {low}, got {value}")
-        if self.start.access is Access.REPEATS:
-            raise ConfigError("start must work from one sending per image, got one with repeats")
+        more = {"chunk": 1, "limit": 1, "min_aux": 11, "lr": 0}
+        check_search(self, self.start, counts | more)
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Fitted:
         """Fit the prior and the starts on nine tenths of aux and measure them on the rest."""
-        if (n := len(aux)) < self.min_aux:
-            raise AuditError(f"the prior attack needs at least {self.min_aux} aux images, got {n}")
-        if not isinstance(victim, WhiteBox):
-            kind = type(victim).__name__
-            raise AuditError(f"prior needs a white-box view, got {kind}; use victim.white_box()")
-        order = torch.randperm(n, generator=generator, device=generator.device)
-        parts = torch.tensor_split(order.to(aux.images.device), [n // 10])
-        held, used = (Labelled(aux.images[rows], aux.labels[rows]) for rows in parts)
+        victim = opened(victim, "prior")
+        held, used = held_out(aux, self.min_aux, "prior", generator)
         fits = (
             self.start.fit(
                 victim,

@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.linear import Linear
-from splitveil.errors import AuditError, ConfigError
+from splitveil.attacks.searching import check_search, held_out, opened
 from splitveil.graphs import captured
 from splitveil.types import (
     Access,
@@ -223,25 +223,14 @@ class Rmle:
 
     def __post_init__(self) -> None:
         counts = {"steps": 1, "draws": 1, "restarts": 0, "chunk": 1, "limit": 1, "min_aux": 11}
-        for name, least in (counts | {"lr": 0, "tv": 0, "prior": 0}).items():
-            value = getattr(self, name)
-            if not least <= value < math.inf:
-                raise ConfigError(f"{name} must be finite and at least {least}, got {value}")
-        if self.start.access is Access.REPEATS:
-            raise ConfigError("start must work from one sending per image, got one with repeats")
+        check_search(self, self.start, counts | {"lr": 0, "tv": 0, "prior": 0})
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Fitted:
         """Fit the starts on nine tenths of aux and measure them on the rest."""
-        if (n := len(aux)) < self.min_aux:
-            raise AuditError(f"the rmle attack needs at least {self.min_aux} aux images, got {n}")
-        if not isinstance(victim, WhiteBox):
-            kind = type(victim).__name__
-            raise AuditError(f"rmle needs a white-box view, got {kind}; use victim.white_box()")
-        order = torch.randperm(n, generator=generator, device=generator.device)
-        parts = torch.tensor_split(order.to(aux.images.device), [n // 10])
-        held, used = (Labelled(aux.images[rows], aux.labels[rows]) for rows in parts)
+        victim = opened(victim, "rmle")
+        held, used = held_out(aux, self.min_aux, "rmle", generator)
         start = self.start.fit(
             victim, used, generator, lambda done, total, note="": progress(done, 2 * total, note)
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from inspect import signature
 from typing import Any, get_type_hints
 
-from torch import nn
+from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
 from splitveil.nets import Channel, GaussianNoise, SplitModel
@@ -73,6 +73,17 @@ class NoiseOnly(Defence):
     def noisy(self) -> bool:
         """Yes: it is all it does."""
         return True
+
+
+class Price(nn.Module):
+    """Base of companions that have nothing of their own to learn and only make others pay."""
+
+    lr = 0.0
+
+    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Zero."""
+        del x, y
+        return z.new_zeros(())
 
 
 def settings_for(defence: Defence, module: type[nn.Module]) -> dict[str, Any]:

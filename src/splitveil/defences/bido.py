@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from splitveil.defences.base import NoiseOnly, Shape
+from splitveil.defences.base import NoiseOnly, Price, Shape
 from splitveil.dependence import gaussian_kernel, label_kernel, normalised_hsic
 from splitveil.errors import ConfigError
 from splitveil.nets import SplitModel
 
 
-class BilateralDependency(nn.Module):
+class BilateralDependency(Price):
     r"""Has nothing to learn; the encoder pays for the image and is paid for the label.
 
     .. math:: L_{enc} = \alpha\,(\mathrm{nHSIC}(x, z) - \rho\, \mathrm{nHSIC}(z, y))
@@ -18,16 +18,9 @@ class BilateralDependency(nn.Module):
     Gaussian kernels of one bandwidth on x and z, a linear one on labels. z (n, …) is clean.
     """
 
-    lr = 0.0
-
     def __init__(self, *, strength: float, label_share: float, bandwidth: float) -> None:
         super().__init__()
         self.strength, self.label_share, self.bandwidth = strength, label_share, bandwidth
-
-    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Zero."""
-        del x, y
-        return z.new_zeros(())
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The encoder's share; below 0 where z knows more of the label than of the image."""

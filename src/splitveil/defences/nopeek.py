@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from splitveil.defences.base import NoiseOnly, Shape
+from splitveil.defences.base import NoiseOnly, Price, Shape
 from splitveil.dependence import distance_correlation
 from splitveil.errors import ConfigError
 from splitveil.nets import SplitModel
 
 
-class DistanceCorrelation(nn.Module):
+class DistanceCorrelation(Price):
     r"""Has nothing to learn; the encoder pays α·dCor(x, z).
 
     .. math:: L_{enc} = \alpha\, \mathrm{dCor}(x, z)
@@ -18,16 +18,9 @@ class DistanceCorrelation(nn.Module):
     z (n, …) is clean, x (n, c, h, w).
     """
 
-    lr = 0.0
-
     def __init__(self, strength: float) -> None:
         super().__init__()
         self.strength = strength
-
-    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Zero."""
-        del x, y
-        return z.new_zeros(())
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The encoder's share, between 0 and α."""

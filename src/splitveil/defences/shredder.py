@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from splitveil.defences.base import Defence, Shape
+from splitveil.defences.base import Defence, Price, Shape
 from splitveil.defences.vib import channel_noise
 from splitveil.errors import ConfigError
 from splitveil.nets import Channel, LearnedNoise, SplitModel, sized
@@ -21,20 +21,13 @@ def loudness(log_scale: Tensor) -> Tensor:
     return log_scale.mean()
 
 
-class Amplifier(nn.Module):
+class Amplifier(Price):
     """Has nothing of its own to learn; the channel's noise is paid κ for each nat of loudness."""
-
-    lr = 0.0
 
     def __init__(self, noise: LearnedNoise, reward: float) -> None:
         super().__init__()
         self._noise = (noise,)  # in a tuple: its parameters are the model's
         self.reward = reward
-
-    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Zero."""
-        del x, y
-        return z.new_zeros(())
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """−κ times the loudness: below 0 where the scales are above 1."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from splitveil.defences.base import Defence, Shape
+from splitveil.defences.base import Defence, Price, Shape
 from splitveil.dependence import wide
 from splitveil.errors import ConfigError
 from splitveil.nets import Channel, LearnedNoise, SplitModel, learned_stages, sized
@@ -25,20 +25,13 @@ def normal_divergence(z: Tensor, log_scale: Tensor) -> Tensor:
     return 0.5 * ((2 * s).exp() + rows.square() - 1 - 2 * s).sum(1).mean()
 
 
-class BottleneckPrice(nn.Module):
+class BottleneckPrice(Price):
     """Has nothing of its own to learn; encoder and noise pay β·KL. It reads the channel's noise."""
-
-    lr = 0.0
 
     def __init__(self, noise: LearnedNoise, beta: float) -> None:
         super().__init__()
         self._noise = (noise,)  # in a tuple: its parameters are the model's
         self.beta = beta
-
-    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Zero."""
-        del x, y
-        return z.new_zeros(())
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """What encoder and noise pay."""

@@ -6,6 +6,7 @@ takes its shape from what it is given.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Literal
 
@@ -25,13 +26,13 @@ RATE = 3.0  # of learned scales: SGD's steps fit for weights would leave them wh
 MAX_WIRE = 4096  # a dictionary has wire² numbers
 
 
-class LearnedStage(nn.Module):
+class LearnedStage(nn.Module, ABC):
     """Base of stages whose parameters have the wire's shape."""
 
     @property
+    @abstractmethod
     def shape(self) -> Shape | None:
         """Shape of one image's smashed data; None before `size_to`."""
-        raise NotImplementedError
 
     def size_to(self, shape: Shape, device: torch.device | str = "cpu") -> None:
         """Make the parameters; a stage that has them must have them in this shape."""
@@ -43,8 +44,9 @@ class LearnedStage(nn.Module):
                 f"{shape}; build the defence's channel anew for another net or image size"
             )
 
+    @abstractmethod
     def _make(self, shape: Shape, device: torch.device | str) -> None:
-        raise NotImplementedError
+        """Give the parameters the wire's shape."""
 
 
 def learned_stages(channel: nn.Module) -> Iterator[LearnedStage]:

@@ -9,7 +9,7 @@ from splitveil.report.rows import Found, Group, Published, mean_of, reported, sp
 from splitveil.report.rows import find_records as find_records  # noqa: PLC0414 - re-exported
 from splitveil.report.rows import read_published as read_published  # noqa: PLC0414 - re-exported
 from splitveil.report.tables import NOTHING, Column, decimals, percent
-from splitveil.report.tracks import Track, caption, seeds_text, tracks
+from splitveil.report.tracks import Track, caption, seeds_text
 
 Json = dict[str, Any]
 
@@ -112,11 +112,6 @@ class Sheet:
         return {"title": self.title, "caption": self.caption, "rows": rows}
 
 
-def sheets(found: Found, published: Mapping[str, Published]) -> list[Sheet]:
-    """A table per track."""
-    return [track_sheet(track, published) for track in tracks(found.groups)]
-
-
 def track_sheet(track: Track, published: Mapping[str, Published]) -> Sheet:
     """The table of one track."""
     if track.aux == "test90":
@@ -191,11 +186,6 @@ def _on_reconstructions(group: Group) -> list[float | None]:
         return None if best is None else number(record, "attacks", best, "accuracy")
 
     return [mean_of([one(record) for record in seed]) for seed in group.seeds]
-
-
-def markdown(found: Found, published: Mapping[str, Published]) -> str:
-    """Every track as a Markdown table."""
-    return "\n".join(sheet.markdown() for sheet in sheets(found, published))
 
 
 def warnings(found: Found) -> list[str]:

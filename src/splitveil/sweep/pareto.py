@@ -18,19 +18,25 @@ DRAWS = 1000  # resamples of the validation images
 LEVEL = 0.95
 
 
+def undominated(points: Sequence[Point]) -> list[bool]:
+    """For each point whether no other is at least as high in both numbers and higher in one.
+
+    >>> undominated([(0.9, 0.01), (0.8, 0.02), (0.8, 0.015)])
+    [True, True, False]
+    """
+    return [
+        not any(a >= mine and b >= other and (a, b) != (mine, other) for a, b in points)
+        for mine, other in points
+    ]
+
+
 def front(points: Sequence[Point]) -> list[bool]:
     """For each point whether no other is as accurate and as private, and better in one of them.
 
     >>> front([(0.9, 0.5), (0.8, 0.2), (0.8, 0.3), (0.9, 0.5)])
     [True, True, False, True]
     """
-    clipped = [(accuracy, max(leakage, 0.0)) for accuracy, leakage in points]
-    order = sorted(range(len(points)), key=lambda i: (-clipped[i][0], clipped[i][1]))
-    marks, best, last = [False] * len(points), float("inf"), (float("nan"), float("nan"))
-    for i in order:
-        if clipped[i][1] < best or clipped[i] == last:
-            marks[i], best, last = True, clipped[i][1], clipped[i]
-    return marks
+    return undominated([(accuracy, -max(leakage, 0.0)) for accuracy, leakage in points])
 
 
 def hypervolume(accuracy: Array, leakage: Array, chance: float) -> float:
