@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from splitveil.settings import read_toml
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -84,12 +86,26 @@ def call(words: Sequence[str]) -> None:
         raise RuntimeError(f"splitveil {shlex.join(words)}\n{done.stdout}{done.stderr}")
 
 
+def last_epoch(run: Path) -> str:
+    """The last epoch's line of a run's log; empty before the first."""
+    log = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return next((line for line in reversed(log) if json.loads(line)["kind"] == "epoch"), "")
+
+
+def finished(run: Path) -> bool:
+    """Whether a run was trained to its end."""
+    config, line = read_toml(run / "config.toml"), last_epoch(run)
+    return bool(line) and json.loads(line)["epoch"] == config["epochs"]
+
+
 def work(job: Job) -> str:
     """Train if there is no run yet, audit, copy the records."""
     if not job.audits:
         return f"{job.run.name}: all records exist"
     if not (job.run / "checkpoint.safetensors").is_file():
         call(job.train)
+    elif not finished(job.run):
+        call((*job.train, "--resume"))
     said = []
     for command, target in job.audits:
         call(command)
@@ -99,9 +115,8 @@ def work(job: Job) -> str:
         )
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        log = (job.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        last = [line for line in log if '"kind": "epoch"' in line][-1:]
-        (target.parent / "last_epoch.json").write_text("\n".join([*last, ""]), encoding="utf-8")
+        last = target.parent / "last_epoch.json"
+        last.write_text(last_epoch(job.run) + "\n", encoding="utf-8")
         best = record["strongest"]
         said.append(
             f"{target.parent}: {100 * record['accuracy']:.2f} % / {best['mse']:.4f} "

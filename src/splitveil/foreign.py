@@ -26,6 +26,7 @@ from splitveil.audit import (
 )
 from splitveil.audit.access import finite
 from splitveil.audit.certificates import KINDS
+from splitveil.auditing import ACCURACY_DRAWS
 from splitveil.config import find_profile
 from splitveil.errors import AuditError, ConfigError
 from splitveil.listening import LISTENED, check_noise, hear_noise, sent_rate
@@ -47,7 +48,6 @@ from splitveil.stranger import (
 from splitveil.types import Access, Attack, Json, Labelled, Progress, Record, Victim, silent
 
 PROBED = 2
-ACCURACY_DRAWS = 4
 NO_ANSWER = "–"
 
 
