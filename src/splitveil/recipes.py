@@ -35,7 +35,7 @@ NAMED_RECIPES: Mapping[str, Named] = {
     "cifar10-slot-cross": _cifar10("seed 001, VGG11", "slot-cross", "vgg11"),
     "cifar10-arl-cem": _cifar10("an adversary in training and CEM, VGG11", "arl+cem", "vgg11"),
     "cifar10-arl-veil": _cifar10(
-        "an adversary in training and the flagship, VGG11", "arl+veil", "vgg11"
+        "an adversary in training and the flagship, VGG11", "arl+veil", "vgg11", lambd=0.5
     ),
     "cifar10-veil": _cifar10("the flagship, thin deep client", "veil", "thin-deep", epochs=160),
     "cifar10-veil-accurate": _cifar10(

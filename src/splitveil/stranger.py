@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 
 from splitveil.errors import AuditError, ConfigError
 from splitveil.rng import seeded_globals, stream
-from splitveil.victim import Victim, check_images
+from splitveil.victim import Send, Victim, by_rows, check_images
 
 Function = Callable[..., Any]
 Given = Literal["auto", "numpy", "torch"]
@@ -286,3 +286,7 @@ class OpenVictim(Victim):
         check_images(x, "images given to the victim")
         sent: Tensor = self._sender(x, generator)
         return sent
+
+    def prepare(self, images: Tensor) -> Send:
+        """Every query goes to the function."""
+        return by_rows(self.send, images)

@@ -3,7 +3,8 @@
 import copy
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -23,17 +24,31 @@ def check_images(x: Tensor, what: str) -> None:
         )
 
 
+F = TypeVar("F", bound=Callable[..., object])
 Send = Callable[[Tensor, Generator | None], Tensor]
+Prepare = Callable[[Tensor], Send]  # images → a function of their row numbers
+
+KEPT_BYTES = 2 << 30  # of clean z that a victim keeps behind `prepare`
+CHUNK = 1000
 
 
-def sealed(send: Send) -> Send:
+def by_rows(send: Send, images: Tensor) -> Send:
+    """Sends the images at the rows it is given."""
+
+    def send_rows(rows: Tensor, generator: Generator | None = None) -> Tensor:
+        return send(images[rows], generator)
+
+    return send_rows
+
+
+def sealed(function: F) -> F:
     """The same function behind a handle from which no attribute or closure leads to it.
 
     An uncached `lru_cache` keeps what it wraps in C; without `__wrapped__` it only passes calls on.
     """
-    handle = functools.lru_cache(maxsize=0)(send)
+    handle = functools.lru_cache(maxsize=0)(function)
     vars(handle).clear()
-    return handle
+    return cast(F, handle)
 
 
 class Victim:
@@ -57,26 +72,63 @@ class Victim:
         sent: Tensor = self._channel(self.encoder(x.to(self.device)), generator)
         return sent
 
+    @torch.no_grad()
+    def prepare(self, images: Tensor) -> Send:
+        """Many sendings of the same images: they are encoded once, and sent anew at every call.
+
+        What it gives takes row numbers, and draws from the channel for each call, as `send` does.
+        An encoder that draws by itself, or a wire too wide to keep, is asked every time.
+        """
+        check_images(images, "images given to the victim")
+        images = images.to(self.device)
+        first = self.encoder(images[:CHUNK])
+        wide = first.nbytes * len(images) > KEPT_BYTES * max(1, len(first))
+        if wide or not torch.equal(first, self.encoder(images[:CHUNK])):
+            return by_rows(self.send, images)
+        rest = [self.encoder(x) for x in torch.split(images[CHUNK:], CHUNK)]
+        z = torch.cat([first, *rest])
+
+        @torch.no_grad()
+        def send_rows(rows: Tensor, generator: Generator | None = None) -> Tensor:
+            sent: Tensor = self._channel(z[rows], generator)
+            return sent
+
+        return send_rows
+
     def black_box(self) -> "BlackBox":
         """The view a black-box attack is given: queries, nothing else."""
 
         def send(x: Tensor, generator: Generator | None = None) -> Tensor:
             return self.send(x, generator)
 
-        return BlackBox(sealed(send), self.device)
+        def prepare(images: Tensor) -> Send:
+            return sealed(self.prepare(images))
+
+        return BlackBox(sealed(send), self.device, prepare=sealed(prepare))
 
     def white_box(self) -> "WhiteBox":
         """The view a white-box attack is given: queries, and copies of encoder and channel."""
         parts = copy.deepcopy((self.encoder, self._channel))
-        return WhiteBox(self.black_box().send, self.device, *parts)
+        box = self.black_box()
+        return WhiteBox(box.send, self.device, *parts, prepare=box.prepare)
 
 
 @dataclass(frozen=True)
 class BlackBox:
-    """Queries to a victim. There is no encoder here to reach for."""
+    """Queries to a victim. There is no encoder here to reach for.
+
+    `prepare`, where there is one, makes many queries for the same images cheap.
+    """
 
     send: Send
     device: torch.device
+    prepare: Prepare | None = field(default=None, kw_only=True)
+
+    def sender(self, images: Tensor) -> Send:
+        """Sends images by their row numbers, with fresh randomness at every call."""
+        if self.prepare is None:
+            return by_rows(self.send, images.to(self.device))
+        return self.prepare(images)
 
 
 @dataclass(frozen=True)

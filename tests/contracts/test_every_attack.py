@@ -102,7 +102,7 @@ def trial(request: pytest.FixtureRequest) -> Trial:
 
     given, held = copy.deepcopy(seen), copy.deepcopy(victim.encoder.state_dict())
     state = torch.get_rng_state()
-    reconstruct = attack.fit(replace(box, send=counted), aux, generator(0), listen)
+    reconstruct = attack.fit(replace(box, send=counted, prepare=None), aux, generator(0), listen)
     guess = reconstruct(seen)
     untouched = (
         torch.equal(torch.get_rng_state(), state)

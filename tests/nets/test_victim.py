@@ -132,11 +132,11 @@ def test_a_black_box_answers_as_the_victim_does(model: SplitModel, images: Tenso
     assert box.device == victim.device
 
 
-def test_a_black_box_has_only_send_and_device(model: SplitModel) -> None:
-    assert [f.name for f in fields(BlackBox)] == ["send", "device"]
+def test_a_black_box_has_only_ways_to_send_and_its_device(model: SplitModel) -> None:
+    assert [f.name for f in fields(BlackBox)] == ["send", "device", "prepare"]
     box = model.victim().black_box()
     own = {name for name in dir(box) if not name.startswith("__")}
-    assert own == {"send", "device"}
+    assert own == {"send", "device", "prepare", "sender"}
 
 
 def test_nothing_a_black_box_holds_leads_to_the_victim(model: SplitModel) -> None:
@@ -204,3 +204,61 @@ def test_training_the_networks_of_a_white_box_changes_nothing_else(
         assert torch.equal(view.send(images, generator()), before)
     assert torch.equal(other.channel(other.encoder(images), generator()), before)
     assert all(p.requires_grad for p in model.parameters())
+
+
+def test_prepared_images_are_sent_as_if_asked_for_one_by_one(
+    model: SplitModel, images: Tensor
+) -> None:
+    victim = model.victim()
+    rows = torch.tensor([3, 0, 3, 15])
+    for box in (victim.black_box(), victim.white_box()):
+        send = box.sender(images)
+        torch.testing.assert_close(
+            send(rows, generator(1)), victim.send(images[rows], generator(1))
+        )
+        assert not torch.equal(send(rows, generator(2)), send(rows, generator(3)))
+        twice = send(rows, generator(4))
+        assert not torch.equal(twice[0], twice[2])  # the same image, another draw
+
+
+def test_a_box_that_prepares_nothing_asks_every_time(model: SplitModel, images: Tensor) -> None:
+    box = BlackBox(model.victim().send, torch.device("cpu"))
+    rows = torch.tensor([1, 2])
+    sent = box.sender(images)(rows, generator())
+    assert torch.equal(sent, model.victim().send(images[rows], generator()))
+
+
+class Restless(nn.Module):
+    """An encoder that adds noise of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand(())
+
+
+def test_an_encoder_that_draws_is_not_encoded_once_for_all(images: Tensor) -> None:
+    send = Victim(Restless(), Channel()).black_box().sender(images)
+    rows = torch.arange(4)
+    assert not torch.equal(send(rows, None), send(rows, None))
+
+
+def test_a_wire_too_wide_to_keep_is_asked_every_time(
+    model: SplitModel, images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("splitveil.victim.KEPT_BYTES", 100)
+    victim = model.victim()
+    sent = victim.prepare(images)(torch.tensor([5, 6]), generator())
+    assert torch.equal(sent, victim.send(images[5:7], generator()))
+
+
+def test_prepared_sendings_lead_to_no_model_and_no_clean_features(
+    model: SplitModel, images: Tensor
+) -> None:
+    victim = model.victim()
+    send = victim.black_box().sender(images)
+    assert not models(send)
+    assert not any(isinstance(thing, Tensor) for thing in reachable(send))
+
+
+def test_prepared_images_are_checked(model: SplitModel, images: Tensor) -> None:
+    with pytest.raises(AuditError, match="must lie in"):
+        model.victim().black_box().sender(2 * images + 1)

@@ -208,9 +208,10 @@ class AttributeHead:
         sizes = [_values(name, target, len(aux)) for name, target in targets.items()]
         if not sizes:
             raise AuditError("the attribute attack needs at least one attribute, got none")
+        send = victim.sender(aux.images)
         probed = fit_probe(
-            lambda x: victim.send(x, generator),
-            aux.images,
+            lambda rows: send(rows, generator),
+            torch.arange(len(aux), device=aux.images.device),
             torch.stack([t.to(aux.images.device) for t in targets.values()], 1),
             sizes,
             budget=self.budget,

@@ -113,11 +113,14 @@ class Decoder:
             if device.type == "cuda":
                 net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-            def loss(x: Tensor) -> Tensor:
-                return objective(_decode(net, victim.send(x, generator)), x)
+            send = victim.sender(aux.images)
+
+            def loss(x: Tensor, rows: Tensor) -> Tensor:
+                return objective(_decode(net, send(rows, generator)), x)
 
             told = _part(progress, first, total, "fitting the decoder")
-            curve = minimise(loss, net, (aux.images,), self.budget, generator, progress=told)
+            data = (aux.images, torch.arange(n, device=aux.images.device))
+            curve = minimise(loss, net, data, self.budget, generator, progress=told)
         net.eval()
 
         @torch.no_grad()

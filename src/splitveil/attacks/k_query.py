@@ -69,8 +69,13 @@ class KQuery:
         probe = aux.images[:8]
         apart = stream(generator.initial_seed(), "k-query", generator.device)
         same = torch.equal(victim.send(probe, apart), victim.send(probe, apart))
-        send = victim.send if same else averaged(victim.send, self.repeats)
-        box = BlackBox(send, victim.device)
+        box = BlackBox(victim.send, victim.device, prepare=victim.sender)
+        if not same:
+            box = BlackBox(
+                averaged(victim.send, self.repeats),
+                victim.device,
+                prepare=lambda images: averaged(victim.sender(images), self.repeats),
+            )
         inner = self.inner.fit(box, aux, generator, progress)
 
         def reconstruct(seen: Observation) -> Tensor:

@@ -158,11 +158,14 @@ class Wgan:
             net = ResidualDecoder(wire, shape, width=self.start.width, blocks=self.start.blocks)
             net, critic = net.to(device), Critic(shape, width=self.width).to(device)
 
-            def loss(x: Tensor) -> Tensor:
-                return F.mse_loss(net(victim.send(x, generator)), x)
+            send = victim.sender(aux.images)
 
-            curve = minimise(loss, net, (aux.images,), self.start.budget, generator, progress=told)
-            self._contest(victim.send, aux.images.to(device), (net, critic), generator, contested)
+            def loss(x: Tensor, rows: Tensor) -> Tensor:
+                return F.mse_loss(net(send(rows, generator)), x)
+
+            data = (aux.images, torch.arange(n, device=aux.images.device))
+            curve = minimise(loss, net, data, self.start.budget, generator, progress=told)
+            self._contest(send, aux.images.to(device), (net, critic), generator, contested)
         net.eval()
 
         @torch.no_grad()
@@ -179,11 +182,15 @@ class Wgan:
         generator: Generator,
         tell: Callable[[int], None],
     ) -> None:
-        """Train generator and critic in place; on a GPU both steps are replayed from graphs."""
+        """Train generator and critic in place; on a GPU both steps are replayed from graphs.
+
+        `send` takes row numbers of `images`.
+        """
         net, critic = players
         device, n = images.device, len(images)
         batch, steps = min(self.batch_size, n), self.steps(n)
         x = torch.empty_like(images[:batch])
+        rows = torch.zeros(batch, dtype=torch.long, device=device)
         judge, forge = (
             _adam(part, rate) for part, rate in ((critic, self.critic_lr), (net, self.generator_lr))
         )
@@ -191,7 +198,7 @@ class Wgan:
         def learn_to_judge() -> None:
             judge.zero_grad(set_to_none=True)
             with torch.no_grad():
-                fake = net(send(x, generator))
+                fake = net(send(rows, generator))
             share = torch.rand(batch, generator=generator, device=generator.device).to(device)
             value = critic_loss(critic(x), critic(fake))
             value = value + self.penalty * gradient_penalty(critic, x, fake, share)
@@ -200,7 +207,7 @@ class Wgan:
 
         def learn_to_draw() -> None:
             forge.zero_grad(set_to_none=True)
-            guess = net(send(x, generator))
+            guess = net(send(rows, generator))
             value = generator_loss(critic(guess), guess, x, self.pixel_weight)
             value.backward(inputs=list(net.parameters()))  # type: ignore[no-untyped-call]
             forge.step()
@@ -221,7 +228,8 @@ class Wgan:
                 if place == 0:
                     order = torch.randperm(n, generator=generator, device=generator.device)
                     order = order.to(device)
-                x.copy_(images[order[place * batch : (place + 1) * batch]])
+                rows.copy_(order[place * batch : (place + 1) * batch])
+                x.copy_(images[rows])
                 fall = half_cosine(index / steps)
                 set_rate(judge, self.critic_lr * fall)
                 set_rate(forge, self.generator_lr * fall)

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from splitveil.audit.gallery import gallery_rows
 from splitveil.errors import AuditError
 from splitveil.rng import stream
-from splitveil.types import Access, BlackBox, Labelled, Observation, Victim, sealed
-
-CHUNK = 1000
+from splitveil.types import Access, BlackBox, Labelled, Observation, Victim
+from splitveil.victim import CHUNK, Send, sealed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +112,16 @@ def view(case: Case, access: Access, wire: Wire) -> BlackBox:
     box = victim.white_box() if access is Access.WHITE_BOX else victim.black_box()
     shape = wire.seen.z.shape[1:]
 
-    def query(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return finite(same_shape(box.send(x, generator), len(x), shape))
+    def checked(send: Send) -> Send:
+        def query(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+            return finite(same_shape(send(x, generator), len(x), shape))
 
-    return replace(box, send=sealed(query))
+        return sealed(query)
+
+    def prepare(images: Tensor) -> Send:
+        return checked(box.sender(images))
+
+    return replace(box, send=checked(box.send), prepare=sealed(prepare))
 
 
 def finite(z: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from splitveil.audit import metrics
 from splitveil.audit.access import (
-    CHUNK,
     Case,
     Wire,
     allowed,
@@ -28,6 +27,7 @@ from splitveil.audit.gallery import gallery_rows, levels
 from splitveil.errors import AuditError
 from splitveil.rng import stream
 from splitveil.types import Access, Attack, Observation, Progress, check_images, silent
+from splitveil.victim import CHUNK
 
 Look = Callable[[str, Tensor, Tensor], None]
 AUX_SHOWN = 1000  # images an attack was fitted on that it is scored on too: does it overfit?
