@@ -12,7 +12,7 @@ T = TypeVar("T")
 WARM_UP = 3  # eager calls before the capture: cuDNN picks its kernels, optimisers their buffers
 
 
-KERNELS_TRIED = 4  # of cuDNN's list for one convolution, its best guess first
+KERNELS_TRIED = 10  # of cuDNN's list for one convolution; the first four hold no fast one
 
 
 @contextmanager

@@ -124,7 +124,9 @@ class Quantise(nn.Module):
         clipped = z.clamp(0, 1)
         # Never in half precision, whose products would round to a neighbouring level.
         wide = clipped.detach().to(torch.promote_types(z.dtype, torch.float32))
-        level = ((wide * steps).round() / steps).to(z.dtype)
+        # By a tensor: a GPU would multiply by the reciprocal of a number, one bit beside the CPU.
+        whole = torch.full((), float(steps), dtype=wide.dtype, device=wide.device)
+        level = ((wide * whole).round() / whole).to(z.dtype)
         return level + (clipped - clipped.detach())  # exactly 0, with the gradient of the clip
 
     def extra_repr(self) -> str:

@@ -12,7 +12,7 @@ from splitveil.types import Json, Reports
 
 log = logging.getLogger("splitveil")
 COLLAPSE_STEPS = 100
-SAVING_SHARE = 20
+SAVING_SHARE = 50
 
 
 class Clock:
@@ -35,7 +35,7 @@ class Clock:
         self._cost = self._last - begun
 
     def affordable(self) -> bool:
-        """Whether another one would take less than a twentieth of the time since the last."""
+        """Whether another one would take less than a fiftieth of the time since the last."""
         return time.perf_counter() - self._last >= SAVING_SHARE * self._cost
 
     def overdue(self, seconds: float) -> bool:
