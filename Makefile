@@ -1,20 +1,31 @@
-# Two commands a newcomer needs: `make demo` and `make test`. Both build .venv on first use.
+# Two commands a newcomer needs: `make demo` and `make test`. Both build .venv on first use; the
+# demo with the package alone, everything else with what development needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BASE := $(VENV)/.package
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: venv demo test check clean
+# What the page of `splitveil serve` runs the client with; git ignores it, a wheel carries it.
+ORT := src/splitveil/serve/web/ort
+ORT_FILES := ort.wasm.min.mjs ort-wasm-simd-threaded.mjs ort-wasm-simd-threaded.wasm
+
+.PHONY: venv demo test check web clean
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(BASE): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "SplitVeil needs Python 3.11 or newer; set PYTHON=/path/to/python")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $(STAMP)
+	$(PIP) -e .
+	touch $@
 
-demo: venv
+$(STAMP): $(BASE)
+	$(PIP) -e '.[dev]'
+	touch $@
+
+demo: $(BASE)
 	$(BIN)/splitveil demo
 
 # One thread per worker: two workers with two threads each would fight over two cores.
@@ -26,5 +37,16 @@ check: venv
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+web: $(ORT)/.installed
+
+$(ORT)/.installed: web/package.json web/package-lock.json
+	@command -v npm >/dev/null || { echo "make web needs npm: install Node.js 20 or newer"; exit 1; }
+	cd web && npm ci --no-progress
+	rm -rf $(ORT)
+	mkdir -p $(ORT)
+	cp $(addprefix web/node_modules/onnxruntime-web/dist/,$(ORT_FILES)) $(ORT)
+	rm -rf web/node_modules
+	touch $@
+
 clean:
-	rm -rf $(VENV) build src/*.egg-info
+	rm -rf $(VENV) build src/*.egg-info $(ORT) web/node_modules

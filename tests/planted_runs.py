@@ -223,6 +223,13 @@ PLANTED: list[tuple[str, Plan, Plan, str, str]] = [
         "slot-cross (num_slots 8)",
     ),
     (
+        "classes still scattered",
+        {"lines": edited({"intra_mse": 0.1})},
+        {"lines": edited({"intra_mse": lambda e: 0.1 if e < 9 else 0.05})},
+        "from 0.1 to 0.1",
+        "epochs 20 → 40, since the penalty needs time at full weight; else lambd 0.3 → 0.6",
+    ),
+    (
         "noise too small",
         {"record": {"true_rate_nats": 64 * 0.5 * math.log(5), "client": {"wire_floats": 64}}},
         {"record": {"true_rate_nats": 64 * 0.3, "client": {"wire_floats": 64}}},

@@ -13,7 +13,7 @@ RESULTS = sorted((Path(__file__).parents[1] / "benchmarks" / "results").glob("**
 
 
 def check(found: dict[str, Any]) -> None:
-    assert found["suite"] in ("surrogates", "oracle", "step")
+    assert found["suite"] in ("surrogates", "oracle", "step", "serve")
     assert isinstance(found["device"], str)
     assert {"splitveil", "torch", "python", "threads", "commit"} <= set(found["versions"])
     assert found["batch"] > 0

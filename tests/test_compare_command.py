@@ -1,11 +1,14 @@
 """`splitveil compare` as a user meets it, on the records of this repository."""
 
+import csv
 import json
 from pathlib import Path
 
-from typer.testing import CliRunner
+import pytest
+from typer.testing import CliRunner, Result
 
 from splitveil.cli import app
+from splitveil.report.quantities import QUANTITIES
 from splitveil.report.tracks import ARCHITECTURE, BUDGET
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -43,3 +46,114 @@ def test_wrong_input_is_refused_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "record.json").write_text("{")
     broken = CliRunner().invoke(app, ["compare", str(tmp_path)])
     assert broken.exit_code == 2
+
+
+def compare(*words: str) -> Result:
+    return CliRunner().invoke(app, ["compare", *words])
+
+
+def plant(folder: Path, accuracies: list[float], mse: float, net: str = "thin-deep") -> None:
+    """A row of records made by hand, one per training seed, with MSEs .001 apart."""
+    for seed, accuracy in enumerate(accuracies):
+        record = {
+            "accuracy": accuracy,
+            "strongest": {"mse": mse + 0.001 * seed, "mse_by": "decoder"},
+            "true_rate_nats": 1 / 3,
+            "config": {"defence": folder.name, "dataset": "cifar10", "net": net},
+            "audit": {"aux": "train", "profile": "quick"},
+            "client": {"macs": 20_000_000, "wire_floats": 512},
+            "seeds": {"train": seed, "attack": 0},
+        }
+        (folder / f"seed{seed}").mkdir(parents=True)
+        (folder / f"seed{seed}" / "record.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Three rows of two seeds: `veil` on a thin client, `none` and `slot_cross` on VGG11."""
+    plant(tmp_path / "rows" / "veil", [0.92, 0.94], 0.05)
+    plant(tmp_path / "rows" / "none", [0.90, 0.91], 0.01, "vgg11")
+    plant(tmp_path / "rows" / "slot_cross", [0.80, 0.82], 0.02, "vgg11")
+    return tmp_path / "rows"
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_are_filtered_sorted_and_compared_against_one(rows: Path, tmp_path: Path) -> None:
+    files = {kind: tmp_path / "out" / f"table.{kind}" for kind in ("md", "csv", "latex")}
+    (tmp_path / "out").mkdir()
+    options = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
+    result = compare(
+        str(rows), "--where", "accuracy>80%", "--where", "net=vgg11", "--sort", "-mse",
+        "--against", "none", "--columns", "defence,accuracy,mse", *options,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    read = read_csv(files["csv"])
+    assert [row["row"] for row in read] == ["slot_cross", "none"] * 2  # both tracks
+    assert float(read[0]["mse_gap"]) == pytest.approx(0.01)
+    assert float(read[0]["accuracy_gap"]) == pytest.approx(-0.095)
+    assert read[0]["interval_over"] == "paired seeds"
+    assert (read[1]["against"], read[1]["mse_gap"]) == ("", "")
+    lines = files["md"].read_text(encoding="utf-8").splitlines()
+    assert "| row | defence | accuracy (%) ↑ | strongest attack MSE ↑ |" in lines
+    # t(1) .975 = 12.706, sd of the differences -.10 and -.09 is .01/√2, its mean's error .005
+    start = "| `slot_cross` | `none` | -9.50 [-15.85, -3.15] |"
+    assert sum(line.startswith(start) for line in lines) == 2
+    text = files["latex"].read_text(encoding="utf-8")
+    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 4
+    assert r"    \texttt{slot\_cross} & slot\_cross & 81.00 $\pm$ 1.41 &" in text
+    assert sorted((tmp_path / "out").iterdir()) == sorted(files.values())  # nothing temporary
+
+
+def test_precision_of_the_csv_is_that_of_the_record(rows: Path, tmp_path: Path) -> None:
+    target = tmp_path / "one.csv"
+    file = rows / "veil" / "seed1" / "record.json"
+    assert compare(str(file), "--csv", str(target)).exit_code == 0
+    (row,) = read_csv(target)
+    assert float(row["mse"]) == json.loads(file.read_text())["strongest"]["mse"]
+    assert float(row["rate"]) == 1 / 3
+    assert set(QUANTITIES) < set(row)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--where", "acuracy>1"), "unknown filter 'acuracy'; did you mean 'accuracy'?"),
+        (("--where", "accuracy>90"), "no row has accuracy > 90; accuracy lies in [0.81, 0.93]"),
+        (("--sort", "speed"), "unknown column to sort by 'speed'"),
+        (("--columns", "acc"), "unknown column 'acc'; choose from: accuracy"),
+        (("--against", "nono"), "unknown row to compare against 'nono'; did you mean 'none'?"),
+        (("--csv", "/nowhere/x.csv"), "cannot write /nowhere/x.csv"),
+    ],
+)
+def test_an_option_that_cannot_be_met_is_refused(
+    option: tuple[str, str], message: str, rows: Path
+) -> None:
+    result = compare(str(rows), *option)
+    assert result.exit_code == 2
+    assert message in result.output.replace("\n", " ")
+
+
+def test_tracks_without_the_row_compared_against_are_named(rows: Path) -> None:
+    result = compare(str(rows), "--against", "veil")
+    assert result.exit_code == 0, result.output
+    assert f"{ARCHITECTURE}: no differences, for it has no row veil" in result.output
+    assert f"{BUDGET}: no differences" not in result.output
+
+
+def test_a_broken_record_is_named_and_the_rest_compared(rows: Path) -> None:
+    (rows / "none" / "seed0" / "record.json").write_text('{"strongest": {}, "config": 3}')
+    result = compare(str(rows), "--where", "row=none", "--json")
+    assert result.exit_code == 0, result.output
+    assert "skipped, not a record:" in result.stderr
+    assert "(no config in it)" in result.stderr
+    table = json.loads(result.stdout)[0]
+    assert [(row["row"], row["accuracy"]) for row in table["rows"]] == [("none", "91.00")]
+
+
+def test_the_help_names_every_column() -> None:
+    said = compare("--help").stdout
+    assert all(key in said for key in QUANTITIES)

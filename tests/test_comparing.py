@@ -15,12 +15,15 @@ from splitveil.comparing import (
     contrasts,
     corrected,
     image_table,
+    matched,
     over_seeds,
-    per_image_mse,
+    plain_rows,
     sheets,
 )
 from splitveil.errors import RunError
-from splitveil.report.rows import Found, Group
+from splitveil.report.choosing import View, parse_filters, parse_order
+from splitveil.report.quantities import parse_columns
+from splitveil.report.rows import Found, Group, per_image_mse
 from splitveil.report.tracks import BUDGET, Track
 
 Images = NDArray[np.float64]
@@ -31,7 +34,12 @@ def packed(values: Images) -> str:
 
 
 def record(
-    accuracy: float, mse: float | Images, *, defence: str = "cem", net: str = "vgg11"
+    accuracy: float,
+    mse: float | Images,
+    *,
+    defence: str = "cem",
+    net: str = "vgg11",
+    seed: int | None = None,
 ) -> dict[str, Any]:
     made: dict[str, Any] = {
         "accuracy": accuracy,
@@ -40,6 +48,7 @@ def record(
         "client": {"macs": 20_000_000, "wire_floats": 512},
         "audit": {"aux": "train"},
         "splits": {"scored": "abc"},
+        "seeds": {"train": seed},
     }
     if not isinstance(mse, float):
         made["per_image"] = {"attack": "decoder", "mse": packed(mse)}
@@ -54,9 +63,9 @@ def images(mean: float, seed: int, n: int = 400) -> Images:
     return mean * (0.5 + np.random.default_rng(seed).random(n))
 
 
-def good(name: str = "veil", **facts: str) -> Group:
+def good(name: str = "veil", net: str = "vgg11") -> Group:
     values = zip((0.900, 0.902, 0.901), (0.050, 0.051, 0.052), strict=True)
-    return row(name, *(record(a, m, defence="veil", **facts) for a, m in values))
+    return row(name, *(record(a, m, defence="veil", net=net) for a, m in values))
 
 
 def poor(name: str = "cem") -> Group:
@@ -175,3 +184,90 @@ def test_each_track_is_followed_by_its_differences() -> None:
     assert made[3].rows[0][2] == "+3.00 [+2.77, +3.23]"  # t(4) .975 = 2.776, se .1·√(2/3)
     assert made[3].rows[0][-1] == "dominates"
     assert [s.title for s in sheets(Found((poor("a"), thin), ()), {})][-1].endswith(BUDGET)
+
+
+A, B = (0.90, 0.91, 0.93), (0.89, 0.905, 0.91)
+
+
+def seeded(name: str, values: tuple[float, ...], seeds: tuple[int | None, ...]) -> Group:
+    made = [record(v, v / 20, seed=s) for v, s in zip(values, seeds, strict=True)]
+    return row(name, *made)
+
+
+def test_rows_with_the_same_seeds_are_compared_seed_by_seed() -> None:
+    a, b = seeded("a", A, (0, 1, 2)), seeded("b", (B[2], B[0], B[1]), (2, 0, 1))
+    made = contrast(a, b, paired=True)
+    oracle = stats.ttest_rel(A, B)
+    low, high = oracle.confidence_interval(0.95)
+    assert made.accuracy is not None
+    assert (made.accuracy.interval.low, made.accuracy.interval.high) == pytest.approx((low, high))
+    assert made.p_accuracy == made.p_mse == pytest.approx(oracle.pvalue)
+    assert made.over == "paired seeds"
+    unpaired = contrast(a, b)
+    assert unpaired.p_accuracy == pytest.approx(stats.ttest_ind(A, B, equal_var=False).pvalue)
+    assert unpaired.over == "seeds"
+    assert made.accuracy_gap == unpaired.accuracy_gap == pytest.approx(np.mean(A) - np.mean(B))
+
+
+def test_images_are_paired_with_their_seed_too() -> None:
+    tables = [[images(m, s) for s, m in enumerate(ms)] for ms in ((0.05, 0.06), (0.04, 0.05))]
+    a, b = (row("x", *(record(0.9, t, seed=s) for s, t in enumerate(ts))) for ts in tables)
+    left, right = image_table(a), image_table(b)
+    assert left is not None
+    assert right is not None
+    made = contrast(a, b, paired=True)
+    assert made.mse is not None
+    expected = difference(Sample.of(left), Sample.of(right), paired=True)
+    assert made.mse.interval == expected.interval
+    assert made.over == "paired seeds and images"
+
+
+@pytest.mark.parametrize("seeds", [(0, 1, 3), (0, 1, 1), (0, 1, None)])
+def test_rows_with_other_seeds_are_not_paired(seeds: tuple[int | None, ...]) -> None:
+    a, b = seeded("a", A, (0, 1, 2)), seeded("b", B, seeds)
+    assert matched(a, b) is None
+    assert matched(b, b) is None or None not in seeds
+    assert contrast(a, b, paired=True) == contrast(a, b)
+
+
+def test_a_pair_of_single_seeds_is_no_verdict() -> None:
+    made = contrast(seeded("a", (0.9,), (0,)), seeded("b", (0.8,), (0,)), paired=True)
+    assert (made.accuracy, made.p_mse, made.over) == (None, None, "–")
+    assert made.verdict == "one seed: no verdict"
+
+
+def test_over_pairs_leaves_out_a_seed_that_one_side_did_not_measure() -> None:
+    made = over_seeds([0.9, 0.91, 0.95], [0.8, None, 0.86], paired=True)
+    assert made is not None
+    assert made.interval.mean == pytest.approx(0.095)
+    assert over_seeds([0.9, None], [0.8, 0.7], paired=True) is None
+
+
+def test_every_row_meets_the_one_it_is_compared_against() -> None:
+    found = Found((good(), poor(), poor("none")), ())
+    view = View(against="cem", sort=parse_order("-mse,row"), columns=parse_columns("mse"))
+    table, gaps, *budget = sheets(found, {}, view)
+    assert [sheet.rows for sheet in budget] == [table.rows, gaps.rows]  # each track is complete
+    assert [c.heading for c in table.columns] == ["row", "strongest attack MSE"]
+    assert [r[0] for r in table.rows] == ["`veil`", "`cem`", "`none`"]
+    assert [r[:2] for r in gaps.rows] == [("`veil`", "`cem`"), ("`none`", "`cem`")]
+    assert "Paired" not in gaps.caption
+    paired = Found((seeded("a", A, (0, 1, 2)), seeded("b", B, (0, 1, 2))), ())
+    assert "“Paired”: seed by seed" in sheets(paired, {}, View(against="b"))[1].caption
+
+
+def test_plain_rows_hold_every_digit_of_rows_and_differences() -> None:
+    found = Found((good(), poor(), poor("none")), ())
+    view = View(against="cem", where=parse_filters("defence=veil"), columns=parse_columns("mse"))
+    base, ours = plain_rows(found, {}, view)[:2]
+    made = contrast(good(), poor())
+    assert made.mse is not None
+    assert (base["row"], base["against"], base["mse_gap"], base["verdict"]) == ("cem", *[None] * 3)
+    assert (ours["row"], ours["against"], ours["verdict"]) == ("veil", "cem", "dominates")
+    assert (ours["mse"], ours["mse_gap"]) == (good().mean("strongest", "mse"), made.mse_gap)
+    assert ours["mse_gap_low"] == made.mse.interval.low
+    assert ours["mse_gap_p"] == max(2 * min(made.p_mse or 1, made.p_accuracy or 1), made.p_mse or 1)
+    without = plain_rows(found, {}, View())
+    assert [r["row"] for r in without] == ["cem", "none", "veil"] * 2  # both tracks
+    assert "against" not in without[0]
+    assert without[0]["defence"] == "cem"

@@ -102,4 +102,9 @@ def test_too_few_images_are_a_reason_and_no_crash() -> None:
     attempts = run_attacks(case, attacks, 0, wire=wire)
     few = Labelled(torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.long))
     found = other_leaks(case, attacks, attempts, few, few, wire=wire, kept=Kept(), profile="smoke")
-    assert "membership needs at least 20" in found["refused"]
+    assert "membership needs at least 20" in found["refused"]["membership"]
+    assert found.keys() == {"attribute", "re-id", "refused"}  # the others need no pairs
+    told = other_leaks(
+        case, attacks, attempts, "who knows", few, wire=wire, kept=Kept(), profile="smoke"
+    )
+    assert told["refused"] == {"membership": "who knows"}

@@ -9,17 +9,30 @@ from typing import Any
 import pytest
 import torch
 import typer
+from documents import FENCE, ROOT, table
 
 from splitveil.attacks import ATTACKS, PROFILES, Decoder
 from splitveil.cli import app
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "splitveil"
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
 ROOMS = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
-FILE_TYPES = ("html", "json", "jsonl", "png", "py", "toml")
+FILE_TYPES = (
+    "csv",
+    "html",
+    "json",
+    "jsonl",
+    "md",
+    "npz",
+    "onnx",
+    "pdf",
+    "png",
+    "py",
+    "svg",
+    "tex",
+    "toml",
+)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -160,17 +173,6 @@ def test_relative_links_resolve(path: Path) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.+)$", prose(target.read_text(encoding="utf-8")), re.M)
             assert anchor in {slug(h) for h in headings}, link
-
-
-def table(text: str, heading: str) -> list[list[str]]:
-    """Rows of the table whose first heading is this, without backticks."""
-    after = text.split(f"| {heading} |", 1)[1].split("\n")[2:]
-    rows = []
-    for line in after:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
-    return rows
 
 
 def test_the_budgets_of_the_protocol_are_those_of_the_code() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from splitveil.attacks import PROFILES, Decoder, KQuery, Linear, MeanImage, Nearest, Rmle
 from splitveil.attacks.floor import ClassMean
 from splitveil.audit import by_attack, run_attacks
+from splitveil.audit.leaks import PLANS
 from splitveil.auditing import rate_nats
 from splitveil.errors import AuditError, ConfigError
 from splitveil.foreign import Material, Target, examine
@@ -37,6 +38,7 @@ TINY: dict[str, Attack] = {
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cast(dict[str, Any], PROFILES), "tiny", TINY)
+    monkeypatch.setitem(cast(dict[str, Any], PLANS), "tiny", PLANS["smoke"])
 
 
 def material() -> Material:

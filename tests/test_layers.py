@@ -29,7 +29,8 @@ def room(*rooms: str, libraries: tuple[str, ...] | None = None) -> Rule:
 FIRST_ROW = ("errors", "types", "victim", "rng", "gradient", "graphs", "similarity", "dependence")
 EVERYTHING = room("*")
 ON_THE_DEVICE = (
-    "cache", "client", "faults", "manifest", "noise", "session", "stages", "transport", "wire",
+    "cache", "capture", "client", "faults", "manifest", "noise", "session", "stages", "transport",
+    "wire",
 )  # fmt: skip
 LIGHT = ("numpy", "onnxruntime")
 
@@ -68,6 +69,8 @@ MAY_IMPORT: dict[str, Rule] = {
     "training": EVERYTHING,
     "auditing": EVERYTHING,
     "disclosures": EVERYTHING,
+    "examining": EVERYTHING,
+    "wiretap": EVERYTHING,
     "reproduce": EVERYTHING,
     "sweep": EVERYTHING,
     "doctor": room("errors", "types", "report"),
@@ -81,7 +84,7 @@ MAY_IMPORT: dict[str, Rule] = {
     "trials": EVERYTHING,
     "advisor": EVERYTHING,
     "foreign": EVERYTHING,
-    "listening": room(*FIRST_ROW, "audit", "surrogates"),
+    "listening": room(*FIRST_ROW, "audit", "nets", "surrogates"),
     "stranger": room(*FIRST_ROW),
     "commands": EVERYTHING,
     "cli": EVERYTHING,

@@ -3,34 +3,24 @@
 import hashlib
 import json
 import time
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from splitveil.audit import (
-    Case,
-    Evidence,
-    Store,
-    accuracy,
-    by_attack,
-    ceiling_mse,
-    floor_mse,
-    gallery,
-    intercept,
-    per_image,
-    raise_flags,
-    run_attacks,
-    strongest,
-    strongest_blackbox,
-    worst_case,
-)
+from splitveil.audit import Attempt, Case, Store, Wire, intercept
+from splitveil.audit.certificates import Part
+from splitveil.audit.tables import Attributes, attributes_of, read_table
 from splitveil.config import find_profile
-from splitveil.data import aux_view
-from splitveil.disclosures import Kept, certificates, leakage_by_repeats, other_leaks
+from splitveil.data import AuxView, Dataset, Splits, aux_view
+from splitveil.data.folder import class_names, list_files
+from splitveil.disclosures import deployed
+from splitveil.examining import ACCURACY_DRAWS as ACCURACY_DRAWS  # noqa: PLC0414 - re-exported
+from splitveil.examining import Claim, Subject, measure
 from splitveil.nets import front_of
-from splitveil.passport import command, device_name, versions
+from splitveil.passport import versions
 from splitveil.runs import Run, flat_config, load_data
 from splitveil.surrogates.batch import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
@@ -38,7 +28,6 @@ from splitveil.train.checkpoint import read_checkpoint
 from splitveil.train.files import atomic_file, explain_os_error, write_text
 from splitveil.types import Json, Labelled, Progress, Record, Victim
 
-ACCURACY_DRAWS = 4
 PLACES = ("data_dir", "runs_dir")  # where files lay says nothing about a result
 
 
@@ -90,36 +79,93 @@ def model_hash(*modules: nn.Module) -> str:
 
 
 def audit_run(
-    run: Run, profile: str, *, aux: str, seed: int, progress: Progress, fresh: bool = False
+    run: Run,
+    profile: str,
+    *,
+    aux: str,
+    seed: int,
+    progress: Progress,
+    fresh: bool = False,
+    attributes: Path | None = None,
 ) -> Record:
     """Attack a run and write `record.json` and `gallery.json` into its folder.
 
     Attacks that were finished before on the same model and data are taken from `audit/` in the
-    run's folder, unless `fresh`: then all are run, and replace what was there.
+    run's folder, unless `fresh`: then all are run, and replace what was there. `attributes` is a
+    table of them, see `splitveil.audit.tables`.
     """
     store = folder_store(run.path / "audit")
     if fresh:
         store = replace(store, read=lambda _: None)
-    record, pictures = examine(run, profile, aux=aux, seed=seed, progress=progress, store=store)
+    record, pictures = examine(
+        run, profile, aux=aux, seed=seed, progress=progress, store=store, attributes=attributes
+    )
     write_text(run.path / "gallery.json", json.dumps(pictures))
     write_text(run.path / "record.json", record.to_json())
     return record
 
 
 def examine(
-    run: Run, profile: str, *, aux: str, seed: int, progress: Progress, store: Store | None
+    run: Run,
+    profile: str,
+    *,
+    aux: str,
+    seed: int,
+    progress: Progress,
+    store: Store | None,
+    attributes: Path | None = None,
 ) -> tuple[Record, Json]:
     """The record of an audit and its pictures; writes nothing but what `store` keeps."""
-    started = time.perf_counter()
-    attacks = find_profile(profile)
+    opened = open_run(run, aux=aux, progress=progress)
+    table = None if attributes is None else opened.attributes(attributes)
+    wire = intercept(opened.case, seed)
+    return examine_wire(opened, profile, wire, progress=progress, store=store, table=table)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Opened:
+    """A run with its data: the case of its audit, and what the record says of where it is from."""
+
+    run: Run
+    dataset: Dataset
+    splits: Splits
+    view: AuxView
+    case: Case
+    model: str
+    hashes: Json
+    began: float
+
+    def attributes(self, path: Path) -> Attributes:
+        """The attributes of aux and scored images from a table over the dataset."""
+        files = file_names(self.run.config.dataset)
+        table = read_table(path, len(self.dataset), files)
+        return attributes_of(path, table, self.view.aux, self.view.scored)
+
+
+def file_names(dataset: str) -> list[str] | None:
+    """Names of the images of a `folder:` dataset in its order, below the folder; else None."""
+    kind, _, place = dataset.partition(":")
+    if kind != "folder":
+        return None
+    root = Path(place).expanduser()
+    both = [root / "train", root / "test"]
+    parts = both if all(part.is_dir() for part in both) else [root]
+    classes = class_names(parts[0])
+    return [
+        file.relative_to(root).as_posix() for part in parts for file, _ in list_files(part, classes)
+    ]
+
+
+def open_run(run: Run, *, aux: str, progress: Progress) -> Opened:
+    """Load a run's data and make the case of its audit."""
+    began = time.perf_counter()
     dataset, splits = load_data(run, progress)
     view = aux_view(dataset, splits, aux, run.config.split_seed)
     victim = run.victim
     dataset = dataset.to(victim.device)
     hashes = splits.hashes() | view.hashes() | {"data": run.built.data_hash}
     model = model_hash(run.model)
-    passport = versions()
-    known = {k: v for k, v in passport.items() if k != "commit"} | {"device": str(victim.device)}
+    known = {k: v for k, v in versions().items() if k != "commit"} | {"device": str(victim.device)}
     case = Case(
         victim=victim,
         head=run.model.head.eval(),
@@ -128,72 +174,79 @@ def examine(
         scored=dataset.labelled(view.scored),
         identity=json.dumps([model, hashes, known], sort_keys=True),
     )
-    test = dataset.labelled(splits.test)
-    wire = intercept(case, seed)
-    kept = Kept()
-    attempts = run_attacks(case, attacks, seed, progress, wire=wire, store=store, look=kept)
-    headline = strongest(attempts)
-    ceiling = ceiling_mse(case.aux, case.scored, case.num_classes)
-    certified = certificates(
-        run.model,
-        case,
-        dataset,
-        splits,
-        seed=seed,
-        leakage=leakage_by_repeats(attempts, ceiling),
-    )
+    return Opened(
+        run=run, dataset=dataset, splits=splits, view=view, case=case, model=model,
+        hashes=hashes, began=began,
+    )  # fmt: skip
+
+
+def examine_wire(
+    opened: Opened,
+    profile: str,
+    wire: Wire,
+    *,
+    progress: Progress,
+    store: Store | None,
+    table: Attributes | None = None,
+    heard: Json | None = None,
+    versus: Callable[[Mapping[str, Attempt]], Json] | None = None,
+) -> tuple[Record, Json]:
+    """The record of an audit on this draw of the scored images, and its pictures."""
+    run, case, splits, dataset = opened.run, opened.case, opened.splits, opened.dataset
     outside = splits.held_out if len(splits.held_out) else splits.test
-    told = other_leaks(
-        case,
-        attacks,
-        attempts,
-        dataset.labelled(splits.train),
-        dataset.labelled(outside),
+    subject = Subject(
+        case=case,
         wire=wire,
-        kept=kept,
+        classes=dataset.classes,
+        attacks=find_profile(profile),
         profile=profile,
+        aux=opened.view.knowledge,
+        test=dataset.labelled(splits.test),
+        members=dataset.labelled(splits.train),
+        outsiders=dataset.labelled(outside),
+        claim=claim_of(opened),
+        attributes=table,
+        heard=heard or {},
+        versus=versus,
     )
+    facts, pictures = measure(subject, progress=progress, store=store)
     shape = run.built.image_shape
     trained = read_checkpoint(run.path / "checkpoint.safetensors").meta
+    audit = facts.pop("audit") | {"final": run.config.final, "model": opened.model}
     record = Record(
-        accuracy=accuracy(replace(case, scored=test), seed, ACCURACY_DRAWS),
-        attacks=by_attack(attempts),
-        strongest=headline,
-        strongest_blackbox=strongest_blackbox(attempts),
-        worst_case=worst_case(attempts),
-        ceiling={"mse": ceiling},
-        floor={"mse": floor_mse(case.aux, case.scored)},
-        leakage=1.0 - headline["mse"] / ceiling,
-        true_rate_nats=rate_nats(victim, case.scored, case.num_classes, run.noise_std),
-        per_image=per_image(attempts),
-        certificates=certified,
-        leaks=told,
-        flags=[asdict(f) for f in raise_flags(Evidence(case, wire, attempts, certified))],
+        **facts,
+        audit=audit,
+        true_rate_nats=rate_nats(case.victim, case.scored, case.num_classes, run.noise_std),
         client={
             "macs": run.model.macs(shape),
             "params": run.model.client_params(),
             "wire_floats": run.model.wire_floats(shape),
         },
         config={k: v for k, v in flat_config(run.config).items() if k not in PLACES},
-        splits=hashes,
-        seeds={"train": run.config.seed, "attack": seed, "split": run.config.split_seed},
-        versions=passport,
-        device=device_name(victim.device),
+        splits=opened.hashes,
+        seeds={"train": run.config.seed, "attack": wire.seed, "split": run.config.split_seed},
         seconds={
             "train": round(trained["seconds"], 3),
-            "audit": round(time.perf_counter() - started, 3),
-        },
-        audit={
-            "profile": profile,
-            "aux": aux,
-            "aux_images": len(case.aux),
-            "scored": len(case.scored),
-            "not_finite": list(wire.broken),
-            "accuracy_draws": ACCURACY_DRAWS,
-            "final": run.config.final,
-            "model": model,
-            "command": command(),
+            "audit": round(time.perf_counter() - opened.began, 3),
         },
         training={"steps": trained["step"], "peak_bytes": trained.get("peak_bytes")},
     )
-    return record, gallery(case.scored, attempts, wire.seen.answer, dataset.classes)
+    return record, pictures
+
+
+def claim_of(opened: Opened) -> Claim:
+    """What a run's certificates are about.
+
+    The population's bound is measured on the test images, which nothing was trained or chosen on.
+    """
+    splits, model = opened.splits, opened.run.model
+
+    def part(ids: Tensor) -> Part:
+        return Part(data=opened.dataset.labelled(ids), ids=ids)
+
+    return Claim(
+        client=deployed(model.encoder, model.channel, opened.case.victim.device),
+        fit=part(splits.train),
+        fresh=part(splits.test),
+        seen=torch.cat([splits.train, splits.val]),
+    )

@@ -7,7 +7,17 @@ import typer
 from typer.core import TyperGroup
 
 from splitveil import __version__, commands
-from splitveil.commands import audit, clients, explain, lists, reproduce, serve, sweep
+from splitveil.commands import (
+    audit,
+    clients,
+    compare,
+    explain,
+    lists,
+    report,
+    reproduce,
+    serve,
+    sweep,
+)
 from splitveil.errors import SplitVeilError
 
 EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
@@ -166,26 +176,7 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 
 app.command()(audit.audit)
-
-
-@app.command()
-def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of audited runs.")],
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the page (default: the first run's).")
-    ] = None,
-    json_: JsonFlag = False,
-) -> None:
-    """Build one page with tables and pictures from audited runs.
-
-    Example: `splitveil report runs/demo/none runs/demo/veil --out page`
-    """
-    from splitveil.console import out
-
-    page = commands.write_page(runs, out_dir or runs[0])
-    commands.show_runs(runs, json_=json_)
-    if not json_:
-        out.print(f"page: {page}", highlight=False, soft_wrap=True)
+app.command()(report.report)
 
 
 @app.command()
@@ -214,7 +205,7 @@ for command in (
     lists.attacks,
     lists.recipes,
     clients.clients,
-    commands.compare,
+    compare.compare,
     sweep.sweep,
     reproduce.reproduce,
     explain.doctor,

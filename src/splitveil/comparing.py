@@ -2,10 +2,9 @@
 
 Accuracies are compared over training seeds alone, by Welch's t: records hold no answer per image.
 MSEs are compared over seeds and images where both rows hold the strongest attack's MSE per image.
+Against a row of one's choice, rows with the same training seeds are compared seed by seed.
 """
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,15 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.audit.statistics import Difference, Sample, difference, holm
-from splitveil.errors import RunError
-from splitveil.report.compare import Sheet, track_sheet
-from splitveil.report.fields import number, text
-from splitveil.report.rows import Found, Group, Json, Published
+from splitveil.report.choosing import View, chosen, ordered
+from splitveil.report.compare import Sheet, gap_text, p_text, track_sheet
+from splitveil.report.exchange import Cell
+from splitveil.report.fields import text
+from splitveil.report.quantities import QUANTITIES, plain_row
+from splitveil.report.rows import Found, Group, Published, per_image_mse
 from splitveil.report.tables import NOTHING, Column
 from splitveil.report.tracks import Track, defences_of, tracks
 
 OURS = "veil"
-ROUNDING = 0.01  # half-precision errors per image average to far less than this share of the mean
 ALPHA = 0.05
 LEAST_SEEDS = 2  # a single training has no spread
 VERDICTS = {  # sign of the difference in accuracy, in MSE; 0: not told apart, or not known
@@ -79,26 +79,6 @@ def _sign(made: Difference | None) -> int | None:
     return (1 if made.interval.mean > 0 else -1) if made.excludes_zero else 0
 
 
-def per_image_mse(record: Json) -> NDArray[np.float64] | None:
-    """The strongest attack's MSE of every scored image (n,), or None where none is kept."""
-    packed = text(record, "per_image", "mse")
-    if not packed:
-        return None
-    try:
-        values = np.frombuffer(base64.b64decode(packed, validate=True), dtype="<f2")
-    except (binascii.Error, ValueError) as err:
-        raise RunError(
-            f"per_image.mse is not base64 of float16: {err}; audit the run again"
-        ) from err
-    made = values.astype(np.float64)
-    mean, stated = float(made.mean()) if len(made) else 0.0, number(record, "strongest", "mse")
-    if stated is None or not abs(mean - stated) <= ROUNDING * stated:
-        raise RunError(
-            f"per_image.mse has mean {mean:.6g}, but strongest.mse is {stated}; audit the run again"
-        )
-    return made
-
-
 def image_table(group: Group) -> NDArray[np.float64] | None:
     """MSE per training seed and image (seeds, images), attack seeds averaged; None if not kept."""
     rows = []
@@ -113,32 +93,54 @@ def image_table(group: Group) -> NDArray[np.float64] | None:
     return np.stack([np.mean(known, axis=0) for known in rows])
 
 
-def over_seeds(a: Sequence[float | None], b: Sequence[float | None]) -> Difference | None:
-    """Mean of a less mean of b by Welch's t; None with fewer than two values on either side.
+def over_seeds(
+    a: Sequence[float | None], b: Sequence[float | None], *, paired: bool = False
+) -> Difference | None:
+    """Mean of a less mean of b by Welch's t, or `paired` by Student's t of the differences.
+
+    None with fewer than two values on either side.
 
     >>> made = over_seeds([1.0, 2.0, 3.0], [0.0, 0.0])
     >>> round(made.interval.low, 4), round(made.interval.high, 4)  # 2 ± 4.3027/√3
     (-0.4841, 4.4841)
     """
-    left, right = ([v for v in values if v is not None] for values in (a, b))
+    if paired:
+        pairs = [(v, w) for v, w in zip(a, b, strict=True) if v is not None and w is not None]
+        left, right = [v for v, _ in pairs], [w for _, w in pairs]
+    else:
+        left, right = ([v for v in values if v is not None] for values in (a, b))
     if min(len(left), len(right)) < LEAST_SEEDS:
         return None
     samples = [Sample.of([[v, v] for v in values]) for values in (left, right)]
-    return difference(*samples, paired=False)  # equal columns: the images add no variance
+    return difference(*samples, paired=paired)  # equal columns: the images add no variance
 
 
-def contrast(ours: Group, other: Group) -> Contrast:
-    """Two rows against each other, p-values not yet corrected."""
+def matched(ours: Group, other: Group) -> tuple[Group, Group] | None:
+    """Both rows with their training seeds in one order; None if these are not the same ones."""
+    sides = [{text(seed[0], "seeds", "train"): seed for seed in g.seeds} for g in (ours, other)]
+    names = sorted(name for name in sides[0] if name is not None)
+    complete = all(len(side) == len(g.seeds) for side, g in zip(sides, (ours, other), strict=True))
+    if not complete or sides[0].keys() != sides[1].keys() or len(names) != len(sides[0]):
+        return None
+    left, right = (tuple(side[name] for name in names) for side in sides)
+    return Group(ours.name, left), Group(other.name, right)
+
+
+def contrast(ours: Group, other: Group, *, paired: bool = False) -> Contrast:
+    """Two rows against each other, p-values not yet corrected; `paired` where seeds allow it."""
+    pair = matched(ours, other) if paired else None
+    ours, other = pair or (ours, other)
+    together = pair is not None and len(ours.seeds) >= LEAST_SEEDS
     accuracies, errors = [
         (ours.values(*keys), other.values(*keys)) for keys in (("accuracy",), ("strongest", "mse"))
     ]
     a, b = image_table(ours), image_table(other)
-    mse, over = over_seeds(*errors), "seeds"
+    mse, over = over_seeds(*errors, paired=together), "seeds"
     same = ours.distinct("splits", "scored") == other.distinct("splits", "scored")
     if a is not None and b is not None and same and a.shape[1] == b.shape[1]:
-        mse = difference(Sample.of(a), Sample.of(b), paired=False)
+        mse = difference(Sample.of(a), Sample.of(b), paired=together)
         over = mse.interval.scope
-    accuracy = over_seeds(*accuracies)
+    accuracy = over_seeds(*accuracies, paired=together)
     return Contrast(
         ours=ours.name,
         other=other.name,
@@ -146,7 +148,7 @@ def contrast(ours: Group, other: Group) -> Contrast:
         mse_gap=_gap(ours, other, "strongest", "mse"),
         accuracy=accuracy,
         mse=mse,
-        over=NOTHING if mse is None else over,
+        over=NOTHING if mse is None else f"paired {over}" if together else over,
         p_accuracy=None if accuracy is None else accuracy.p_value,
         p_mse=None if mse is None or over == "images" else mse.p_value,
     )
@@ -177,8 +179,16 @@ def corrected(made: Sequence[Contrast]) -> list[Contrast]:
     ]
 
 
-def contrasts(track: Track, done: Sequence[str] = ()) -> list[Contrast]:
-    """Every row of a track with our defence, but those `done`, against every row without."""
+def contrasts(track: Track, done: Sequence[str] = (), against: str | None = None) -> list[Contrast]:
+    """Every row of a track with our defence, but those `done`, against every row without.
+
+    With `against`, every other row against the one of this name, in pairs of seeds where both have
+    the same; none if the track does not hold it.
+    """
+    if against is not None:
+        base = [g for g in track.groups if g.name == against]
+        rest = [g for g in track.groups if g.name != against]
+        return corrected([contrast(a, b, paired=True) for b in base for a in rest])
     ours = [g for g in track.groups if OURS in defences_of(g)]
     others = [g for g in track.groups if g not in ours]
     return corrected([contrast(a, b) for a in ours if a.name not in done for b in others])
@@ -200,10 +210,10 @@ def contrast_sheet(track: Track, made: Sequence[Contrast]) -> Sheet:
         (
             f"`{c.ours}`",
             f"`{c.other}`",
-            _interval(c.accuracy_gap, c.accuracy, 100.0, 2),
-            _p(c.p_accuracy),
-            _interval(c.mse_gap, c.mse, 1.0, 4),
-            _p(c.p_mse),
+            gap_text(c.accuracy_gap, _limits(c.accuracy), 100.0, 2),
+            p_text(c.p_accuracy),
+            gap_text(c.mse_gap, _limits(c.mse), 1.0, 4),
+            p_text(c.p_mse),
             c.over,
             c.verdict,
         )
@@ -213,40 +223,76 @@ def contrast_sheet(track: Track, made: Sequence[Contrast]) -> Sheet:
         title=f"Differences – {track.title}",
         caption="First row less second, with its 95 % interval; p-values are corrected after Holm "
         "over this table. “Dominates”: both intervals exclude 0 in favour of the first row; "
-        "“before correction”: a corrected p is 0.05 or more.",
+        "“before correction”: a corrected p is 0.05 or more." + _pairs(made),
         columns=columns,
         rows=rows,
     )
 
 
-def _interval(gap: float | None, made: Difference | None, scale: float, digits: int) -> str:
-    if gap is None:
-        return NOTHING
-    said = f"{scale * gap:+.{digits}f}"
-    if made is None:
-        return said
-    low, high = scale * made.interval.low, scale * made.interval.high
-    return f"{said} [{low:+.{digits}f}, {high:+.{digits}f}]"
+def _pairs(made: Sequence[Contrast]) -> str:
+    paired = any(c.over.startswith("paired") for c in made)
+    return " “Paired”: seed by seed, where both rows have the same training seeds." * paired
 
 
-def _p(value: float | None) -> str:
-    """A p-value.
-
-    >>> _p(0.0312), _p(0.00002), _p(None)
-    ('0.031', '<0.001', '–')
-    """
-    if value is None:
-        return NOTHING
-    return f"{value:.3f}" if value >= 0.0005 else "<0.001"  # noqa: PLR2004 - what prints as 0.000
+def _limits(made: Difference | None) -> tuple[float, float] | None:
+    return None if made is None else (made.interval.low, made.interval.high)
 
 
-def sheets(found: Found, published: Mapping[str, Published]) -> list[Sheet]:
-    """A table per track, each followed by its differences."""
+def views(
+    found: Found, published: Mapping[str, Published], view: View
+) -> list[tuple[Track, list[Contrast]]]:
+    """The tracks of the rows that a view shows, sorted, each with its differences."""
     made, done = [], set[str]()
-    for track in tracks(found.groups):
-        made.append(track_sheet(track, published))
-        pairs = [] if track.aux == "test90" else contrasts(track, sorted(done))
+    for each in tracks(chosen(found, view, published).groups):
+        groups = ordered(each.groups, view.sort, published) if view.sort else each.groups
+        track = replace(each, groups=groups)
+        without = track.aux == "test90" and view.against is None
+        pairs = [] if without else contrasts(track, sorted(done), view.against)
         done |= {pair.ours for pair in pairs}
+        made.append((track, pairs))
+    return made
+
+
+def sheets(
+    found: Found, published: Mapping[str, Published], view: View | None = None
+) -> list[Sheet]:
+    """A table per track, each followed by its differences."""
+    asked = View() if view is None else view
+    made = []
+    for track, pairs in views(found, published, asked):
+        made.append(track_sheet(track, published, asked.columns))
         if pairs:
             made.append(contrast_sheet(track, pairs))
     return made
+
+
+def plain_rows(
+    found: Found, published: Mapping[str, Published], view: View
+) -> list[dict[str, Cell]]:
+    """Every row of every track without rounding, for a spreadsheet.
+
+    Shares stay shares. With a row to compare `against`, the differences to it follow.
+    """
+    columns = tuple(QUANTITIES.values()) if view.columns is None else view.columns
+    made: list[dict[str, Cell]] = []
+    for track, pairs in views(found, published, view):
+        gaps = {pair.ours: pair for pair in pairs} if view.against is not None else {}
+        for group in track.groups:
+            row: dict[str, Cell] = {"track": track.title}
+            row |= plain_row(group, columns, published)
+            if view.against is not None:
+                row |= _plain_gap(gaps.get(group.name))
+            made.append(row)
+    return made
+
+
+def _plain_gap(pair: Contrast | None) -> dict[str, Cell]:
+    row: dict[str, Cell] = {"against": None if pair is None else pair.other}
+    for name in ("accuracy", "mse"):
+        made: Difference | None = None if pair is None else getattr(pair, name)
+        row[f"{name}_gap"] = None if pair is None else getattr(pair, f"{name}_gap")
+        row[f"{name}_gap_low"], row[f"{name}_gap_high"] = _limits(made) or (None, None)
+        row[f"{name}_gap_p"] = None if pair is None else getattr(pair, f"p_{name}")
+    row["interval_over"] = None if pair is None else pair.over
+    row["verdict"] = None if pair is None else pair.verdict
+    return row

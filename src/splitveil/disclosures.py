@@ -1,19 +1,18 @@
-"""What a run gives away beyond pictures: its certificates, and leaks of other kinds."""
+"""What a client gives away beyond pictures: its certificates, and leaks of other kinds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitveil.audit import Attempt, Case, Wire, strongest_blackbox
-from splitveil.audit.certificates import Deployed, Part, certify
+from splitveil.audit.certificates import Deployed
 from splitveil.audit.gallery import levels
 from splitveil.audit.leaks import PLANS, Guess, guess, leaks
-from splitveil.data import Dataset, Splits
+from splitveil.audit.tables import Attributes
 from splitveil.errors import AuditError
-from splitveil.nets import SplitModel, front_of
-from splitveil.rng import stream
+from splitveil.nets import front_of
 from splitveil.types import Attack, Json, Labelled
 
 ALWAYS = "linear"  # whose reconstructions are looked up beside the strongest attack's
@@ -30,41 +29,19 @@ class Kept:
         self.images[name] = (rows, levels(made))
 
 
-def certificates(
-    model: SplitModel,
-    case: Case,
-    dataset: Dataset,
-    splits: Splits,
-    *,
-    seed: int,
-    leakage: Mapping[int, float],
-) -> Json:
-    """Every certificate of a run's client, or why there is none.
-
-    The scored images are the gallery. The population's bound is measured on the test images, which
-    nothing was trained or chosen on.
-    """
-    encoder, front = model.encoder, front_of(model.encoder, model.channel)
-    device = case.victim.device
+def deployed(encoder: nn.Module, channel: nn.Module, device: torch.device) -> Deployed:
+    """A client of known networks as certificates see it."""
+    front = front_of(encoder, channel)
 
     def clean(x: Tensor, generator: torch.Generator | None) -> Tensor:
         z: Tensor = front.stages(encoder(x.to(device)), generator)
         return z
 
-    return certify(
-        Deployed(
-            clean=clean,
-            noise_var=None if front.noise_std is None else front.noise_std**2,
-            bounds=front.bounds,
-            random=front.random,
-        ),
-        case.scored,
-        Part(data=dataset.labelled(splits.train), ids=splits.train),
-        Part(data=dataset.labelled(splits.test), ids=splits.test),
-        torch.cat([splits.train, splits.val]),
-        num_classes=case.num_classes,
-        generator=stream(seed, "certificates", device),
-        leakage=leakage,
+    return Deployed(
+        clean=clean,
+        noise_var=None if front.noise_std is None else front.noise_std**2,
+        bounds=front.bounds,
+        random=front.random,
     )
 
 
@@ -82,21 +59,25 @@ def other_leaks(
     case: Case,
     attacks: Mapping[str, Attack],
     attempts: Mapping[str, Attempt],
-    members: Labelled,
+    members: Labelled | str,
     outsiders: Labelled,
     *,
     wire: Wire,
     kept: Kept,
     profile: str,
+    attributes: Attributes | None = None,
 ) -> Json:
-    """Attributes, membership and identity; {"refused": reason} where the data are too few."""
+    """Attributes, membership and identity; `refused` says why one of them is absent."""
     best = strongest_blackbox(attempts)["mse_by"]
     names = [n for n in dict.fromkeys((ALWAYS, best)) if n in attacks]
     made = {n: _reconstructions(case, n, attacks[n], wire, kept) for n in names}
     try:
-        return leaks(case, members, outsiders, made, wire.seed, plan=PLANS[profile], wire=wire)
+        return leaks(
+            case, members, outsiders, made, wire.seed,
+            attributes=attributes, plan=PLANS[profile], wire=wire, strict=False,
+        )  # fmt: skip
     except AuditError as err:
-        return {"refused": str(err)}
+        return {"refused": {"every": str(err)}}
 
 
 def _reconstructions(case: Case, name: str, attack: Attack, wire: Wire, kept: Kept) -> Guess:

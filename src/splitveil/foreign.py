@@ -2,37 +2,23 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from splitveil.audit import (
-    Attempt,
-    Case,
-    Evidence,
-    accuracy,
-    by_attack,
-    ceiling_mse,
-    floor_mse,
-    gallery,
-    intercept,
-    per_image,
-    raise_flags,
-    run_attacks,
-    strongest,
-    strongest_blackbox,
-    worst_case,
-)
+from splitveil.audit import Case, Wire, intercept
 from splitveil.audit.access import finite
-from splitveil.audit.certificates import KINDS
-from splitveil.auditing import ACCURACY_DRAWS
+from splitveil.audit.certificates import KINDS, Part, fingerprints
+from splitveil.audit.tables import Attributes
 from splitveil.config import find_profile
+from splitveil.disclosures import deployed
 from splitveil.errors import AuditError, ConfigError
-from splitveil.listening import LISTENED, check_noise, hear_noise, sent_rate
+from splitveil.examining import Claim, NoServer, Subject, measure, record_of
+from splitveil.listening import LISTENED, check_noise, hear, hear_noise, sent_rate
 from splitveil.nets import Channel, GaussianNoise
 from splitveil.nets.split import count_macs
-from splitveil.passport import command, device_name, versions
 from splitveil.rng import derive_seed, stream
 from splitveil.stranger import (
     Given,
@@ -48,7 +34,7 @@ from splitveil.stranger import (
 from splitveil.types import Access, Attack, Json, Labelled, Progress, Record, Victim, silent
 
 PROBED = 2
-NO_ANSWER = "–"
+UNKNOWN = "no images are known to be training data; name them with --members"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,6 +67,7 @@ class Material:
     """The images of an audit: what the attacker fits on, what is scored, and `test` for accuracy.
 
     `knowledge` names the attacker's knowledge and `hashes` identify the images in a record.
+    `members` are all images that the client was trained or chosen on, where they are known.
     """
 
     name: str
@@ -90,28 +77,11 @@ class Material:
     test: Labelled
     knowledge: str
     hashes: Json
+    members: Labelled | None = None
+    attributes: Attributes | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerlessRecord(Record):
-    """A record of a client alone: nobody answered, so its `accuracy` is null."""
-
-    accuracy: float | None = None  # type: ignore[assignment]  # wider than a run's, on purpose
-
-
-class NoServer(nn.Module):
-    """Stands where a server is missing; says the same of everything, and nobody listens."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Scores (n, classes), all 0."""
-        return z.new_zeros(len(z), self.num_classes)
-
-
-def open_parts(target: Target, sender: Stranger, x: Tensor) -> tuple[nn.Module, nn.Module]:
+def open_parts(target: Target, sender: Stranger, x: Tensor) -> tuple[nn.Sequential, nn.Module]:
     """Encoder and channel of a client that can be opened; refuses one that cannot.
 
     Without a `channel` of its own, what follows an object's `encoder` is the declared noise.
@@ -192,17 +162,38 @@ def _examine(
     floats = wire.seen.z[0].numel()
     if target.noise_std is not None:
         check_noise(target.noise_std, heard, min(LISTENED, len(case.scored)) * floats)
-    attempts = run_attacks(case, attacks, seed, progress, wire=wire)
+    facts, pictures = measure(
+        Subject(
+            case=case,
+            wire=wire,
+            classes=material.classes,
+            attacks=attacks,
+            profile=profile,
+            aux=material.knowledge,
+            test=None if target.server is None else material.test,
+            members=UNKNOWN if material.members is None else material.members,
+            outsiders=material.test,
+            claim=claim_of(target, material, parts, wire, heard),
+            attributes=material.attributes,
+        ),
+        progress=progress,
+    )
     rate = None
     if target.noise_std is not None and not wire.broken:
         rate = sent_rate(victim, case.scored, case.num_classes, target.noise_std, seed)
     encoder = None if parts is None else parts[0]
     shape = tuple(case.scored.images.shape[1:])
-    facts = _facts(case, attempts) | {
+    facts["audit"] |= {
+        "threat": "white-box" if target.white_box else "black-box",
+        "left_out": left_out,
+        "noise": {"declared": target.noise_std, "measured": heard},
+        "input": sender.place,
+        "repeatable": repeatable,
+        "final": None,
+        "model": None,
+    }
+    facts |= {
         "true_rate_nats": rate,
-        "per_image": per_image(attempts),
-        "flags": [asdict(f) for f in raise_flags(Evidence(case, wire, attempts))],
-        "certificates": {kind: {"refused": _refusal(target, heard)} for kind in KINDS},
         "client": {
             "macs": None if encoder is None else count_macs(encoder, shape),
             "params": None if encoder is None else sum(p.numel() for p in encoder.parameters()),
@@ -219,31 +210,9 @@ def _examine(
         },
         "splits": material.hashes,
         "seeds": {"train": None, "attack": seed, "split": None},
-        "versions": versions(),
-        "device": device_name(victim.device),
-        "audit": {
-            "profile": profile,
-            "aux": material.knowledge,
-            "aux_images": len(case.aux),
-            "scored": len(case.scored),
-            "not_finite": list(wire.broken),
-            "accuracy_draws": None if target.server is None else ACCURACY_DRAWS,
-            "threat": "white-box" if target.white_box else "black-box",
-            "left_out": left_out,
-            "noise": {"declared": target.noise_std, "measured": heard},
-            "input": sender.place,
-            "repeatable": repeatable,
-            "final": None,
-            "model": None,
-            "command": command(),
-        },
+        "seconds": {"train": None, "audit": round(time.perf_counter() - started, 3)},
     }
-    pictures = gallery(case.scored, attempts, wire.seen.answer, material.classes)
-    facts["seconds"] = {"train": None, "audit": round(time.perf_counter() - started, 3)}
-    if target.server is None:
-        return ServerlessRecord(**unanswered(facts)), without_answers(pictures)
-    score = accuracy(replace(case, scored=material.test), seed, ACCURACY_DRAWS)
-    return Record(accuracy=score, **facts), pictures
+    return record_of(facts), pictures
 
 
 def _head(target: Target, sender: Stranger, x: Tensor, classes: int, seed: int) -> nn.Module:
@@ -256,37 +225,42 @@ def _head(target: Target, sender: Stranger, x: Tensor, classes: int, seed: int) 
     return Server(stranger, wire, classes)
 
 
-def _facts(case: Case, attempts: Mapping[str, Attempt]) -> Json:
-    headline = strongest(attempts)
-    ceiling = ceiling_mse(case.aux, case.scored, case.num_classes)
-    return {
-        "attacks": by_attack(attempts),
-        "strongest": headline,
-        "strongest_blackbox": strongest_blackbox(attempts),
-        "worst_case": worst_case(attempts),
-        "ceiling": {"mse": ceiling},
-        "floor": {"mse": floor_mse(case.aux, case.scored)},
-        "leakage": 1.0 - headline["mse"] / ceiling,
-    }
+def claim_of(
+    target: Target,
+    material: Material,
+    parts: tuple[nn.Sequential, nn.Module] | None,
+    wire: Wire,
+    heard: float,
+) -> Claim | Json:
+    """What can be certified of a client whose networks are given, or why nothing can.
 
+    What was sent must be the encoder's z and the declared noise, as far as tests can tell.
+    """
 
-def _refusal(target: Target, heard: float) -> str:
+    def refused(reason: str) -> Json:
+        return {kind: {"refused": f"no certificate: {reason}"} for kind in KINDS}
+
     if heard == 0:
-        return "no certificate: the channel is deterministic"
+        return refused("the channel is deterministic")
     if target.noise_std is None:
-        return "no certificate: noise of unknown scale; declare it with --noise SIGMA"
-    return "no certificate: what a callable computes before its noise is not known for certain"
-
-
-def unanswered(facts: Json) -> Json:
-    """The facts without the accuracies of a server that is not there."""
-    return facts | {"attacks": {n: a | {"accuracy": None} for n, a in facts["attacks"].items()}}
-
-
-def without_answers(pictures: Json) -> Json:
-    """A gallery in which every answer is a class of its own that says there is none."""
-    classes: Sequence[str] = pictures["classes"]
-    return pictures | {
-        "classes": [*classes, NO_ANSWER],
-        "answers": [len(classes)] * len(pictures["answers"]),
-    }
+        return refused("noise of unknown scale; declare it with --noise SIGMA")
+    if parts is None:
+        return refused(
+            "what a callable computes before its noise is not known for certain; show its "
+            "networks with --white-box"
+        )
+    noise, x = Channel([GaussianNoise(target.noise_std)]), material.scored.images[:LISTENED]
+    failed = hear(parts[0], noise, wire.seen.z[: len(x)], x, seed=wire.seed)["failed"]
+    if failed:
+        return refused(
+            "what is sent is not the encoder's z and the declared noise; tests that fail: "
+            f"{', '.join(failed)}"
+        )
+    known = None if material.members is None else fingerprints(material.members.images)
+    theirs = parts[0][0]  # without the flattening, behind which no bounds are found
+    return Claim(
+        client=deployed(theirs, noise, torch.device("cpu")),
+        fit=Part(data=material.aux, ids=fingerprints(material.aux.images)),
+        fresh=Part(data=material.test, ids=fingerprints(material.test.images)),
+        seen=known,
+    )

@@ -17,7 +17,7 @@ from splitveil.attacks.membership import OUTPUTS, WIRE, Membership
 from splitveil.attacks.reid import ReId
 from splitveil.audit import Case, intercept, metrics, run_attacks
 from splitveil.audit.leaks import PLANS, Guess, Plan, guess, leaks, membership_leaks
-from splitveil.audit.sidecar import Attributes
+from splitveil.audit.tables import Attributes
 from splitveil.errors import AuditError
 from splitveil.rng import stream
 from splitveil.types import Json, Labelled

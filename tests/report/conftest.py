@@ -50,6 +50,45 @@ def make_record(defence: str, seed: int = 0) -> Json:
     }
 
 
+def rich_record(defence: str, seed: int = 0) -> Json:
+    """A record with flags, certificates and leaks beyond pixels."""
+    bare = defence == "none"
+    refused = {"refused": "no certificate: the channel is deterministic; add Gaussian noise"}
+    return make_record(defence, seed) | {
+        "flags": [
+            {
+                "name": "linearly invertible",
+                "seen": "ridge regression has MSE 0.0005",
+                "advice": "treat the client as sending the image itself",
+            }
+        ]
+        if bare
+        else [],
+        "certificates": dict.fromkeys(("capacity", "gallery", "population"), refused)
+        if bare
+        else {
+            "capacity": {"nats": 44.36, "dims": 64},
+            "gallery": {
+                "nats": 5.25,
+                "vacuous": True,
+                "nats_given_class": 2.5,
+                "identification_error": {"at_least": 0.125},
+                "doubles": {"repeats": 9},
+            },
+            "population": {"nats": 7.75, "nats_given_class": 5.5},
+        },
+        "leaks": {
+            "re-id": {"wire": {"rank_1": 0.5}, "decoder/mse": {"rank_1": 0.25}},
+            "membership": {
+                "strongest": {"outputs": "loss", "wire": "distance"},
+                "outputs": {"loss": {"auc": 0.625}},
+                "wire": {"distance": {"auc": 0.5}},
+            },
+            "attribute": {"side": {"beyond_answer": 0.125}},
+        },
+    }
+
+
 def scores(mse: float) -> Json:
     return {
         "mse": mse,
@@ -162,6 +201,16 @@ def written(three: list[RunFiles], tmp_path_factory: pytest.TempPathFactory) -> 
 def html(written: list[Path]) -> str:
     """The text of the written page."""
     return written[0].read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def rich(tmp_path_factory: pytest.TempPathFactory) -> list[RunFiles]:
+    """Undefended and veil, with everything an audit can say."""
+    runs = tmp_path_factory.mktemp("rich")
+    return [
+        read_run(write_run(runs / d, rich_record(d), make_metrics(d, 6), make_gallery(d)))
+        for d in ("none", "veil")
+    ]
 
 
 @pytest.fixture

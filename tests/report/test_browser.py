@@ -1,60 +1,248 @@
-"""The page in a real browser: what a reader sees is what was written."""
+"""The page and the slides in a real browser: what a reader sees, hears and can do."""
 
-import os
-import shutil
-import subprocess
-from collections.abc import Sequence
+import io
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-)
+from splitveil.report import RunFiles, write_report
+
+from .devtools import Tab, chromium
+
+pytestmark = pytest.mark.browser
+
+CONTRAST = """(() => {
+  const rgba = (text) => {
+    const v = text.match(/[\\d.]+/g).map(Number);
+    return v.length > 3 ? v : [...v, 1];
+  };
+  const over = (a, b) => a.slice(0, 3).map((v, i) => v * a[3] + b[i] * (1 - a[3]));
+  const linear = (v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+  const light = (c) => {
+    const [r, g, b] = c.map((v) => linear(v / 255));
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const paper = (e) => {
+    const found = [];
+    for (; e; e = e.parentElement) {
+      found.push(rgba(getComputedStyle(e).backgroundColor));
+      if (found.at(-1)[3] === 1) break;
+    }
+    return found.reverse().reduce((under, c) => over(c, under), [255, 255, 255]);
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const bad = [];
+  let seen = 0;
+  while (walker.nextNode()) {
+    const node = walker.currentNode, e = node.parentElement, text = node.data.trim();
+    if (!text || ["SCRIPT", "STYLE"].includes(e.tagName) || !e.checkVisibility()) continue;
+    const below = paper(e), ink = over(rgba(getComputedStyle(e).color), below);
+    const [a, b] = [light(ink), light(below)].sort((x, y) => y - x);
+    const ratio = (a + .05) / (b + .05);
+    seen += 1;
+    if (ratio < 4.5) bad.push([text.slice(0, 30), ratio]);
+  }
+  return [seen, bad];
+})()"""
+WIDER = """[...document.querySelectorAll("body *")].filter((e) => {
+  for (let p = e.parentElement; p; p = p.parentElement) {
+    if (["auto", "hidden"].includes(getComputedStyle(p).overflowX)) return false;
+  }
+  return e.getBoundingClientRect().right > innerWidth + 1;
+}).map((e) => e.className || e.tagName)"""
 
 
-def browser() -> str:
-    for name in ("/usr/bin/chromium", "chromium", "google-chrome"):
-        found = shutil.which(name)
-        if found:
-            return found
-    if os.environ.get("CI") == "true":
-        pytest.fail("no Chromium found; CI must have one")
-    pytest.skip("no Chromium found; install `chromium` to run this test")
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
-def visit(page: Path, profile: Path, extra: Sequence[str]) -> str:
-    command = [browser(), *FLAGS, f"--user-data-dir={profile}", *extra, page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout
+@pytest.fixture(scope="module")
+def folders(rich: list[RunFiles], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The report in both languages, with slides and with a folder left out."""
+    place = tmp_path_factory.mktemp("report")
+    skipped = [('runs/<b>"x"', "no run folder")]
+    for lang in ("en", "zh"):
+        write_report(rich, place / lang, lang=lang, skipped=skipped, slides=True)
+    return {lang: place / lang for lang in ("en", "zh")}
 
 
-@pytest.mark.browser
-def test_a_reader_sees_headings_rows_and_pictures(written: list[Path], tmp_path: Path) -> None:
-    page = written[0]
-    dom = visit(page, tmp_path / "profile", ["--dump-dom"])
-    for words in ("Key numbers", "What an attacker sees", "How to read these numbers"):
-        assert f">{words}</h2>" in dom
-    for name in ("none", "gated-att", "veil"):
-        assert f'<th scope="row">{name}</th>' in dom
-    assert dom.count("<img ") == 6
+@pytest.fixture(params=["en", "zh"])
+def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
+    return folders[request.param]
 
-    shot = tmp_path / "shot.png"
-    visit(page, tmp_path / "profile2", ["--window-size=1280,3000", f"--screenshot={shot}"])
-    with Image.open(shot) as image:
-        assert image.size == (1280, 3000)
-        picture = np.asarray(image.convert("RGB")).astype(int)
-    grid = picture[700:1600, 300:1100]  # the digits of the reconstruction grid are dark
-    assert (grid.max(-1) < 40).mean() > 0.1
-    assert (picture[:, :30] == picture[0, 0]).all()  # nothing spills over the left margin
-    assert (picture[:, -30:] == picture[0, 0]).all()
+
+def pixels(shot: bytes) -> NDArray[np.uint8]:
+    with Image.open(io.BytesIO(shot)) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def theme(tab: Tab) -> Any:  # noqa: ANN401
+    return tab.run("getComputedStyle(document.body).backgroundColor")
+
+
+@pytest.mark.parametrize("name", ["report.html", "slides.html"])
+def test_it_opens_from_disk_without_errors_or_requests(tab: Tab, folder: Path, name: str) -> None:
+    tab.open(folder / name)
+    assert tab.run("document.images.length") > 5
+    broken = "[...document.images].filter((i) => !i.complete || !i.naturalWidth).length"
+    assert tab.run(broken) == 0
+    assert tab.troubles == []
+    assert [url[:5] for url in tab.requests if not url.startswith("data:")] == ["file:"]
+
+
+@pytest.mark.parametrize("name", ["report.html", "slides.html"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_wider_than_the_window(tab: Tab, folder: Path, name: str, width: int) -> None:
+    tab.open(folder / name, width=width)
+    assert tab.run("document.documentElement.scrollWidth") <= width
+    assert tab.run(WIDER) == []
+
+
+@pytest.mark.parametrize("name", ["report.html", "slides.html"])
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_text_stands_out_from_its_paper(
+    tab: Tab, folders: dict[str, Path], name: str, dark: bool
+) -> None:
+    tab.open(folders["en"] / name, dark=dark)
+    tab.run("document.querySelectorAll('.slide').forEach((s) => s.classList.add('shown'))")
+    tab.run("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    seen, bad = tab.run(CONTRAST)
+    assert seen > 60
+    assert bad == []
+
+
+def test_the_theme_switches_and_is_remembered(tab: Tab, folders: dict[str, Path]) -> None:
+    page = folders["en"] / "report.html"
+    tab.open(page)
+    tab.run("localStorage.clear()")
+    tab.open(page)
+    light = theme(tab)
+    tab.scheme(dark=True)
+    dark = theme(tab)
+    assert light != dark
+    tab.click("#theme")
+    assert theme(tab) == light
+    tab.click("#theme")
+    tab.scheme(dark=False)
+    assert theme(tab) == dark
+    tab.open(page)
+    assert theme(tab) == dark
+    assert tab.run("document.getElementById('theme').getAttribute('aria-pressed')") == "true"
+    tab.run("localStorage.clear()")
+
+
+def test_the_slider_lays_the_original_over_the_reconstruction(
+    tab: Tab, folders: dict[str, Path]
+) -> None:
+    tab.open(folders["en"] / "report.html")
+    tab.run("document.querySelector('.tile').scrollIntoView({block: 'center'})")
+
+    def shown() -> NDArray[np.int64]:
+        left, top, right, bottom = tab.run(
+            "(() => { const r = document.querySelector('.pair').getBoundingClientRect();"
+            " return [r.x, r.y, r.right, r.bottom].map(Math.round); })()"
+        )
+        view = pixels(tab.screenshot())[top + 2 : bottom - 2, left + 4 : right - 4]
+        return view.astype(np.int64)
+
+    def push(key: str, code: int) -> NDArray[np.int64]:
+        tab.run("document.querySelector('.tile input').focus()")
+        tab.press(key, code)
+        return shown()
+
+    made, original = push("Home", 36), push("End", 35)
+    assert np.abs(made - original).mean() > 1
+    tab.click(".tile input")
+    assert tab.run("document.querySelector('.tile input').value") == "50"
+    half, middle = shown(), made.shape[1] // 2
+    assert (half[:, : middle - 4] == original[:, : middle - 4]).all()
+    assert (half[:, middle + 4 :] == made[:, middle + 4 :]).all()
+
+
+def test_without_a_script_everything_is_there(tab: Tab, folders: dict[str, Path]) -> None:
+    tab.scripts(allowed=False)
+    try:
+        tab.open(folders["en"] / "report.html")
+        hidden = "[...document.images].filter((i) => !i.getBoundingClientRect().width).length"
+        assert tab.run(hidden) == 0
+        assert tab.run("getComputedStyle(document.getElementById('theme')).display") == "none"
+        sides = (
+            "[...document.querySelector('.pair').children].map((i) => i.getBoundingClientRect().x)"
+        )
+        made, original = tab.run(sides)
+        assert original < made  # side by side
+        tab.open(folders["en"] / "slides.html")
+        heights = "[...document.querySelectorAll('.slide')].map((s) => s.offsetHeight)"
+        assert min(tab.run(heights)) > 0
+    finally:
+        tab.scripts(allowed=True)
+
+
+def test_a_foreign_script_cannot_run(tab: Tab, folders: dict[str, Path], tmp_path: Path) -> None:
+    html = (folders["en"] / "report.html").read_text(encoding="utf-8")
+    page = tmp_path / "tampered.html"
+    page.write_text(html.replace("</main>", "<script>window.hacked = 1</script></main>"))
+    tab.open(page)
+    assert tab.run("window.hacked") is None
+    assert any("Content Security Policy" in trouble for trouble in tab.troubles)
+
+
+def test_arrow_keys_turn_the_slides_and_stop_at_the_ends(tab: Tab, folder: Path) -> None:
+    tab.open(folder / "slides.html")
+    total = tab.run("document.querySelectorAll('.slide').length")
+    place = "document.getElementById('place').textContent"
+    shown = "[...document.querySelectorAll('.slide')].map((s) => s.offsetHeight > 0)"
+    assert tab.run(place) == f"1 / {total}"
+    tab.press("ArrowLeft", 37)
+    assert tab.run(place) == f"1 / {total}"
+    tab.press("ArrowRight", 39)
+    assert tab.run(shown) == [at == 1 for at in range(total)]
+    tab.click("#next")
+    tab.press("ArrowLeft", 37)
+    assert tab.run(place) == f"2 / {total}"
+    tab.press("End", 35)
+    tab.press("ArrowDown", 40)
+    assert tab.run(place) == f"{total} / {total}"
+
+
+def test_no_slide_is_taller_than_the_screen(tab: Tab, folder: Path) -> None:
+    tab.open(folder / "slides.html", width=1280, height=720)
+    total = tab.run("document.querySelectorAll('.slide').length")
+    for _ in range(total):
+        assert tab.run("document.documentElement.scrollHeight") <= 720
+        tab.press("ArrowRight", 39)
+
+
+def test_slides_print_one_to_a_page(tab: Tab, folder: Path) -> None:
+    tab.open(folder / "slides.html")
+    pages = len(re.findall(rb"/Type\s*/Page\b(?!s)", tab.pdf()))
+    assert pages == tab.run("document.querySelectorAll('.slide').length")
+
+
+def test_the_printed_page_is_light_and_opens_its_passports(
+    tab: Tab, folders: dict[str, Path]
+) -> None:
+    tab.open(folders["en"] / "report.html", dark=True)
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert theme(tab) == "rgb(255, 255, 255)"
+        assert tab.run(CONTRAST)[1] == []
+        tab.size(688)  # A4 less its margins
+        tab.run("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        assert tab.run(WIDER) == []
+        assert tab.run("document.documentElement.scrollHeight") < 12_000
+    finally:
+        tab.call("Emulation.setEmulatedMedia", media="")
+    tab.open(folders["en"] / "report.html")
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    assert tab.run("document.querySelectorAll('details:not([open])').length") == 0
+    tab.run("dispatchEvent(new Event('afterprint'))")
+    assert tab.run("document.querySelectorAll('.passport[open]').length") == 0

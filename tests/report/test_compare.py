@@ -7,13 +7,8 @@ from typing import Any
 import pytest
 
 from splitveil.errors import RunError
-from splitveil.report.compare import (
-    Sheet,
-    compare_columns,
-    compare_row,
-    track_sheet,
-    warnings,
-)
+from splitveil.report.compare import Sheet, compare_columns, compare_row, track_sheet, warnings
+from splitveil.report.quantities import parse_columns
 from splitveil.report.rows import Found, Group, Published, find_records, read_published, reported
 from splitveil.report.tables import Column
 from splitveil.report.tracks import ARCHITECTURE, BUDGET, REST, TEST90, caption, tracks
@@ -205,6 +200,8 @@ def test_a_sheet_says_the_same_in_markdown_terminal_and_json() -> None:
     sheet = Sheet(title="T", caption="c.", columns=columns, rows=(("`a`", "", "0.1"),))
     assert sheet.markdown() == "## T\n\nc.\n\n| row | MSE ↑ |\n| --- | --: |\n| `a` | 0.1 |\n"
     assert sheet.brief() == (["row"], [["a"]])
+    odd = Sheet(title="T", caption="", columns=columns, rows=(("a|b", "", "0"),))
+    assert odd.table().endswith("| a\\|b | 0 |")
     assert sheet.to_dict()["rows"] == [{"row": "a", "empty": "", "MSE": "0.1"}]
 
 
@@ -226,6 +223,47 @@ def test_broken_records_are_named_and_the_rest_is_compared(tmp_path: Path) -> No
     assert [g.name for g in found.groups] == ["good"]
     assert [Path(name).parent.name for name in found.broken] == ["cut", "empty", "other"]
     assert sum("not a record" in line for line in warnings(found)) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"accuracy": "high"}, "`accuracy` must be a number, got str"),
+        ({"strongest": {"mse": [1]}}, "`strongest.mse` must be a number"),
+        ({"strongest": 3}, "no strongest in it"),
+        ({"client": 3}, "`client` must be an object"),
+        ({"attacks": [1]}, "`attacks` must be an object"),
+        ({"flags": ["noisy"]}, "`flags` must be a list of objects with a name"),
+        ({"per_image": {"mse": "!"}}, "not base64"),
+    ],
+)
+def test_a_record_of_another_kind_is_skipped_with_the_reason(
+    change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    put(tmp_path / "good", record())
+    put(tmp_path / "odd", record() | change)
+    found = find_records([tmp_path])
+    assert [g.name for g in found.groups] == ["good"]
+    (line,) = warnings(found)
+    assert line.startswith(f"skipped, not a record: {tmp_path / 'odd' / 'record.json'} (")
+    assert reason in line
+
+
+def test_a_record_that_is_met_twice_counts_once(tmp_path: Path) -> None:
+    file = put(tmp_path / "a", record())
+    found = find_records([tmp_path, file, file.parent, tmp_path / "a" / ".." / "a"])
+    assert [len(g.records) for g in found.groups] == [1]
+
+
+def test_columns_can_be_chosen_for_every_track() -> None:
+    group = one("cem-test90", record(aux="test90"))
+    said = {"cem-test90": Published(0.85, 0.04, "seed 003", aux="test90")}
+    (track,) = tracks([group])
+    sheet = track_sheet(track, said, parse_columns("epochs,mse"))
+    assert [c.heading for c in sheet.columns] == ["row", "epochs", "strongest attack MSE"]
+    assert sheet.rows == (("`cem-test90`", "80", "0.0500"),)
+    assert sheet.notes == ()
+    assert track_sheet(track, said, parse_columns("reported-mse")).notes == ("Reported: seed 003.",)
 
 
 def test_nothing_to_compare_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,12 @@
 """Pictures: they decode, have the size their content asks for, and depend on the data alone."""
 
+import base64
 import io
+import json
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -10,14 +15,23 @@ from PIL import Image
 
 from splitveil.errors import RunError
 from splitveil.report import RunFiles
-from splitveil.report.canvas import CEILING, DPI, PALETTE, references, shown
-from splitveil.report.figures import attack_bars, reconstruction_grid, scatter, training_curves
+from splitveil.report.canvas import CEILING, DPI, PALETTE, Drawing, references, shown
+from splitveil.report.figures import (
+    attack_bars,
+    comparable,
+    draw_grid,
+    reconstruction_grid,
+    scatter,
+    training_curves,
+)
 from splitveil.report.grid import GAP, HEADER, LABELS, MARGIN, NAMES, TILE, left_out
+from splitveil.report.rows import Published
 
 from .conftest import MakeRun, make_gallery, make_metrics, make_record
 
 
-def pixels(png: bytes) -> NDArray[np.uint8]:
+def pixels(drawn: bytes | Drawing) -> NDArray[np.uint8]:
+    png = drawn.png if isinstance(drawn, Drawing) else drawn
     with Image.open(io.BytesIO(png)) as image:
         assert image.format == "PNG"
         assert "Software" not in image.info
@@ -161,3 +175,61 @@ def test_nothing_to_draw_is_an_error_that_says_what_to_do(make_run: MakeRun) -> 
     for draw in (reconstruction_grid, scatter, attack_bars):
         with pytest.raises(RunError, match="audit a run"):
             draw([bare])
+
+
+@pytest.mark.parametrize("draw", [scatter, attack_bars, training_curves, draw_grid])
+def test_every_figure_is_also_lines_and_the_same_each_time(
+    three: list[RunFiles], draw: Callable[[Sequence[RunFiles]], Drawing]
+) -> None:
+    first, again = draw(three[1:]), draw(three[1:])
+    assert (first.png, first.svg) == (again.png, again.svg)
+    root = ElementTree.fromstring(first.svg)  # noqa: S314 - our own
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert b"<dc:date>" not in first.svg
+    width, height = (float(str(root.get(side)).removesuffix("pt")) for side in ("width", "height"))
+    rows, columns, _ = pixels(first).shape
+    assert columns / rows == pytest.approx(width / height, abs=0.01)
+
+
+def test_an_svg_of_the_grid_keeps_the_pixels_of_each_image(three: list[RunFiles]) -> None:
+    assert three[0].gallery is not None
+    blobs = re.findall(rb"base64,([^\"]+)", draw_grid(three[:1]).svg)
+    assert len(blobs) == 8 * (1 + 2)  # images, rows
+    with Image.open(io.BytesIO(base64.b64decode(blobs[0]))) as image:
+        seen = np.asarray(image.convert("L"))
+    assert any(
+        np.array_equal(turned, three[0].gallery.original[0, 0]) for turned in (seen, seen[::-1])
+    )
+
+
+def test_published_rows_are_hollow_and_of_the_same_attacker(three: list[RunFiles]) -> None:
+    rows = {
+        "near": Published(accuracy=0.97, mse=0.02, source="A"),
+        "far": Published(accuracy=0.5, mse=0.9, source="B", aux="held-out"),
+    }
+    assert list(comparable(three, rows)) == ["near"]
+    with_marks, without = scatter(three, rows), scatter(three)
+    assert with_marks.svg != without.svg
+    only_far = {"far": rows["far"]}
+    assert scatter(three, only_far).svg == without.svg
+
+
+def test_warm_up_and_shut_off_leave_their_marks_on_the_curves(make_run: MakeRun) -> None:
+    def curves(**logged: list[float]) -> NDArray[np.uint8]:
+        lines = [json.loads(line) for line in make_metrics("veil", 8).splitlines()]
+        epochs = [line for line in lines if line["kind"] == "epoch"]
+        for at, line in enumerate(epochs):
+            line |= {key: values[at] for key, values in logged.items()}
+        run = make_run(f"r{len(made)}", metrics="\n".join(map(json.dumps, epochs)))
+        made.append(run)
+        return pixels(training_curves(run))
+
+    made: list[RunFiles] = []
+    plain = curves(weight=[1.0] * 8)
+    warm = curves(weight=[0.0] * 3 + [1.0] * 5)
+    shut = curves(weight=[1.0] * 8, shut=[1.0] * 3 + [0.0] * 5)
+    left, right = slice(90, 200), slice(300, 400)  # of the first panel: epochs 1 to 3, 6 to 8
+    for marked in (warm, shut):
+        assert (marked[150:250, left] < plain[150:250, left]).mean() > 0.3
+        assert (marked[150:250, right] == plain[150:250, right]).all()
+    assert (warm != shut).any()

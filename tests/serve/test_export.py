@@ -16,11 +16,20 @@ from torch import Tensor, nn
 from splitveil.nets import Channel, GaussianNoise, SplitModel
 from splitveil.serve import export
 from splitveil.serve.client import Client
-from splitveil.serve.export import check_target, compare, export_model, replaced, verdict
+from splitveil.serve.export import compare, export_model, verdict, write_attacker
 from splitveil.serve.faults import ExportError
-from splitveil.serve.manifest import CLIENT, CLIENT_INT8, FILE, SERVER, read_manifest, sha256
+from splitveil.serve.folders import check_target, replaced
+from splitveil.serve.manifest import (
+    ATTACKER,
+    CLIENT,
+    CLIENT_INT8,
+    FILE,
+    SERVER,
+    read_manifest,
+    sha256,
+)
 from splitveil.serve.server import load_app, running
-from splitveil.serve.session import Half, load_half
+from splitveil.serve.session import Half, load_half, open_half
 
 
 def halves(exported: Exported) -> tuple[Half, Half, Half]:
@@ -221,3 +230,18 @@ def test_the_verdict_is_the_records_claim() -> None:
         "flags": ["few-images"],
     }  # fmt: skip
     assert json.dumps(found)
+
+
+def test_an_attacker_becomes_onnx_and_makes_what_it_made_in_torch(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.ConvTranspose2d(2, 1, 3, 2, 1, 1), nn.BatchNorm2d(1), nn.Sigmoid())
+    net(torch.randn(8, 2, 4, 4))  # moves the statistics, which eval mode then uses
+    z = torch.randn(5, 2, 4, 4)
+    told = write_attacker(net, z, (1, 8, 8), tmp_path)
+    assert told["attacker_max_abs_diff"] <= 1e-5
+    with torch.no_grad():
+        expected = net.eval()(z[:3]).numpy()
+    found = open_half((tmp_path / ATTACKER).read_bytes(), 1)(z[:3].numpy())
+    assert np.abs(found - expected).max() <= 1e-5
+    with pytest.raises(ExportError, match=r"gives images .1, 8, 8., expected .3, 8, 8."):
+        write_attacker(net, z, (3, 8, 8), tmp_path)

@@ -47,6 +47,17 @@ def test_the_facts_a_client_needs_are_stated(folder: Path) -> None:
     assert read_manifest(folder).wire_floats == 6
 
 
+def test_classes_have_their_names_or_their_numbers(folder: Path) -> None:
+    assert read_manifest(folder).class_name(2) == "class 2"
+    names = ["cat", "dog", "car", "ship"]
+    edit(folder, classes=names)
+    assert read_manifest(folder).class_name(2) == "car"
+    for bad in (names[:3], [1, 2, 3, 4]):
+        edit(folder, classes=bad)
+        with pytest.raises(ExportError, match=r"classes must be 4 names or none|is broken"):
+            read_manifest(folder)
+
+
 def test_the_identity_changes_with_either_half(folder: Path) -> None:
     files = read_manifest(folder).files
     found = {

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import splitveil as sv
 from splitveil import config as configuration
+from splitveil.commands import exporting as exporting_run
 from splitveil.commands import serve as commands_serve
 from splitveil.data import load
 from splitveil.errors import SplitVeilError
@@ -99,7 +100,7 @@ def test_export_writes_into_the_run_and_warns_without_an_audit(run: Path) -> Non
     found = read_manifest(run / "export")
     assert (found.name, found.image_shape, found.audit) == ("first", (1, 8, 8), None)
     assert found.noise_std == sv.load_run(run).noise_std > 0
-    assert found.source == commands_serve.source_of(run)
+    assert found.source == exporting_run.source_of(run)
     again = call("export", str(run))
     assert "exists already" in error(again)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from splitveil.audit.access import Case, Wire, finite
 from splitveil.audit.attempt import Attempt
 from splitveil.audit.summary import comparable, floor_mse
+from splitveil.audit.wire_flags import WIRE_CHECKS
 from splitveil.rng import normal_like, stream
 from splitveil.types import Access, Json, Victim
 
@@ -32,12 +33,13 @@ class Flag:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the checks look at."""
+    """What the checks look at; `heard` is what `splitveil.audit.residuals` says of a real wire."""
 
     case: Case
     wire: Wire
     attempts: Mapping[str, Attempt]
     certificates: Json = field(default_factory=dict)
+    heard: Json = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
@@ -197,6 +199,12 @@ def certificate_beaten(evidence: Evidence) -> str | None:
 
 Check = Callable[[Evidence], str | None]
 
+
+def of_the_wire(check: Callable[[Json], str | None]) -> Check:
+    """A check of what was heard on the wire as a check of all the evidence."""
+    return lambda evidence: check(evidence.heard)
+
+
 FLAGS: Mapping[str, tuple[Check, str]] = {
     "white-box weaker than black-box": (
         white_box_weaker,
@@ -234,6 +242,7 @@ FLAGS: Mapping[str, tuple[Check, str]] = {
         not_finite,
         "mend the encoder; these images count as they are, attacked through zeros",
     ),
+    **{name: (of_the_wire(check), advice) for name, (check, advice) in WIRE_CHECKS.items()},
 }
 
 

@@ -4,7 +4,7 @@ Every number stands beside what guessing gives, and has a 95 % interval over ima
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,8 +27,8 @@ from splitveil.audit.access import (
 )
 from splitveil.audit.access import send as send_all
 from splitveil.audit.shares import named, share
-from splitveil.audit.sidecar import Attributes
 from splitveil.audit.statistics import Sample, interval
+from splitveil.audit.tables import Attributes
 from splitveil.errors import AuditError
 from splitveil.rng import stream
 from splitveil.types import Attack, Json, Labelled, Progress, check_images, silent
@@ -89,7 +89,7 @@ def guess(case: Case, name: str, attack: Attack, wire: Wire) -> Guess:
 
 def leaks(
     case: Case,
-    members: Labelled,
+    members: Labelled | str,
     nonmembers: Labelled,
     reconstructions: Mapping[str, Guess] | None,
     seed: int,
@@ -97,25 +97,37 @@ def leaks(
     attributes: Attributes | None = None,
     plan: Plan = PLANS["quick"],
     wire: Wire | None = None,
+    strict: bool = True,
     progress: Progress = silent,
 ) -> Json:
     """What z̃ says about attributes, membership and identity; deterministic under the seed.
 
-    `members` were trained on and `nonmembers` were not. `attributes` replaces the simple ones of
-    the images themselves. `wire` is the draw of the scored images, if there is one already.
+    `members` were trained on and `nonmembers` were not; a text says why no members are known.
+    `attributes` replaces the simple ones of the images themselves. `wire` is the draw of the
+    scored images, if there is one already. What cannot be measured raises; unless `strict` it is
+    absent, and `refused` has its reason.
     """
     if len(case.scored) <= 1:
         raise AuditError(f"leaks need at least 2 scored images, got {len(case.scored)}")
     case = replace(case, head=copy.deepcopy(case.head).eval())  # BatchNorm must not learn here
     wire = intercept(case, seed) if wire is None else wire
-    progress(0, 3, "attributes")
-    attribute = attribute_leaks(case, attributes, plan.attribute, wire)
-    progress(1, 3, "membership")
-    membership = membership_leaks(case, members, nonmembers, plan.membership, wire)
-    progress(2, 3, "re-identification")
-    identity = identity_leaks(case, reconstructions or {}, plan.reid, wire)
-    progress(3, 3, "leaks measured")
-    return {"attribute": attribute, "membership": membership, "re-id": identity}
+    steps: dict[str, Callable[[], Json]] = {
+        "attribute": lambda: attribute_leaks(case, attributes, plan.attribute, wire),
+        "membership": lambda: membership_leaks(case, members, nonmembers, plan.membership, wire),
+        "re-id": lambda: identity_leaks(case, reconstructions or {}, plan.reid, wire),
+    }
+    said: Json = {}
+    refused: Json = {}
+    for done, (name, step) in enumerate(steps.items()):
+        progress(done, len(steps), name)
+        try:
+            said[name] = step()
+        except AuditError as err:
+            if strict:
+                raise
+            refused[name] = str(err)
+    progress(len(steps), len(steps), "leaks measured")
+    return said | ({"refused": refused} if refused else {})
 
 
 def attribute_leaks(
@@ -172,13 +184,15 @@ def _simple(case: Case) -> Attributes:
 
 
 def membership_leaks(
-    case: Case, members: Labelled, nonmembers: Labelled, attack: Membership, wire: Wire
+    case: Case, members: Labelled | str, nonmembers: Labelled, attack: Membership, wire: Wire
 ) -> Json:
     """How well members are told from non-members of the same classes.
 
     Half of the pairs are known to the attacker; the numbers are those of the other half. The
     strongest score of each source is the one with the best AUC on the known half.
     """
+    if isinstance(members, str):
+        raise AuditError(members)
     lots = stream(wire.seed, "leaks/pairs")
     pairs = shares.matched_pairs(members.labels, nonmembers.labels, lots)[: attack.limit]
     if len(pairs) < LEAST_PAIRS:

@@ -1,7 +1,7 @@
 """What the commands share: merging settings, writing pages, showing tables."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -169,36 +169,3 @@ def bench(
         for r in found["rows"]
     ]
     show_table("Forward and backward", ["surrogate", "classes", "best ms", "median ms"], rows)
-
-
-def compare(
-    paths: Annotated[list[Path], typer.Argument(help="Run folders, records, or folders of them.")],
-    published: Annotated[
-        Path | None, typer.Option(help="JSON of published rows to stand beside ours.")
-    ] = None,
-    target: Annotated[
-        Path | None, typer.Option("--md", help="Write the whole table here as Markdown.")
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-) -> None:
-    """Compare audited runs: one row per defence, mean ± sd over its seeds.
-
-    Example: `splitveil compare results/cifar10 --published results/published.json`
-    """
-    from splitveil import comparing
-    from splitveil.console import show_json, show_table, warn
-    from splitveil.report import compare as tables
-    from splitveil.train.files import write_text
-
-    found = tables.find_records(paths)
-    beside = {} if published is None else tables.read_published(published)
-    sheets = comparing.sheets(found, beside)
-    if target is not None:
-        write_text(target, "\n".join(sheet.markdown() for sheet in sheets))
-    if json_:
-        show_json([sheet.to_dict() for sheet in sheets])
-    else:
-        for sheet in sheets:
-            show_table(sheet.title, *sheet.brief())
-    for line in tables.warnings(found):
-        warn(line)

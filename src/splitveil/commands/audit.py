@@ -1,4 +1,4 @@
-"""`splitveil audit`: of a run, or of anybody's encoder given as MODULE:FUNCTION."""
+"""`splitveil audit`: of a run, of its wire, or of anybody's encoder given as MODULE:FUNCTION."""
 
 import re
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splitveil import commands
-from splitveil.imports import current_folder_first, find_object
+from splitveil.commands import material, wire
+from splitveil.imports import current_folder_first
 
 if TYPE_CHECKING:
-    from splitveil.data import Dataset
     from splitveil.foreign import Material, Target
 
 
@@ -43,14 +43,36 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     noise: Annotated[
         float | None, typer.Option(help="Deviation of the Gaussian noise the client adds last.")
     ] = None,
+    members: Annotated[
+        str | None, typer.Option(help="All images that MODULE:FUNCTION was trained or chosen on.")
+    ] = None,
+    attributes: Annotated[
+        Path | None, typer.Option(help="Table of attributes, CSV or JSON: see docs/leaks.md.")
+    ] = None,
     white_box: Annotated[
         bool, typer.Option("--white-box", help="The attacker has the client's networks.")
     ] = False,
     given: Annotated[
         str, typer.Option("--input", help="What the function takes: auto, numpy or torch.")
     ] = "auto",
+    wires: Annotated[
+        list[str] | None,
+        typer.Option("--wire", help="Attack what left a client: a server's address or a capture."),
+    ] = None,
+    sent: Annotated[
+        str | None, typer.Option(help="With --wire: the images that were sent, in this order.")
+    ] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="With --wire: by the client in eight bits.")
+    ] = False,
+    token_file: Annotated[
+        Path | None, typer.Option(help="With --wire: file with the server's token.")
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="With --wire: certificates to trust for TLS.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the results (default: runs/FUNCTION).")
+        Path | None, typer.Option(help="Folder for the results (default: runs/FUNCTION, RUN/wire).")
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -63,6 +85,10 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     Or attack anybody's encoder, a function from images to what leaves the client.
 
     Example: `splitveil audit mycode:send --data folder:photos --server mycode:answer`
+
+    Or attack what really leaves a deployed client of a run.
+
+    Example: `splitveil audit runs/first --wire http://localhost:8000`
     """
     from splitveil.console import setup_logging
     from splitveil.runs import prepare_process
@@ -71,19 +97,40 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     setup_logging()
     theirs = {
         "--data": data, "--aux-data": aux_data, "--test-data": test_data, "--server": server,
-        "--noise": noise, "--white-box": white_box or None, "--out": out,
+        "--noise": noise, "--white-box": white_box or None, "--members": members,
         "--input": None if given == "auto" else given,
     }  # fmt: skip
-    if not is_callable(run):
-        refuse_options(theirs, "MODULE:FUNCTION is audited, as mycode:send; a run has its own")
-        audit_run(run, profile, aux, seed, replay, fresh=fresh, json_=json_)
+    tapped = {
+        "--sent": sent, "--int8": int8 or None, "--token-file": token_file, "--ca": ca,
+    }  # fmt: skip
+    if is_callable(run):
+        refuse_options(
+            {"--replay": replay, "--wire": wires or None} | tapped,
+            "a run is audited; audit the function again instead",
+        )
+        with current_folder_first():
+            target = material.find_target(str(run), server, noise, given, white_box=white_box)
+            folder = folder_for(target.name, out)
+            images = material.material(
+                data, aux_data, test_data, aux, members=members, attributes=attributes
+            )
+            audit_callable(target, images, folder, profile, seed, json_=json_)
         return
-    refuse_options({"--replay": replay}, "a run is audited; audit the function again instead")
-    with current_folder_first():
-        target = find_target(str(run), server, noise, given, white_box=white_box)
-        folder = folder_for(target.name, out)
-        images = material(data, aux_data, test_data, aux)
-        audit_callable(target, images, folder, profile, seed, json_=json_)
+    refuse_options(theirs, "MODULE:FUNCTION is audited, as mycode:send; a run has its own")
+    if wires:
+        refuse_options(
+            {"--replay": replay, "--attributes": attributes}, "the run itself is audited"
+        )
+        given_wire = wire.Given(
+            sources=tuple(wires), sent=sent, int8=int8, token_file=token_file, ca=ca, out=out
+        )
+        wire.audit_wire(
+            commands.given_run(run), given_wire, profile, aux=aux, seed=seed, fresh=fresh,
+            json_=json_,
+        )  # fmt: skip
+        return
+    refuse_options(tapped | {"--out": out}, "--wire or MODULE:FUNCTION is given")
+    audit_run(run, profile, aux, seed, replay, attributes=attributes, fresh=fresh, json_=json_)
 
 
 def is_callable(run: Path | None) -> bool:
@@ -107,24 +154,43 @@ def audit_run(
     seed: int,
     replay: Path | None,
     *,
+    attributes: Path | None,
     fresh: bool,
     json_: bool,
 ) -> None:
     """Attack a run, or measure a record of one again."""
-    from splitveil import load_run
+    from splitveil import auditing, load_run
     from splitveil.console import progress_bar, show_json
 
     if replay is not None:
+        refuse_options({"--attributes": attributes}, "a run is audited, not a record replayed")
+        check_replayable(replay)
         commands.replay(run, replay, json_=json_)
         return
     loaded = load_run(commands.given_run(run))
     with progress_bar("audit") as bar:
-        record = loaded.audit(profile, aux=aux, seed=seed, progress=bar, fresh=fresh)
+        record = auditing.audit_run(
+            loaded, profile, aux=aux, seed=seed, progress=bar, fresh=fresh, attributes=attributes
+        )
     page = commands.write_page([loaded.path], loaded.path)
     if json_:
         show_json(record.to_dict())
     else:
         commands.show_audit(loaded.path, record.flags, page)
+
+
+def check_replayable(path: Path) -> None:
+    """Refuse a record that was made with more than its run and its data."""
+    from splitveil.errors import AuditError
+    from splitveil.replay import read_record
+
+    told = read_record(path).audit
+    for key, option in (("wire", "--wire"), ("attributes", "--attributes")):
+        if key in told:
+            raise AuditError(
+                f"{path} was made with {option} and cannot be replayed from the run alone; audit "
+                f"again with the same {option}"
+            )
 
 
 def audit_callable(
@@ -150,34 +216,13 @@ def audit_callable(
         commands.show_audit(folder, record.flags, page)
     for name, why in record.audit["left_out"].items():
         warn(f"not run: {name}: {why}")
+    for name, why in record.leaks.get("refused", {}).items():
+        warn(f"not measured: {name}: {why}")
     if not record.audit["repeatable"]:
         warn(
             f"not repeatable: '{target.name}' draws from a stream of its own; let it use the "
             "global streams of torch, numpy or random, or an argument called `generator`"
         )
-
-
-def find_target(
-    name: str, server: str | None, noise: float | None, given: str, *, white_box: bool
-) -> "Target":
-    """The callables that are named, as what is to be audited."""
-    from typing import get_args
-
-    from splitveil.errors import ConfigError, unknown
-    from splitveil.foreign import Target
-    from splitveil.stranger import Given
-
-    if given not in get_args(Given):
-        raise ConfigError(unknown("input", given, get_args(Given)))
-    return Target(
-        client=find_object(name, "what is audited"),
-        name=name,
-        server=None if server is None else find_object(server, "--server"),
-        server_name=server,
-        noise_std=noise,
-        white_box=white_box,
-        given=given,  # type: ignore[arg-type]  # one of them, as was checked
-    )
 
 
 def folder_for(name: str, out: Path | None) -> Path:
@@ -197,71 +242,3 @@ def folder_for(name: str, out: Path | None) -> Path:
                 f"{folder} holds the record of '{before}'; choose another folder with --out"
             )
     return folder
-
-
-def material(data: str | None, aux_data: str | None, test_data: str | None, aux: str) -> "Material":
-    """The images: one dataset divided into its parts, or one for the attacker and one to score."""
-    from splitveil.data import aux_view, load, make_splits
-    from splitveil.errors import ConfigError
-    from splitveil.foreign import Material
-    from splitveil.runs import fingerprint
-
-    if data is None and aux_data is not None and test_data is not None:
-        return two_sets(load(aux_data), load(test_data), test_data)
-    if data is None or aux_data is not None or test_data is not None:
-        raise ConfigError(
-            "give --data, whose training part the attacker knows and whose test part is scored, "
-            "or both --aux-data and --test-data: folder:PATH, npz:PATH or a dataset's name"
-        )
-    if aux not in ("train", "test90"):
-        raise ConfigError(
-            f"--aux must be train or test90 for a callable, got '{aux}'; for an attacker with "
-            "images of his own give --aux-data and --test-data"
-        )
-    dataset = load(data)
-    splits = make_splits(dataset, final=True)
-    view = aux_view(dataset, splits, aux)
-    return Material(
-        name=data,
-        classes=dataset.classes,
-        aux=dataset.labelled(view.aux),
-        scored=dataset.labelled(view.scored),
-        test=dataset.labelled(splits.test),
-        knowledge=aux,
-        hashes=splits.hashes() | view.hashes() | {"data": fingerprint(dataset)},
-    )
-
-
-def two_sets(known: "Dataset", scored: "Dataset", name: str) -> "Material":
-    """Every image of the first for the attacker, every image of the second to score."""
-    import torch
-
-    from splitveil.data.splits import hash_all
-    from splitveil.errors import DataError
-    from splitveil.foreign import Material
-    from splitveil.runs import fingerprint
-
-    for what, one, other in (
-        ("classes", known.classes, scored.classes),
-        ("images of shape", known.image_shape, scored.image_shape),
-    ):
-        if one != other:
-            raise DataError(f"--aux-data has {what} {one}, --test-data {other}; they must agree")
-    seen = {image.tobytes() for image in known.images.numpy()}
-    if shared := sum(image.tobytes() in seen for image in scored.images.numpy()):
-        raise DataError(
-            f"{shared} images of --test-data are in --aux-data too; the attacker may not know "
-            "the images that are scored"
-        )
-    aux, test = (d.labelled(torch.arange(len(d))) for d in (known, scored))
-    indices = {"aux": torch.arange(len(known)), "scored": torch.arange(len(scored))}
-    return Material(
-        name=name,
-        classes=scored.classes,
-        aux=aux,
-        scored=test,
-        test=test,
-        knowledge="aux-data",
-        hashes=hash_all(indices | {"test": indices["scored"]})
-        | {"data": fingerprint(scored), "aux_data": fingerprint(known)},
-    )

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from splitveil.commands.exporting import export_run, source_of
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from splitveil.runs import Run
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 TokenFile = Annotated[
@@ -20,7 +20,6 @@ TokenFile = Annotated[
 ]
 
 EXPORT_FOLDER = "export"  # below a run
-CALIBRATION_IMAGES = 512
 TOKEN_VARIABLE = "SPLITVEIL_TOKEN"  # noqa: S105 - the name of a variable
 NEEDED = ("onnx", "onnxruntime", "onnxscript", "starlette", "uvicorn")
 
@@ -36,6 +35,10 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
     int8: Annotated[
         bool, typer.Option("--int8", help="Also a client in eight bits; needs the run's data.")
     ] = False,
+    attacker: Annotated[
+        bool,
+        typer.Option("--attacker", help="Also the audit's strongest decoder, for the page."),
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the export.")] = False,
     json_: JsonFlag = False,
 ) -> None:
@@ -50,7 +53,9 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
     prepare_process()
     loaded = load_run(run)
     target = run / EXPORT_FOLDER if out_dir is None else out_dir
-    manifest = export_run(loaded, target, name=name, int8=int8, overwrite=overwrite)
+    manifest = export_run(
+        loaded, target, name=name, int8=int8, attacker=attacker, overwrite=overwrite
+    )
     if json_:
         show_json({"export": str(target), "manifest": manifest.to_dict()})
         return
@@ -65,62 +70,13 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
             f"int8 client: same answer for {100 * told['int8_same_answer']:.2f} % of "
             f"{told['int8_images']} images"
         )
+    if manifest.attacker is not None:
+        lines.append(
+            f"attacker: '{manifest.attacker['attack']}' of the audit, mean squared error "
+            f"{manifest.attacker['mse']:.4f} (audit: {manifest.attacker['audited_mse']:.4f})"
+        )
     for line in (*lines, f"next: splitveil serve {target}"):
         out.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def export_run(run: "Run", target: Path, *, name: str | None, int8: bool, overwrite: bool) -> Any:  # noqa: ANN401 - Manifest, which must not be imported at module level
-    """Export a run with its audit's verdict; warns when it has none."""
-    from splitveil.console import warn
-    from splitveil.serve.export import check_target, export_model, verdict
-
-    check_target(target, overwrite=overwrite)
-    record = run.record
-    if record is None:
-        warn(f"{run.path} has no audit: nobody has measured what its wire gives away; audit it")
-    elif record.training.get("steps") != steps_of(run.path):
-        warn(
-            f"the audit of {run.path} is of another state of its training and is left out; "
-            "audit it again"
-        )
-        record = None
-    return export_model(
-        run.model,
-        run.built.image_shape,
-        target,
-        name=run.path.resolve().name if name is None else name,
-        audit=None if record is None else verdict(record.to_dict()),
-        source=source_of(run.path),
-        calibration=calibration_images(run) if int8 else None,
-        overwrite=overwrite,
-    )
-
-
-def steps_of(run: Path) -> int | None:
-    """How many steps the checkpoint of a run has seen."""
-    from splitveil.train.checkpoint import read_checkpoint
-
-    return read_checkpoint(run / "checkpoint.safetensors").meta.get("step")
-
-
-def source_of(run: Path) -> dict[str, Any]:
-    """Which run and which state of it an export is made from."""
-    from splitveil.serve.manifest import sha256
-
-    content = (run / "checkpoint.safetensors").read_bytes()
-    return {"run": run.resolve().name, "checkpoint": sha256(content)}
-
-
-def calibration_images(run: "Run") -> "NDArray[np.float32]":
-    """Training images, evenly spread over the training set, as floats in [0, 1]."""
-    import numpy as np
-
-    from splitveil.runs import load_data
-
-    dataset, splits = load_data(run)
-    rows = splits.train.cpu().numpy()
-    chosen = rows[np.linspace(0, len(rows) - 1, min(CALIBRATION_IMAGES, len(rows))).astype(int)]
-    return np.asarray(dataset.images.cpu().numpy()[chosen] / 255, np.float32)
 
 
 def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -140,9 +96,9 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     threads: Annotated[int, typer.Option(help="Threads of the model; 0: all cores.")] = 0,
     json_: JsonFlag = False,
 ) -> None:
-    """Serve the server's half over the KServe v2 protocol until Ctrl-C or SIGTERM.
+    """Serve the server's half over the KServe v2 protocol, with a page for browsers.
 
-    A run is exported first, into its folder `export`.
+    Until Ctrl-C or SIGTERM. A run is exported first, into its folder `export`.
 
     Example: `splitveil serve runs/first --port 8000`
     """
@@ -168,7 +124,8 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
             show_json({"url": url})
             sys.stdout.flush()  # whoever waits for the address reads it from a pipe
             return
-        err.print(f"serving {path} at {url}", highlight=False, markup=False, soft_wrap=True)
+        line = f"serving {path} at {url}; a browser finds a page there"
+        err.print(line, highlight=False, markup=False, soft_wrap=True)
 
     run_server(app, host=host, port=port, tls=tls, ready=ready)
 
@@ -184,7 +141,7 @@ def find_export(path: Path) -> Path:
     if not inside.exists():
         from splitveil.runs import load_run
 
-        export_run(load_run(path), inside, name=None, int8=False, overwrite=False)
+        export_run(load_run(path), inside)
     elif read_manifest(inside).source.get("checkpoint") != source_of(path)["checkpoint"]:
         raise RunError(
             f"{inside} was made from another checkpoint than {path} has now; export it again: "
@@ -202,6 +159,9 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     token_file: TokenFile = None,
     ca: Annotated[Path | None, typer.Option(help="Certificates to trust for TLS.")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Use the client in eight bits.")] = False,
+    capture: Annotated[
+        Path | None, typer.Option(help="New file that keeps what is sent, for `audit --wire`.")
+    ] = None,
     json_: JsonFlag = False,
 ) -> None:
     """Classify images: the client's half runs here, only noisy smashed data go to the server.
@@ -215,20 +175,26 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.serve.client import Client
 
     token = read_token(token_file)
-    with Client(export_dir, server, token=token, ca_file=ca, int8=int8) as client:
-        shape = client.manifest.image_shape
+    with Client(export_dir, server, token=token, ca_file=ca, int8=int8, capture=capture) as client:
+        manifest = client.manifest
+        shape = manifest.image_shape
         logits = client.infer(np.stack([read_picture(path, shape) for path in images]))
     shares = np.exp(logits - logits.max(1, keepdims=True))
     shares /= shares.sum(1, keepdims=True)
     rows: list[dict[str, Any]] = [
-        {"image": str(path), "class": int(p.argmax()), "share": float(p.max())}
+        {
+            "image": str(path),
+            "class": int(p.argmax()),
+            "name": manifest.class_name(int(p.argmax())),
+            "share": float(p.max()),
+        }
         for path, p in zip(images, shares, strict=True)
     ]
     if json_:
         show_json([r | {"logits": line.tolist()} for r, line in zip(rows, logits, strict=True)])
         return
     for row in rows:
-        line = f"{row['image']}: class {row['class']} ({100 * row['share']:.1f} %)"
+        line = f"{row['image']}: {row['name']} ({100 * row['share']:.1f} %)"
         out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

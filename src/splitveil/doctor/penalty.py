@@ -211,8 +211,14 @@ def still_scattered(case: Case) -> Seen | None:
     if last <= STILL * first:
         return None
     stronger = turn(case, "lambd", 2 * case.setting("lambd"))
+    advice = (
+        "one pool per class sees one cluster: use the defence slot-cross (num_slots 8), or the "
+        f"honest penalty=rate with statistic=raw; else {stronger}"
+    )
+    if case.config.get("penalty") == "rate":
+        longer = turn(case, "epochs", 2 * case.setting("epochs"))
+        advice = f"{longer}, since the penalty needs time at full weight; else {stronger}"
     return (
         f"intra_mse went from {first:.3g} to {last:.3g}: classes are as scattered as at the start",
-        "one pool per class sees one cluster: use the defence slot-cross (num_slots 8), or the "
-        f"honest penalty=rate with statistic=raw; else {stronger}",
+        advice,
     )

@@ -9,10 +9,10 @@ from splitveil.report.canvas import (
     CEILING,
     CEILING_TEXT,
     PALETTE,
+    Drawing,
     board,
     colour,
     draw_references,
-    png,
     references,
     shown,
 )
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 PER_PANEL = len(PALETTE)  # more runs than colours go into another panel
 PER_LEGEND_LINE = 4
 MANY_BARS = 18  # from here the numbers stand upright
+MANY_RUNS = 2 * PER_PANEL  # beyond, the numbers stand in the table alone
 LEFT, RIGHT, BOTTOM, PLOT, LEGEND_LINE = 0.8, 1.65, 0.45, 3.2, 0.24  # inches
 LETTER = 0.082  # inches, the mean width of a letter in an attack's name
 LONG_NAME = 10
 
 
-def attack_bars(runs: Sequence[RunFiles]) -> bytes:
-    """PNG: MSE of every attack, a group of bars per attack and a bar per run."""
+def attack_bars(runs: Sequence[RunFiles]) -> Drawing:
+    """MSE of every attack, a group of bars per attack and a bar per run."""
     attacks = list(dict.fromkeys(name for run in runs for name in section(run.record, "attacks")))
     if not attacks:
         raise RunError("no run has an attack in its record; audit a run first")
@@ -62,25 +63,26 @@ def attack_bars(runs: Sequence[RunFiles]) -> bytes:
                     PLOT / height,
                 )
             )
-            _draw_panel(axes, panel, attacks, upright=bars > MANY_BARS)
-        return png(figure)
+            drawn = _draw_panel(axes, panel, attacks, upright=bars > MANY_BARS)
+            for x, value in drawn if len(runs) <= MANY_RUNS else ():
+                _write_value(axes, x, value, upright=bars > MANY_BARS)
+        return Drawing(figure)
 
 
 def _draw_panel(
     axes: "Axes", runs: Sequence[RunFiles], attacks: Sequence[str], *, upright: bool
-) -> None:
-    """The bars of up to `PER_PANEL` runs, the ceiling and the legend."""
+) -> list[tuple[float, float]]:
+    """The bars of up to `PER_PANEL` runs, the ceiling and the legend; returns their tops."""
     rows = [[number(run.record, "attacks", a, "mse") for a in attacks] for run in runs]
     ceilings = references(runs, "ceiling")
     top = max([0.0, *ceilings, *(v for row in rows for v in row if v is not None)]) or 1.0
     axes.set_ylim(0, (1.2 if upright else 1.1) * top)
-    share = 0.8 / len(runs)
+    share, tops = 0.8 / len(runs), []
     for at, row in enumerate(rows):
         shift = (at - (len(runs) - 1) / 2) * share
         bars = [(i + shift, value) for i, value in enumerate(row) if value is not None]
         axes.bar([x for x, _ in bars], [v for _, v in bars], 0.92 * share, color=colour(at))
-        for x, value in bars:
-            _write_value(axes, x, value, upright=upright)
+        tops += bars
     axes.set_xlim(-0.5, len(attacks) - 0.5)
     axes.set_xticks(range(len(attacks)), [_on_lines(name) for name in attacks])
     axes.tick_params(axis="x", length=0)
@@ -88,6 +90,7 @@ def _draw_panel(
     axes.set_ylabel("MSE   more private →")
     draw_references(axes, [(value, CEILING_TEXT, CEILING, "--") for value in ceilings])
     _name_runs(axes, runs)
+    return tops
 
 
 def _on_lines(attack: str) -> str:

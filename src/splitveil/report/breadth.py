@@ -6,6 +6,7 @@ from splitveil.report.compare import Sheet
 from splitveil.report.fields import number, section, text
 from splitveil.report.rows import Group, mean_of, spread
 from splitveil.report.tables import NOTHING, Column
+from splitveil.report.words import Lang, word
 
 
 def attack_sheet(groups: Sequence[Group], *, least: int = 5) -> Sheet | None:
@@ -47,29 +48,29 @@ def _mark(name: str, groups: Sequence[Group]) -> str:
     return f"`{name}`" + subset + ("†" if any("repeats" in r for r in records) else "")
 
 
-def leak_sheet(groups: Sequence[Group]) -> Sheet | None:
+def leak_sheet(groups: Sequence[Group], lang: Lang = "en") -> Sheet | None:
     """Leaks beyond pixels and certificates of the rows that have them; None without one."""
     told = [g for g in groups if any(section(r, "leaks") for r in g.records)]
     if not told:
         return None
+
+    def column(key: str, unit: str = "", arrow: str = "↓") -> Column:
+        return Column(heading=word(f"leaks.{key}", lang), unit=unit, arrow=arrow)
+
+    nats = word("unit.nats", lang)
     return Sheet(
-        title="Leaks beyond pixels, and certificates",
-        caption="Re-identification: share of scored images found at once among all, from z̃ itself "
-        "and from the strongest attack's reconstructions. Membership: AUC of the strongest score, "
-        "chance .5. Attribute: the largest share of images whose attribute z̃ tells and the answer "
-        "does not. Certified: nats about an image given its class, at 95 % confidence; refused "
-        "without noise. Doubles at: sendings of one image until its gallery's bound is twice as "
-        "large.",
+        title=word("heading.leaks", lang),
+        caption=word("leaks.caption", lang),
         columns=(
-            Column(heading="row", numeric=False),
-            Column(heading="re-id by z̃", unit="%", arrow="↓"),
-            Column(heading="re-id by picture", unit="%", arrow="↓"),
-            Column(heading="membership, outputs", arrow="↓"),
-            Column(heading="membership, z̃", arrow="↓"),
-            Column(heading="attribute beyond answer", unit="%", arrow="↓"),
-            Column(heading="rate of the gallery", unit="nats", arrow="↓"),
-            Column(heading="certified", unit="nats", arrow="↓"),
-            Column(heading="doubles at", arrow="↑"),
+            Column(heading=word("leaks.row", lang), numeric=False),
+            column("re-id-wire", "%"),
+            column("re-id-picture", "%"),
+            column("member-outputs"),
+            column("member-wire"),
+            column("attribute", "%"),
+            column("gallery", nats),
+            column("certified", nats),
+            column("doubles", arrow="↑"),
         ),
         rows=tuple(_leak_row(g) for g in told),
     )

@@ -1,9 +1,9 @@
-"""The drawing board: one style, one palette, PNG bytes that depend on the data alone."""
+"""The drawing board: one style, one palette, PNG and SVG bytes that depend on the data alone."""
 
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from splitveil.report.fields import number
@@ -46,17 +46,49 @@ STYLE: dict[str, object] = {
     "figure.autolayout": False,
     "figure.constrained_layout.use": False,
     "savefig.bbox": "standard",
+    "image.composite_image": False,  # an SVG keeps each image's own pixels
+    "svg.fonttype": "path",  # a reader's machine may lack the font
+    "svg.hashsalt": "splitveil",  # else names inside an SVG are drawn by chance
 }
+
+
+class Drawing:
+    """A finished figure, as pixels and as lines; each is made when it is asked for."""
+
+    def __init__(self, figure: "Figure") -> None:
+        self._figure = figure
+
+    @cached_property
+    def png(self) -> bytes:
+        """The figure as PNG."""
+        with style():
+            return png(self._figure)
+
+    @cached_property
+    def svg(self) -> bytes:
+        """The figure as SVG."""
+        buffer = io.BytesIO()
+        with style():
+            self._figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        return buffer.getvalue()
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Our style while drawing or saving."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):  # type: ignore[arg-type]  # keys are not literals to mypy
+        yield
 
 
 @contextmanager
 def board(width: float, height: float) -> Iterator["Figure"]:
     """An empty white figure of the given size in inches, drawn in our style."""
-    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]  # keys are not literals to mypy
+    with style():
         figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
         FigureCanvasAgg(figure)
         yield figure

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitveil.report.fields import number, text
+from splitveil.report.quantities import STANDARD, Quantity
 from splitveil.report.rows import Found, Group, Published, mean_of, reported, spread
 from splitveil.report.rows import find_records as find_records  # noqa: PLC0414 - re-exported
 from splitveil.report.rows import read_published as read_published  # noqa: PLC0414 - re-exported
@@ -14,65 +15,17 @@ from splitveil.report.tracks import Track, caption, seeds_text
 Json = dict[str, Any]
 
 
-def flags_text(group: Group) -> str:
-    """How many different flags the row's audits raised; an en dash where none was asked for."""
-    raised = [record["flags"] for record in group.records if record.get("flags") is not None]
-    return str(len({flag["name"] for flags in raised for flag in flags})) if raised else NOTHING
-
-
 def compare_columns() -> tuple[Column, ...]:
     """Columns in the order of `compare_row`; `brief` ones fit a terminal."""
-    return (
-        Column(heading="row", numeric=False, brief="row"),
-        Column(heading="net", numeric=False),
-        Column(heading="seeds", brief="n"),
-        Column(heading="accuracy", unit="%", arrow="↑", brief="acc% ↑"),
-        Column(heading="reported accuracy", unit="%"),
-        Column(heading="strongest attack MSE", arrow="↑", brief="MSE ↑"),
-        Column(heading="reported MSE"),
-        Column(heading="by", numeric=False, brief="by"),
-        Column(heading="SSIM", arrow="↓", brief="SSIM ↓"),
-        Column(heading="PSNR", unit="dB", arrow="↓"),
-        Column(heading="worst-case MSE", arrow="↑"),
-        Column(heading="leakage", unit="%", arrow="↓", brief="leak% ↓"),
-        Column(heading="rate", unit="nats", arrow="↓"),
-        Column(heading="client MMAC", arrow="↓"),
-        Column(heading="wire", arrow="↓"),
-        Column(heading="train", unit="s"),
-        Column(heading="flags", arrow="↓"),
-    )
+    return tuple(quantity.column for quantity in STANDARD)
 
 
-def compare_row(group: Group, published: Mapping[str, Published]) -> list[str]:
+def compare_row(
+    group: Group, published: Mapping[str, Published], columns: Sequence[Quantity] = STANDARD
+) -> list[str]:
     """The cells of one row as text."""
-
-    def mean(*keys: str, scale: float = 1.0, digits: int = 4) -> str:
-        return spread(group.values(*keys), scale, digits)
-
-    def same(*keys: str, scale: float = 1.0, digits: int = 0) -> str:
-        found = {spread([value], scale, digits) for value in group.values(*keys)}
-        return ", ".join(sorted(found))
-
     said = reported(group, published)
-    return [
-        group.name,
-        ", ".join(group.distinct("config", "net")),
-        seeds_text(group),
-        mean("accuracy", scale=100.0, digits=2),
-        "" if said is None else f"{100 * said.accuracy:.2f}",
-        mean("strongest", "mse"),
-        "" if said is None else f"{said.mse:.4f}",
-        ", ".join(group.distinct("strongest", "mse_by")),
-        mean("strongest", "ssim", digits=3),
-        mean("strongest", "psnr_pooled", digits=2),
-        mean("worst_case", "mse"),
-        mean("leakage", scale=100.0, digits=1),
-        mean("true_rate_nats", digits=1),
-        same("client", "macs", scale=1e-6, digits=1),
-        same("client", "wire_floats"),
-        mean("seconds", "train", digits=0),
-        flags_text(group),
-    ]
+    return [quantity.cell(group, said) for quantity in columns]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +43,17 @@ class Sheet:
         parts = [f"{'#' * level} {self.title}", self.caption, self.table(), *self.notes]
         return "\n\n".join(part for part in parts if part) + "\n"
 
+    def filled(self) -> tuple[list[Column], list[list[str]]]:
+        """Columns and cells without the columns that say nothing."""
+        kept = [i for i in range(len(self.columns)) if any(row[i] for row in self.rows)]
+        return [self.columns[i] for i in kept], [[row[i] for i in kept] for row in self.rows]
+
     def table(self) -> str:
         """The table alone as Markdown, without columns that say nothing."""
-        kept = [i for i in range(len(self.columns)) if any(row[i] for row in self.rows)]
-        lines = [[self.columns[i].label for i in kept]]
-        lines.append(["--:" if self.columns[i].numeric else "---" for i in kept])
-        lines += [[row[i] for i in kept] for row in self.rows]
+        columns, rows = self.filled()
+        lines = [[column.label for column in columns]]
+        lines.append(["--:" if column.numeric else "---" for column in columns])
+        lines += [[cell.replace("|", "\\|") for cell in row] for row in rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def brief(self) -> tuple[list[str], list[list[str]]]:
@@ -112,17 +70,52 @@ class Sheet:
         return {"title": self.title, "caption": self.caption, "rows": rows}
 
 
-def track_sheet(track: Track, published: Mapping[str, Published]) -> Sheet:
-    """The table of one track."""
-    if track.aux == "test90":
+def gap_text(
+    gap: float | None, limits: tuple[float, float] | None, scale: float, digits: int
+) -> str:
+    """A difference, with its interval where it has one.
+
+    >>> gap_text(0.02, (0.01, 0.03), 100.0, 1), gap_text(-0.5, None, 1.0, 2)
+    ('+2.0 [+1.0, +3.0]', '-0.50')
+    """
+    if gap is None:
+        return NOTHING
+    said = f"{scale * gap:+.{digits}f}"
+    if limits is None:
+        return said
+    low, high = (f"{scale * limit:+.{digits}f}" for limit in limits)
+    return f"{said} [{low}, {high}]"
+
+
+def p_text(value: float | None) -> str:
+    """A p-value.
+
+    >>> p_text(0.0312), p_text(0.00002), p_text(None)
+    ('0.031', '<0.001', '–')
+    """
+    if value is None:
+        return NOTHING
+    return f"{value:.3f}" if value >= 0.0005 else "<0.001"  # noqa: PLR2004 - what prints as 0.000
+
+
+def track_sheet(
+    track: Track,
+    published: Mapping[str, Published],
+    columns: Sequence[Quantity] | None = None,
+) -> Sheet:
+    """The table of one track, in the standard columns or in those given."""
+    if track.aux == "test90" and columns is None:
         return test90_sheet(track, published)
-    rows = [compare_row(group, published) for group in track.groups]
+    shown = STANDARD if columns is None else columns
+    rows = [compare_row(group, published, shown) for group in track.groups]
     said = {reported(group, published) for group in track.groups} - {None}
     sources = sorted({one.source for one in said if one is not None})
+    if not any(quantity.key.startswith("reported") for quantity in shown):
+        sources = []
     return Sheet(
         title=track.title,
         caption=caption(track.groups),
-        columns=compare_columns(),
+        columns=tuple(quantity.column for quantity in shown),
         rows=tuple((f"`{name}`", *cells) for name, *cells in rows),
         notes=(f"Reported: {'; '.join(sources)}.",) if sources else (),
     )
@@ -190,7 +183,11 @@ def _on_reconstructions(group: Group) -> list[float | None]:
 
 def warnings(found: Found) -> list[str]:
     """What makes rows of one dataset and one kind of attacker incomparable; what was left out."""
-    said = [f"skipped, not a record: {name}" for name in found.broken]
+    reasons = [f" ({reason})" for reason in found.reasons] or [""] * len(found.broken)
+    said = [
+        f"skipped, not a record: {name}{reason}"
+        for name, reason in zip(found.broken, reasons, strict=True)
+    ]
     for group in found.groups:
         said += _inner_faults(group)
     kinds: dict[tuple[str, str], list[Group]] = {}

@@ -1,13 +1,14 @@
-"""Training curves from the log of a run."""
+"""Training curves from the log of a run, with the phases in which the penalty did not act."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from splitveil.report.canvas import GREY, board, colour, png, shown
+from splitveil.report.canvas import GREY, Drawing, board, colour, shown
 from splitveil.report.fields import number
 from splitveil.report.files import RunFiles
+from splitveil.report.phases import Phase, phases
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,6 +40,7 @@ class Panel:
     scale: float = 1.0
 
 
+PENALTY = Panel(title="Penalty (rob_loss)", series=(Series(key="rob_loss"),))
 PANELS = (
     Panel(
         title="Accuracy (%)",
@@ -48,14 +50,17 @@ PANELS = (
         ),
         scale=100.0,
     ),
-    Panel(title="Penalty (rob_loss)", series=(Series(key="rob_loss"),)),
+    PENALTY,
     Panel(title="Intra-class MSE", series=(Series(key="intra_mse"),)),
     Panel(title="Effective sample size", series=(Series(key="effective_sample_size"),)),
 )
 
 
-def training_curves(runs: RunFiles | Sequence[RunFiles]) -> bytes:
-    """PNG: accuracy, penalty, intra-class MSE and effective sample size over the epochs."""
+def training_curves(runs: RunFiles | Sequence[RunFiles]) -> Drawing:
+    """Accuracy, penalty, intra-class MSE and effective sample size over the epochs.
+
+    Warm-up is grey and shut-off hatched; what several runs do not share has the colour of its run.
+    """
     listed = [runs] if isinstance(runs, RunFiles) else list(runs)
     legend = LEGEND_LINE * math.ceil(len(listed) / PER_LEGEND_LINE) if len(listed) > 1 else 0.0
     width = len(PANELS) * (LEFT + PLOT) + RIGHT
@@ -67,7 +72,7 @@ def training_curves(runs: RunFiles | Sequence[RunFiles]) -> bytes:
             _draw_panel(axes, panel, listed)
         if len(listed) > 1:
             _name_runs(figure, listed)
-        return png(figure)
+        return Drawing(figure)
 
 
 def _draw_panel(axes: "Axes", panel: Panel, runs: Sequence[RunFiles]) -> None:
@@ -88,12 +93,48 @@ def _draw_panel(axes: "Axes", panel: Panel, runs: Sequence[RunFiles]) -> None:
         axes.set_axis_off()
         axes.text(0.5, 0.5, UNUSED, transform=axes.transAxes, ha="center", color=GREY)
         return
+    limits = axes.get_xlim()
+    found = [phases(run) for run in runs]
+    shared = [phase for phase in found[0] if all(phase in others for others in found)]
+    _mark_phases(axes, shared, GREY, named=panel is PENALTY)
+    for at, own in enumerate(found):
+        _mark_phases(axes, [phase for phase in own if phase not in shared], colour(at), named=False)
+    axes.set_xlim(limits)
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     named = [series for series in drawn.values() if series.words]
     if named:
         handles = [_line(GREY if len(runs) > 1 else colour(0), series.dash) for series in named]
         axes.legend(handles, [series.words for series in named], loc="lower right", fontsize=8)
+
+
+def _mark_phases(axes: "Axes", found: Sequence[Phase], ink: str, *, named: bool) -> None:
+    """Behind the curves: when the penalty did not act, and when its weight was full."""
+    from matplotlib.colors import to_rgba
+
+    for phase in found:
+        if phase.kind == "full weight":
+            axes.axvline(phase.first, color=ink, linestyle=":", linewidth=1.0, zorder=1)
+        else:
+            axes.axvspan(
+                phase.first - 0.5,
+                phase.last + 0.5,
+                facecolor=to_rgba(ink, 0.16),
+                edgecolor=to_rgba(ink, 0.45),  # of the hatch
+                hatch="///" if phase.kind == "shut off" else None,
+                linewidth=0,
+                zorder=0.5,
+            )
+        if named:
+            axes.annotate(
+                phase.kind,
+                (phase.first - 0.4, 0.98),
+                xycoords=("data", "axes fraction"),
+                fontsize=7,
+                color=GREY,
+                rotation=90,
+                va="top",
+            )
 
 
 def _values(run: RunFiles, key: str) -> tuple[list[float], list[float]]:

@@ -42,7 +42,10 @@ def number(data: Mapping[str, Any] | None, *keys: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _wrong(".".join(keys), "a number", value)
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond every float
+        return None
 
 
 def text(data: Mapping[str, Any] | None, *keys: str) -> str | None:

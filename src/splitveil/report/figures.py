@@ -1,9 +1,9 @@
-"""Records and logs as pictures; every function returns the bytes of a PNG.
+"""Records and logs as pictures.
 
 The trade-off plot is drawn here, the others in `grid`, `bars` and `curves`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from splitveil.errors import RunError
@@ -13,32 +13,46 @@ from splitveil.report.canvas import (
     CEILING_TEXT,
     FLOOR,
     GREY,
+    INK,
+    Drawing,
     board,
     colour,
     draw_references,
     marker,
-    png,
     references,
     shown,
 )
 from splitveil.report.curves import training_curves
-from splitveil.report.fields import number
+from splitveil.report.fields import number, text
 from splitveil.report.files import RunFiles
-from splitveil.report.grid import reconstruction_grid
+from splitveil.report.grid import draw_grid, reconstruction_grid
 from splitveil.report.labels import Box, place
+from splitveil.report.rows import Published
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["attack_bars", "reconstruction_grid", "scatter", "training_curves"]
+__all__ = ["attack_bars", "draw_grid", "reconstruction_grid", "scatter", "training_curves"]
 
 FLOOR_TEXT = "attack floor: mean image"
 NEAR_PX = 40  # a label further than this from its point gets a line to it
 MANY_POINTS = 12
+FOOT, HEAD = 0.576, 0.144  # inches under and over the plot
 
 
-def scatter(runs: Sequence[RunFiles]) -> bytes:
-    """PNG: accuracy (x, %) against the strongest attack's MSE (y), one named point per run."""
+def comparable(
+    runs: Sequence[RunFiles], published: Mapping[str, Published]
+) -> dict[str, Published]:
+    """Published rows whose attacker knew what that of some run knew."""
+    known = {text(run.record, "audit", "aux") or "train" for run in runs if run.record}
+    return {name: row for name, row in published.items() if row.aux in known}
+
+
+def scatter(runs: Sequence[RunFiles], published: Mapping[str, Published] | None = None) -> Drawing:
+    """Accuracy (x, %) against the strongest attack's MSE (y), one named point per run.
+
+    Published rows are hollow and grey.
+    """
     points = []
     for at, run in enumerate(runs):
         accuracy = number(run.record, "accuracy")
@@ -47,24 +61,30 @@ def scatter(runs: Sequence[RunFiles]) -> bytes:
             points.append((at, run.name, 100 * accuracy, mse))
     if not points:
         raise RunError("no run has both an accuracy and a strongest attack; audit a run first")
+    said = [(n, 100 * p.accuracy, p.mse) for n, p in comparable(runs, published or {}).items()]
     lines = [(v, CEILING_TEXT, CEILING, "--") for v in references(runs, "ceiling")]
     lines += [(v, FLOOR_TEXT, FLOOR, ":") for v in references(runs, "floor")]
-    with board(8.4, 4.8 + 0.12 * max(0, len(points) - MANY_POINTS)) as figure:
-        axes = figure.add_axes((0.09, 0.12, 0.7, 0.85))
-        low, high = min(p[2] for p in points), max(p[2] for p in points)
+    named = [(shown(name, 30), x, y) for _, name, x, y in points]
+    named += [(shown(f"{name} (published)", 36), x, y) for name, x, y in said]
+    height = 4.8 + 0.12 * max(0, len(named) - MANY_POINTS)
+    with board(8.4, height) as figure:
+        axes = figure.add_axes((0.09, FOOT / height, 0.7, 1 - (FOOT + HEAD) / height))
+        low, high = min(x for _, x, _ in named), max(x for _, x, _ in named)
         pad = max(0.2 * (high - low), 0.3)
         axes.set_xlim(low - pad, high + pad)
         axes.set_xticks([t for t in axes.get_xticks() if low - pad <= t <= min(high + pad, 100)])
-        top = 1.12 * max([p[3] for p in points] + [line[0] for line in lines]) or 1.0
+        top = 1.12 * max([y for _, _, y in named] + [line[0] for line in lines]) or 1.0
         axes.set_ylim(-0.04 * top, top)
         axes.set_yticks([t for t in axes.get_yticks() if 0 <= t <= top])
         axes.set_xlabel("accuracy through the channel (%)   better →")
         axes.set_ylabel("strongest attack's MSE   more private →")
         for at, _, x, y in points:
             axes.plot(x, y, marker(at), color=colour(at), markersize=8, zorder=3)
+        for _, x, y in said:
+            axes.plot(x, y, "o", markersize=7, mfc="white", mec=INK, mew=1.3, zorder=2.5)
         draw_references(axes, lines)
-        _name_points(axes, [(shown(name, 30), x, y) for _, name, x, y in points])
-        return png(figure)
+        _name_points(axes, named)
+        return Drawing(figure)
 
 
 def _name_points(axes: "Axes", points: Sequence[tuple[str, float, float]]) -> None:
@@ -82,8 +102,8 @@ def _name_points(axes: "Axes", points: Sequence[tuple[str, float, float]]) -> No
     )
     pairs = [(float(x), float(y)) for x, y in anchors]
     inverse = axes.transData.inverted()
-    for text, (x, y), box in zip(texts, pairs, place(pairs, sizes, frame), strict=True):
-        text.set_position(tuple(inverse.transform((box.x, box.y))))
+    for label, (x, y), box in zip(texts, pairs, place(pairs, sizes, frame), strict=True):
+        label.set_position(tuple(inverse.transform((box.x, box.y))))
         edge_x = min(max(x, box.x - box.width / 2), box.x + box.width / 2)
         edge_y = min(max(y, box.y - box.height / 2), box.y + box.height / 2)
         if (edge_x - x) ** 2 + (edge_y - y) ** 2 > NEAR_PX**2:

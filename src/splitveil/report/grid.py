@@ -1,12 +1,23 @@
 """The reconstruction grid: what was photographed, and what an attacker makes of the wire."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from splitveil.errors import RunError
-from splitveil.report.canvas import CEILING, GREY, INK, RULE, WRONG, board, png, shown
+from splitveil.report.canvas import (
+    CEILING,
+    DPI,
+    GREY,
+    INK,
+    RULE,
+    WRONG,
+    Drawing,
+    board,
+    shown,
+)
 from splitveil.report.fields import number, text
 from splitveil.report.files import RunFiles
 from splitveil.report.gallery import Gallery, Pixels
@@ -16,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_COLUMNS = 10
-MAX_RUNS = 12  # a taller picture is not read by anybody, and the canvas has a limit
+MAX_RUNS, MAX_VALUES = 12, 1_500_000  # a larger picture is not read, and too heavy for a page
 MAX_CLASS_NAME = 11
 TILE, GAP, LABELS, MARGIN = 0.74, 0.07, 2.05, 0.12  # inches
 NAMES, HEADER, BETWEEN = 0.24, 0.52, 0.34  # inches: class names, head of a model, between grids
@@ -25,7 +36,12 @@ Album = list[tuple[RunFiles, Gallery]]  # runs that show the same images
 
 
 def reconstruction_grid(runs: Sequence[RunFiles]) -> bytes:
-    """PNG: originals on top, below one row per model and attack, the strongest marked.
+    """The grid of `draw_grid` as PNG."""
+    return draw_grid(runs).png
+
+
+def draw_grid(runs: Sequence[RunFiles]) -> Drawing:
+    """Originals on top, below one row per model and attack, the strongest marked.
 
     Runs that scored the same images share their columns; others get a grid of their own.
     """
@@ -47,22 +63,35 @@ def reconstruction_grid(runs: Sequence[RunFiles]) -> bytes:
         axes.set_xlim(0, width)
         axes.set_ylim(height, 0)
         axes.set_aspect("auto")
-        return png(figure)
+        return Drawing(figure)
 
 
 def _albums(runs: Sequence[RunFiles]) -> list[Album]:
     """Runs with a gallery, those of the same images together, in the order given."""
     albums: dict[object, Album] = {}
-    pairs = [(run, run.gallery) for run in runs if run.gallery is not None]
-    for run, gallery in pairs[:MAX_RUNS]:
+    for run, gallery in _chosen(runs):
         key = (gallery.indices, gallery.original.shape, gallery.original.tobytes())
         albums.setdefault(key, []).append((run, gallery))
     return list(albums.values())
 
 
+def _chosen(runs: Sequence[RunFiles]) -> Album:
+    """The first runs with a gallery, as many as there is room for, and at least one."""
+    pairs = [(run, run.gallery) for run in runs if run.gallery is not None][:MAX_RUNS]
+    values = accumulate(_values(gallery) for _, gallery in pairs)
+    return pairs[: max(1, sum(total <= MAX_VALUES for total in values))]
+
+
+def _values(gallery: Gallery) -> int:
+    """Numbers that the reconstructions of a run bring into the picture."""
+    n, c, h, w = (int(side) for side in gallery.original.shape)
+    tile = c * min(h, round(TILE * DPI)) * min(w, round(TILE * DPI))
+    return len(gallery.reconstructions) * min(n, MAX_COLUMNS) * tile
+
+
 def left_out(runs: Sequence[RunFiles]) -> list[str]:
     """Names of the runs that have a gallery but no room in the grid."""
-    return [run.name for run in runs if run.gallery is not None][MAX_RUNS:]
+    return [run.name for run in runs if run.gallery is not None][len(_chosen(runs)) :]
 
 
 def _shown_columns(album: Album) -> int:
@@ -138,7 +167,7 @@ def _draw_row(axes: "Axes", pixels: Pixels, top: float, frame: str = RULE) -> No
         axes.imshow(
             np.repeat(picture, 3, axis=-1) if picture.shape[-1] == 1 else picture,
             extent=box,
-            interpolation="nearest",
+            interpolation="none",
         )
         axes.plot(
             [left, left + TILE, left + TILE, left, left],

@@ -1,71 +1,67 @@
-"""One self-contained HTML page about some runs, and its pictures beside it."""
+"""One self-contained HTML page about some runs; its pictures and other forms beside it."""
 
-import base64
 import os
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import resources
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from splitveil.errors import RunError
-from splitveil.report import figures, grid, tables, words
-from splitveil.report.breadth import leak_sheet
-from splitveil.report.fields import section
+from splitveil.report import checks, grid, sentences, tables, tiles
 from splitveil.report.files import RunFiles
-from splitveil.report.rows import Group
+from splitveil.report.pictures import Pictures, draw
+from splitveil.report.prose import latex, markdown
+from splitveil.report.rows import Published
+from splitveil.report.slides import render_slides
+from splitveil.report.subject import Subject
+from splitveil.report.templates import fill
+from splitveil.report.words import Lang, listed, word
+from splitveil.report.words.reading import TERMS
 
-TITLE = "SplitVeil report"
-PAGE = "report.html"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """A PNG with its file name; `run` is set where it belongs to one run."""
-
-    file: str
-    png: bytes
-    run: str | None = None
-
-    @property
-    def uri(self) -> str:
-        """The picture as a data: address, so that the page needs no other file."""
-        return "data:image/png;base64," + base64.b64encode(self.png).decode("ascii")
+PAGE, SLIDES, MARKDOWN, LATEX = "report.html", "slides.html", "report.md", "report.tex"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pictures:
-    """All pictures of a report; None where the runs hold nothing to draw."""
-
-    grid: Picture | None
-    tradeoff: Picture | None
-    attacks: Picture | None
-    curves: tuple[Picture, ...]
-
-    def listed(self) -> list[Picture]:
-        """Those that exist, in the order of the page."""
-        found = (self.grid, self.tradeoff, self.attacks, *self.curves)
-        return [picture for picture in found if picture is not None]
+def render(
+    runs: Sequence[RunFiles],
+    title: str | None = None,
+    *,
+    lang: Lang = "en",
+    published: Mapping[str, Published] | None = None,
+    skipped: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The page as HTML text: one small script inside, no network, pictures inside."""
+    subject = Subject(runs=runs, title=title, lang=lang, published=published or {}, skipped=skipped)
+    return fill_page(subject, draw(runs, subject.published))
 
 
-def render(runs: Sequence[RunFiles], title: str = TITLE) -> str:
-    """The page as HTML text: no script, no network, pictures inside."""
-    return _fill(runs, title, _draw(runs))
-
-
-def write_report(runs: Sequence[RunFiles], target: Path, *, title: str = TITLE) -> list[Path]:
-    """Write the page and its PNGs; returns their paths, the page first.
+def write_report(
+    runs: Sequence[RunFiles],
+    target: Path,
+    *,
+    title: str | None = None,
+    lang: Lang = "en",
+    published: Mapping[str, Published] | None = None,
+    skipped: Sequence[tuple[str, str]] = (),
+    slides: bool = False,
+) -> list[Path]:
+    """Write the page, the same as Markdown, a LaTeX table, every figure as PNG and SVG.
 
     `target` is a folder (made when absent) or the path of the page itself, ending in .html.
-    Every file is complete or not there.
+    `slides` adds a deck. Returns the paths, the page first. Every file is complete or not there.
     """
     page = target if target.suffix == ".html" else target / PAGE
-    pictures = _draw(runs)
-    contents = {page: _fill(runs, title, pictures).encode("utf-8")}
-    contents |= {page.parent / picture.file: picture.png for picture in pictures.listed()}
-    for path, content in contents.items():
+    folder = page.parent
+    subject = Subject(runs=runs, title=title, lang=lang, published=published or {}, skipped=skipped)
+    pictures = draw(runs, subject.published)
+    contents = {page: fill_page(subject, pictures)}
+    if slides:
+        contents[folder / SLIDES] = render_slides(subject, pictures)
+    contents[folder / MARKDOWN] = markdown(subject, pictures)
+    contents[folder / LATEX] = latex(subject)
+    files = {path: text.encode("utf-8") for path, text in contents.items()}
+    for picture in pictures.listed():
+        files |= {folder / name: content for name, content in picture.files().items()}
+    for path, content in files.items():
         _write(path, content)
-    return list(contents)
+    return list(files)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -84,71 +80,74 @@ def _write(path: Path, content: bytes) -> None:
         ) from err
 
 
-def _draw(runs: Sequence[RunFiles]) -> Pictures:
-    """Every picture for which the runs have data."""
-    if not runs:
-        raise RunError("no runs to report; name at least one run folder")
-    rows = tables.summary_rows(runs)
-    attacked = [run for run in runs if section(run.record, "attacks")]
-    return Pictures(
-        grid=Picture(file="reconstructions.png", png=figures.reconstruction_grid(runs))
-        if any(run.gallery for run in runs)
-        else None,
-        tradeoff=Picture(file="tradeoff.png", png=figures.scatter(runs))
-        if any(row.accuracy is not None and row.strongest_mse is not None for row in rows)
-        else None,
-        attacks=Picture(file="attacks.png", png=figures.attack_bars(runs)) if attacked else None,
-        curves=tuple(
-            Picture(file=f"curves-{slug}.png", png=figures.training_curves(run), run=run.name)
-            for run, slug in zip(runs, _slugs(runs), strict=True)
-            if run.metrics
-        ),
-    )
-
-
-def _slugs(runs: Sequence[RunFiles]) -> list[str]:
-    """A different, harmless file name part for each run."""
-    found: list[str] = []
-    for run in runs:
-        slug = re.sub(r"[^\w.-]+", "_", run.name)
-        again = sum(re.fullmatch(re.escape(slug) + r"(-again\d+)?", s) is not None for s in found)
-        found.append(f"{slug}-again{again}" if again else slug)
-    return found
-
-
-def _fill(runs: Sequence[RunFiles], title: str, pictures: Pictures) -> str:
-    """The template with everything in its place; all strings are escaped."""
-    from jinja2 import Environment, StrictUndefined
-
-    source = resources.files("splitveil.report").joinpath("page.html.j2")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    template = environment.from_string(source.read_text(encoding="utf-8"))
-    page: str = template.render(
-        title=title,
-        statement=words.statement(runs),
-        verdict=words.verdict(runs),
-        cards=[_card(row) for row in tables.summary_rows(runs)],
+def fill_page(subject: Subject, pictures: Pictures) -> str:
+    """The template of the page with everything in its place."""
+    runs, lang = subject.runs, subject.lang
+    strips, cut = tiles.strips(runs)
+    audited = checks.audited(runs)
+    sheet = subject.leaks
+    return fill(
+        "page.html.j2",
+        lang,
+        "page.js.j2",
+        title=subject.heading,
+        statement=sentences.statement(runs),
+        verdict=sentences.verdict(runs),
+        skipped=subject.skipped,
+        cards=[card(row) for row in subject.key_rows],
+        all_runs=len(runs),
         pictures=pictures,
-        left_out=grid.left_out(runs),
-        without_gallery=[run.name for run in runs if run.gallery is None],
-        without_metrics=[run.name for run in runs if not run.metrics],
-        columns=tables.columns(),
-        rows=[tables.format_row(row) for row in tables.summary_rows(runs)],
-        attack_columns=tables.attack_columns(),
-        attack_groups=[
-            [tables.format_attack_row(row) for row in rows]
-            for rows in map(tables.attack_rows, runs)
-            if rows
-        ],
-        leaks=leak_sheet([Group(r.name, ((r.record,),)) for r in runs if r.record]),
-        caveats=words.caveats(runs),
-        passports=[(run.name, words.passport(run)) for run in runs],
+        sources=subject.sources,
+        albums=[(run.name, [s for s in strips if s.run == run.name]) for run in runs],
+        strips_left_out=cut,
+        left_out=tuple(grid.left_out(runs)),
+        without_gallery=tuple(run.name for run in runs if run.gallery is None),
+        without_metrics=tuple(run.name for run in runs if not run.metrics),
+        columns=tables.columns(lang),
+        rows=[tables.format_row(row) for row in subject.rows],
+        attack_columns=tables.attack_columns(lang),
+        attack_groups=attack_groups(subject),
+        audit_columns=checks.audit_columns(lang) if audited else (),
+        audit_rows=[checks.audit_row(run, lang) for run in runs] if audited else [],
+        flags=flag_rows(subject),
+        refusals=[refusal_row(subject, *found) for found in checks.refusals(runs)],
+        leaks=sheet,
+        leak_rows=[[row[0][1:-1], *row[1:]] for row in sheet.rows] if sheet else [],
+        terms=TERMS,
+        caveats=sentences.caveats(runs),
+        passports=[(run.name, sentences.passport(run)) for run in runs],
     )
-    return page
 
 
-def _card(row: tables.Row) -> dict[str, str | float | None]:
-    """The three key numbers of a run, and the length of its leakage bar in per cent."""
+def attack_groups(subject: Subject) -> list[list[list[str]]]:
+    """Cells of the attacks, run by run; runs without an attack are left out."""
+    groups = [tables.attack_rows(run, subject.lang) for run in subject.runs]
+    return [[tables.format_attack_row(r, subject.lang) for r in rows] for rows in groups if rows]
+
+
+def flag_rows(subject: Subject) -> list[list[str]]:
+    """Cells of the flags: run, name, what was seen, what to do."""
+    return [
+        [run.name, *(checks.written(v, subject.lang) for v in (f.title, f.seen, f.remedy))]
+        for run in subject.runs
+        for f in checks.flags_of(run) or ()
+    ]
+
+
+def refusal_row(
+    subject: Subject, names: tuple[str, ...], kinds: tuple[str, ...], reason: str
+) -> list[str]:
+    """Cells of a refusal: runs, certificates, reason."""
+    lang = subject.lang
+    return [
+        listed(names, lang),
+        listed([word(f"certificate.{k}", lang) for k in kinds], lang),
+        reason,
+    ]
+
+
+def card(row: tables.Row) -> dict[str, str | float | None]:
+    """The key numbers of a run, and the length of its leakage bar in per cent."""
     leak = row.leakage
     return {
         "name": row.name,

@@ -1,5 +1,7 @@
 """Records of several runs gathered into rows: a row is what was run, over its seeds."""
 
+import base64
+import binascii
 import json
 import re
 import statistics
@@ -8,12 +10,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from splitveil.errors import RunError
-from splitveil.report.fields import number, text
+from splitveil.report.fields import number, section, text
 from splitveil.report.tables import NOTHING
 
 Json = dict[str, Any]
+ROUNDING = 0.01  # half-precision errors per image average to far less than this share of the mean
 SEED, ATTACK = re.compile(r"seed\d+"), re.compile(r"attack\d+")
+
+
+NUMBERS = (
+    "accuracy", "strongest.mse", "strongest.ssim", "strongest.ssim_zeropad",
+    "strongest.psnr_pooled", "worst_case.mse", "ceiling.mse", "leakage", "true_rate_nats",
+    "client.macs", "client.wire_floats", "seconds.train", "audit.scored", "audit.aux_images",
+    "config.epochs", "config.lambd", "config.noise_std",
+)  # fmt: skip
+TEXTS = (
+    "strongest.mse_by", "config.net", "config.dataset", "config.defence", "audit.aux",
+    "audit.profile", "audit.final", "splits.scored", "seeds.train", "seeds.attack", "device",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,10 +61,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search for records gave: rows in the order met, and files that are no records."""
+    """What a search for records gave: rows in the order met, and files that are no records.
+
+    `reasons` says what is wrong with each of the broken files.
+    """
 
     groups: tuple[Group, ...]
     broken: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,31 +95,35 @@ def find_records(paths: Sequence[Path]) -> Found:
 
     Folders called seed0, seed1, … are the training seeds of the row they lie in, and attack1, …
     in one of them are further attack seeds of the same run; any other folder with a record is a
-    row of its own. Audits with another attacker's knowledge are another row. What cannot be read is
-    named, and the rest is still compared.
+    row of its own. Audits with another attacker's knowledge are another row. A file that is met
+    twice counts once. What cannot be read is named, and the rest is still compared.
     """
     rows: dict[tuple[Path, str], dict[Path, list[Json]]] = {}
-    broken: list[str] = []
+    broken: dict[str, str] = {}
+    files: dict[Path, Path] = {}
     for path in paths:
-        files = [path] if path.is_file() else sorted(path.rglob("record.json"))
-        if not files:
+        below = [path] if path.is_file() else sorted(path.rglob("record.json"))
+        if not below:
             raise RunError(f"no record.json in {path}; audit a run first: splitveil audit RUN")
-        for file in files:
-            record = _read(file)
-            if record is None:
-                broken.append(str(file))
-                continue
-            row, seed = _place(file)
-            seeds = rows.setdefault((row, text(record, "audit", "aux") or "train"), {})
-            seeds.setdefault(seed, []).append(record)
+        for file in below:
+            files.setdefault(file.resolve(), file)
+    for file in files.values():
+        record = _read(file)
+        if isinstance(record, str):
+            broken[str(file)] = record
+            continue
+        row, seed = _place(file)
+        seeds = rows.setdefault((row, text(record, "audit", "aux") or "train"), {})
+        seeds.setdefault(seed, []).append(record)
     if not rows:
-        raise RunError(f"none of {', '.join(broken)} is a record; audit the runs again")
+        why = "; ".join(f"{name}: {reason}" for name, reason in broken.items())
+        raise RunError(f"none of {len(broken)} is a record; audit the runs again ({why})")
     names = _names([row for row, _ in rows])
     groups = (
         Group(names[row], tuple(tuple(seed) for seed in seeds.values()))
         for (row, _), seeds in rows.items()
     )
-    return Found(tuple(groups), tuple(broken))
+    return Found(tuple(groups), tuple(broken), tuple(broken.values()))
 
 
 def _place(file: Path) -> tuple[Path, Path]:
@@ -109,22 +135,75 @@ def _place(file: Path) -> tuple[Path, Path]:
 
 
 def _names(rows: Sequence[Path]) -> dict[Path, str]:
-    """A short name for each folder; namesakes are told apart by the folder above."""
-    folders = set(rows)
-    ends = [row.name for row in folders]
-    return {
-        row: row.name if ends.count(row.name) == 1 else f"{row.parent.name}/{row.name}"
-        for row in folders
-    }
+    """A short name for each folder; namesakes are told apart by as many folders above as it takes.
+
+    >>> list(_names([Path("/a/x"), Path("/b/y/x"), Path("/c/y/x"), Path("/z")]).values())
+    ['a/x', 'b/y/x', 'c/y/x', 'z']
+    """
+    names = {row: row.name for row in rows}
+    for depth in range(2, 1 + max(len(row.parts) for row in rows)):
+        taken = list(names.values())
+        names = {
+            row: name if taken.count(name) == 1 else "/".join(row.parts[-depth:]).lstrip("/")
+            for row, name in names.items()
+        }
+    return names
 
 
-def _read(file: Path) -> Json | None:
+def _read(file: Path) -> Json | str:
+    """The record in a file, or what is wrong with it."""
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError) as err:
+        return f"no JSON: {err}"
+    if not isinstance(record, dict):
+        return f"a record is an object, got {type(record).__name__}"
+    missing = [key for key in ("strongest", "config") if not isinstance(record.get(key), dict)]
+    if missing:
+        return f"no {' and no '.join(missing)} in it"
+    try:
+        _check(record)
+    except RunError as err:
+        return str(err)
+    return record
+
+
+def _check(record: Json) -> None:
+    """Refuse a record whose values are not of the kind that an audit writes."""
+    for path in NUMBERS:
+        number(record, *path.split("."))
+    for path in TEXTS:
+        text(record, *path.split("."))
+    best = text(record, "strongest", "mse_by")
+    if best is not None:
+        number(section(record, "attacks"), best, "accuracy")
+    flags = record.get("flags")
+    named = isinstance(flags, list) and all(
+        isinstance(flag, dict) and isinstance(flag.get("name"), str) for flag in flags
+    )
+    if flags is not None and not named:
+        raise RunError("`flags` must be a list of objects with a name; audit the run again")
+    per_image_mse(record)
+
+
+def per_image_mse(record: Json) -> NDArray[np.float64] | None:
+    """The strongest attack's MSE of every scored image (n,), or None where none is kept."""
+    packed = text(record, "per_image", "mse")
+    if not packed:
         return None
-    known = isinstance(record, dict) and isinstance(record.get("strongest"), dict)
-    return record if known and isinstance(record.get("config"), dict) else None
+    try:
+        values = np.frombuffer(base64.b64decode(packed, validate=True), dtype="<f2")
+    except (binascii.Error, ValueError) as err:
+        raise RunError(
+            f"per_image.mse is not base64 of float16: {err}; audit the run again"
+        ) from err
+    made = values.astype(np.float64)
+    mean, stated = float(made.mean()) if len(made) else 0.0, number(record, "strongest", "mse")
+    if stated is None or not abs(mean - stated) <= ROUNDING * stated:
+        raise RunError(
+            f"per_image.mse has mean {mean:.6g}, but strongest.mse is {stated}; audit the run again"
+        )
+    return made
 
 
 def read_published(path: Path) -> dict[str, Published]:

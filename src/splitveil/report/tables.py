@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from splitveil.report.fields import number, section, text
 from splitveil.report.files import RunFiles
+from splitveil.report.words import Lang, known, said, word
 
 NOTHING = "–"
 SMALL_MSE = 1e-3  # below this, four decimals would hide the leading digits
@@ -95,23 +96,30 @@ def summary_rows(runs: Sequence[RunFiles]) -> list[Row]:
     ]
 
 
-def columns() -> tuple[Column, ...]:
+def columns(lang: Lang = "en") -> tuple[Column, ...]:
     """Columns of the summary table, in the order of `format_row`."""
+
+    def column(key: str, unit: str = "", arrow: str = "", brief: str = "") -> Column:
+        return Column(heading=word(f"column.{key}", lang), unit=unit, arrow=arrow, brief=brief)
+
+    def name(key: str, brief: str = "") -> Column:
+        return Column(heading=word(f"column.{key}", lang), numeric=False, brief=brief)
+
     return (
-        Column(heading="Run", numeric=False, brief="run"),
-        Column(heading="Defence", numeric=False),
-        Column(heading="Seed"),
-        Column(heading="Accuracy", unit="%", arrow="↑", brief="acc% ↑"),
-        Column(heading="Strongest MSE", arrow="↑", brief="MSE ↑"),
-        Column(heading="By attack", numeric=False, brief="by"),
-        Column(heading="PSNR", unit="dB", arrow="↓"),
-        Column(heading="SSIM", arrow="↓", brief="SSIM ↓"),
-        Column(heading="Worst-case MSE", arrow="↑"),
-        Column(heading="Ceiling MSE"),
-        Column(heading="Leakage", unit="%", arrow="↓", brief="leak% ↓"),
-        Column(heading="Rate", unit="nats", arrow="↓", brief="nats ↓"),
-        Column(heading="Client MACs", arrow="↓"),
-        Column(heading="Wire floats", arrow="↓"),
+        name("run", "run"),
+        name("defence"),
+        column("seed"),
+        column("accuracy", "%", "↑", "acc% ↑"),
+        column("strongest", "", "↑", "MSE ↑"),
+        name("by", "by"),
+        column("psnr", "dB", "↓"),
+        column("ssim", "", "↓", "SSIM ↓"),
+        column("worst-case", "", "↑"),
+        column("ceiling"),
+        column("leakage", "%", "↓", "leak% ↓"),
+        column("rate", word("unit.nats", lang), "↓", "nats ↓"),
+        column("macs", "", "↓"),
+        column("wire", "", "↓"),
     )
 
 
@@ -142,7 +150,7 @@ def brief_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     return [heading for _, heading in kept], [[line[i] for i, _ in kept] for line in cells]
 
 
-def attack_rows(run: RunFiles) -> list[AttackRow]:
+def attack_rows(run: RunFiles, lang: Lang = "en") -> list[AttackRow]:
     """One row per attack of a run, in the order of its record."""
     best = {metric: text(run.record, "strongest", f"{metric}_by") for metric in ("mse", "ssim")}
     return [
@@ -155,45 +163,47 @@ def attack_rows(run: RunFiles) -> list[AttackRow]:
             ssim=number(run.record, "attacks", attack, "ssim"),
             seconds=number(run.record, "attacks", attack, "seconds"),
             best_for=tuple(metric.upper() for metric, name in best.items() if name == attack),
-            remark=_remark(run, attack),
+            remark=_remark(run, attack, lang),
         )
         for attack in section(run.record, "attacks")
     ]
 
 
-def _remark(run: RunFiles, attack: str) -> str:
+def _remark(run: RunFiles, attack: str, lang: Lang) -> str:
     """Why an attack is not ranked with the others, if it is not."""
     repeats = number(run.record, "attacks", attack, "repeats")
     if repeats is not None:
-        return f"{repeats:.0f} draws"
+        return said("remark.draws", count=f"{repeats:.0f}").plain(lang)
     if text(run.record, "attacks", attack, "subset") is None:
         return ""
-    images = number(run.record, "attacks", attack, "images")
+    images = count(number(run.record, "attacks", attack, "images"))
     rival = text(run.record, "attacks", attack, "beside", "attack")
+    if not rival:
+        return said("remark.images", count=images).plain(lang)
     there = format_mse(number(run.record, "attacks", attack, "beside", "mse"))
-    return f"{count(images)} images" + (f", {rival} {there}" if rival else "")
+    return said("remark.beside", count=images, attack=rival, mse=there).plain(lang)
 
 
-def attack_columns() -> tuple[Column, ...]:
+def attack_columns(lang: Lang = "en") -> tuple[Column, ...]:
     """Columns of the per-attack table, in the order of `format_attack_row`."""
     return (
-        Column(heading="Run", numeric=False),
-        Column(heading="Attack", numeric=False),
-        Column(heading="Access", numeric=False),
-        Column(heading="MSE", arrow="↑"),
-        Column(heading="PSNR", unit="dB", arrow="↓"),
-        Column(heading="SSIM", arrow="↓"),
-        Column(heading="Time", unit="s"),
-        Column(heading="Strongest in", numeric=False),
+        Column(heading=word("column.run", lang), numeric=False),
+        Column(heading=word("column.attack", lang), numeric=False),
+        Column(heading=word("column.access", lang), numeric=False),
+        Column(heading=word("column.mse", lang), arrow="↑"),
+        Column(heading=word("column.psnr", lang), unit="dB", arrow="↓"),
+        Column(heading=word("column.ssim", lang), arrow="↓"),
+        Column(heading=word("column.time", lang), unit=word("unit.seconds", lang)),
+        Column(heading=word("column.best", lang), numeric=False),
     )
 
 
-def format_attack_row(row: AttackRow) -> list[str]:
+def format_attack_row(row: AttackRow, lang: Lang = "en") -> list[str]:
     """The cells of an attack row as text."""
     return [
         row.run,
         row.attack,
-        row.access or NOTHING,
+        NOTHING if row.access is None else known("access", row.access, lang),
         format_mse(row.mse),
         decimals(row.psnr_pooled, 2),
         decimals(row.ssim, 3),

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,12 @@ from starlette.types import ASGIApp
 
 from splitveil.serve.batching import Batcher, BusyError, ClosingError
 from splitveil.serve.faults import WireError
-from splitveil.serve.gate import RETRY, Gate, refuse
+from splitveil.serve.gate import OPEN_PATHS, RETRY, Gate, refuse
 from splitveil.serve.limits import Limits
 from splitveil.serve.manifest import DATATYPE, LOGITS, WIRE, Manifest
 from splitveil.serve.metrics import CONTENT_TYPE, ServerMetrics
 from splitveil.serve.openapi import document
+from splitveil.serve.page import ASSETS, Page, is_page
 from splitveil.serve.session import Half
 from splitveil.serve.wire import HEADER_LENGTH, TensorSpec, decode_request, encode_answer
 
@@ -182,9 +184,17 @@ def explain(error: Exception) -> tuple[int, str, Mapping[str, str] | None]:
 
 
 def make_app(
-    manifest: Manifest, head: Half, limits: Limits | None = None, token: str | None = None
+    manifest: Manifest,
+    head: Half,
+    limits: Limits | None = None,
+    token: str | None = None,
+    *,
+    folder: Path | None = None,
 ) -> ASGIApp:
-    """The application of one model; with a token, only `OPEN_PATHS` answer without it."""
+    """The application of one model, with a page at `/` where the export's `folder` is given.
+
+    With a token, only `OPEN_PATHS` and the page's own files answer without it.
+    """
     service = Service(manifest, head, limits or Limits())
     described = document(
         manifest, version("splitveil"), service.limits.max_batch, token=token is not None
@@ -207,9 +217,15 @@ def make_app(
             Route(f"{model}/ready", service.model_ready),
             Route(f"{model}/infer", service.infer, methods=["POST"]),
         ]
+    if folder is not None:
+        routes += Page(manifest, folder, token=token is not None).routes()
     app = Starlette(
         routes=routes,
         lifespan=service.lifespan,
         exception_handlers=dict.fromkeys((HTTPException, WireError, *_ANSWERS), service.failed),
     )
-    return Gate(app, service.metrics, service.limits.max_in_flight, token)
+    limit = service.limits.max_in_flight
+    if folder is None:
+        return Gate(app, service.metrics, limit, token)
+    is_open = frozenset((*OPEN_PATHS, *ASSETS)).__contains__
+    return Gate(app, service.metrics, limit, token, is_open=is_open, is_page=is_page)

@@ -9,8 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.serve.cache import DrawCache
+from splitveil.serve.capture import Recorder
 from splitveil.serve.faults import ServerError, WireError
-from splitveil.serve.manifest import CLIENT, CLIENT_INT8, LOGITS, WIRE, read_manifest
+from splitveil.serve.manifest import (
+    CLIENT,
+    CLIENT_INT8,
+    LOGITS,
+    WIRE,
+    read_manifest,
+    read_stages,
+)
 from splitveil.serve.session import load_half
 from splitveil.serve.stages import apply_stages
 from splitveil.serve.transport import HttpTransport, Persistent, Reply, Transport
@@ -43,6 +51,7 @@ class Client:
         cache: int = 10_000,
         batch: int = 32,
         binary: bool = True,
+        capture: str | Path | None = None,
     ) -> None:
         """Load and verify the client's half in `folder`.
 
@@ -58,14 +67,17 @@ class Client:
             cache: Draws that are kept.
             batch: Images sent in one request.
             binary: Raw bytes on the wire instead of JSON numbers.
+            capture: New file that keeps what is sent, for an audit of the wire.
         """
         place = Path(folder)
         self.manifest = read_manifest(place)
+        self._stages = read_stages(place, self.manifest)
         self._encoder = load_half(place, self.manifest, CLIENT_INT8 if int8 else CLIENT, threads)
         once = HttpTransport(server, timeout=timeout, ca_file=ca_file) if isinstance(
             server, str
         ) else server  # fmt: skip
-        self._once, self._call = once, Persistent(once=once, patience=patience)
+        self._once, call = once, Persistent(once=once, patience=patience)
+        self._call: Transport = call if capture is None else Recorder(call, Path(capture))
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._cache, self._batch, self._binary = DrawCache(cache), batch, binary
         self._wire = TensorSpec(name=WIRE, shape=self.manifest.wire_shape)
@@ -81,7 +93,7 @@ class Client:
         new = {d: image for d, image in zip(digests, x, strict=True) if d not in kept}
         if new:
             z = self._encoder(np.stack(list(new.values())))
-            drawn = apply_stages(z, self.manifest.stages)
+            drawn = apply_stages(z, self._stages)
             for digest, row in zip(new, drawn, strict=True):
                 kept[digest] = self._cache.keep(digest, row.copy())
         return np.stack([kept[d] for d in digests]) if digests else np.zeros(

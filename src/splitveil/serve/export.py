@@ -6,12 +6,10 @@ operating system. A network file that draws its noise itself could be seeded by 
 
 import copy
 import logging
-import os
-import shutil
-import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from splitveil.nets import Channel, Dropout, GaussianNoise, Quantise, SplitModel, TopK
-from splitveil.nets.clip import Clip
+from splitveil.nets import SplitModel
 from splitveil.serve import int8, repository
+from splitveil.serve.channel import parts_of, stages_of, write_noise
 from splitveil.serve.faults import ExportError
+from splitveil.serve.folders import check_target, hashes, replaced
 from splitveil.serve.manifest import (
+    ATTACKER,
     CLIENT,
     CLIENT_INT8,
     FILE,
@@ -37,7 +37,6 @@ from splitveil.serve.manifest import (
     Manifest,
     Shape,
     check_name,
-    sha256,
 )
 from splitveil.serve.session import open_half
 
@@ -46,6 +45,14 @@ Images = NDArray[np.float32]
 OPSET = 18
 MAX_DIFF = 1e-4  # of logits, between torch and ONNX
 PROBES = 16  # images the halves are compared on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacker:
+    """A fitted decoder of this client, from smashed data to images, and what is known of it."""
+
+    net: nn.Module
+    facts: Json
 
 
 def export_model(
@@ -57,6 +64,8 @@ def export_model(
     audit: Json | None = None,
     source: Json | None = None,
     calibration: Images | None = None,
+    attacker: Attacker | None = None,
+    classes: Sequence[str] = (),
     overwrite: bool = False,
 ) -> Manifest:
     """Write both halves, the manifest and a Triton model repository into `folder`.
@@ -69,6 +78,8 @@ def export_model(
         audit: Verdict that the manifest carries, see `verdict`.
         source: Where the model comes from, for the manifest.
         calibration: Images (n, c, h, w) for an int8 client beside the float one; None: no such.
+        attacker: A decoder that shows what the wire gives away; None: no such.
+        classes: Their names, in order; empty where they are not known.
         overwrite: Replace an existing export (never a folder that is none).
 
     Raises:
@@ -76,63 +87,60 @@ def export_model(
     """
     check_name(name)
     check_target(folder, overwrite=overwrite)
-    encoder, head = (copy.deepcopy(m).cpu().eval() for m in (model.encoder, model.head))
-    stages = stages_of(model.channel)
+    parts = parts_of(model, image_shape)
+    stages = stages_of(parts.stages)
     probes = torch.rand(PROBES, *image_shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        z, logits = encoder(probes), head(encoder(probes))
+        z = parts.encoder(probes)
+        logits = parts.head(z)
     if logits.ndim != 2:  # noqa: PLR2004
         raise ExportError(f"the head must give (n, classes), got {tuple(logits.shape)}")
     with replaced(folder) as place:
-        write_onnx(encoder, probes[:2], place / CLIENT, IMAGE, WIRE)
-        write_onnx(head, z[:2], place / SERVER, WIRE, LOGITS)
+        write_onnx(parts.encoder, probes[:2], place / CLIENT, IMAGE, WIRE)
+        write_onnx(parts.head, z[:2], place / SERVER, WIRE, LOGITS)
+        write_noise(parts.stages, place)
         parity = compare(place, probes.numpy(), logits.numpy())
         if calibration is not None:
             int8.quantise_client(place / CLIENT, place / CLIENT_INT8, calibration)
             parity |= int8.compare(place, calibration)
-        shape, classes = tuple(z.shape[1:]), int(logits.shape[1])
-        repository.write(place, name, shape, classes)
+        if attacker is not None:
+            parity |= write_attacker(attacker.net, z, tuple(image_shape), place)
+        shape, num_classes = tuple(z.shape[1:]), int(logits.shape[1])
+        repository.write(place, name, shape, num_classes)
         manifest = Manifest(
             name=name,
             image_shape=tuple(image_shape),
             wire_shape=shape,
-            num_classes=classes,
+            num_classes=num_classes,
             stages=stages,
             files=hashes(place),
             parity=parity,
             audit=audit,
             versions=versions(),
             source=source or {},
+            attacker=None if attacker is None else attacker.facts,
+            classes=tuple(classes),
         )
         (place / FILE).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
 
 
-_STAGES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
-    GaussianNoise: ("gaussian", ("std",)),
-    Dropout: ("dropout", ("p",)),
-    TopK: ("topk", ("prune",)),
-    Quantise: ("quantise", ("bits",)),
-    Clip: ("clip", ("low", "high")),
-}
-
-
-def stages_of(channel: nn.Module) -> tuple[Json, ...]:
-    """The channel as plain JSON; an unknown stage is refused, never left out.
-
-    >>> stages_of(Channel([GaussianNoise(0.1), Quantise(4)]))
-    ({'kind': 'gaussian', 'std': 0.1}, {'kind': 'quantise', 'bits': 4})
-    """
-    parts = list(channel.stages) if type(channel) is Channel else [channel]
-    unknown = [type(s).__name__ for s in parts if type(s) not in _STAGES]
-    if unknown:
-        known = ", ".join(kind.__name__ for kind in _STAGES)
+def write_attacker(net: nn.Module, z: torch.Tensor, image_shape: Shape, place: Path) -> Json:
+    """`attacker.onnx`: smashed data to images; how far from torch, refused when too far."""
+    net = copy.deepcopy(net).cpu().eval()
+    with torch.no_grad():
+        images = net(z).numpy()
+    if images.shape[1:] != image_shape:
+        raise ExportError(f"the attacker gives images {images.shape[1:]}, expected {image_shape}")
+    write_onnx(net, z[:2], place / ATTACKER, WIRE, IMAGE)
+    found = open_half((place / ATTACKER).read_bytes(), 1)(z.numpy())
+    worst = float(np.abs(found - images).max())
+    if not worst <= MAX_DIFF:
         raise ExportError(
-            f"channel stage {unknown[0]} cannot be exported; the client knows {known}. A stage "
-            "that draws nothing can be part of the encoder instead"
+            f"ONNX and torch disagree: the attacker's images differ by {worst:.3g}, allowed "
+            f"{MAX_DIFF:g}; export without --attacker"
         )
-    described = [(s, *_STAGES[type(s)]) for s in parts]
-    return tuple({"kind": kind} | {k: getattr(s, k) for k in keys} for s, kind, keys in described)
+    return {"attacker_max_abs_diff": worst}
 
 
 def write_onnx(module: nn.Module, example: torch.Tensor, path: Path, given: str, got: str) -> None:
@@ -178,12 +186,6 @@ def compare(place: Path, probes: Images, logits: Images) -> Json:
     return {"images": len(probes), "logits_max_abs_diff": worst}
 
 
-def hashes(place: Path) -> dict[str, str]:
-    """SHA-256 of every file below a folder, by relative path."""
-    files = sorted(p for p in place.rglob("*") if p.is_file())
-    return {p.relative_to(place).as_posix(): sha256(p.read_bytes()) for p in files}
-
-
 def versions() -> Json:
     """What made the files."""
     import onnx
@@ -204,39 +206,3 @@ def verdict(record: Json) -> Json:
     found: dict[str, Any] = {k: record.get(k) for k in keys}
     flags = record.get("flags") or []
     return found | {"flags": [f.get("name") for f in flags if isinstance(f, dict)]}
-
-
-def check_target(folder: Path, *, overwrite: bool) -> None:
-    """Refuse to replace what was not asked to be replaced, or is no export."""
-    if not (folder.exists() or folder.is_symlink()):
-        return
-    if not overwrite:
-        raise ExportError(f"{folder} exists already; choose another --out or give --overwrite")
-    if not (folder / FILE).is_file():
-        raise ExportError(
-            f"{folder} is no export (it has no {FILE}) and will not be overwritten; choose another "
-            "--out or remove it yourself"
-        )
-
-
-@contextmanager
-def replaced(folder: Path) -> Iterator[Path]:
-    """A new folder to fill, which takes the place of `folder` when the block succeeds."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as err:
-        raise ExportError(f"cannot write {folder}: {err.strerror}; choose another --out") from err
-    fresh, old = scratch / "new", scratch / "old"
-    try:
-        fresh.mkdir()
-        yield fresh
-        if folder.exists():
-            os.rename(folder, old)
-        os.rename(fresh, folder)
-    except OSError as err:
-        if old.exists() and not folder.exists():
-            os.rename(old, folder)
-        raise ExportError(f"cannot write {folder}: {err.strerror or err}; free some space") from err
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.serve.faults import ExportError
-from splitveil.serve.stages import check_stages, total_noise
+from splitveil.serve.stages import Stage, check_stages, total_noise, with_noise
 
 Json = dict[str, Any]
 Shape = tuple[int, ...]
 
 FORMAT = "splitveil-export-1"
-FILE, CLIENT, CLIENT_INT8, SERVER = (
+FILE, CLIENT, CLIENT_INT8, SERVER, ATTACKER = (
     "manifest.json",
     "client.onnx",
     "client-int8.onnx",
     "server.onnx",
+    "attacker.onnx",
 )
 IMAGE, WIRE, LOGITS = "image", "z", "logits"  # names of the tensors
 DATATYPE = "FP32"
@@ -35,7 +36,8 @@ class Manifest:
 
     Shapes are of one image, without the batch. `files` gives the SHA-256 of every file below the
     folder; `parity` how far ONNX and torch were apart; `audit` what the last audit found, or None;
-    `source` the run it was made from.
+    `source` the run it was made from; `attacker` what `attacker.onnx` is, or None without one.
+    `classes` are their names, or empty where nobody knows them.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Manifest:
     audit: Json | None = None
     versions: Json = field(default_factory=dict)
     source: Json = field(default_factory=dict)
+    attacker: Json | None = None
+    classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -58,10 +62,19 @@ class Manifest:
                 raise ExportError(f"{what} must be positive whole numbers, got {sizes}")
         if type(self.num_classes) is not int or self.num_classes < 1:
             raise ExportError(f"num_classes must be at least 1, got {self.num_classes}")
+        named = len(self.classes)
+        if named not in {0, self.num_classes} or not all(type(n) is str for n in self.classes):
+            raise ExportError(
+                f"classes must be {self.num_classes} names or none, got {self.classes!r:.200}"
+            )
+
+    def class_name(self, index: int) -> str:
+        """What to call a class: its name, or its number where there is none."""
+        return self.classes[index] if self.classes else f"class {index}"
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise the client adds in all; 0 without."""
+        """Standard deviation of the noise the client adds in all, see `total_noise`."""
         return total_noise(self.stages)
 
     @property
@@ -135,6 +148,8 @@ def _from_dict(data: Json) -> Manifest:
         audit=data["audit"],
         versions=data["versions"],
         source=data["source"],
+        attacker=data.get("attacker"),
+        classes=tuple(data.get("classes", ())),
     )
 
 
@@ -149,7 +164,8 @@ def read_verified(folder: Path, manifest: Manifest, file: str) -> bytes:
     if expected is None:
         has = ", ".join(sorted(manifest.files)) or "none"
         raise ExportError(
-            f"{folder} has no {file}, only {has}; the int8 client needs `splitveil export --int8`"
+            f"{folder} has no {file}, only {has}; the int8 client needs `splitveil export --int8`, "
+            "the attacker --attacker"
         )
     try:
         content = (folder / file).read_bytes()
@@ -161,3 +177,13 @@ def read_verified(folder: Path, manifest: Manifest, file: str) -> bytes:
             f"expected {expected}; copy it again or export the run again"
         )
     return content
+
+
+def read_stages(folder: Path, manifest: Manifest) -> tuple[Stage, ...]:
+    """The channel, learned stages with the numbers of their files; hashes are checked."""
+    return tuple(
+        with_noise(s, read_verified(folder, manifest, s["file"]), manifest.wire_shape)
+        if s["kind"] == "learned"
+        else s
+        for s in manifest.stages
+    )

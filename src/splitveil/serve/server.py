@@ -39,7 +39,7 @@ def load_app(
     place = Path(folder)
     manifest = read_manifest(place)
     head = load_half(place, manifest, SERVER, threads)
-    return make_app(manifest, head, limits or Limits(), token)
+    return make_app(manifest, head, limits or Limits(), token, folder=place)
 
 
 def make_server(app: ASGIApp, tls: Tls | None = None) -> uvicorn.Server:

@@ -1,11 +1,13 @@
 """The channel in numpy: what the client does to smashed data before it leaves the device.
 
 Stages are the plain JSON of a manifest: ``{"kind": "gaussian", "std": 0.1}``. Each is the twin of a
-module of `splitveil.nets` and gives the same values, up to the random draw.
+module of `splitveil.nets` and gives the same values, up to the random draw. A learned stage has a
+number for every value of the wire; they lie in a file of the export that the stage names.
 """
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +19,9 @@ from splitveil.serve.noise import Entropy, normals, uniforms
 
 Rows = NDArray[np.float32]
 Stage = Mapping[str, Any]
+
+_VARIANCE = {"gaussian": 1.0, "laplace": 2.0}  # of noise of scale 1
+_NOISE_FILE = re.compile(r"noise-[0-9]{1,3}\.f32")
 
 
 def gaussian(z: Rows, stage: Stage, entropy: Entropy) -> Rows:
@@ -54,12 +59,35 @@ def clip(z: Rows, stage: Stage, entropy: Entropy) -> Rows:
     return np.clip(z, np.float32(stage["low"]), np.float32(stage["high"]))
 
 
+def laplaces(count: int, entropy: Entropy) -> NDArray[np.float64]:
+    r"""Independent Laplace numbers (count,) of scale 1: ln u − ln v.
+
+    >>> low, high = bytes(8), b"\xff" * 8
+    >>> laplaces(1, lambda n: low + high).round(3).tolist()  # −54 ln 2
+    [-37.43]
+    """
+    u, v = np.log(uniforms(2 * count, entropy)).reshape(2, count)
+    drawn: NDArray[np.float64] = u - v
+    return drawn
+
+
+def learned(z: Rows, stage: Stage, entropy: Entropy) -> Rows:
+    """Z with fresh noise whose scale and place were learned for every value: z + m + s·ε."""
+    if "scale" not in stage:
+        raise ExportError(f"the numbers of {stage['file']} were not read; use `read_stages`")
+    draw = normals if stage["noise"] == "gaussian" else laplaces
+    drawn = draw(z.size, entropy).astype(np.float32).reshape(z.shape)
+    sent: Rows = z + stage["scale"] * drawn + stage["location"]
+    return sent
+
+
 STAGES: Mapping[str, tuple[Callable[[Rows, Stage, Entropy], Rows], tuple[str, ...]]] = {
     "gaussian": (gaussian, ("std",)),
     "dropout": (dropout, ("p",)),
     "topk": (topk, ("prune",)),
     "quantise": (quantise, ("bits",)),
     "clip": (clip, ("low", "high")),
+    "learned": (learned, ("std",)),
 }
 
 
@@ -75,15 +103,57 @@ def check_stages(stages: Sequence[Any]) -> None:
         numbers = [stage.get(key) for key in STAGES[kind][1]]
         if not all(type(v) in (int, float) and math.isfinite(v) for v in numbers):
             raise ExportError(f"channel stage {stage!r} needs numbers for {STAGES[kind][1]}")
+        if kind == "learned" and not (
+            stage.get("noise") in _VARIANCE and _NOISE_FILE.fullmatch(str(stage.get("file")))
+        ):
+            raise ExportError(
+                f"channel stage {stage!r} needs a noise of {', '.join(_VARIANCE)} and a file "
+                "noise-N.f32; export the run again"
+            )
 
 
 def total_noise(stages: Sequence[Stage]) -> float:
-    """Standard deviation of the Gaussian noise that the stages add in all.
+    """Standard deviation of the noise that the stages add in all.
+
+    Where it was learned for every value of the wire, the root of the mean variance counts.
 
     >>> total_noise([{"kind": "gaussian", "std": 3.0}, {"kind": "gaussian", "std": 4.0}])
     5.0
     """
-    return math.hypot(*(float(s["std"]) for s in stages if s["kind"] == "gaussian"))
+    return math.hypot(*(float(s["std"]) for s in stages if s["kind"] in ("gaussian", "learned")))
+
+
+def mean_std(scale: NDArray[Any], noise: str) -> float:
+    """Root of the mean variance of learned noise.
+
+    >>> mean_std(np.array([1.0, 7.0]), "gaussian"), mean_std(np.array([2.0]), "laplace") ** 2
+    (5.0, 8.000000000000002)
+    """
+    return math.sqrt(_VARIANCE[noise] * float(np.square(scale, dtype=np.float64).mean()))
+
+
+def pack_noise(scale: NDArray[Any], location: NDArray[Any]) -> bytes:
+    """Scales, then locations, as little-endian float32: the content of a `noise-N.f32`."""
+    return np.stack([scale, location]).astype("<f4").tobytes()
+
+
+def with_noise(stage: Stage, content: bytes, shape: tuple[int, ...]) -> Stage:
+    """A learned stage with the numbers of its file, one for each value of a wire of this shape."""
+    file, size = stage["file"], 2 * math.prod(shape)
+    if len(content) != 4 * size:
+        raise ExportError(
+            f"{file} has {len(content)} bytes, expected {4 * size} for a wire of shape {shape}; "
+            "export the run again"
+        )
+    scale, location = np.frombuffer(content, "<f4").astype(np.float32).reshape(2, *shape)
+    if not (np.isfinite(scale).all() and np.isfinite(location).all() and (scale > 0).all()):
+        raise ExportError(f"{file} holds noise that is not finite or has no scale; export again")
+    # A tampered std would promise noise that the file does not add.
+    if not math.isclose(found := mean_std(scale, stage["noise"]), stage["std"], rel_tol=1e-5):
+        raise ExportError(
+            f"{file} adds noise of std {found:g}, the manifest says {stage['std']}; export again"
+        )
+    return {**stage, "scale": scale, "location": location}
 
 
 def apply_stages(z: Rows, stages: Sequence[Stage], entropy: Entropy = os.urandom) -> Rows:

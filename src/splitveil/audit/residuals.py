@@ -1,0 +1,265 @@
+"""Does the noise on the wire do what the channel says? Tests of z̃ less the clean z of the images.
+
+Under a client that adds N(0, σ²) to every number of z, independently and afresh for every image,
+each p-value below is exact or errs upwards. All tests together raise a false alarm in at most
+`ALPHA` of audits.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from splitveil.errors import AuditError
+from splitveil.types import Json
+
+ALPHA = 1e-3
+SIMULATED = 32  # sendings that one is compared with where the noise is not Gaussian
+PAIRED = 2000  # rows that are compared with each other
+SHAPED = 1_000_000  # values whose distribution is looked at
+MATTERS = 0.01  # of σ: a smaller offset or slope is arithmetic, whatever its p-value
+CHUNK = 500
+_PAIR = 2
+
+Rows = Float[Tensor, "n d"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was seen, and how likely a sound client shows at least that much."""
+
+    seen: float
+    p: float
+
+
+def listen(
+    sent: Rows,
+    clean: Rows,
+    std: float | Float[Tensor, " d"],
+    ids: Int64[Tensor, " n"],
+    again: Float[Tensor, "m d"] | None = None,
+) -> Json:
+    """Every test of what was sent for images whose clean z is known, and which of them fail.
+
+    `std` is σ, for all of z or one for each number. Rows with equal `ids` are one image: it may be
+    sent by the same draw again, and counts once. `again` is what another start of the client sent
+    for the first m images.
+    """
+    scale = torch.as_tensor(std, dtype=torch.float64, device=sent.device)
+    if not bool(((scale > 0) & (scale < math.inf)).all()):
+        raise AuditError(f"the noise's deviation must be a finite number > 0, got {std}")
+    rows = first_rows(ids).to(sent.device)
+    e = standardised(sent[rows], clean[rows], scale)
+    tests = residual_tests(e, clean[rows].double())
+    if again is not None:
+        other = standardised(again, clean[: len(again)], scale)
+        tests["starts"] = closest(e[:PAIRED], other[:PAIRED])
+    declared = float(scale.square().mean().sqrt())
+    low, high = std_limits(e.numel(), ALPHA)
+    noise = {
+        "declared": declared,
+        "measured": declared * float(e.square().mean().sqrt()),
+        "measured_low": declared * low,
+        "measured_high": declared * high,
+    }
+    return {"rows": len(sent), "images": len(rows), "noise": noise} | judged(tests)
+
+
+def listen_to_any(
+    sent: Rows,
+    clean: Rows,
+    draws: Float[Tensor, "k n d"],
+    again: Float[Tensor, "m d"] | None = None,
+) -> Json:
+    """The tests that hold for every random channel, by `draws` of it: sendings made offline.
+
+    Of a sound client the mean squared distance from z is one more draw of a known distribution,
+    normal for so many numbers; and two starts send equal rows no more than two draws do.
+    """
+    from scipy.special import stdtr  # type: ignore[import-untyped]
+
+    def distance(z: Tensor) -> Tensor:
+        return (z.double() - clean.double()).square().mean()
+
+    known, here = torch.stack([distance(z) for z in draws]), float(distance(sent))
+    k = len(draws)
+    spread = float(known.std()) * math.sqrt(1 + 1 / k)
+    score = (here - float(known.mean())) / max(spread, 1e-12 * float(known.mean()) + 1e-300)
+    usual = math.sqrt(float(known.mean()))
+    seen = math.sqrt(here) / usual if usual else math.inf
+    tests = {
+        "nearer": Outcome(seen, float(stdtr(k - 1, score))),
+        "farther": Outcome(seen, float(stdtr(k - 1, -score))),
+    }
+    if again is not None:
+        m = len(again)
+        equal, usually = (
+            float((a == b).all(1).double().mean())
+            for a, b in ((sent[:m], again), (draws[0, :m], draws[1, :m]))
+        )
+        tests["starts"] = Outcome(equal, 1.0 if equal <= 2 * usually else 0.0)
+    return {"rows": len(sent), "images": len(sent)} | judged(tests)
+
+
+def judged(tests: Mapping[str, Outcome]) -> Json:
+    """The tests as JSON, and which of them fail when `ALPHA` is shared by all."""
+    least = ALPHA / len(tests)
+    return {
+        "tests": {name: asdict(test) for name, test in tests.items()},
+        "alpha": ALPHA,
+        "failed": [name for name, test in tests.items() if fails(name, test, least)],
+    }
+
+
+def residual_tests(e: Rows, z: Rows) -> dict[str, Outcome]:
+    """The tests of one capture: standardised residuals e and clean z, a row for each image."""
+    found = {
+        "quieter": quieter(e),
+        "louder": louder(e),
+        "offset": offset(e),
+        "slope": slope(e, z),
+        "shape": shape(e),
+    }
+    if len(e) >= _PAIR:
+        found["next image"] = follows(e[: len(e) // 2 * 2 : 2], e[1::2])
+        found["repeats"] = closest(e[:PAIRED])
+    if e.shape[1] >= _PAIR:
+        columns = e.shape[1] // 2 * 2
+        found["next number"] = follows(e[:, :columns:2], e[:, 1:columns:2])
+    return found
+
+
+def fails(name: str, test: Outcome, least: float) -> bool:
+    """Whether a test says that the client is not sound."""
+    return test.p < least and (name not in ("offset", "slope") or abs(test.seen) > MATTERS)
+
+
+def first_rows(ids: Int64[Tensor, " n"]) -> Int64[Tensor, " m"]:
+    """Position of the first row of every image, in order.
+
+    >>> first_rows(torch.tensor([7, 7, 3, 7, 3])).tolist()
+    [0, 2]
+    """
+    seen: Mapping[int, int] = {
+        image: len(ids) - 1 - place for place, image in enumerate(reversed(ids.tolist()))
+    }
+    return torch.tensor(sorted(seen.values()), dtype=torch.int64)
+
+
+def standardised(sent: Rows, clean: Rows, std: Tensor) -> Rows:
+    """(z̃ − z)/σ in double precision: standard normal under a sound client."""
+    return (sent.double() - clean.double()) / std
+
+
+def std_limits(count: int, alpha: float) -> tuple[float, float]:
+    r"""What the root mean square of so many standard normals leaves with probability alpha.
+
+    .. math:: \sqrt{\chi^2_{N,\,\alpha/2} / N}, \ \sqrt{\chi^2_{N,\,1-\alpha/2} / N}
+
+    >>> [round(v, 4) for v in std_limits(10, 0.05)]  # χ² of 10: 3.2470 and 20.4832
+    [0.5698, 1.4312]
+    """
+    from scipy.special import chdtri
+
+    low, high = chdtri(count, 1 - alpha / 2), chdtri(count, alpha / 2)
+    return math.sqrt(low / count), math.sqrt(high / count)
+
+
+def quieter(e: Rows) -> Outcome:
+    """Less noise than declared: P(χ²_N ≤ Σe²); `seen` is the measured over the declared σ."""
+    from scipy.special import chdtr
+
+    total = float(e.square().sum())
+    return Outcome(math.sqrt(total / e.numel()), float(chdtr(e.numel(), total)))
+
+
+def louder(e: Rows) -> Outcome:
+    """More noise than declared: P(χ²_N ≥ Σe²)."""
+    from scipy.special import chdtrc
+
+    total = float(e.square().sum())
+    return Outcome(math.sqrt(total / e.numel()), float(chdtrc(e.numel(), total)))
+
+
+def offset(e: Rows) -> Outcome:
+    """A constant added to all of z, in σ; √N times the mean is standard normal."""
+    mean = float(e.mean())
+    return Outcome(mean, two_sided(mean * math.sqrt(e.numel())))
+
+
+def slope(e: Rows, z: Rows) -> Outcome:
+    r"""Another client's z in place of ours: the correlation of the residual with z.
+
+    .. math:: \sum e (z - \bar z) \,/ \|z - \bar z\|
+
+    is standard normal whatever z is; `seen` is that over √N, in σ for one deviation of z.
+    """
+    moved = z - z.mean()
+    length = float(moved.square().sum().sqrt())
+    if length == 0:
+        return Outcome(0.0, 1.0)
+    t = float((e * moved).sum()) / length
+    return Outcome(t / math.sqrt(e.numel()), two_sided(t))
+
+
+def follows(one: Rows, next_: Rows) -> Outcome:
+    """Whether noise goes on in its neighbour: the correlation of disjoint pairs of residuals.
+
+    Given one side, Σab/‖a‖ is standard normal, exactly, as no value stands in two pairs.
+    """
+    length = float(one.square().sum().sqrt())
+    if length == 0:
+        return Outcome(0.0, 1.0)
+    t = float((one * next_).sum()) / length
+    return Outcome(t / math.sqrt(one.numel()), two_sided(t))
+
+
+def shape(e: Rows) -> Outcome:
+    """Kolmogorov's largest distance of the residuals' distribution from the normal one.
+
+    They are divided by their own deviation, so that their size is not judged twice; the p-value is
+    then too large, never too small.
+    """
+    from scipy.special import kolmogorov
+
+    values = e.flatten()[:SHAPED]
+    scale = values.square().mean().sqrt()
+    if float(scale) == 0:
+        return Outcome(1.0, 0.0)
+    ranked = torch.special.ndtr((values / scale).sort().values)
+    steps = torch.arange(len(ranked) + 1, dtype=ranked.dtype, device=ranked.device) / len(ranked)
+    gap = float(torch.maximum(ranked - steps[:-1], steps[1:] - ranked).max())
+    return Outcome(gap, float(kolmogorov(gap * math.sqrt(len(ranked)))))
+
+
+def closest(e: Rows, other: Float[Tensor, "m d"] | None = None) -> Outcome:
+    """Noise that two images, or two starts of the client, share: their nearest two residuals.
+
+    `seen` is the distance of the nearest rows per number, √2 for independent ones; half its square
+    is χ² with d degrees, and the smallest of so many pairs at most as many times less likely.
+    """
+    from scipy.special import chdtr
+
+    mine = e if other is None else other
+    pairs = len(e) * (len(e) - 1) // 2 if other is None else len(e) * len(mine)
+    nearest = math.inf
+    for start, part in enumerate(torch.split(e, CHUNK)):
+        # Not by matrix products: their rounding would hide that rows are equal.
+        near = torch.cdist(part, mine, compute_mode="donot_use_mm_for_euclid_dist")
+        if other is None:
+            near.diagonal(CHUNK * start).fill_(math.inf)
+        nearest = min(nearest, float(near.min()))
+    p = min(1.0, pairs * float(chdtr(e.shape[1], nearest**2 / 2)))
+    return Outcome(nearest / math.sqrt(e.shape[1]), p)
+
+
+def two_sided(t: float) -> float:
+    """P(|N(0, 1)| ≥ |t|).
+
+    >>> round(two_sided(1.959964), 6)
+    0.05
+    """
+    return math.erfc(abs(t) / math.sqrt(2))

@@ -1,0 +1,201 @@
+"""Attributes from a table beside the images: CSV or JSON, a row for each image.
+
+Which image a row is of: by a column `index` (its place in the dataset), by a column `file` (its
+path below the folder of a `folder:` dataset), or without either by the order of the rows. Every
+other column is an attribute; its values are categories.
+"""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from splitveil.attacks.attribute import MAX_VALUES
+from splitveil.errors import DataError
+
+INDEX, FILE = "index", "file"
+SHOWN = 3  # names in a message
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """Integer attributes by name: (n,) of the aux images and (m,) of the scored ones."""
+
+    aux: Mapping[str, Tensor]
+    scored: Mapping[str, Tensor]
+
+    @staticmethod
+    def of(table: Mapping[str, Tensor], aux: Tensor, scored: Tensor) -> "Attributes":
+        """From a table over the whole dataset and the indices of both sets."""
+        return Attributes(
+            {name: column[aux] for name, column in table.items()},
+            {name: column[scored] for name, column in table.items()},
+        )
+
+
+def read_table(path: Path, n: int, files: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """Attributes (n,) by name of the n images of a dataset; `files` are their names, if any.
+
+    The values of a column become 0, 1, … in sorted order, as numbers where all are integers.
+    """
+    rows = _json_rows(path) if path.suffix.lower() == ".json" else _csv_rows(path)
+    if not rows:
+        raise DataError(f"{path} has no rows; it needs one for each of the {n} images")
+    names = list(rows[0])
+    keys = [name for name in names if name in (INDEX, FILE)]
+    columns = [name for name in names if name not in (INDEX, FILE)]
+    if len(keys) > 1 or not columns:
+        raise DataError(
+            f"{path} must have at least one attribute, and at most one of the columns '{INDEX}' "
+            f"and '{FILE}'; it has {', '.join(names)}"
+        )
+    places = _places(path, rows, keys, n, files)
+    _check_complete(path, places, n, files if keys == [FILE] else None)
+    order = sorted(range(n), key=lambda row: places[row])
+    return {name: codes([rows[row][name] for row in order]) for name in columns}
+
+
+def attributes_of(
+    path: Path, table: Mapping[str, Tensor], aux: Tensor, scored: Tensor
+) -> Attributes:
+    """A table's attributes of aux and scored images; refuses one that cannot be guessed."""
+    made = Attributes.of(table, aux.cpu(), scored.cpu())
+    for name, values in made.aux.items():
+        known, every = len(set(values.tolist())), int(table[name].max()) + 1
+        if known == 1:
+            raise DataError(
+                f"attribute '{name}' in {path} has one value only on the attacker's {len(values)} "
+                "images; there is nothing to guess, leave it out"
+            )
+        if every > MAX_VALUES:
+            raise DataError(
+                f"attribute '{name}' in {path} has {every} values; at most {MAX_VALUES} are "
+                "allowed, so put a measured quantity into classes first"
+            )
+    return made
+
+
+def codes(values: Sequence[str]) -> Tensor:
+    """Position of each value among the sorted different ones.
+
+    >>> codes(["10", "-1", "9", "9"]).tolist(), codes(["yes", "no"]).tolist()
+    ([2, 0, 1, 1], [1, 0])
+    """
+    try:
+        keys: Sequence[str | int] = [int(value) for value in values]
+    except ValueError:
+        keys = values
+    ranks = {key: rank for rank, key in enumerate(sorted(set(keys)))}
+    return torch.tensor([ranks[key] for key in keys])
+
+
+def _csv_rows(path: Path) -> list[Row]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header, *lines = list(csv.reader(file)) or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as err:
+        raise DataError(f"cannot read the attributes in {path}: {err}") from err
+    names = [name.strip() for name in header]
+    if not names or not all(names) or len(set(names)) < len(names):
+        raise DataError(
+            f"{path} must start with a header of different names, got: "
+            f"{', '.join(names) or 'nothing'}"
+        )
+    rows = []
+    for number, cells in enumerate(lines, start=2):
+        if cells:
+            if len(cells) != len(names):
+                raise DataError(
+                    f"{path}, line {number}: {len(cells)} values for {len(names)} columns"
+                )
+            rows.append(_row(f"{path}, line {number}", dict(zip(names, cells, strict=True))))
+    return rows
+
+
+def _json_rows(path: Path) -> list[Row]:
+    """A list of objects, all with the same keys."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as err:
+        raise DataError(f"cannot read the attributes in {path}: {err}") from err
+    if not (isinstance(found, list) and all(isinstance(row, dict) for row in found)):
+        raise DataError(f'{path} must be a list of objects, as [{{"hat": "yes"}}, …]')
+    for number, row in enumerate(found):
+        if row.keys() != found[0].keys():
+            raise DataError(
+                f"{path}, row {number}: its keys are {', '.join(row)}; those of the first row are "
+                f"{', '.join(found[0])}"
+            )
+        if wrong := [k for k, v in row.items() if not isinstance(v, str | int | bool)]:
+            raise DataError(
+                f"{path}, row {number}: {wrong[0]} must be a text, a whole number, true or false"
+            )
+    return [
+        _row(f"{path}, row {number}", {k: str(v) for k, v in row.items()})
+        for number, row in enumerate(found)
+    ]
+
+
+def _row(where: str, cells: Mapping[str, str]) -> Row:
+    row = {name: cell.strip() for name, cell in cells.items()}
+    if missing := [name for name, cell in row.items() if cell.lower() in ("", "nan")]:
+        raise DataError(f"{where}: no value for {', '.join(missing)}; every column needs one")
+    return row
+
+
+def _places(
+    path: Path, rows: Sequence[Row], keys: Sequence[str], n: int, files: Sequence[str] | None
+) -> list[int]:
+    """Which image each row is of."""
+    if not keys:
+        return list(range(len(rows)))
+    if keys == [INDEX]:
+        texts = [row[INDEX] for row in rows]
+        if wrong := [t for t in texts if not (t.isascii() and t.isdigit() and int(t) < n)]:
+            raise DataError(
+                f"{path}: unknown index {_some(wrong)}; allowed are whole numbers from 0 to {n - 1}"
+            )
+        return [int(t) for t in texts]
+    if files is None:
+        raise DataError(
+            f"{path} has a column '{FILE}', but the images have no file names: only those of a "
+            f"folder: dataset do; name them by '{INDEX}', or put the rows into the dataset's order"
+        )
+    known = {name: place for place, name in enumerate(files)}
+    names = [row[FILE].replace("\\", "/") for row in rows]
+    if wrong := [name for name in names if name not in known]:
+        raise DataError(
+            f"{path}: unknown file {_some(wrong)}; names are relative to the dataset's folder, as "
+            f"'{files[0]}'"
+        )
+    return [known[name] for name in names]
+
+
+def _check_complete(path: Path, places: Sequence[int], n: int, files: Sequence[str] | None) -> None:
+    """Every image has exactly one row."""
+
+    def called(place: int) -> str:
+        return str(place) if files is None else files[place]
+
+    seen: set[int] = set()
+    twice = [called(p) for p in places if p in seen or seen.add(p)]  # type: ignore[func-returns-value]
+    if twice:
+        raise DataError(f"{path} has two rows for image {_some(twice)}; keep one")
+    if absent := [called(p) for p in range(n) if p not in seen]:
+        raise DataError(
+            f"{path} has no row for {len(absent)} of {n} images: {_some(absent)}; every image of "
+            "the dataset needs one"
+        )
+    if len(places) > n:
+        raise DataError(f"{path} has {len(places)} rows for {n} images; keep one for each")
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:SHOWN])
+    return shown + (", …" if len(names) > SHOWN else "")

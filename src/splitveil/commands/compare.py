@@ -1,0 +1,84 @@
+"""`splitveil compare`: rows of records side by side."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, records, or folders of them.")],
+    published: Annotated[
+        Path | None, typer.Option(help="JSON of published rows to stand beside ours.")
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(help="Only rows with KEY OP VALUE; join several by 'and', or give it again."),
+    ] = None,
+    sort: Annotated[
+        str | None, typer.Option(help="Sort by these columns, a minus for descending: -mse.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Show these columns, with commas between.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Differences of all rows to this one, seed by seed; filters keep it."),
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--md", help="Write the whole tables here as Markdown.")
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write every number here without rounding.")
+    ] = None,
+    latex: Annotated[
+        Path | None, typer.Option("--latex", help="Write the tables here for LaTeX (booktabs).")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Compare audited runs: one row per defence, mean ± sd over its seeds, and differences.
+
+    Columns and filters go by these names: row, defence, dataset, net, aux, profile, by, seeds,
+    accuracy, mse, ssim, psnr, worst, leakage, rate, macs, wire, seconds, flags, epochs, lambd,
+    noise, ceiling, reported-accuracy, reported-mse. Accuracies are shares: `accuracy>=.9` is
+    `accuracy>=90%`. A text may hold a star: `net=thin-*`.
+
+    Example: `splitveil compare results/cifar10 --published results/published.json`
+
+    Example: `splitveil compare results/digits --where "accuracy>=.99" --sort -mse --against none`
+    """
+    from splitveil import comparing
+    from splitveil.console import show_json, show_table, warn
+    from splitveil.report import compare as tables
+    from splitveil.report.choosing import View, chosen, parse_filters, parse_order
+    from splitveil.report.exchange import csv_text
+    from splitveil.report.exchange import latex as latex_table
+    from splitveil.report.quantities import parse_columns
+    from splitveil.report.tracks import tracks
+    from splitveil.train.files import write_text
+
+    view = View(
+        where=tuple(one for text in where or [] for one in parse_filters(text)),
+        sort=() if sort is None else parse_order(sort),
+        columns=None if columns is None else parse_columns(columns),
+        against=against,
+    )
+    beside = {} if published is None else tables.read_published(published)
+    found = chosen(tables.find_records(paths), view, beside)
+    sheets = comparing.sheets(found, beside, view)
+    if markdown is not None:
+        write_text(markdown, "\n".join(sheet.markdown() for sheet in sheets))
+    if csv is not None:
+        write_text(csv, csv_text(comparing.plain_rows(found, beside, view)))
+    if latex is not None:
+        write_text(latex, "\n".join(latex_table(sheet) for sheet in sheets))
+    if json_:
+        show_json([sheet.to_dict() for sheet in sheets])
+    else:
+        for sheet in sheets:
+            show_table(sheet.title, *sheet.brief())
+    for track in tracks(found.groups):
+        if against is not None and against not in {group.name for group in track.groups}:
+            warn(f"{track.title}: no differences, for it has no row {against}")
+    for line in tables.warnings(found):
+        warn(line)

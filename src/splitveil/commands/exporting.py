@@ -1,0 +1,177 @@
+"""From a run to an export: its audit's verdict, images to calibrate on, the audit's attacker."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from splitveil.nets import ResidualDecoder
+    from splitveil.runs import Run
+    from splitveil.serve.export import Attacker
+    from splitveil.types import Observation, Progress, Reconstruct, Record
+
+CALIBRATION_IMAGES = 512
+
+
+def export_run(
+    run: "Run",
+    target: Path,
+    *,
+    name: str | None = None,
+    int8: bool = False,
+    attacker: bool = False,
+    overwrite: bool = False,
+) -> Any:  # noqa: ANN401 - Manifest, which must not be imported at module level
+    """Export a run with its audit's verdict; warns when it has none."""
+    from splitveil.console import progress_bar, warn
+    from splitveil.errors import ConfigError
+    from splitveil.serve.export import export_model, verdict
+    from splitveil.serve.folders import check_target
+
+    check_target(target, overwrite=overwrite)
+    record = run.record
+    if record is None:
+        warn(f"{run.path} has no audit: nobody has measured what its wire gives away; audit it")
+    elif record.training.get("steps") != steps_of(run.path):
+        warn(
+            f"the audit of {run.path} is of another state of its training and is left out; "
+            "audit it again"
+        )
+        record = None
+    fitted = None
+    if attacker:
+        if record is None:
+            raise ConfigError(
+                f"--attacker needs an audit of this state of {run.path}; audit it first: "
+                f"splitveil audit {run.path}"
+            )
+        with progress_bar("attacker") as bar:
+            fitted = fit_attacker(run, record, bar)
+    return export_model(
+        run.model,
+        run.built.image_shape,
+        target,
+        name=run.path.resolve().name if name is None else name,
+        audit=None if record is None else verdict(record.to_dict()),
+        source=source_of(run.path),
+        calibration=calibration_images(run) if int8 else None,
+        attacker=fitted,
+        classes=class_names(run),
+        overwrite=overwrite,
+    )
+
+
+def class_names(run: "Run") -> tuple[str, ...]:
+    """Names of the classes as the audit wrote them into the run's gallery; empty without one."""
+    import json
+
+    try:
+        found = json.loads((run.path / "gallery.json").read_text(encoding="utf-8"))["classes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+    right = isinstance(found, list) and len(found) == run.built.num_classes
+    return tuple(map(str, found)) if right else ()
+
+
+def steps_of(run: Path) -> int | None:
+    """How many steps the checkpoint of a run has seen."""
+    from splitveil.train.checkpoint import read_checkpoint
+
+    return read_checkpoint(run / "checkpoint.safetensors").meta.get("step")
+
+
+def source_of(run: Path) -> dict[str, Any]:
+    """Which run and which state of it an export is made from."""
+    from splitveil.serve.manifest import sha256
+
+    content = (run / "checkpoint.safetensors").read_bytes()
+    return {"run": run.resolve().name, "checkpoint": sha256(content)}
+
+
+def calibration_images(run: "Run") -> "NDArray[np.float32]":
+    """Training images, evenly spread over the training set, as floats in [0, 1]."""
+    import numpy as np
+
+    from splitveil.runs import load_data
+
+    dataset, splits = load_data(run)
+    rows = splits.train.cpu().numpy()
+    chosen = rows[np.linspace(0, len(rows) - 1, min(CALIBRATION_IMAGES, len(rows))).astype(int)]
+    return np.asarray(dataset.images.cpu().numpy()[chosen] / 255, np.float32)
+
+
+def fit_attacker(run: "Run", record: "Record", progress: "Progress") -> "Attacker":
+    """The decoder attack with the lowest error of an audit, on the same aux and with its seed.
+
+    An audit keeps what its attacks made, not their networks; on the same machine the fit is the
+    same again, bit for bit on a CPU.
+    """
+    from splitveil.audit import intercept
+    from splitveil.audit.access import view
+    from splitveil.audit.metrics import mse
+    from splitveil.auditing import open_run
+    from splitveil.config import find_profile
+    from splitveil.rng import stream
+    from splitveil.serve.export import Attacker
+
+    profile, aux, seed = (str(record.audit["profile"]), str(record.audit["aux"]),
+                          int(record.seeds["attack"]))  # fmt: skip
+    name = strongest_decoder(record, profile)
+    case = open_run(run, aux=aux, progress=progress).case
+    wire = intercept(case, seed)
+    attack = find_profile(profile)[name]
+    generator = stream(seed, f"attack/{name}", case.victim.device)
+    fitted = attack.fit(view(case, attack.access, wire), case.aux, generator, progress)
+    net, images = caught(fitted, wire.seen)
+    return Attacker(
+        net=net,
+        facts={
+            "attack": name,
+            "profile": profile,
+            "aux": aux,
+            "seed": seed,
+            "mse": float(mse(case.scored.images, images).mean()),
+            "audited_mse": record.attacks[name]["mse"],
+        },
+    )
+
+
+def strongest_decoder(record: "Record", profile: str) -> str:
+    """Name of the decoder attack with the lowest mean squared error in a record."""
+    from splitveil.attacks import Decoder
+    from splitveil.config import find_profile
+    from splitveil.errors import AuditError
+
+    decoders = [name for name, a in find_profile(profile).items() if isinstance(a, Decoder)]
+    errors = {n: float(record.attacks[n]["mse"]) for n in decoders if n in record.attacks}
+    if not errors:
+        raise AuditError(
+            f"the audit (profile '{profile}') has no decoder attack to export; audit the run with "
+            "one of the profiles that `splitveil attacks` lists"
+        )
+    return min(errors, key=lambda name: errors[name])
+
+
+def caught(fitted: "Reconstruct", seen: "Observation") -> "tuple[ResidualDecoder, Tensor]":
+    """The decoder that a fitted attack calls, and its images for what was observed."""
+    from torch import nn
+    from torch.nn.modules.module import register_module_forward_hook
+
+    from splitveil.errors import AuditError
+    from splitveil.nets import ResidualDecoder
+
+    found: list[ResidualDecoder] = []
+
+    def look(module: nn.Module, given: object, made: object) -> None:
+        del given, made
+        if isinstance(module, ResidualDecoder) and module not in found:
+            found.append(module)
+
+    with register_module_forward_hook(look):
+        images = fitted(seen)
+    if len(found) != 1:
+        raise AuditError(f"the attack calls {len(found)} decoders, expected one; leave --attacker")
+    return found[0], images

@@ -1,0 +1,59 @@
+"""`splitveil report`: one page about some runs, in English or Chinese, and slides if asked."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(  # noqa: PLR0917 - every option of the command, as typer wants them
+    runs: Annotated[list[Path], typer.Argument(help="Folders of audited runs.")],
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the page (default: the first run's).")
+    ] = None,
+    lang: Annotated[str, typer.Option(help="Language of the page: en or zh.")] = "en",
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    slides: Annotated[
+        bool, typer.Option("--slides", help="Write slides.html too: arrow keys, one per page.")
+    ] = False,
+    published: Annotated[
+        Path | None, typer.Option(help="JSON of published rows, drawn as hollow marks.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Build one page with tables and pictures from audited runs.
+
+    A folder that is broken or is no run is named and left out. Beside the page: the same as
+    Markdown, a LaTeX table, and every figure as PNG and SVG.
+
+    Example: `splitveil report runs/demo/none runs/demo/veil --out page`
+
+    Example: `splitveil report runs/demo/* --out page --lang zh --slides`
+    """
+    from splitveil.console import out, show_json, show_table, warn
+    from splitveil.report import read_runs, summary_rows, write_report
+    from splitveil.report.rows import read_published
+    from splitveil.report.tables import brief_table
+    from splitveil.report.words import language
+
+    chosen = language(lang)
+    beside = {} if published is None else read_published(published)
+    gathered = read_runs(runs)
+    for path, reason in gathered.skipped:
+        warn(f"left out: {path}: {reason}")
+    paths = write_report(
+        gathered.runs,
+        out_dir or gathered.runs[0].path,
+        title=title,
+        lang=chosen,
+        published=beside,
+        skipped=gathered.skipped,
+        slides=slides,
+    )
+    if json_:
+        show_json({str(run.path): run.record for run in gathered.runs})
+        return
+    rows = summary_rows(gathered.runs)
+    show_table("Accuracy, and what the attacker got", *brief_table(rows))
+    for page in paths[: 1 + slides]:
+        out.print(f"page: {page}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,104 @@
+"""Every picture of a report, with the names of its files."""
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from splitveil.errors import RunError
+from splitveil.report import figures
+from splitveil.report.canvas import PALETTE, Drawing
+from splitveil.report.fields import section, text
+from splitveil.report.files import RunFiles
+from splitveil.report.rows import Published
+from splitveil.report.tables import NOTHING, summary_rows
+
+ALONE = 12  # more runs than this share their curves by defence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A drawing, the stem of its files, and the runs it is about where it is not about all."""
+
+    stem: str
+    drawing: Drawing
+    runs: tuple[str, ...] = ()
+
+    @property
+    def uri(self) -> str:
+        """The picture as a data: address, so that the page needs no other file."""
+        return "data:image/png;base64," + base64.b64encode(self.drawing.png).decode("ascii")
+
+    def files(self) -> dict[str, bytes]:
+        """Names and contents of its files."""
+        return {f"{self.stem}.png": self.drawing.png, f"{self.stem}.svg": self.drawing.svg}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """All pictures of a report; None where the runs hold nothing to draw."""
+
+    grid: Picture | None
+    tradeoff: Picture | None
+    attacks: Picture | None
+    curves: tuple[Picture, ...]
+
+    def listed(self) -> list[Picture]:
+        """Those that exist."""
+        found = (self.grid, self.tradeoff, self.attacks, *self.curves)
+        return [picture for picture in found if picture is not None]
+
+
+def draw(runs: Sequence[RunFiles], published: Mapping[str, Published]) -> Pictures:
+    """Every picture for which the runs have data."""
+    if not runs:
+        raise RunError("no runs to report; name at least one run folder")
+    rows = summary_rows(runs)
+    attacked = any(section(run.record, "attacks") for run in runs)
+    placed = any(row.accuracy is not None and row.strongest_mse is not None for row in rows)
+    return Pictures(
+        grid=Picture(stem="reconstructions", drawing=figures.draw_grid(runs))
+        if any(run.gallery for run in runs)
+        else None,
+        tradeoff=Picture(stem="tradeoff", drawing=figures.scatter(runs, published))
+        if placed
+        else None,
+        attacks=Picture(stem="attacks", drawing=figures.attack_bars(runs)) if attacked else None,
+        curves=tuple(
+            Picture(
+                stem=f"curves-{slug}",
+                drawing=figures.training_curves(group),
+                runs=tuple(run.name for run in group),
+            )
+            for slug, group in _groups([run for run in runs if run.metrics])
+        ),
+    )
+
+
+def _groups(runs: Sequence[RunFiles]) -> list[tuple[str, list[RunFiles]]]:
+    """Runs that share a picture of their curves, each group with a part of a file name."""
+    if len(runs) <= ALONE:
+        return list(zip(slugs([run.name for run in runs]), ([run] for run in runs), strict=True))
+    alike: dict[str, list[RunFiles]] = {}
+    for run in runs:
+        alike.setdefault(text(run.record, "config", "defence") or NOTHING, []).append(run)
+    parts = [
+        (defence, group[at : at + len(PALETTE)])
+        for defence, group in alike.items()
+        for at in range(0, len(group), len(PALETTE))
+    ]
+    return list(zip(slugs([name for name, _ in parts]), (part for _, part in parts), strict=True))
+
+
+def slugs(names: Sequence[str]) -> list[str]:
+    """A different, harmless part of a file name for each name.
+
+    >>> slugs(["a/b", "a b", "veil"])
+    ['a_b', 'a_b-again1', 'veil']
+    """
+    found: list[str] = []
+    for name in names:
+        slug = re.sub(r"[^\w.-]+", "_", name)[:80]
+        again = sum(re.fullmatch(re.escape(slug) + r"(-again\d+)?", s) is not None for s in found)
+        found.append(f"{slug}-again{again}" if again else slug)
+    return found

@@ -1,0 +1,114 @@
+"""Everything a reader of a report can see, in English and beside it in Chinese.
+
+A sentence is a key of the table and the values that go into it (`Said`); the language and the dress
+(plain text, HTML, Markdown) are chosen when it is written down.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Literal, Union
+
+from splitveil.errors import ConfigError, unknown
+from splitveil.report.words.audit import AUDIT
+from splitveil.report.words.flags import FLAGS
+from splitveil.report.words.page import PAGE
+from splitveil.report.words.reading import READING
+from splitveil.report.words.sentences import SENTENCES
+
+Lang = Literal["en", "zh"]
+LANGS: Mapping[Lang, str] = {"en": "en", "zh": "zh-CN"}  # as `<html lang>` has them
+TABLE: Mapping[str, tuple[str, str]] = {**PAGE, **SENTENCES, **READING, **AUDIT, **FLAGS}
+BETWEEN: Mapping[Lang, str] = {"en": ", ", "zh": "、"}
+
+Value = Union[str, "Said", tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Said:
+    """A sentence before it is written: its key, and values (text, texts in a row, or sentences)."""
+
+    key: str
+    values: Mapping[str, Value] = field(default_factory=dict)
+
+    def plain(self, lang: Lang = "en") -> str:
+        """As text without marks.
+
+        >>> said("gallery.original").plain("zh")
+        '原图'
+        """
+        return self._dressed(lang, lambda pattern: re.sub(r"`|\*\*", "", pattern), str)
+
+    def html(self, lang: Lang = "en") -> str:
+        """As HTML: `code` and **strong** become tags, every value is escaped."""
+        return self._dressed(lang, _tags, escape)
+
+    def markdown(self, lang: Lang = "en") -> str:
+        """As Markdown: values cannot break out of a line or a table."""
+        return self._dressed(lang, str, markdown_text)
+
+    def _dressed(
+        self, lang: Lang, pattern: Callable[[str], str], value: Callable[[str], str]
+    ) -> str:
+        def written(given: Value) -> str:
+            if isinstance(given, Said):
+                return given._dressed(lang, pattern, value)
+            return value(given if isinstance(given, str) else BETWEEN[lang].join(given))
+
+        return pattern(word(self.key, lang)).format(
+            **{k: written(v) for k, v in self.values.items()}
+        )
+
+
+def said(key: str, **values: Value) -> Said:
+    """A sentence of the table with its values."""
+    return Said(key, values)
+
+
+def word(key: str, lang: Lang = "en") -> str:
+    """An entry of the table as it stands.
+
+    >>> word("column.leakage"), word("column.leakage", "zh")
+    ('Leakage', '泄露')
+    """
+    english, chinese = TABLE[key]
+    return english if lang == "en" else chinese
+
+
+def known(prefix: str, value: str, lang: Lang) -> str:
+    """The word for a value of a record, such as an access; itself where the table has none.
+
+    >>> known("access", "black-box", "zh"), known("access", "other", "zh")
+    ('黑盒', 'other')
+    """
+    key = f"{prefix}.{value}"
+    return word(key, lang) if key in TABLE else value
+
+
+def listed(items: Sequence[str], lang: Lang) -> str:
+    """Names in a row."""
+    return BETWEEN[lang].join(items)
+
+
+def language(name: str) -> Lang:
+    """The language of a name; raises ConfigError naming those there are."""
+    for lang in LANGS:
+        if lang == name:
+            return lang
+    raise ConfigError(unknown("language", name, LANGS))
+
+
+def markdown_text(value: str) -> str:
+    r"""Text that Markdown shows as it is, on one line.
+
+    >>> markdown_text("a|b `c` <d>")
+    'a\\|b \\`c\\` &lt;d&gt;'
+    """
+    flat = " ".join(value.split())
+    return re.sub(r"([\\`*_\[\]|~#])", r"\\\1", escape(flat, quote=False))
+
+
+def _tags(pattern: str) -> str:
+    safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(pattern, quote=False))
+    return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", safe)

@@ -1,0 +1,156 @@
+// The page: a picture in, its smashed data out, the answer back, and what an attacker makes of it.
+
+import { loadModel } from "./model.js";
+import { Picture } from "./picture.js";
+import { bars, heatMap, paint, ramp, softmax } from "./show.js";
+import { channelInWords } from "./stages.js";
+import { encodeRequest, infer } from "./wire.js";
+
+const at = (id) => document.getElementById(id);
+const told = document.body.dataset;
+let token = ""; // in memory only, gone with the page
+
+const headers = () => (token ? { Authorization: `Bearer ${token}` } : {});
+const count = (n, word) => `${n.toLocaleString("en-GB")} ${word}`;
+
+function say(text, kind = "") {
+  at("status").textContent = text;
+  at("status").className = kind;
+}
+
+function fail(error) {
+  say(error.message, "bad");
+}
+
+function describe(manifest) {
+  const [channels, height, width] = manifest.image_shape;
+  at("takes").textContent =
+    `'${manifest.name}' takes ${width} × ${height} pixels in ${channels === 1 ? "grey" : "colour"}.`;
+  at("channel").textContent = `Before it leaves: ${channelInWords(manifest.stages)}. ` +
+    "Randomness comes from this browser's cryptographic generator.";
+  const audit = manifest.audit;
+  const mse = audit?.strongest?.mse;
+  at("audit").textContent = Number.isFinite(mse)
+    ? `The audit's strongest attack had a mean squared error of ${mse.toFixed(4)} per pixel; ` +
+      `knowing nothing but the class gives ${Number(audit.ceiling?.mse).toFixed(4)}.`
+    : "The export carries no audit: nobody has measured what the wire gives away.";
+}
+
+function showAttacker(model) {
+  const facts = model.manifest.attacker;
+  at("attacker-missing").hidden = model.attack !== null;
+  at("attacker").hidden = model.attack === null;
+  if (facts) {
+    at("attacker-who").textContent =
+      `A network fitted to undo this client ('${facts.attack}' of the audit). ` +
+      "It sees the bytes that leave, nothing else.";
+  }
+}
+
+async function shown(model, picture, sent, request, again) {
+  const { low, high } = heatMap(at("heat"), sent, model.manifest.wire_shape);
+  at("low").textContent = low.toFixed(2);
+  at("high").textContent = high.toFixed(2);
+  at("leaves").hidden = false;
+  at("bytes").textContent =
+    `${count(sent.length, "numbers")}, ${count(request.numberBytes, "bytes")}, and ` +
+    `${count(request.headerBytes, "bytes")} that describe them. The picture has ` +
+    `${count(picture.length, "numbers")}; none of them leaves.` +
+    (again ? " This picture was sent before: it got the same noise, so that it cannot be averaged away." : "");
+  at("header").textContent = request.header;
+  if (!model.attack) return;
+  const guess = await model.attack(sent);
+  paint(at("guess"), guess, model.manifest.image_shape);
+  const error = picture.reduce((sum, v, i) => sum + (v - guess[i]) ** 2, 0) / picture.length;
+  at("error").textContent = `Mean squared error of this one: ${error.toFixed(4)} per pixel.`;
+  at("reconstruction").hidden = false;
+}
+
+async function send(model, picture) {
+  const { manifest } = model;
+  at("send").disabled = true;
+  try {
+    say("Encoding in the page …");
+    const values = picture.values.slice();
+    const { sent, again } = await model.send(values);
+    const request = encodeRequest(sent, manifest.wire_shape);
+    await shown(model, values, sent, request, again);
+    say("Waiting for the server …");
+    const logits = await infer(manifest.name, request, manifest.num_classes, headers());
+    const nameOf = (k) => manifest.classes?.[k] ?? `class ${k}`;
+    at("answer").textContent = nameOf(bars(at("classes"), softmax(logits), nameOf));
+    at("answer-part").hidden = false;
+    say("Answered.", "good");
+  } catch (error) {
+    fail(error);
+  }
+  at("send").disabled = false;
+}
+
+function prepare(model) {
+  const picture = new Picture(at("picture"), model.manifest.image_shape, () => {
+    at("send").disabled = false;
+  });
+  at("draw-hint").hidden = !picture.drawable;
+  at("clear").hidden = !picture.drawable;
+  at("invert").hidden = model.manifest.image_shape[0] !== 1;
+  if (picture.drawable) {
+    at("picture").tabIndex = 0;
+    at("picture").setAttribute("role", "application");
+    at("picture").setAttribute("aria-describedby", "draw-hint");
+  }
+  at("clear").addEventListener("click", () => {
+    picture.clear();
+    at("taken").textContent = "";
+  });
+  at("invert").addEventListener("click", () => picture.invert());
+  at("file").addEventListener("change", async (event) => {
+    const [file] = event.target.files;
+    if (!file) return;
+    try {
+      const { width, height, cropped } = await picture.take(file);
+      at("taken").textContent =
+        width === picture.width && height === picture.height
+          ? "The file has the network's size; its pixels go in as they are."
+          : `${width} × ${height}${cropped ? ", cut to its middle and" : ""} scaled to ` +
+            `${picture.width} × ${picture.height} in this page. What you see above is what goes in.`;
+      say("");
+    } catch {
+      fail(new Error(`${file.name} cannot be read as a picture; choose a PNG or JPEG.`));
+    }
+  });
+  at("send").addEventListener("click", () => send(model, picture));
+  at("work").hidden = false;
+}
+
+async function start() {
+  say("Loading the client's half into the page …");
+  try {
+    const model = await loadModel(headers());
+    describe(model.manifest);
+    showAttacker(model);
+    ramp(at("ramp"));
+    prepare(model);
+    at("token-form").hidden = true;
+    say("Ready. The network runs in this page.");
+    document.body.dataset.state = "ready";
+  } catch (error) {
+    fail(error);
+  }
+}
+
+if (told.runtime === "missing") {
+  at("runtime-missing").hidden = false;
+  say("");
+} else if (told.token === "needed") {
+  at("token-form").hidden = false;
+  say("");
+  at("token-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    token = at("token").value;
+    at("token").value = "";
+    start();
+  });
+} else {
+  start();
+}

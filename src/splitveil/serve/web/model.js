@@ -1,0 +1,86 @@
+// The export as the page uses it: its manifest, the client's network, and the attacker's.
+
+import { applyStages, checkStages, withNoise } from "./stages.js";
+import { refusal } from "./wire.js";
+
+const KEPT = 1000; // draws; the last ones
+
+async function fetched(file, headers) {
+  const reply = await fetch(new URL(`../export/${file}`, import.meta.url), {
+    headers,
+    credentials: "omit",
+  });
+  if (!reply.ok) throw new Error(await refusal(reply));
+  return reply;
+}
+
+async function content(file, manifest, headers) {
+  const bytes = await (await fetched(file, headers)).arrayBuffer();
+  if (crypto.subtle) {
+    // Browsers have it on https and localhost only.
+    const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+    const hex = Array.from(digest, (b) => b.toString(16).padStart(2, "0")).join("");
+    if (hex !== manifest.files[file]) throw new Error(`${file} is not the file that was exported.`);
+  }
+  return bytes;
+}
+
+async function runtime() {
+  const ort = await import("./ort/ort.wasm.min.mjs");
+  ort.env.wasm.wasmPaths = new URL("./ort/", import.meta.url).href;
+  ort.env.wasm.numThreads = 1; // more need headers that a plain server does not send
+  ort.env.logLevel = "error";
+  return ort;
+}
+
+async function network(ort, bytes, shape) {
+  const session = await ort.InferenceSession.create(bytes, { executionProviders: ["wasm"] });
+  return async (values) => {
+    const given = { [session.inputNames[0]]: new ort.Tensor("float32", values, [1, ...shape]) };
+    const found = await session.run(given);
+    return found[session.outputNames[0]].data;
+  };
+}
+
+export async function loadModel(headers) {
+  const manifest = await (await fetched("manifest.json", headers)).json();
+  checkStages(manifest.stages);
+  const size = manifest.wire_shape.reduce((a, b) => a * b, 1);
+  const stages = await Promise.all(
+    manifest.stages.map(async (stage) =>
+      stage.kind === "learned"
+        ? withNoise(stage, await content(stage.file, manifest, headers), size)
+        : stage,
+    ),
+  );
+  const ort = await runtime();
+  const encoder = await network(
+    ort,
+    await content("client.onnx", manifest, headers),
+    manifest.image_shape,
+  );
+  const attack = manifest.files["attacker.onnx"]
+    ? await network(
+        ort,
+        await content("attacker.onnx", manifest, headers),
+        manifest.wire_shape,
+      )
+    : null;
+  return { manifest, attack, send: sender(encoder, stages) };
+}
+
+// What leaves for a picture. One that was sent before gets the draw it was sent with: whoever sees
+// many draws of one picture can average the noise away.
+function sender(encoder, stages) {
+  const kept = new Map();
+  return async (picture) => {
+    const key = new Uint8Array(picture.buffer, picture.byteOffset, picture.byteLength).join();
+    const again = kept.has(key);
+    if (!again) {
+      const z = await encoder(picture);
+      kept.set(key, applyStages(z, stages));
+      if (kept.size > KEPT) kept.delete(kept.keys().next().value);
+    }
+    return { sent: kept.get(key), again };
+  };
+}

@@ -1,0 +1,101 @@
+// The channel: what is done to the smashed data of one image before they leave the page.
+// The same stages as splitveil/serve/stages.py; one that is not known here is refused.
+
+import { laplaces, normals, uniforms } from "./noise.js";
+
+const { fround } = Math;
+
+// Halves go to the even neighbour, as in Python and numpy.
+function roundHalfEven(x) {
+  const low = Math.floor(x);
+  const rest = x - low;
+  if (rest !== 0.5) return rest < 0.5 ? low : low + 1;
+  return low % 2 === 0 ? low : low + 1;
+}
+
+function gaussian(z, stage) {
+  const drawn = normals(z.length);
+  return z.map((v, i) => v + fround(fround(stage.std) * fround(drawn[i])));
+}
+
+function dropout(z, stage) {
+  const drawn = uniforms(z.length);
+  return z.map((v, i) => (drawn[i] < stage.p ? 0 : v));
+}
+
+function topk(z, stage) {
+  const order = Array.from(z.keys()).sort((a, b) => Math.abs(z[a]) - Math.abs(z[b]));
+  const found = z.slice();
+  for (const i of order.slice(0, roundHalfEven(stage.prune * z.length))) found[i] = 0;
+  return found;
+}
+
+function quantise(z, stage) {
+  const steps = 2 ** stage.bits - 1;
+  return z.map((v) => roundHalfEven(fround(Math.min(Math.max(v, 0), 1) * steps)) / steps);
+}
+
+function clip(z, stage) {
+  return z.map((v) => Math.min(Math.max(v, fround(stage.low)), fround(stage.high)));
+}
+
+function learned(z, stage) {
+  const drawn = stage.noise === "gaussian" ? normals(z.length) : laplaces(z.length);
+  const { scale, location } = stage;
+  return z.map((v, i) => fround(v + fround(scale[i] * fround(drawn[i]))) + location[i]);
+}
+
+const NOISES = { gaussian: "Gaussian", laplace: "Laplace" };
+
+export const STAGES = {
+  gaussian: { apply: gaussian, numbers: ["std"], words: (s) => `Gaussian noise, σ ${short(s.std)}` },
+  dropout: { apply: dropout, numbers: ["p"], words: (s) => `${short(100 * s.p)} % dropped` },
+  topk: { apply: topk, numbers: ["prune"], words: (s) => `the smallest ${short(100 * s.prune)} % pruned` },
+  quantise: { apply: quantise, numbers: ["bits"], words: (s) => `rounded to ${2 ** s.bits} levels` },
+  clip: { apply: clip, numbers: ["low", "high"], words: (s) => `clipped to ${s.low} … ${s.high}` },
+  learned: { apply: learned, numbers: ["std"], words: (s) => `learned ${NOISES[s.noise]} noise, σ ${short(s.std)}` },
+};
+
+function short(value) {
+  return String(Number(value.toPrecision(3)));
+}
+
+// Refuses what would send more than was audited.
+export function checkStages(stages) {
+  for (const stage of stages) {
+    const known = Object.hasOwn(STAGES, stage?.kind) ? STAGES[stage.kind] : null;
+    if (!known) {
+      throw new Error(
+        `The channel has a stage this page does not know: ${JSON.stringify(stage)}. ` +
+          "Nothing will be sent. Serve the export with the version of SplitVeil that made it.",
+      );
+    }
+    if (!known.numbers.every((key) => Number.isFinite(stage[key]))) {
+      throw new Error(`The channel's stage ${JSON.stringify(stage)} is not complete.`);
+    }
+    if (stage.kind === "learned" && !Object.hasOwn(NOISES, stage.noise)) {
+      throw new Error(`The channel has noise this page does not know: ${stage.noise}.`);
+    }
+  }
+}
+
+// A learned stage with the numbers of its file: scales, then locations.
+export function withNoise(stage, content, size) {
+  if (content.byteLength !== 8 * size) throw new Error(`${stage.file} has the wrong size.`);
+  const numbers = new Float32Array(content);
+  const [scale, location] = [numbers.subarray(0, size), numbers.subarray(size)];
+  if (!numbers.every(Number.isFinite) || !scale.every((s) => s > 0)) {
+    throw new Error(`${stage.file} holds noise that is not finite or has no scale.`);
+  }
+  return { ...stage, scale, location };
+}
+
+// What is sent for smashed data z (Float32Array); draws anew at every call.
+export function applyStages(z, stages) {
+  checkStages(stages);
+  return stages.reduce((sent, stage) => STAGES[stage.kind].apply(sent, stage), Float32Array.from(z));
+}
+
+export function channelInWords(stages) {
+  return stages.length ? stages.map((s) => STAGES[s.kind].words(s)).join(", then ") : "nothing is done to it";
+}

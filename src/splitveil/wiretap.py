@@ -1,0 +1,235 @@
+"""Auditing the wire: attacks on bytes that really left a client, and tests of their noise."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splitveil.audit import Attempt, Store, Wire
+from splitveil.audit.access import answer
+from splitveil.audit.certificates import fingerprints
+from splitveil.audit.statistics import Sample, difference
+from splitveil.auditing import Opened, examine_wire, open_run
+from splitveil.data import Dataset
+from splitveil.errors import AuditError, DataError
+from splitveil.listening import Clean, hear
+from splitveil.report.rows import per_image_mse
+from splitveil.runs import Run, fingerprint
+from splitveil.serve.capture import read_capture
+from splitveil.serve.faults import WireError
+from splitveil.serve.manifest import CLIENT_INT8, LOGITS, WIRE, read_manifest
+from splitveil.serve.transport import Transport
+from splitveil.serve.wire import TensorSpec, decode_request
+from splitveil.types import Json, Labelled, Observation, Progress, Record, silent
+
+AGAIN = 256  # images that a second start of the client sends
+EXPECTED = {
+    "a request": {"id", "inputs", "outputs", "parameters"},
+    "its parameters": {"binary_data_output"},
+    "its tensor": {"name", "shape", "datatype", "data", "parameters"},
+    "its tensor's parameters": {"binary_data_size"},
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tap:
+    """What a capture holds: z̃ (n, …) in the order it was sent, and facts about its bytes."""
+
+    z: Tensor
+    facts: Json
+    beside: tuple[str, ...]
+
+
+def read_tap(file: Path, shape: Sequence[int], most: int) -> Tap:
+    """The smashed data of a capture, of at most so many rows of this shape."""
+    spec = TensorSpec(name=WIRE, shape=tuple(shape))
+    rows: list[Tensor] = []
+    digest, size, beside = hashlib.sha256(), 0, set[str]()
+    for number, sent in enumerate(read_capture(file), start=1):
+        try:
+            request = decode_request(sent.body, sent.header_length, spec, LOGITS, most)
+        except WireError as err:
+            raise WireError(f"call {number} of {file}: {err}") from err
+        rows.append(torch.from_numpy(np.array(request.rows)))
+        beside |= set(more_than_z(sent.body, sent.header_length))
+        digest.update(sent.body)
+        size += len(sent.body)
+    if not rows:
+        raise WireError(f"{file} holds no calls; nothing was sent while it was recorded")
+    z = torch.cat(rows)
+    facts = {"capture": file.name, "sha256": digest.hexdigest(), "calls": len(rows)}
+    return Tap(z=z, facts=facts | {"rows": len(z), "bytes": size}, beside=tuple(sorted(beside)))
+
+
+def more_than_z(body: bytes, header_length: str | None) -> list[str]:
+    """Names in a request that the protocol does not ask for: each could carry the image itself.
+
+    >>> more_than_z(b'{"inputs": [{"name": "z", "exif": 1}], "note": ""}', None)
+    ['note in a request', 'exif in its tensor']
+    """
+    head = json.loads(body if header_length is None else body[: int(header_length)])
+    tensor = head["inputs"][0]
+    parts = (head, head.get("parameters", {}), tensor, tensor.get("parameters", {}))
+    return [
+        f"{name} in {where}"
+        for (where, known), part in zip(EXPECTED.items(), parts, strict=True)
+        for name in part
+        if name not in known
+    ]
+
+
+def open_wire(
+    run: Run, *, aux: str = "train", images: Dataset | None = None, progress: Progress = silent
+) -> Opened:
+    """A run with its data; `images`, if given, are scored in place of the run's own."""
+    opened = open_run(run, aux=aux, progress=progress)
+    if images is None:
+        return opened
+    case = replace(opened.case, scored=own_images(opened, images))
+    return replace(opened, case=case, hashes=opened.hashes | {"scored": fingerprint(images)})
+
+
+def send_through(
+    export: Path,
+    server: str | Transport,
+    images: Tensor,
+    folder: Path,
+    *,
+    token: str | None = None,
+    ca_file: Path | None = None,
+    int8: bool = False,
+) -> list[Path]:
+    """Captures in `folder` of the export's client: all images, and some by a second start of it."""
+    from splitveil.serve.client import Client
+
+    files = [folder / f"capture-{start}.jsonl" for start in (1, 2)]
+    for file, some in zip(files, (images, images[:AGAIN]), strict=True):
+        file.unlink(missing_ok=True)
+        with Client(
+            export, server, token=token, ca_file=ca_file, int8=int8, capture=file
+        ) as client:
+            client.infer(some.cpu().numpy())
+    return files
+
+
+def int8_encoder(export: Path) -> Clean:
+    """The client in eight bits of an export, without its channel."""
+    from splitveil.serve.session import load_half
+
+    half = load_half(export, read_manifest(export), CLIENT_INT8)
+    return lambda x: torch.from_numpy(half(x.numpy()))
+
+
+def audit_wire(
+    opened: Opened,
+    captures: Sequence[Path],
+    profile: str,
+    *,
+    seed: int = 0,
+    clean: Clean | None = None,
+    progress: Progress = silent,
+    store: Store | None = None,
+) -> tuple[Record, Json]:
+    """The record of attacks on what was captured, and the pictures; writes nothing.
+
+    The first capture holds the scored images in their order; a second one holds the first of them
+    again, sent by another start of the client. `clean` gives z of images where the client's encoder
+    is not the run's own, as in eight bits.
+    """
+    run, case = opened.run, opened.case
+    shape = run.model.wire_shape(run.built.image_shape)
+    first, *others = (read_tap(file, shape, len(case.scored)) for file in captures)
+    check_rows(first, others, len(case.scored))
+    z = first.z.to(case.victim.device)
+    wire = Wire(Observation(z, answer(case.head, z)), seed)
+    heard = {
+        "captures": [tap.facts for tap in (first, *others)],
+        "beside": sorted({name for tap in (first, *others) for name in tap.beside}),
+        "accuracy": float((wire.seen.answer == case.scored.labels).double().mean()),
+        **hear(
+            clean or run.model.encoder,
+            run.model.channel,
+            first.z,
+            case.scored.images.cpu(),
+            again=others[0].z if others else None,
+            seed=seed,
+        ),
+    }
+    identity = json.dumps([case.identity, first.facts["sha256"]])
+    return examine_wire(
+        replace(opened, case=replace(case, identity=identity)),
+        profile,
+        wire,
+        progress=progress,
+        store=store,
+        heard=heard,
+        versus=against(opened, profile, seed),
+    )
+
+
+def own_images(opened: Opened, images: Dataset) -> Labelled:
+    """The auditor's images in place of the scored ones; refuses those the attacker knows."""
+    own = opened.dataset
+    if strangers := sorted(set(images.classes) - set(own.classes)):
+        raise DataError(
+            f"--sent has classes that the run has not: {', '.join(strangers)}; the run has "
+            f"{', '.join(own.classes)}"
+        )
+    if images.image_shape != own.image_shape:
+        raise DataError(
+            f"--sent has images of shape {images.image_shape}, the run takes {own.image_shape}"
+        )
+    found = images.to(own.images.device).labelled(torch.arange(len(images)))
+    places = torch.tensor([own.classes.index(name) for name in images.classes])
+    found = replace(found, labels=places.to(found.labels.device)[found.labels])
+    known = torch.isin(fingerprints(found.images), fingerprints(opened.case.aux.images))
+    if shared := int(known.sum()):
+        raise DataError(
+            f"{shared} images of --sent are among the attacker's own; he may not know the images "
+            "that are scored: send others"
+        )
+    return found
+
+
+def check_rows(first: Tap, others: Sequence[Tap], images: int) -> None:
+    """Refuse captures whose rows cannot be told which image they are of."""
+    if len(others) > 1:
+        raise AuditError("give one capture, and at most one of another start of the client")
+    if len(first.z) != images:
+        raise AuditError(
+            f"{first.facts['capture']} holds {len(first.z)} rows for {images} images; it must hold "
+            "each image once, in order: the run's scored ones, or those that --sent names"
+        )
+
+
+def against(opened: Opened, profile: str, seed: int) -> Callable[[Mapping[str, Attempt]], Json]:
+    """Compares attempts on the wire with the run's own audit, image by image."""
+    old = opened.run.record
+    wanted = (profile, seed, opened.model, opened.hashes["aux"], opened.hashes["scored"])
+
+    def compare(attempts: Mapping[str, Attempt]) -> Json:
+        if old is None or wanted != (
+            old.audit.get("profile"), old.seeds.get("attack"), old.audit.get("model"),
+            old.splits.get("aux"), old.splits.get("scored"),
+        ):  # fmt: skip
+            return {"refused": "the run has no audit of this model, profile, seed and images"}
+        theirs, name = per_image_mse(old.to_dict()), str(old.per_image.get("attack"))
+        if theirs is None or name not in attempts:
+            return {"refused": "the run's audit kept no errors of single images"}
+        ours = attempts[name].mse.double().cpu().numpy()
+        found = difference(Sample.of(ours[None]), Sample.of(theirs[None]), paired=True)
+        return {
+            "attack": name,
+            "mse": float(theirs.mean()),
+            "difference": found.interval.mean,
+            "difference_low": found.interval.low,
+            "difference_high": found.interval.high,
+            "p": found.p_value,
+        }
+
+    return compare

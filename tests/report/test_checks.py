@@ -1,0 +1,64 @@
+"""Flags and certificates of a record: names, numbers, refusals, and dashes for what is absent."""
+
+import pytest
+
+from splitveil.errors import RunError
+from splitveil.report import RunFiles
+from splitveil.report.checks import audit_columns, audit_row, audited, flags_of, refusals
+from splitveil.report.page import fill_page
+from splitveil.report.pictures import Pictures
+from splitveil.report.subject import Subject
+
+from .conftest import MakeRun, make_record, rich_record
+from .markup import Page
+
+EMPTY = Pictures(grid=None, tradeoff=None, attacks=None, curves=())
+
+
+def test_golden_audit_rows(rich: list[RunFiles]) -> None:
+    none, veil = (audit_row(run) for run in rich)
+    assert none == ["none", "linearly invertible", "refused", "refused", "refused", "–"]
+    assert veil == ["veil", "none", "44.4", "5.2, vacuous", "7.8", "12.5"]
+    assert audit_row(rich[0], "zh")[1:3] == ["可线性反演", "未出具"]
+    assert len(audit_columns()) == len(none)
+
+
+def test_a_record_without_checks_is_a_row_of_dashes(three: list[RunFiles]) -> None:
+    assert audit_row(three[0]) == ["none"] + ["–"] * 5
+    assert flags_of(three[0]) is None
+    assert not audited(three)
+
+
+def test_equal_reasons_stand_together(make_run: MakeRun, rich: list[RunFiles]) -> None:
+    again = make_run("again", record=rich_record("none"), gallery=None, metrics=None)
+    (found,) = refusals([*rich, again])
+    assert found[:2] == (("none", "again"), ("capacity", "gallery", "population"))
+    assert found[2].startswith("no certificate: the channel is deterministic")
+
+
+def test_advice_of_another_version_is_shown_as_it_stands(make_run: MakeRun) -> None:
+    record = make_record("veil")
+    record["flags"] = [{"name": "linearly invertible", "seen": "x", "advice": "do better"}]
+    record["flags"].append({"name": "from the future", "seen": "y", "advice": "wait"})
+    known, new = flags_of(make_run("x", record=record)) or ()
+    assert known.remedy == "do better"
+    assert (new.title, new.remedy) == ("from the future", "wait")
+
+
+@pytest.mark.parametrize("flags", [3, {"name": "x"}, ["x"], "x"])
+def test_flags_of_the_wrong_type_are_refused(make_run: MakeRun, flags: object) -> None:
+    run = make_run("x", record=make_record("veil") | {"flags": flags})
+    with pytest.raises(RunError, match="`flags` must be a list of objects"):
+        flags_of(run)
+
+
+def test_the_page_has_the_table_the_flags_and_the_refusals(rich: list[RunFiles]) -> None:
+    page = Page(fill_page(Subject(runs=rich), EMPTY))
+    assert "Flags and certificates" in page.headings
+    for run in rich:
+        assert audit_row(run) in page.rows
+    seen, advice = "ridge regression has MSE 0.0005", "treat the client as sending the image itself"
+    assert ["none", "linearly invertible", seen, advice] in page.rows
+    reason = "no certificate: the channel is deterministic; add Gaussian noise"
+    assert ["none", "capacity, gallery, population", reason] in page.rows
+    assert ["veil", "50.0", "25.0", "0.625", "0.500", "12.5", "2.5", "5.5", "9"] in page.rows

@@ -1,0 +1,71 @@
+"""A report from fifty runs: every run has its row, and the page stays small enough to mail."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from splitveil.report import read_runs, write_report
+from splitveil.report.subject import MANY_CARDS
+
+from .conftest import STRENGTH, encode, make_metrics, make_record, write_run
+from .markup import Page
+
+RUNS, LOGGED, LIMIT = 50, 24, 15_000_000  # bytes
+NAMES = ("nearest", "linear", "decoder", "decoder-large", "rmle", "gan")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fifty runs on 32×32 noise, which no PNG can press, attacked by six."""
+    place, rng = tmp_path_factory.mktemp("many"), np.random.default_rng(0)
+    shape = (2, 3, 32, 32)
+    original = encode(rng.random(shape))
+    paths = []
+    for at in range(RUNS):
+        defence = list(STRENGTH)[at % 3]
+        record = make_record(defence, seed=at)
+        record["accuracy"] -= 1e-4 * at
+        record["attacks"] = {n: {"mse": 0.01 + 0.001 * i} for i, n in enumerate(NAMES)}
+        gallery = {
+            "image_shape": list(shape[1:]),
+            "indices": list(range(2)),
+            "labels": list(range(2)),
+            "answers": list(range(2)),
+            "original": original,
+            "reconstructions": {name: encode(rng.random(shape)) for name in NAMES},
+        }
+        log = make_metrics(defence, 3) if at < LOGGED else None
+        folder = write_run(place / f"run{at}", record, log, None)
+        (folder / "gallery.json").write_text(json.dumps(gallery))
+        paths.append(folder)
+    return write_report(read_runs(paths).runs, place / "out", slides=True)[0]
+
+
+def test_the_page_stays_under_fifteen_megabytes(page: Path) -> None:
+    assert 1_000_000 < page.stat().st_size < LIMIT
+    assert page.with_name("slides.html").stat().st_size < LIMIT / 2
+
+
+def test_every_run_has_its_row_and_the_best_have_cards(page: Path) -> None:
+    read = Page(page.read_text(encoding="utf-8"))
+    names = {row[0] for row in read.rows if len(row) == 14}
+    assert names == {"Run", *(f"run{at}" for at in range(RUNS))}
+    cards = [attributes for _, attributes in read.tags if attributes.get("class") == "card"]
+    assert 1 <= len(cards) <= MANY_CARDS
+    assert f"all {RUNS} stand in the summary" in read.flat
+
+
+def test_what_found_no_room_is_counted(page: Path) -> None:
+    read = Page(page.read_text(encoding="utf-8"))
+    strips = sum("strip" in str(a.get("class")).split() for _, a in read.tags)
+    strongest = sum("best-attack" in str(a.get("class")).split() for _, a in read.tags)
+    assert strongest == RUNS
+    assert f"left out: {RUNS * len(NAMES) - strips} in all" in read.flat
+
+
+def test_curves_of_many_runs_share_pictures_by_defence(page: Path) -> None:
+    curves = sorted(path.stem for path in page.parent.glob("curves-*.png"))
+    stems = [f"curves-{defence}" for defence in STRENGTH]  # eight runs each, seven to a picture
+    assert curves == sorted([*stems, *(f"{stem}-again1" for stem in stems)])

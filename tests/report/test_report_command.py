@@ -1,0 +1,91 @@
+"""`splitveil report` from the outside: files, exit codes, what it says about broken folders."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from splitveil.cli import app
+
+from .conftest import make_record, write_run
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(app, ["report", *words])
+
+
+def told(result: Result) -> str:
+    return " ".join(re.sub(r"\x1b\[[\d;]*m", "", result.output).split())
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "good", make_record("veil"), None, None)
+
+
+def test_a_report_in_chinese_with_slides(good: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = call(str(good), "--out", str(out), "--lang", "zh", "--slides", "--title", "报告 <1>")
+    assert result.exit_code == 0, told(result)
+    assert f"page: {out / 'report.html'}" in result.output.replace("\n", "")
+    for name in ("report.html", "slides.html"):
+        html = (out / name).read_text(encoding="utf-8")
+        assert '<html lang="zh-CN">' in html
+        assert "报告 &lt;1&gt;" in html
+    kinds = {path.suffix for path in out.iterdir()}
+    assert kinds == {".html", ".md", ".tex", ".png", ".svg"}
+
+
+def test_broken_folders_are_named_and_the_rest_is_reported(good: Path, tmp_path: Path) -> None:
+    torn = tmp_path / "<torn>"
+    torn.mkdir()
+    (torn / "record.json").write_text("{")
+    result = call(str(torn), str(tmp_path / "ghost"), str(good), "--out", str(tmp_path / "out"))
+    assert result.exit_code == 0, told(result)
+    assert f"left out: {torn}" in told(result)
+    assert "left out: " + str(tmp_path / "ghost") in told(result)
+    html = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "&lt;torn&gt;</code>" in html
+    assert "<torn>" not in html
+    assert "could not be read: 2." in html
+
+
+def test_nothing_to_report_exits_with_two(tmp_path: Path) -> None:
+    result = call(str(tmp_path / "ghost"), str(tmp_path), "--out", str(tmp_path / "out"))
+    assert result.exit_code == 2
+    assert "no run folder" in told(result)
+    assert "splitveil audit" in told(result)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_language_exits_with_two(good: Path) -> None:
+    result = call(str(good), "--lang", "de")
+    assert result.exit_code == 2
+    assert "unknown language 'de'; choose from: en, zh" in told(result)
+    assert not (good / "report.html").exists()
+
+
+def test_published_rows_are_drawn_and_their_source_is_named(good: Path, tmp_path: Path) -> None:
+    rows = {
+        "cem": {"accuracy": 0.9, "mse": 0.01, "source": "A paper, its table 1"},
+        "other": {"accuracy": 0.9, "mse": 0.01, "source": "Not comparable", "aux": "test90"},
+    }
+    (tmp_path / "published.json").write_text(json.dumps(rows))
+    plain, beside = tmp_path / "plain", tmp_path / "beside"
+    assert call(str(good), "--out", str(plain)).exit_code == 0
+    words = ("--out", str(beside), "--published", str(tmp_path / "published.json"))
+    assert call(str(good), *words).exit_code == 0
+    html = (beside / "report.html").read_text(encoding="utf-8")
+    assert "not measured here: A paper." in html
+    assert "Not comparable" not in html
+    pictures = [(place / "tradeoff.svg").read_bytes() for place in (plain, beside)]
+    assert pictures[0] != pictures[1]
+
+
+def test_json_prints_the_records_of_what_was_read(good: Path, tmp_path: Path) -> None:
+    result = call(str(good), str(tmp_path / "ghost"), "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {str(good): make_record("veil")}
+    assert (good / "report.html").is_file()

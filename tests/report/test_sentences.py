@@ -1,0 +1,75 @@
+"""The verdict in one sentence, whatever the runs, and what must be known before believing it."""
+
+from dataclasses import replace
+from typing import Any
+
+from splitveil.report import RunFiles
+from splitveil.report.sentences import caveats, statement, verdict
+
+from .conftest import MakeRun, make_record, rich_record
+
+
+def run_of(make_run: MakeRun, name: str, defence: str = "veil", **record: Any) -> RunFiles:  # noqa: ANN401
+    return make_run(name, record=make_record(defence) | record, gallery=None, metrics=None)
+
+
+def test_the_change_from_undefended_to_most_private(three: list[RunFiles]) -> None:
+    assert verdict(three).plain() == (
+        "From “none” to “veil” the strongest attack's error goes from 0.00052 to 0.0462 "
+        "(ceiling 0.0493), accuracy from 98.6 % to 97.8 %."
+    )
+    assert verdict(three[::-1]).plain() == verdict(three).plain()
+
+
+def test_another_undefended_seed_is_never_the_defence(make_run: MakeRun) -> None:
+    lucky = run_of(make_run, "none-1", "none")
+    assert lucky.record is not None
+    lucky.record["strongest"]["mse"] = 0.5
+    runs = [run_of(make_run, "none-0", "none"), lucky, run_of(make_run, "veil")]
+    assert "From “none-0” to “veil”" in verdict(runs).plain()
+
+
+def test_one_run_is_described_alone(make_run: MakeRun) -> None:
+    assert verdict([run_of(make_run, "v")]).plain() == (
+        "“v” answers with 97.8 % accuracy, and the strongest attack (decoder) rebuilds its images "
+        "with an error of 0.0462 where the label alone gives 0.0493: a leakage of 6.3 %."
+    )
+
+
+def test_without_an_undefended_run_no_gain_is_claimed(make_run: MakeRun) -> None:
+    runs = [run_of(make_run, "g", "gated-att"), run_of(make_run, "v")]
+    said = verdict(runs).plain()
+    assert said.startswith("Of 2 audited runs “v” gives the least away")
+    assert "nothing says what the defence gained" in said
+
+
+def test_runs_without_any_defence_are_called_so(make_run: MakeRun) -> None:
+    runs = [run_of(make_run, name, "none") for name in ("a", "b")]
+    assert verdict(runs).plain().startswith("None of the 2 audited runs has a defence: at best")
+
+
+def test_runs_on_other_images_are_not_ranked(make_run: MakeRun) -> None:
+    runs = [run_of(make_run, "a", "none"), run_of(make_run, "b", splits={"test": "ffff"})]
+    assert verdict(runs).key == "verdict.mixed"
+
+
+def test_nothing_audited_means_no_verdict(make_run: MakeRun) -> None:
+    raw = make_run("raw", record=None, gallery=None)
+    assert verdict([raw]).key == "verdict.none"
+    assert verdict([raw, run_of(make_run, "v")]).key == "verdict.one"
+
+
+def test_the_statement_counts_and_names(three: list[RunFiles]) -> None:
+    assert statement(three).plain().startswith("3 models trained on digits: ")
+    assert statement(three[:1]).plain().startswith("One model trained on digits: ")
+    bare = replace(three[0], record={})
+    assert "an unnamed dataset" in statement([bare]).plain()
+    assert "未命名数据集" in statement([bare]).plain("zh")
+
+
+def test_flagged_runs_are_named_among_the_caveats(make_run: MakeRun) -> None:
+    flagged = make_run("f", record=rich_record("none"), gallery=None, metrics=None)
+    clean = make_run("c", record=rich_record("veil"), gallery=None, metrics=None)
+    told = [caveat.plain() for caveat in caveats([clean, flagged])]
+    assert told[0] == "Flags were raised on: f. Read them before the numbers."
+    assert "caveat.flags" not in [caveat.key for caveat in caveats([clean])]

@@ -1,0 +1,150 @@
+"""English and Chinese: every visible string is in the table, and none is missing its twin."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from string import Formatter
+
+import pytest
+from matplotlib.figure import Figure
+
+import splitveil.report
+from splitveil.audit.flags import FLAGS
+from splitveil.errors import ConfigError
+from splitveil.report import RunFiles
+from splitveil.report.canvas import Drawing
+from splitveil.report.page import fill_page
+from splitveil.report.pictures import Picture, Pictures
+from splitveil.report.sentences import verdict
+from splitveil.report.slides import render_slides
+from splitveil.report.subject import Subject
+from splitveil.report.words import TABLE, Said, language, markdown_text, said, word
+from splitveil.report.words.reading import TERMS
+from splitveil.types import Access
+
+from .markup import Page
+
+ROOM = Path(splitveil.report.__file__).parent
+TEMPLATES = sorted(ROOM.glob("*.html.j2"))
+HAN = re.compile(r"[\u4e00-\u9fff]")
+SAME_IN_BOTH = {"term.mse", "term.psnr", "term.ssim", "column.mse", "column.psnr", "column.ssim"}
+NAMES = {  # of metrics, units, products and what records call things
+    "SplitVeil", "MSE", "SSIM", "PSNR", "MAC", "AUC", "dB", "log", "k-query",
+    "none", "veil", "mean", "class-mean", "linear", "decoder", "digits", "quick", "train",
+}  # fmt: skip
+
+
+DOT = Picture(stem="x", drawing=Drawing(Figure((1, 1))), runs=("veil",))
+BLANK = Pictures(grid=DOT, tradeoff=DOT, attacks=DOT, curves=(DOT,))
+KNOWLEDGE = ("train", "held-out", "test90")
+
+
+@pytest.mark.parametrize("key", sorted(TABLE))
+def test_every_english_string_has_its_chinese_one(key: str) -> None:
+    english, chinese = TABLE[key]
+    assert english.strip() == english != ""
+    assert not HAN.search(english)
+    assert chinese.strip() == chinese != ""
+    assert (key in SAME_IN_BOTH) == (not HAN.search(chinese)) == (english == chinese)
+    for part in (english, chinese):
+        assert part.count("`") % 2 == 0
+        assert part.count("**") % 2 == 0
+    fields = [{name for _, name, _, _ in Formatter().parse(text) if name} for text in TABLE[key]]
+    assert fields[0] == fields[1]
+
+
+def test_chinese_is_set_with_chinese_marks() -> None:
+    near = re.compile(r"[\u4e00-\u9fff][,:;()?!]|[,:;()?!] ?[\u4e00-\u9fff]|[\uff0c\uff1a\uff1b] ")
+    assert [key for key, (_, chinese) in TABLE.items() if near.search(chinese)] == []
+
+
+def test_the_terms_are_the_agreed_ones() -> None:
+    agreed = {
+        "smashed data": "中间特征", "ceiling": "上限", "certificate": "证书", "leakage": "泄露",
+        "strongest attack": "最强攻击", "channel noise": "噪声", "random channel": "信道",
+        "seed": "随机种子", "reconstruction": "重建",
+    }  # fmt: skip
+    for english, chinese in agreed.items():
+        told = [pair for pair in TABLE.values() if re.search(rf"\b{english}s?\b", pair[0].lower())]
+        assert told, english
+        for pair in told:
+            assert chinese in pair[1] or "种子" in pair[1], pair
+
+
+def test_every_word_is_used() -> None:
+    files = [p for p in ROOM.iterdir() if p.suffix in (".py", ".j2")]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in files)
+
+    def used(key: str) -> bool:
+        room, _, name = key.partition(".")
+        made = f'"{room}.{{' in source or f"'{room}.{{" in source or f'"{room}." ~' in source
+        listed = name in {*TERMS, *FLAGS, *Access, *KNOWLEDGE}
+        looked_up = f'known("{room}"' in source
+        literal = f'"{key}"' in source or f"'{key}'" in source
+        return literal or ((made or looked_up) and (listed or f'"{name}"' in source))
+
+    assert [key for key in TABLE if not used(key)] == []
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+def test_templates_hold_no_words_of_their_own(template: Path) -> None:
+    source = template.read_text(encoding="utf-8")
+    spoken = re.findall(r'(?:alt|aria-label|title|placeholder)="([^"]*)', source)
+    assert all(value.startswith("{{") for value in spoken)
+    bare = re.sub(r"\{%.*?%\}|\{\{.*?\}\}|<[^>]*>", " ", source, flags=re.DOTALL)
+    assert set(re.findall(r"[^\W\d_]{2,}", bare)) <= {"MSE", "nbsp"}
+
+
+@pytest.mark.parametrize("form", [fill_page, render_slides])
+def test_no_english_is_left_in_chinese(
+    rich: list[RunFiles], form: Callable[[Subject, Pictures], str]
+) -> None:
+    subject = Subject(runs=rich, lang="zh", skipped=[("some/path", "no run folder")])
+    page = Page(form(subject, BLANK))
+    assert page.tags[0] == ("html", {"lang": "zh-CN"})
+    left = {word for part in page.words for word in re.findall(r"[A-Za-z][A-Za-z-]*[A-Za-z]", part)}
+    assert left <= NAMES
+    assert "最强攻击" in page.text
+
+
+def test_the_verdict_is_the_same_sentence_in_both_languages(rich: list[RunFiles]) -> None:
+    numbers = [re.findall(r"\d+\.\d+", verdict(rich).plain(lang)) for lang in ("en", "zh")]
+    assert numbers[0] == numbers[1] == ["0.00052", "0.0462", "0.0493", "98.6", "97.8"]
+
+
+def test_every_flag_and_access_has_words() -> None:
+    for name, (_, advice) in FLAGS.items():
+        assert TABLE[f"flag.{name}"][0] == name
+        assert TABLE[f"advice.{name}"][0] == advice
+    for access in Access:
+        assert TABLE[f"access.{access}"][0] == str(access)
+
+
+def test_values_are_escaped_for_each_dress() -> None:
+    evil = "<b>|`*{x}"
+    sentence = said("note.no-gallery", names=(evil, "b"))
+    assert "<b>|`*{x}, b" in sentence.plain()
+    assert "&lt;b&gt;|`*{x}" in sentence.html()
+    assert "<code>gallery.json</code>" in sentence.html()
+    assert r"&lt;b&gt;\|\`\*{x}" in sentence.markdown()
+    assert "<b>|`*{x}、b" in sentence.plain("zh")
+
+
+def test_a_sentence_inside_a_sentence_takes_its_language() -> None:
+    outer = said("caveat.differ", what=said("differ.dataset"), values=("a", "b"))
+    assert outer.plain() == "The runs differ in dataset (a, b): do not compare them row by row."
+    assert outer.plain("zh").startswith("各运行的数据集不同")
+
+
+def test_a_line_break_cannot_leave_a_markdown_cell() -> None:
+    assert markdown_text("a\n# b") == r"a \# b"
+
+
+def test_unknown_languages_and_words_are_refused() -> None:
+    assert (language("en"), language("zh")) == ("en", "zh")
+    with pytest.raises(ConfigError, match="unknown language 'zn'; choose from: en, zh"):
+        language("zn")
+    with pytest.raises(KeyError):
+        word("no such word")
+    with pytest.raises(KeyError):
+        Said("note.no-gallery").plain()

@@ -1,0 +1,104 @@
+"""`splitveil export --attacker`: the audit's strongest decoder, the same again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from serve.test_serve_commands import call, error, run, without_exporter
+from test_public_api import RECORD
+from torch import nn
+
+import splitveil as sv
+from splitveil.attacks import PROFILES
+from splitveil.audit import intercept
+from splitveil.audit.suite import attempt
+from splitveil.auditing import open_run
+from splitveil.commands import exporting
+from splitveil.errors import AuditError
+from splitveil.serve import export as serving
+from splitveil.serve.manifest import ATTACKER, read_manifest
+from splitveil.types import Observation, silent
+
+__all__ = ["run", "without_exporter"]  # fixtures
+
+
+def record(**changes: Any) -> sv.Record:  # noqa: ANN401
+    attacks = {
+        "decoder": {"mse": 0.05}, "decoder-small": {"mse": 0.04}, "linear": {"mse": 0.01},
+        "rmle": {"mse": 0.02},
+    }  # fmt: skip
+    facts: dict[str, Any] = {
+        "audit": {"profile": "smoke", "aux": "train"}, "seeds": {"attack": 3}, "attacks": attacks,
+        "training": {"steps": 9},
+    }  # fmt: skip
+    return sv.Record.from_dict(RECORD | facts | changes)
+
+
+def test_the_strongest_decoder_is_the_one_with_the_lowest_error() -> None:
+    assert exporting.strongest_decoder(record(), "smoke") == "decoder-small"
+    alone = record(attacks={"linear": {"mse": 0.01}})
+    with pytest.raises(AuditError, match="has no decoder attack to export"):
+        exporting.strongest_decoder(alone, "smoke")
+
+
+def test_the_attacker_is_the_audits_own(run: Path) -> None:
+    loaded = sv.load_run(run)
+    found = exporting.fit_attacker(loaded, record(), silent)
+    case = open_run(loaded, aux="train", progress=silent).case
+    again = attempt(case, "decoder-small", PROFILES["smoke"]["decoder-small"], intercept(case, 3))
+    assert found.facts == {
+        "attack": "decoder-small", "profile": "smoke", "aux": "train", "seed": 3,
+        "mse": float(again.mse.mean()), "audited_mse": 0.04,
+    }  # fmt: skip
+    z = intercept(case, 3).seen.z
+    with torch.no_grad():
+        images = found.net(z)
+    error = (images - case.scored.images).square().flatten(1).mean(1)
+    torch.testing.assert_close(error.mean().item(), found.facts["mse"], rtol=1e-5, atol=0)
+
+
+def test_class_names_come_from_the_audits_gallery(run: Path) -> None:
+    gallery = run / "gallery.json"
+    try:
+        assert exporting.class_names(sv.load_run(run)) == ()
+        for text in ("{", "[]", '{"classes": ["a"]}', '{"classes": 3}'):
+            gallery.write_text(text)
+            assert exporting.class_names(sv.load_run(run)) == ()
+        gallery.write_text('{"classes": ["0", "1", "2", "3", "4", "5", "6", "7", "8", "nine"]}')
+        assert exporting.class_names(sv.load_run(run))[-1] == "nine"
+    finally:
+        gallery.unlink(missing_ok=True)
+
+
+def test_an_attack_without_a_decoder_is_refused() -> None:
+    seen = Observation(torch.zeros(2, 3), torch.zeros(2))
+    with pytest.raises(AuditError, match="calls 0 decoders"):
+        exporting.caught(lambda o: o.z, seen)
+
+
+@pytest.mark.usefixtures("without_exporter")
+def test_export_takes_the_attacker_along(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "out"
+    words = ("export", str(run), "--out", str(target), "--attacker")
+    assert "--attacker needs an audit of this state" in error(call(*words))
+    assert not target.exists()
+
+    def write(net: nn.Module, z: torch.Tensor, shape: tuple[int, ...], place: Path) -> Any:  # noqa: ANN401
+        assert net(z).shape == (len(z), *shape)
+        (place / ATTACKER).write_bytes(b"attacker")
+        return {"attacker_max_abs_diff": 0.0}
+
+    monkeypatch.setattr(sv.Run, "record", record())
+    monkeypatch.setattr(serving, "write_attacker", write)
+    result = call(*words)
+    assert result.exit_code == 0, result.output
+    found = read_manifest(target)
+    assert found.attacker is not None
+    assert found.attacker["attack"] == "decoder-small"
+    assert ATTACKER in found.files
+    told = f"mean squared error {found.attacker['mse']:.4f} (audit: 0.0400)"
+    shown = " ".join(result.output.split())
+    assert f"attacker: 'decoder-small' of the audit, {told}" in shown

@@ -1,0 +1,298 @@
+"""The page in a real browser: the noisy smashed data of the picture leave, and nothing else."""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from serve.browser import Browser, opened
+from serve.conftest import NOISE, Exported
+from serve.web import READY, Recorder, send, served, shown, text, upload, visit, with_attacker
+
+from splitveil.serve import page
+from splitveil.serve.manifest import ATTACKER, CLIENT, SERVER, read_manifest
+from splitveil.serve.session import Half, load_half
+from splitveil.serve.stages import STAGES, apply_stages
+
+pytestmark = pytest.mark.browser
+
+TOKEN = "0123456789abcdef"  # noqa: S105
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A page that is ready, and its server."""
+
+    browser: Browser
+    folder: Path
+    url: str
+    server: Recorder
+
+    def half(self, file: str) -> Half:
+        return load_half(self.folder, read_manifest(self.folder), file, 1)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if not page.has_runtime():
+        if os.environ.get("CI") == "true":
+            pytest.fail("onnxruntime-web is not here; CI must run `make web` first")
+        pytest.skip("onnxruntime-web is not here; run `make web` for this test")
+    with opened(tmp_path_factory.mktemp("profile")) as found:
+        found.resize(1000, 900)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def loaded(
+    browser: Browser, exported: Exported, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shown]:
+    folder = with_attacker(exported, tmp_path_factory.mktemp("page") / "e")
+    with served(folder) as (url, server):
+        visit(browser, url)
+        yield Shown(browser, folder, url, server)
+
+
+@pytest.fixture
+def ready(loaded: Shown) -> Shown:
+    """The page, whatever another test left in it; what its server hears is recorded anew."""
+    if loaded.browser.value("location.href") != f"{loaded.url}/":
+        visit(loaded.browser, loaded.url)
+    loaded.browser.resize(1000, 900)
+    loaded.browser.value("document.getElementById('clear').click()")
+    loaded.browser.events.clear()
+    loaded.server.calls.clear()
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def files(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("pictures")
+    found = [folder / f"{k}.png" for k in range(8)]
+    for path, image in zip(found, exported.images, strict=False):
+        Image.fromarray(np.rint(255 * image[0]).astype(np.uint8)).save(path)
+    return found
+
+
+def test_loading_asks_for_files_and_sends_nothing(loaded: Shown) -> None:
+    assert {(c.method, c.query, c.body) for c in loaded.server.calls} == {("GET", b"", b"")}
+    asked = {c.path for c in loaded.server.calls if c.path.startswith("/export")}
+    assert asked == {f"/export/{f}" for f in ("manifest.json", CLIENT, ATTACKER)}
+    assert loaded.browser.complaints() == []
+
+
+def test_only_the_noisy_smashed_data_leave(ready: Shown, files: list[Path]) -> None:
+    browser = ready.browser
+    for path in files:
+        upload(browser, path)
+        send(browser)
+    calls = ready.server.calls
+    assert [(c.method, c.path) for c in calls] == [("POST", "/v2/models/digits/infer")] * 8
+    for call in calls:
+        length = int(call.headers["inference-header-content-length"])
+        assert json.loads(call.body[:length]) == {
+            "outputs": [{"name": "logits", "parameters": {"binary_data": True}}],
+            "inputs": [
+                {"name": "z", "shape": [1, 8, 4, 4], "datatype": "FP32",
+                 "parameters": {"binary_data_size": 512}}
+            ],
+        }  # fmt: skip
+        assert len(call.body) == length + 512
+        assert not {"cookie", "authorization", "referer"} & call.headers.keys()
+        assert call.query == b""
+    sent = np.concatenate([c.rows() for c in calls])
+    pixels = np.stack([np.asarray(Image.open(p), np.float32) for p in files])[:, None]
+    noise = sent - ready.half(CLIENT)(pixels / np.float32(255))
+    assert abs(noise.std() / NOISE - 1) < 6 / math.sqrt(2 * noise.size)
+    assert abs(noise.mean()) < 6 * NOISE / math.sqrt(noise.size)
+    assert browser.complaints() == []
+
+
+def test_it_shows_what_was_sent_what_was_answered_and_what_the_attacker_made(
+    ready: Shown, files: list[Path]
+) -> None:
+    browser = ready.browser
+    upload(browser, files[2])
+    assert np.array_equal(shown(browser, "picture"), np.asarray(Image.open(files[2])))
+    send(browser)
+    (call,) = ready.server.calls
+    sent = call.rows()
+    assert text(browser, "answer") == f"class {ready.half(SERVER)(sent)[0].argmax()}"
+    assert "128 numbers, 512 bytes" in text(browser, "bytes")
+    guess = 255 * ready.half(ATTACKER)(sent)[0, 0]
+    assert np.abs(shown(browser, "guess") - guess).max() < 0.51
+    assert "'decoder-small' of the audit" in text(browser, "attacker")
+    heat = shown(browser, "heat")  # eight tiles of 4×4 in three columns, one pixel apart
+    assert heat.shape == (14, 14)
+    tiles = np.stack([heat[r : r + 4, c : c + 4] for r in (0, 5, 10) for c in (0, 5, 10)])[:8]
+    assert tiles.ravel()[sent.argmin()] == 13  # the ramp's ends
+    assert tiles.ravel()[sent.argmax()] == 250
+
+
+def test_a_picture_gets_one_draw_and_a_new_page_another(ready: Shown, files: list[Path]) -> None:
+    for _ in range(2):
+        visit(ready.browser, ready.url)
+        upload(ready.browser, files[0])
+        send(ready.browser)
+    send(ready.browser)
+    assert "sent before" in text(ready.browser, "bytes")
+    first, later, again = (c.rows() for c in ready.server.sent())
+    assert np.array_equal(later, again)
+    differ = later - first
+    assert (differ != 0).all()
+    assert abs(differ.std() / (NOISE * math.sqrt(2)) - 1) < 6 / math.sqrt(2 * differ.size)
+
+
+def test_a_picture_can_be_drawn_by_hand_and_by_keys(ready: Shown) -> None:
+    browser = ready.browser
+    x, y, size = browser.value(
+        "(() => { const r = document.getElementById('picture').getBoundingClientRect();"
+        " return [r.x, r.y, r.width]; })()"
+    )
+    middle = x + 4.5 * size / 8
+    browser.mouse("mousePressed", middle, y + 1.5 * size / 8)
+    browser.mouse("mouseMoved", middle, y + 6.5 * size / 8)
+    browser.mouse("mouseReleased", middle, y + 6.5 * size / 8)
+    drawn = shown(browser, "picture")
+    assert (drawn[1:7, 4] == 255).all()
+    assert (drawn[:, [0, 1, 2, 6, 7]] == 0).all()
+    browser.value("document.getElementById('clear').click()")
+    assert not shown(browser, "picture").any()
+    browser.value("document.getElementById('picture').focus()")
+    for key in (" ", "ArrowLeft", "ArrowUp", " "):
+        browser.key(key)
+    browser.value("document.getElementById('picture').blur()")
+    typed = shown(browser, "picture")
+    assert sorted(zip(*np.nonzero(typed), strict=True)) == [(3, 3), (4, 4)]
+    send(browser)
+    image = (typed / np.float32(255)).astype(np.float32)[None, None]
+    (call,) = ready.server.calls
+    assert np.abs(call.rows() - ready.half(CLIENT)(image)).max() < 9 * NOISE
+    assert browser.complaints() == []
+
+
+def test_another_size_is_scaled_before_the_users_eyes(ready: Shown, tmp_path: Path) -> None:
+    browser = ready.browser
+    wide = np.zeros((80, 120), np.uint8)
+    wide[:, 60:] = 200
+    Image.fromarray(wide).save(tmp_path / "wide.png")
+    (tmp_path / "no.png").write_text("no picture")
+    upload(browser, tmp_path / "wide.png")
+    assert "120 × 80, cut to its middle and scaled to 8 × 8" in text(browser, "taken")
+    seen = shown(browser, "picture").astype(int)
+    assert (np.abs(seen[:, 5:] - 200) <= 2).all()
+    assert (seen[:, :3] <= 2).all()
+    browser.choose("#file", tmp_path / "no.png")
+    browser.wait("document.getElementById('status').className === 'bad'")
+    assert "no.png cannot be read as a picture" in text(browser, "status")
+    assert ready.server.calls == []
+
+
+def test_a_phone_shows_the_page_without_scrolling_sideways(ready: Shown, files: list[Path]) -> None:
+    browser = ready.browser
+    upload(browser, files[3])
+    send(browser)
+    browser.value("document.querySelector('details').open = true")
+    for dark in (False, True):
+        browser.resize(390, 844, dark=dark)
+        assert browser.value("document.documentElement.scrollWidth") == 390
+        ground = browser.value("getComputedStyle(document.body).backgroundColor")
+        assert (sum(int(v) for v in ground[4:-1].split(",")) < 200) == dark
+
+
+def test_the_token_is_asked_for_and_kept_nowhere(ready: Shown, files: list[Path]) -> None:
+    browser = ready.browser
+    submit = (
+        "document.getElementById('token').value = '{}';"
+        "document.getElementById('token-form').requestSubmit()"
+    )
+    with served(ready.folder, TOKEN) as (url, server):
+        browser.visit(url)
+        browser.wait("document.getElementById('token-form')?.hidden === false")
+        assert browser.complaints() == []
+        assert not [c for c in server.calls if c.path.startswith("/export")]
+        browser.value(submit.format("wrong-wrong-wrong"))
+        browser.wait("document.getElementById('status').className === 'bad'")
+        assert "refused with 401: a valid bearer token is needed" in text(browser, "status")
+        browser.value(submit.format(TOKEN))
+        browser.wait(READY)
+        upload(browser, files[0])
+        send(browser)
+        kept = browser.value(
+            "[localStorage.length, sessionStorage.length, document.cookie, location.href]"
+        )
+        assert TOKEN not in browser.value("document.documentElement.outerHTML")
+        assert browser.value("document.getElementById('token').value") == ""
+    assert kept == [0, 0, "", f"{url}/"]
+    assert server.sent()[0].headers["authorization"] == f"Bearer {TOKEN}"
+
+
+def test_without_the_runtime_the_page_says_what_to_run(
+    browser: Browser, exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "has_runtime", lambda: False)
+    with served(exported.folder) as (url, _):
+        browser.events.clear()
+        browser.visit(url)
+        browser.wait("document.getElementById('runtime-missing')?.hidden === false")
+        assert "make web" in browser.value("document.body.innerText")
+        assert browser.value("document.getElementById('work').hidden")
+        assert browser.complaints() == []
+
+
+QUIET: list[dict[str, Any]] = [
+    *({"kind": "topk", "prune": share} for share in (0.3, 0.5, 0.75)),
+    *({"kind": "quantise", "bits": bits} for bits in (1, 4, 16)),
+    {"kind": "clip", "low": -0.2, "high": 0.7},
+]
+LOUD: list[tuple[dict[str, Any], float, float]] = [
+    ({"kind": "gaussian", "std": 0.3}, 0.25, 0.3),
+    ({"kind": "learned", "noise": "gaussian", "file": "-", "std": 0.3}, 1.25, 0.3),
+    ({"kind": "learned", "noise": "laplace", "file": "-", "std": 0.3}, 1.25, 0.3 * math.sqrt(2)),
+    ({"kind": "dropout", "p": 0.3}, 0.7 * 0.25, 0.25 * math.sqrt(0.21)),
+]
+COUNT = 40_000
+
+
+def in_page(ready: Shown, values: str, stage: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    """What the page makes of values by one stage, or why it refuses."""
+    return ready.browser.value(
+        f"import('{ready.url}/page/stages.js').then((m) => {{ const z = {values}; const stage = "
+        f"{json.dumps(stage)}; if (stage.kind === 'learned') {{ stage.scale = z.map(() => 0.3);"
+        " stage.location = z.map(() => 1); } return Array.from(m.applyStages(z, [stage])); })"
+        ".catch((error) => error.message)"
+    )
+
+
+def test_the_pages_channel_is_the_clients(ready: Shown) -> None:
+    known = f"import('{ready.url}/page/stages.js').then((m) => Object.keys(m.STAGES))"
+    assert set(ready.browser.value(known)) == STAGES.keys()
+    z = np.random.default_rng(0).normal(0.4, 0.5, 37).astype(np.float32)
+    z[:4] = 0.5, -0.5, 0.5, 0.1
+    for stage in QUIET:
+        found = in_page(ready, f"Float32Array.from({z.tolist()})", stage)
+        expected = apply_stages(z[None], [stage])[0]
+        assert np.array_equal(np.array(found, np.float32), expected), stage
+    for stage, mean, std in LOUD:
+        drawn = np.array(in_page(ready, f"new Float32Array({COUNT}).fill(0.25)", stage))
+        spread = math.sqrt(5 / 4) if stage.get("noise") == "laplace" else math.sqrt(1 / 2)
+        assert abs(drawn.mean() - mean) < 6 * std / math.sqrt(COUNT), stage
+        assert abs(drawn.std() / std - 1) < 6 * spread / math.sqrt(COUNT), stage
+    for bad in ({"kind": "blur"}, {"kind": "toString"}, {"kind": "gaussian"}):
+        assert "stage" in in_page(ready, "new Float32Array(2)", bad), bad
+    for numbers, told in (
+        ([1, 2, 3, -4], [1, 2, 3, -4]),
+        ([1, 2, 3], "Error: n has the wrong size."),
+        ([1, 0, 3, 4], "Error: n holds noise that is not finite or has no scale."),
+    ):
+        read = f"m.withNoise({{file: 'n'}}, Float32Array.from({numbers}).buffer, 2)"
+        assert told == ready.browser.value(
+            f"import('{ready.url}/page/stages.js').then((m) => {read})"
+            ".then((s) => [...s.scale, ...s.location], String)"
+        )

@@ -1,0 +1,137 @@
+"""What an audit of anybody's encoder says beyond pictures: certificates, members, attributes."""
+
+import json
+import math
+from typing import Any, cast
+
+import pytest
+import torch
+from audit.made import labelled
+from torch import Tensor, nn
+
+from splitveil.attacks import PROFILES, Linear, MeanImage
+from splitveil.audit.bounds import gallery_rate
+from splitveil.audit.leaks import PLANS
+from splitveil.audit.tables import Attributes
+from splitveil.foreign import UNKNOWN, Material, Target, examine
+from splitveil.stranger import seeded
+from splitveil.types import Json
+
+STD = 0.2
+MEMBERS = labelled(60, 7)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    attacks = {"mean": MeanImage(), "linear": Linear()}
+    monkeypatch.setitem(cast(dict[str, Any], PROFILES), "tiny", attacks)
+    monkeypatch.setitem(cast(dict[str, Any], PLANS), "tiny", PLANS["smoke"])
+
+
+class Bounded:
+    """A client that shows its encoder, which ends in a sigmoid; `extra` is a fault of its call."""
+
+    def __init__(self, extra: float = 0.0, std: float = STD) -> None:
+        with seeded(0):
+            convolution = nn.Conv2d(1, 2, 3, stride=2)
+        self.encoder = nn.Sequential(convolution, nn.Sigmoid(), nn.Flatten())
+        self.extra, self.std = extra, std
+
+    def __call__(self, x: Tensor) -> Tensor:
+        z: Tensor = self.encoder(x)
+        return (1 + self.extra) * z + self.std * torch.randn_like(z)
+
+
+def audited(client: object, *, known: bool = False, **options: Any) -> Json:  # noqa: ANN401
+    material = Material(
+        name="made",
+        classes=("a", "b", "c", "d"),
+        aux=labelled(60, 0),
+        scored=labelled(80, 1),
+        test=labelled(80, 1),
+        knowledge="train",
+        hashes={},
+        members=MEMBERS if known else None,
+        attributes=options.pop("attributes", None),
+    )
+    target = Target(client=client, name="f", **options)
+    found: Json = json.loads(examine(target, material, "tiny")[0].to_json())
+    return found
+
+
+def test_an_open_client_with_declared_noise_has_certificates() -> None:
+    client = Bounded()
+    found = audited(client, white_box=True, noise_std=STD)["certificates"]
+    assert found["capacity"]["nats"] == pytest.approx(9 * math.log(1 + 0.25 / STD**2))  # 18 numbers
+    with torch.no_grad():
+        z = client.encoder(labelled(80, 1).images)
+    rate = gallery_rate(z, STD**2, labelled(80, 1).labels)
+    assert found["gallery"]["nats_given_class"] == pytest.approx(rate, rel=1e-5)
+    assert found["gallery"]["beaten"] is False
+    assert "whose ids are not given" in found["population"]["refused"]
+    assert found["diagnostics"]["dfil_per_pixel"] > 0
+
+
+def test_a_population_is_certified_where_training_data_are_known() -> None:
+    found = audited(Bounded(), white_box=True, noise_std=STD, known=True)["certificates"]
+    assert found["population"]["nats_given_class"] >= found["population"]["mean"]
+    assert found["population"]["images"] == 80
+
+
+@pytest.mark.parametrize(
+    ("client", "options", "said"),
+    [
+        (Bounded(std=0.0), {}, "the channel is deterministic"),
+        (Bounded(), {"white_box": True}, "noise of unknown scale; declare it with --noise"),
+        (Bounded(), {"noise_std": STD}, "not known for certain; show its networks"),
+        (
+            Bounded(0.5),
+            {"white_box": True, "noise_std": STD},
+            "tests that fail: louder, offset",
+        ),
+        (Bounded(std=0.3), {"white_box": True, "noise_std": STD}, "tests that fail: louder"),
+    ],
+    ids=["silent", "undeclared", "closed", "another encoder", "other noise"],
+)
+def test_what_is_not_known_is_refused_with_its_reason(
+    client: Bounded, options: Json, said: str
+) -> None:
+    for entry in audited(client, **options)["certificates"].values():
+        assert entry.keys() == {"refused"}
+        assert entry["refused"].startswith("no certificate: ")
+        assert said in entry["refused"]
+
+
+def test_a_module_with_its_noise_inside_has_no_certificate() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1) + STD * torch.randn(len(x), 64)
+
+    found = audited(Noisy(), white_box=True, noise_std=STD)["certificates"]
+    assert "tests that fail: louder" in found["gallery"]["refused"]
+
+
+def test_leaks_are_measured_and_members_only_where_they_are_named() -> None:
+    alone = audited(Bounded(), server=lambda z: z[:, :4])["leaks"]
+    assert alone.keys() == {"attribute", "re-id", "refused"}
+    assert alone["refused"] == {"membership": UNKNOWN}
+    assert alone["re-id"]["wire"]["chance_1"] == 1 / 80
+    assert "linear/mse" in alone["re-id"]
+    known = audited(Bounded(), known=True, given="torch")["leaks"]
+    assert known.keys() == {"attribute", "membership", "re-id"}
+    assert known["membership"]["strongest"].keys() == {"wire"}  # nobody answers
+    assert "outputs" not in known["membership"]
+    assert known["membership"]["n"] + known["membership"]["known"] <= 120
+
+
+def test_attributes_of_a_table_are_read_off_a_strangers_wire() -> None:
+    bright = [(d.images[:, 0, 0, 0] > 0.5).long() for d in (labelled(60, 0), labelled(80, 1))]
+    given = Attributes({"corner": bright[0]}, {"corner": bright[1]})
+    record = audited(lambda x: x.reshape(len(x), -1), attributes=given)
+    assert record["leaks"]["attribute"].keys() == {"corner"}
+    row = record["leaks"]["attribute"]["corner"]
+    assert row["chance"] == pytest.approx(
+        float((bright[1] == bright[0].bincount().argmax()).double().mean())
+    )
+    assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
+    assert record["audit"]["attributes"] == ["corner"]

@@ -1,0 +1,147 @@
+"""`splitveil audit RUN --wire`: what a user types and sees."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from serve.made import SHAPE, pictures, write_export
+from test_wiretap import capture
+from torch import Generator
+from typer.testing import CliRunner
+
+import splitveil as sv
+from splitveil import config as configuration
+from splitveil import examining, wiretap
+from splitveil.attacks import Linear, MeanImage
+from splitveil.cli import app
+from splitveil.data import aux_view
+from splitveil.runs import load_data
+from splitveil.serve.server import load_app, running
+from splitveil.wiretap import read_tap, send_through
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny_profile() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(configuration, "PROFILES", {"smoke": {"m": MeanImage(), "l": Linear()}})
+        patch.setattr(examining, "other_leaks", lambda *_, **__: {})
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = str(tmp_path_factory.mktemp("runs"))
+    config = sv.RunConfig(dataset="digits", defence="noise", epochs=1, runs_dir=folder)
+    return sv.fit(config).path
+
+
+@pytest.fixture(scope="module")
+def captured(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the run's client sends for the scored images."""
+    loaded = sv.load_run(run)
+    dataset, splits = load_data(loaded)
+    images = dataset.labelled(aux_view(dataset, splits, "train").scored).images
+    z = loaded.victim.send(images, Generator(loaded.victim.device).manual_seed(1))
+    return capture(tmp_path_factory.mktemp("captures") / "sent.jsonl", z)
+
+
+def call(*words: object) -> Any:  # noqa: ANN401 - typer's result type is not public
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def text(result: Any) -> str:  # noqa: ANN401
+    return re.sub(r"\s+", " ", result.output + result.stderr)
+
+
+def test_a_capture_is_audited_beside_the_run(run: Path, captured: Path) -> None:
+    own = call("audit", run, "--profile", "smoke")
+    assert own.exit_code == 0, text(own)
+    before = (run / "record.json").read_bytes()
+    result = call("audit", run, "--wire", captured, "--profile", "smoke")
+    assert result.exit_code == 0, text(result)
+    assert "sent.jsonl: 359 rows in 12 calls" in text(result)
+    assert "tests of the noise: 8, failed: none" in text(result)
+    assert "in the run's audit, on the wire" in text(result)
+    assert (run / "record.json").read_bytes() == before
+    record = json.loads((run / "wire" / "record.json").read_text())
+    assert record["audit"]["wire"]["captures"][0]["rows"] == 359
+    assert (run / "wire" / "report.html").is_file()
+    replayed = call("audit", "--replay", run / "wire" / "record.json")
+    assert (replayed.exit_code, "was made with --wire" in text(replayed)) == (2, True)
+
+
+def test_an_address_is_sent_to_and_what_went_there_is_audited(
+    run: Path, captured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def send(export: Path, server: str, images: torch.Tensor, folder: Path, **more: Any) -> Any:  # noqa: ANN401
+        seen.update(more, export=export, server=server, images=len(images), folder=folder)
+        return [captured]
+
+    monkeypatch.setattr(wiretap, "send_through", send)
+    monkeypatch.setattr("splitveil.commands.wire.find_export", lambda path: path / "export")
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef")
+    words = ("audit", run, "--wire", "http://host:1", "--token-file", token, "--profile", "smoke")
+    result = call(*words, "--out", tmp_path / "out", "--json")
+    assert result.exit_code == 0, text(result)
+    assert seen == {
+        "export": run / "export", "server": "http://host:1", "images": 359, "int8": False,
+        "folder": tmp_path / "out", "token": "0123456789abcdef", "ca_file": None,
+    }  # fmt: skip
+    assert json.loads(result.stdout)["audit"]["wire"]["failed"] == []
+
+
+def test_two_starts_of_a_client_are_recorded(tmp_path: Path) -> None:
+    export = write_export(tmp_path / "export")
+    images = torch.from_numpy(pictures(300))
+    with running(load_app(export, threads=1)) as url:
+        for _ in range(2):  # a second audit takes the place of the first
+            files = send_through(export, url, images, tmp_path)
+    first, second = (read_tap(file, SHAPE, 300).z for file in files)
+    assert (len(first), len(second)) == (300, wiretap.AGAIN)
+    noise = (first[: len(second)] - second).flatten()
+    assert float(noise.std()) == pytest.approx(0.5 * np.sqrt(2), rel=0.1)  # another draw each
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--wire", "http://h:1", "--wire", "b.jsonl"], "--wire takes one address, or one or two"),
+        (["--wire", "a.jsonl", "--ca", "x"], "can only be given with a server's address"),
+        (["--wire", "a.jsonl", "--attributes", "x"], "--attributes can only be given when the run"),
+        (["--wire", "none.jsonl"], "cannot read the capture none.jsonl"),
+        (["--sent", "digits"], "--sent can only be given when --wire or MODULE:FUNCTION"),
+        (["--out", "x"], "--out can only be given when --wire or MODULE:FUNCTION"),
+        (["--wire", "a.jsonl", "--sent", "digitz"], "unknown dataset 'digitz'"),
+    ],
+)
+def test_what_cannot_be_listened_to_exits_with_2(run: Path, words: list[str], said: str) -> None:
+    result = call("audit", run, "--profile", "smoke", *words)
+    assert result.exit_code == 2, text(result)
+    assert said in text(result)
+
+
+def test_results_never_replace_a_runs_own(run: Path, captured: Path) -> None:
+    result = call("audit", run, "--wire", captured, "--out", run)
+    assert (result.exit_code, "is a trained run; choose another" in text(result)) == (2, True)
+
+
+def test_infer_keeps_what_it_sends(tmp_path: Path) -> None:
+    from PIL import Image
+
+    export, file = write_export(tmp_path / "export"), tmp_path / "sent.jsonl"
+    Image.fromarray(np.full(SHAPE[1:], 51, np.uint8)).save(tmp_path / "a.png")
+    with running(load_app(export, threads=1)) as url:
+        words = ("infer", tmp_path / "a.png", "--server", url, "--export", export)
+        result = call(*words, "--capture", file)
+        assert result.exit_code == 0, text(result)
+        again = call(*words, "--capture", file)
+    assert read_tap(file, SHAPE, 9).z.shape == (1, *SHAPE)
+    assert (again.exit_code, "cannot begin a capture" in text(again)) == (2, True)

@@ -1,0 +1,235 @@
+"""The audit of the wire: what was captured is attacked, and noise that is not there is missed."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor
+
+import splitveil as sv
+from splitveil import config as configuration
+from splitveil import examining
+from splitveil.attacks import Linear, MeanImage
+from splitveil.auditing import Opened
+from splitveil.data import load
+from splitveil.errors import AuditError, DataError
+from splitveil.serve.capture import Recorder
+from splitveil.serve.faults import WireError
+from splitveil.serve.manifest import LOGITS, WIRE
+from splitveil.serve.transport import Reply
+from splitveil.serve.wire import TensorSpec, encode_request
+from splitveil.types import Attack, Record
+from splitveil.wiretap import audit_wire, open_wire, read_tap
+
+TINY: dict[str, Attack] = {"mean": MeanImage(), "linear": Linear()}
+Sending = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny_profile() -> Iterator[None]:
+    """The profile `smoke` without its slow attacks; no leaks beyond pixels, no certificates."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(configuration, "PROFILES", {"smoke": TINY})
+        patch.setattr(examining, "other_leaks", lambda *_, **__: {})
+        patch.setattr(examining, "certify", lambda *_, **__: {})
+        yield
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    """A run on digits, trained a little and audited."""
+    folder = str(tmp_path_factory.mktemp("runs"))
+    run = sv.fit(sv.RunConfig(dataset="digits", defence="noise", epochs=1, runs_dir=folder))
+    run.audit("smoke")
+    return open_wire(sv.load_run(run.path))
+
+
+def capture(file: Path, z: Tensor, *, binary: bool = True, note: str | None = None) -> Path:
+    """Z as a client sends it, 32 rows in a call."""
+    write = Recorder(lambda *_: Reply(200, b""), file)
+    spec = TensorSpec(name=WIRE, shape=tuple(z.shape[1:]))
+    for part in torch.split(z.cpu(), 32):
+        message = encode_request(part.numpy(), spec, LOGITS, binary=binary)
+        body = message.body
+        if note is not None:
+            body = json.dumps(json.loads(body) | {"note": note}).encode()
+        write("POST", "/v2/models/m/infer", body, message.headers)
+    return file
+
+
+def drawn(opened: Opened, seed: int, images: Tensor | None = None) -> Tensor:
+    """A fresh sending of the scored images by the run's own client."""
+    x = opened.case.scored.images if images is None else images
+    return opened.case.victim.send(x, Generator(opened.case.victim.device).manual_seed(seed))
+
+
+def clean(opened: Opened) -> Tensor:
+    with torch.no_grad():
+        z: Tensor = opened.case.victim.encoder(opened.case.scored.images)
+    return z
+
+
+def audited(opened: Opened, *files: Path) -> Record:
+    return audit_wire(opened, files, "smoke")[0]
+
+
+def names(record: Record) -> set[str]:
+    return {flag["name"] for flag in record.flags if "wire" in flag["name"]}
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_a_sound_wire_agrees_with_the_runs_own_audit(
+    opened: Opened, tmp_path: Path, *, binary: bool
+) -> None:
+    first = capture(tmp_path / "a", drawn(opened, 1), binary=binary)
+    record = audited(opened, first, capture(tmp_path / "b", drawn(opened, 2)[:99], binary=binary))
+    heard = record.audit["wire"]
+    assert names(record) == set()
+    assert heard["failed"] == []
+    assert heard["noise"]["measured"] == pytest.approx(opened.run.noise_std, rel=0.03)
+    assert [tap["rows"] for tap in heard["captures"]] == [len(opened.case.scored), 99]
+    offline = opened.run.record
+    assert offline is not None
+    assert heard["offline"]["mse"] == pytest.approx(offline.strongest["mse"], rel=1e-3)
+    assert heard["offline"]["difference_low"] < 0 < heard["offline"]["difference_high"]
+    assert record.strongest["mse"] != offline.strongest["mse"]  # these bytes, not other draws
+    assert record.attacks["mean"]["mse"] == offline.attacks["mean"]["mse"]
+    assert json.loads(record.to_json())["audit"]["wire"] == heard
+
+
+def test_the_attacks_are_scored_on_the_captured_bytes(opened: Opened, tmp_path: Path) -> None:
+    dark = torch.zeros_like(drawn(opened, 1))
+    record = audited(opened, capture(tmp_path / "a", dark))
+    assert record.attacks["linear"]["mse"] > 1.2 * record.audit["wire"]["offline"]["mse"]
+
+
+def seeded(opened: Opened, seed: int = 5) -> Tensor:
+    """Every call of 32 rows draws the same noise again."""
+    z = clean(opened)
+    noise = torch.randn(32, *z.shape[1:], generator=Generator().manual_seed(seed))
+    return z + opened.run.noise_std * noise.to(z).repeat(len(z) // 32 + 1, 1, 1, 1)[: len(z)]
+
+
+FAULTS: dict[str, tuple[Callable[[Opened], Tensor], str]] = {
+    "off": (clean, "noise missing on the wire"),
+    "half": (lambda o: (clean(o) + drawn(o, 1)) / 2, "noise missing on the wire"),
+    "seeded": (seeded, "noise repeats on the wire"),
+    "rounded": (lambda o: (drawn(o, 1) * 10).round() / 10, "noise not as declared on the wire"),
+    "scaled": (lambda o: drawn(o, 1) + 0.1 * clean(o), "another client on the wire"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_client_that_is_not_the_audited_one_is_flagged(
+    fault: str, opened: Opened, tmp_path: Path
+) -> None:
+    make, flag = FAULTS[fault]
+    assert flag in names(audited(opened, capture(tmp_path / "a", make(opened))))
+
+
+def test_noise_that_is_off_leaks_more_than_the_audit_said(opened: Opened, tmp_path: Path) -> None:
+    record = audited(opened, capture(tmp_path / "a", clean(opened)))
+    assert names(record) == {"noise missing on the wire", "wire leaks more than the audit"}
+    assert record.audit["wire"]["offline"]["difference_high"] < 0
+
+
+def test_a_client_that_draws_the_same_after_a_restart_is_flagged(
+    opened: Opened, tmp_path: Path
+) -> None:
+    z = drawn(opened, 1)
+    first, again = capture(tmp_path / "a", z), capture(tmp_path / "b", z[:64])
+    assert names(audited(opened, first)) == set()
+    assert names(audited(opened, first, again)) == {"noise repeats on the wire"}
+
+
+def test_what_is_sent_beside_z_is_flagged(opened: Opened, tmp_path: Path) -> None:
+    file = capture(tmp_path / "a", drawn(opened, 1), binary=False, note="cat.png")
+    record = audited(opened, file)
+    assert names(record) == {"more than z on the wire"}
+    assert record.audit["wire"]["beside"] == ["note in a request"]
+
+
+def test_another_channel_is_heard_by_what_it_allows(opened: Opened, tmp_path: Path) -> None:
+    from splitveil.listening import hear
+    from splitveil.nets import Channel, Clip, Dropout, GaussianNoise, LearnedNoise, Quantise
+
+    encoder, x = opened.run.model.encoder, opened.case.scored.images
+    z = clean(opened)
+    learned = LearnedNoise(0.1, moves=True)
+    learned.size_to(tuple(z.shape[1:]))
+    with torch.no_grad():
+        assert learned.gain is not None
+        assert learned.location is not None
+        learned.gain.normal_(0, 0.1, generator=Generator().manual_seed(0))
+        learned.location.add_(0.3)
+    kinds = {
+        "learned": (Channel([Clip(0.2, 0.8), learned]), {"quieter", "slope", "repeats"}),
+        "rounded": (Channel([GaussianNoise(0.1), Quantise(3)]), {"nearer", "farther", "starts"}),
+        "dropped": (Channel([Dropout(0.3)]), {"nearer", "farther", "starts"}),
+        "nothing": (Channel([Clip(0.45, 0.5)]), {"different"}),
+    }
+    for name, (channel, tests) in kinds.items():
+        with torch.no_grad():
+            one, other = (channel(z, Generator().manual_seed(s)) for s in (1, 2))
+        sound = hear(encoder, channel, one, x, again=other[:50])
+        assert sound["failed"] == [], name
+        assert tests <= sound["tests"].keys()
+        assert hear(encoder, channel, z, x)["failed"], name  # a channel that is switched off
+        if name != "nothing":
+            assert "starts" in hear(encoder, channel, one, x, again=one[:50])["failed"]
+
+
+def test_images_of_ones_own_are_scored_in_their_order(opened: Opened, tmp_path: Path) -> None:
+    aux = (opened.case.aux.images[:60].cpu() * 255).round().to(torch.uint8).numpy()
+    mine = np.flip(aux, 3).copy()
+    np.savez(tmp_path / "mine.npz", x=mine, y=np.arange(60) % 10, layout="nchw")
+    np.savez(tmp_path / "known.npz", x=aux, y=np.arange(60) % 10, layout="nchw")
+    for name, classes in (("two", ["7", "3"]), ("cats", ["cat", "3"])):
+        labels = np.arange(60) % 2
+        np.savez(tmp_path / f"{name}.npz", x=mine, y=labels, classes=classes, layout="nchw")
+    np.savez(tmp_path / "small.npz", x=mine[..., :4], y=np.arange(60) % 10, layout="nchw")
+    there = open_wire(opened.run, images=load(f"npz:{tmp_path}/mine.npz"))
+    assert len(there.case.scored) == 60
+    record = audited(there, capture(tmp_path / "a", drawn(there, 1)))
+    assert names(record) == set()
+    assert "no audit of this model" in record.audit["wire"]["offline"]["refused"]
+    assert record.splits["scored"] != opened.hashes["scored"]
+    with pytest.raises(DataError, match="60 images of --sent are among the attacker's own"):
+        open_wire(opened.run, images=load(f"npz:{tmp_path}/known.npz"))
+    two = open_wire(opened.run, images=load(f"npz:{tmp_path}/two.npz")).case.scored
+    assert two.labels[:4].tolist() == [7, 3, 7, 3]  # by name
+    with pytest.raises(DataError, match="classes that the run has not: cat; the run has 0, 1"):
+        open_wire(opened.run, images=load(f"npz:{tmp_path}/cats.npz"))
+    with pytest.raises(DataError, match=r"shape \(1, 8, 4\), the run takes \(1, 8, 8\)"):
+        open_wire(opened.run, images=load(f"npz:{tmp_path}/small.npz"))
+
+
+def test_captures_that_cannot_be_matched_with_images_are_refused(
+    opened: Opened, tmp_path: Path
+) -> None:
+    z = drawn(opened, 1)
+    short = capture(tmp_path / "short", z[:40])
+    with pytest.raises(AuditError, match=r"short holds 40 rows for 359 images; it must hold each"):
+        audited(opened, short)
+    with pytest.raises(AuditError, match="at most one of another start"):
+        audited(opened, short, short, short)
+    other = capture(tmp_path / "other", z[:, :1])
+    with pytest.raises(WireError, match=r"call 1 of .*other: shape must be \[rows, "):
+        audited(opened, other)
+    empty = tmp_path / "empty"
+    Recorder(lambda *_: Reply(200, b""), empty)
+    with pytest.raises(WireError, match="holds no calls"):
+        read_tap(empty, (1,), 9)
+
+
+def test_stored_attacks_are_those_of_the_same_bytes(opened: Opened, tmp_path: Path) -> None:
+    from splitveil.auditing import folder_store
+
+    store = folder_store(tmp_path / "store")
+    first, second = (capture(tmp_path / str(s), drawn(opened, s)) for s in (1, 2))
+    runs = [audit_wire(opened, [f], "smoke", store=store)[0] for f in (first, second, first)]
+    assert runs[0].strongest == runs[2].strongest != runs[1].strongest
+    assert len(list((tmp_path / "store").iterdir())) == 2 * len(TINY)
