@@ -59,13 +59,20 @@ def show_json(data: Any) -> None:  # noqa: ANN401 - any JSON value
     print(json.dumps(data, indent=2, allow_nan=False))
 
 
+WHOLE_WORD = 12  # letters up to which a word is never broken
+
+
 def show_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table on stdout; every cell is plain text."""
     from rich.text import Text
 
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
     for index, heading in enumerate(headings):
-        table.add_column(heading, overflow="fold", no_wrap=index == 0)
+        cells = (heading, *(row[index] for row in rows))
+        widest = max((len(word) for cell in cells for word in cell.split()), default=1)
+        table.add_column(
+            heading, overflow="fold", no_wrap=index == 0, min_width=min(widest, WHOLE_WORD)
+        )
     for row in rows:
         table.add_row(*[Text(cell) for cell in row])
     out.print(table)
