@@ -1,122 +1,175 @@
-"""Train and audit the rows of the headline table, and put their records into results/.
+"""Train and audit the rows of a table, and put their records into results/.
 
-python scripts/headline.py                       every row, three seeds; hours without a GPU
+python scripts/headline.py                       the headline table, three seeds; hours without GPU
+python scripts/headline.py --table table1        Table 1 of the CEM paper, rebuilt; or seed-003
 python scripts/headline.py --rows veil cem --seeds 0 --jobs 4 --runs-dir runs
+python scripts/headline.py --stop-after 560      end in time, and save what is under way
 python scripts/headline.py --dry-run             print the commands
 
-A row that has its record is skipped; one that fails is named at the end and the others go on.
+A record is stored as soon as it is made, a row that has its records is skipped, and what was
+interrupted continues: call it again until nothing is missing. One row may fail; the others go on.
 """
 
 import argparse
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import safe_open
 
 from splitveil.settings import read_toml
+from splitveil.train.files import write_text
+
+if TYPE_CHECKING:
+    from scripts.headline_rows import TABLES, Audit, Row
+else:
+    from headline_rows import TABLES, Audit, Row
 
 ROOT = Path(__file__).parents[1]
+GRACE_S = 20.0  # for a training to save its state
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A row of the table: a recipe, and which audits each of its seeds gets."""
-
-    name: str
-    recipe: str
-    attack_seeds: tuple[int, ...] = (0,)
-    aux: tuple[str, ...] = ("train",)
-
-
-ROWS = (
-    Row(name="none", recipe="cifar10-none"),
-    Row(name="noise", recipe="cifar10-noise"),
-    Row(name="cem", recipe="cifar10-cem", attack_seeds=(0, 1)),
-    Row(name="veil", recipe="cifar10-veil", attack_seeds=(0, 1), aux=("train", "test90")),
-    Row(name="veil-accurate", recipe="cifar10-veil-accurate"),
-    Row(name="veil-vgg11", recipe="cifar10-veil-vgg11"),
-    Row(name="gated-att", recipe="cifar10-gated-att"),
-    Row(name="slot-cross", recipe="cifar10-slot-cross"),
-    Row(name="arl+cem", recipe="cifar10-arl-cem"),
-    Row(name="arl+veil", recipe="cifar10-arl-veil"),
-)
+class Stopped(Exception):  # noqa: N818 - nothing went wrong
+    """The time that was given is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One training, and the audits that follow it, each with the place of its record."""
+    """One training and the audits that follow it: those that lack their record, with its place."""
 
+    run: Path
     train: tuple[str, ...]
     audits: tuple[tuple[tuple[str, ...], Path], ...]
-    run: Path
+
+    def commands(self, *, train: bool = True, audit: bool = True) -> list[tuple[str, ...]]:
+        """What is left to do."""
+        needed = bool(self.audits) and train and not finished(self.run)
+        return [self.train] * needed + [command for command, _ in self.audits if audit]
+
+
+def place(out: Path, row: Row, seed: int, audit: Audit) -> Path:
+    """Where the record of an audit goes; another knowledge than the row's main one is a row."""
+    folder = row.name if audit.aux == row.audits[0].aux else f"{row.name}-{audit.aux}"
+    inner = f"attack{audit.seed}" if audit.seed else ""
+    return out / folder / f"seed{seed}" / inner / "record.json"
 
 
 def plan(row: Row, seed: int, options: argparse.Namespace) -> Job:
     """The commands of a row's seed; audits whose record exists are left out."""
-    name = f"{row.name}-s{seed}"
-    places = ["--runs-dir", options.runs_dir]
-    places += ["--data-dir", options.data_dir] if options.data_dir else []
-    train = ("train", "--recipe", row.recipe, "--seed", str(seed), "--name", name, "--final")
-    audits = []
-    for aux in row.aux:
-        folder = Path(options.out) / (row.name if aux == "train" else f"{row.name}-{aux}")
-        for attack in row.attack_seeds if aux == "train" else (0,):
-            target = folder / f"seed{seed}" / (f"attack{attack}" if attack else "") / "record.json"
-            command = (
-                "audit", f"{options.runs_dir}/{name}", "--profile", options.profile,
-                "--aux", aux, "--seed", str(attack),
-            )  # fmt: skip
-            if not target.is_file():
-                audits.append((command, target))
+    name = f"{row.stem}-s{seed}"
     run = Path(options.runs_dir) / name
-    return Job(train=(*train, *places), audits=tuple(audits), run=run)
+    train = ["train", *row.options, "--seed", str(seed), "--name", name, "--final"]
+    train += ["--runs-dir", options.runs_dir]
+    train += ["--data-dir", options.data_dir] if options.data_dir else []
+    if (run / "checkpoint.safetensors").is_file():
+        train.append("--resume")
+    elif (run / "config.toml").is_file():  # ended before its first checkpoint
+        train.append("--overwrite")
+    audits = []
+    for audit in row.audits[:1] if options.attacks_first_only else row.audits:
+        target = place(Path(options.out), row, seed, audit)
+        command = (
+            "audit", f"{options.runs_dir}/{name}", "--profile", options.profile,
+            "--aux", audit.aux, "--seed", str(audit.seed),
+        )  # fmt: skip
+        if not target.is_file():
+            audits.append((command, target))
+    return Job(run=run, train=tuple(train), audits=tuple(audits))
 
 
-def call(words: Sequence[str]) -> None:
-    """Run a command of splitveil; its output is shown only if it fails."""
-    done = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-m", "splitveil", *words], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"splitveil {shlex.join(words)}\n{done.stdout}{done.stderr}")
+def call(command: Sequence[str], until: float) -> None:
+    """Run a command of splitveil; its output is shown only if it fails.
+
+    At the time `until` of the monotonic clock it is interrupted, so that a training saves itself.
+    """
+    left = until - time.monotonic()
+    if left <= 0:
+        raise Stopped
+    with subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-m", "splitveil", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=None if left == float("inf") else left)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.communicate(timeout=GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise Stopped from None
+    if process.returncode:
+        raise RuntimeError(f"splitveil {shlex.join(command)}\n{said}")
 
 
-def last_epoch(run: Path) -> str:
+def last_epoch(run: Path) -> dict[str, Any]:
     """The last epoch's line of a run's log; empty before the first."""
-    log = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return next((line for line in reversed(log) if json.loads(line)["kind"] == "epoch"), "")
+    try:
+        log = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    for line in reversed(log):
+        try:
+            entry = json.loads(line)
+        except ValueError:  # the line that was being written when the run was killed
+            continue
+        if entry["kind"] == "epoch":
+            return dict(entry)
+    return {}
+
+
+def epochs(run: Path) -> tuple[int, int]:
+    """Epochs done and planned; both 0 before a run's first checkpoint."""
+    checkpoint = run / "checkpoint.safetensors"
+    if not checkpoint.is_file():
+        return 0, 0
+    with safe_open(checkpoint, framework="pt") as file:
+        saved = int(json.loads(file.metadata()["state"])["step"])
+    last = last_epoch(run)
+    done = int(last.get("epoch", 0))
+    if last.get("step", 0) > saved:  # killed between the epoch's line and its checkpoint
+        done -= 1
+    return done, int(read_toml(run / "config.toml")["epochs"])
 
 
 def finished(run: Path) -> bool:
     """Whether a run was trained to its end."""
-    config, line = read_toml(run / "config.toml"), last_epoch(run)
-    return bool(line) and json.loads(line)["epoch"] == config["epochs"]
+    done, planned = epochs(run)
+    return 0 < planned == done
 
 
-def work(job: Job) -> str:
-    """Train if there is no run yet, audit, copy the records."""
+def work(job: Job, options: argparse.Namespace, until: float) -> str:
+    """Train what is not trained, audit, store the records."""
     if not job.audits:
         return f"{job.run.name}: all records exist"
-    if not (job.run / "checkpoint.safetensors").is_file():
-        call(job.train)
-    elif not finished(job.run):
-        call((*job.train, "--resume"))
+    if not finished(job.run):
+        if options.audit_only:
+            return f"{job.run.name}: not trained yet"
+        call(job.train, until)
+    if options.train_only:
+        return f"{job.run.name}: trained"
     said = []
     for command, target in job.audits:
-        call(command)
+        call(command, until)
         record = json.loads((job.run / "record.json").read_text(encoding="utf-8"))
         record["audit"]["command"] = shlex.join(
             ["splitveil", "audit", f"runs/{job.run.name}", *command[2:]]
         )
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        last = target.parent / "last_epoch.json"
-        last.write_text(last_epoch(job.run) + "\n", encoding="utf-8")
+        write_text(target.parent / "last_epoch.json", json.dumps(last_epoch(job.run)) + "\n")
+        write_text(target, json.dumps(record, indent=2) + "\n")
         best = record["strongest"]
         said.append(
             f"{target.parent}: {100 * record['accuracy']:.2f} % / {best['mse']:.4f} "
@@ -125,37 +178,90 @@ def work(job: Job) -> str:
     return "\n".join(said)
 
 
-def main() -> int:
-    """Parse, plan, run; 1 if a row failed."""
+def standing(rows: Sequence[Row], options: argparse.Namespace) -> str:
+    """What is done and what is missing, a line per row and seed."""
+    lines = [("row", "seed", "epochs", "records", "missing")]
+    for seed in options.seeds:
+        for row in rows:
+            done, planned = epochs(Path(options.runs_dir) / f"{row.stem}-s{seed}")
+            lacking = [
+                a for a in row.audits if not place(Path(options.out), row, seed, a).is_file()
+            ]
+            lines.append(
+                (
+                    row.name,
+                    str(seed),
+                    f"{done}/{planned}" if planned else "–",
+                    f"{len(row.audits) - len(lacking)}/{len(row.audits)}",
+                    ", ".join(f"{audit.aux} {audit.seed}" for audit in lacking),
+                )
+            )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    padded = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def parse() -> argparse.Namespace:
+    """The options; what a table says of itself is filled in."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    names = [row.name for row in ROWS]
-    parser.add_argument("--rows", nargs="+", choices=names, default=names)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--table", choices=TABLES, default="headline")
+    parser.add_argument("--rows", nargs="+", help="default: all of the table")
+    parser.add_argument("--seeds", nargs="+", type=int, help="default: the table's")
     parser.add_argument("--jobs", type=int, default=1, help="trainings and audits at once")
     parser.add_argument("--profile", default="standard")
     parser.add_argument("--runs-dir", default="runs")
     parser.add_argument("--data-dir")
-    parser.add_argument("--out", default=str(ROOT / "results" / "cifar10"))
-    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--out", help="default: the table's folder below results/")
+    parser.add_argument(
+        "--attacks-first-only", action="store_true", help="only the main audit of each row"
+    )
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--train-only", action="store_true", help="no audits")
+    only.add_argument("--audit-only", action="store_true", help="only runs that are trained")
+    parser.add_argument(
+        "--stop-after", type=float, default=float("inf"), metavar="SECONDS",
+        help=f"interrupt what runs then; it takes up to {GRACE_S:.0f} s more to save",
+    )  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="print the commands")
     options = parser.parse_args()
-    chosen = [row for name in options.rows for row in ROWS if row.name == name]
-    jobs = [plan(row, seed, options) for seed in options.seeds for row in chosen]
+    table = TABLES[options.table]
+    names = [row.name for row in table.rows]
+    if wrong := [name for name in options.rows or [] if name not in names]:
+        parser.error(
+            f"no row {', '.join(wrong)} in {options.table}; choose from {', '.join(names)}"
+        )
+    options.rows = options.rows or names
+    options.seeds = table.seeds if options.seeds is None else options.seeds
+    options.out = options.out or str(ROOT / "results" / table.folder)
+    return options
+
+
+def main() -> int:
+    """Parse, plan, run, say what is missing; 1 if a row failed."""
+    options = parse()
+    until = time.monotonic() + options.stop_after
+    rows = [row for row in TABLES[options.table].rows if row.name in options.rows]
+    longest_first = sorted(rows, key=lambda row: -row.length)
+    jobs = [plan(row, seed, options) for seed in options.seeds for row in longest_first]
     if options.dry_run:
         for job in jobs:
-            for words in (job.train, *(command for command, _ in job.audits)):
-                sys.stdout.write(f"splitveil {shlex.join(words)}\n")
+            for each in job.commands(train=not options.audit_only, audit=not options.train_only):
+                sys.stdout.write(f"splitveil {shlex.join(each)}\n")
         return 0
     failed = 0
     if shutil.which("nvidia-smi") is None and options.jobs > 1:
         sys.stderr.write("no GPU found: several jobs at once will be slow\n")
     with ThreadPoolExecutor(options.jobs) as pool:
-        for future in [pool.submit(work, job) for job in jobs]:
+        futures = [pool.submit(work, job, options, until) for job in jobs]
+        for future in as_completed(futures):
             try:
-                sys.stdout.write(f"{future.result()}\n")
+                with suppress(Stopped):
+                    sys.stdout.write(f"{future.result()}\n")
             except RuntimeError as err:
                 failed += 1
                 sys.stderr.write(f"failed: {err}\n")
             sys.stdout.flush()
+    sys.stdout.write(f"\n{standing(rows, options)}\n")
     return 1 if failed else 0
 
 

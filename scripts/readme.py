@@ -17,13 +17,14 @@ from typing import Any
 from splitveil.comparing import contrasts, sheets
 from splitveil.config import ANY_RECIPE, RECIPES, RunConfig, find_defence
 from splitveil.report import read_run
+from splitveil.report.bases import TABLE1, base_section
 from splitveil.report.breadth import breadth
 from splitveil.report.compare import Sheet, track_sheet, warnings
 from splitveil.report.figures import reconstruction_grid
 from splitveil.report.rows import Found, Group, Published, find_records, read_published
 from splitveil.report.tracks import Track, tracks
 from splitveil.report.tradeoff import marks, tradeoff
-from splitveil.reproduce import SEED_003
+from splitveil.reproduce import EXPERIMENTS, SEED_003, section
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -188,6 +189,30 @@ def beyond(dataset: str) -> str:
     return breadth([g for t in main_tracks(dataset)[-1:] for g in t.groups])
 
 
+def table1() -> str:
+    """Table 1 of the CEM paper, rebuilt."""
+    folder = "cifar10-table1"
+    if folder not in datasets():
+        return absent("table1")
+    return base_section(
+        "VGG11, cut 4, 8 channels: each defence alone and with a penalty",
+        TABLE1, found(folder).groups, published(),
+    )  # fmt: skip
+
+
+def seed_003() -> str:
+    """The seeds' own experiment."""
+    folder = "cifar10-seed-003"
+    if folder not in datasets():
+        return absent("seed-003")
+    return section(EXPERIMENTS["seed-003"], found(folder).groups)
+
+
+def absent(table: str) -> str:
+    """What stands where a table has no records."""
+    return f"No records yet: scripts/headline.py --table {table} makes them."
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "digits": lambda: short("digits"),
     "cifar10": lambda: short("cifar10"),
@@ -196,6 +221,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "cifar10-full": lambda: full("cifar10"),
     "cifar10-breadth": lambda: beyond("cifar10"),
     "digits-breadth": lambda: beyond("digits"),
+    "table1": table1,
+    "seed-003": seed_003,
     "remarks": remarks,
     "rebuild": rebuild,
 }

@@ -1,26 +1,76 @@
-"""The script that rebuilds the headline table: its plan, and one row of it for real."""
+"""The script that makes the tables' records: its plans, what it continues, how it ends."""
 
+import argparse
+import importlib
 import json
 import shlex
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.main import get_command
+
+from splitveil.cli import app
+from splitveil.config import build_defence, make_config
+from splitveil.report.bases import TABLE1
+from splitveil.reproduce import EXPERIMENTS
+from splitveil.settings import parse_pair
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "headline.py"
+RECORD = ROOT / "results" / "digits" / "cem" / "seed0" / "record.json"
+Planned = Callable[..., list[list[str]]]
 
 
-def planned(*words: str) -> list[list[str]]:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--dry-run", *words],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [shlex.split(line) for line in done.stdout.splitlines()]
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    return importlib.import_module("headline")
 
 
-def test_every_row_is_trained_once_per_seed_and_audited(tmp_path: Path) -> None:
+@pytest.fixture
+def planned(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Planned:
+    """The commands that the script would run."""
+
+    def run(*words: str) -> list[list[str]]:
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--dry-run", *words])
+        assert script.main() == 0
+        return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+
+    return run
+
+
+def options(folder: Path, **others: object) -> argparse.Namespace:
+    usual = {"runs_dir": str(folder / "r"), "out": str(folder / "o"), "data_dir": None,
+             "profile": "smoke", "attacks_first_only": False, "seeds": [0]}  # fmt: skip
+    return argparse.Namespace(**(usual | others))
+
+
+def settings_of(command: list[str]) -> dict[str, object]:
+    words = [w for w in command[2:] if w != "--final"]
+    pairs = [(k, v) for k, v in zip(words[::2], words[1::2], strict=True) if "-dir" not in k]
+    return dict(parse_pair(v if k == "--set" else f"{k[2:]}={v}") for k, v in pairs)
+
+
+def half_trained(run: Path, *, epoch: int, saved: int) -> None:
+    """A run of two epochs, ten steps each."""
+    run.mkdir(parents=True)
+    (run / "config.toml").write_text("epochs = 2\n")
+    line = json.dumps({"kind": "epoch", "epoch": epoch, "step": 10 * epoch})
+    (run / "metrics.jsonl").write_text(line + '\n{"kind": "step", "ep')
+    state = {"state": json.dumps({"step": saved})}
+    save_file({"w": torch.zeros(1)}, run / "checkpoint.safetensors", metadata=state)
+
+
+def test_every_row_is_trained_once_per_seed_and_audited(planned: Planned, tmp_path: Path) -> None:
     commands = planned("--out", str(tmp_path))
     trained = [c for c in commands if c[1] == "train"]
     recipes = [c[c.index("--recipe") + 1] for c in trained]
@@ -34,13 +84,145 @@ def test_every_row_is_trained_once_per_seed_and_audited(tmp_path: Path) -> None:
     assert {Path(run).name.rpartition("-s")[0] for run in seconds} == {"cem", "veil"}
 
 
-def test_a_record_that_exists_is_not_made_again(tmp_path: Path) -> None:
+def test_table1_has_every_row_of_the_built_page_and_each_is_a_run(
+    planned: Planned, tmp_path: Path
+) -> None:
+    commands = planned("--table", "table1", "--out", str(tmp_path))
+    own = [c for c in commands if c[1] == "train" and "--recipe" not in c]
+    shared = [c[c.index("--name") + 1] for c in commands if c[1] == "train" and "--recipe" in c]
+    assert sorted(shared) == ["cem-s0", "noise-s0", "none-s0", "veil-vgg11-s0"]
+    names = [str(settings_of(c)["name"]) for c in own]
+    rows = [row for base in TABLE1[1:] for row in base.rows]
+    assert sorted(names) == sorted(f"table1-{row}-s0" for row in rows)
+    for command in own:
+        config = make_config(settings_of(command))
+        noise = 0.025 if config.noise_std is None else config.noise_std
+        assert (config.dataset, config.net, config.epochs) == ("cifar10", "vgg11", None)
+        build_defence(config).surrogate(512, 10, noise)  # a penalty that has no noise refuses
+    noises = {n: settings_of(c).get("noise_std") for n, c in zip(names, own, strict=True)}
+    assert noises["table1-ResSFL-s0"] == noises["table1-DistCorr-s0"] == 0.0
+    assert noises["table1-ResSFL+veil-s0"] == noises["table1-DistCorr+cem-s0"] == 0.01
+    assert noises["table1-arl-s0"] is noises["table1-nopeek+veil-s0"] is None
+    assert all(c[-4:] == ["--aux", "train", "--seed", "0"] for c in commands if c[1] == "audit")
+
+
+def test_seed_003_is_the_experiment_that_the_command_runs(planned: Planned, tmp_path: Path) -> None:
+    experiment = EXPERIMENTS["seed-003"]
+    commands = planned("--table", "seed-003", "--out", str(tmp_path))
+    trained = {str(settings_of(c)["name"]): c for c in commands if c[1] == "train"}
+    assert len(trained) == len(experiment.rows)
+    for row, defence in experiment.rows.items():
+        name = f"seed-003-{row}-s0"
+        wanted = {**experiment.common, "defence": defence, "seed": 0, "name": name}
+        made = {**settings_of(trained[name]), "final": "--final" in trained[name]}
+        assert make_config(made) == make_config(wanted)
+    audits = [c for c in commands if c[1] == "audit"]
+    assert len(audits) == len(trained)
+    assert all(c[c.index("--aux") + 1] == "test90" for c in audits)
+
+
+def test_within_a_seed_the_longest_training_starts_first(planned: Planned, tmp_path: Path) -> None:
+    words = ("--rows", "none", "arl+cem", "veil", "--seeds", "1", "0", "--train-only")
+    commands = planned("--out", str(tmp_path), *words)
+    names = [c[c.index("--name") + 1] for c in commands]
+    assert names == ["veil-s1", "arl+cem-s1", "none-s1", "veil-s0", "arl+cem-s0", "none-s0"]
+
+
+def test_only_the_main_audits_or_only_audits(planned: Planned, tmp_path: Path) -> None:
+    words = ("--out", str(tmp_path), "--rows", "veil", "--seeds", "0")
+    assert [c[1] for c in planned(*words)] == ["train", "audit", "audit", "audit"]
+    assert [c[1] for c in planned(*words, "--audit-only")] == ["audit"] * 3
+    main = planned(*words, "--attacks-first-only")
+    assert [c[1] for c in main] == ["train", "audit"]
+    assert main[1][-4:] == ["--aux", "train", "--seed", "0"]
+
+
+def test_a_record_that_exists_is_not_made_again(planned: Planned, tmp_path: Path) -> None:
     place = tmp_path / "none" / "seed0" / "record.json"
     place.parent.mkdir(parents=True)
     place.write_text("{}")
     commands = planned("--out", str(tmp_path), "--rows", "none", "--seeds", "0", "1")
-    audits = [c[2] for c in commands if c[1] == "audit"]
-    assert audits == ["runs/none-s1"]
+    assert [c[1] for c in commands] == ["train", "audit"]
+    assert commands[1][2] == "runs/none-s1"
+
+
+def test_a_row_of_another_table_is_refused(
+    planned: Planned, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        planned("--rows", "ResSFL")
+    assert "no row ResSFL in headline; choose from none, noise, cem" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("epoch", "saved", "done"),
+    [(2, 20, True), (1, 15, False), (2, 19, False)],  # the last one: killed before it was saved
+)
+def test_a_run_is_finished_when_its_last_epoch_is_saved(
+    epoch: int, saved: int, done: bool, script: ModuleType, tmp_path: Path
+) -> None:
+    half_trained(tmp_path / "run", epoch=epoch, saved=saved)
+    assert script.finished(tmp_path / "run") is done
+    assert script.epochs(tmp_path / "run") == (2 if done else 1, 2)
+    assert script.epochs(tmp_path / "nothing") == (0, 0)
+
+
+def test_what_was_interrupted_continues_and_what_had_saved_nothing_starts_again(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    row = script.TABLES["table1"].rows[0]
+    assert not {"--resume", "--overwrite"} & set(script.plan(row, 0, options(tmp_path)).train)
+    run = tmp_path / "r" / "none-s0"
+    half_trained(run, epoch=1, saved=10)
+    job = script.plan(row, 0, options(tmp_path))
+    assert job.train[-1] == "--resume"
+    assert [c[0] for c in job.commands()] == ["train", "audit"]
+    (run / "checkpoint.safetensors").unlink()
+    assert script.plan(row, 0, options(tmp_path)).train[-1] == "--overwrite"
+
+
+def test_a_trained_run_is_not_trained_again(script: ModuleType, tmp_path: Path) -> None:
+    half_trained(tmp_path / "r" / "none-s0", epoch=2, saved=20)
+    job = script.plan(script.TABLES["headline"].rows[0], 0, options(tmp_path))
+    assert [c[0] for c in job.commands()] == ["audit"]
+
+
+def test_the_end_says_what_is_done_and_what_is_missing(script: ModuleType, tmp_path: Path) -> None:
+    half_trained(tmp_path / "r" / "veil-s0", epoch=1, saved=10)
+    for place in ("veil/seed0", "veil-test90/seed0"):
+        (tmp_path / "o" / place).mkdir(parents=True)
+        (tmp_path / "o" / place / "record.json").write_text("{}")
+    rows = [row for row in script.TABLES["headline"].rows if row.name in ("none", "veil")]
+    assert script.standing(rows, options(tmp_path)).splitlines() == [
+        "row   seed  epochs  records  missing",
+        "none  0     –       0/1      train 0",
+        "veil  0     1/2     2/3      train 1",
+    ]
+
+
+def test_a_record_under_the_tables_own_knowledge_lies_in_the_rows_folder(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    row = script.TABLES["seed-003"].rows[0]
+    place = script.place(tmp_path, row, 2, row.audits[0])
+    assert place == tmp_path / "cem" / "seed2" / "record.json"
+
+
+def test_at_the_limit_a_command_is_interrupted_and_may_save(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text(
+        f"#!{sys.executable}\nimport pathlib, time\ntry:\n    time.sleep(60)\n"
+        f"except KeyboardInterrupt:\n    pathlib.Path({str(tmp_path / 'saved')!r}).touch()\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(script.Stopped):
+        script.call(["train"], time.monotonic() + 1.0)
+    assert (tmp_path / "saved").exists()
+    with pytest.raises(script.Stopped):
+        script.call(["train"], time.monotonic() - 1.0)
 
 
 def test_a_failing_row_is_named_and_the_exit_code_says_so(tmp_path: Path) -> None:
@@ -57,22 +239,52 @@ def test_a_failing_row_is_named_and_the_exit_code_says_so(tmp_path: Path) -> Non
     )  # fmt: skip
     assert done.returncode == 1
     assert "failed: splitveil train --recipe cifar10-none" in done.stderr
+    assert "none  0     –       0/1      train 0" in done.stdout
     assert not (tmp_path / "o").exists()
 
 
-def test_a_run_that_exists_is_audited_and_its_record_stored(tmp_path: Path) -> None:
-    run = tmp_path / "r" / "none-s0"
-    words = ["train", "--dataset", "digits", "--defence", "none", "--epochs", "1", "--runs-dir",
-             str(run.parent), "--name", run.name, "--device", "cpu"]  # fmt: skip
-    subprocess.run([sys.executable, "-m", "splitveil", *words], check=True, capture_output=True)
-    subprocess.run(
-        [sys.executable, str(SCRIPT), "--rows", "none", "--seeds", "0", "--profile", "smoke",
-         "--out", str(tmp_path / "o"), "--runs-dir", str(run.parent)],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
-    record = json.loads((tmp_path / "o" / "none" / "seed0" / "record.json").read_text())
-    assert record["config"]["dataset"] == "digits"
-    command = "splitveil audit runs/none-s0 --profile smoke --aux train --seed 0"
-    assert record["audit"]["command"] == command
-    assert json.loads((tmp_path / "o" / "none" / "seed0" / "last_epoch.json").read_text())
+def test_a_row_is_trained_once_audited_and_its_records_stored(
+    script: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, out = tmp_path / "r" / "cem-s0", tmp_path / "o" / "cem" / "seed0"
+    told: list[str] = []
+
+    def call(command: Sequence[str], until: float) -> None:
+        del until
+        told.append(f"{command[0]} {command[-1]}")
+        if command[0] == "train":
+            half_trained(run, epoch=2, saved=20)
+        else:
+            (run / "record.json").write_text(RECORD.read_text(encoding="utf-8"))
+
+    monkeypatch.setattr(script, "call", call)
+    words = ["--rows", "cem", "--seeds", "0", "--out", str(out.parents[1])]
+    monkeypatch.setattr(sys, "argv", ["headline.py", *words, "--runs-dir", str(run.parent)])
+    sys.argv.append("--attacks-first-only")
+    assert script.main() == 0
+    assert told == [f"train {run.parent}", "audit 0"]
+    assert capsys.readouterr().out.endswith("cem  0     2/2     1/2      train 1\n")
+    sys.argv.pop()
+    assert script.main() == 0
+    assert told[2:] == ["audit 1"]
+    assert capsys.readouterr().out.endswith("cem  0     2/2     2/2\n")
+    stored = json.loads((out / "attack1" / "record.json").read_text())
+    command = "splitveil audit runs/cem-s0 --profile standard --aux train --seed 1"
+    assert stored["audit"].pop("command") == command
+    made = json.loads(RECORD.read_text(encoding="utf-8"))
+    made["audit"].pop("command")
+    assert stored == made
+    assert json.loads((out / "last_epoch.json").read_text())["epoch"] == 2
+
+
+def test_the_program_knows_the_options_of_both_commands(planned: Planned, tmp_path: Path) -> None:
+    known = {
+        name: {word for param in command.params for word in param.opts}
+        for name, command in get_command(app).commands.items()  # type: ignore[attr-defined]
+    }
+    for table in ("headline", "table1", "seed-003"):
+        for command in planned("--table", table, "--out", str(tmp_path), "--data-dir", "d"):
+            assert {word for word in command if word.startswith("--")} <= known[command[1]]

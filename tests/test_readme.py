@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,14 +25,18 @@ RECORDS = sorted((ROOT / "results").rglob("record.json"))
 PLACES = {"data_dir", "runs_dir"}
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
+def load_script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("readme", ROOT / "scripts" / "readme.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return load_script()
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -76,7 +81,8 @@ def test_a_record_lies_where_its_seeds_say(path: Path) -> None:
         assert folder.name == f"attack{seeds['attack']}"
         folder = folder.parent
     assert folder.name == f"seed{seeds['train']}" == f"seed{record['config']['seed']}"
-    assert folder.parent.parent.name == record["config"]["dataset"]
+    place, dataset = folder.parent.parent.name, record["config"]["dataset"]
+    assert place == dataset or place.startswith(f"{dataset}-")  # another table on the same data
     assert not PLACES & set(record["config"])
 
 
@@ -106,3 +112,62 @@ def test_links_resolve() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README.read_text(encoding="utf-8")):
         if not target.startswith("http"):
             assert (ROOT / target).exists(), target
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> ModuleType:
+    """The script over a folder of one real record under several names, accuracy and MSE changed."""
+    module = load_script()
+    module.RESULTS = tmp_path  # type: ignore[attr-defined]
+    record = read(ROOT / "results" / "cifar10" / "veil-fast" / "seed0" / "record.json")
+    del record["per_image"]
+    for place, aux, accuracy, mse in (
+        ("cifar10-table1/arl", "train", 0.88, 0.02),
+        ("cifar10-table1/arl+veil", "train", 0.87, 0.05),
+        ("cifar10-seed-003/cem", "test90", 0.86, 0.03),
+        ("cifar10-seed-003/gated-att", "test90", 0.85, 0.02),
+    ):
+        made = json.loads(json.dumps(record | {"accuracy": accuracy}))
+        made["strongest"]["mse"] = made["attacks"]["decoder"]["mse"] = mse
+        made["audit"]["aux"] = aux
+        folder = tmp_path / place / "seed0"
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(json.dumps(made))
+    shutil.copy(ROOT / "results" / "published.json", tmp_path)
+    return module
+
+
+def test_the_papers_table_is_built_from_its_records(planted: ModuleType) -> None:
+    text = planted.with_blocks("<!-- built: table1 -->\n<!-- end -->")
+    (alone,) = [line for line in text.splitlines() if line.startswith("| `arl` |")]
+    cells = [cell.strip() for cell in alone.split("|")]
+    assert cells[5:9] == ["88.00", "87.78", "0.0200", "0.0290"]  # measured, reported
+    assert (
+        "- **Noise_ARL**, alone MSE 0.0200 at 88.00 %: highest with `arl+veil`, 0.0500 (2.50×), "
+        "-1.00 points.\n" in text
+    )
+    assert "of the ceiling: `arl+veil` (87 %, accuracy 87.00 %).\n" in text  # 0.05/0.05739
+    assert "Do not, it is under 50 %: `arl` (35 %, accuracy 88.00 %)." in text
+    assert "No record yet: `none`, " in text
+
+
+def test_the_seeds_table_is_built_from_its_records(planted: ModuleType) -> None:
+    text = planted.with_blocks("<!-- built: seed-003 -->\n<!-- end -->")
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")]
+    assert rows == ["row", "---", "`cem`", "`gated-att`", "*cem*", "*gated-att*"]
+    assert "MSE does not hold: lower, 0.0200 against 0.0300 (reported higher, 0.0473" in text
+    assert "`gated-att`, `cem` differs from the reported `cem`, `gated-att`." in text
+    assert "No record yet: `gated-att-simple`, " in text
+
+
+def test_a_table_without_records_says_how_to_make_them(planted: ModuleType) -> None:
+    for name in ("table1", "seed-003"):
+        shutil.rmtree(planted.RESULTS / f"cifar10-{name}")
+        told = f"No records yet: scripts/headline.py --table {name} makes them."
+        assert planted.BLOCKS[name]() == told
+
+
+def test_the_remarks_and_commands_of_every_table_are_built(planted: ModuleType) -> None:
+    assert "**cifar10-table1**" in planted.rebuild()
+    assert "**cifar10-seed-003**" in planted.rebuild()
+    assert "cifar10-table1, `arl`: flagged" in planted.remarks()

@@ -11,7 +11,16 @@ from typer.testing import CliRunner
 from splitveil.cli import app
 from splitveil.config import build_defence, make_config
 from splitveil.errors import ConfigError
-from splitveil.reproduce import EXPERIMENTS, SEED_003, chosen_rows, find_experiment, table
+from splitveil.report.rows import Group
+from splitveil.reproduce import (
+    EXPERIMENTS,
+    SEED_003,
+    chosen_rows,
+    find_experiment,
+    group_table,
+    section,
+    table,
+)
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SEED = EXPERIMENTS["seed-003"]
@@ -22,6 +31,7 @@ def test_every_row_is_a_run_of_the_documents_experiment(row: str) -> None:
     config = make_config({**SEED.common, "defence": SEED.rows[row]})
     assert (config.dataset, config.epochs, config.net) == ("cifar10", 240, "vgg11")
     assert build_defence(config).penalty_plan().lambd == 16
+    assert config.final  # the public scripts hold no training image back
 
 
 def test_with_and_without_the_sparse_layer() -> None:
@@ -51,6 +61,13 @@ def test_time_and_memory_are_shares_of_the_row_it_compares_with() -> None:
     assert shares["`cem`"] == ("1.00", "1.00")
     assert shares["`gated-att`"] == ("1.50", "–")
     assert len(sheet.rows) == 2 + len(SEED_003)
+    several = Group("gated-att", ((record(15.0, 300),), (record(25.0, 100),)))
+    seeds = group_table(SEED, [several, Group("cem", ((record(10.0, 100),),))])
+    assert [row[0] for row in seeds.rows[:2]] == ["`cem`", "`gated-att`"]
+    assert seeds.rows[1][-2:] == ("2.00", "2.00")
+    assert group_table(SEED, [several]).rows[0][-2:] == ("–", "–")
+    assert section(SEED, [several]).endswith("`sparse+slot-cross`.")
+    assert "`gated-att` against `cem`" in section(SEED, [several, Group("cem", several.seeds)])
 
 
 def test_a_rehearsal_makes_the_table_and_does_not_repeat_itself(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from splitveil.config import make_config
 from splitveil.errors import ConfigError, unknown
+from splitveil.report.claims import claim_lines
 from splitveil.report.compare import Sheet, test90_sheet
-from splitveil.report.fields import number
 from splitveil.report.rows import Group, Published
 from splitveil.report.tables import NOTHING, Column
 from splitveil.report.tracks import TEST90, Track
@@ -41,10 +41,12 @@ SEED_003: Mapping[str, Published] = {
         psnr_pooled=13.25, aux="test90", source=_SOURCE,
     ),
 }  # fmt: skip
-# λ, optimiser and length of the public scripts; `sparse` is the layer that they switch on.
+# λ, optimiser and length of the public scripts, which train on all training images; `sparse` is the
+# layer that they switch on.
+LAYER = "sparse"
 _SCRIPT = {
     "dataset": "cifar10", "net": "vgg11", "epochs": 240, "batch_size": 128, "lr": 0.05,
-    "schedule": "cem", "lambd": 16.0,
+    "schedule": "cem", "lambd": 16.0, "final": True,
 }  # fmt: skip
 EXPERIMENTS: Mapping[str, Experiment] = {
     "seed-003": Experiment(
@@ -101,21 +103,27 @@ def run_row(
 
 
 def table(experiment: Experiment, runs: Mapping[str, Json]) -> Sheet:
+    """The experiment's table of single runs; `runs` are records by row."""
+    return group_table(experiment, [Group(name, ((record,),)) for name, record in runs.items()])
+
+
+def group_table(experiment: Experiment, groups: Sequence[Group]) -> Sheet:
     """The experiment's table, with training time and memory as shares of the row it compares with.
 
-    `runs` are records by row.
+    Rows stand in the experiment's order, others after them.
     """
-    groups = tuple(Group(name, ((record,),)) for name, record in runs.items())
-    sheet = test90_sheet(
-        Track(title=TEST90, groups=groups, aux=experiment.aux), experiment.reported
-    )
-    base = runs.get(experiment.against)
+    known = list(experiment.rows)
+    rank = {name: place for place, name in enumerate(known)}
+    rows = sorted(groups, key=lambda group: rank.get(group.name, len(known)))
+    track = Track(title=TEST90, groups=tuple(rows), aux=experiment.aux)
+    sheet = test90_sheet(track, experiment.reported)
+    against = experiment.against
+    base = next((group for group in rows if group.name == against), None)
     extra = [
-        (_share(r, base, "seconds", "train"), _share(r, base, "training", "peak_bytes"))
-        for r in runs.values()
+        (_share(g, base, "seconds", "train"), _share(g, base, "training", "peak_bytes"))
+        for g in rows
     ]
     extra += [(NOTHING, NOTHING)] * (len(sheet.rows) - len(extra))
-    against = experiment.against
     return Sheet(
         title=experiment.summary,
         caption=sheet.caption,
@@ -129,6 +137,25 @@ def table(experiment: Experiment, runs: Mapping[str, Json]) -> Sheet:
     )
 
 
-def _share(record: Json, base: Json | None, *keys: str) -> str:
-    own, other = number(record, *keys), number(base, *keys)
+def _share(group: Group, base: Group | None, *keys: str) -> str:
+    own, other = group.mean(*keys), None if base is None else base.mean(*keys)
     return NOTHING if own is None or not other else f"{own / other:.2f}"
+
+
+def claims(experiment: Experiment, groups: Sequence[Group]) -> list[str]:
+    """What holds of what the experiment's authors report, and what does not."""
+    reported = {
+        name.removesuffix(f"-{experiment.aux}"): said for name, said in experiment.reported.items()
+    }
+    return claim_lines(groups, reported, experiment.against, LAYER)
+
+
+def section(experiment: Experiment, groups: Sequence[Group]) -> str:
+    """Table, what holds and what does not, what is missing: Markdown."""
+    parts = [group_table(experiment, groups).markdown(3).strip()]
+    if said := claims(experiment, groups):
+        parts.append("What holds and what does not:\n\n" + "\n".join(f"- {line}" for line in said))
+    known = {group.name for group in groups}
+    if absent := [f"`{row}`" for row in experiment.rows if row not in known]:
+        parts.append(f"No record yet: {', '.join(absent)}.")
+    return "\n\n".join(parts)

@@ -1,0 +1,173 @@
+"""Defences alone and with a penalty added: Table 1 of the CEM paper from records, and in words."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from splitveil.report.compare import Sheet, track_sheet
+from splitveil.report.quantities import QUANTITIES
+from splitveil.report.rows import Group, Published
+from splitveil.report.tables import format_mse
+from splitveil.report.tracks import Track
+
+HOLDS = 0.5  # a defence holds up whose strongest attack is left with this share of the ceiling
+SHOWN = ("row", "defence", "noise", "seeds", "accuracy", "reported-accuracy", "mse", "reported-mse",
+         "by", "ssim", "worst", "leakage", "rate", "seconds")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A defence under the paper's name, and its rows: alone first, then what was added to it."""
+
+    title: str
+    rows: tuple[str, ...]
+
+
+def _three(title: str, row: str) -> Base:
+    return Base(title=title, rows=(row, f"{row}+cem", f"{row}+veil"))
+
+
+TABLE1: tuple[Base, ...] = (
+    Base(title="Bottleneck", rows=("none", "noise", "cem", "veil-vgg11")),
+    _three("DistCorr", "DistCorr"),
+    _three("Dropout", "dropout"),
+    _three("PATROL", "patrol"),
+    _three("ResSFL", "ResSFL"),
+    _three("Noise_Nopeek", "nopeek"),
+    _three("Noise_ARL", "arl"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """What a row is judged by: accuracy as a share, the strongest attack's MSE, the ceiling."""
+
+    name: str
+    accuracy: float
+    mse: float
+    ceiling: float | None
+
+
+def measured(bases: Sequence[Base], groups: Sequence[Group]) -> list[Group]:
+    """The rows that have records, in the order of the bases."""
+    known = {group.name: group for group in groups}
+    return [known[row] for base in bases for row in base.rows if row in known]
+
+
+def points(groups: Sequence[Group]) -> dict[str, Point]:
+    """Rows by name; one without accuracy or without a strongest attack is left out."""
+    made = {}
+    for group in groups:
+        accuracy, mse = group.mean("accuracy"), group.mean("strongest", "mse")
+        if accuracy is not None and mse is not None:
+            made[group.name] = Point(
+                name=group.name, accuracy=accuracy, mse=mse, ceiling=group.mean("ceiling", "mse")
+            )
+    return made
+
+
+def base_sheet(
+    title: str, bases: Sequence[Base], groups: Sequence[Group], published: Mapping[str, Published]
+) -> Sheet:
+    """The rows of each base one below the other, measured beside reported."""
+    track = Track(title=title, groups=tuple(measured(bases, groups)))
+    sheet = track_sheet(track, published, tuple(QUANTITIES[key] for key in SHOWN))
+    told = "Reported: Table 1 of the CEM paper, a decoder fitted on the training set, one run."
+    return replace(sheet, notes=(told,) if sheet.notes else ())
+
+
+def base_lines(bases: Sequence[Base], groups: Sequence[Group]) -> list[str]:
+    """A sentence per base that has a record: what each addition gains and costs."""
+    known = points(groups)
+    return [
+        line
+        for base in bases
+        if (line := base_line(base, [known[row] for row in base.rows if row in known]))
+    ]
+
+
+def base_line(base: Base, found: Sequence[Point]) -> str:
+    """What was added to a base against the base alone, highest MSE first.
+
+    >>> alone = Point(name="arl", accuracy=0.88, mse=0.03, ceiling=None)
+    >>> more = Point(name="arl+cem", accuracy=0.87, mse=0.045, ceiling=None)
+    >>> base_line(Base(title="ARL", rows=("arl", "arl+cem")), [alone, more])
+    '**ARL**, alone MSE 0.0300 at 88.00 %: highest with `arl+cem`, 0.0450 (1.50×), -1.00 points.'
+    """
+    if not found:
+        return ""
+    alone = found[0]
+    if alone.name != base.rows[0]:
+        return f"**{base.title}**: no record of `{base.rows[0]}` to compare with."
+    start = f"**{base.title}**, alone MSE {format_mse(alone.mse)} at {100 * alone.accuracy:.2f} %"
+    added = sorted(found[1:], key=lambda point: -point.mse)
+    if not added:
+        return f"{start}: no record yet of what is added to it."
+    gains = [_gain(point, alone) for point in added]
+    if added[0].mse > alone.mse:
+        return f"{start}: highest with {'; then '.join(gains)}."
+    return f"{start}: highest alone; then {'; then '.join(gains)}."
+
+
+def _gain(point: Point, alone: Point) -> str:
+    ratio = f" ({point.mse / alone.mse:.2f}×)" if alone.mse > 0 else ""
+    cost = 100 * (point.accuracy - alone.accuracy)
+    return f"`{point.name}`, {format_mse(point.mse)}{ratio}, {cost:+.2f} points"
+
+
+def count_line(bases: Sequence[Base], groups: Sequence[Group]) -> str:
+    """On how many bases each addition has a higher MSE than the base alone; empty without any."""
+    known = points(groups)
+    tally: dict[str, list[bool]] = {}
+    for base in bases:
+        for row in base.rows[1:]:
+            if base.rows[0] in known and row in known:
+                name = row.removeprefix(f"{base.rows[0]}+").removesuffix("-vgg11")
+                tally.setdefault(name, []).append(known[row].mse > known[base.rows[0]].mse)
+    parts = [f"`{name}` on {sum(up)} of {len(up)}" for name, up in tally.items()]
+    return f"More MSE than the base alone: {', '.join(parts)}." if parts else ""
+
+
+def holding_lines(groups: Sequence[Group]) -> list[str]:
+    """Which rows hold up under the strongest attack, and which do not, most private first."""
+    judged = [
+        (point.mse / point.ceiling, point) for point in points(groups).values() if point.ceiling
+    ]
+    judged.sort(key=lambda pair: -pair[0])
+    share = f"{100 * HOLDS:.0f} %"
+    return [
+        f"{words}: {', '.join(_held(pair) for pair in rows) or 'none'}."
+        for words, rows in (
+            (
+                f"Hold up, the strongest attack's MSE is at least {share} of the ceiling",
+                [pair for pair in judged if pair[0] >= HOLDS],
+            ),
+            (f"Do not, it is under {share}", [pair for pair in judged if not pair[0] >= HOLDS]),
+        )
+    ]
+
+
+def _held(pair: tuple[float, Point]) -> str:
+    share, point = pair
+    return f"`{point.name}` ({100 * share:.0f} %, accuracy {100 * point.accuracy:.2f} %)"
+
+
+def missing_line(bases: Sequence[Base], groups: Sequence[Group]) -> str:
+    """Rows without a record; empty when all are there."""
+    known = {group.name for group in groups}
+    absent = [f"`{row}`" for base in bases for row in base.rows if row not in known]
+    return f"No record yet: {', '.join(absent)}." if absent else ""
+
+
+def base_section(
+    title: str, bases: Sequence[Base], groups: Sequence[Group], published: Mapping[str, Published]
+) -> str:
+    """Table, a sentence per base, who holds up, what is missing: Markdown."""
+
+    def parts() -> Iterator[str]:
+        yield base_sheet(title, bases, groups, published).markdown(3).strip()
+        yield "\n".join(f"- {line}" for line in base_lines(bases, groups))
+        yield count_line(bases, groups)
+        yield from holding_lines(measured(bases, groups))
+        yield missing_line(bases, groups)
+
+    return "\n\n".join(part for part in parts() if part)

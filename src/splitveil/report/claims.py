@@ -1,0 +1,163 @@
+"""Reported comparisons against measured ones, in words: what holds and what does not."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from splitveil.report.rows import Group, Published
+from splitveil.report.tables import NOTHING, decimals, percent
+
+SAME_ATTACK = "decoder"  # what the reported figures were measured with
+OF_THE_ATTACK = f"under `{SAME_ATTACK}`, the reported attack"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A number that was reported, where a record has it, and how many decimals it has.
+
+    `scale` 100 is a share shown in per cent.
+    """
+
+    name: str
+    field: str
+    keys: tuple[str, ...]
+    digits: int
+    scale: float = 1.0
+
+    def said(self, value: float | None) -> str:
+        """The number as text."""
+        return percent(value, self.digits) if self.scale != 1.0 else decimals(value, self.digits)
+
+    def reported(self, row: Published) -> float | None:
+        """What others report."""
+        value: float | None = getattr(row, self.field)
+        return value
+
+
+def _attacked(name: str, field: str, key: str, digits: int, scale: float = 1.0) -> Measure:
+    keys = ("attacks", SAME_ATTACK, key)
+    return Measure(name=name, field=field, keys=keys, digits=digits, scale=scale)
+
+
+MEASURES: tuple[Measure, ...] = (
+    _attacked("MSE", "mse", "mse", 4),
+    _attacked("zero-pad SSIM", "ssim_zeropad", "ssim_zeropad", 4),
+    _attacked("pooled PSNR", "psnr_pooled", "psnr_pooled", 2),
+    _attacked("accuracy on reconstructions", "reconstruction_accuracy", "accuracy", 2, 100.0),
+    Measure(name="task accuracy", field="accuracy", keys=("accuracy",), digits=2, scale=100.0),
+)
+STRONGEST = Measure(name="MSE", field="mse", keys=("strongest", "mse"), digits=4)
+
+
+def direction(first: float, second: float) -> str:
+    """How the first number stands to the second.
+
+    >>> direction(2.0, 1.0), direction(1.0, 2.0), direction(1.0, 1.0)
+    ('higher', 'lower', 'equal')
+    """
+    return "equal" if first == second else "higher" if first > second else "lower"
+
+
+def verdict(
+    measure: Measure, mine: tuple[Group, Group], theirs: tuple[Published, Published]
+) -> str:
+    """Whether the first row stands to the second as reported, with all four numbers.
+
+    Empty where one of them is not known.
+    """
+    a, b = (group.mean(*measure.keys) for group in mine)
+    c, d = (measure.reported(row) for row in theirs)
+    if a is None or b is None or c is None or d is None:
+        return ""
+    found, told = direction(a, b), direction(c, d)
+    word = "holds" if found == told else "does not hold"
+    return (
+        f"{measure.name} {word}: {found}, {measure.said(a)} against {measure.said(b)} "
+        f"(reported {told}, {measure.said(c)} against {measure.said(d)})"
+    )
+
+
+def pair_lines(
+    groups: Mapping[str, Group], reported: Mapping[str, Published], base: str, layer: str
+) -> list[str]:
+    """Every reported row against the reported `base`, and the same with the layer in front.
+
+    The layer is compared with the same reported figures.
+    """
+    lines = []
+    for name, row in reported.items():
+        for front in ("", f"{layer}+"):
+            ours, other = groups.get(front + name), groups.get(front + base)
+            if name == base or ours is None or other is None:
+                continue
+            rows = (row, reported[base])
+            said = [verdict(measure, (ours, other), rows) for measure in MEASURES]
+            strongest = verdict(STRONGEST, (ours, other), rows).partition(" (")[0]
+            lines.append(
+                f"`{front}{name}` against `{front}{base}` {OF_THE_ATTACK} – "
+                + "; ".join(part for part in said if part)
+                + (f". Under the strongest attack {strongest}." if strongest else ".")
+            )
+    return lines
+
+
+def order_line(
+    groups: Mapping[str, Group], reported: Mapping[str, Published], layer: str
+) -> list[str]:
+    """The order of the reported rows by MSE, as reported and as measured, with and without layer.
+
+    Empty where a row is missing.
+    """
+    told = sorted(reported, key=lambda name: reported[name].mse)
+    lines = []
+    for front in ("", f"{layer}+"):
+        errors = {name: _decoded(groups.get(front + name)) for name in told}
+        known = {name: value for name, value in errors.items() if value is not None}
+        if len(known) < len(told) or len(told) < 2:  # noqa: PLR2004 - one row has no order
+            continue
+        found = sorted(known, key=lambda name: known[name])
+        word = "agrees with" if found == told else "differs from"
+        lines.append(
+            f"Order by MSE, lowest first: {_listed(found, front)} {word} the reported "
+            f"{_listed(told, '')}."
+        )
+    return lines
+
+
+def _decoded(group: Group | None) -> float | None:
+    return None if group is None else group.mean(*MEASURES[0].keys)
+
+
+def _listed(names: Sequence[str], front: str) -> str:
+    return ", ".join(f"`{front}{name}`" for name in names)
+
+
+def layer_lines(groups: Mapping[str, Group], layer: str) -> list[str]:
+    """What the layer changes in each row that was measured with and without it."""
+    lines = []
+    for name, plain in groups.items():
+        layered = groups.get(f"{layer}+{name}")
+        if layered is None:
+            continue
+        mse, acc = (_change(plain, layered, m) for m in (MEASURES[0], MEASURES[-1]))
+        lines.append(f"`{layer}` before `{name}`: MSE {mse}; task accuracy {acc}.")
+    return lines
+
+
+def _change(before: Group, after: Group, measure: Measure) -> str:
+    a, b = before.mean(*measure.keys), after.mean(*measure.keys)
+    if a is None or b is None:
+        return NOTHING
+    gap = f"{measure.scale * (b - a):+.{measure.digits}f}"
+    return f"{measure.said(a)} → {measure.said(b)} ({gap})"
+
+
+def claim_lines(
+    groups: Sequence[Group], reported: Mapping[str, Published], base: str, layer: str
+) -> list[str]:
+    """What holds of the reported rows and what does not, computed from records."""
+    known = {group.name: group for group in groups}
+    return [
+        *pair_lines(known, reported, base, layer),
+        *order_line(known, reported, layer),
+        *layer_lines(known, layer),
+    ]

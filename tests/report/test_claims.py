@@ -1,0 +1,90 @@
+"""What holds of reported comparisons: the words follow planted records."""
+
+from typing import Any
+
+import pytest
+
+from splitveil.report.claims import claim_lines, layer_lines, order_line, pair_lines
+from splitveil.report.rows import Group, Published
+
+REPORTED = {
+    "cem": Published(
+        accuracy=0.85, mse=0.04, source="log", aux="test90", ssim_zeropad=0.43, psnr_pooled=13.6,
+        reconstruction_accuracy=0.24,
+    ),
+    "gated": Published(
+        accuracy=0.84, mse=0.05, source="log", aux="test90", ssim_zeropad=0.41, psnr_pooled=13.2,
+        reconstruction_accuracy=0.25,
+    ),
+}  # fmt: skip
+
+
+def row(
+    name: str, mse: float, *, strongest: float | None = None, accuracy: float = 0.9
+) -> tuple[str, Group]:
+    decoder = {"mse": mse, "ssim_zeropad": 0.5, "psnr_pooled": 20 - 100 * mse, "accuracy": 0.3}
+    record: dict[str, Any] = {"accuracy": accuracy, "attacks": {"decoder": decoder}}
+    record["strongest"] = {"mse": mse if strongest is None else strongest}
+    return name, Group(name, ((record,),))
+
+
+def test_each_number_holds_or_does_not_with_all_four_figures() -> None:
+    groups = dict([row("cem", 0.02, accuracy=0.86), row("gated", 0.03, accuracy=0.87)])
+    (line,) = pair_lines(groups, REPORTED, "cem", "sparse")
+    assert line == (
+        "`gated` against `cem` under `decoder`, the reported attack – "
+        "MSE holds: higher, 0.0300 against 0.0200 (reported higher, 0.0500 against 0.0400); "
+        "zero-pad SSIM does not hold: equal, 0.5000 against 0.5000 "
+        "(reported lower, 0.4100 against 0.4300); "
+        "pooled PSNR holds: lower, 17.00 against 18.00 (reported lower, 13.20 against 13.60); "
+        "accuracy on reconstructions does not hold: equal, 30.00 against 30.00 "
+        "(reported higher, 25.00 against 24.00); "
+        "task accuracy does not hold: higher, 87.00 against 86.00 "
+        "(reported lower, 84.00 against 85.00). "
+        "Under the strongest attack MSE holds: higher, 0.0300 against 0.0200."
+    )
+
+
+def test_the_strongest_attack_may_say_otherwise() -> None:
+    groups = dict([row("cem", 0.02, strongest=0.019), row("gated", 0.03, strongest=0.01)])
+    (line,) = pair_lines(groups, REPORTED, "cem", "sparse")
+    assert "– MSE holds: higher" in line
+    assert line.endswith("attack MSE does not hold: lower, 0.0100 against 0.0190.")
+
+
+def test_a_pair_with_the_layer_is_compared_with_the_same_figures() -> None:
+    groups = dict([row("sparse+cem", 0.03), row("sparse+gated", 0.02)])
+    (line,) = pair_lines(groups, REPORTED, "cem", "sparse")
+    assert line.startswith("`sparse+gated` against `sparse+cem`")
+    assert "MSE does not hold: lower, 0.0200 against 0.0300 (reported higher" in line
+
+
+@pytest.mark.parametrize(
+    ("gated", "words"),
+    [
+        (0.03, "`cem`, `gated` agrees with the reported `cem`, `gated`."),
+        (0.01, "`gated`, `cem` differs from the reported `cem`, `gated`."),
+    ],
+)
+def test_the_order_is_that_of_the_reported_rows(gated: float, words: str) -> None:
+    groups = dict([row("cem", 0.02), row("gated", gated), row("other", 0.001)])
+    assert order_line(groups, REPORTED, "sparse") == [f"Order by MSE, lowest first: {words}"]
+
+
+def test_what_the_layer_changes() -> None:
+    groups = dict(
+        [row("cem", 0.02, accuracy=0.9), row("sparse+cem", 0.025, accuracy=0.88), row("gated", 1.0)]
+    )
+    assert layer_lines(groups, "sparse") == [
+        "`sparse` before `cem`: MSE 0.0200 → 0.0250 (+0.0050); task accuracy 90.00 → 88.00 (-2.00)."
+    ]
+
+
+def test_nothing_is_said_of_what_was_not_measured() -> None:
+    alone = [row("gated", 0.03)[1], row("other", 0.01)[1]]
+    assert claim_lines(alone, REPORTED, "cem", "sparse") == []
+    name, _ = row("gated", 0.03)
+    bare = Group(name, (({"accuracy": 0.9, "attacks": {}, "strongest": {}},),))
+    (line,) = claim_lines([bare, row("cem", 0.02)[1]], REPORTED, "cem", "sparse")
+    assert "MSE" not in line
+    assert "task accuracy does not hold: equal" in line
