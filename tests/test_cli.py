@@ -186,3 +186,17 @@ def test_version_and_no_arguments() -> None:
 
     assert __version__ in call("--version").stdout
     assert "demo" in text(call())
+
+
+@pytest.mark.parametrize("words", [("demo",), ("reproduce", "seed-003")])
+def test_an_unknown_profile_costs_no_training(words: tuple[str, ...], tmp_path: Path) -> None:
+    result = call(*words, "--profile", "foo", "--runs-dir", str(tmp_path / "r"))
+    assert result.exit_code == 2
+    assert "unknown profile 'foo'" in text(result)
+    assert not (tmp_path / "r").exists()
+
+
+def test_an_unknown_device_is_refused() -> None:
+    result = call("bench", "--device", "gpu")
+    assert result.exit_code == 2
+    assert "unknown device 'gpu'; did you mean 'cpu'? choose from: auto, cpu, cuda" in text(result)

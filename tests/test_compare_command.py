@@ -135,6 +135,7 @@ def test_an_option_that_cannot_be_met_is_refused(
     result = compare(str(rows), *option)
     assert result.exit_code == 2
     assert message in result.output.replace("\n", " ")
+    assert "--runs-dir" not in result.output  # an option of other commands
 
 
 def test_tracks_without_the_row_compared_against_are_named(rows: Path) -> None:
@@ -157,3 +158,10 @@ def test_a_broken_record_is_named_and_the_rest_compared(rows: Path) -> None:
 def test_the_help_names_every_column() -> None:
     said = compare("--help").stdout
     assert all(key in said for key in QUANTITIES)
+
+
+@pytest.mark.parametrize("command", ["compare", "report", "doctor"])
+def test_a_path_that_the_system_refuses_is_a_user_error(command: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, [command, str(tmp_path / ("x" * 300))])
+    assert result.exit_code == 2
+    assert "check the path" in " ".join(result.output.split())

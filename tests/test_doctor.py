@@ -39,6 +39,14 @@ def test_a_rule_finds_its_sick_run_and_passes_the_mended_one(  # noqa: PLR0917
     assert rule not in names(plant(tmp_path / "mended", **mended))
 
 
+@pytest.mark.parametrize(("rate", "found"), [(0.354, []), (0.356, ["noise too small"])])
+def test_a_rate_that_reads_like_the_limit_is_no_finding(
+    rate: float, found: list[str], tmp_path: Path
+) -> None:
+    record = {"true_rate_nats": 64 * rate, "client": {"wire_floats": 64}}
+    assert names(plant(tmp_path / "run", record=record)) == found
+
+
 def test_every_rule_has_a_planted_run() -> None:
     assert {planted[0] for planted in PLANTED} == set(RULES)
 

@@ -56,6 +56,10 @@ def quiet(x):
 def answers_wrongly(z):
     return np.full(len(z), 10)
 
+def loud(x):
+    print("hello")
+    return good(x)
+
 def rises(x):
     raise ValueError("weights are missing")
 
@@ -218,6 +222,21 @@ def test_what_cannot_be_audited_exits_with_2_and_its_reason(
     assert said in text(result)
     assert "Traceback" not in text(result)
     assert not Path("runs").exists()
+
+
+def test_what_the_function_prints_is_kept_out_of_the_results(code: str) -> None:
+    result = call("audit", f"{code}:loud", "--data", save("few", 0, 60), "--profile", "smoke",
+                  "--json")  # fmt: skip
+    assert result.exit_code == 0, text(result)
+    assert json.loads(result.stdout)["config"]["callable"] == f"{code}:loud"
+    assert "hello" in result.stderr
+
+
+def test_a_module_that_ends_the_process_on_import_is_refused(code: str) -> None:
+    Path(f"{code}_script.py").write_text("import sys\nsys.exit(0)\n", encoding="utf-8")
+    result = call("audit", f"{code}_script:send", "--data", "digits")
+    assert result.exit_code == 2, text(result)
+    assert "ends the process when it is imported (exit 0)" in text(result)
 
 
 def test_a_run_takes_no_images_of_others(code: str) -> None:

@@ -1,6 +1,9 @@
 """A stranger's function as a module: what it is given, what it may return, its randomness."""
 
+import os
 import random
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -204,3 +207,36 @@ def test_a_server_may_give_scores_or_classes_and_sees_the_clients_own_shape() ->
     for bad in ([0, 4], [0, -1], [0.5, 0.0], np.zeros((2, 3)), np.full(2, np.nan)):
         with pytest.raises(AuditError, match=r"must return scores \(n, 4\) or class ids"):
             Server(Stranger(lambda z, bad=bad: bad, "s", "numpy"), wire, 4)(z)
+
+
+def test_what_a_stranger_changes_around_us_is_put_back(tmp_path: Path) -> None:
+    before = (torch.get_default_dtype(), torch.is_grad_enabled(), Path.cwd())
+
+    def rude(x: np.ndarray) -> np.ndarray:
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        os.chdir(tmp_path)
+        return x
+
+    for generator in (None, Generator().manual_seed(0)):
+        Stranger(rude, "rude", "numpy")(IMAGES, generator)
+        assert (torch.get_default_dtype(), torch.is_grad_enabled(), Path.cwd()) == before
+
+
+def test_a_stranger_cannot_end_the_process() -> None:
+    def quits(x: np.ndarray) -> None:
+        raise SystemExit(len(x) * 0)
+
+    with pytest.raises(AuditError, match="SystemExit: 0"):
+        meet(quits, "quits", "auto", IMAGES, 0)
+
+
+def test_quantised_tensors_and_scores_that_are_nan_are_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch means to retire them
+        coded = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.quint8)
+    with pytest.raises(AuditError, match="must return one array or tensor of real numbers"):
+        as_rows(coded, 2, "f")
+    server = Server(Stranger(lambda z: np.full((len(z), 4), np.nan), "s", "numpy"), (3,), 4)
+    with pytest.raises(AuditError, match="'s' answered with NaN as a score"):
+        server(torch.zeros(2, 3))

@@ -19,9 +19,12 @@ from splitveil import config as configuration
 from splitveil import examining, wiretap
 from splitveil.attacks import Linear, MeanImage
 from splitveil.cli import app
+from splitveil.commands.wire import summary
 from splitveil.data import aux_view
 from splitveil.runs import load_data
+from splitveil.serve.faults import ServerError
 from splitveil.serve.server import load_app, running
+from splitveil.serve.transport import Reply
 from splitveil.wiretap import read_tap, send_through
 
 
@@ -91,6 +94,7 @@ def test_an_address_is_sent_to_and_what_went_there_is_audited(
     words = ("audit", run, "--wire", "http://host:1", "--token-file", token, "--profile", "smoke")
     result = call(*words, "--out", tmp_path / "out", "--json")
     assert result.exit_code == 0, text(result)
+    assert callable(seen.pop("waiting"))
     assert seen == {
         "export": run / "export", "server": "http://host:1", "images": 359, "int8": False,
         "folder": tmp_path / "out", "token": "0123456789abcdef", "ca_file": None,
@@ -104,6 +108,11 @@ def test_two_starts_of_a_client_are_recorded(tmp_path: Path) -> None:
     with running(load_app(export, threads=1)) as url:
         for _ in range(2):  # a second audit takes the place of the first
             files = send_through(export, url, images, tmp_path)
+    before = files[0].read_bytes()
+    with pytest.raises(ServerError, match="refused with 404"):  # and a failed one leaves them
+        send_through(export, lambda *_: Reply(404, b""), images, tmp_path)
+    assert files[0].read_bytes() == before
+    assert not list(tmp_path.glob(".capture-*"))
     first, second = (read_tap(file, SHAPE, 300).z for file in files)
     assert (len(first), len(second)) == (300, wiretap.AGAIN)
     noise = (first[: len(second)] - second).flatten()
@@ -117,7 +126,7 @@ def test_two_starts_of_a_client_are_recorded(tmp_path: Path) -> None:
         (["--wire", "a.jsonl", "--ca", "x"], "can only be given with a server's address"),
         (["--wire", "a.jsonl", "--attributes", "x"], "--attributes can only be given when the run"),
         (["--wire", "none.jsonl"], "cannot read the capture none.jsonl"),
-        (["--sent", "digits"], "--sent can only be given when --wire or MODULE:FUNCTION"),
+        (["--sent", "digits"], "--sent can only be given when --wire is given"),
         (["--out", "x"], "--out can only be given when --wire or MODULE:FUNCTION"),
         (["--wire", "a.jsonl", "--sent", "digitz"], "unknown dataset 'digitz'"),
     ],
@@ -145,3 +154,10 @@ def test_infer_keeps_what_it_sends(tmp_path: Path) -> None:
         again = call(*words, "--capture", file)
     assert read_tap(file, SHAPE, 9).z.shape == (1, *SHAPE)
     assert (again.exit_code, "cannot begin a capture" in text(again)) == (2, True)
+
+
+def test_a_capture_in_another_order_is_told_to_look_there() -> None:
+    heard = {"captures": [], "tests": {"slope": {}}, "offline": {}}
+    hint = "rows in another order than the images fail these tests too: look there first"
+    assert hint in summary(heard | {"failed": ["slope"]})
+    assert hint not in summary(heard | {"failed": []})

@@ -22,7 +22,7 @@ from splitveil.serve.manifest import LOGITS, WIRE
 from splitveil.serve.transport import Reply
 from splitveil.serve.wire import TensorSpec, encode_request
 from splitveil.types import Attack, Record
-from splitveil.wiretap import audit_wire, open_wire, read_tap
+from splitveil.wiretap import audit_wire, more_than_z, open_wire, read_tap
 
 TINY: dict[str, Attack] = {"mean": MeanImage(), "linear": Linear()}
 Sending = Callable[[Tensor], Tensor]
@@ -233,3 +233,24 @@ def test_stored_attacks_are_those_of_the_same_bytes(opened: Opened, tmp_path: Pa
     runs = [audit_wire(opened, [f], "smoke", store=store)[0] for f in (first, second, first)]
     assert runs[0].strongest == runs[2].strongest != runs[1].strongest
     assert len(list((tmp_path / "store").iterdir())) == 2 * len(TINY)
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ('{"inputs": "an image", "inputs": [{"name": "z"}]}', ["inputs given twice"]),
+        ('{"inputs": [{"data": [7], "data": [1]}]}', ["data given twice"]),
+        ('{"inputs": [{}], "outputs": [{"name": "logits", "exif": 1}]}', ["exif in its output"]),
+        ('{"id": "", "inputs": [{}], "outputs": [{"name": "logits"}]}', []),
+        ('{"inputs": [{}], "outputs": []}', []),
+    ],
+)
+def test_nothing_hides_behind_a_name_or_in_an_output(body: str, found: list[str]) -> None:
+    assert more_than_z(body.encode(), None) == found
+
+
+def test_a_query_in_the_path_is_beside_z(tmp_path: Path) -> None:
+    file = capture(tmp_path / "a", torch.zeros(2, 3))
+    assert read_tap(file, (3,), 2).beside == ()
+    file.write_text(file.read_text().replace("/infer", "/infer?image=7"))
+    assert read_tap(file, (3,), 2).beside == ("a query in the path",)

@@ -35,7 +35,10 @@ class _Group(TyperGroup):
             show_error(str(error))
             ctx.exit(EXIT_USER_ERROR)
         except KeyboardInterrupt:
-            show_error("interrupted; what was done is saved. Continue a training with --resume")
+            show_error(
+                "interrupted; what was complete is saved. A training continues with --resume, an "
+                "audit or a sweep by the same command"
+            )
             ctx.exit(EXIT_INTERRUPTED)
 
 
@@ -90,9 +93,10 @@ def demo(
     """
     _start()
     from splitveil import fit
-    from splitveil.config import make_config
+    from splitveil.config import find_profile, make_config
     from splitveil.console import out, progress_bar
 
+    find_profile(profile)  # a typing error must not cost a training
     paths = []
     for defence in ("none", "gated-att", "veil"):
         options = {"dataset": "digits", "defence": defence, "name": defence, "runs_dir": runs_dir}

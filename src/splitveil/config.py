@@ -213,8 +213,13 @@ def resolve(config: RunConfig, dataset: Dataset) -> RunConfig:
     )
 
 
+DEVICES = ("auto", "cpu", "cuda")
+
+
 def find_device(name: str) -> Literal["cpu", "cuda"]:
     """`auto` is the GPU where there is one."""
+    if name not in DEVICES:
+        raise ConfigError(unknown("device", name, DEVICES))
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device 'cuda' was asked for but torch sees no GPU; use --device cpu")
     return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"

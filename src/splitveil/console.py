@@ -9,12 +9,14 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.measure import Measurement
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
-out = Console()
-err = Console(stderr=True)
+# Names of files and words of strangers are printed as they are.
+out = Console(markup=False, emoji=False)
+err = Console(stderr=True, markup=False, emoji=False)
 
 
 def setup_logging() -> None:
@@ -75,7 +77,9 @@ def show_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]
         )
     for row in rows:
         table.add_row(*[Text(cell) for cell in row])
-    out.print(table)
+    # A narrow terminal wraps what it cannot hold; nothing is cut off.
+    least = Measurement.get(out, out.options, table).minimum
+    out.print(table, width=max(out.width, least), crop=False)
 
 
 def warn(message: str) -> None:

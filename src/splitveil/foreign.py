@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from splitveil.audit import Case, Wire, intercept
 from splitveil.audit.access import finite
@@ -24,7 +24,6 @@ from splitveil.stranger import (
     Given,
     InRows,
     InShape,
-    OpenVictim,
     Server,
     Stranger,
     meet,
@@ -32,6 +31,7 @@ from splitveil.stranger import (
     seeded,
 )
 from splitveil.types import Access, Attack, Json, Labelled, Progress, Record, Victim, silent
+from splitveil.victim import Send, by_rows, check_images
 
 PROBED = 2
 UNKNOWN = "no images are known to be training data; name them with --members"
@@ -79,6 +79,25 @@ class Material:
     hashes: Json
     members: Labelled | None = None
     attributes: Attributes | None = None
+
+
+class OpenVictim(Victim):
+    """A stranger's client whose networks are known; queries still go to the function itself."""
+
+    def __init__(self, sender: Stranger, encoder: nn.Module, channel: nn.Module) -> None:
+        super().__init__(encoder, channel)
+        self._sender = sender
+
+    @torch.no_grad()
+    def send(self, x: Tensor, generator: Generator | None = None) -> Tensor:
+        """What leaves the client for images x (n, c, h, w) in [0, 1]."""
+        check_images(x, "images given to the victim")
+        sent: Tensor = self._sender(x, generator)
+        return sent
+
+    def prepare(self, images: Tensor) -> Send:
+        """Every query goes to the function."""
+        return by_rows(self.send, images)
 
 
 def open_parts(target: Target, sender: Stranger, x: Tensor) -> tuple[nn.Sequential, nn.Module]:

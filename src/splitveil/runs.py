@@ -161,7 +161,11 @@ def flat_config(config: RunConfig) -> Json:
 def read_folder(folder: Path) -> tuple[RunConfig, Built]:
     """Configuration and data facts of a run folder."""
     path = folder / "config.toml"
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except OSError as err:  # below a folder that may not be searched
+        raise RunError(f"cannot look into {folder}: {err.strerror}; check the path") from err
+    if not there:
         raise RunError(
             f"{folder} is not a run: it has no config.toml; `splitveil train` makes runs, "
             "by default below ./runs"

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,6 @@ from torch import Generator, Tensor, nn
 
 from splitveil.errors import AuditError, ConfigError
 from splitveil.rng import seeded_globals, stream
-from splitveil.victim import Send, Victim, by_rows, check_images
 
 Function = Callable[..., Any]
 Given = Literal["auto", "numpy", "torch"]
@@ -51,6 +51,18 @@ def seeded(seed: int) -> Iterator[None]:
     finally:
         np.random.set_state(numpy_state)
         random.setstate(plain_state)
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """What changes of torch's default type, its gradients and the current folder lasts inside."""
+    dtype, gradients, folder = torch.get_default_dtype(), torch.is_grad_enabled(), os.getcwd()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(gradients)
+        os.chdir(folder)
 
 
 def draw_seed(generator: Generator) -> int:
@@ -106,13 +118,14 @@ class Stranger(nn.Module):
         given = x.detach().cpu().numpy().copy() if arrays else x.detach().clone().to(self.place)
         function = self._held.function if self.net is None else self.net
         try:
-            if generator is None:
-                return function(given)
-            if self.takes_generator:
-                return function(given, generator=self._theirs(generator))
-            with seeded(draw_seed(generator)):
-                return function(given)
-        except Exception as err:  # a stranger's function may raise anything
+            with unchanged():
+                if generator is None:
+                    return function(given)
+                if self.takes_generator:
+                    return function(given, generator=self._theirs(generator))
+                with seeded(draw_seed(generator)):
+                    return function(given)
+        except (Exception, SystemExit) as err:  # a stranger's function may raise anything
             where = f"for {len(x)} inputs of shape {tuple(x.shape[1:])}"
             raise CallError(self.name, f"{type(err).__name__}: {err} ({where})") from err
 
@@ -174,7 +187,7 @@ def as_rows(answer: Any, n: int, name: str) -> Tensor:  # noqa: ANN401 - a stran
             [3., 4.]])
     """
     if isinstance(answer, Tensor):
-        if answer.is_complex() or answer.layout is not torch.strided:
+        if answer.is_complex() or answer.is_quantized or answer.layout is not torch.strided:
             raise _wrong(name, f"a {answer.dtype} tensor of layout {answer.layout}")
         rows = answer.detach().to("cpu", torch.float32, copy=True)
     else:
@@ -259,6 +272,11 @@ class Server(nn.Module):
         """Scores (n, classes)."""
         generator = Generator().manual_seed(SERVER_SEED)
         said: Tensor = self.answers(z.nan_to_num(0.0, 0.0, 0.0), generator)
+        if said.shape[1:] == (self.num_classes,) and bool(said.isnan().any()):
+            raise AuditError(
+                f"'{self.answers.stranger.name}' answered with NaN as a score; mend it, or "
+                "leave --server out"
+            )
         if said.shape[1:] == (self.num_classes,):
             return said
         ids = said.flatten()
@@ -271,22 +289,3 @@ class Server(nn.Module):
                 f"in 0..{self.num_classes - 1}, got {stranger.shape} per image{value}"
             )
         return nn.functional.one_hot(ids.long(), self.num_classes).float()
-
-
-class OpenVictim(Victim):
-    """A stranger's client whose networks are known; queries still go to the function itself."""
-
-    def __init__(self, sender: Stranger, encoder: nn.Module, channel: nn.Module) -> None:
-        super().__init__(encoder, channel)
-        self._sender = sender
-
-    @torch.no_grad()
-    def send(self, x: Tensor, generator: Generator | None = None) -> Tensor:
-        """What leaves the client for images x (n, c, h, w) in [0, 1]."""
-        check_images(x, "images given to the victim")
-        sent: Tensor = self._sender(x, generator)
-        return sent
-
-    def prepare(self, images: Tensor) -> Send:
-        """Every query goes to the function."""
-        return by_rows(self.send, images)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from splitveil.serve.faults import WireError
 from splitveil.serve.manifest import CLIENT_INT8, LOGITS, WIRE, read_manifest
 from splitveil.serve.transport import Transport
 from splitveil.serve.wire import TensorSpec, decode_request
+from splitveil.train.files import explain_os_error
 from splitveil.types import Json, Labelled, Observation, Progress, Record, silent
 
 AGAIN = 256  # images that a second start of the client sends
@@ -33,6 +35,7 @@ EXPECTED = {
     "its parameters": {"binary_data_output"},
     "its tensor": {"name", "shape", "datatype", "data", "parameters"},
     "its tensor's parameters": {"binary_data_size"},
+    "its output": {"name", "parameters"},
 }
 
 
@@ -57,6 +60,7 @@ def read_tap(file: Path, shape: Sequence[int], most: int) -> Tap:
             raise WireError(f"call {number} of {file}: {err}") from err
         rows.append(torch.from_numpy(np.array(request.rows)))
         beside |= set(more_than_z(sent.body, sent.header_length))
+        beside |= {"a query in the path"} if "?" in sent.path else set()
         digest.update(sent.body)
         size += len(sent.body)
     if not rows:
@@ -72,10 +76,19 @@ def more_than_z(body: bytes, header_length: str | None) -> list[str]:
     >>> more_than_z(b'{"inputs": [{"name": "z", "exif": 1}], "note": ""}', None)
     ['note in a request', 'exif in its tensor']
     """
-    head = json.loads(body if header_length is None else body[: int(header_length)])
-    tensor = head["inputs"][0]
-    parts = (head, head.get("parameters", {}), tensor, tensor.get("parameters", {}))
-    return [
+    twice: list[str] = []
+
+    def unique(pairs: list[tuple[str, object]]) -> Json:
+        # A reader keeps the last of two values of one name, and never sees the first.
+        names = [name for name, _ in pairs]
+        twice.extend(f"{n} given twice" for n in dict.fromkeys(names) if names.count(n) > 1)
+        return dict(pairs)
+
+    text = body if header_length is None else body[: int(header_length)]
+    head = json.loads(text, object_pairs_hook=unique)
+    tensor, output = head["inputs"][0], (head.get("outputs") or [{}])[0]
+    parts = (head, head.get("parameters", {}), tensor, tensor.get("parameters", {}), output)
+    return twice + [
         f"{name} in {where}"
         for (where, known), part in zip(EXPECTED.items(), parts, strict=True)
         for name in part
@@ -103,17 +116,21 @@ def send_through(
     token: str | None = None,
     ca_file: Path | None = None,
     int8: bool = False,
+    waiting: Callable[[str, float], None] = lambda problem, seconds: None,
 ) -> list[Path]:
     """Captures in `folder` of the export's client: all images, and some by a second start of it."""
     from splitveil.serve.client import Client
 
     files = [folder / f"capture-{start}.jsonl" for start in (1, 2)]
-    for file, some in zip(files, (images, images[:AGAIN]), strict=True):
-        file.unlink(missing_ok=True)
-        with Client(
-            export, server, token=token, ca_file=ca_file, int8=int8, capture=file
-        ) as client:
-            client.infer(some.cpu().numpy())
+    with explain_os_error(folder), TemporaryDirectory(dir=folder, prefix=".capture-") as scratch:
+        for file, some in zip(files, (images, images[:AGAIN]), strict=True):
+            with Client(
+                export, server, token=token, ca_file=ca_file, int8=int8, waiting=waiting,
+                capture=Path(scratch) / file.name,
+            ) as client:  # fmt: skip
+                client.infer(some.cpu().numpy())
+        for file in files:  # captures of an earlier audit go when both are complete
+            (Path(scratch) / file.name).replace(file)
     return files
 
 

@@ -54,6 +54,7 @@ def test_json_holds_texts_whole_numbers_and_truths(tmp_path: Path) -> None:
         ("hat\n1\n2\n1\n2\n", "has 4 rows for 3 images; keep one for each"),
         ("index,hat\n0,1\n1,1\n3,1\n", "unknown index '3'; allowed are whole numbers from 0 to 2"),
         ("index,hat\n-1,1\n", "unknown index '-1'"),
+        (f"index,hat\n{'9' * 5000},1\n", f"unknown index '{'9' * 80}'"),
         ("index,hat\n0,1\n0,2\n1,1\n2,1\n", "two rows for image '0'; keep one"),
         ("file,hat\ncat/c.png,1\n", "unknown file 'cat/c.png'; names are .* as 'cat/a.png'"),
         ("file,hat\ncat/a.png,1\n", "no row for 2 of 3 images: 'cat/b.png', 'dog/a.png'"),

@@ -90,7 +90,7 @@ def test_a_cut_that_leaves_one_side_empty_names_the_range(at: int) -> None:
 
 
 def test_a_backbone_of_one_child_cannot_be_cut() -> None:
-    with pytest.raises(ConfigError, match="layer on both sides"):
+    with pytest.raises(ConfigError, match="of one child cannot be cut"):
         cut(nn.Sequential(nn.Linear(2, 2)), 1)
 
 

@@ -89,3 +89,37 @@ def test_json_prints_the_records_of_what_was_read(good: Path, tmp_path: Path) ->
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {str(good): make_record("veil")}
     assert (good / "report.html").is_file()
+
+
+def test_a_number_that_json_does_not_know_is_printed_as_null(tmp_path: Path) -> None:
+    record = make_record("veil") | {"leakage": float("nan"), "extra": [float("inf"), 1]}
+    run = write_run(tmp_path / "run", record, None, None)
+    result = call(str(run), "--json")
+    assert result.exit_code == 0
+    printed = json.loads(result.stdout)[str(run)]
+    assert (printed["leakage"], printed["extra"]) == (None, [None, 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"accuracy": 1e308}, "`accuracy` must lie between 0 and 1, got 1e+308"),
+        ({"floor": [1]}, "`floor` must be an object, got list"),
+    ],
+)
+def test_one_impossible_record_does_not_stop_the_others(
+    change: dict[str, object], reason: str, good: Path, tmp_path: Path
+) -> None:
+    bad = write_run(tmp_path / "bad", make_record("none") | change, None, None)
+    result = call(str(good), str(bad), "--out", str(tmp_path / "out"))
+    assert result.exit_code == 0, told(result)
+    assert f"left out: {bad}: {reason}" in told(result)
+
+
+def test_a_record_nested_without_end_is_left_out(good: Path, tmp_path: Path) -> None:
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    (deep / "record.json").write_text("[" * 100_000)
+    result = call(str(deep), str(good), "--out", str(tmp_path / "out"))
+    assert result.exit_code == 0, told(result)
+    assert "nested too deep" in told(result)

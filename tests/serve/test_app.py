@@ -251,6 +251,7 @@ def test_more_requests_at_once_than_fit_are_refused_before_they_are_read() -> No
         second = await call(app, "POST", INFER, message.body, message.headers)
         assert (second.status, second.headers["retry-after"]) == (503, "1")
         assert "too many requests at once" in second.json["error"]
+        assert (await call(app, "GET", "/v2/health/live")).status == 200
         slow.go.set()
         assert (await first).status == 200
 

@@ -241,3 +241,22 @@ def test_a_changed_network_or_manifest_is_refused(folder: Path) -> None:
     (folder / CLIENT).write_bytes(b"\x08" + (folder / CLIENT).read_bytes())
     with pytest.raises(ExportError, match="is not the file that was exported"):
         Client(folder, "http://localhost:1")
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_nonsense_without_end_is_refused_as_any_other(folder: Path, status: int) -> None:
+    with pytest.raises(ServerError, match=r"in no known way|refused with 400: no reason"):
+        Client(folder, lambda *_: Reply(status, b"[" * 200_000)).meet()
+
+
+def test_a_servers_words_cannot_command_the_terminal(folder: Path) -> None:
+    body = json.dumps({"error": "no\x1b[2J\r\n\x07"}).encode()
+    with pytest.raises(ServerError) as caught:
+        Client(folder, lambda *_: Reply(400, body)).meet()
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("token", ["", "two words", "a\nb", "ä"])
+def test_a_token_that_no_header_can_hold_is_refused(folder: Path, token: str) -> None:
+    with pytest.raises(ServerError, match="a token is printable ASCII"):
+        Client(folder, Server(folder), token=token)

@@ -228,3 +228,42 @@ def test_missing_libraries_are_named_with_what_installs_them() -> None:
     ):
         commands_serve.with_extra("json", "nosuchlib")
     commands_serve.with_extra()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "LA", "P", "I;16"])
+def test_infer_converts_no_picture_silently(exported: Exported, tmp_path: Path, mode: str) -> None:
+    Image.new(mode, (8, 8)).save(tmp_path / "a.png")
+    words = ("infer", str(tmp_path / "a.png"), "--server", "http://localhost:1", "--export")
+    said = error(call(*words, str(exported.folder)))
+    assert f"has mode {mode}, the model takes grey (L)" in said
+
+
+def test_infer_that_sends_nothing_leaves_no_capture(exported: Exported, tmp_path: Path) -> None:
+    file, sent = picture(tmp_path / "a.png", exported.images[0]), tmp_path / "sent.jsonl"
+    with running(load_app(exported.folder, token=TOKEN, threads=1)) as url:
+        words = ["infer", file, "--server", url, "--export", str(exported.folder)]
+        words += ["--capture", str(sent)]
+        assert "refused with 401" in error(call(*words))
+        assert not sent.exists()
+        sent.write_text("precious")
+        assert "File exists" in error(call(*words))
+        assert sent.read_text() == "precious"
+
+
+def test_a_long_wait_is_told_once_and_a_short_one_never(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    notice = commands_serve.retry_notice("http://h:1")
+    notice("answered 429", 0.9)
+    assert capsys.readouterr() == ("", "")
+    notice("answered 503", 1.0)
+    notice("answered 503", 2.0)
+    out, err = capsys.readouterr()
+    assert (out, err.count("no answer from http://h:1 yet (answered 503)")) == ("", 1)
+
+
+def test_serve_says_what_to_do_where_the_checkpoint_is_gone(tmp_path: Path) -> None:
+    write_export(tmp_path / "export")
+    (tmp_path / "config.toml").write_text("")
+    said = error(call("serve", str(tmp_path)))
+    assert f"serve the export itself: splitveil serve {tmp_path / 'export'}" in said

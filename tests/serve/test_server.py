@@ -258,3 +258,9 @@ def test_answers_are_sent_at_once() -> None:
     with listen("127.0.0.1", 0) as found:
         assert found.proto == socket.IPPROTO_TCP  # what asyncio asks before it sets TCP_NODELAY
         assert address(found, None).startswith("http://127.0.0.1:")
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 65536), ("127.0.0.1", -1), ("a..b", 0)])
+def test_a_port_or_host_that_is_none_is_refused(host: str, port: int) -> None:
+    with pytest.raises(ServerError, match=r"cannot listen on .*; choose another --port or --host"):
+        listen(host, port)

@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
+from splitveil.serve import transport
 from splitveil.serve.faults import ServerError
-from splitveil.serve.transport import HttpTransport, Persistent, Reply, pause
+from splitveil.serve.server import running
+from splitveil.serve.transport import HttpTransport, Persistent, Reply, _parts, pause
 
 
 class Clock:
@@ -94,7 +97,18 @@ def test_patience_ends_with_an_error_that_names_the_last_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:8000", "ftp://x", "http://", "", "http://h/?q=1", "http://h:x"]
+    "url",
+    [
+        "localhost:8000",
+        "ftp://x",
+        "http://",
+        "",
+        "http://h/?q=1",
+        "http://h:x",
+        "http://a..b:1",
+        "http://h/a b",
+        "http://h/\x7f",
+    ],
 )
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ServerError, match=r"looks like http://host:8000"):
@@ -110,3 +124,45 @@ def test_certificates_that_are_none_are_refused(tmp_path: Path) -> None:
 
 def test_closing_an_unused_transport_is_harmless() -> None:
     HttpTransport("http://localhost:1").close()
+
+
+def test_a_password_in_the_address_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ServerError, match="no user or password; give a token") as caught:
+        HttpTransport("http://me:secret@h:1")
+    assert "secret" not in str(caught.value)
+
+
+def test_addresses_of_other_alphabets_and_of_ip_6_are_taken() -> None:
+    assert _parts("http://bücher.example/x/") == ("xn--bcher-kva.example", None, "/x", False)
+    assert _parts("https://[::1]:8000") == ("::1", 8000, "", True)
+
+
+def test_whoever_waits_is_told_why_and_for_how_long() -> None:
+    told: list[tuple[str, float]] = []
+    clock = Clock()
+    script = Script(ConnectionRefusedError(111, "re\x1b[2Jfused"), Reply(503, b""))
+    Persistent(
+        once=script, sleep=clock.sleep, clock=clock, waiting=lambda *words: told.append(words)
+    )("GET", "/", b"", {})
+    assert told == [
+        ("ConnectionRefusedError: [Errno 111] re [2Jfused", 0.0),
+        ("answered 503", clock.slept[0]),
+    ]
+
+
+def test_an_answer_without_end_is_not_read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            for word in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{word}.complete"})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(1001)})
+
+    monkeypatch.setattr(transport, "MOST_BYTES", 1000)
+    with running(endless) as url, HttpTransport(url) as once:
+        with pytest.raises(ServerError, match="the answer exceeds 1000 bytes"):
+            once("GET", "/", b"", {})
+        monkeypatch.setattr(transport, "MOST_BYTES", 1001)
+        assert len(once("GET", "/", b"", {}).body) == 1001

@@ -19,6 +19,7 @@ from splitveil.errors import DataError
 
 INDEX, FILE = "index", "file"
 SHOWN = 3  # names in a message
+MOST_DIGITS = 18
 
 Row = Mapping[str, str]
 
@@ -157,7 +158,7 @@ def _places(
         return list(range(len(rows)))
     if keys == [INDEX]:
         texts = [row[INDEX] for row in rows]
-        if wrong := [t for t in texts if not (t.isascii() and t.isdigit() and int(t) < n)]:
+        if wrong := [t for t in texts if not (is_short_number(t) and int(t) < n)]:
             raise DataError(
                 f"{path}: unknown index {_some(wrong)}; allowed are whole numbers from 0 to {n - 1}"
             )
@@ -175,6 +176,11 @@ def _places(
             f"'{files[0]}'"
         )
     return [known[name] for name in names]
+
+
+def is_short_number(text: str) -> bool:
+    """Whether a text is a whole number that Python will read: of thousands of digits it is not."""
+    return text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
 
 
 def _check_complete(path: Path, places: Sequence[int], n: int, files: Sequence[str] | None) -> None:
@@ -197,5 +203,5 @@ def _check_complete(path: Path, places: Sequence[int], n: int, files: Sequence[s
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:SHOWN])
+    shown = ", ".join(f"'{name:.80}'" for name in names[:SHOWN])
     return shown + (", …" if len(names) > SHOWN else "")

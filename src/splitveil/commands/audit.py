@@ -1,6 +1,8 @@
 """`splitveil audit`: of a run, of its wire, or of anybody's encoder given as MODULE:FUNCTION."""
 
 import re
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +14,7 @@ from splitveil.imports import current_folder_first
 
 if TYPE_CHECKING:
     from splitveil.foreign import Material, Target
+    from splitveil.types import Record
 
 
 def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -108,13 +111,15 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
             {"--replay": replay, "--wire": wires or None} | tapped,
             "a run is audited; audit the function again instead",
         )
-        with current_folder_first():
+        # What the function prints is no result of ours.
+        with current_folder_first(), redirect_stdout(sys.stderr):
             target = material.find_target(str(run), server, noise, given, white_box=white_box)
             folder = folder_for(target.name, out)
             images = material.material(
                 data, aux_data, test_data, aux, members=members, attributes=attributes
             )
-            audit_callable(target, images, folder, profile, seed, json_=json_)
+            record = audit_callable(target, images, folder, profile, seed)
+        show_callable(record, target.name, folder, json_=json_)
         return
     refuse_options(theirs, "MODULE:FUNCTION is audited, as mycode:send; a run has its own")
     if wires:
@@ -129,7 +134,8 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
             json_=json_,
         )  # fmt: skip
         return
-    refuse_options(tapped | {"--out": out}, "--wire or MODULE:FUNCTION is given")
+    refuse_options(tapped, "--wire is given")
+    refuse_options({"--out": out}, "--wire or MODULE:FUNCTION is given")
     audit_run(run, profile, aux, seed, replay, attributes=attributes, fresh=fresh, json_=json_)
 
 
@@ -194,12 +200,12 @@ def check_replayable(path: Path) -> None:
 
 
 def audit_callable(
-    target: "Target", images: "Material", folder: Path, profile: str, seed: int, *, json_: bool
-) -> None:
-    """Attack a callable, write record, gallery and page, and show them."""
+    target: "Target", images: "Material", folder: Path, profile: str, seed: int
+) -> "Record":
+    """Attack a callable, and write record, gallery and page."""
     import json
 
-    from splitveil.console import progress_bar, show_json, warn
+    from splitveil.console import progress_bar
     from splitveil.foreign import examine
     from splitveil.train.files import explain_os_error, write_text
 
@@ -209,18 +215,25 @@ def audit_callable(
         folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "gallery.json", json.dumps(pictures))
     write_text(folder / "record.json", record.to_json())
+    return record
+
+
+def show_callable(record: "Record", name: str, folder: Path, *, json_: bool) -> None:
+    """Write the page of a callable's record, and show what was found and what was not measured."""
+    from splitveil.console import show_json, warn
+
     page = commands.write_page([folder], folder)
     if json_:
         show_json(record.to_dict())
     else:
         commands.show_audit(folder, record.flags, page)
-    for name, why in record.audit["left_out"].items():
-        warn(f"not run: {name}: {why}")
-    for name, why in record.leaks.get("refused", {}).items():
-        warn(f"not measured: {name}: {why}")
+    for attack, why in record.audit["left_out"].items():
+        warn(f"not run: {attack}: {why}")
+    for leak, why in record.leaks.get("refused", {}).items():
+        warn(f"not measured: {leak}: {why}")
     if not record.audit["repeatable"]:
         warn(
-            f"not repeatable: '{target.name}' draws from a stream of its own; let it use the "
+            f"not repeatable: '{name}' draws from a stream of its own; let it use the "
             "global streams of torch, numpy or random, or an argument called `generator`"
         )
 

@@ -53,9 +53,9 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.report.choosing import View, chosen, parse_filters, parse_order
     from splitveil.report.exchange import csv_text
     from splitveil.report.exchange import latex as latex_table
+    from splitveil.report.page import put
     from splitveil.report.quantities import parse_columns
     from splitveil.report.tracks import tracks
-    from splitveil.train.files import write_text
 
     view = View(
         where=tuple(one for text in where or [] for one in parse_filters(text)),
@@ -67,11 +67,11 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     found = chosen(tables.find_records(paths), view, beside)
     sheets = comparing.sheets(found, beside, view)
     if markdown is not None:
-        write_text(markdown, "\n".join(sheet.markdown() for sheet in sheets))
+        put(markdown, "\n".join(sheet.markdown() for sheet in sheets).encode())
     if csv is not None:
-        write_text(csv, csv_text(comparing.plain_rows(found, beside, view)))
+        put(csv, csv_text(comparing.plain_rows(found, beside, view)).encode())
     if latex is not None:
-        write_text(latex, "\n".join(latex_table(sheet) for sheet in sheets))
+        put(latex, "\n".join(latex_table(sheet) for sheet in sheets).encode())
     if json_:
         show_json([sheet.to_dict() for sheet in sheets])
     else:

@@ -54,7 +54,7 @@ def export_run(
         run.model,
         run.built.image_shape,
         target,
-        name=run.path.resolve().name if name is None else name,
+        name=wire_name(run.path.resolve().name) if name is None else name,
         audit=None if record is None else verdict(record.to_dict()),
         source=source_of(run.path),
         calibration=calibration_images(run) if int8 else None,
@@ -62,6 +62,17 @@ def export_run(
         classes=class_names(run),
         overwrite=overwrite,
     )
+
+
+def wire_name(run: str) -> str:
+    """A run's name as a model's, which allows less.
+
+    >>> wire_name("clip+noise"), wire_name("+_" + "x" * 99) == "x" * 64
+    ('clip-noise', True)
+    """
+    import re
+
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", run).lstrip("._-")[:64] or "model"
 
 
 def class_names(run: "Run") -> tuple[str, ...]:

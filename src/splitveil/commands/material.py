@@ -27,14 +27,30 @@ def find_target(
     if given not in get_args(Given):
         raise ConfigError(unknown("input", given, get_args(Given)))
     return Target(
-        client=find_object(name, "what is audited"),
+        client=find_safely(name, "what is audited"),
         name=name,
-        server=None if server is None else find_object(server, "--server"),
+        server=None if server is None else find_safely(server, "--server"),
         server_name=server,
         noise_std=noise,
         white_box=white_box,
         given=given,  # type: ignore[arg-type]  # one of them, as was checked
     )
+
+
+def find_safely(name: str, what: str) -> object:
+    """What MODULE:FUNCTION stands for; its import may neither end this process nor change torch."""
+    from splitveil.errors import ConfigError
+    from splitveil.stranger import unchanged
+
+    try:
+        with unchanged():
+            found: object = find_object(name, what)
+    except SystemExit as err:
+        raise ConfigError(
+            f"'{name.partition(':')[0]}' ends the process when it is imported (exit {err.code}); "
+            "put what it does as a script below: if __name__ == '__main__':"
+        ) from err
+    return found
 
 
 def material(

@@ -32,6 +32,7 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     """
     from splitveil.console import out, show_json, show_table, warn
     from splitveil.report import read_runs, summary_rows, write_report
+    from splitveil.report.fields import finite
     from splitveil.report.rows import read_published
     from splitveil.report.tables import brief_table
     from splitveil.report.words import language
@@ -51,7 +52,7 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
         slides=slides,
     )
     if json_:
-        show_json({str(run.path): run.record for run in gathered.runs})
+        show_json(finite({str(run.path): run.record for run in gathered.runs}))
         return
     rows = summary_rows(gathered.runs)
     show_table("Accuracy, and what the attacker got", *brief_table(rows))

@@ -26,6 +26,7 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
 
     Example: `splitveil reproduce seed-003 --only cem --only gated-att`
     """
+    from splitveil.config import find_profile
     from splitveil.console import out, progress_bar, setup_logging, show_json, show_table
     from splitveil.reproduce import chosen_rows, find_experiment, run_row, table
     from splitveil.runs import prepare_process
@@ -35,6 +36,7 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
     prepare_process()
     setup_logging()
     found = find_experiment(experiment)
+    find_profile(profile)  # a typing error must not cost a training
     folder = runs_dir or f"runs/{experiment}-s{seed}"
     given: dict[str, Any] = {
         "seed": seed, "epochs": epochs, "dataset": dataset, "device": device,

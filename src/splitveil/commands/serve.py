@@ -10,6 +10,8 @@ import typer
 from splitveil.commands.exporting import export_run, source_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -21,6 +23,8 @@ TokenFile = Annotated[
 
 EXPORT_FOLDER = "export"  # below a run
 TOKEN_VARIABLE = "SPLITVEIL_TOKEN"  # noqa: S105 - the name of a variable
+NOTICE_SECONDS = 1.0  # of trying, before the user is told
+PICTURE_MODES = {1: ("1", "L"), 3: ("RGB",)}  # by channels; other modes would lose something
 NEEDED = ("onnx", "onnxruntime", "onnxscript", "starlette", "uvicorn")
 
 
@@ -93,7 +97,7 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     max_waiting: Annotated[
         int, typer.Option(help="Rows that may wait; beyond, requests are answered 429.")
     ] = 1024,
-    threads: Annotated[int, typer.Option(help="Threads of the model; 0: all cores.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="Threads of the model; 0: all cores.")] = 0,
     json_: JsonFlag = False,
 ) -> None:
     """Serve the server's half over the KServe v2 protocol, with a page for browsers.
@@ -142,6 +146,11 @@ def find_export(path: Path) -> Path:
         from splitveil.runs import load_run
 
         export_run(load_run(path), inside)
+    elif not (path / "checkpoint.safetensors").is_file():
+        raise RunError(
+            f"{path} has no checkpoint to compare its export with; serve the export itself: "
+            f"splitveil serve {inside}"
+        )
     elif read_manifest(inside).source.get("checkpoint") != source_of(path)["checkpoint"]:
         raise RunError(
             f"{inside} was made from another checkpoint than {path} has now; export it again: "
@@ -173,12 +182,22 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     from splitveil.console import out, show_json
     from splitveil.serve.client import Client
+    from splitveil.serve.manifest import read_manifest
 
-    token = read_token(token_file)
-    with Client(export_dir, server, token=token, ca_file=ca, int8=int8, capture=capture) as client:
+    shape = read_manifest(export_dir).image_shape
+    pixels = np.stack([read_picture(path, shape) for path in images])
+    with Client(
+        export_dir, server, token=read_token(token_file), ca_file=ca, int8=int8, capture=capture,
+        waiting=retry_notice(server),
+    ) as client:  # fmt: skip
         manifest = client.manifest
-        shape = manifest.image_shape
-        logits = client.infer(np.stack([read_picture(path, shape) for path in images]))
+        try:
+            client.meet()
+        except BaseException:
+            if capture is not None:  # nothing was sent: the same command may be given again
+                capture.unlink(missing_ok=True)
+            raise
+        logits = client.infer(pixels)
     shares = np.exp(logits - logits.max(1, keepdims=True))
     shares /= shares.sum(1, keepdims=True)
     rows: list[dict[str, Any]] = [
@@ -198,6 +217,20 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
         out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+def retry_notice(server: str) -> "Callable[[str, float], None]":
+    """Says on stderr, once and not for a short pause, that the server is asked again."""
+    from splitveil.console import warn
+
+    said: list[str] = []
+
+    def notice(problem: str, seconds: float) -> None:
+        if seconds >= NOTICE_SECONDS and not said:
+            said.append(problem)
+            warn(f"no answer from {server} yet ({problem}); trying on, Ctrl-C stops")
+
+    return notice
+
+
 def read_picture(path: Path, shape: tuple[int, ...]) -> "NDArray[np.uint8]":
     """One image file as bytes (c, h, w); another size or colour than the model's is refused."""
     import numpy as np
@@ -207,10 +240,16 @@ def read_picture(path: Path, shape: tuple[int, ...]) -> "NDArray[np.uint8]":
 
     try:
         with Image.open(path) as image:
+            mode = image.mode
             pixels = np.asarray(image.convert("L" if shape[0] == 1 else "RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as err:
         # PIL reports a broken file by any of these, depending on the format.
         raise DataError(f"cannot read {path} as an image: {err}") from err
+    if mode not in PICTURE_MODES.get(shape[0], ()):
+        raise DataError(
+            f"{path} has mode {mode}, the model takes {'grey (L)' if shape[0] == 1 else 'RGB'}; "
+            "convert it as the training images were"
+        )
     if pixels.shape[:2] != shape[1:]:
         raise DataError(
             f"{path} is {pixels.shape[1]}×{pixels.shape[0]}, the model takes "

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splitveil import commands
-from splitveil.commands.serve import find_export, read_token, with_extra
+from splitveil.commands.serve import find_export, read_token, retry_notice, with_extra
 
 if TYPE_CHECKING:
     from splitveil.auditing import Opened
@@ -111,6 +111,7 @@ def send(opened: "Opened", given: Given, folder: Path) -> list[Path]:
         token=read_token(given.token_file),
         ca_file=given.ca,
         int8=given.int8,
+        waiting=retry_notice(given.sources[0]),
     )
 
 
@@ -127,6 +128,8 @@ def summary(heard: dict[str, Any]) -> list[str]:
         )
     failed = ", ".join(heard["failed"]) or "none"
     lines.append(f"tests of the noise: {len(heard['tests'])}, failed: {failed}")
+    if "slope" in heard["failed"]:
+        lines.append("rows in another order than the images fail these tests too: look there first")
     if "difference" in (offline := heard["offline"]):
         lines.append(
             f"{offline['attack']}: MSE {offline['mse']:.4f} in the run's audit, on the wire "

@@ -97,7 +97,7 @@ def noise_too_small(case: Case) -> Seen | None:
             turn(case, "noise_std", 0.05),
         )
     rate = case.rate
-    if rate is None or rate <= HALF_LOG_TWO:
+    if rate is None or round(rate, 2) <= round(HALF_LOG_TWO, 2):  # as it is printed
         return None
     factor = math.sqrt(math.expm1(2 * min(rate, 20.0)))
     advice = turn(case, "noise_std", factor * noise)

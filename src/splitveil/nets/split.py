@@ -84,6 +84,11 @@ def cut(backbone: nn.Module, at: int, channel: nn.Module | None = None) -> Split
         )
     # Not children(): that would yield a module used twice, one ReLU say, only once.
     children = list(backbone)
+    if len(children) == 1:
+        raise ConfigError(
+            "a backbone of one child cannot be cut; wrap its stages: "
+            "nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
+        )
     if not 1 <= at < len(children):
         raise ConfigError(
             f"at must leave a layer on both sides: 1..{len(children) - 1} for this backbone of "

@@ -10,6 +10,27 @@ from splitveil.errors import RunError
 Json = dict[str, Any]
 
 
+def parse(content: str) -> object:
+    """The JSON value in a text; raises ValueError for what is none, or is nested without end."""
+    try:
+        return json.loads(content)
+    except RecursionError as err:
+        raise ValueError("it is nested too deep") from err
+
+
+def finite(value: object) -> object:
+    """A JSON value with null for every number that JSON does not know.
+
+    >>> finite({"mse": math.nan, "per_class": [0.5, -math.inf]})
+    {'mse': None, 'per_class': [0.5, None]}
+    """
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _dig(data: Mapping[str, Any] | None, keys: tuple[str, ...]) -> object:
     """The value at a path of keys, or None as soon as a key is absent or null."""
     value: object = data

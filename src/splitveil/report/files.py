@@ -1,12 +1,12 @@
 """A run folder read into plain records: `record.json`, `metrics.jsonl`, `gallery.json`."""
 
-import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from splitveil.errors import RunError
-from splitveil.report.fields import Json
+from splitveil.report.fields import Json, parse
 from splitveil.report.gallery import Gallery, parse_gallery
 
 
@@ -29,7 +29,7 @@ def read_run(path: Path, *, audited: bool = True) -> RunFiles:
 
     With `audited=False` a run without `record.json` is read too, for its training curves.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):  # Path.is_dir raises where it may not look
         raise RunError(
             f"no run folder at {path}; train one with `splitveil train --name {path.name}`, "
             "or check the path"
@@ -64,7 +64,7 @@ def _read_object(path: Path) -> Json | None:
     if content is None:
         return None
     try:
-        data = json.loads(content)
+        data = parse(content)
     except ValueError as err:
         raise RunError(f"{path} is not valid JSON ({err}); audit the run again") from err
     if not isinstance(data, dict):
@@ -84,7 +84,7 @@ def _read_epochs(path: Path) -> tuple[Json, ...]:
     epochs: dict[float, Json] = {}
     for number, line in enumerate(lines, start=1):
         try:
-            entry = json.loads(line)
+            entry = parse(line)
         except ValueError as err:
             if number == len(lines):
                 break

@@ -1,7 +1,8 @@
 """One self-contained HTML page about some runs; its pictures and other forms beside it."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from splitveil.errors import RunError
@@ -59,25 +60,32 @@ def write_report(
     files = {path: text.encode("utf-8") for path, text in contents.items()}
     for picture in pictures.listed():
         files |= {folder / name: content for name, content in picture.files().items()}
+    with _explained(page):
+        folder.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
-        _write(path, content)
+        put(path, content)
     return list(files)
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Put a file in place in one step."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as err:
+        raise RunError(
+            f"cannot write {path}: {err}; choose a folder you may write to, or free some space"
+        ) from err
+
+
+def put(path: Path, content: bytes) -> None:
+    """Put a file in place in one step; its folder must be there."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with _explained(path):
         try:
             part.write_bytes(content)
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
-    except OSError as err:
-        raise RunError(
-            f"cannot write {path}: {err}; choose a folder you may write to, or free some space"
-        ) from err
 
 
 def fill_page(subject: Subject, pictures: Pictures) -> str:

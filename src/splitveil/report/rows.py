@@ -2,11 +2,10 @@
 
 import base64
 import binascii
-import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import RunError
-from splitveil.report.fields import number, section, text
+from splitveil.report.fields import finite, number, parse, section, text
 from splitveil.report.tables import NOTHING
 
 Json = dict[str, Any]
@@ -28,6 +27,7 @@ NUMBERS = (
     "client.macs", "client.wire_floats", "seconds.train", "audit.scored", "audit.aux_images",
     "config.epochs", "config.lambd", "config.noise_std",
 )  # fmt: skip
+SHARES = ("accuracy", "strongest.mse", "worst_case.mse", "ceiling.mse", "floor.mse")
 TEXTS = (
     "strongest.mse_by", "config.net", "config.dataset", "config.defence", "audit.aux",
     "audit.profile", "audit.final", "splits.scored", "seeds.train", "seeds.attack", "device",
@@ -102,7 +102,7 @@ def find_records(paths: Sequence[Path]) -> Found:
     broken: dict[str, str] = {}
     files: dict[Path, Path] = {}
     for path in paths:
-        below = [path] if path.is_file() else sorted(path.rglob("record.json"))
+        below = _below(path)
         if not below:
             raise RunError(f"no record.json in {path}; audit a run first: splitveil audit RUN")
         for file in below:
@@ -124,6 +124,14 @@ def find_records(paths: Sequence[Path]) -> Found:
         for (row, _), seeds in rows.items()
     )
     return Found(tuple(groups), tuple(broken), tuple(broken.values()))
+
+
+def _below(path: Path) -> list[Path]:
+    """The record at a path, or all below it."""
+    try:
+        return [path] if path.is_file() else sorted(path.rglob("record.json"))
+    except OSError as err:
+        raise RunError(f"cannot look into {path}: {err.strerror}; check the path") from err
 
 
 def _place(file: Path) -> tuple[Path, Path]:
@@ -153,7 +161,7 @@ def _names(rows: Sequence[Path]) -> dict[Path, str]:
 def _read(file: Path) -> Json | str:
     """The record in a file, or what is wrong with it."""
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         return f"no JSON: {err}"
     if not isinstance(record, dict):
@@ -172,6 +180,7 @@ def _check(record: Json) -> None:
     """Refuse a record whose values are not of the kind that an audit writes."""
     for path in NUMBERS:
         number(record, *path.split("."))
+    refuse_impossible(record, *SHARES)
     for path in TEXTS:
         text(record, *path.split("."))
     best = text(record, "strongest", "mse_by")
@@ -209,10 +218,45 @@ def per_image_mse(record: Json) -> NDArray[np.float64] | None:
 def read_published(path: Path) -> dict[str, Published]:
     """Rows of a JSON file {name: {accuracy, mse, source}}; accuracies are shares."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return {name: Published(**row) for name, row in data.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as err:
-        raise RunError(f"{path} is not a file of published rows: {err}") from err
+        data = parse(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError(f"it must hold an object of rows, got {type(data).__name__}")
+        return {name: _published(name, row) for name, row in data.items()}
+    except (OSError, ValueError) as err:
+        raise RunError(
+            f"{path} is not a file of published rows: {err}; a row is, for example, "
+            '"cem": {"accuracy": 0.9, "mse": 0.01, "source": "where it is printed"}'
+        ) from err
+
+
+def _published(name: str, given: object) -> Published:
+    """A row of a file, each value of its kind; raises ValueError naming the row and the key."""
+    row = finite(given)
+    if not isinstance(row, dict):
+        raise ValueError(f"row '{name}' must be an object, got {type(row).__name__}")
+    known = [field.name for field in fields(Published)]
+    strange = [f"unknown {key}" for key in row if key not in known]
+    missing = [f"no {key}" for key in known[:3] if row.get(key) is None]
+    if strange or missing:
+        raise ValueError(f"row '{name}': {', '.join(missing + strange)}")
+    for key in ("source", "aux"):
+        if not isinstance(row.get(key, ""), str):
+            raise ValueError(f"row '{name}': {key} must be a text, got {row[key]!r:.60}")
+    try:
+        refuse_impossible(row, "accuracy", "mse", "reconstruction_accuracy")
+        for key in ("ssim_zeropad", "psnr_pooled"):
+            number(row, key)
+    except RunError as err:
+        raise ValueError(f"row '{name}': {err}") from err
+    return Published(**row)
+
+
+def refuse_impossible(record: Mapping[str, Any], *paths: str) -> None:
+    """Refuse accuracies and errors outside 0 to 1; images and their reconstructions lie there."""
+    for path in paths:
+        value = number(record, *path.split("."))
+        if value is not None and not 0 <= value <= 1:
+            raise RunError(f"`{path}` must lie between 0 and 1, got {value:g}")
 
 
 def reported(group: Group, published: Mapping[str, Published]) -> Published | None:

@@ -1,7 +1,7 @@
 """The client: image in, noisy smashed data out, logits back. numpy and onnxruntime, no torch."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,14 @@ from splitveil.serve.manifest import (
 )
 from splitveil.serve.session import load_half
 from splitveil.serve.stages import apply_stages
-from splitveil.serve.transport import HttpTransport, Persistent, Reply, Transport
+from splitveil.serve.transport import (
+    HttpTransport,
+    Persistent,
+    Reply,
+    Transport,
+    printable,
+    shown,
+)
 from splitveil.serve.wire import HEADER_LENGTH, TensorSpec, decode_answer, encode_request
 
 Rows = NDArray[np.float32]
@@ -52,6 +59,7 @@ class Client:
         batch: int = 32,
         binary: bool = True,
         capture: str | Path | None = None,
+        waiting: Callable[[str, float], None] = lambda problem, seconds: None,
     ) -> None:
         """Load and verify the client's half in `folder`.
 
@@ -68,7 +76,10 @@ class Client:
             batch: Images sent in one request.
             binary: Raw bytes on the wire instead of JSON numbers.
             capture: New file that keeps what is sent, for an audit of the wire.
+            waiting: Told, before each pause for another attempt, the problem and the seconds spent.
         """
+        if token is not None and not (token and printable(token)):
+            raise ServerError("a token is printable ASCII without spaces; take the server's own")
         place = Path(folder)
         self.manifest = read_manifest(place)
         self._stages = read_stages(place, self.manifest)
@@ -76,7 +87,7 @@ class Client:
         once = HttpTransport(server, timeout=timeout, ca_file=ca_file) if isinstance(
             server, str
         ) else server  # fmt: skip
-        self._once, call = once, Persistent(once=once, patience=patience)
+        self._once, call = once, Persistent(once=once, patience=patience, waiting=waiting)
         self._call: Transport = call if capture is None else Recorder(call, Path(capture))
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._cache, self._batch, self._binary = DrawCache(cache), batch, binary
@@ -128,12 +139,13 @@ class Client:
             told = json.loads(reply.body)
             inputs = [(t["name"], t["datatype"], t["shape"]) for t in told["inputs"]]
             other = told.get("parameters", {}).get("export", self.manifest.identity)
-        except (ValueError, KeyError, TypeError, AttributeError) as err:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
             raise ServerError(f"the server describes its model in no known way: {err!r}") from err
         expected = [(WIRE, "FP32", [-1, *self.manifest.wire_shape])]
         if inputs != expected or other != self.manifest.identity:
             raise ServerError(
-                f"the server's half is of another export: it takes {inputs}, export {other}; this "
+                f"the server's half is of another export: it takes {shown(str(inputs))}, export "
+                f"{shown(str(other))}; this "
                 f"client sends {expected}, export {self.manifest.identity}. Deploy both from one"
             )
         self._met = True
@@ -168,10 +180,10 @@ def reason(reply: Reply) -> str:
     """
     try:
         told = json.loads(reply.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         told = None
     words = told.get("error") if isinstance(told, Mapping) else None
-    return str(words)[:200] if words else "no reason given"
+    return shown(str(words)) if words else "no reason given"
 
 
 def check_images(images: NDArray[Any], shape: tuple[int, ...]) -> Rows:

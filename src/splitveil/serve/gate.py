@@ -64,6 +64,8 @@ class Gate:
             await answer(scope, receive, counted)
         elif self._is_page(scope["path"]):
             await self._visit(scope, receive, counted)
+        elif scope["path"] in OPEN_PATHS:  # a full server is alive: no reason to restart it
+            await self._app(scope, receive, counted)
         elif self._metrics.in_flight >= self._max_in_flight:
             answer = refuse(503, "too many requests at once; try again later", RETRY)
             await answer(scope, receive, counted)

@@ -70,10 +70,11 @@ def listen(host: str, port: int) -> socket.socket:
         listening.bind((host, port))
         listening.listen(BACKLOG)
         return listening
-    except OSError as err:
+    except (OSError, OverflowError, UnicodeError) as err:  # the last two: no port, no host's name
         listening.close()
+        reason = getattr(err, "strerror", None) or err
         raise ServerError(
-            f"cannot listen on {host}:{port}: {err.strerror}; choose another --port or --host"
+            f"cannot listen on {host}:{port}: {reason}; choose another --port or --host"
         ) from err
 
 

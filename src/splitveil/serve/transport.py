@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from splitveil.serve.faults import ServerError
 
 TRY_AGAIN = frozenset({429, 502, 503, 504})  # busy, restarting or slow: the same call may succeed
+MOST_BYTES = 1 << 26  # of an answer: more than any logits, and no danger to the device's memory
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ class HttpTransport:
         try:
             connection.request(method, self._base + path, body or None, dict(headers))
             answer = connection.getresponse()
-            content = answer.read()
+            content = answer.read(MOST_BYTES + 1)
+            if len(content) > MOST_BYTES:
+                raise ServerError(f"the answer exceeds {MOST_BYTES} bytes; is this the server?")
             done = True
         finally:
             if not done:
@@ -84,11 +87,33 @@ def _parts(url: str) -> tuple[str, int | None, str, bool]:
     try:
         parts = urlsplit(url)
         port = parts.port
+        host = (parts.hostname or "").encode("idna").decode("ascii")
     except ValueError as err:
         raise ServerError(wrong) from err
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+    if (
+        parts.scheme not in ("http", "https")
+        or not host
+        or parts.query
+        or not printable(parts.path)
+    ):
         raise ServerError(wrong)
-    return parts.hostname, port, parts.path.rstrip("/"), parts.scheme == "https"
+    if parts.username is not None:
+        raise ServerError("a server's address holds no user or password; give a token instead")
+    return host, port, parts.path.rstrip("/"), parts.scheme == "https"
+
+
+def printable(text: str) -> bool:
+    """Whether a text can stand in a request line or a header: ASCII without spaces."""
+    return text.isascii() and text.isprintable() and " " not in text
+
+
+def shown(text: str) -> str:
+    r"""A stranger's words, shortened, without what would command the terminal.
+
+    >>> shown("no\x1b[2J such model")
+    'no [2J such model'
+    """
+    return "".join(c if c.isprintable() else " " for c in text[:200])
 
 
 def pause(
@@ -117,17 +142,19 @@ def _asked(reply: Reply) -> float:
 class Persistent:
     """A transport that tries again while the server is busy or away, for `patience` seconds.
 
-    What is tried again are the same bytes: an answer lost on the way costs no second draw.
+    What is tried again are the same bytes: an answer lost on the way costs no second draw. Before
+    each pause `waiting` is told the problem and the seconds that were spent so far.
     """
 
     once: Transport
     patience: float = 60.0
+    waiting: Callable[[str, float], None] = lambda problem, seconds: None
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
 
     def __call__(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
         """The first answer that is not "try again"; raises `ServerError` when time is up."""
-        end = self.clock() + self.patience
+        began = self.clock()
         attempt = 0
         while True:
             asked = 0.0
@@ -142,12 +169,14 @@ class Persistent:
                     "of its authority with --ca"
                 ) from err
             except (OSError, http.client.HTTPException) as err:
-                problem = f"{type(err).__name__}: {err}"
+                problem = f"{type(err).__name__}: {shown(str(err))}"
             wait = pause(attempt, secrets.randbelow(1000) / 1000, asked)
-            if self.clock() + wait > end:
+            spent = self.clock() - began
+            if spent + wait > self.patience:
                 raise ServerError(
                     f"no answer after {attempt + 1} attempts in {self.patience:g} s; the last: "
                     f"{problem}. Is the server running, and is the address right?"
                 )
+            self.waiting(problem, spent)
             self.sleep(wait)
             attempt += 1

@@ -151,8 +151,10 @@ def read_plan(folder: Path) -> Plan:
 def _read(file: Path) -> Json:
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as err:
-        raise RunError(f"{file} cannot be read: {err}") from err
+    except (OSError, ValueError, TypeError) as err:
+        raise RunError(
+            f"{file} cannot be read: {err}; mend it, or start a new sweep with another --name"
+        ) from err
 
 
 def run_sweep(

@@ -19,7 +19,7 @@ def explain_os_error(path: Path) -> Iterator[None]:
     except OSError as err:
         raise RunError(
             f"cannot write {path}: {err.strerror or err}; nothing was lost: what was complete "
-            "before is still there. Free some space or choose another folder with --runs-dir"
+            "before is still there. Free some space or choose another folder"
         ) from err
 
 

@@ -1,0 +1,37 @@
+"""What the terminal shows: words whole, names as they are, nothing cut off."""
+
+import pytest
+
+from splitveil import console
+
+
+@pytest.mark.parametrize("width", [200, 80, 40])
+def test_a_table_loses_nothing_however_narrow_the_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console.out, "_width", width)
+    headings = ["attack", "access", "MSE ↑", "PSNR ↓", "SSIM ↓", "seconds", "remark"]
+    row = [
+        "decoder-perceptual",
+        "black-box",
+        "0.0447",
+        "13.50",
+        "0.743",
+        "0.7",
+        "32 images, linear",
+    ]
+    console.show_table("title", headings, [row])
+    shown = capsys.readouterr().out.split()
+    for word in " ".join(["title", *headings, *row]).split():
+        assert word in shown
+
+
+def test_names_are_printed_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console.out, "_width", 80)
+    console.show_table("[red]run", ["[bold]x"], [["a:-1:b"]])
+    console.show_error("port :-1: of [red]host")
+    told = capsys.readouterr()
+    assert all(name in told.out for name in ("[red]run", "[bold]x", "a:-1:b"))
+    assert "port :-1: of [red]host" in told.err
