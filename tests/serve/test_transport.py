@@ -1,6 +1,8 @@
 """Trying again: how long, how often, and when not."""
 
 import http.client
+import socket
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -166,3 +168,20 @@ def test_an_answer_without_end_is_not_read_to_the_end(monkeypatch: pytest.Monkey
             once("GET", "/", b"", {})
         monkeypatch.setattr(transport, "MOST_BYTES", 1001)
         assert len(once("GET", "/", b"", {}).body) == 1001
+
+
+@pytest.mark.parametrize("body", [b"", b"part"])
+def test_an_answer_that_ends_too_early_is_none(body: bytes) -> None:
+    def answer_in_part(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n" + body)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = threading.Thread(target=answer_in_part, args=(listening,))
+        server.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with HttpTransport(url) as once, pytest.raises(http.client.IncompleteRead):
+            once("GET", "/", b"", {})
+        server.join()
