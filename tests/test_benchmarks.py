@@ -55,3 +55,24 @@ def test_bad_suites_and_sizes_are_refused() -> None:
     for words in (["bench", "surrogate"], ["bench", "--repeats", "0"]):
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 2
+
+
+def test_the_page_on_deployment_says_what_was_measured() -> None:
+    root = Path(__file__).parents[1]
+    [path] = [p for p in RESULTS if p.name.startswith("serve--")]
+    found = json.loads(path.read_text(encoding="utf-8"))
+    page = " ".join((root / "docs" / "deploy.md").read_text(encoding="utf-8").split())
+    speed = {row["mode"]: row["images_per_second"] for row in found["rows"]}
+    direct = max(value for mode, value in speed.items() if mode != "server")
+    single, full = (
+        found["latency"][kind]["p99_ms"] for kind in ("one at a time", "at the best throughput")
+    )
+    statuses = found["overload"]["statuses"]
+    assert found["overload"]["neither_answered_nor_shed"] == 0
+    for words in (
+        f"{found['ratios']['server to direct']:.2f} of the direct throughput",
+        f"({speed['server']:.0f} against {direct:.0f} images/s)",
+        f"{single:.0f} ms for one request at a time and {full:.0f} ms at full throughput",
+        f"{statuses['200']} requests were answered, {statuses['429']} refused and none lost",
+    ):
+        assert words in page

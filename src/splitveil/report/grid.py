@@ -146,16 +146,13 @@ def _draw_label(
     if mse is None and attack in gallery.mse:
         mse, suffix = float(np.mean(gallery.mse[attack])), " (shown images)"
     ink = CEILING if strongest else INK
-    name = shown(attack, 20) + ("  ★ strongest" if strongest else "")
-    _say(
-        axes,
-        MARGIN,
-        top + TILE / 2 - 0.10,
-        name,
-        ink=ink,
-        weight="bold" if strongest else "normal",
-    )
-    _say(axes, MARGIN, top + TILE / 2 + 0.10, f"MSE {format_mse(mse)}{suffix}", size=8.0, ink=GREY)
+    weight = "bold" if strongest else "normal"
+    _say(axes, MARGIN, top + TILE / 2 - 0.10, shown(attack, 20), ink=ink, weight=weight)
+    score = f"MSE {format_mse(mse)}{suffix}"
+    if strongest:  # below the name: beside a long one it would reach into the images
+        score += "  ★ strongest"
+    ink = CEILING if strongest else GREY
+    _say(axes, MARGIN, top + TILE / 2 + 0.10, score, size=8.0, ink=ink)
 
 
 def _draw_row(axes: "Axes", pixels: Pixels, top: float, frame: str = RULE) -> None:
