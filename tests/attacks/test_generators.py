@@ -2,28 +2,13 @@
 
 import pytest
 import torch
+from attacks.made import generator, planted
 from torch import Tensor, nn
 
 from splitveil.attacks.generators import Factors, Posterior, fit_factors, sharpened, shrinkage
 from splitveil.attacks.rmle import Energy, Facts
 from splitveil.nets import Channel
 from splitveil.types import Labelled
-
-
-def generator(seed: int = 9) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def planted(n: int, seed: int) -> Labelled:
-    """Images of three classes, each a plane of six dimensions among 8×8 pixels, hardly blurred."""
-    stream = generator(0)
-    means = 0.3 + 0.4 * torch.rand(3, 64, generator=stream)
-    basis = 0.06 * torch.randn(64, 6, generator=stream)
-    stream = generator(seed)
-    labels = torch.randint(3, (n,), generator=stream)
-    flat = means[labels] + torch.randn(n, 6, generator=stream) @ basis.T
-    flat += 0.01 * torch.randn(n, 64, generator=stream)
-    return Labelled(flat.clamp(0, 1).view(n, 1, 8, 8), labels)
 
 
 def error(guess: Tensor, x: Labelled) -> float:

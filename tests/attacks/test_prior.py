@@ -3,10 +3,11 @@
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
+from attacks.made import Formula, Guess, dropped, generator, planted
 from torch import Tensor, nn
 
 from splitveil.attacks import prior
@@ -19,55 +20,12 @@ from splitveil.attacks.prior import Prior
 from splitveil.attacks.rmle import Rmle
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import Access, Attack, BlackBox, Fitted, Labelled, Observation, Victim
+from splitveil.types import Access, Attack, Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 FAST = Prior(start=MeanImage(), factors=8, steps=40, refine=20, chunk=8, calibrate=False)
 COUNTS = {"factors": 0, "net_steps": -1, "steps": 0, "refine": -1, "draws": 0, "restarts": -1}
 OTHERS = {"chunk": 0, "limit": 0, "min_aux": 10, "lr": math.nan}
-
-
-def generator(seed: int = 9) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-class Formula(nn.Module):
-    """An encoder of (x), or a stage of a channel of (z, generator), given by a function."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor | torch.Generator) -> Tensor:
-        return self.function(*args)
-
-
-def dropped(z: Tensor, stream: torch.Generator) -> Tensor:
-    return 2 * z * (torch.rand(z.shape, generator=stream) < 0.5)
-
-
-@dataclass(frozen=True)
-class Guess:
-    """An attack that answers with a function of z."""
-
-    function: Callable[[Tensor], Tensor]
-    access: Access = Access.BLACK_BOX
-
-    def fit(self, victim: BlackBox, *_: object) -> Fitted:
-        del victim
-        return Fitted(lambda seen: self.function(seen.z))
-
-
-def planted(n: int, seed: int) -> Labelled:
-    """Images of three classes, each a plane of six dimensions among 8×8 pixels, hardly blurred."""
-    stream = generator(0)
-    means = 0.3 + 0.4 * torch.rand(3, 64, generator=stream)
-    basis = 0.06 * torch.randn(64, 6, generator=stream)
-    stream = generator(seed)
-    labels = torch.randint(3, (n,), generator=stream)
-    flat = means[labels] + torch.randn(n, 6, generator=stream) @ basis.T
-    flat += 0.01 * torch.randn(n, 64, generator=stream)
-    return Labelled(flat.clamp(0, 1).view(n, 1, 8, 8), labels)
 
 
 def bottleneck(noise: float = 0.02) -> Victim:

@@ -3,10 +3,11 @@
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
+from attacks.made import Formula, Guess, dropped, generator
 from torch import Tensor, nn
 
 from splitveil.attacks.decoder import Decoder
@@ -16,16 +17,12 @@ from splitveil.attacks.linear import Linear
 from splitveil.attacks.rmle import Energy, Facts, Rmle, measure_channel
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import Access, Attack, BlackBox, Fitted, Labelled, Observation, Victim
+from splitveil.types import Access, Attack, Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 FAST = Rmle(start=MeanImage(), steps=100, chunk=8)
 COUNTS = {"steps": 0, "draws": 0, "chunk": 0, "limit": 0, "min_aux": 10, "restarts": -1}
 WEIGHTS = {"lr": -0.1, "tv": math.inf, "prior": math.nan}
-
-
-def generator(seed: int = 9) -> torch.Generator:  # not an image's seed: noise must be independent
-    return torch.Generator().manual_seed(seed)
 
 
 def conv(inputs: int, outputs: int) -> nn.Conv2d:
@@ -34,35 +31,8 @@ def conv(inputs: int, outputs: int) -> nn.Conv2d:
     return layer
 
 
-class Formula(nn.Module):
-    """An encoder of (x), or a stage of a channel of (z, generator), given by a function."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor | torch.Generator) -> Tensor:
-        return self.function(*args)
-
-
 def halves(z: Tensor, *_: torch.Generator) -> Tensor:
     return (2 * z).round() / 2
-
-
-def dropped(z: Tensor, stream: torch.Generator) -> Tensor:
-    return 2 * z * (torch.rand(z.shape, generator=stream) < 0.5)
-
-
-@dataclass(frozen=True)
-class Guess:
-    """An attack that answers with a function of z."""
-
-    function: Callable[[Tensor], Tensor]
-    access: Access = Access.BLACK_BOX
-
-    def fit(self, victim: BlackBox, *_: object) -> Fitted:
-        del victim
-        return Fitted(lambda seen: self.function(seen.z))
 
 
 def observed(victim: Victim, x: Tensor) -> Observation:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from defences.made import trained
 from torch import Tensor, nn
 
-from splitveil import RunConfig, fit
 from splitveil.config import build_defence, find_defence, make_config
 from splitveil.defences import Arl, DecodingAdversary
 from splitveil.errors import ConfigError
@@ -111,14 +111,6 @@ def test_it_stacks_with_a_penalty(name: str) -> None:
 def test_two_adversaries_are_refused() -> None:
     with pytest.raises(ConfigError, match="'arl' stands twice"):
         find_defence("arl+arl")
-
-
-def trained(folder: Path, name: str, defence: str, **settings: float) -> dict[str, Tensor]:
-    config = RunConfig(
-        dataset="digits", defence=defence, epochs=1, runs_dir=str(folder), name=name,
-        settings=settings, device="cpu",
-    )  # fmt: skip
-    return fit(config).model.state_dict()
 
 
 def test_at_strength_zero_it_is_training_with_noise_bit_for_bit(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from defences.made import trained
 from torch import Tensor
 
-from splitveil import RunConfig, fit
 from splitveil.config import build_defence, find_defence, make_config
 from splitveil.defences import BilateralDependency
 from splitveil.errors import ConfigError
@@ -37,14 +37,6 @@ def slow_hsic(k: Tensor, m: Tensor) -> float:
     h = eye - 1 / n
     white = [h @ v @ h @ torch.linalg.inv(h @ v @ h + 1e-5 * n * eye) for v in (k, m)]
     return float(torch.trace(white[0] @ white[1]))
-
-
-def trained(folder: Path, name: str, defence: str, **settings: float) -> dict[str, Tensor]:
-    config = RunConfig(
-        dataset="digits", defence=defence, epochs=1, runs_dir=str(folder), name=name,
-        settings=settings, device="cpu",
-    )  # fmt: skip
-    return fit(config).model.state_dict()
 
 
 def test_both_terms_are_those_of_the_loops() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from defences.made import trained
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from splitveil import RunConfig, fit
 from splitveil.config import build_defence, find_defence, make_config
 from splitveil.defences import ScissorsBound
 from splitveil.defences.infoscissors import squared_error, squared_error_of_strangers
@@ -46,14 +46,6 @@ class Told(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         return self.weight * self.x + (1 - self.weight) * 0.5 + 0 * z.mean()
-
-
-def trained(folder: Path, name: str, defence: str, **settings: float) -> dict[str, Tensor]:
-    config = RunConfig(
-        dataset="digits", defence=defence, epochs=1, runs_dir=str(folder), name=name,
-        settings=settings, device="cpu", held_out=0.7,
-    )  # fmt: skip
-    return fit(config).model.state_dict()
 
 
 def test_strangers_by_hand_and_by_loop() -> None:
@@ -158,8 +150,8 @@ def test_it_stacks_with_a_penalty() -> None:
 
 
 def test_at_strength_zero_it_is_training_with_noise_bit_for_bit(tmp_path: Path) -> None:
-    off = trained(tmp_path, "off", "infoscissors", scissors_strength=0.0)
-    plain = trained(tmp_path, "plain", "noise")
-    on = trained(tmp_path, "on", "infoscissors", scissors_lr=0.01)
+    off = trained(tmp_path, "off", "infoscissors", scissors_strength=0.0, held_out=0.7)
+    plain = trained(tmp_path, "plain", "noise", held_out=0.7)
+    on = trained(tmp_path, "on", "infoscissors", scissors_lr=0.01, held_out=0.7)
     assert all(torch.equal(off[k], plain[k]) for k in plain)
     assert any(not torch.equal(on[k], plain[k]) for k in plain if k.startswith("encoder"))

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from defences.made import trained
 from torch import Tensor
 
-from splitveil import RunConfig, fit
 from splitveil.config import build_defence, find_defence, make_config
 from splitveil.defences import DistanceCorrelation
 from splitveil.errors import ConfigError
@@ -19,14 +19,6 @@ def batch(scale: float = 1.0) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(1)
     z = scale * torch.rand(12, 4, 2, 2, generator=g)
     return z.requires_grad_(), torch.rand(12, 1, 8, 8, generator=g)
-
-
-def trained(folder: Path, name: str, defence: str, **settings: float) -> dict[str, Tensor]:
-    config = RunConfig(
-        dataset="digits", defence=defence, epochs=1, runs_dir=str(folder), name=name,
-        settings=settings, device="cpu",
-    )  # fmt: skip
-    return fit(config).model.state_dict()
 
 
 def test_three_images_by_hand() -> None:

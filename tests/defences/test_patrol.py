@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from defences.made import trained
 from torch import Tensor, nn
 
-from splitveil import RunConfig, fit
 from splitveil.config import build_defence, find_defence, make_config
 from splitveil.defences import DEFENCES, DecodingAdversary, PruningAdversary
 from splitveil.defences.patrol import filter_importance, kept_filters
@@ -37,14 +37,6 @@ def pruner(*layers: nn.Conv2d, prune: float = 0.25) -> PruningAdversary:
 
 def zeros(weight: Tensor) -> int:
     return int((weight.flatten(1) == 0).all(1).sum())
-
-
-def trained(folder: Path, name: str, defence: str, **settings: float) -> dict[str, Tensor]:
-    config = RunConfig(
-        dataset="digits", defence=defence, epochs=1, runs_dir=str(folder), name=name,
-        settings=settings, device="cpu", held_out=0.7,
-    )  # fmt: skip
-    return fit(config).model.state_dict()
 
 
 def test_importance_is_the_change_of_the_loss_to_first_order() -> None:
@@ -173,9 +165,9 @@ def test_it_stacks_with_a_penalty_and_not_with_arl() -> None:
 
 
 def test_at_strength_zero_it_is_training_with_noise_and_above_it_prunes(tmp_path: Path) -> None:
-    off = trained(tmp_path, "off", "patrol", patrol_strength=0.0)
-    plain = trained(tmp_path, "plain", "noise")
+    off = trained(tmp_path, "off", "patrol", patrol_strength=0.0, held_out=0.7)
+    plain = trained(tmp_path, "plain", "noise", held_out=0.7)
     assert all(torch.equal(off[k], plain[k]) for k in plain)
-    on = trained(tmp_path, "on", "patrol", patrol_prune=0.5, patrol_prune_at=0.5)
+    on = trained(tmp_path, "on", "patrol", patrol_prune=0.5, patrol_prune_at=0.5, held_out=0.7)
     filters = [v for k, v in on.items() if k.startswith("encoder") and v.ndim == 4]
     assert [zeros(v) for v in filters] == [len(v) // 2 for v in filters]

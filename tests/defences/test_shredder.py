@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from defences.made import trained
 
-from splitveil import RunConfig, fit
 from splitveil.config import build_defence, find_defence, make_config
 from splitveil.defences import DEFENCES, Amplifier, Shredder
 from splitveil.errors import ConfigError
@@ -20,14 +19,6 @@ Y = torch.zeros(6, dtype=torch.long)
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def trained(folder: Path, name: str, defence: str, **settings: float) -> dict[str, Tensor]:
-    config = RunConfig(
-        dataset="digits", defence=defence, epochs=1, runs_dir=str(folder), name=name,
-        settings=settings, device="cpu",
-    )  # fmt: skip
-    return fit(config).model.state_dict()
 
 
 def amplifier(reward: float = 0.5) -> tuple[Amplifier, LearnedNoise]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from defences.made import trained
 from torch import Tensor
 
-from splitveil import RunConfig, fit
 from splitveil.config import build_defence, find_defence, make_config
 from splitveil.defences import SiameseEmbedding
 from splitveil.defences.siamese import contrastive_loss
@@ -31,14 +31,6 @@ def slow_loss(z: Tensor, y: Tensor, margin: float) -> float:
                 total += gap**2 if y[i] == y[j] else max(0.0, margin - gap) ** 2
                 pairs += 1
     return total / pairs
-
-
-def trained(folder: Path, name: str, defence: str, **settings: float) -> dict[str, Tensor]:
-    config = RunConfig(
-        dataset="digits", defence=defence, epochs=1, runs_dir=str(folder), name=name,
-        settings=settings, device="cpu",
-    )  # fmt: skip
-    return fit(config).model.state_dict()
 
 
 def test_three_points_by_hand() -> None:

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from defences.made import trained
 
-from splitveil import RunConfig, fit
 from splitveil.config import build_defence, find_defence, make_config
 from splitveil.defences import DEFENCES
 from splitveil.errors import ConfigError
@@ -16,14 +15,6 @@ from splitveil.runs import load_run
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def trained(folder: Path, name: str, defence: str, **settings: float) -> dict[str, Tensor]:
-    config = RunConfig(
-        dataset="digits", defence=defence, epochs=1, runs_dir=str(folder), name=name,
-        settings=settings, device="cpu",
-    )  # fmt: skip
-    return fit(config).model.state_dict()
 
 
 def test_its_channel_is_the_formula_in_either_mode() -> None:

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from defences.made import trained
 from torch.distributions import Normal, kl_divergence
 
-from splitveil import RunConfig, fit
 from splitveil.config import build_defence, find_defence, make_config
 from splitveil.defences import DEFENCES, BottleneckPrice, VariationalBottleneck
 from splitveil.defences.vib import channel_noise, normal_divergence
@@ -36,14 +35,6 @@ def price(beta: float = 0.1) -> tuple[BottleneckPrice, LearnedNoise]:
     noise = LearnedNoise(0.5)
     noise.size_to((4,))
     return BottleneckPrice(noise, beta), noise
-
-
-def trained(folder: Path, name: str, defence: str, **settings: float) -> dict[str, Tensor]:
-    config = RunConfig(
-        dataset="digits", defence=defence, epochs=1, runs_dir=str(folder), name=name,
-        settings=settings, device="cpu",
-    )  # fmt: skip
-    return fit(config).model.state_dict()
 
 
 def test_the_divergence_by_hand() -> None:

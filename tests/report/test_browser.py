@@ -85,16 +85,16 @@ def pixels(shot: bytes) -> NDArray[np.uint8]:
 
 
 def theme(tab: Tab) -> Any:  # noqa: ANN401
-    return tab.run("getComputedStyle(document.body).backgroundColor")
+    return tab.value("getComputedStyle(document.body).backgroundColor")
 
 
 @pytest.mark.parametrize("name", ["report.html", "slides.html"])
 def test_it_opens_from_disk_without_errors_or_requests(tab: Tab, folder: Path, name: str) -> None:
     tab.open(folder / name)
-    assert tab.run("document.images.length") > 5
+    assert tab.value("document.images.length") > 5
     broken = "[...document.images].filter((i) => !i.complete || !i.naturalWidth).length"
-    assert tab.run(broken) == 0
-    assert tab.troubles == []
+    assert tab.value(broken) == 0
+    assert tab.complaints() == []
     assert [url[:5] for url in tab.requests if not url.startswith("data:")] == ["file:"]
 
 
@@ -102,8 +102,8 @@ def test_it_opens_from_disk_without_errors_or_requests(tab: Tab, folder: Path, n
 @pytest.mark.parametrize("width", [390, 1280])
 def test_nothing_is_wider_than_the_window(tab: Tab, folder: Path, name: str, width: int) -> None:
     tab.open(folder / name, width=width)
-    assert tab.run("document.documentElement.scrollWidth") <= width
-    assert tab.run(WIDER) == []
+    assert tab.value("document.documentElement.scrollWidth") <= width
+    assert tab.value(WIDER) == []
 
 
 @pytest.mark.parametrize("name", ["report.html", "slides.html"])
@@ -112,9 +112,9 @@ def test_every_text_stands_out_from_its_paper(
     tab: Tab, folders: dict[str, Path], name: str, dark: bool
 ) -> None:
     tab.open(folders["en"] / name, dark=dark)
-    tab.run("document.querySelectorAll('.slide').forEach((s) => s.classList.add('shown'))")
-    tab.run("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-    seen, bad = tab.run(CONTRAST)
+    tab.value("document.querySelectorAll('.slide').forEach((s) => s.classList.add('shown'))")
+    tab.value("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    seen, bad = tab.value(CONTRAST)
     assert seen > 60
     assert bad == []
 
@@ -122,7 +122,7 @@ def test_every_text_stands_out_from_its_paper(
 def test_the_theme_switches_and_is_remembered(tab: Tab, folders: dict[str, Path]) -> None:
     page = folders["en"] / "report.html"
     tab.open(page)
-    tab.run("localStorage.clear()")
+    tab.value("localStorage.clear()")
     tab.open(page)
     light = theme(tab)
     tab.scheme(dark=True)
@@ -135,18 +135,18 @@ def test_the_theme_switches_and_is_remembered(tab: Tab, folders: dict[str, Path]
     assert theme(tab) == dark
     tab.open(page)
     assert theme(tab) == dark
-    assert tab.run("document.getElementById('theme').getAttribute('aria-pressed')") == "true"
-    tab.run("localStorage.clear()")
+    assert tab.value("document.getElementById('theme').getAttribute('aria-pressed')") == "true"
+    tab.value("localStorage.clear()")
 
 
 def test_the_slider_lays_the_original_over_the_reconstruction(
     tab: Tab, folders: dict[str, Path]
 ) -> None:
     tab.open(folders["en"] / "report.html")
-    tab.run("document.querySelector('.tile').scrollIntoView({block: 'center'})")
+    tab.value("document.querySelector('.tile').scrollIntoView({block: 'center'})")
 
     def shown() -> NDArray[np.int64]:
-        left, top, right, bottom = tab.run(
+        left, top, right, bottom = tab.value(
             "(() => { const r = document.querySelector('.pair').getBoundingClientRect();"
             " return [r.x, r.y, r.right, r.bottom].map(Math.round); })()"
         )
@@ -154,14 +154,14 @@ def test_the_slider_lays_the_original_over_the_reconstruction(
         return view.astype(np.int64)
 
     def push(key: str, code: int) -> NDArray[np.int64]:
-        tab.run("document.querySelector('.tile input').focus()")
+        tab.value("document.querySelector('.tile input').focus()")
         tab.press(key, code)
         return shown()
 
     made, original = push("Home", 36), push("End", 35)
     assert np.abs(made - original).mean() > 1
     tab.click(".tile input")
-    assert tab.run("document.querySelector('.tile input').value") == "50"
+    assert tab.value("document.querySelector('.tile input').value") == "50"
     half, middle = shown(), made.shape[1] // 2
     assert (half[:, : middle - 4] == original[:, : middle - 4]).all()
     assert (half[:, middle + 4 :] == made[:, middle + 4 :]).all()
@@ -172,16 +172,16 @@ def test_without_a_script_everything_is_there(tab: Tab, folders: dict[str, Path]
     try:
         tab.open(folders["en"] / "report.html")
         hidden = "[...document.images].filter((i) => !i.getBoundingClientRect().width).length"
-        assert tab.run(hidden) == 0
-        assert tab.run("getComputedStyle(document.getElementById('theme')).display") == "none"
+        assert tab.value(hidden) == 0
+        assert tab.value("getComputedStyle(document.getElementById('theme')).display") == "none"
         sides = (
             "[...document.querySelector('.pair').children].map((i) => i.getBoundingClientRect().x)"
         )
-        made, original = tab.run(sides)
+        made, original = tab.value(sides)
         assert original < made  # side by side
         tab.open(folders["en"] / "slides.html")
         heights = "[...document.querySelectorAll('.slide')].map((s) => s.offsetHeight)"
-        assert min(tab.run(heights)) > 0
+        assert min(tab.value(heights)) > 0
     finally:
         tab.scripts(allowed=True)
 
@@ -191,40 +191,40 @@ def test_a_foreign_script_cannot_run(tab: Tab, folders: dict[str, Path], tmp_pat
     page = tmp_path / "tampered.html"
     page.write_text(html.replace("</main>", "<script>window.hacked = 1</script></main>"))
     tab.open(page)
-    assert tab.run("window.hacked") is None
-    assert any("Content Security Policy" in trouble for trouble in tab.troubles)
+    assert tab.value("window.hacked") is None
+    assert any("Content Security Policy" in trouble for trouble in tab.complaints())
 
 
 def test_arrow_keys_turn_the_slides_and_stop_at_the_ends(tab: Tab, folder: Path) -> None:
     tab.open(folder / "slides.html")
-    total = tab.run("document.querySelectorAll('.slide').length")
+    total = tab.value("document.querySelectorAll('.slide').length")
     place = "document.getElementById('place').textContent"
     shown = "[...document.querySelectorAll('.slide')].map((s) => s.offsetHeight > 0)"
-    assert tab.run(place) == f"1 / {total}"
+    assert tab.value(place) == f"1 / {total}"
     tab.press("ArrowLeft", 37)
-    assert tab.run(place) == f"1 / {total}"
+    assert tab.value(place) == f"1 / {total}"
     tab.press("ArrowRight", 39)
-    assert tab.run(shown) == [at == 1 for at in range(total)]
+    assert tab.value(shown) == [at == 1 for at in range(total)]
     tab.click("#next")
     tab.press("ArrowLeft", 37)
-    assert tab.run(place) == f"2 / {total}"
+    assert tab.value(place) == f"2 / {total}"
     tab.press("End", 35)
     tab.press("ArrowDown", 40)
-    assert tab.run(place) == f"{total} / {total}"
+    assert tab.value(place) == f"{total} / {total}"
 
 
 def test_no_slide_is_taller_than_the_screen(tab: Tab, folder: Path) -> None:
     tab.open(folder / "slides.html", width=1280, height=720)
-    total = tab.run("document.querySelectorAll('.slide').length")
+    total = tab.value("document.querySelectorAll('.slide').length")
     for _ in range(total):
-        assert tab.run("document.documentElement.scrollHeight") <= 720
+        assert tab.value("document.documentElement.scrollHeight") <= 720
         tab.press("ArrowRight", 39)
 
 
 def test_slides_print_one_to_a_page(tab: Tab, folder: Path) -> None:
     tab.open(folder / "slides.html")
     pages = len(re.findall(rb"/Type\s*/Page\b(?!s)", tab.pdf()))
-    assert pages == tab.run("document.querySelectorAll('.slide').length")
+    assert pages == tab.value("document.querySelectorAll('.slide').length")
 
 
 def test_the_printed_page_is_light_and_opens_its_passports(
@@ -234,15 +234,15 @@ def test_the_printed_page_is_light_and_opens_its_passports(
     tab.call("Emulation.setEmulatedMedia", media="print")
     try:
         assert theme(tab) == "rgb(255, 255, 255)"
-        assert tab.run(CONTRAST)[1] == []
-        tab.size(688)  # A4 less its margins
-        tab.run("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-        assert tab.run(WIDER) == []
-        assert tab.run("document.documentElement.scrollHeight") < 12_000
+        assert tab.value(CONTRAST)[1] == []
+        tab.size(688, 900)  # A4 less its margins
+        tab.value("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        assert tab.value(WIDER) == []
+        assert tab.value("document.documentElement.scrollHeight") < 12_000
     finally:
         tab.call("Emulation.setEmulatedMedia", media="")
     tab.open(folders["en"] / "report.html")
-    tab.run("dispatchEvent(new Event('beforeprint'))")
-    assert tab.run("document.querySelectorAll('details:not([open])').length") == 0
-    tab.run("dispatchEvent(new Event('afterprint'))")
-    assert tab.run("document.querySelectorAll('.passport[open]').length") == 0
+    tab.value("dispatchEvent(new Event('beforeprint'))")
+    assert tab.value("document.querySelectorAll('details:not([open])').length") == 0
+    tab.value("dispatchEvent(new Event('afterprint'))")
+    assert tab.value("document.querySelectorAll('.passport[open]').length") == 0

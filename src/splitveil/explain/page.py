@@ -1,12 +1,11 @@
 """One page of pictures about one run: no script, no network, pictures inside and beside it."""
 
 import base64
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitveil.errors import RunError
+from splitveil.report.page import put_all
 
 PAGE = "explain.html"
 
@@ -109,17 +108,4 @@ def write_page(folder: Path, title: str, lead: str, panels: Sequence[Panel]) -> 
     """Write the page and its pictures into a folder; returns their paths, the page first."""
     contents = {folder / PAGE: render(title, lead, panels).encode("utf-8")}
     contents |= {folder / panel.file: panel.png for panel in panels if panel.png}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, content in contents.items():
-            part = path.with_name(f".{path.name}.{os.getpid()}.part")
-            try:
-                part.write_bytes(content)
-                os.replace(part, path)
-            finally:
-                part.unlink(missing_ok=True)
-    except OSError as err:
-        raise RunError(
-            f"cannot write into {folder}: {err}; choose a folder you may write to with --out"
-        ) from err
-    return list(contents)
+    return put_all(folder, contents)

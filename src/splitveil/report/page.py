@@ -60,11 +60,7 @@ def write_report(
     files = {path: text.encode("utf-8") for path, text in contents.items()}
     for picture in pictures.listed():
         files |= {folder / name: content for name, content in picture.files().items()}
-    with _explained(page):
-        folder.mkdir(parents=True, exist_ok=True)
-    for path, content in files.items():
-        put(path, content)
-    return list(files)
+    return put_all(folder, files)
 
 
 @contextmanager
@@ -75,6 +71,15 @@ def _explained(path: Path) -> Iterator[None]:
         raise RunError(
             f"cannot write {path}: {err}; choose a folder you may write to, or free some space"
         ) from err
+
+
+def put_all(folder: Path, files: Mapping[Path, bytes]) -> list[Path]:
+    """Make a folder and put files in place; returns their paths, in order."""
+    with _explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for path, content in files.items():
+        put(path, content)
+    return list(files)
 
 
 def put(path: Path, content: bytes) -> None:
