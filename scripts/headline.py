@@ -70,6 +70,7 @@ def plan(row: Row, seed: int, options: argparse.Namespace) -> Job:
     run = Path(options.runs_dir) / name
     train = ["train", *row.options, "--seed", str(seed), "--name", name, "--final"]
     train += ["--runs-dir", options.runs_dir]
+    train += ["--set", "compile=true"] if options.compile else []
     train += ["--data-dir", options.data_dir] if options.data_dir else []
     if (run / "checkpoint.safetensors").is_file():
         train.append("--resume")
@@ -215,6 +216,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--attacks-first-only", action="store_true", help="only the main audit of each row"
     )
+    parser.add_argument("--compile", action="store_true", help="train with compile=true")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--train-only", action="store_true", help="no audits")
     only.add_argument("--audit-only", action="store_true", help="only runs that are trained")

@@ -34,7 +34,7 @@ BLOCK = re.compile(r"(<!-- built: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SHORT = ("row", "net", "seeds", "accuracy", "reported accuracy", "strongest attack MSE",
          "reported MSE", "by", "SSIM", "worst-case MSE", "leakage", "rate")  # fmt: skip
 TRAINING = ("batch_size", "lr", "schedule", "momentum", "weight_decay", "noise_std", "held_out",
-            "split_seed")  # fmt: skip
+            "split_seed", "compile")  # fmt: skip
 BEFORE = {"ramp": 0.0}  # what a setting was before records named it
 
 

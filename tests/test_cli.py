@@ -137,6 +137,10 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "missing path": ([*train, "--dataset", "npz:absent.npz"], "absent.npz"),
         "negative lambda": ([*train, "--set", "lambd=-1"], "lambd must be a finite number ≥ 0"),
         "rate without noise": ([*train, "--set", "noise_std=0"], "needs channel noise"),
+        "compiled on a CPU": (
+            [*train, "--device", "cpu", "--set", "compile=true"],
+            "compile=true is for a GPU",
+        ),
         "noise without a noisy defence": (
             [*train, "--defence", "none", "--set", "noise_std=0.1"],
             "adds no noise",

@@ -49,8 +49,15 @@ def planned(
 
 
 def options(folder: Path, **others: object) -> argparse.Namespace:
-    usual = {"runs_dir": str(folder / "r"), "out": str(folder / "o"), "data_dir": None,
-             "profile": "smoke", "attacks_first_only": False, "seeds": [0]}  # fmt: skip
+    usual = {
+        "runs_dir": str(folder / "r"),
+        "out": str(folder / "o"),
+        "data_dir": None,
+        "profile": "smoke",
+        "attacks_first_only": False,
+        "compile": False,
+        "seeds": [0],
+    }
     return argparse.Namespace(**(usual | others))
 
 
@@ -68,6 +75,12 @@ def half_trained(run: Path, *, epoch: int, saved: int) -> None:
     (run / "metrics.jsonl").write_text(line + '\n{"kind": "step", "ep')
     state = {"state": json.dumps({"step": saved})}
     save_file({"w": torch.zeros(1)}, run / "checkpoint.safetensors", metadata=state)
+
+
+def test_a_whole_table_can_be_trained_compiled(planned: Planned, tmp_path: Path) -> None:
+    commands = planned("--out", str(tmp_path), "--compile")
+    assert all(settings_of(c)["compile"] is True for c in commands if c[1] == "train")
+    assert all("--set" not in c for c in commands if c[1] == "audit")
 
 
 def test_every_row_is_trained_once_per_seed_and_audited(planned: Planned, tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ class RunConfig:
 
     `settings` are the defence's own arguments under their flat names (`lambd`, `form`, …).
     `held_out` reserves a share of the training images for an attacker; `final` trains on
-    train+val, once, after everything was chosen.
+    train+val, once, after everything was chosen. `compile` fuses the kernels of both halves on a
+    GPU: half a minute at the start, a third less per epoch.
     """
 
     dataset: str = "digits"
@@ -76,6 +77,7 @@ class RunConfig:
     held_out: float = 0.0
     final: bool = False
     split_seed: int = 0
+    compile: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -201,6 +203,9 @@ def resolve(config: RunConfig, dataset: Dataset) -> RunConfig:
     if net == "auto":
         net = "small" if min(dataset.image_shape[1:]) < SMALL_SIDE else defence.client
     find_net(net)  # an unknown one is refused here, before anything is written
+    device = find_device(config.device)
+    if config.compile and device == "cpu":
+        raise ConfigError("compile=true is for a GPU, and this run is on the CPU; leave it out")
     return replace(
         config,
         name=config.folder.name,
@@ -209,7 +214,7 @@ def resolve(config: RunConfig, dataset: Dataset) -> RunConfig:
         lr=recipe.lr if config.lr is None else config.lr,
         noise_std=noise if defence.noisy else 0.0,
         net=net,
-        device=find_device(config.device),
+        device=device,
     )
 
 

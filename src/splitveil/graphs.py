@@ -1,35 +1,15 @@
 """Steps replayed from a CUDA graph, and work that runs beside other work on a GPU."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 Step = Callable[[], None]
 T = TypeVar("T")
 WARM_UP = 3  # eager calls before the capture: cuDNN picks its kernels, optimisers their buffers
-
-
-KERNELS_TRIED = 10  # of cuDNN's list for one convolution; the first four hold no fast one
-
-
-@contextmanager
-def fastest_kernels() -> Iterator[None]:
-    """Times a few of cuDNN's algorithms for each new shape instead of taking its first guess."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.benchmark_limit
-    cudnn.benchmark, cudnn.benchmark_limit = True, KERNELS_TRIED
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.benchmark_limit = before
-
-
-def guessed_badly(net: nn.Module) -> bool:
-    """Whether cuDNN's first guess is slow for a network: it is for depthwise convolutions."""
-    return any(isinstance(m, nn.Conv2d) and m.groups > 1 for m in net.modules())
 
 
 @contextmanager
@@ -43,18 +23,15 @@ def tensor_cores() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def captured(
-    step: Step, device: torch.device, generators: Sequence[Generator] = (), *, timed: bool = False
-) -> Step:
+def captured(step: Step, device: torch.device, generators: Sequence[Generator] = ()) -> Step:
     """The same step, replayed from a graph after a few eager calls; on a CPU the step itself.
 
     `step` takes and returns nothing: it reads tensors that stay where they are, writes results
     into others, clears gradients to None at its start, and never asks the device for a value.
     `generators` are the streams it draws from beside torch's own; they advance with every replay.
-    Numbers that change between steps (a learning rate, a weight) must be tensors. If `timed`, the
-    first call looks for `fastest_kernels`, which takes seconds.
+    Numbers that change between steps (a learning rate, a weight) must be tensors.
     """
-    return _Graph(step, device, generators, timed=timed) if device.type == "cuda" else step
+    return _Graph(step, device, generators) if device.type == "cuda" else step
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
@@ -69,10 +46,8 @@ def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
 class _Graph:
     """Eager calls on a side stream, then one capture, then replays."""
 
-    def __init__(
-        self, step: Step, device: torch.device, generators: Sequence[Generator], *, timed: bool
-    ) -> None:
-        self._step, self._generators, self._timed = step, generators, timed
+    def __init__(self, step: Step, device: torch.device, generators: Sequence[Generator]) -> None:
+        self._step, self._generators = step, generators
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._graph: torch.cuda.CUDAGraph | None = None
         self._calls = 0
@@ -82,15 +57,14 @@ class _Graph:
             self._graph.replay()
             return
         self._calls += 1
-        with fastest_kernels() if self._timed else nullcontext():
-            if self._calls > WARM_UP:
-                self._graph = self._capture()
-                self._graph.replay()
-                return
-            self._side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._side):
-                self._step()
-            torch.cuda.current_stream().wait_stream(self._side)
+        if self._calls > WARM_UP:
+            self._graph = self._capture()
+            self._graph.replay()
+            return
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            self._step()
+        torch.cuda.current_stream().wait_stream(self._side)
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

@@ -76,6 +76,7 @@ def train_run(
         seed=config.seed,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
+        compile=config.compile,
     )
     train_set = TrainSet(
         images=dataset.images,

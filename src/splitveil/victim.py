@@ -108,9 +108,11 @@ class Victim:
 
     def white_box(self) -> "WhiteBox":
         """The view a white-box attack is given: queries, and copies of encoder and channel."""
-        parts = copy.deepcopy((self.encoder, self._channel))
+        encoder, channel = copy.deepcopy((self.encoder, self._channel))
+        if self.device.type == "cuda":  # a search goes through it thousands of times
+            encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         box = self.black_box()
-        return WhiteBox(box.send, self.device, *parts, prepare=box.prepare)
+        return WhiteBox(box.send, self.device, encoder, channel, prepare=box.prepare)
 
 
 @dataclass(frozen=True)

@@ -181,3 +181,16 @@ def test_counting_leaves_no_trace(training: bool) -> None:
 def test_a_client_in_double_precision_can_be_counted() -> None:
     model = cut(mlp().double(), 2)
     assert (model.macs((3, 4, 4)), model.wire_floats((3, 4, 4))) == (48 * 6, 6)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler's own
+def test_a_compiled_twin_computes_the_same_on_the_same_parameters() -> None:
+    model = cut(with_batchnorm_and_dropout(), at=2).eval()
+    twin = model.compiled(backend="aot_eager").eval()
+    x = seeded_images(4, 3, 4, 4)
+    plain, fused = model.split_forward(x), twin.split_forward(x)
+    torch.testing.assert_close(fused.z, plain.z)
+    torch.testing.assert_close(fused.logits, plain.logits)
+    given = torch.autograd.grad(fused.logits.sum(), list(model.parameters()))
+    expected = torch.autograd.grad(plain.logits.sum(), list(model.parameters()))
+    torch.testing.assert_close(given, expected)

@@ -23,6 +23,7 @@ def prepared(
     *,
     remembers: bool = False,
     capture: bool = True,
+    compiled: bool = False,
 ) -> tuple[Stepper, TrainState]:
     fabric = Fabric(accelerator=device, devices=1, precision="32-true")
     torch.manual_seed(0)
@@ -32,6 +33,7 @@ def prepared(
         surrogate.to(fabric.device)
     wrapped = fabric.setup_module(model)
     wrapped.mark_forward_method("split_forward")
+    stepped = model.compiled(backend="aot_eager") if compiled else wrapped
     plan = PenaltyPlan(lambd=0.3, attention_lr=1e-3)
     state = new_state(model, surrogate, plan, 0, momentum=0.9, weight_decay=5e-4)
     generator = torch.Generator().manual_seed(1)
@@ -44,7 +46,7 @@ def prepared(
         augment=lambda x, g: x + 0.01 * torch.rand(x.shape, generator=g, device=x.device),
     )
     model.train()
-    return Stepper(wrapped, data, state, fabric, remembers=remembers, capture=capture), state
+    return Stepper(stepped, data, state, fabric, remembers=remembers, capture=capture), state
 
 
 def train(stepper: Stepper, steps: int, weights: Weights | None, device: str = "cpu") -> None:
@@ -79,6 +81,17 @@ def test_remembering_changes_nothing_else() -> None:
         train(stepper, 3, None)
         weights.append([p.detach().clone() for p in state.model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler's own
+def test_a_compiled_model_is_trained_as_the_model_itself() -> None:
+    found = []
+    for compiled in (False, True):
+        stepper, state = prepared(Rate(WIRE, CLASSES, noise_std=0.05), compiled=compiled)
+        train(stepper, 3, PENALISED)
+        found.append([p.detach().clone() for p in state.model.parameters()])
+    for written, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, written)
 
 
 def test_every_value_is_averaged_over_the_steps_that_had_it() -> None:

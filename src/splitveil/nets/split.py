@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -43,6 +43,12 @@ class SplitModel(nn.Module):
     def forward(self, x: Tensor, generator: Generator | None = None) -> Tensor:
         """Logits of images x (n, c, h, w), through the channel."""
         return self.split_forward(x, generator).logits
+
+    def compiled(self, backend: str = "inductor") -> "SplitModel":
+        """The same model on the same parameters, its halves compiled at their first use."""
+        halves = (torch.compile(part, backend=backend) for part in (self.encoder, self.head))
+        encoder, head = (cast(nn.Module, half) for half in halves)
+        return SplitModel(encoder, self.channel, head)
 
     def victim(self) -> Victim:
         """The deployed client, as an attacker meets it."""

@@ -17,7 +17,7 @@ from splitveil.train.interrupt import catch_interrupt
 from splitveil.train.logbook import Clock, in_short, log_line
 from splitveil.train.schedule import Schedule, companion_rate
 from splitveil.train.state import TrainState, new_state, restore, snapshot
-from splitveil.train.step import EvalSet, TrainSet, accuracy, clean_features
+from splitveil.train.step import Compiles, EvalSet, TrainSet, accuracy, clean_features
 from splitveil.train.stepper import Stepper
 from splitveil.types import Companion, Json, Paced, Progress, Refits
 
@@ -33,6 +33,7 @@ class Plan:
     weight_decay: float = 5e-4
     log_every: int = 50
     checkpoint_seconds: float = 60.0
+    compile: bool = False
 
 
 def train(
@@ -71,7 +72,9 @@ def train(
     )
     if resume:
         restore(state, read_checkpoint(target))
-    step = Stepper(wrapped, data, state, fabric, remembers=schedule.penalty.lambd > 0)
+    alone = plan.compile and fabric.world_size == 1
+    stepped = cast(Compiles, model).compiled() if alone else wrapped
+    step = Stepper(stepped, data, state, fabric, remembers=schedule.penalty.lambd > 0)
     clock = Clock(state.seconds)
     model.train()
     with catch_interrupt() as interrupt, MetricsLog(folder, state.log_offset) as metrics:

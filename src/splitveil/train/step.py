@@ -61,6 +61,15 @@ class Split(Protocol):
         ...
 
 
+@runtime_checkable
+class Compiles(Protocol):
+    """A model that can be asked for its compiled twin."""
+
+    def compiled(self) -> nn.Module:
+        """The same model on the same parameters, its halves compiled."""
+        ...
+
+
 def unit_floats(images: Tensor) -> Tensor:
     """uint8 images as floats in [0, 1]."""
     return images.float().div_(255)

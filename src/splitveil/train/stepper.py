@@ -8,7 +8,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from splitveil.graphs import captured, guessed_badly, set_rate
+from splitveil.graphs import captured, set_rate
 from splitveil.train.schedule import Weights
 from splitveil.train.state import TrainState
 from splitveil.train.step import Split, TrainSet, forward_loss, unit_floats
@@ -60,9 +60,7 @@ class Stepper:
         if penalised not in self._replays:
             work = partial(self._work, self._weights if penalised else None)
             streams = list(self._state.streams.values())
-            self._replays[penalised] = captured(
-                work, self._fabric.device, streams, timed=guessed_badly(self._model)
-            )
+            self._replays[penalised] = captured(work, self._fabric.device, streams)
         self._replays[penalised]()
 
     def _work(self, weights: Weights | None) -> None:
