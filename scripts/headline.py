@@ -81,7 +81,7 @@ def plan(row: Row, seed: int, options: argparse.Namespace) -> Job:
         target = place(Path(options.out), row, seed, audit)
         command = (
             "audit", f"{options.runs_dir}/{name}", "--profile", options.profile,
-            "--aux", audit.aux, "--seed", str(audit.seed),
+            "--aux", audit.aux, "--seed", str(audit.seed), *["--compile"] * options.compile,
         )  # fmt: skip
         if not target.is_file():
             audits.append((command, target))
@@ -216,7 +216,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--attacks-first-only", action="store_true", help="only the main audit of each row"
     )
-    parser.add_argument("--compile", action="store_true", help="train with compile=true")
+    parser.add_argument("--compile", action="store_true", help="compiled trainings and audits")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--train-only", action="store_true", help="no audits")
     only.add_argument("--audit-only", action="store_true", help="only runs that are trained")

@@ -165,6 +165,12 @@ def test_bad_input_exits_with_two_and_says_what_to_do(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists(), "a refused run must leave nothing behind"
 
 
+def test_an_audit_on_a_cpu_is_not_compiled(runs: Path) -> None:
+    result = call("audit", str(runs / "none"), "--profile", "smoke", "--compile")
+    assert result.exit_code == 2
+    assert "--compile is for a GPU" in text(result)
+
+
 def test_existing_name_is_refused_and_kept(runs: Path) -> None:
     before = (runs / "none" / "config.toml").read_bytes()
     result = call("train", "--runs-dir", str(runs), "--name", "none", "--epochs", "1")

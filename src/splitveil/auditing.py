@@ -17,6 +17,7 @@ from splitveil.config import find_profile
 from splitveil.data import AuxView, Dataset, Splits, aux_view
 from splitveil.data.folder import class_names, list_files
 from splitveil.disclosures import deployed
+from splitveil.errors import ConfigError
 from splitveil.examining import ACCURACY_DRAWS as ACCURACY_DRAWS  # noqa: PLC0414 - re-exported
 from splitveil.examining import Claim, Subject, measure
 from splitveil.nets import front_of
@@ -86,20 +87,23 @@ def audit_run(
     seed: int,
     progress: Progress,
     fresh: bool = False,
+    compile: bool = False,
     attributes: Path | None = None,
 ) -> Record:
     """Attack a run and write `record.json` and `gallery.json` into its folder.
 
     Attacks that were finished before on the same model and data are taken from `audit/` in the
-    run's folder, unless `fresh`: then all are run, and replace what was there. `attributes` is a
-    table of them, see `splitveil.audit.tables`.
+    run's folder, unless `fresh`: then all are run, and replace what was there. `compile` has torch
+    compile the decoders on a GPU: a minute at the first audit, kept for the next ones. `attributes`
+    is a table of them, see `splitveil.audit.tables`.
     """
     store = folder_store(run.path / "audit")
     if fresh:
         store = replace(store, read=lambda _: None)
     record, pictures = examine(
-        run, profile, aux=aux, seed=seed, progress=progress, store=store, attributes=attributes
-    )
+        run, profile, aux=aux, seed=seed, progress=progress, store=store, compile=compile,
+        attributes=attributes,
+    )  # fmt: skip
     write_text(run.path / "gallery.json", json.dumps(pictures))
     write_text(run.path / "record.json", record.to_json())
     return record
@@ -113,13 +117,18 @@ def examine(
     seed: int,
     progress: Progress,
     store: Store | None,
+    compile: bool = False,
     attributes: Path | None = None,
 ) -> tuple[Record, Json]:
     """The record of an audit and its pictures; writes nothing but what `store` keeps."""
+    if compile and run.victim.device.type == "cpu":
+        raise ConfigError("--compile is for a GPU, and this audit is on the CPU; leave it out")
     opened = open_run(run, aux=aux, progress=progress)
     table = None if attributes is None else opened.attributes(attributes)
     wire = intercept(opened.case, seed)
-    return examine_wire(opened, profile, wire, progress=progress, store=store, table=table)
+    return examine_wire(
+        opened, profile, wire, progress=progress, store=store, compile=compile, table=table
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -187,6 +196,7 @@ def examine_wire(
     *,
     progress: Progress,
     store: Store | None,
+    compile: bool = False,
     table: Attributes | None = None,
     heard: Json | None = None,
     versus: Callable[[Mapping[str, Attempt]], Json] | None = None,
@@ -198,7 +208,7 @@ def examine_wire(
         case=case,
         wire=wire,
         classes=dataset.classes,
-        attacks=find_profile(profile),
+        attacks=find_profile(profile, compile=compile),
         profile=profile,
         aux=opened.view.knowledge,
         test=dataset.labelled(splits.test),
@@ -213,6 +223,7 @@ def examine_wire(
     shape = run.built.image_shape
     trained = read_checkpoint(run.path / "checkpoint.safetensors").meta
     audit = facts.pop("audit") | {"final": run.config.final, "model": opened.model}
+    audit |= {"compiled": True} if compile else {}
     record = Record(
         **facts,
         audit=audit,

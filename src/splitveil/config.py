@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from splitveil.attacks import PROFILES
+from splitveil.attacks import PROFILES, fused
 from splitveil.data import DATASETS, Dataset
 from splitveil.defences import DEFENCES, Defence, stack
 from splitveil.errors import ConfigError, unknown
@@ -172,11 +172,12 @@ def find_net(name: str) -> Net:
     return NETS[name]
 
 
-def find_profile(name: str) -> Mapping[str, Attack]:
-    """The attacks of this profile with their budgets."""
+def find_profile(name: str, *, compile: bool = False) -> Mapping[str, Attack]:
+    """The attacks of this profile with their budgets; if asked, with compiled decoders."""
     if name not in PROFILES:
         raise ConfigError(unknown("profile", name, PROFILES))
-    return PROFILES[name]
+    attacks = PROFILES[name]
+    return {key: fused(attack) for key, attack in attacks.items()} if compile else attacks
 
 
 def build_defence(config: RunConfig) -> Defence:

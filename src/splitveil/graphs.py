@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 Step = Callable[[], None]
 T = TypeVar("T")
@@ -32,6 +32,14 @@ def captured(step: Step, device: torch.device, generators: Sequence[Generator] =
     Numbers that change between steps (a learning rate, a weight) must be tensors.
     """
     return _Graph(step, device, generators) if device.type == "cuda" else step
+
+
+def compiled(net: nn.Module, backend: str = "inductor") -> nn.Module:
+    """The same network on the same parameters; its kernels are fused at the first use.
+
+    Networks of one structure share what was compiled, and torch keeps it on disk.
+    """
+    return cast(nn.Module, torch.compile(net, dynamic=False, backend=backend))
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:

@@ -73,14 +73,18 @@ class Run:
         seed: int = 0,
         progress: Progress = silent,
         fresh: bool = False,
+        compile: bool = False,
     ) -> Record:
         """Attack the run, write `record.json` and `gallery.json`, and return the record.
 
         Attacks finished before on the same model and data are not repeated, unless `fresh`.
+        `compile` has torch compile the decoders on a GPU.
         """
         from splitveil import auditing
 
-        return auditing.audit_run(self, profile, aux=aux, seed=seed, progress=progress, fresh=fresh)
+        return auditing.audit_run(
+            self, profile, aux=aux, seed=seed, progress=progress, fresh=fresh, compile=compile
+        )
 
 
 def fit(

@@ -14,7 +14,7 @@ for two CPU cores and no `decoder-large`; `smoke` only shows that every attack r
 from collections.abc import Mapping
 from dataclasses import replace
 
-from splitveil.attacks.decoder import Decoder
+from splitveil.attacks.decoder import Decoder, fused
 from splitveil.attacks.floor import ClassMean, MeanImage, class_means
 from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
@@ -125,4 +125,5 @@ __all__ = [
     "Rmle",
     "Wgan",
     "class_means",
+    "fused",
 ]

@@ -30,6 +30,9 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Run every attack, also those finished before.")
     ] = False,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="On a GPU: compiled decoders, for many audits.")
+    ] = False,
     data: Annotated[
         str | None,
         typer.Option(help="MODULE:FUNCTION's images: folder:PATH, npz:PATH or a dataset's name."),
@@ -108,7 +111,7 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     }  # fmt: skip
     if is_callable(run):
         refuse_options(
-            {"--replay": replay, "--wire": wires or None} | tapped,
+            {"--replay": replay, "--wire": wires or None, "--compile": compile_ or None} | tapped,
             "a run is audited; audit the function again instead",
         )
         # What the function prints is no result of ours.
@@ -124,7 +127,8 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     refuse_options(theirs, "MODULE:FUNCTION is audited, as mycode:send; a run has its own")
     if wires:
         refuse_options(
-            {"--replay": replay, "--attributes": attributes}, "the run itself is audited"
+            {"--replay": replay, "--attributes": attributes, "--compile": compile_ or None},
+            "the run itself is audited",
         )
         given_wire = wire.Given(
             sources=tuple(wires), sent=sent, int8=int8, token_file=token_file, ca=ca, out=out
@@ -136,7 +140,10 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
         return
     refuse_options(tapped, "--wire is given")
     refuse_options({"--out": out}, "--wire or MODULE:FUNCTION is given")
-    audit_run(run, profile, aux, seed, replay, attributes=attributes, fresh=fresh, json_=json_)
+    audit_run(
+        run, profile, aux, seed, replay, attributes=attributes, fresh=fresh, compiled=compile_,
+        json_=json_,
+    )  # fmt: skip
 
 
 def is_callable(run: Path | None) -> bool:
@@ -162,6 +169,7 @@ def audit_run(
     *,
     attributes: Path | None,
     fresh: bool,
+    compiled: bool,
     json_: bool,
 ) -> None:
     """Attack a run, or measure a record of one again."""
@@ -176,8 +184,9 @@ def audit_run(
     loaded = load_run(commands.given_run(run))
     with progress_bar("audit") as bar:
         record = auditing.audit_run(
-            loaded, profile, aux=aux, seed=seed, progress=bar, fresh=fresh, attributes=attributes
-        )
+            loaded, profile, aux=aux, seed=seed, progress=bar, fresh=fresh, compile=compiled,
+            attributes=attributes,
+        )  # fmt: skip
     page = commands.write_page([loaded.path], loaded.path)
     if json_:
         show_json(record.to_dict())

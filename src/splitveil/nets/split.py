@@ -2,12 +2,13 @@
 
 import copy
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 
 from splitveil.errors import ConfigError
+from splitveil.graphs import compiled
 from splitveil.nets.channel import Channel
 from splitveil.types import Victim
 
@@ -46,9 +47,9 @@ class SplitModel(nn.Module):
 
     def compiled(self, backend: str = "inductor") -> "SplitModel":
         """The same model on the same parameters, its halves compiled at their first use."""
-        halves = (torch.compile(part, backend=backend) for part in (self.encoder, self.head))
-        encoder, head = (cast(nn.Module, half) for half in halves)
-        return SplitModel(encoder, self.channel, head)
+        return SplitModel(
+            compiled(self.encoder, backend), self.channel, compiled(self.head, backend)
+        )
 
     def victim(self) -> Victim:
         """The deployed client, as an attacker meets it."""
