@@ -82,19 +82,29 @@ def plan(row: Row, seed: int, options: argparse.Namespace) -> Job:
         command = (
             "audit", f"{options.runs_dir}/{name}", "--profile", options.profile,
             "--aux", audit.aux, "--seed", str(audit.seed), *["--compile"] * options.compile,
+            *(["--attacks", audit.attacks] if audit.attacks else []),
         )  # fmt: skip
         if not target.is_file():
             audits.append((command, target))
     return Job(run=run, train=tuple(train), audits=tuple(audits))
 
 
-def call(command: Sequence[str], until: float) -> None:
+@dataclass(frozen=True)
+class Times:
+    """Until when commands may begin, and run, on the monotonic clock."""
+
+    begin: float
+    end: float
+
+
+def call(command: Sequence[str], times: Times) -> None:
     """Run a command of splitveil; its output is shown only if it fails.
 
-    At the time `until` of the monotonic clock it is interrupted, so that a training saves itself.
+    At its end time it is interrupted, so that a training saves itself.
     """
-    left = until - time.monotonic()
-    if left <= 0:
+    now = time.monotonic()
+    left = times.end - now
+    if left <= 0 or now > times.begin:
         raise Stopped
     with subprocess.Popen(  # noqa: S603 - our own program
         [sys.executable, "-m", "splitveil", *command],
@@ -151,19 +161,19 @@ def finished(run: Path) -> bool:
     return 0 < planned == done
 
 
-def work(job: Job, options: argparse.Namespace, until: float) -> str:
+def work(job: Job, options: argparse.Namespace, times: Times) -> str:
     """Train what is not trained, audit, store the records."""
     if not job.audits:
         return f"{job.run.name}: all records exist"
     if not finished(job.run):
         if options.audit_only:
             return f"{job.run.name}: not trained yet"
-        call(job.train, until)
+        call(job.train, times)
     if options.train_only:
         return f"{job.run.name}: trained"
     said = []
     for command, target in job.audits:
-        call(command, until)
+        call(command, times)
         record = json.loads((job.run / "record.json").read_text(encoding="utf-8"))
         record["audit"]["command"] = shlex.join(
             ["splitveil", "audit", f"runs/{job.run.name}", *command[2:]]
@@ -224,6 +234,10 @@ def parse() -> argparse.Namespace:
         "--stop-after", type=float, default=float("inf"), metavar="SECONDS",
         help=f"interrupt what runs then; it takes up to {GRACE_S:.0f} s more to save",
     )  # fmt: skip
+    parser.add_argument(
+        "--begin-until", type=float, default=float("inf"), metavar="SECONDS",
+        help="begin no training and no audit later, so that what runs can end in time",
+    )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print the commands")
     options = parser.parse_args()
     table = TABLES[options.table]
@@ -241,7 +255,8 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Parse, plan, run, say what is missing; 1 if a row failed."""
     options = parse()
-    until = time.monotonic() + options.stop_after
+    now = time.monotonic()
+    times = Times(now + options.begin_until, now + options.stop_after)
     rows = [row for row in TABLES[options.table].rows if row.name in options.rows]
     longest_first = sorted(rows, key=lambda row: -row.length)
     jobs = [plan(row, seed, options) for seed in options.seeds for row in longest_first]
@@ -254,7 +269,7 @@ def main() -> int:
     if shutil.which("nvidia-smi") is None and options.jobs > 1:
         sys.stderr.write("no GPU found: several jobs at once will be slow\n")
     with ThreadPoolExecutor(options.jobs) as pool:
-        futures = [pool.submit(work, job, options, until) for job in jobs]
+        futures = [pool.submit(work, job, options, times) for job in jobs]
         for future in as_completed(futures):
             try:
                 with suppress(Stopped):

@@ -12,10 +12,11 @@ QUIET = 0.01  # the smallest noise of CEM's scripts: neither penalty is defined 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What the attacker knows, and the seed of the attacks."""
+    """What the attacker knows, the seed of the attacks, and which of them if not all."""
 
     aux: str = "train"
     seed: int = 0
+    attacks: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,7 @@ TABLE1 = (
 
 
 def _seed_003() -> tuple[Row, ...]:
-    """The experiment's rows, attacked with the knowledge it says."""
+    """The experiment's rows, attacked with the knowledge it says, by decoders as there."""
     experiment = EXPERIMENTS["seed-003"]
     lengths = {"slot-cross": 1.4, "cem": 1.0}
     return tuple(
@@ -125,7 +126,7 @@ def _seed_003() -> tuple[Row, ...]:
             options=words({**experiment.common, "defence": defence}),
             length=10 * lengths.get(defence.removeprefix("sparse+"), 1.2)
             + defence.startswith("sparse+"),
-            audits=(Audit(aux=experiment.aux),),
+            audits=(Audit(aux=experiment.aux, attacks=",".join(experiment.attacks)),),
         )
         for name, defence in experiment.rows.items()
     )

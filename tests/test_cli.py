@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,23 @@ def test_bad_input_exits_with_two_and_says_what_to_do(tmp_path: Path) -> None:
         assert message in text(result), f"{name}: {text(result)}"
         assert "Traceback" not in text(result), name
     assert not (tmp_path / "runs").exists(), "a refused run must leave nothing behind"
+
+
+def test_only_some_attacks_can_be_run_and_the_record_says_so(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "none"
+    shutil.copytree(runs / "none", run)
+    result = call("audit", str(run), "--profile", "smoke", "--attacks", "linear, decoder")
+    assert result.exit_code == 0, text(result)
+    record = json.loads((run / "record.json").read_text(encoding="utf-8"))
+    assert list(record["attacks"]) == ["mean", "class-mean", "linear", "decoder"]
+    assert record["audit"]["only"] == ["linear", "decoder"]
+    [flag] = [f for f in record["flags"] if f["name"] == "attacks left out"]
+    assert "rmle" in flag["seen"]
+    replayed = call("audit", "--replay", str(run / "record.json"))
+    assert replayed.exit_code == 0, text(replayed)
+    wrong = call("audit", str(run), "--profile", "smoke", "--attacks", "decodr")
+    assert wrong.exit_code == 2
+    assert "decoder" in text(wrong)
 
 
 def test_an_audit_on_a_cpu_is_not_compiled(runs: Path) -> None:

@@ -232,10 +232,18 @@ def test_at_the_limit_a_command_is_interrupted_and_may_save(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(script.Stopped):
-        script.call(["train"], time.monotonic() + 1.0)
+        script.call(["train"], script.Times(float("inf"), time.monotonic() + 1.0))
     assert (tmp_path / "saved").exists()
     with pytest.raises(script.Stopped):
-        script.call(["train"], time.monotonic() - 1.0)
+        script.call(["train"], script.Times(float("inf"), time.monotonic() - 1.0))
+
+
+def test_nothing_begins_after_its_time(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nothing/there")
+    with pytest.raises(script.Stopped):
+        script.call(["audit"], script.Times(time.monotonic() - 1.0, float("inf")))
+    with pytest.raises(OSError, match="nothing"):
+        script.call(["audit"], script.Times(time.monotonic() + 60.0, float("inf")))
 
 
 def test_a_failing_row_is_named_and_the_exit_code_says_so(tmp_path: Path) -> None:
@@ -265,8 +273,8 @@ def test_a_row_is_trained_once_audited_and_its_records_stored(
     run, out = tmp_path / "r" / "cem-s0", tmp_path / "o" / "cem" / "seed0"
     told: list[str] = []
 
-    def call(command: Sequence[str], until: float) -> None:
-        del until
+    def call(command: Sequence[str], times: object) -> None:
+        del times
         told.append(f"{command[0]} {command[-1]}")
         if command[0] == "train":
             half_trained(run, epoch=2, saved=20)

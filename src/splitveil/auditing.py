@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -87,13 +87,15 @@ def audit_run(
     seed: int,
     progress: Progress,
     fresh: bool = False,
+    only: Sequence[str] = (),
     compile: bool = False,
     attributes: Path | None = None,
 ) -> Record:
     """Attack a run and write `record.json` and `gallery.json` into its folder.
 
     Attacks that were finished before on the same model and data are taken from `audit/` in the
-    run's folder, unless `fresh`: then all are run, and replace what was there. `compile` has torch
+    run's folder, unless `fresh`: then all are run, and replace what was there. `only` some attacks
+    of the profile, which the record says and flags. `compile` has torch
     compile the decoders on a GPU: a minute at the first audit, kept for the next ones. `attributes`
     is a table of them, see `splitveil.audit.tables`.
     """
@@ -101,8 +103,8 @@ def audit_run(
     if fresh:
         store = replace(store, read=lambda _: None)
     record, pictures = examine(
-        run, profile, aux=aux, seed=seed, progress=progress, store=store, compile=compile,
-        attributes=attributes,
+        run, profile, aux=aux, seed=seed, progress=progress, store=store, only=only,
+        compile=compile, attributes=attributes,
     )  # fmt: skip
     write_text(run.path / "gallery.json", json.dumps(pictures))
     write_text(run.path / "record.json", record.to_json())
@@ -117,18 +119,21 @@ def examine(
     seed: int,
     progress: Progress,
     store: Store | None,
+    only: Sequence[str] = (),
     compile: bool = False,
     attributes: Path | None = None,
 ) -> tuple[Record, Json]:
     """The record of an audit and its pictures; writes nothing but what `store` keeps."""
+    find_profile(profile, only=only)  # a typing error must not cost the time to load the data
     if compile and run.victim.device.type == "cpu":
         raise ConfigError("--compile is for a GPU, and this audit is on the CPU; leave it out")
     opened = open_run(run, aux=aux, progress=progress)
     table = None if attributes is None else opened.attributes(attributes)
     wire = intercept(opened.case, seed)
     return examine_wire(
-        opened, profile, wire, progress=progress, store=store, compile=compile, table=table
-    )
+        opened, profile, wire, progress=progress, store=store, only=only, compile=compile,
+        table=table,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -196,6 +201,7 @@ def examine_wire(
     *,
     progress: Progress,
     store: Store | None,
+    only: Sequence[str] = (),
     compile: bool = False,
     table: Attributes | None = None,
     heard: Json | None = None,
@@ -204,11 +210,13 @@ def examine_wire(
     """The record of an audit on this draw of the scored images, and its pictures."""
     run, case, splits, dataset = opened.run, opened.case, opened.splits, opened.dataset
     outside = splits.held_out if len(splits.held_out) else splits.test
+    attacks = find_profile(profile, only=only, compile=compile)
     subject = Subject(
         case=case,
         wire=wire,
         classes=dataset.classes,
-        attacks=find_profile(profile, compile=compile),
+        attacks=attacks,
+        left_out=[name for name in find_profile(profile) if name not in attacks],
         profile=profile,
         aux=opened.view.knowledge,
         test=dataset.labelled(splits.test),
@@ -223,7 +231,7 @@ def examine_wire(
     shape = run.built.image_shape
     trained = read_checkpoint(run.path / "checkpoint.safetensors").meta
     audit = facts.pop("audit") | {"final": run.config.final, "model": opened.model}
-    audit |= {"compiled": True} if compile else {}
+    audit |= ({"only": list(only)} if only else {}) | ({"compiled": True} if compile else {})
     record = Record(
         **facts,
         audit=audit,

@@ -1,7 +1,7 @@
 """The only place where strings become objects."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -172,11 +172,19 @@ def find_net(name: str) -> Net:
     return NETS[name]
 
 
-def find_profile(name: str, *, compile: bool = False) -> Mapping[str, Attack]:
-    """The attacks of this profile with their budgets; if asked, with compiled decoders."""
+def find_profile(
+    name: str, *, only: Sequence[str] = (), compile: bool = False
+) -> Mapping[str, Attack]:
+    """The attacks of this profile with their budgets.
+
+    `only` some of them, and the floors; `compile`: with compiled decoders.
+    """
     if name not in PROFILES:
         raise ConfigError(unknown("profile", name, PROFILES))
-    attacks = PROFILES[name]
+    for wanted in only:
+        if wanted not in PROFILES[name]:
+            raise ConfigError(unknown(f"attack of profile '{name}'", wanted, PROFILES[name]))
+    attacks = {k: v for k, v in PROFILES[name].items() if not only or k in (*only, *FLOORS)}
     return {key: fused(attack) for key, attack in attacks.items()} if compile else attacks
 
 
@@ -220,6 +228,7 @@ def resolve(config: RunConfig, dataset: Dataset) -> RunConfig:
 
 
 DEVICES = ("auto", "cpu", "cuda")
+FLOORS = ("mean", "class-mean")  # every audit has them: they cost nothing
 
 
 def find_device(name: str) -> Literal["cpu", "cuda"]:

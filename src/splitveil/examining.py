@@ -53,8 +53,9 @@ class Subject:
 
     `test` are the images of the accuracy; None where nobody answers. `members` were trained on,
     `outsiders` were not; a text says why no members are known. `claim` is what can be certified,
-    or by kind why not. `heard` is what the wire itself says, and `versus` compares the attempts
-    with those of another audit.
+    or by kind why not. `left_out` are attacks of the profile that were not asked
+    for. `heard` is what the wire itself says, and `versus` compares the attempts with those of
+    another audit.
     """
 
     case: Case
@@ -68,6 +69,7 @@ class Subject:
     outsiders: Labelled
     claim: Claim | Json
     attributes: Attributes | None = None
+    left_out: Sequence[str] = ()
     heard: Json = field(default_factory=dict)
     versus: Callable[[Mapping[str, Attempt]], Json] | None = None
 
@@ -111,6 +113,7 @@ def measure(
     heard = dict(subject.heard)
     if subject.versus is not None:
         heard["offline"] = subject.versus(attempts)
+    evidence = Evidence(case, wire, attempts, certified, heard, subject.left_out)
     facts: Json = {
         "accuracy": _accuracy(subject),
         "attacks": by_attack(attempts),
@@ -123,7 +126,7 @@ def measure(
         "per_image": per_image(attempts),
         "certificates": certified,
         "leaks": told,
-        "flags": [asdict(f) for f in raise_flags(Evidence(case, wire, attempts, certified, heard))],
+        "flags": [asdict(flag) for flag in raise_flags(evidence)],
         "versions": versions(),
         "device": device_name(case.victim.device),
         "audit": {

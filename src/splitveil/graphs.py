@@ -42,6 +42,13 @@ def compiled(net: nn.Module, backend: str = "inductor") -> nn.Module:
     return cast(nn.Module, torch.compile(net, dynamic=False, backend=backend))
 
 
+def compile_methods(owner: object, *names: str, backend: str = "inductor") -> None:
+    """Has one object's methods compiled, in place, at their first use."""
+    for name in names:
+        method = getattr(owner, name)
+        setattr(owner, name, torch.compile(method, dynamic=False, backend=backend))
+
+
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     """A new learning rate, written into the tensor that a replayed step reads, where it is one."""
     for group in optimiser.param_groups:

@@ -62,9 +62,9 @@ def replay(run: Run, record: Record, progress: Progress = silent) -> list[str]:
             f"the record is of another model: its hash is {recorded}, the run's is {own}; "
             "give the record of this run"
         )
-    fused = bool(record.audit.get("compiled"))
+    only, fused = record.audit.get("only") or (), bool(record.audit.get("compiled"))
     fresh, _ = examine(
-        run, profile, aux=aux, seed=seed, progress=progress, store=None, compile=fused
+        run, profile, aux=aux, seed=seed, progress=progress, store=None, only=only, compile=fused
     )
     old: Json = json.loads(json.dumps(record.to_dict()))  # NaN in a record differs, as it should
     return list(differences(old, json.loads(fresh.to_json())))

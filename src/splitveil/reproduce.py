@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from splitveil.config import make_config
+from splitveil.config import find_profile, make_config
 from splitveil.errors import ConfigError, unknown
 from splitveil.report.claims import claim_lines
 from splitveil.report.compare import Sheet, test90_sheet
@@ -19,12 +19,13 @@ Bar = Callable[[str], Progress]
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Rows by name, each a defence; what they have in common; who attacks them."""
+    """Rows by name, each a defence; what they have in common; who attacks them, and how."""
 
     summary: str
     common: Mapping[str, Any]
     rows: Mapping[str, str]
     aux: str
+    attacks: Sequence[str]
     against: str
     reported: Mapping[str, Published]
 
@@ -63,6 +64,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             "sparse+slot-cross": "sparse+slot-cross",
         },
         aux="test90",
+        attacks=("decoder", "decoder-large"),
         against="cem",
         reported=SEED_003,
     ),
@@ -98,7 +100,8 @@ def run_row(
         profile,
         experiment.aux,
     ):
-        run.audit(profile, aux=experiment.aux, progress=bar(f"audit {row}"))
+        only = [name for name in experiment.attacks if name in find_profile(profile)]
+        run.audit(profile, aux=experiment.aux, only=only, progress=bar(f"audit {row}"))
     return load_run(run.path)
 
 

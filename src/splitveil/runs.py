@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -73,18 +74,21 @@ class Run:
         seed: int = 0,
         progress: Progress = silent,
         fresh: bool = False,
+        only: Sequence[str] = (),
         compile: bool = False,
     ) -> Record:
         """Attack the run, write `record.json` and `gallery.json`, and return the record.
 
         Attacks finished before on the same model and data are not repeated, unless `fresh`.
-        `compile` has torch compile the decoders on a GPU.
+        `only` some attacks of the profile, which the record says and flags; `compile` has torch
+        compile the decoders on a GPU.
         """
         from splitveil import auditing
 
         return auditing.audit_run(
-            self, profile, aux=aux, seed=seed, progress=progress, fresh=fresh, compile=compile
-        )
+            self, profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only,
+            compile=compile,
+        )  # fmt: skip
 
 
 def fit(

@@ -140,6 +140,7 @@ RAISED: Mapping[str, list[Build]] = {
     "values not finite": [
         lambda: evidence(a_case(NanWhenDark())),
     ],
+    "attacks left out": [lambda: replace(evidence(), left_out=("rmle",))],
 }
 SOUND: Mapping[str, list[Build]] = {
     "white-box weaker than black-box": [
@@ -186,6 +187,7 @@ SOUND: Mapping[str, list[Build]] = {
         lambda: replace(evidence(), certificates={"gallery": {"refused": "no noise"}}),
     ],
     "values not finite": [evidence],
+    "attacks left out": [evidence],
 }
 
 

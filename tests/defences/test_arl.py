@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from splitveil.config import build_defence, find_defence, make_config
 from splitveil.defences import Arl, DecodingAdversary
 from splitveil.errors import ConfigError
+from splitveil.graphs import compile_methods
 from splitveil.nets import NETS, cut
 from splitveil.similarity import ssim
 from splitveil.types import Companion
@@ -50,6 +51,19 @@ def test_the_penalty_moves_the_encoder_and_leaves_the_decoder_alone() -> None:
     assert z.grad is not None
     assert float(z.grad.abs().sum()) > 0
     assert gradients(duel) == []
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler's own
+def test_compiled_it_says_and_moves_the_same() -> None:
+    found = []
+    for backend in (None, "aot_eager"):
+        duel, (z, x) = adversary(threshold=-1.0), batch()
+        if backend:
+            compile_methods(duel, "learn", "penalty", backend=backend)
+        own, paid = duel.learn(z, x, Y), duel.penalty(z, x, Y)
+        moved = torch.autograd.grad(own + paid, [z, *duel.parameters()])
+        found.append((own, paid, moved))
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_the_penalty_is_the_hinge_of_what_the_frozen_decoder_reaches() -> None:

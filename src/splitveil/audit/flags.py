@@ -1,6 +1,6 @@
 """Flags: signs that an audit's number should not be believed. `docs/flags.md` explains each."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -33,13 +33,18 @@ class Flag:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the checks look at; `heard` is what `splitveil.audit.residuals` says of a real wire."""
+    """What the checks look at.
+
+    `heard` is what `splitveil.audit.residuals` says of a real wire; `left_out` are the attacks of
+    the profile that somebody chose not to run.
+    """
 
     case: Case
     wire: Wire
     attempts: Mapping[str, Attempt]
     certificates: Json = field(default_factory=dict)
     heard: Json = field(default_factory=dict)
+    left_out: Sequence[str] = ()
 
     @property
     def seed(self) -> int:
@@ -197,6 +202,13 @@ def certificate_beaten(evidence: Evidence) -> str | None:
     return f"the best matcher errs in {100 * found:.2f} %, the certificate says {100 * least:.2f} %"
 
 
+def picked(evidence: Evidence) -> str | None:
+    """The strongest of some attacks is not the strongest of all."""
+    if not evidence.left_out:
+        return None
+    return f"{', '.join(evidence.left_out)} did not run"
+
+
 Check = Callable[[Evidence], str | None]
 
 
@@ -241,6 +253,10 @@ FLAGS: Mapping[str, tuple[Check, str]] = {
     "values not finite": (
         not_finite,
         "mend the encoder; these images count as they are, attacked through zeros",
+    ),
+    "attacks left out": (
+        picked,
+        "audit without --attacks before reporting the number",
     ),
     **{name: (of_the_wire(check), advice) for name, (check, advice) in WIRE_CHECKS.items()},
 }

@@ -30,6 +30,9 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Run every attack, also those finished before.")
     ] = False,
+    attacks: Annotated[
+        str | None, typer.Option(help="Only these of the profile, as decoder,rmle; it is flagged.")
+    ] = None,
     compile_: Annotated[
         bool, typer.Option("--compile", help="On a GPU: compiled decoders, for many audits.")
     ] = False,
@@ -106,12 +109,13 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
         "--noise": noise, "--white-box": white_box or None, "--members": members,
         "--input": None if given == "auto" else given,
     }  # fmt: skip
+    ours = {"--attacks": attacks, "--compile": compile_ or None}
     tapped = {
         "--sent": sent, "--int8": int8 or None, "--token-file": token_file, "--ca": ca,
     }  # fmt: skip
     if is_callable(run):
         refuse_options(
-            {"--replay": replay, "--wire": wires or None, "--compile": compile_ or None} | tapped,
+            {"--replay": replay, "--wire": wires or None} | ours | tapped,
             "a run is audited; audit the function again instead",
         )
         # What the function prints is no result of ours.
@@ -127,8 +131,7 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     refuse_options(theirs, "MODULE:FUNCTION is audited, as mycode:send; a run has its own")
     if wires:
         refuse_options(
-            {"--replay": replay, "--attributes": attributes, "--compile": compile_ or None},
-            "the run itself is audited",
+            {"--replay": replay, "--attributes": attributes} | ours, "the run itself is audited"
         )
         given_wire = wire.Given(
             sources=tuple(wires), sent=sent, int8=int8, token_file=token_file, ca=ca, out=out
@@ -141,8 +144,8 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     refuse_options(tapped, "--wire is given")
     refuse_options({"--out": out}, "--wire or MODULE:FUNCTION is given")
     audit_run(
-        run, profile, aux, seed, replay, attributes=attributes, fresh=fresh, compiled=compile_,
-        json_=json_,
+        run, profile, aux, seed, replay, attributes=attributes, fresh=fresh, attacks=attacks,
+        compiled=compile_, json_=json_,
     )  # fmt: skip
 
 
@@ -169,6 +172,7 @@ def audit_run(
     *,
     attributes: Path | None,
     fresh: bool,
+    attacks: str | None,
     compiled: bool,
     json_: bool,
 ) -> None:
@@ -177,15 +181,17 @@ def audit_run(
     from splitveil.console import progress_bar, show_json
 
     if replay is not None:
-        refuse_options({"--attributes": attributes}, "a run is audited, not a record replayed")
+        told = {"--attributes": attributes, "--attacks": attacks, "--compile": compiled or None}
+        refuse_options(told, "a run is audited, not a record replayed")
         check_replayable(replay)
         commands.replay(run, replay, json_=json_)
         return
     loaded = load_run(commands.given_run(run))
+    only = [] if attacks is None else [name.strip() for name in attacks.split(",")]
     with progress_bar("audit") as bar:
         record = auditing.audit_run(
-            loaded, profile, aux=aux, seed=seed, progress=bar, fresh=fresh, compile=compiled,
-            attributes=attributes,
+            loaded, profile, aux=aux, seed=seed, progress=bar, fresh=fresh, only=only,
+            compile=compiled, attributes=attributes,
         )  # fmt: skip
     page = commands.write_page([loaded.path], loaded.path)
     if json_:

@@ -9,7 +9,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from splitveil.graphs import set_rate
+from splitveil.graphs import compile_methods, set_rate
 from splitveil.train.checkpoint import read_checkpoint, write_checkpoint
 from splitveil.train.distributed import own_rows
 from splitveil.train.files import MetricsLog
@@ -59,8 +59,7 @@ def train(
     schedule, target = plan.schedule, folder / "checkpoint.safetensors"
     for part in (model, surrogate, companion):
         _to_device(part, fabric)
-    wrapped = fabric.setup_module(model)
-    wrapped.mark_forward_method("split_forward")
+    stepped = _stepped(model, companion, fabric, compiled=plan.compile)
     state = new_state(
         model,
         surrogate,
@@ -72,8 +71,6 @@ def train(
     )
     if resume:
         restore(state, read_checkpoint(target))
-    alone = plan.compile and fabric.world_size == 1
-    stepped = cast(Compiles, model).compiled() if alone else wrapped
     step = Stepper(stepped, data, state, fabric, remembers=schedule.penalty.lambd > 0)
     clock = Clock(state.seconds)
     model.train()
@@ -109,6 +106,22 @@ def train(
             if interrupt.requested:
                 raise KeyboardInterrupt
     return {"steps": state.step, "seconds": state.seconds, "skipped": state.skipped()}
+
+
+def _stepped(
+    model: nn.Module, companion: nn.Module | None, fabric: Fabric, *, compiled: bool
+) -> nn.Module:
+    """The model as a step calls it: wrapped by Fabric; compiled if asked, and alone.
+
+    What a companion computes of a batch is compiled in place.
+    """
+    wrapped = fabric.setup_module(model)
+    wrapped.mark_forward_method("split_forward")
+    if not compiled or fabric.world_size > 1:
+        return cast(nn.Module, wrapped)
+    if companion is not None:
+        compile_methods(companion, "learn", "penalty")
+    return cast(Compiles, model).compiled()
 
 
 def _to_device(part: nn.Module | None, fabric: Fabric) -> None:

@@ -13,6 +13,7 @@ FLAGS = {
     "flag.attack overfitted": ("attack overfitted", "攻击过拟合"),
     "flag.certificate beaten": ("certificate beaten", "证书被突破"),
     "flag.values not finite": ("values not finite", "出现非有限值"),
+    "flag.attacks left out": ("attacks left out", "有攻击未运行"),
     "flag.noise missing on the wire": ("noise missing on the wire", "传输中没有噪声"),
     "flag.noise repeats on the wire": ("noise repeats on the wire", "传输中的噪声重复出现"),
     "flag.noise not as declared on the wire": (
@@ -56,6 +57,10 @@ FLAGS = {
     "advice.certificate beaten": (
         "believe neither: the channel is not what the certificate was told it is",
         "两者都不要相信：信道与证书所假定的不符",
+    ),
+    "advice.attacks left out": (
+        "audit without --attacks before reporting the number",
+        "报告该数字之前，请不带 --attacks 重新审计",
     ),
     "advice.values not finite": (
         "mend the encoder; these images count as they are, attacked through zeros",
