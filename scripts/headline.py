@@ -1,7 +1,7 @@
 """Train and audit the rows of a table, and put their records into results/.
 
 python scripts/headline.py                       the headline table, three seeds; hours without GPU
-python scripts/headline.py --table table1        Table 1 of the CEM paper, rebuilt; or seed-003
+python scripts/headline.py --table table1        Table 1 of the CEM paper; or seed-003, controls
 python scripts/headline.py --rows veil cem --seeds 0 --jobs 4 --runs-dir runs
 python scripts/headline.py --stop-after 560      end in time, and save what is under way
 python scripts/headline.py --dry-run             print the commands

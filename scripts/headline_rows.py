@@ -82,6 +82,16 @@ HEADLINE = (
 )
 
 
+# The flagship's client without its penalty, and with CEM's: what is the client's own doing.
+CONTROLS = tuple(
+    Row(
+        name=f"{name}-thin-deep", stem=f"{name}-thin-deep", length=4.0,
+        options=("--recipe", f"cifar10-{name}", "--net", "thin-deep", "--epochs", "160"),
+    )
+    for name in ("noise", "cem")
+)  # fmt: skip
+
+
 def _three(
     name: str, defence: str, length: float, alone: float | None = None, joined: float | None = None
 ) -> tuple[Row, ...]:
@@ -134,6 +144,7 @@ def _seed_003() -> tuple[Row, ...]:
 
 TABLES: Mapping[str, Table] = {
     "headline": Table(folder="cifar10", rows=HEADLINE, seeds=(0, 1, 2)),
+    "controls": Table(folder="cifar10", rows=CONTROLS, seeds=(0,)),
     "table1": Table(folder="cifar10-table1", rows=TABLE1, seeds=(0,)),
     "seed-003": Table(folder="cifar10-seed-003", rows=_seed_003(), seeds=(0,)),
 }

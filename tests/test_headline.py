@@ -18,6 +18,7 @@ from typer.main import get_command
 
 from splitveil.cli import app
 from splitveil.config import build_defence, make_config
+from splitveil.recipes import find_recipe
 from splitveil.report.bases import TABLE1
 from splitveil.reproduce import EXPERIMENTS
 from splitveil.settings import parse_pair
@@ -117,6 +118,17 @@ def test_table1_has_every_row_of_the_built_page_and_each_is_a_run(
     assert noises["table1-ResSFL+veil-s0"] == noises["table1-DistCorr+cem-s0"] == 0.01
     assert noises["table1-arl-s0"] is noises["table1-nopeek+veil-s0"] is None
     assert all(c[-4:] == ["--aux", "train", "--seed", "0"] for c in commands if c[1] == "audit")
+
+
+def test_controls_have_the_flagships_client_and_length(planned: Planned, tmp_path: Path) -> None:
+    commands = planned("--table", "controls", "--out", str(tmp_path))
+    trained = [c for c in commands if c[1] == "train"]
+    flagship = find_recipe("cifar10-veil").options
+    for command in trained:
+        made = settings_of(command)
+        assert made["net"] == flagship["net"]
+        assert made["epochs"] == flagship["epochs"]
+    assert [c[c.index("--recipe") + 1] for c in trained] == ["cifar10-noise", "cifar10-cem"]
 
 
 def test_seed_003_is_the_experiment_that_the_command_runs(planned: Planned, tmp_path: Path) -> None:
