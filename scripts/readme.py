@@ -208,6 +208,26 @@ def seed_003() -> str:
     return section(EXPERIMENTS["seed-003"], found(folder).groups)
 
 
+def epoch_times() -> str:
+    """How long an epoch takes with each preset, on each machine and net that was measured."""
+    parts = []
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*/epoch--*.json")):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        kind = ", compiled" if told["compiled"] else ""
+        head = f"**{told['net']}, batches of {told['batch']}{kind}; {told['device']}.**"
+        lines = [
+            "| preset | seconds per epoch | beside `none` | images/s |",
+            "| --- | --: | --: | --: |",
+        ]
+        lines += [
+            f"| `{row['preset']}` | {row['best_ms'] / 1000:.2f} | ×{row['ratio']:.2f} | "
+            f"{row['images_per_second']:,} |"
+            for row in told["rows"]
+        ]  # fmt: skip
+        parts += [head, "\n".join(lines)]
+    return "\n\n".join(parts) or "Not measured yet: benchmarks/epoch_time.py does."
+
+
 def absent(table: str) -> str:
     """What stands where a table has no records."""
     return f"No records yet: scripts/headline.py --table {table} makes them."
@@ -223,6 +243,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "digits-breadth": lambda: beyond("digits"),
     "table1": table1,
     "seed-003": seed_003,
+    "epoch-times": epoch_times,
     "remarks": remarks,
     "rebuild": rebuild,
 }
