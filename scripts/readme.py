@@ -209,8 +209,16 @@ def seed_003() -> str:
 
 
 def epoch_times() -> str:
-    """How long an epoch takes with each preset, on each machine and net that was measured."""
+    """How long recipes took alone, and an epoch with each preset, wherever it was measured."""
     parts = []
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*/recipe--*.json")):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        parts += [
+            f"`{told['command']}`, {row['epochs']} epochs, alone on {told['device']}: "
+            f"{row['best_ms'] / 1000:.1f} s, {row['images_per_second']:,} images/s "
+            f"(commit {told['versions']['commit']})."
+            for row in told["rows"]
+        ]  # fmt: skip
     for path in sorted((ROOT / "benchmarks" / "results").glob("*/epoch--*.json")):
         told = json.loads(path.read_text(encoding="utf-8"))
         kind = ", compiled" if told["compiled"] else ""
@@ -225,7 +233,7 @@ def epoch_times() -> str:
             for row in told["rows"]
         ]  # fmt: skip
         parts += [head, "\n".join(lines)]
-    return "\n\n".join(parts) or "Not measured yet: benchmarks/epoch_time.py does."
+    return "\n\n".join(parts) or "Not measured yet."
 
 
 def absent(table: str) -> str:

@@ -13,14 +13,17 @@ RESULTS = sorted((Path(__file__).parents[1] / "benchmarks" / "results").glob("**
 
 
 def check(found: dict[str, Any]) -> None:
-    assert found["suite"] in ("surrogates", "oracle", "step", "epoch", "serve")
+    assert found["suite"] in ("surrogates", "oracle", "step", "epoch", "recipe", "serve")
     assert isinstance(found["device"], str)
     assert {"splitveil", "torch", "python", "threads", "commit"} <= set(found["versions"])
     assert found["batch"] > 0
     for row in found["rows"]:
         assert row["best_ms"] > 0
         assert row["repeats"] > 0
-        if found["suite"] == "epoch":
+        if found["suite"] == "recipe":
+            assert found["command"].startswith(f"splitveil train --recipe {row['recipe']}")
+            assert row["epochs"] > 0
+        elif found["suite"] == "epoch":
             assert row["ratio"] == 1.0 or row["preset"] != "none"
         elif found["suite"] == "step":
             assert row["mode"] in ("eager", "captured")
@@ -28,7 +31,7 @@ def check(found: dict[str, Any]) -> None:
         else:
             assert row["best_ms"] <= row["median_ms"]
             assert row["classes"] > 0
-    assert found["net"] if found["suite"] in ("step", "epoch") else found["dim"] > 0
+    assert found["net"] if found["suite"] in ("step", "epoch", "recipe") else found["dim"] > 0
     assert all(value > 0 for value in found["ratios"].values())
 
 
