@@ -94,10 +94,10 @@ def audit_run(
     """Attack a run and write `record.json` and `gallery.json` into its folder.
 
     Attacks that were finished before on the same model and data are taken from `audit/` in the
-    run's folder, unless `fresh`: then all are run, and replace what was there. `only` some attacks
-    of the profile, which the record says and flags. `compile` has torch
-    compile the decoders on a GPU: a minute at the first audit, kept for the next ones. `attributes`
-    is a table of them, see `splitveil.audit.tables`.
+    run's folder, unless `fresh`: then all are run, and replace what was there. `only` names attacks
+    of the profile, which the record says and flags. `compile` has torch compile the decoders on a
+    GPU, which takes a while at the first audit and is kept for the next ones. `attributes` is a
+    table of them, see `splitveil.audit.tables`.
     """
     store = folder_store(run.path / "audit")
     if fresh:

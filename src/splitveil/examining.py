@@ -53,9 +53,8 @@ class Subject:
 
     `test` are the images of the accuracy; None where nobody answers. `members` were trained on,
     `outsiders` were not; a text says why no members are known. `claim` is what can be certified,
-    or by kind why not. `left_out` are attacks of the profile that were not asked
-    for. `heard` is what the wire itself says, and `versus` compares the attempts with those of
-    another audit.
+    or by kind why not. `left_out` are attacks of the profile that were not asked for. `heard` is
+    what the wire itself says, and `versus` compares the attempts with those of another audit.
     """
 
     case: Case
