@@ -87,8 +87,8 @@ def in_a_sentence() -> str:
     seeds = len(rows["veil"].seeds)
     return (
         f"With `veil` the server answers {ours[0]} of the test images rightly, and the strongest "
-        f"of {attacks} attacks rebuilds them with MSE {ours[1]}, mean of {seeds} training seeds; the "
-        f"label alone gives {ceiling:.4f}. The undefended client of the CEM paper, which costs as "
+        f"of {attacks} attacks rebuilds them with MSE {ours[1]}, mean of {seeds} training seeds; "
+        f"the label alone gives {ceiling:.4f}. The undefended client of the CEM paper, which costs as "
         f"much, answers {bare[0]} and is rebuilt with {bare[1]}; the best published defence of it "
         f"({best.source}) stands at {100 * best.accuracy:.1f} % and {best.mse:.4f}, as reported."
     )
