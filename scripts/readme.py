@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from splitveil.comparing import contrasts, sheets
 from splitveil.config import ANY_RECIPE, RECIPES, RunConfig, find_defence
@@ -25,6 +25,11 @@ from splitveil.report.rows import Found, Group, Published, find_records, read_pu
 from splitveil.report.tracks import Track, tracks
 from splitveil.report.tradeoff import marks, tradeoff
 from splitveil.reproduce import EXPERIMENTS, SEED_003, section
+
+if TYPE_CHECKING:
+    from scripts.readme_parts import epoch_times, estimators, in_a_sentence
+else:
+    from readme_parts import epoch_times, estimators, in_a_sentence
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -75,30 +80,6 @@ def short(dataset: str) -> str:
         )
         parts += [f"**{sheet.title}.** {sheet.caption}", fewer.table(), *sheet.notes]
     return "\n\n".join(parts)
-
-
-def in_a_sentence() -> str:
-    """The flagship on CIFAR-10 beside the undefended client and the best published row."""
-    rows = {group.name: group for group in found("cifar10").groups}
-    ours, bare = (_point(rows[name]) for name in ("veil", "none"))
-    best = max((row for row in published().values() if row.aux == "train"), key=lambda r: r.mse)
-    attacks = len(rows["veil"].records[0]["attacks"])
-    ceiling = rows["veil"].mean("ceiling", "mse")
-    seeds = len(rows["veil"].seeds)
-    return (
-        f"With `veil` the server answers {ours[0]} of the test images rightly, and the strongest "
-        f"of {attacks} attacks rebuilds them with MSE {ours[1]}, mean of {seeds} training seeds; "
-        f"the label alone gives {ceiling:.4f}. The undefended client of the CEM paper, which costs as "
-        f"much, answers {bare[0]} and is rebuilt with {bare[1]}; the best published defence of it "
-        f"({best.source}) stands at {100 * best.accuracy:.1f} % and {best.mse:.4f}, as reported."
-    )
-
-
-def _point(group: Group) -> tuple[str, str]:
-    """Accuracy and the strongest attack's MSE of a row, as text."""
-    accuracy, mse = group.mean("accuracy"), group.mean("strongest", "mse")
-    assert accuracy is not None and mse is not None  # noqa: S101, PT018 - every record has them
-    return f"{100 * accuracy:.1f} %", f"{mse:.4f}"
 
 
 def verdicts(dataset: str) -> str:
@@ -232,34 +213,6 @@ def seed_003() -> str:
     return section(EXPERIMENTS["seed-003"], found(folder).groups)
 
 
-def epoch_times() -> str:
-    """How long recipes took alone, and an epoch with each preset, wherever it was measured."""
-    parts = []
-    for path in sorted((ROOT / "benchmarks" / "results").glob("*/recipe--*.json")):
-        told = json.loads(path.read_text(encoding="utf-8"))
-        parts += [
-            f"`{told['command']}`, {row['epochs']} epochs, alone on {told['device']}: "
-            f"{row['best_ms'] / 1000:.1f} s, {row['images_per_second']:,} images/s "
-            f"(commit {told['versions']['commit']})."
-            for row in told["rows"]
-        ]  # fmt: skip
-    for path in sorted((ROOT / "benchmarks" / "results").glob("*/epoch--*.json")):
-        told = json.loads(path.read_text(encoding="utf-8"))
-        kind = ", compiled" if told["compiled"] else ""
-        head = f"**{told['net']}, batches of {told['batch']}{kind}; {told['device']}.**"
-        lines = [
-            "| preset | seconds per epoch | beside `none` | images/s |",
-            "| --- | --: | --: | --: |",
-        ]
-        lines += [
-            f"| `{row['preset']}` | {row['best_ms'] / 1000:.2f} | ×{row['ratio']:.2f} | "
-            f"{row['images_per_second']:,} |"
-            for row in told["rows"]
-        ]  # fmt: skip
-        parts += [head, "\n".join(lines)]
-    return "\n\n".join(parts) or "Not measured yet."
-
-
 def absent(table: str) -> str:
     """What stands where a table has no records."""
     return f"No records yet: scripts/headline.py --table {table} makes them."
@@ -268,15 +221,16 @@ def absent(table: str) -> str:
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "digits": lambda: short("digits"),
     "cifar10": lambda: short("cifar10"),
-    "sentence": in_a_sentence,
+    "sentence": lambda: in_a_sentence(found("cifar10").groups, published()),
     "verdicts": lambda: verdicts("cifar10"),
     "digits-full": lambda: full("digits"),
     "cifar10-full": lambda: full("cifar10"),
     "cifar10-breadth": lambda: beyond("cifar10"),
+    "cifar10-estimators": lambda: estimators(found("cifar10").groups, RESULTS / "cifar10"),
     "digits-breadth": lambda: beyond("digits"),
     "table1": table1,
     "seed-003": seed_003,
-    "epoch-times": epoch_times,
+    "epoch-times": lambda: epoch_times(ROOT / "benchmarks" / "results"),
     "remarks": remarks,
     "rebuild": rebuild,
 }

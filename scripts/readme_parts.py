@@ -1,0 +1,82 @@
+"""Parts of the built pages that are not tables of rows: a sentence, diagnostics, times."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from splitveil.report.rows import Group, Published, mean_of
+from splitveil.report.tables import NOTHING
+
+DIAGNOSTICS = {
+    "surrogate_to_true": "surrogate to true rate",
+    "true_rate": "true rate (nats per number)",
+    "effective_sample_size": "effective sample size",
+    "soft_gate": "soft gate",
+    "hard_gate": "hard gate",
+}
+
+
+def in_a_sentence(groups: Sequence[Group], published: Mapping[str, Published]) -> str:
+    """The flagship on CIFAR-10 beside the undefended client and the best published row."""
+    rows = {group.name: group for group in groups}
+    ours, bare = (_point(rows[name]) for name in ("veil", "none"))
+    best = max((row for row in published.values() if row.aux == "train"), key=lambda r: r.mse)
+    attacks = len(rows["veil"].records[0]["attacks"])
+    ceiling = rows["veil"].mean("ceiling", "mse")
+    seeds = len(rows["veil"].seeds)
+    return (
+        f"With `veil` the server answers {ours[0]} of the test images rightly, and the strongest "
+        f"of {attacks} attacks rebuilds them with MSE {ours[1]}, mean of {seeds} training seeds; "
+        f"the label alone gives {ceiling:.4f}. The undefended client of the CEM paper, which costs "
+        f"as much, answers {bare[0]} and is rebuilt with {bare[1]}; the best published defence of "
+        f"it ({best.source}) stands at {100 * best.accuracy:.1f} % and {best.mse:.4f}, as reported."
+    )
+
+
+def _point(group: Group) -> tuple[str, str]:
+    """Accuracy and the strongest attack's MSE of a row, as text."""
+    accuracy, mse = group.mean("accuracy"), group.mean("strongest", "mse")
+    assert accuracy is not None and mse is not None  # noqa: S101, PT018 - every record has them
+    return f"{100 * accuracy:.1f} %", f"{mse:.4f}"
+
+
+def estimators(groups: Sequence[Group], folder: Path) -> str:
+    """What each surrogate said of itself in the last epoch, mean over the training seeds."""
+    lines = [f"| row | seeds | {' | '.join(DIAGNOSTICS.values())} |", "| --- |" + " --: |" * 6]
+    for group in groups:
+        paths = sorted((folder / group.name).glob("seed*/last_epoch.json"))
+        logs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        logs = [log for log in logs if "rob_loss" in log]
+        if logs:
+            means = (mean_of([log.get(key) for log in logs]) for key in DIAGNOSTICS)
+            told = (NOTHING if value is None else f"{value:.3f}" for value in means)
+            lines.append(f"| `{group.name}` | {len(logs)} | {' | '.join(told)} |")
+    return "\n".join(lines)
+
+
+def epoch_times(results: Path) -> str:
+    """How long recipes took alone, and an epoch with each preset, wherever it was measured."""
+    parts = []
+    for path in sorted(results.glob("*/recipe--*.json")):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        parts += [
+            f"`{told['command']}`, {row['epochs']} epochs, alone on {told['device']}: "
+            f"{row['best_ms'] / 1000:.1f} s, {row['images_per_second']:,} images/s "
+            f"(commit {told['versions']['commit']})."
+            for row in told["rows"]
+        ]  # fmt: skip
+    for path in sorted(results.glob("*/epoch--*.json")):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        kind = ", compiled" if told["compiled"] else ""
+        head = f"**{told['net']}, batches of {told['batch']}{kind}; {told['device']}.**"
+        lines = [
+            "| preset | seconds per epoch | beside `none` | images/s |",
+            "| --- | --: | --: | --: |",
+        ]
+        lines += [
+            f"| `{row['preset']}` | {row['best_ms'] / 1000:.2f} | ×{row['ratio']:.2f} | "
+            f"{row['images_per_second']:,} |"
+            for row in told["rows"]
+        ]  # fmt: skip
+        parts += [head, "\n".join(lines)]
+    return "\n\n".join(parts) or "Not measured yet."
