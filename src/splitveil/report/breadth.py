@@ -32,7 +32,8 @@ def attack_sheet(groups: Sequence[Group], *, least: int = 5) -> Sheet | None:
         title="Which attack wins where",
         caption="Mean MSE of each attack, lower is stronger; the strongest of a row is bold. "
         "`mean` and `class-mean` are floors that see nothing of z̃ but, at most, the answer. "
-        "* scored on a fixed subset; † the same image sent several times: not ranked.",
+        "* scored on a fixed subset; † the same image sent several times, to a decoder with a "
+        "shorter fit than `decoder` has: not ranked, and no bound from below.",
         columns=(Column(heading="attack", numeric=False), *(Column(heading=g.name) for g in wide)),
         rows=tuple(rows),
     )
