@@ -22,7 +22,14 @@ from splitveil.serve.manifest import LOGITS, WIRE
 from splitveil.serve.transport import Reply
 from splitveil.serve.wire import TensorSpec, encode_request
 from splitveil.types import Attack, Record
-from splitveil.wiretap import audit_wire, more_than_z, open_wire, read_tap
+from splitveil.wiretap import (
+    audit_wire,
+    kept_if_used,
+    more_than_z,
+    open_wire,
+    read_tap,
+    strange_paths,
+)
 
 TINY: dict[str, Attack] = {"mean": MeanImage(), "linear": Linear()}
 Sending = Callable[[Tensor], Tensor]
@@ -242,6 +249,7 @@ def test_stored_attacks_are_those_of_the_same_bytes(opened: Opened, tmp_path: Pa
         ('{"inputs": [{"data": [7], "data": [1]}]}', ["data given twice"]),
         ('{"inputs": [{}], "outputs": [{"name": "logits", "exif": 1}]}', ["exif in its output"]),
         ('{"id": "", "inputs": [{}], "outputs": [{"name": "logits"}]}', []),
+        ('{"id": "anna/photo-3.png", "inputs": [{}]}', ["id in a request"]),
         ('{"inputs": [{}], "outputs": []}', []),
     ],
 )
@@ -254,3 +262,35 @@ def test_a_query_in_the_path_is_beside_z(tmp_path: Path) -> None:
     assert read_tap(file, (3,), 2).beside == ()
     file.write_text(file.read_text().replace("/infer", "/infer?image=7"))
     assert read_tap(file, (3,), 2).beside == ("a query in the path",)
+
+
+@pytest.mark.parametrize(
+    ("paths", "found"),
+    [
+        (["/v2/models/m/infer"], []),
+        (["/v2/models/m/versions/1/infer"], []),
+        (["/upload/anna-photo-3.png"], ["a path that is not the protocol's"]),
+        (["/v2/models/m/infer?who=anna"], ["a query in the path"]),
+        (["/v2/models/a/infer", "/v2/models/b/infer"], ["paths that differ between calls"]),
+    ],
+)
+def test_a_path_may_carry_nothing(paths: list[str], found: list[str]) -> None:
+    assert strange_paths(paths) == found
+
+
+def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path: Path) -> None:
+    mine, used = tmp_path / "mine", tmp_path / "used"
+    mine.mkdir()
+
+    def fail(folder: Path, *, after_writing: bool) -> None:
+        with kept_if_used(folder):
+            if after_writing:
+                (folder / "capture").touch()
+            raise KeyError
+
+    for folder in (mine, used, tmp_path / "new" / "one"):
+        with pytest.raises(KeyError):
+            fail(folder, after_writing=folder == used)
+    assert mine.is_dir()
+    assert (used / "capture").is_file()
+    assert not (tmp_path / "new" / "one").exists()

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,8 +32,9 @@ from splitveil.train.files import explain_os_error
 from splitveil.types import Json, Labelled, Observation, Progress, Record, silent
 
 AGAIN = 256  # images that a second start of the client sends
+ADDRESS = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/infer")
 EXPECTED = {
-    "a request": {"id", "inputs", "outputs", "parameters"},
+    "a request": {"inputs", "outputs", "parameters"},
     "its parameters": {"binary_data_output"},
     "its tensor": {"name", "shape", "datatype", "data", "parameters"},
     "its tensor's parameters": {"binary_data_size"},
@@ -52,7 +55,7 @@ def read_tap(file: Path, shape: Sequence[int], most: int) -> Tap:
     """The smashed data of a capture, of at most so many rows of this shape."""
     spec = TensorSpec(name=WIRE, shape=tuple(shape))
     rows: list[Tensor] = []
-    digest, size, beside = hashlib.sha256(), 0, set[str]()
+    digest, size, beside, paths = hashlib.sha256(), 0, set[str](), set[str]()
     for number, sent in enumerate(read_capture(file), start=1):
         try:
             request = decode_request(sent.body, sent.header_length, spec, LOGITS, most)
@@ -60,14 +63,31 @@ def read_tap(file: Path, shape: Sequence[int], most: int) -> Tap:
             raise WireError(f"call {number} of {file}: {err}") from err
         rows.append(torch.from_numpy(np.array(request.rows)))
         beside |= set(more_than_z(sent.body, sent.header_length))
-        beside |= {"a query in the path"} if "?" in sent.path else set()
+        paths.add(sent.path)
         digest.update(sent.body)
         size += len(sent.body)
     if not rows:
         raise WireError(f"{file} holds no calls; nothing was sent while it was recorded")
+    beside |= set(strange_paths(paths))
     z = torch.cat(rows)
     facts = {"capture": file.name, "sha256": digest.hexdigest(), "calls": len(rows)}
     return Tap(z=z, facts=facts | {"rows": len(z), "bytes": size}, beside=tuple(sorted(beside)))
+
+
+def strange_paths(paths: Collection[str]) -> list[str]:
+    """What the paths of a client's calls could carry: one address of the protocol says nothing.
+
+    >>> strange_paths({"/v2/models/m/infer"}), strange_paths({"/photo-3.png"})
+    ([], ["a path that is not the protocol's"])
+    """
+    found = []
+    if any("?" in path for path in paths):
+        found.append("a query in the path")
+    if not all(ADDRESS.fullmatch(path.partition("?")[0]) for path in paths):
+        found.append("a path that is not the protocol's")
+    if len(paths) > 1:
+        found.append("paths that differ between calls")
+    return found
 
 
 def more_than_z(body: bytes, header_length: str | None) -> list[str]:
@@ -92,7 +112,7 @@ def more_than_z(body: bytes, header_length: str | None) -> list[str]:
         f"{name} in {where}"
         for (where, known), part in zip(EXPECTED.items(), parts, strict=True)
         for name in part
-        if name not in known
+        if name not in known and (name, part[name]) != ("id", "")
     ]
 
 
@@ -122,7 +142,11 @@ def send_through(
     from splitveil.serve.client import Client
 
     files = [folder / f"capture-{start}.jsonl" for start in (1, 2)]
-    with explain_os_error(folder), TemporaryDirectory(dir=folder, prefix=".capture-") as scratch:
+    with (
+        explain_os_error(folder),
+        kept_if_used(folder),
+        TemporaryDirectory(dir=folder, prefix=".capture-") as scratch,
+    ):
         for file, some in zip(files, (images, images[:AGAIN]), strict=True):
             with Client(
                 export, server, token=token, ca_file=ca_file, int8=int8, waiting=waiting,
@@ -132,6 +156,20 @@ def send_through(
         for file in files:  # captures of an earlier audit go when both are complete
             (Path(scratch) / file.name).replace(file)
     return files
+
+
+@contextmanager
+def kept_if_used(folder: Path) -> Iterator[None]:
+    """A folder that is made here goes again when the block fails with nothing in it."""
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def int8_encoder(export: Path) -> Clean:

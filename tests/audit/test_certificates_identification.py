@@ -101,12 +101,19 @@ def test_equal_images_are_a_coin() -> None:
     assert (found.least, found.median, found.most) == (0.5, 0.5, 0.5)
 
 
-def test_a_large_gallery_is_thinned_evenly() -> None:
+def test_a_large_gallery_is_thinned_for_the_median_alone() -> None:
     z = torch.arange(10.0)[:, None]
-    found = pairwise_error(z, 1.0, limit=5)  # 0, 2, 4, 6, 8
-    assert found.images == 5
-    assert found.most == pytest.approx(float(pair_error(torch.tensor(2.0))))
-    assert found.least == pytest.approx(float(pair_error(torch.tensor(8.0))))
+    found = pairwise_error(z, 1.0, limit=5)  # the median of 0, 2, 4, 6, 8
+    assert found.images == 10
+    assert found.most == pytest.approx(float(pair_error(torch.tensor(1.0))))
+    assert found.median == pytest.approx(float(pair_error(torch.tensor(4.0))))
+    assert found.least == pytest.approx(float(pair_error(torch.tensor(9.0))))
+
+
+def test_one_image_that_stands_apart_in_a_large_gallery_is_the_easiest_pair() -> None:
+    z = torch.zeros(2500, 1)
+    z[1] = 100.0
+    assert pairwise_error(z, 1.0).least == pytest.approx(0.0, abs=1e-12)
 
 
 def test_one_image_has_no_pair() -> None:

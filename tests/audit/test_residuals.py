@@ -92,6 +92,14 @@ def test_the_closest_pair_is_found_wherever_it_stands(rows: int) -> None:
     assert closest(e).seen == pytest.approx(float(distances.min()) / math.sqrt(5))
 
 
+def test_a_draw_shared_by_late_images_is_found() -> None:
+    clean, e = normals(3000, 8, seed=3).float(), normals(3000, 8, seed=4).float()
+    ids = torch.arange(3000)
+    assert listen(clean + 0.05 * e, clean, 0.05, ids)["failed"] == []
+    e[2900] = e[2500]
+    assert listen(clean + 0.05 * e, clean, 0.05, ids)["failed"] == ["repeats"]
+
+
 def test_limits_of_the_deviation_are_those_of_chi_square() -> None:
     low, high = std_limits(1000, 1e-3)
     assert 1000 * low**2 == pytest.approx(stats.chi2.ppf(5e-4, 1000))

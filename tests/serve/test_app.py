@@ -163,10 +163,10 @@ def test_numbers_that_overflow_in_the_head_get_no_answer() -> None:
 
 def test_without_the_token_only_the_probes_answer() -> None:
     app = make_app(manifest(), head, FAST, TOKEN)
-    right = {"authorization": f"Bearer {TOKEN}"}
+    right, also = ({"authorization": f"{word} {TOKEN}"} for word in ("Bearer", "bearer"))
     wrong = [
         {}, {"authorization": TOKEN}, {"authorization": f"Bearer {TOKEN}x"},
-        {"authorization": f"bearer {TOKEN}"}, {"authorization": "Bearer "},
+        {"authorization": f"basic {TOKEN}"}, {"authorization": "Bearer "},
         {"authorization": "\xff"},
     ]  # fmt: skip
     paths = ("/v2", "/v2/models/tiny", "/metrics", "/nowhere", INFER)
@@ -176,12 +176,13 @@ def test_without_the_token_only_the_probes_answer() -> None:
     message = encode_request(pictures(1), Z, "logits")
     allowed = ask(
         ("GET", "/v2", b"", right),
+        ("GET", "/v2", b"", also),
         ("POST", INFER, message.body, {**message.headers, **right}),
         ("GET", "/v2/health/live"),
         ("GET", "/v2/health/ready"),
         app=app,
     )
-    assert [a.status for a in allowed] == [200] * 4
+    assert [a.status for a in allowed] == [200] * 5
 
 
 def test_tokens_are_compared_as_digests_of_one_length(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,6 +164,21 @@ def test_an_existing_folder_is_kept_unless_it_is_an_export_and_told_to_go(tmp_pa
         check_target(tmp_path / "mine", overwrite=True)
 
 
+@pytest.mark.usefixtures("without_exporter")
+def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
+    version, link = tmp_path / "v1", tmp_path / "current"
+    export_model(tiny_model(), (1, 2, 2), version, name="a")
+    link.symlink_to(version)
+    export_model(tiny_model(), (1, 2, 2), link, name="b", overwrite=True)
+    assert link.is_symlink()
+    assert read_manifest(version).name == "b"
+
+
+def test_the_verdict_names_no_folder_of_the_auditor() -> None:
+    told = verdict({"audit": {"profile": "quick", "command": "splitveil audit /home/anna/r"}})
+    assert told["audit"] == {"profile": "quick"}
+
+
 def test_a_failure_leaves_the_old_export_and_nothing_else(tmp_path: Path) -> None:
     target = tmp_path / "e"
     target.mkdir()

@@ -2,6 +2,7 @@
 
 import http.client
 import socket
+import ssl
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,14 +82,28 @@ def test_pauses_double_up_to_a_limit_and_are_spread() -> None:
     assert len({s / f for f, s in zip(full, clock.slept, strict=True)}) > 1
 
 
-def test_the_server_may_ask_for_a_longer_pause_but_not_for_an_endless_one() -> None:
+def test_the_server_may_ask_for_a_longer_pause_but_not_for_more_than_the_patience() -> None:
     assert pause(0, 0.0, 1.0) == 1.025
-    assert pause(0, 0.0, 9999.0) == 2.025
+    patient = Clock()
+    ask(Script(Reply(503, b"", {"retry-after": "10"})), patient)
+    assert patient.slept[0] >= 10
+    with pytest.raises(ServerError, match="answered 503"):
+        ask(Script(Reply(503, b"", {"retry-after": "9999"})), Clock())
     replies = [Reply(503, b"", {"retry-after": v}) for v in ("1", "Wed, 21 Oct 2026", "-5", "²")]
     clock = Clock()
     ask(Script(*replies), clock)
     assert clock.slept[0] >= 1
     assert all(s < 1 for s in clock.slept[1:])
+
+
+def test_a_server_that_speaks_no_tls_is_not_asked_again() -> None:
+    plain = ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number")
+    plain.reason = "WRONG_VERSION_NUMBER"
+    clock = Clock()
+    with pytest.raises(ServerError, match=r"does not speak TLS .* http://"):
+        ask(Script(plain), clock)
+    assert clock.slept == []
+    assert ask(Script(ssl.SSLError(1, "the connection broke")), clock).status == 200
 
 
 def test_patience_ends_with_an_error_that_names_the_last_problem() -> None:

@@ -61,7 +61,8 @@ def same_class_error(spectrum: Spectrum, repeats: int = 1) -> float:
 class Pairs:
     """Errors of the optimal test between two images, over all pairs of `images` images.
 
-    `least` is that of the pair that is easiest to tell apart; 0.5 is a coin.
+    `least` is that of the pair that is easiest to tell apart; 0.5 is a coin. The median is that of
+    evenly spread images where there are many.
     """
 
     least: float
@@ -87,7 +88,7 @@ def pair_error(distance: Float[Tensor, "*pairs"], repeats: int = 1) -> Float[Ten
 def pairwise_error(
     z: Float[Tensor, "n d"], noise_var: NoiseVar | None, repeats: int = 1, limit: int = PAIRED
 ) -> Pairs:
-    """The optimal errors over the pairs of a gallery; of more than `limit` images, evenly spread.
+    """The optimal errors over the pairs of a gallery; the median over `limit` images at most.
 
     >>> z = torch.tensor([[0.0], [1.0], [4.0]])
     >>> found = pairwise_error(z, 1.0)
@@ -96,12 +97,23 @@ def pairwise_error(
     """
     if len(z) <= 1:
         raise AuditError(f"a pair needs 2 images, got {len(z)}")
-    n = min(len(z), limit)
+    rows, n = whiten(z, noise_var), min(len(z), limit)
     chosen = torch.arange(n, device=z.device) * len(z) // n
-    distance = torch.nn.functional.pdist(whiten(z[chosen], noise_var))
-    marks = torch.stack([distance.max(), distance.median(), distance.min()])
-    least, median, most = pair_error(marks, repeats).tolist()
-    return Pairs(least=least, median=median, most=most, images=n)
+    middle = torch.nn.functional.pdist(rows[chosen]).median()
+    marks = torch.stack([*_extremes(rows), middle])
+    least, most, median = pair_error(marks, repeats).tolist()
+    return Pairs(least=least, median=median, most=most, images=len(z))
+
+
+def _extremes(rows: Float[Tensor, "n d"]) -> tuple[Tensor, Tensor]:
+    """The largest and the smallest distance of two rows."""
+    largest, smallest = rows.new_zeros(()), rows.new_full((), math.inf)
+    for start, part in zip(range(0, len(rows), CHUNK), torch.split(rows, CHUNK), strict=True):
+        apart = torch.cdist(part, rows)
+        largest = torch.maximum(largest, apart.max())
+        apart.diagonal(start).fill_(math.inf)
+        smallest = torch.minimum(smallest, apart.min())
+    return largest, smallest
 
 
 def matcher_errors(

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,7 +98,9 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     max_waiting: Annotated[
         int, typer.Option(help="Rows that may wait; beyond, requests are answered 429.")
     ] = 1024,
-    threads: Annotated[int, typer.Option(min=0, help="Threads of the model; 0: all cores.")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, max=1024, help="Threads of the model; 0: all cores.")
+    ] = 0,
     json_: JsonFlag = False,
 ) -> None:
     """Serve the server's half over the KServe v2 protocol, with a page for browsers.
@@ -183,6 +186,7 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.console import out, show_json
     from splitveil.serve.client import Client
     from splitveil.serve.manifest import read_manifest
+    from splitveil.serve.transport import shown
 
     shape = read_manifest(export_dir).image_shape
     pixels = np.stack([read_picture(path, shape) for path in images])
@@ -213,7 +217,7 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
         show_json([r | {"logits": line.tolist()} for r, line in zip(rows, logits, strict=True)])
         return
     for row in rows:
-        line = f"{row['image']}: {row['name']} ({100 * row['share']:.1f} %)"
+        line = f"{shown(row['image'])}: {row['name']} ({100 * row['share']:.1f} %)"
         out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -239,23 +243,31 @@ def read_picture(path: Path, shape: tuple[int, ...]) -> "NDArray[np.uint8]":
     from splitveil.errors import DataError
 
     try:
-        with Image.open(path) as image:
-            mode = image.mode
-            pixels = np.asarray(image.convert("L" if shape[0] == 1 else "RGB"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                _check_picture(path, image.mode, image.size, shape)  # before anything is decoded
+                pixels = np.asarray(image.convert("L" if shape[0] == 1 else "RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as err:
         # PIL reports a broken file by any of these, depending on the format.
         raise DataError(f"cannot read {path} as an image: {err}") from err
+    return pixels[None] if shape[0] == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _check_picture(path: Path, mode: str, size: tuple[int, int], shape: tuple[int, ...]) -> None:
+    """Refuse a picture of another colour or size than the model's (c, h, w)."""
+    from splitveil.errors import DataError
+
     if mode not in PICTURE_MODES.get(shape[0], ()):
         raise DataError(
             f"{path} has mode {mode}, the model takes {'grey (L)' if shape[0] == 1 else 'RGB'}; "
             "convert it as the training images were"
         )
-    if pixels.shape[:2] != shape[1:]:
+    if size != (shape[2], shape[1]):
         raise DataError(
-            f"{path} is {pixels.shape[1]}×{pixels.shape[0]}, the model takes "
-            f"{shape[2]}×{shape[1]}; resize it as the training images were"
+            f"{path} is {size[0]}×{size[1]}, the model takes {shape[2]}×{shape[1]}; resize it as "
+            "the training images were"
         )
-    return pixels[None] if shape[0] == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 def read_token(file: Path | None) -> str | None:

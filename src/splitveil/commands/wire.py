@@ -53,8 +53,6 @@ def audit_wire(
     images = None if given.sent is None else load(given.sent, loaded.config.data_dir)
     with progress_bar("audit") as bar:
         opened = open_wire(loaded, aux=aux, images=images, progress=bar)
-        with explain_os_error(folder):
-            folder.mkdir(parents=True, exist_ok=True)
         captures = send(opened, given, folder) if given.live else [Path(s) for s in given.sources]
         record, pictures = attack(
             opened,
@@ -65,6 +63,8 @@ def audit_wire(
             progress=bar,
             store=replace(store, read=lambda _: None) if fresh else store,
         )
+    with explain_os_error(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "gallery.json", json.dumps(pictures))
     write_text(folder / "record.json", record.to_json())
     page = commands.write_page([folder], folder)

@@ -204,5 +204,7 @@ def verdict(record: Json) -> Json:
     """What an audit's `record.json` says, for the manifest: the claim that the wire must keep."""
     keys = ("accuracy", "strongest", "worst_case", "ceiling", "leakage", "true_rate_nats", "audit")
     found: dict[str, Any] = {k: record.get(k) for k in keys}
+    if isinstance(found["audit"], dict):  # its command names folders of the auditor's machine
+        found["audit"] = {k: v for k, v in found["audit"].items() if k != "command"}
     flags = record.get("flags") or []
     return found | {"flags": [f.get("name") for f in flags if isinstance(f, dict)]}

@@ -32,7 +32,11 @@ def check_target(folder: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """A new folder to fill, which takes the place of `folder` when the block succeeds."""
+    """A new folder to fill, which takes the place of `folder` when the block succeeds.
+
+    A link stays, and what it points to is replaced.
+    """
+    folder = folder.resolve() if folder.is_symlink() else folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

@@ -46,7 +46,7 @@ class Gate:
             )
         self._app, self._metrics, self._max_in_flight = app, metrics, max_in_flight
         self._is_open, self._is_page, self._visitors = is_open, is_page, 0
-        self._token = None if token is None else _digest(f"Bearer {token}".encode())
+        self._token = None if token is None else _digest(token.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the lifespan."""
@@ -92,8 +92,10 @@ class Gate:
         if self._token is None:
             return True
         given = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, sent = (given[0] if given else b"").partition(b" ")
         # Digests have one length: the comparison takes the same time whatever was sent.
-        return hmac.compare_digest(_digest(given[0] if given else b""), self._token)
+        equal = hmac.compare_digest(_digest(sent), self._token)
+        return equal and scheme.lower() == b"bearer"
 
 
 def good_token(token: str) -> bool:

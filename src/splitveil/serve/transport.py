@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from splitveil.serve.faults import ServerError
 
 TRY_AGAIN = frozenset({429, 502, 503, 504})  # busy, restarting or slow: the same call may succeed
+NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 MOST_BYTES = 1 << 26  # of an answer: more than any logits, and no danger to the device's memory
 
 
@@ -122,17 +123,17 @@ def shown(text: str) -> str:
 def pause(
     attempt: int, jitter: float, asked: float = 0.0, *, first: float = 0.05, longest: float = 2.0
 ) -> float:
-    """Seconds before attempt + 1: doubling from `first` to `longest`, and what the server asked.
+    """Seconds before attempt + 1: doubling from `first` to `longest`, after what the server asked.
 
     `jitter` in [0, 1) spreads clients that failed together over the upper half of the pause.
 
     >>> [pause(attempt, 0.0) for attempt in (0, 1, 2, 30)]
     [0.025, 0.05, 0.1, 1.0]
-    >>> pause(0, 0.5, asked=1.0)
-    1.0375
+    >>> pause(0, 0.5, asked=10.0)
+    10.0375
     """
     backed = min(longest, first * 2.0 ** min(attempt, 30)) * (1 + jitter) / 2
-    return min(longest, asked) + backed
+    return asked + backed
 
 
 def _asked(reply: Reply) -> float:
@@ -171,6 +172,13 @@ class Persistent:
                     f"the server's certificate is not trusted: {err.verify_message}; give the file "
                     "of its authority with --ca"
                 ) from err
+            except ssl.SSLError as err:
+                if getattr(err, "reason", None) in NO_TLS:
+                    raise ServerError(
+                        f"the server does not speak TLS ({err.reason}); use an http:// address, or "
+                        "start it with a certificate"
+                    ) from err
+                problem = f"{type(err).__name__}: {shown(str(err))}"
             except (OSError, http.client.HTTPException) as err:
                 problem = f"{type(err).__name__}: {shown(str(err))}"
             wait = pause(attempt, secrets.randbelow(1000) / 1000, asked)
