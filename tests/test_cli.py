@@ -138,6 +138,8 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "missing path": ([*train, "--dataset", "npz:absent.npz"], "absent.npz"),
         "negative lambda": ([*train, "--set", "lambd=-1"], "lambd must be a finite number ≥ 0"),
         "rate without noise": ([*train, "--set", "noise_std=0"], "needs channel noise"),
+        "batches of nothing": ([*train, "--set", "batch_size=0"], "batch_size must be at least 2"),
+        "a negative attack seed": (["audit", str(folder), "--seed", "-1"], "--seed"),
         "compiled on a CPU": (
             [*train, "--device", "cpu", "--set", "compile=true"],
             "compile=true is for a GPU",
@@ -178,6 +180,9 @@ def test_only_some_attacks_can_be_run_and_the_record_says_so(runs: Path, tmp_pat
     assert "rmle" in flag["seen"]
     replayed = call("audit", "--replay", str(run / "record.json"))
     assert replayed.exit_code == 0, text(replayed)
+    other = call("audit", "--replay", str(run / "record.json"), "--seed", "7")
+    assert other.exit_code == 2
+    assert "--seed can only be given" in text(other)
     wrong = call("audit", str(run), "--profile", "smoke", "--attacks", "decodr")
     assert wrong.exit_code == 2
     assert "decoder" in text(wrong)

@@ -81,12 +81,13 @@ class RunConfig:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        batch = self.batch_size
         problems = [
             f"{name} must be {rule}, got {value}"
             for name, value, rule, good in (
                 ("epochs", self.epochs, "at least 1", (self.epochs or 1) >= 1),
                 ("seed", self.seed, "at least 0", self.seed >= 0),
-                ("batch_size", self.batch_size, "at least 2", (self.batch_size or 2) >= 2),  # noqa: PLR2004
+                ("batch_size", self.batch_size, "at least 2", batch is None or batch > 1),
                 ("lr", self.lr, "a finite number > 0", _inside(self.lr, low=0.0, open_low=True)),
                 (
                     "noise_std",

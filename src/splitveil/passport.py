@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,7 @@ def command() -> str:
     """The command line of this process; `python -m splitveil` is written as `splitveil`."""
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
-    return " ".join([name, *sys.argv[1:]])
+    return shlex.join([name, *sys.argv[1:]])
 
 
 def device_name(device: torch.device) -> str:

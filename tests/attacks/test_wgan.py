@@ -157,10 +157,10 @@ def test_the_generator_learns_at_every_tenth_step_and_every_sending_is_fresh(
     box = replace(noisy_victim.black_box(), send=send, prepare=None)
     fitted = FAST.fit(box, make_aux(16), generator())
     assert calls == (10 * ["critic_loss"] + ["generator_loss"]) * 2 + 5 * ["critic_loss"]
-    assert len(sent) == 1 + 10 + 25 + 2  # probe, decoder, critic, generator
+    assert len(sent) == 1 + 1 + 10 + 25 + 2  # shape, units, decoder, critic, generator
     assert len({float(z.sum()) for z in sent}) == len(sent)
     fitted(observed(noisy_victim, make_aux(3, seed=1).images))
-    assert len(sent) == 38
+    assert len(sent) == 39
 
 
 def test_the_weight_of_the_pixels_holds_the_image(make_aux: MakeAux, linear_victim: Victim) -> None:

@@ -14,6 +14,7 @@ from splitveil.attacks.objectives import (
     fit_features,
     perceptual_loss,
 )
+from splitveil.attacks.units import measured_units
 from splitveil.errors import AuditError, ConfigError, unknown
 from splitveil.graphs import compiled
 from splitveil.nets import ResidualDecoder
@@ -124,11 +125,11 @@ class Decoder:
             if device.type == "cuda":
                 net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-            send = victim.sender(aux.images)
+            send, units = victim.sender(aux.images), measured_units(victim, aux.images, generator)
             fitted = compiled(net) if self.fused and device.type == "cuda" else net
 
             def loss(x: Tensor, rows: Tensor) -> Tensor:
-                return objective(_decode(fitted, send(rows, generator)), x)
+                return objective(_decode(fitted, units(send(rows, generator))), x)
 
             told = _part(progress, first, total, "fitting the decoder")
             data = (aux.images, torch.arange(n, device=aux.images.device))
@@ -137,7 +138,7 @@ class Decoder:
 
         @torch.no_grad()
         def reconstruct(seen: Observation) -> Tensor:
-            images = torch.cat([_decode(net, z) for z in torch.split(seen.z, 1000)])
+            images = torch.cat([_decode(net, units(z)) for z in torch.split(seen.z, 1000)])
             return images.clamp(0, 1)
 
         return Fitted(reconstruct, curve)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from splitveil.attacks.units import units_of
 from splitveil.errors import AuditError
 from splitveil.types import (
     Access,
@@ -63,7 +64,9 @@ class Linear:
         for x in batches:
             parts.append(victim.send(x, generator).flatten(1))
             progress(len(parts), total, "queries")
-        z = torch.cat(parts)
+        sent = torch.cat(parts)
+        units = units_of(sent)
+        z = units(sent)
         pixels = aux.images.flatten(1).to(z.device)
         order = torch.randperm(len(z), generator=generator, device=generator.device).to(z.device)
         held, used = order[: len(z) // 10], order[len(z) // 10 :]
@@ -78,7 +81,7 @@ class Linear:
         shape = aux.images.shape[1:]
 
         def reconstruct(seen: Observation) -> Tensor:
-            flat = seen.z.flatten(1) @ weight + bias
+            flat = units(seen.z.flatten(1)) @ weight + bias
             return flat.clamp(0, 1).view(len(flat), *shape)
 
         return reconstruct

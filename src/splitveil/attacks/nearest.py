@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from splitveil.attacks.units import units_of
 from splitveil.errors import AuditError, ConfigError
 from splitveil.types import Access, BlackBox, Fitted, Labelled, Observation, Progress, silent
 
@@ -60,14 +61,16 @@ class Nearest:
             )
         parts = []
         for x in torch.split(aux.images, QUERIES):
-            parts.append(victim.send(x, generator).flatten(1).float())
+            parts.append(victim.send(x, generator).flatten(1))
             progress(sum(map(len, parts)), len(aux), "queries")
-        known, images = torch.cat(parts), aux.images.to(victim.device)
-        if not bool(known.isfinite().all()):
+        sent, images = torch.cat(parts), aux.images.to(victim.device)
+        if not bool(sent.isfinite().all()):
             raise AuditError("the victim sent values that are not finite for some aux images")
+        units = units_of(sent)
+        known = units(sent)
 
         def reconstruct(seen: Observation) -> Tensor:
-            picked = nearest_indices(seen.z.flatten(1).float(), known, self.neighbours)
+            picked = nearest_indices(units(seen.z.flatten(1)), known, self.neighbours)
             return torch.cat([images[p].mean(1) for p in torch.split(picked, QUERIES)])
 
         return Fitted(reconstruct)

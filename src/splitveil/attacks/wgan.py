@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.fitting import SAY_EVERY, minimise
+from splitveil.attacks.units import measured_units
 from splitveil.errors import AuditError, ConfigError
 from splitveil.graphs import captured, set_rate
 from splitveil.nets import ResidualDecoder
@@ -158,7 +159,10 @@ class Wgan:
             net = ResidualDecoder(wire, shape, width=self.start.width, blocks=self.start.blocks)
             net, critic = net.to(device), Critic(shape, width=self.width).to(device)
 
-            send = victim.sender(aux.images)
+            sender, units = victim.sender(aux.images), measured_units(victim, aux.images, generator)
+
+            def send(rows: Tensor, generator: Generator | None) -> Tensor:
+                return units(sender(rows, generator))
 
             def loss(x: Tensor, rows: Tensor) -> Tensor:
                 return F.mse_loss(net(send(rows, generator)), x)
@@ -170,7 +174,7 @@ class Wgan:
 
         @torch.no_grad()
         def reconstruct(seen: Observation) -> Tensor:
-            return torch.cat([net(z) for z in torch.split(seen.z, 1000)]).clamp(0, 1)
+            return torch.cat([net(units(z)) for z in torch.split(seen.z, 1000)]).clamp(0, 1)
 
         return Fitted(reconstruct, curve)
 

@@ -23,7 +23,7 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     ] = None,
     profile: Annotated[str, typer.Option(help="smoke, quick, standard or paper.")] = "quick",
     aux: Annotated[str, typer.Option(help="train, held-out or test90.")] = "train",
-    seed: Annotated[int, typer.Option(help="Seed of the attacks.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the attacks.")] = 0,
     replay: Annotated[
         Path | None, typer.Option(help="Measure a record again and say what differs.")
     ] = None,
@@ -181,13 +181,19 @@ def audit_run(
     from splitveil.console import progress_bar, show_json
 
     if replay is not None:
-        told = {"--attributes": attributes, "--attacks": attacks, "--compile": compiled or None}
-        refuse_options(told, "a run is audited, not a record replayed")
+        told = {
+            "--attributes": attributes, "--attacks": attacks, "--compile": compiled or None,
+            "--seed": seed or None, "--fresh": fresh or None,
+            "--aux": None if aux == "train" else aux,
+            "--profile": None if profile == "quick" else profile,
+        }  # fmt: skip
+        refuse_options(told, "a run is audited, not a record replayed: that says all of it")
         check_replayable(replay)
         commands.replay(run, replay, json_=json_)
         return
     loaded = load_run(commands.given_run(run))
-    only = [] if attacks is None else [name.strip() for name in attacks.split(",")]
+    named = [] if attacks is None else attacks.split(",")
+    only = list(dict.fromkeys(name.strip() for name in named))
     with progress_bar("audit") as bar:
         record = auditing.audit_run(
             loaded, profile, aux=aux, seed=seed, progress=bar, fresh=fresh, only=only,

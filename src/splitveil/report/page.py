@@ -1,5 +1,6 @@
 """One self-contained HTML page about some runs; its pictures and other forms beside it."""
 
+import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,8 +85,10 @@ def put_all(folder: Path, files: Mapping[Path, bytes]) -> list[Path]:
 
 def put(path: Path, content: bytes) -> None:
     """Put a file in place in one step; its folder must be there."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with _explained(path):
+        if not path.name:  # "." or ""
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             part.write_bytes(content)
             os.replace(part, path)

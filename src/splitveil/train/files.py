@@ -1,5 +1,6 @@
 """Files a run writes: each is complete or absent, whatever happens in between."""
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -26,8 +27,10 @@ def explain_os_error(path: Path) -> Iterator[None]:
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A binary file that appears under its name only when it is complete and on disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
     with explain_os_error(path):
+        if not path.name:  # "." or ""
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        temporary = path.with_name(f".{path.name}.tmp")
         try:
             with temporary.open("wb") as file:
                 yield file

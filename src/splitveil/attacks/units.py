@@ -1,0 +1,53 @@
+"""Smashed data in units of its own spread: a client that rescales what it sends hides nothing."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from splitveil.rng import stream
+from splitveil.types import BlackBox
+
+PROBED = 1000  # aux images whose sendings are measured
+
+
+@dataclass(frozen=True)
+class Units:
+    r"""Mean and deviation of all numbers of z̃ over aux, and z̃ in terms of them.
+
+    .. math:: u = (\tilde z - m) / s
+
+    Computed in float64, given in float32: networks, distances and BatchNorm's ε then meet the same
+    numbers whatever the client's scale and offset are.
+
+    >>> Units(torch.tensor(3e-9), torch.tensor(1e-9))(torch.tensor([4e-9, 1e-9])).tolist()
+    [1.0, -2.0]
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """U of the shape of z, float32."""
+        return ((z.double() - self.mean) / self.std).float()
+
+
+@torch.no_grad()
+def units_of(z: Tensor) -> Units:
+    """The units of some z̃; what is not finite does not count.
+
+    >>> units_of(torch.tensor([1.0, 3.0, torch.inf]))(torch.tensor([3.0])).tolist()
+    [1.0]
+    """
+    z = z.double()
+    known = z.isfinite()
+    count = known.sum().clamp_min(1)
+    mean = torch.where(known, z, 0.0).sum() / count
+    std = (torch.where(known, z - mean, 0.0).square().sum() / count).sqrt()
+    return Units(mean, torch.where(std > 0, std, torch.ones_like(std)))
+
+
+def measured_units(victim: BlackBox, images: Tensor, generator: Generator) -> Units:
+    """The units of a victim's z̃, by draws of their own: those of the attack are not moved."""
+    apart = stream(generator.initial_seed(), "units", generator.device)
+    return units_of(victim.send(images[:PROBED], apart))
