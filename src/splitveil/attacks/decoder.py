@@ -14,7 +14,7 @@ from splitveil.attacks.objectives import (
     fit_features,
     perceptual_loss,
 )
-from splitveil.attacks.units import measured_units
+from splitveil.attacks.units import InUnits, measured_units
 from splitveil.errors import AuditError, ConfigError, unknown
 from splitveil.graphs import compiled
 from splitveil.nets import ResidualDecoder
@@ -134,11 +134,11 @@ class Decoder:
             told = _part(progress, first, total, "fitting the decoder")
             data = (aux.images, torch.arange(n, device=aux.images.device))
             curve = minimise(loss, net, data, self.budget, generator, progress=told)
-        net.eval()
+        reader = InUnits(net, units).eval()
 
         @torch.no_grad()
         def reconstruct(seen: Observation) -> Tensor:
-            images = torch.cat([_decode(net, units(z)) for z in torch.split(seen.z, 1000)])
+            images = torch.cat([_decode(reader, z) for z in torch.split(seen.z, 1000)])
             return images.clamp(0, 1)
 
         return Fitted(reconstruct, curve)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from splitveil.rng import stream
 from splitveil.types import BlackBox
@@ -20,8 +20,8 @@ class Units:
     Computed in float64, given in float32: networks, distances and BatchNorm's ε then meet the same
     numbers whatever the client's scale and offset are.
 
-    >>> Units(torch.tensor(3e-9), torch.tensor(1e-9))(torch.tensor([4e-9, 1e-9])).tolist()
-    [1.0, -2.0]
+    >>> Units(torch.tensor(3.0), torch.tensor(0.5))(torch.tensor([4.0, 1.0])).tolist()
+    [2.0, -4.0]
     """
 
     mean: Tensor
@@ -30,6 +30,24 @@ class Units:
     def __call__(self, z: Tensor) -> Tensor:
         """U of the shape of z, float32."""
         return ((z.double() - self.mean) / self.std).float()
+
+
+class InUnits(nn.Module):
+    """A network behind its units: takes z̃ as it was sent."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, net: nn.Module, units: Units) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("mean", units.mean)
+        self.register_buffer("std", units.std)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """What the network makes of z̃ (n, …)."""
+        out: Tensor = self.net(Units(self.mean, self.std)(z))
+        return out
 
 
 @torch.no_grad()

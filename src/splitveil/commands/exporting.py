@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from splitveil.nets import ResidualDecoder
+    from splitveil.attacks.units import InUnits
     from splitveil.runs import Run
     from splitveil.serve.export import Attacker
     from splitveil.types import Observation, Progress, Reconstruct, Record
@@ -166,19 +166,19 @@ def strongest_decoder(record: "Record", profile: str) -> str:
     return min(errors, key=lambda name: errors[name])
 
 
-def caught(fitted: "Reconstruct", seen: "Observation") -> "tuple[ResidualDecoder, Tensor]":
+def caught(fitted: "Reconstruct", seen: "Observation") -> "tuple[InUnits, Tensor]":
     """The decoder that a fitted attack calls, and its images for what was observed."""
     from torch import nn
     from torch.nn.modules.module import register_module_forward_hook
 
+    from splitveil.attacks.units import InUnits
     from splitveil.errors import AuditError
-    from splitveil.nets import ResidualDecoder
 
-    found: list[ResidualDecoder] = []
+    found: list[InUnits] = []
 
     def look(module: nn.Module, given: object, made: object) -> None:
         del given, made
-        if isinstance(module, ResidualDecoder) and module not in found:
+        if isinstance(module, InUnits) and module not in found:
             found.append(module)
 
     with register_module_forward_hook(look):
