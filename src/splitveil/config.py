@@ -56,7 +56,7 @@ class RunConfig:
     `settings` are the defence's own arguments under their flat names (`lambd`, `form`, …).
     `held_out` reserves a share of the training images for an attacker; `final` trains on
     train+val, once, after everything was chosen. `compile` fuses the kernels of both halves on a
-    GPU: half a minute at the start, up to a third less per epoch.
+    GPU: slower to start, faster per epoch.
     """
 
     dataset: str = "digits"

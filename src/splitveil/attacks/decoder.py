@@ -125,16 +125,17 @@ class Decoder:
             if device.type == "cuda":
                 net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-            send, units = victim.sender(aux.images), measured_units(victim, aux.images, generator)
-            fitted = compiled(net) if self.fused and device.type == "cuda" else net
+            reader = InUnits(net, measured_units(victim, aux.images, generator))
+            send = victim.sender(aux.images)
+            fitted = compiled(reader) if self.fused and device.type == "cuda" else reader
 
             def loss(x: Tensor, rows: Tensor) -> Tensor:
-                return objective(_decode(fitted, units(send(rows, generator))), x)
+                return objective(_decode(fitted, send(rows, generator)), x)
 
             told = _part(progress, first, total, "fitting the decoder")
             data = (aux.images, torch.arange(n, device=aux.images.device))
-            curve = minimise(loss, net, data, self.budget, generator, progress=told)
-        reader = InUnits(net, units).eval()
+            curve = minimise(loss, reader, data, self.budget, generator, progress=told)
+        reader.eval()
 
         @torch.no_grad()
         def reconstruct(seen: Observation) -> Tensor:

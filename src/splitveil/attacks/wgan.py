@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.fitting import SAY_EVERY, minimise
-from splitveil.attacks.units import measured_units
+from splitveil.attacks.units import InUnits, measured_units
 from splitveil.errors import AuditError, ConfigError
 from splitveil.graphs import captured, set_rate
 from splitveil.nets import ResidualDecoder
@@ -159,22 +159,20 @@ class Wgan:
             net = ResidualDecoder(wire, shape, width=self.start.width, blocks=self.start.blocks)
             net, critic = net.to(device), Critic(shape, width=self.width).to(device)
 
-            sender, units = victim.sender(aux.images), measured_units(victim, aux.images, generator)
-
-            def send(rows: Tensor, generator: Generator | None) -> Tensor:
-                return units(sender(rows, generator))
+            reader = InUnits(net, measured_units(victim, aux.images, generator))
+            send = victim.sender(aux.images)
 
             def loss(x: Tensor, rows: Tensor) -> Tensor:
-                return F.mse_loss(net(send(rows, generator)), x)
+                return F.mse_loss(reader(send(rows, generator)), x)
 
             data = (aux.images, torch.arange(n, device=aux.images.device))
-            curve = minimise(loss, net, data, self.start.budget, generator, progress=told)
-            self._contest(send, aux.images.to(device), (net, critic), generator, contested)
-        net.eval()
+            curve = minimise(loss, reader, data, self.start.budget, generator, progress=told)
+            self._contest(send, aux.images.to(device), (reader, critic), generator, contested)
+        reader.eval()
 
         @torch.no_grad()
         def reconstruct(seen: Observation) -> Tensor:
-            return torch.cat([net(units(z)) for z in torch.split(seen.z, 1000)]).clamp(0, 1)
+            return torch.cat([reader(z) for z in torch.split(seen.z, 1000)]).clamp(0, 1)
 
         return Fitted(reconstruct, curve)
 
