@@ -1,0 +1,29 @@
+"""The script that makes the tables' records, and the commands it would run."""
+
+import importlib
+import shlex
+import sys
+from types import ModuleType
+
+import pytest
+from tables.made import SCRIPT, Planned
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    return importlib.import_module("headline")
+
+
+@pytest.fixture
+def planned(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Planned:
+    """The commands that the script would run."""
+
+    def run(*words: str) -> list[list[str]]:
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--dry-run", *words])
+        assert script.main() == 0
+        return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+
+    return run

@@ -1,0 +1,16 @@
+"""Commands that scripts/headline.py plans, and where it lies."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from splitveil.settings import parse_pair
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "headline.py"
+Planned = Callable[..., list[list[str]]]
+
+
+def settings_of(command: list[str]) -> dict[str, object]:
+    words = [w for w in command[2:] if w != "--final"]
+    pairs = [(k, v) for k, v in zip(words[::2], words[1::2], strict=True) if "-dir" not in k]
+    return dict(parse_pair(v if k == "--set" else f"{k[2:]}={v}") for k, v in pairs)

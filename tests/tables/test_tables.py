@@ -1,0 +1,73 @@
+"""The rows of the tables: what each is trained with, and who attacks it."""
+
+from pathlib import Path
+from types import ModuleType
+
+from tables.made import Planned, settings_of
+
+from splitveil.config import build_defence, make_config
+from splitveil.recipes import find_recipe
+from splitveil.report.bases import TABLE1
+from splitveil.reproduce import EXPERIMENTS
+
+
+def test_table1_has_every_row_of_the_built_page_and_each_is_a_run(
+    planned: Planned, tmp_path: Path
+) -> None:
+    commands = planned("--table", "table1", "--out", str(tmp_path))
+    own = [c for c in commands if c[1] == "train" and "--recipe" not in c]
+    shared = [c[c.index("--name") + 1] for c in commands if c[1] == "train" and "--recipe" in c]
+    assert sorted(shared) == ["cem-s0", "noise-s0", "none-s0", "veil-vgg11-s0"]
+    names = [str(settings_of(c)["name"]) for c in own]
+    rows = [row for base in TABLE1[1:] for row in base.rows]
+    assert sorted(names) == sorted(f"table1-{row}-s0" for row in rows)
+    for command in own:
+        config = make_config(settings_of(command))
+        noise = 0.025 if config.noise_std is None else config.noise_std
+        assert (config.dataset, config.net, config.epochs) == ("cifar10", "vgg11", None)
+        build_defence(config).surrogate(512, 10, noise)  # a penalty that has no noise refuses
+    noises = {n: settings_of(c).get("noise_std") for n, c in zip(names, own, strict=True)}
+    assert noises["table1-ResSFL-s0"] == noises["table1-DistCorr-s0"] == 0.0
+    assert noises["table1-ResSFL+veil-s0"] == noises["table1-DistCorr+cem-s0"] == 0.01
+    assert noises["table1-arl-s0"] is noises["table1-nopeek+veil-s0"] is None
+    assert all(c[-4:] == ["--aux", "train", "--seed", "0"] for c in commands if c[1] == "audit")
+
+
+def test_controls_have_the_flagships_client_and_length(planned: Planned, tmp_path: Path) -> None:
+    commands = planned("--table", "controls", "--out", str(tmp_path))
+    trained = [c for c in commands if c[1] == "train"]
+    flagship = find_recipe("cifar10-veil").options
+    for command in trained:
+        made = settings_of(command)
+        assert made["net"] == flagship["net"]
+        assert made["epochs"] == flagship["epochs"]
+    assert [c[c.index("--recipe") + 1] for c in trained] == ["cifar10-noise", "cifar10-cem"]
+
+
+def test_seed_003_is_the_experiment_that_the_command_runs(planned: Planned, tmp_path: Path) -> None:
+    experiment = EXPERIMENTS["seed-003"]
+    commands = planned("--table", "seed-003", "--out", str(tmp_path))
+    trained = {str(settings_of(c)["name"]): c for c in commands if c[1] == "train"}
+    assert len(trained) == len(experiment.rows)
+    for row, defence in experiment.rows.items():
+        name = f"seed-003-{row}-s0"
+        wanted = {**experiment.common, "defence": defence, "seed": 0, "name": name}
+        made = {**settings_of(trained[name]), "final": "--final" in trained[name]}
+        assert make_config(made) == make_config(wanted)
+    audits = [c for c in commands if c[1] == "audit"]
+    assert len(audits) == len(trained)
+    assert all(c[c.index("--aux") + 1] == "test90" for c in audits)
+
+
+def test_a_whole_table_can_be_trained_compiled(planned: Planned, tmp_path: Path) -> None:
+    commands = planned("--out", str(tmp_path), "--compile")
+    assert all(settings_of(c)["compile"] is True for c in commands if c[1] == "train")
+    assert all("--compile" in c for c in commands if c[1] == "audit")
+
+
+def test_a_record_under_the_tables_own_knowledge_lies_in_the_rows_folder(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    row = script.TABLES["seed-003"].rows[0]
+    place = script.place(tmp_path, row, 2, row.audits[0])
+    assert place == tmp_path / "cem" / "seed2" / "record.json"
