@@ -99,8 +99,10 @@ def pairwise_error(
         raise AuditError(f"a pair needs 2 images, got {len(z)}")
     rows, n = whiten(z, noise_var), min(len(z), limit)
     chosen = torch.arange(n, device=z.device) * len(z) // n
-    middle = torch.nn.functional.pdist(rows[chosen]).median()
-    marks = torch.stack([*_extremes(rows), middle])
+    largest, smallest = _extremes(rows)
+    # The two ways to a distance round differently: the median stays between the extremes.
+    middle = torch.nn.functional.pdist(rows[chosen]).median().clamp(smallest, largest)
+    marks = torch.stack([largest, smallest, middle])
     least, most, median = pair_error(marks, repeats).tolist()
     return Pairs(least=least, median=median, most=most, images=len(z))
 
