@@ -11,6 +11,15 @@ from splitveil.types import BlackBox
 PROBED = 1000  # aux images whose sendings are measured
 
 
+def in_units(z: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """(z − mean) / std in float64, given in float32.
+
+    >>> in_units(torch.tensor([4.0, 1.0]), torch.tensor(3.0), torch.tensor(0.5)).tolist()
+    [2.0, -4.0]
+    """
+    return ((z.double() - mean) / std).float()
+
+
 @dataclass(frozen=True)
 class Units:
     r"""Mean and deviation of all numbers of z̃ over aux, and z̃ in terms of them.
@@ -29,7 +38,7 @@ class Units:
 
     def __call__(self, z: Tensor) -> Tensor:
         """U of the shape of z, float32."""
-        return ((z.double() - self.mean) / self.std).float()
+        return in_units(z, self.mean, self.std)
 
 
 class InUnits(nn.Module):
@@ -46,7 +55,8 @@ class InUnits(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """What the network makes of z̃ (n, …)."""
-        out: Tensor = self.net(Units(self.mean, self.std)(z))
+        # Not through Units: the compilers of torch 2.11 and before cannot make a frozen dataclass.
+        out: Tensor = self.net(in_units(z, self.mean, self.std))
         return out
 
 
