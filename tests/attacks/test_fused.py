@@ -47,6 +47,7 @@ def test_on_a_cpu_a_fused_decoder_is_the_decoder() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch 2.11's own import
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_a_fused_decoder_learns_as_well() -> None:
     torch.manual_seed(0)
