@@ -6,13 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from splitveil.cli import app
 from splitveil.commands import merge
-from splitveil.config import build_defence, find_net, make_config
+from splitveil.config import RECIPES, build_defence, find_net, make_config, resolve
+from splitveil.data import DATASETS, Dataset
 from splitveil.errors import ConfigError
+from splitveil.nets import NETS
 from splitveil.recipes import NAMED_RECIPES, find_recipe
+from splitveil.surrogates import GatedAttentionCEM
+from splitveil.training import build
+
+Shape = tuple[int, int, int]
 
 
 def call(*words: str) -> Any:  # noqa: ANN401 - typer's result type is not public
@@ -28,6 +35,56 @@ def test_every_recipe_is_a_run_that_can_be_built(name: str) -> None:
     assert find_net(config.net).cut_at >= 1
     assert build_defence(config).settings().items() >= config.settings.items()
     assert make_config({"name": f"{name}-s0"}).folder.name == f"{name}-s0"
+
+
+def test_every_dataset_and_every_backbone_has_a_plain_and_a_defended_recipe() -> None:
+    told = [recipe.options for recipe in NAMED_RECIPES.values()]
+    for defence in ("none", "veil"):
+        chosen = [options for options in told if options["defence"] == defence]
+        assert {options["dataset"] for options in chosen} == set(RECIPES)
+        assert {options["net"] for options in chosen} >= {"vgg11", "resnet20", "mobilenetv2"}
+    assert set(RECIPES) == {name for name in DATASETS if name not in {"folder", "npz"}}
+    assert {options["net"] for options in told} <= set(NETS)
+
+
+def made_up(shape: Shape, classes: int, images: int) -> Dataset:
+    draw = torch.Generator().manual_seed(0)
+    return Dataset(
+        name="random",
+        images=torch.randint(256, (images + 8, *shape), dtype=torch.uint8, generator=draw),
+        labels=torch.arange(images + 8) % classes,
+        classes=tuple(map(str, range(classes))),
+        pool=torch.arange(images),
+        test=torch.arange(images, images + 8),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "bank"),
+    [
+        ("cifar100-veil", (3, 32, 32), 100, 16),
+        ("tiny-imagenet-veil", (3, 64, 64), 200, 32),
+        ("fashion-mnist-veil", (1, 28, 28), 10, 0),
+        ("cifar10-resnet20-veil", (3, 32, 32), 10, 0),
+        ("cifar10-mobilenetv2-veil", (3, 32, 32), 10, 0),
+    ],
+)
+def test_a_recipe_fits_its_images_and_classes(
+    name: str, shape: Shape, classes: int, bank: int
+) -> None:
+    dataset = made_up(shape, classes, 2 * classes)
+    config = resolve(make_config({**find_recipe(name).options, "device": "cpu"}), dataset)
+    parts = build(config, dataset.image_shape, dataset.num_classes)
+    x, y = dataset.images[:6] / 255, dataset.labels[:6]
+    out = parts.model.split_forward(x)
+    assert out.logits.shape == (6, classes)
+    assert isinstance(parts.surrogate, GatedAttentionCEM)
+    assert bool(parts.surrogate(out.z.flatten(1), y).loss.isfinite())
+    kept = parts.surrogate.bank
+    assert (kept is None) == (bank == 0)
+    if kept is not None:
+        assert kept.rows.shape[:2] == (classes, bank)
+        assert kept.held.tolist() == [1] * 6 + [0] * (classes - 6)
 
 
 def test_the_flagship_stands_beside_cem_on_the_same_architecture() -> None:

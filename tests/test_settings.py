@@ -1,11 +1,13 @@
 """Settings from text: types, near names, TOML there and back."""
 
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from splitveil.config import make_config
+from splitveil.config import RunConfig, make_config
 from splitveil.defences import DEFENCES
 from splitveil.errors import ConfigError
 from splitveil.runs import flat_config
@@ -57,6 +59,20 @@ def test_reg_strength_is_the_channels_noise() -> None:
 
 def test_none_switches_an_optional_setting_off() -> None:
     assert make_config({"attention_lr": "none"}).settings == {"attention_lr": None}
+
+
+def test_a_path_is_a_text() -> None:
+    assert make_config({"runs_dir": Path("a") / "b"}).runs_dir == str(Path("a") / "b")
+
+
+def test_a_run_made_by_hand_is_as_strict_and_as_kind() -> None:
+    assert RunConfig(runs_dir="a", lr=1.0) == make_config({"runs_dir": Path("a"), "lr": 1})
+    program = "from splitveil.config import RunConfig; RunConfig(seed='0', epochs=1.5)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    said = "ConfigError: seed must be a whole number, got '0'; epochs must be a whole number, got 1"
+    assert said in ran.stderr
 
 
 def test_every_problem_is_reported_at_once() -> None:

@@ -81,6 +81,9 @@ class RunConfig:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        own = {key: getattr(self, key) for key in RUN_KEYS}
+        for key, value in checked(own, RUN_KEYS, "setting of a run").items():
+            object.__setattr__(self, key, value)  # a path as text, a whole lr as a float
         batch = self.batch_size
         problems = [
             f"{name} must be {rule}, got {value}"

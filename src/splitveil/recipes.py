@@ -20,11 +20,13 @@ class Named:
     options: Mapping[str, Setting]
 
 
+def _on(dataset: str, summary: str, defence: str, net: str, **settings: Setting) -> Named:
+    options = {"dataset": dataset, "defence": defence, "net": net, **settings}
+    return Named(summary=summary, options=options)
+
+
 def _cifar10(summary: str, defence: str, net: str, **settings: Setting) -> Named:
-    return Named(
-        summary=summary,
-        options={"dataset": "cifar10", "defence": defence, "net": net, **settings},
-    )
+    return _on("cifar10", summary, defence, net, **settings)
 
 
 NAMED_RECIPES: Mapping[str, Named] = {
@@ -45,10 +47,26 @@ NAMED_RECIPES: Mapping[str, Named] = {
         "the flagship on the thin ResNet, 80 epochs", "veil", "thin-resnet"
     ),
     "cifar10-veil-vgg11": _cifar10("the flagship on CEM's own VGG11", "veil", "vgg11"),
-    "digits-veil": Named(
-        summary="the flagship on 8×8 digits, minutes on a CPU",
-        options={"dataset": "digits", "defence": "veil", "net": "small"},
+    "cifar10-resnet20-none": _cifar10("no defence, ResNet-20", "none", "resnet20"),
+    "cifar10-resnet20-veil": _cifar10("the flagship's penalty on ResNet-20", "veil", "resnet20"),
+    "cifar10-mobilenetv2-none": _cifar10("no defence, MobileNetV2", "none", "mobilenetv2"),
+    "cifar10-mobilenetv2-veil": _cifar10(
+        "the flagship's penalty on MobileNetV2", "veil", "mobilenetv2"
     ),
+    # A batch has few images of each of many classes: a bank remembers some.
+    "cifar100-none": _on("cifar100", "no defence, VGG11", "none", "vgg11"),
+    "cifar100-cem": _on("cifar100", "the published CEM, VGG11", "cem", "vgg11"),
+    "cifar100-veil": _on(
+        "cifar100", "the flagship, 100 classes", "veil", "thin-deep", epochs=160, bank=16
+    ),
+    "tiny-imagenet-none": _on("tiny-imagenet", "no defence, VGG11, 64×64", "none", "vgg11"),
+    "tiny-imagenet-veil": _on(
+        "tiny-imagenet", "the flagship, 200 classes, 64×64", "veil", "thin-deep", bank=32
+    ),
+    "fashion-mnist-none": _on("fashion-mnist", "no defence, 28×28", "none", "small"),
+    "fashion-mnist-veil": _on("fashion-mnist", "the flagship's penalty, 28×28", "veil", "small"),
+    "digits-none": _on("digits", "no defence, 8×8, seconds on a CPU", "none", "small"),
+    "digits-veil": _on("digits", "the flagship on 8×8 digits, minutes on a CPU", "veil", "small"),
 }
 
 

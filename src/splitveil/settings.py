@@ -1,6 +1,7 @@
 """Typed settings from text: `key=value`, TOML, and back. Knows nothing of what the keys mean."""
 
 import json
+import os
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -106,6 +107,8 @@ def _convert(value: Any, kind: Any) -> Any:  # noqa: ANN401 - a value of any dec
         if value in get_args(kind):
             return value
         raise ValueError(f"one of {', '.join(map(str, get_args(kind)))}")
+    if kind is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}

@@ -89,6 +89,15 @@ def test_parts_are_checked(pool: list[int], test: list[int], message: str) -> No
         toy(pool, test)
 
 
+def test_a_message_names_few_of_many_classes_that_are_too_small() -> None:
+    classes = tuple(f"c{i}" for i in range(100))
+    with pytest.raises(DataError, match=r"got 1 of 'c0'.* 'c4', and too few of 95 more classes; "):
+        Dataset(
+            name="toy", images=torch.zeros(101, 1, 2, 2, dtype=torch.uint8), classes=classes,
+            labels=torch.arange(101) % 100, pool=torch.arange(100), test=torch.tensor([100]),
+        )  # fmt: skip
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 255), min_size=1, max_size=40), st.sampled_from(["f2", "f4", "f8"]))
 def test_floats_come_back_as_the_bytes_they_were(levels: list[int], dtype: str) -> None:

@@ -89,6 +89,14 @@ def test_a_cut_that_leaves_one_side_empty_names_the_range(at: int) -> None:
         cut(mlp(), at)
 
 
+@pytest.mark.parametrize("shape", [(8, 8), (1, 32, 32), ()])
+def test_an_image_that_does_not_pass_is_refused_with_its_shape(shape: tuple[int, ...]) -> None:
+    model = cut(with_batchnorm_and_dropout(), 2)
+    for count in (model.macs, model.wire_shape, model.wire_floats):
+        with pytest.raises(ConfigError, match=rf"no image of shape {re.escape(repr(shape))} "):
+            count(shape)
+
+
 def test_a_backbone_of_one_child_cannot_be_cut() -> None:
     with pytest.raises(ConfigError, match="of one child cannot be cut"):
         cut(nn.Sequential(nn.Linear(2, 2)), 1)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ MIN_CLASSES = 2
 # The defences shape the variance within a class, and one image alone has none.
 MIN_PER_CLASS = 2
 LEVELS = 255
+TOLD = 5  # classes that a message names
 
 Images = UInt8[Tensor, "n c h w"]
 Labels = Int64[Tensor, " n"]
@@ -128,10 +130,11 @@ def check_parts(
     counts = labels[pool].bincount(minlength=len(classes)).tolist()
     few = {c: n for c, n in zip(classes, counts, strict=True) if n < MIN_PER_CLASS}
     if few:
+        told = [f"{n} of {c!r}" for c, n in islice(few.items(), TOLD)]
+        told += [f"and too few of {len(few) - TOLD} more classes"] * (len(few) > TOLD)
         raise DataError(
             f"{name}: every class needs at least {MIN_PER_CLASS} training images, "
-            f"got {', '.join(f'{n} of {c!r}' for c, n in few.items())}; "
-            "add images or drop the class"
+            f"got {', '.join(told)}; add images or drop the class"
         )
 
 

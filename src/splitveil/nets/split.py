@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -61,8 +61,7 @@ class SplitModel(nn.Module):
 
     def wire_shape(self, input_shape: Shape) -> Shape:
         """Shape of the smashed data of one image."""
-        with torch.no_grad():
-            return tuple(_probe(self.encoder)(_example(self.encoder, input_shape)).shape[1:])
+        return tuple(_passed(_probe(self.encoder), input_shape).shape[1:])
 
     def wire_floats(self, input_shape: Shape) -> int:
         """How many numbers cross the wire for one image."""
@@ -96,10 +95,10 @@ def cut(backbone: nn.Module, at: int, channel: nn.Module | None = None) -> Split
             "a backbone of one child cannot be cut; wrap its stages: "
             "nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
         )
-    if not 1 <= at < len(children):
+    if not isinstance(at, int) or isinstance(at, bool) or not 1 <= at < len(children):
         raise ConfigError(
             f"at must leave a layer on both sides: 1..{len(children) - 1} for this backbone of "
-            f"{len(children)} children, got {at}"
+            f"{len(children)} children, got {at!r}"
         )
     encoder, head = nn.Sequential(*children[:at]), nn.Sequential(*children[at:])
     return SplitModel(encoder, Channel() if channel is None else channel, head)
@@ -121,8 +120,7 @@ def count_macs(module: nn.Module, input_shape: Shape) -> int:
     probe = _probe(module)
     for layer in probe.modules():
         layer.register_forward_hook(add)
-    with torch.no_grad():
-        probe(_example(module, input_shape))
+    _passed(probe, input_shape)
     return total
 
 
@@ -131,6 +129,15 @@ def _probe(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module).eval()
 
 
-def _example(module: nn.Module, input_shape: Shape) -> Tensor:
-    first = next(module.parameters(), None)
-    return torch.zeros(1, *input_shape) if first is None else first.new_zeros(1, *input_shape)
+@torch.no_grad()
+def _passed(probe: nn.Module, input_shape: Shape) -> Tensor:
+    """What comes out for an image of zeros."""
+    first = next(probe.parameters(), None)
+    try:
+        zeros = torch.zeros(1, *input_shape)
+        return cast(Tensor, probe(zeros if first is None else zeros.to(first)))
+    except (RuntimeError, TypeError, ValueError) as err:
+        raise ConfigError(
+            f"no image of shape {input_shape!r} passes through the client; give channels, height "
+            f"and width, for example (3, 32, 32): {err}"
+        ) from err
