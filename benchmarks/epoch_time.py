@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from splitveil.config import make_config, resolve
+from splitveil.config import find_defence, make_config, resolve
 from splitveil.data import Dataset, make_splits
 from splitveil.defences import DEFENCES
 from splitveil.passport import device_name, versions
@@ -49,7 +49,7 @@ def last_epoch_ms(defence: str, dataset: Dataset, options: argparse.Namespace) -
         wanted = {"dataset": "cifar10", "defence": defence, "net": options.net, "epochs": 3,
                   "batch_size": options.batch, "device": options.device, "final": True,
                   "compile": options.compile, "runs_dir": folder, "name": "run"}  # fmt: skip
-        if hasattr(DEFENCES.get(defence), "attention_warmup_epochs"):
+        if "attention_warmup_epochs" in find_defence(defence).setting_types():
             wanted["attention_warmup_epochs"] = 0
         config = resolve(make_config(wanted), dataset)
         config.folder.mkdir()

@@ -134,6 +134,15 @@ def test_knowledge_levels(veil: sv.Run, tmp_path: Path) -> None:
     sv.audit(veil, profile="smoke")
 
 
+def test_some_attacks_alone_are_said_to_be_some(veil: sv.Run) -> None:
+    some = sv.audit(veil, profile="smoke", only=["linear"], fresh=True)
+    assert list(some.attacks) == ["mean", "class-mean", "linear"]
+    assert "attacks left out" in [flag["name"] for flag in some.flags]
+    with pytest.raises(ConfigError, match="compile is for a GPU"):
+        sv.audit(veil, profile="smoke", compile=True)
+    sv.audit(veil, profile="smoke")
+
+
 def test_final_trains_on_validation_too(tmp_path: Path) -> None:
     run = sv.fit(config(tmp_path, "none", epochs=1, final=True))
     line = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])

@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from splitveil import attacks, data, defences, errors, nets, report, surrogates, train
     from splitveil.config import RunConfig
     from splitveil.runs import Run, fit, load_run
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
         aux: str = "train",
         seed: int = 0,
         progress: Progress = silent,
+        fresh: bool = False,
+        only: Sequence[str] = (),
+        compile: bool = False,
     ) -> Record:
         """Attack a run (the callable room `splitveil.audit`, for type checkers)."""
         ...

@@ -4,6 +4,7 @@ The room is also the function: ``splitveil.audit(run, profile="quick")`` audits 
 """
 
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Protocol, runtime_checkable
 
@@ -29,7 +30,15 @@ class Auditable(Protocol):
     """Anything that knows how to be audited, as `splitveil.Run` does."""
 
     def audit(
-        self, profile: str = "quick", *, aux: str = "train", seed: int = 0, progress: Progress
+        self,
+        profile: str = "quick",
+        *,
+        aux: str = "train",
+        seed: int = 0,
+        progress: Progress,
+        fresh: bool = False,
+        only: Sequence[str] = (),
+        compile: bool = False,
     ) -> Record:
         """Attack it and return the record."""
         ...
@@ -46,9 +55,18 @@ class _CallableRoom(ModuleType):
         aux: str = "train",
         seed: int = 0,
         progress: Progress = silent,
+        fresh: bool = False,
+        only: Sequence[str] = (),
+        compile: bool = False,
     ) -> Record:
-        """Audit a run: attacks of `profile`, an attacker who knows `aux`, attack seed `seed`."""
-        return run.audit(profile, aux=aux, seed=seed, progress=progress)
+        """Audit a run: attacks of `profile`, an attacker who knows `aux`, attack seed `seed`.
+
+        `fresh` also runs attacks that were finished before, `only` some of the profile, `compile`
+        with decoders that torch compiles on a GPU.
+        """
+        return run.audit(
+            profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only, compile=compile
+        )
 
 
 sys.modules[__name__].__class__ = _CallableRoom
