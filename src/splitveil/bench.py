@@ -19,7 +19,7 @@ SURROGATES: Mapping[str, Callable[[int, int], nn.Module]] = {
     "gated-rate-maximise": lambda d, c: GatedAttentionCEM(
         d, c, penalty="rate", attention="maximise"
     ),
-    "slots": lambda d, c: SlotCrossAttentionCEM(d, c, slot_dim=min(64, d)),
+    "slots": lambda d, c: SlotCrossAttentionCEM(d, c, slot_dim=min(64, max(4, d - d % 4))),
     "kmeans": KMeansCEM,
 }
 

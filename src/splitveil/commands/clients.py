@@ -37,7 +37,9 @@ def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
             "nothing, returns an nn.Sequential. Its code is run, and its cuts are listed."
         ),
     ] = None,
-    classes: Annotated[int | None, typer.Option(help="For --backbone (default: 10).")] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=2, help="For --backbone (default: 10).")
+    ] = None,
     rank: Annotated[
         bool, typer.Option("--rank", help="Train and attack the best ones, and rank them.")
     ] = False,
