@@ -75,6 +75,29 @@ def test_the_cuts_of_a_users_backbone_are_listed(my_nets: str, function: str) ->
 
 
 @pytest.mark.parametrize(
+    ("name", "at", "wire"), [("resnet20", 5, 2048), ("mobilenetv2", 8, 512), ("vgg11", 4, 512)]
+)
+def test_the_cuts_of_a_named_net_are_listed(name: str, at: int, wire: int) -> None:
+    result = call("clients", "--macs", "30e6", "--wire", str(wire), "--backbone", name, "--json")
+    assert result.exit_code == 0, text(result)
+    cuts = json.loads(result.stdout)["cuts"]
+    assert cuts[at - 1]["wire_floats"] == wire
+    assert cuts[at - 1]["fits"]
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("resnet20", 4), ("vgg11", 32), ("small", 4), ("thin-deep", 8), ("splitveil.nets:vgg11", 32)],
+)
+def test_small_images_are_mended_by_an_option_that_clients_has(name: str, least: int) -> None:
+    words = ("clients", "--macs", "30e6", "--wire", "512", "--image", "3x2x2", "--backbone", name)
+    result = call(*words)
+    assert result.exit_code == 2
+    assert f"at least {least}×{least}, got (3, 2, 2)" in text(result)
+    assert text(result).rstrip().endswith("; give larger ones with --image")
+
+
+@pytest.mark.parametrize(
     ("function", "said"),
     [
         ("absent", "cannot import 'absent' from"),

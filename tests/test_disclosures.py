@@ -1,16 +1,17 @@
 """Certificates and other leaks, as an audit of a run puts them into its record."""
 
-from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from audit.made import a_case, an_attempt
+from audit.made import a_case
 
 from splitveil import Run, RunConfig, fit
 from splitveil.attacks import Linear, MeanImage
 from splitveil.audit import intercept, run_attacks
-from splitveil.disclosures import Kept, leakage_by_repeats, other_leaks
+from splitveil.data import load
+from splitveil.disclosures import Kept, other_leaks
 from splitveil.types import Attack, Json, Labelled
 
 
@@ -55,6 +56,22 @@ def test_the_gallerys_rate_is_the_records_true_rate(runs: dict[str, Run]) -> Non
     assert said == pytest.approx(record.true_rate_nats, rel=1e-6)
 
 
+def test_copies_of_training_images_certify_nothing(tmp_path: Path) -> None:
+    digits = load("digits")
+    x, y = digits.images.numpy(), digits.labels.numpy()
+    np.savez(
+        tmp_path / "copied.npz",
+        x_train=x[:1000], y_train=y[:1000], x_test=x[800:1200], y_test=y[800:1200],
+    )  # fmt: skip
+    config = RunConfig(
+        dataset=f"npz:{tmp_path / 'copied.npz'}", defence="noise", epochs=1, runs_dir=str(tmp_path),
+        name="copied", device="cpu",
+    )  # fmt: skip
+    found = fit(config).audit("smoke", only=["linear"]).certificates
+    assert "overlap training data in 200 images" in found["population"]["refused"]
+    assert "refused" not in found["gallery"]
+
+
 def test_a_deterministic_client_has_none(runs: dict[str, Run]) -> None:
     for entry in certificates(runs["none"]).values():
         assert "the channel is deterministic" in entry["refused"]
@@ -69,16 +86,23 @@ def test_a_clip_halves_the_box_of_a_certificate(runs: dict[str, Run]) -> None:
 def test_the_leaks_of_a_run_stand_beside_chance(runs: dict[str, Run]) -> None:
     record = runs["none"].record
     assert record is not None
-    assert set(record.leaks) == {"attribute", "membership", "re-id"}
+    assert set(record.leaks) == {"attribute", "membership", "re-id", "repeats"}
     assert record.leaks["re-id"]["wire"]["rank_1"] > 0.9  # an undefended client
     assert record.leaks["re-id"]["wire"]["chance_1"] == pytest.approx(1 / 200)
 
 
-def test_leakage_is_the_best_attacks_at_each_number_of_sendings() -> None:
-    weak, strong = (an_attempt([m, m], [0.0] * 2, [0.0] * 2, [0.0] * 2) for m in (0.04, 0.01))
-    often = replace(weak, repeats=16)
-    found = leakage_by_repeats({"weak": weak, "strong": strong, "often": often}, 0.05)
-    assert found == {1: pytest.approx(0.8), 16: pytest.approx(0.2)}
+def test_every_run_says_what_repeated_sendings_add(runs: dict[str, Run]) -> None:
+    found = {}
+    for name, run in runs.items():
+        assert run.record is not None
+        found[name] = run.record.leaks["repeats"]
+        assert found[name]["attack"] == "linear"
+        assert found[name]["n"] == run.record.audit["scored"]
+        assert "leakage_doubles" not in run.record.certificates["gallery"]
+    silent, noisy = (list(found[n]["leakage"].values()) for n in ("none", "noise"))
+    assert len(set(silent)) == 1  # nothing is drawn: what is sent again says nothing new
+    assert noisy == sorted(noisy)
+    assert noisy[0] < noisy[-1]
 
 
 def test_reconstructions_are_kept_as_the_audit_made_them_or_made_again() -> None:
@@ -103,7 +127,7 @@ def test_too_few_images_are_a_reason_and_no_crash() -> None:
     few = Labelled(torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.long))
     found = other_leaks(case, attacks, attempts, few, few, wire=wire, kept=Kept(), profile="smoke")
     assert "membership needs at least 20" in found["refused"]["membership"]
-    assert found.keys() == {"attribute", "re-id", "refused"}  # the others need no pairs
+    assert found.keys() == {"attribute", "re-id", "repeats", "refused"}  # these need no pairs
     told = other_leaks(
         case, attacks, attempts, "who knows", few, wire=wire, kept=Kept(), profile="smoke"
     )

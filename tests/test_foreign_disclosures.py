@@ -42,6 +42,31 @@ class Bounded:
         return (1 + self.extra) * z + self.std * torch.randn_like(z)
 
 
+class Centred(Bounded):
+    """Its encoder takes the mean of the batch away first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inner = self.encoder
+
+        class Mixed(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                z: Tensor = inner(x - x.mean(0))
+                return z
+
+        self.encoder = nn.Sequential(Mixed())
+
+
+class Shared(Bounded):
+    """Two numbers of z that are no neighbours get one draw."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        z: Tensor = self.encoder(x)
+        noise = torch.randn_like(z)
+        noise[:, 7] = noise[:, 2]
+        return z + self.std * noise
+
+
 def audited(client: object, *, known: bool = False, **options: Any) -> Json:  # noqa: ANN401
     material = Material(
         name="made",
@@ -90,8 +115,10 @@ def test_a_population_is_certified_where_training_data_are_known() -> None:
             "tests that fail: louder, offset",
         ),
         (Bounded(std=0.3), {"white_box": True, "noise_std": STD}, "tests that fail: louder"),
+        (Shared(), {"white_box": True, "noise_std": STD}, "tests that fail: other number"),
+        (Centred(), {"white_box": True, "noise_std": STD}, "depends on the other images"),
     ],
-    ids=["silent", "undeclared", "closed", "another encoder", "other noise"],
+    ids=["silent", "undeclared", "closed", "another encoder", "other noise", "shared", "mixed"],
 )
 def test_what_is_not_known_is_refused_with_its_reason(
     client: Bounded, options: Json, said: str
@@ -113,12 +140,13 @@ def test_a_module_with_its_noise_inside_has_no_certificate() -> None:
 
 def test_leaks_are_measured_and_members_only_where_they_are_named() -> None:
     alone = audited(Bounded(), server=lambda z: z[:, :4])["leaks"]
-    assert alone.keys() == {"attribute", "re-id", "refused"}
+    assert alone.keys() == {"attribute", "re-id", "repeats", "refused"}
     assert alone["refused"] == {"membership": UNKNOWN}
     assert alone["re-id"]["wire"]["chance_1"] == 1 / 80
     assert "linear/mse" in alone["re-id"]
     known = audited(Bounded(), known=True, given="torch")["leaks"]
-    assert known.keys() == {"attribute", "membership", "re-id"}
+    assert known.keys() == {"attribute", "membership", "re-id", "repeats"}
+    assert known["repeats"] == alone["repeats"]  # whoever else is asked, its draws are its own
     assert known["membership"]["strongest"].keys() == {"wire"}  # nobody answers
     assert "outputs" not in known["membership"]
     assert known["membership"]["n"] + known["membership"]["known"] <= 120

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from audit.made import Counting
+from torch import nn
 from typer.testing import CliRunner
 
 import splitveil as sv
 from splitveil import config as configuration
 from splitveil.attacks import ClassMean, Linear, MeanImage
-from splitveil.auditing import model_hash
+from splitveil.audit.suite import source
+from splitveil.auditing import code_hash, model_hash
 from splitveil.cli import app
 from splitveil.errors import AuditError, RunError
 from splitveil.nets import Channel, GaussianNoise
@@ -169,6 +171,20 @@ def test_the_hash_of_a_model_is_of_structure_weights_and_noise() -> None:
     with torch.no_grad():
         layer.bias[0] += 1e-7
     assert model_hash(layer, Channel([GaussianNoise(0.1)])) != first
+
+
+def test_the_hash_of_a_models_code_is_of_every_stage_and_of_no_readable_one_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), Channel([GaussianNoise(0.1)]))
+    first = code_hash(model)
+    assert first is not None
+    assert first == code_hash(nn.Sequential(model[1], nn.ReLU()))
+    monkeypatch.setattr("splitveil.auditing.source", lambda home: f"{source(home)}# other")
+    assert code_hash(model) != first
+    monkeypatch.setattr("splitveil.auditing.source", source)
+    homeless = type("Homeless", (nn.Identity,), {"__module__": "no.such.module"})
+    assert code_hash(nn.Sequential(model, homeless())) is None
 
 
 def test_the_command_exits_with_0_1_or_2(run: sv.Run, record: sv.Record, tmp_path: Path) -> None:

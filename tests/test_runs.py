@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,22 @@ def test_some_attacks_alone_are_said_to_be_some(veil: sv.Run) -> None:
     with pytest.raises(ConfigError, match="compile is for a GPU"):
         sv.audit(veil, profile="smoke", compile=True)
     sv.audit(veil, profile="smoke")
+
+
+def test_a_training_that_was_killed_is_flagged_until_it_has_ended(tmp_path: Path) -> None:
+    made = config(tmp_path, "none", epochs=3)
+
+    def stop(done: int, total: int, note: str = "") -> None:
+        if 2 * done > total:
+            raise KeyboardInterrupt(note)
+
+    with pytest.raises(KeyboardInterrupt):
+        sv.fit(made, progress=stop)
+    half = sv.audit(sv.load_run(made.folder), profile="smoke", only=["linear"])
+    told = {flag["name"]: flag["seen"] for flag in half.flags}
+    assert re.fullmatch(r"\d+ of 30 steps were trained", told["training unfinished"])
+    whole = sv.audit(sv.fit(made, resume=True), profile="smoke", only=["linear"])
+    assert "training unfinished" not in [flag["name"] for flag in whole.flags]
 
 
 def test_final_trains_on_validation_too(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import splitveil as sv
 from splitveil import config as configuration
 from splitveil import examining
 from splitveil.attacks import Linear, MeanImage
+from splitveil.audit.certificates import KINDS
 from splitveil.auditing import Opened
 from splitveil.data import load
 from splitveil.errors import AuditError, DataError
@@ -100,6 +101,7 @@ def test_a_sound_wire_agrees_with_the_runs_own_audit(
     assert [tap["rows"] for tap in heard["captures"]] == [len(opened.case.scored), 99]
     offline = opened.run.record
     assert offline is not None
+    assert record.true_rate_nats == offline.true_rate_nats
     assert heard["offline"]["mse"] == pytest.approx(offline.strongest["mse"], rel=1e-3)
     assert heard["offline"]["difference_low"] < 0 < heard["offline"]["difference_high"]
     assert record.strongest["mse"] != offline.strongest["mse"]  # these bytes, not other draws
@@ -141,6 +143,21 @@ def test_noise_that_is_off_leaks_more_than_the_audit_said(opened: Opened, tmp_pa
     record = audited(opened, capture(tmp_path / "a", clean(opened)))
     assert names(record) == {"noise missing on the wire", "wire leaks more than the audit"}
     assert record.audit["wire"]["offline"]["difference_high"] < 0
+    assert record.true_rate_nats is None
+    assert len(record.certificates) == len(KINDS)
+    for entry in record.certificates.values():
+        assert entry["refused"].startswith("no certificate: what was sent is not the encoder's z")
+        assert "quieter" in entry["refused"]
+
+
+def test_an_encoder_in_eight_bits_has_no_certificate_of_the_runs(
+    opened: Opened, tmp_path: Path
+) -> None:
+    file = capture(tmp_path / "a", drawn(opened, 1))
+    record, _ = audit_wire(opened, [file], "smoke", clean=opened.run.model.encoder)
+    assert record.audit["wire"]["failed"] == []
+    assert "copy in eight bits" in record.certificates["population"]["refused"]
+    assert record.true_rate_nats is None
 
 
 def test_a_client_that_draws_the_same_after_a_restart_is_flagged(

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.audit import Attempt, Case, Store, Wire, intercept
-from splitveil.audit.certificates import Part
+from splitveil.audit.certificates import Part, fingerprints, refusals
+from splitveil.audit.suite import source
 from splitveil.audit.tables import Attributes, attributes_of, read_table
 from splitveil.config import find_profile
 from splitveil.data import AuxView, Dataset, Splits, aux_view
@@ -79,6 +80,15 @@ def model_hash(*modules: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
+def code_hash(model: nn.Module) -> str | None:
+    """Content hash of the source that a model runs, torch's own aside; None if some is unread."""
+    homes = {type(module).__module__ for module in model.modules()}
+    texts = [source(home) for home in sorted(homes) if home.partition(".")[0] != "torch"]
+    if None in texts:
+        return None
+    return hashlib.sha256("\x00".join(map(str, texts)).encode()).hexdigest()[:16]
+
+
 def audit_run(
     run: Run,
     profile: str,
@@ -99,6 +109,8 @@ def audit_run(
     GPU, which takes a while at the first audit and is kept for the next ones. `attributes` is a
     table of them, see `splitveil.audit.tables`.
     """
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ConfigError(f"the seed of an audit is a whole number from 0 on, got {seed!r}")
     store = folder_store(run.path / "audit")
     if fresh:
         store = replace(store, read=lambda _: None)
@@ -178,7 +190,7 @@ def open_run(run: Run, *, aux: str, progress: Progress) -> Opened:
     victim = run.victim
     dataset = dataset.to(victim.device)
     hashes = splits.hashes() | view.hashes() | {"data": run.built.data_hash}
-    model = model_hash(run.model)
+    model, code = model_hash(run.model), code_hash(run.model)
     known = {k: v for k, v in versions().items() if k != "commit"} | {"device": str(victim.device)}
     case = Case(
         victim=victim,
@@ -186,7 +198,7 @@ def open_run(run: Run, *, aux: str, progress: Progress) -> Opened:
         num_classes=dataset.num_classes,
         aux=dataset.labelled(view.aux),
         scored=dataset.labelled(view.scored),
-        identity=json.dumps([model, hashes, known], sort_keys=True),
+        identity="" if code is None else json.dumps([model, code, hashes, known], sort_keys=True),
     )
     return Opened(
         run=run, dataset=dataset, splits=splits, view=view, case=case, model=model,
@@ -205,10 +217,15 @@ def examine_wire(
     compile: bool = False,
     table: Attributes | None = None,
     heard: Json | None = None,
+    uncertified: str | None = None,
     versus: Callable[[Mapping[str, Attempt]], Json] | None = None,
 ) -> tuple[Record, Json]:
-    """The record of an audit on this draw of the scored images, and its pictures."""
+    """The record of an audit on this draw of the scored images, and its pictures.
+
+    `uncertified` says why what was sent is not what certificates and the rate would be of.
+    """
     run, case, splits, dataset = opened.run, opened.case, opened.splits, opened.dataset
+    trained = read_checkpoint(run.path / "checkpoint.safetensors").meta
     outside = splits.held_out if len(splits.held_out) else splits.test
     attacks = find_profile(profile, only=only, compile=compile)
     subject = Subject(
@@ -222,20 +239,22 @@ def examine_wire(
         test=dataset.labelled(splits.test),
         members=dataset.labelled(splits.train),
         outsiders=dataset.labelled(outside),
-        claim=claim_of(opened),
+        claim=claim_of(opened) if uncertified is None else refusals(uncertified),
         attributes=table,
         heard=heard or {},
+        unfinished=_unfinished(opened, trained["step"]),
         versus=versus,
     )
     facts, pictures = measure(subject, progress=progress, store=store)
     shape = run.built.image_shape
-    trained = read_checkpoint(run.path / "checkpoint.safetensors").meta
     audit = facts.pop("audit") | {"final": run.config.final, "model": opened.model}
     audit |= ({"only": list(only)} if only else {}) | ({"compiled": True} if compile else {})
     record = Record(
         **facts,
         audit=audit,
-        true_rate_nats=rate_nats(case.victim, case.scored, case.num_classes, run.noise_std),
+        true_rate_nats=None
+        if uncertified
+        else rate_nats(case.victim, case.scored, case.num_classes, run.noise_std),
         client={
             "macs": run.model.macs(shape),
             "params": run.model.client_params(),
@@ -253,6 +272,13 @@ def examine_wire(
     return record, pictures
 
 
+def _unfinished(opened: Opened, steps: int) -> str | None:
+    """How far a training came that was not trained to its end."""
+    config, images = opened.run.config, len(opened.splits.train)
+    planned = (config.epochs or 1) * (images // min(config.batch_size or images, images))
+    return f"{steps} of {planned} steps were trained" if steps < planned else None
+
+
 def claim_of(opened: Opened) -> Claim:
     """What a run's certificates are about.
 
@@ -260,12 +286,13 @@ def claim_of(opened: Opened) -> Claim:
     """
     splits, model = opened.splits, opened.run.model
 
-    def part(ids: Tensor) -> Part:
-        return Part(data=opened.dataset.labelled(ids), ids=ids)
+    def part(rows: Tensor) -> Part:
+        data = opened.dataset.labelled(rows)
+        return Part(data=data, ids=fingerprints(data.images))  # copies are the same image
 
     return Claim(
         client=deployed(model.encoder, model.channel, opened.case.victim.device),
-        fit=part(splits.train),
+        fit=(fit := part(splits.train)),
         fresh=part(splits.test),
-        seen=torch.cat([splits.train, splits.val]),
+        seen=torch.cat([fit.ids, part(splits.val).ids]),
     )

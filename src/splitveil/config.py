@@ -20,6 +20,7 @@ from splitveil.nets import (
     SplitModel,
     client_net,
     cut,
+    cut_elsewhere,
     parse_client,
     sized,
 )
@@ -165,15 +166,20 @@ def find_defence(name: str) -> Defence:
 def find_net(name: str) -> Net:
     """The net of this name; `client:SPEC` is the thin client that SPEC describes.
 
+    A backbone's name and `@N` cut it after entry N, counted as its `cutlayer` is.
+
     >>> find_net("client:strided-16-16.32.64-c8").summary
     'client strided-16-16.32.64-c8'
+    >>> find_net("resnet20@8").cut_at
+    8
     """
     if name.startswith(CLIENT_PREFIX):
         spec = parse_client(name.removeprefix(CLIENT_PREFIX))
         return Net(f"client {spec}", partial(client_net, spec), 1)
-    if name not in NETS:
-        raise ConfigError(unknown("net", name, [*NETS, f"{CLIENT_PREFIX}SPEC", "auto"]))
-    return NETS[name]
+    base, at, place = name.partition("@")
+    if base not in NETS:
+        raise ConfigError(unknown("net", base, [*NETS, f"{CLIENT_PREFIX}SPEC", "auto"]))
+    return cut_elsewhere(base, place) if at else NETS[base]
 
 
 def find_profile(

@@ -10,6 +10,7 @@ from splitveil.audit import Attempt, Case, Wire, strongest_blackbox
 from splitveil.audit.certificates import Deployed
 from splitveil.audit.gallery import levels
 from splitveil.audit.leaks import PLANS, Guess, guess, leaks
+from splitveil.audit.repeats import repeat_leaks
 from splitveil.audit.tables import Attributes
 from splitveil.errors import AuditError
 from splitveil.nets import front_of
@@ -45,16 +46,6 @@ def deployed(encoder: nn.Module, channel: nn.Module, device: torch.device) -> De
     )
 
 
-def leakage_by_repeats(attempts: Mapping[str, Attempt], ceiling: float) -> dict[int, float]:
-    """Measured leakage 1 − MSE/ceiling by how often each image was sent."""
-    found: dict[int, float] = {}
-    for attempt in attempts.values():
-        if attempt.whole:
-            here = 1 - attempt.scores().mse / ceiling
-            found[attempt.repeats] = max(here, found.get(attempt.repeats, here))
-    return found
-
-
 def other_leaks(
     case: Case,
     attacks: Mapping[str, Attack],
@@ -67,17 +58,26 @@ def other_leaks(
     profile: str,
     attributes: Attributes | None = None,
 ) -> Json:
-    """Attributes, membership and identity; `refused` says why one of them is absent."""
+    """Attributes, membership, identity, and what repeated sendings add.
+
+    `refused` says why one of them is absent.
+    """
     best = strongest_blackbox(attempts)["mse_by"]
     names = [n for n in dict.fromkeys((ALWAYS, best)) if n in attacks]
     made = {n: _reconstructions(case, n, attacks[n], wire, kept) for n in names}
     try:
-        return leaks(
+        told = leaks(
             case, members, outsiders, made, wire.seed,
             attributes=attributes, plan=PLANS[profile], wire=wire, strict=False,
         )  # fmt: skip
     except AuditError as err:
-        return {"refused": {"every": str(err)}}
+        told = {"refused": {"every": str(err)}}
+    refused: Json = told.pop("refused", {})
+    try:
+        told["repeats"] = repeat_leaks(case, wire)
+    except AuditError as err:
+        refused["repeats"] = str(err)
+    return told | ({"refused": refused} if refused else {})
 
 
 def _reconstructions(case: Case, name: str, attack: Attack, wire: Wire, kept: Kept) -> Guess:

@@ -25,7 +25,7 @@ from splitveil.audit import (
 )
 from splitveil.audit.certificates import Deployed, Part, certify
 from splitveil.audit.tables import Attributes
-from splitveil.disclosures import Kept, leakage_by_repeats, other_leaks
+from splitveil.disclosures import Kept, other_leaks
 from splitveil.passport import command, device_name, versions
 from splitveil.rng import stream
 from splitveil.types import Attack, Json, Labelled, Progress, Record, silent
@@ -55,6 +55,7 @@ class Subject:
     `outsiders` were not; a text says why no members are known. `claim` is what can be certified,
     or by kind why not. `left_out` are attacks of the profile that were not asked for. `heard` is
     what the wire itself says, and `versus` compares the attempts with those of another audit.
+    `unfinished` says how far a training came that did not end.
     """
 
     case: Case
@@ -70,6 +71,7 @@ class Subject:
     attributes: Attributes | None = None
     left_out: Sequence[str] = ()
     heard: Json = field(default_factory=dict)
+    unfinished: str | None = None
     versus: Callable[[Mapping[str, Attempt]], Json] | None = None
 
 
@@ -104,7 +106,7 @@ def measure(
     attempts = run_attacks(case, subject.attacks, seed, progress, wire=wire, store=store, look=kept)
     headline = strongest(attempts)
     ceiling = ceiling_mse(case.aux, case.scored, case.num_classes)
-    certified = _certificates(subject, leakage_by_repeats(attempts, ceiling))
+    certified = _certificates(subject)
     told = other_leaks(
         case, subject.attacks, attempts, subject.members, subject.outsiders,
         wire=wire, kept=kept, profile=subject.profile, attributes=subject.attributes,
@@ -112,7 +114,9 @@ def measure(
     heard = dict(subject.heard)
     if subject.versus is not None:
         heard["offline"] = subject.versus(attempts)
-    evidence = Evidence(case, wire, attempts, certified, heard, subject.left_out)
+    evidence = Evidence(
+        case, wire, attempts, certified, heard, subject.left_out, told, subject.unfinished
+    )
     facts: Json = {
         "accuracy": _accuracy(subject),
         "attacks": by_attack(attempts),
@@ -158,7 +162,7 @@ def _accuracy(subject: Subject) -> float | None:
     return accuracy(case, subject.wire.seed, ACCURACY_DRAWS)
 
 
-def _certificates(subject: Subject, leakage: Mapping[int, float]) -> Json:
+def _certificates(subject: Subject) -> Json:
     claim, case = subject.claim, subject.case
     if not isinstance(claim, Claim):
         return claim
@@ -170,7 +174,6 @@ def _certificates(subject: Subject, leakage: Mapping[int, float]) -> Json:
         claim.seen,
         num_classes=case.num_classes,
         generator=stream(subject.wire.seed, "certificates", case.victim.device),
-        leakage=leakage,
     )
 
 

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from splitveil.audit import Case, Wire, intercept
 from splitveil.audit.access import finite
-from splitveil.audit.certificates import KINDS, Part, fingerprints
+from splitveil.audit.certificates import Part, fingerprints, refusals
 from splitveil.audit.tables import Attributes
 from splitveil.config import find_profile
 from splitveil.disclosures import deployed
@@ -34,6 +34,8 @@ from splitveil.types import Access, Attack, Json, Labelled, Progress, Record, Vi
 from splitveil.victim import Send, by_rows, check_images
 
 PROBED = 2
+MET = 16  # images that are encoded alone
+SAME = 1e-3  # deviations of the noise: less is rounding
 UNKNOWN = "no images are known to be training data; name them with --members"
 
 
@@ -255,26 +257,24 @@ def claim_of(
 
     What was sent must be the encoder's z and the declared noise, as far as tests can tell.
     """
-
-    def refused(reason: str) -> Json:
-        return {kind: {"refused": f"no certificate: {reason}"} for kind in KINDS}
-
     if heard == 0:
-        return refused("the channel is deterministic")
+        return refusals("the channel is deterministic")
     if target.noise_std is None:
-        return refused("noise of unknown scale; declare it with --noise SIGMA")
+        return refusals("noise of unknown scale; declare it with --noise SIGMA")
     if parts is None:
-        return refused(
+        return refusals(
             "what a callable computes before its noise is not known for certain; show its "
             "networks with --white-box"
         )
     noise, x = Channel([GaussianNoise(target.noise_std)]), material.scored.images[:LISTENED]
     failed = hear(parts[0], noise, wire.seen.z[: len(x)], x, seed=wire.seed)["failed"]
     if failed:
-        return refused(
+        return refusals(
             "what is sent is not the encoder's z and the declared noise; tests that fail: "
             f"{', '.join(failed)}"
         )
+    if _mixes(parts[0], x, target.noise_std):
+        return refusals("z of an image depends on the other images of its batch")
     known = None if material.members is None else fingerprints(material.members.images)
     theirs = parts[0][0]  # without the flattening, behind which no bounds are found
     return Claim(
@@ -283,3 +283,10 @@ def claim_of(
         fresh=Part(data=material.test, ids=fingerprints(material.test.images)),
         seen=known,
     )
+
+
+@torch.no_grad()
+def _mixes(encoder: nn.Module, x: Tensor, noise_std: float) -> bool:
+    """Whether an image alone is encoded otherwise than among others, beyond rounding."""
+    among, alone = encoder(x), torch.cat([encoder(one[None]) for one in x[:MET]])
+    return bool((among[:MET] - alone).abs().max() > SAME * noise_std)

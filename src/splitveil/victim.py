@@ -85,8 +85,8 @@ class Victim:
         wide = first.nbytes * len(images) > KEPT_BYTES * max(1, len(first))
         if wide or not torch.equal(first, self.encoder(images[:CHUNK])):
             return by_rows(self.send, images)
-        rest = [self.encoder(x) for x in torch.split(images[CHUNK:], CHUNK)]
-        z = torch.cat([first, *rest])
+        parts = torch.split(images, CHUNK)[1:]  # not of images[CHUNK:]: nobody encodes no images
+        z = torch.cat([first, *(self.encoder(x) for x in parts)])
 
         @torch.no_grad()
         def send_rows(rows: Tensor, generator: Generator | None = None) -> Tensor:

@@ -223,8 +223,17 @@ def audit_wire(
         progress=progress,
         store=store,
         heard=heard,
+        uncertified=_not_the_runs(heard["failed"], eight_bits=clean is not None),
         versus=against(opened, profile, seed),
     )
+
+
+def _not_the_runs(failed: Sequence[str], *, eight_bits: bool) -> str | None:
+    """Why no certificate of the run holds for what was captured; None if one may."""
+    if eight_bits:
+        return "what was sent is not of the run's encoder but of its copy in eight bits"
+    told = "what was sent is not the encoder's z and the channel's noise; tests that fail: "
+    return told + ", ".join(failed) if failed else None
 
 
 def own_images(opened: Opened, images: Dataset) -> Labelled:

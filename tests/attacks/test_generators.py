@@ -46,6 +46,26 @@ def test_factors_are_never_more_than_images_or_half_the_pixels(
     assert model.basis.shape == (64, kept)
 
 
+def test_few_large_images_have_the_factors_of_their_covariance() -> None:
+    few = planted(40, seed=1)  # 64 pixels
+    model = fit_factors(few, 8, torch.device("cpu"))
+    left = few.images.flatten(1).double() - model.means[few.labels].double()
+    covariance = left.T @ left / 40
+    rho = float(shrinkage(left, covariance))
+    shrunk = (1 - rho) * covariance + rho * covariance.trace() / 64 * torch.eye(64)
+    values, vectors = torch.linalg.eigh(shrunk)
+    top = (vectors[:, -8:] * values[-8:]) @ vectors[:, -8:].T
+    torch.testing.assert_close((model.basis @ model.basis.T).double(), top, rtol=1e-3, atol=1e-6)
+    assert float(shrinkage(left, left @ left.T / 40)) == pytest.approx(rho)
+
+
+def test_images_of_many_pixels_need_no_matrix_of_their_pixels() -> None:
+    draw = torch.rand(12, 3, 96, 96, generator=generator())
+    model = fit_factors(Labelled(draw, torch.arange(12) % 2), 64, torch.device("cpu"))
+    assert model.basis.shape == (3 * 96 * 96, 11)
+    assert bool(model.basis.isfinite().all())
+
+
 def test_images_that_are_all_alike_leave_a_sound_model() -> None:
     same = Labelled(torch.full((12, 1, 4, 4), 0.5), torch.zeros(12, dtype=torch.long))
     model = fit_factors(same, 4, torch.device("cpu"))

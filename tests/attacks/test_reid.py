@@ -105,6 +105,22 @@ def test_a_loud_feature_of_noise_is_weighed_down(make_aux: MakeAux) -> None:
     assert int((found == 1).sum()) > 290
 
 
+def test_many_sendings_of_the_gallery_find_what_knowing_the_encoder_finds(
+    make_aux: MakeAux,
+) -> None:
+    x = make_aux(400).images
+    victim = Victim(nn.Identity(), Channel([GaussianNoise(0.3)]))
+    box, stream = victim.black_box(), generator(2)
+    seen, own = box.send(x, stream).flatten(1), torch.arange(400)
+    best = int((ranks(seen, x.flatten(1), own, stream) == 1).sum())
+    shares = []
+    for draws in (2, ReId().draws):
+        gallery = ReId(draws=draws).send(box, x, stream).mean
+        shares.append(int((ranks(seen, gallery, own, stream) == 1).sum()) / best)
+    assert shares[0] < 0.8
+    assert shares[1] > 0.9
+
+
 def test_noise_and_spread_are_the_variances_within_and_between() -> None:
     x = torch.rand(3000, 1, 1, 2, generator=generator())
     victim = Victim(nn.Identity(), Channel([GaussianNoise(0.5)]))
@@ -136,7 +152,7 @@ def test_correlation_finds_what_a_shrunken_reconstruction_hides_from_distance(
 
 
 def test_one_seed_gives_one_answer(make_aux: MakeAux) -> None:
-    victim = Victim(nn.Identity(), Channel([GaussianNoise(1.0)]))
+    victim = Victim(nn.Identity(), Channel([GaussianNoise(0.3)]))
     x = make_aux(50).images
     assert torch.equal(places(victim, x, 3), places(victim, x, 3))
     assert not torch.equal(places(victim, x, 3), places(victim, x, 4))

@@ -58,7 +58,7 @@ def said(client: Deployed = CLIENT, **changed: object) -> dict[str, Any]:
 
 
 def test_a_bounded_client_with_known_noise_gets_every_certificate() -> None:
-    found = said(leakage={1: 0.1, 16: 0.4})
+    found = said()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     z, y = NET(GALLERY.images), GALLERY.labels
     gallery, population = found["gallery"], found["population"]
@@ -71,7 +71,6 @@ def test_a_bounded_client_with_known_noise_gets_every_certificate() -> None:
     k = gallery["doubles"]["repeats"]
     rates = [gallery_rate(z, STD**2, y, repeats=r) for r in (1, k - 1, k)]
     assert rates[1] < 2 * rates[0] <= rates[2]
-    assert gallery["leakage_doubles"]["repeats"] == 16
     assert 0 < gallery["identification_error"]["at_least"] < gallery["matcher_error"] < 1
     assert (gallery["vacuous"], gallery["beaten"]) == (False, False)
     assert found["capacity"]["nats"] == pytest.approx(capacity(STD**2, 0.0, 1.0, 5))
@@ -117,7 +116,33 @@ def test_unbounded_smashed_data_keeps_only_what_needs_no_bounds() -> None:
 
 def test_bounds_that_do_not_hold_are_refused() -> None:
     found = said(replace(CLIENT, bounds=(0.4, 0.6)))
-    assert "z is not bounded by [0.4, 0.6]" in found["population"]["refused"]
+    for kind in ("population", "capacity"):
+        assert "z is not bounded by [0.4, 0.6]" in found[kind]["refused"]
+
+
+def test_the_full_covariance_gives_the_tighter_rate() -> None:
+    z, y = NET(GALLERY.images), GALLERY.labels
+    gallery = said()["gallery"]
+    found = gallery["full_covariance"]
+    assert found["nats_given_class"] == pytest.approx(gallery_rate(z, STD**2, y, covariance="full"))
+    assert found["nats_given_class"] < gallery["nats_given_class"]
+    assert found["nats"] < gallery["nats"]
+
+
+def test_labels_outside_the_classes_and_unknown_covariances_are_refused() -> None:
+    with pytest.raises(AuditError, match="below num_classes = 2, got 0 to 2"):
+        said(num_classes=2)
+
+
+def test_a_draw_that_only_some_images_meet_is_noticed() -> None:
+    def clean(x: Tensor, generator: Generator | None) -> Tensor:
+        z: Tensor = NET(x)
+        some = torch.zeros_like(z)
+        some[150:160] = torch.rand(z[150:160].shape, generator=generator)
+        return z + some
+
+    found = said(replace(CLIENT, clean=clean))
+    assert "z is random before the noise" in found["gallery"]["refused"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from splitveil.audit.bounds import gallery_rate, gallery_spectrum
 from splitveil.audit.identification import (
     beaten,
     identification_error,
-    leakage_doubles_at,
     matcher_errors,
     pair_error,
     pairwise_error,
@@ -187,15 +186,6 @@ def test_halving_finds_what_trying_every_number_finds(seed: int, limit: int) -> 
     assert found == (tried[0] if tried else None)
 
 
-def test_measured_leakage_doubles_at_the_first_number_that_was_measured() -> None:
-    assert leakage_doubles_at({64: 0.9, 1: 0.2, 4: 0.4}) == 4
-    assert leakage_doubles_at({1: 0.2, 4: 0.3}) is None
-
-
 def test_nothing_cannot_be_doubled() -> None:
     with pytest.raises(AuditError, match="the rate of one sending is 0"):
         repeats_until_double(gallery_spectrum(torch.ones(2, 1), 1.0).rate)
-    with pytest.raises(AuditError, match=r"the leakage of one sending is -0\.1"):
-        leakage_doubles_at({1: -0.1, 2: 0.4})
-    with pytest.raises(AuditError, match="leakage of one sending is needed"):
-        leakage_doubles_at({4: 0.4})

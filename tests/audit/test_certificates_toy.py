@@ -80,6 +80,19 @@ def test_bound_least_error_and_attacks_stand_in_this_order(ratio: float) -> None
         assert limit < 1.1 * least  # these attacks are nearly as good as can be
 
 
+class Sneak(nn.Identity):
+    """Called an identity, and none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 30 * x
+
+
+def test_only_a_true_identity_is_looked_through() -> None:
+    noise = Channel([GaussianNoise(0.1)])
+    for last, bounds in ((nn.Identity(), (0.0, 1.0)), (Sneak(), None)):
+        assert front_of(nn.Sequential(nn.Sigmoid(), last), noise).bounds == bounds
+
+
 def test_a_run_is_certified_through_its_channel() -> None:
     channel = Channel([Clip(-1.0, 1.0), GaussianNoise(0.3), TopK(0.5)])
     encoder = nn.Sequential(Rotation())

@@ -90,7 +90,13 @@ def evidence(case: Case = OPEN, attempts: Mapping[str, Attempt] | None = None) -
 def certified(*, beaten: bool) -> Evidence:
     """A gallery of which a matcher finds 90 %, where a certificate allows 30 %."""
     gallery = {"beaten": beaten, "matcher_error": 0.1, "identification_error": {"at_least": 0.7}}
-    return replace(evidence(), certificates={"gallery": gallery})
+    return replace(evidence(), certificates={"gallery": gallery | {"images": 40}})
+
+
+def identified(share: float, n: int = 40) -> Evidence:
+    """Someone finds this share of n images; a certificate allows 30 % of a gallery of 40."""
+    told = {"re-id": {"wire": {"rank_1": share, "n": n, "gallery": n}}}
+    return replace(certified(beaten=False), leaks=told)
 
 
 def names(given: Evidence) -> set[str]:
@@ -136,10 +142,11 @@ RAISED: Mapping[str, list[Build]] = {
         lambda: evidence(attempts={"linear": flat(0.05, aux_mse=0.03)}),
         lambda: evidence(attempts={"a": flat(0.01), "b": flat(0.06, aux_mse=0.0)}),
     ],
-    "certificate beaten": [lambda: certified(beaten=True)],
+    "certificate beaten": [lambda: certified(beaten=True), lambda: identified(0.9)],
     "values not finite": [
         lambda: evidence(a_case(NanWhenDark())),
     ],
+    "training unfinished": [lambda: replace(evidence(), unfinished="130 of 300 steps")],
     "attacks left out": [lambda: replace(evidence(), left_out=("rmle",))],
 }
 SOUND: Mapping[str, list[Build]] = {
@@ -184,9 +191,12 @@ SOUND: Mapping[str, list[Build]] = {
     "certificate beaten": [
         evidence,
         lambda: certified(beaten=False),
+        lambda: identified(0.35),
+        lambda: identified(0.9, n=20),  # of other images
         lambda: replace(evidence(), certificates={"gallery": {"refused": "no noise"}}),
     ],
     "values not finite": [evidence],
+    "training unfinished": [evidence],
     "attacks left out": [evidence],
 }
 

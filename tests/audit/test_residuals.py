@@ -140,6 +140,7 @@ FAULTS = {
     "one draw for all": (STD * normals(1, D).expand(N, D), "repeats"),
     "seeded for every call": (STD * normals(8, D).repeat(N // 8, 1), "repeats"),
     "goes on in the row": (STD * ar(0.4, normals(N, D), 1), "next number"),
+    "shared by two numbers": (STD * normals(N, D)[:, [*range(D - 1), 2]], "other number"),
     "goes on in the next image": (STD * ar(0.4, normals(N, D), 0), "next image"),
 }
 

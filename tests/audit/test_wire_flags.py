@@ -26,7 +26,8 @@ RAISED: dict[str, list[Json]] = {
     ],
     "noise repeats on the wire": [heard("repeats"), heard("starts"), heard("quieter", "repeats")],
     "noise not as declared on the wire": [
-        heard(name) for name in ("louder", "shape", "farther", "next image", "next number")
+        heard(name)
+        for name in ("louder", "shape", "farther", "next image", "next number", "other number")
     ],
     "another client on the wire": [heard(name) for name in ("offset", "slope", "different")],
     "more than z on the wire": [heard(beside=["exif in its tensor"])],

@@ -124,6 +124,11 @@ def test_members_under_other_names_are_not_read(blobs: Blobs, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_leading_dot_is_passed_over(blobs: Blobs, tmp_path: Path) -> None:
+    path = pack(blobs, tmp_path / "a.tar.gz", prefix="./cifar-10-batches-bin/")
+    assert members(path) == blobs
+
+
 def test_a_member_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     large = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
     large.size = MAX_BYTES + 1

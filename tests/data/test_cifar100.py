@@ -81,14 +81,25 @@ def test_a_missing_member_is_named(blobs: Blobs, tmp_path: Path, name: str) -> N
 @pytest.mark.parametrize("cut", [1, 3074])
 def test_a_short_member_is_refused(blobs: Blobs, tmp_path: Path, cut: int) -> None:
     blobs["test.bin"] = blobs["test.bin"][:-cut]
-    with pytest.raises(DataError, match=rf"test\.bin in .* has {92220 - cut} bytes, expected"):
+    with pytest.raises(
+        DataError, match=rf"test\.bin .* {92220 - cut} bytes, .*; delete .*{ARCHIVE} and"
+    ):
         load("cifar100", pack(blobs, tmp_path))
 
 
-def test_a_label_beyond_the_classes_is_refused(blobs: Blobs, tmp_path: Path) -> None:
-    wrong = changed(blobs, "train.bin", 5 * 3074 + 1, 3)
-    with pytest.raises(DataError, match=r"cifar100: label 3 at index 5 is out of range"):
+@pytest.mark.parametrize("name", ["train.bin", "test.bin"])
+def test_a_label_beyond_the_classes_is_refused(blobs: Blobs, tmp_path: Path, name: str) -> None:
+    wrong = changed(blobs, name, 5 * 3074 + 1, 3)
+    message = (
+        f"{name} in {tmp_path / ARCHIVE} has label 3 in record 5 (1 such records); "
+        f"allowed 0..2; fetch the archive again from {cifar100.URL}"
+    )
+    with pytest.raises(DataError, match=re.escape(message)):
         load("cifar100", pack(wrong, tmp_path))
+
+
+def test_an_archive_packed_with_a_leading_dot_is_read(blobs: Blobs, tmp_path: Path) -> None:
+    assert len(load("cifar100", pack(blobs, tmp_path, f"./{FOLDER}"))) == 60
 
 
 def test_a_class_that_occurs_too_often_is_refused(blobs: Blobs, tmp_path: Path) -> None:

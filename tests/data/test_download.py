@@ -92,6 +92,26 @@ def test_a_folder_that_cannot_be_made_is_a_data_error(site: str, tmp_path: Path)
         fetch(f"{site}/body", tmp_path / "file" / "x", MD5)
 
 
+def test_a_failed_download_removes_the_folders_it_made_and_no_other(
+    site: str, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for url, md5 in ((f"{site}/none", MD5), (f"{site}/body", "0" * 32)):
+        with pytest.raises(DataError):
+            fetch(url, empty / "data" / "deep" / "x", md5)
+        assert list(empty.iterdir()) == []
+
+
+def test_a_folder_that_another_has_filled_meanwhile_stays(site: str, tmp_path: Path) -> None:
+    def fill(done: int, total: int, note: str = "") -> None:
+        (tmp_path / "data" / "other").touch()
+
+    with pytest.raises(DataError, match="expected"):
+        fetch(f"{site}/body", tmp_path / "data" / "deep" / "x", "0" * 32, fill)
+    assert list((tmp_path / "data").iterdir()) == [tmp_path / "data" / "other"]
+
+
 def test_other_schemes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="only http and https"):
         fetch(f"file://{tmp_path}/secret", tmp_path / "x", MD5)

@@ -96,7 +96,7 @@ def refused(root: Path, message: str) -> None:
 
 def test_another_size_names_the_first_offender(tmp_path: Path) -> None:
     odd = save(two_classes(tmp_path) / "dog" / "04.png", pixels(0, (5, 6, 3)))
-    refused(tmp_path, re.escape(f"{odd} is 6×5 RGB, but 00.png is 4×5 RGB; resize"))
+    refused(tmp_path, re.escape(f"{odd} is 6×5 RGB, but {tmp_path}/ant/00.png is 4×5 RGB; resize"))
 
 
 def test_another_colour_names_the_first_offender(tmp_path: Path) -> None:
@@ -113,7 +113,8 @@ def test_transparency_is_not_guessed(tmp_path: Path) -> None:
 def test_an_unreadable_image_is_named(tmp_path: Path, raw: bytes) -> None:
     bad = two_classes(tmp_path) / "dog" / "05.png"
     bad.write_bytes(raw)
-    refused(tmp_path, f"cannot read {bad} as an image")
+    message = f"cannot read {bad} as an image: it is none of PNG, JPEG, .*; replace or delete it"
+    refused(tmp_path, message)
 
 
 def test_a_truncated_image_is_named(tmp_path: Path) -> None:
@@ -148,16 +149,33 @@ def test_a_stray_file_or_nested_folder_is_refused(tmp_path: Path) -> None:
 def test_wrong_trees_are_refused(tmp_path: Path) -> None:
     refused(tmp_path / "none", "there is no .*none; give an existing path")
     refused(tmp_path, "has no class folders")
-    refused(save(tmp_path / "file.png", pixels(0)), "cannot list")
+    refused(
+        save(tmp_path / "file.png", pixels(0)),
+        "file.png is a file, not a folder; name the folder that holds one folder per class",
+    )
     (tmp_path / "ant").mkdir()
-    refused(tmp_path, "has no images")
+    refused(tmp_path, "has no images in its class folders; put some there")
 
 
 def test_a_class_only_in_test_is_refused(tmp_path: Path) -> None:
     two_classes(tmp_path / "train", n=3)
     two_classes(tmp_path / "test", n=3)
     save(tmp_path / "test" / "bee" / "0.png", pixels(0))
-    refused(tmp_path, "has classes that .* has not: bee")
+    train, test = tmp_path / "train", tmp_path / "test"
+    message = f"{test} has classes that {train} has not: bee; .* add them to {train} or drop them"
+    refused(tmp_path, message)
+
+
+def test_classes_only_in_train_are_refused(tmp_path: Path) -> None:
+    train, test = tmp_path / "train", tmp_path / "test"
+    two_classes(train, n=3)
+    for i in range(6):
+        save(train / f"wasp{i}" / "0.png", pixels(i))
+    save(test / "ant" / "0.png", pixels(0))
+    message = (
+        f"{train} has classes that {test} has not: dog, wasp0, wasp1, wasp2, wasp3, and 2 more; "
+    )
+    refused(tmp_path, f"{message}.* add them to {test} or drop them from {train}")
 
 
 def test_too_few_images_of_a_class_are_refused(tmp_path: Path) -> None:
@@ -171,13 +189,14 @@ def test_a_colour_image_among_grey_ones_names_the_first_offender(tmp_path: Path)
         for i in range(3):
             save(tmp_path / name / f"{i}.png", pixels(i, (5, 4)))
     odd = save(tmp_path / "b" / "1.png", pixels(0))
-    refused(tmp_path, re.escape(f"{odd} is 4×5 RGB, but 0.png is 4×5 grey; resize or convert"))
+    message = f"{odd} is 4×5 RGB, but {tmp_path}/a/0.png is 4×5 grey; resize or convert"
+    refused(tmp_path, re.escape(message))
 
 
 def test_one_class_is_not_enough(tmp_path: Path) -> None:
     for i in range(5):
         save(tmp_path / "ann" / f"{i}.png", pixels(i))
-    refused(tmp_path, r"at least 2 classes are needed, got \['ann'\]")
+    refused(tmp_path, r"at least 2 classes are needed, got \['ann'\]; add images of another")
 
 
 def test_images_of_one_pixel_are_read_and_refused_by_the_net(tmp_path: Path) -> None:
@@ -186,7 +205,8 @@ def test_images_of_one_pixel_are_read_and_refused_by_the_net(tmp_path: Path) -> 
     data = read(tmp_path)
     assert data.image_shape == (3, 1, 1)
     config = resolve(RunConfig(dataset=data.name, device="cpu"), data)
-    with pytest.raises(ConfigError, match=r"small needs images of at least 4×4, got \(3, 1, 1\)"):
+    message = r"^images must be at least 4×4, got \(3, 1, 1\) \(c, h, w\); resize them"
+    with pytest.raises(ConfigError, match=message):
         build_model(config, data.image_shape, data.num_classes)
 
 

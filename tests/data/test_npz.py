@@ -86,6 +86,13 @@ def test_wrong_arrays_are_refused(
         read(tmp_path, **arrays)
 
 
+def test_a_file_of_another_kind_is_called_that(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    path.write_text("lambd = 0.3")
+    with pytest.raises(DataError, match=r"mine.npz: it is no .npz file; save .* with np.savez"):
+        load(f"npz:{path}")
+
+
 def test_object_arrays_are_never_unpickled(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="plain arrays: Object arrays cannot be loaded"):
         read(tmp_path, x=np.array([{"a": 1}] * 20, dtype=object), y=Y)

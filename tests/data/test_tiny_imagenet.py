@@ -35,6 +35,12 @@ def read(blobs: Blobs, folder: Path) -> Dataset:
     return load("tiny-imagenet", folder)
 
 
+def cmyk() -> bytes:
+    stream = io.BytesIO()
+    Image.new("CMYK", (64, 64)).save(stream, "JPEG")
+    return stream.getvalue()
+
+
 def refused(blobs: Blobs, folder: Path, message: str) -> None:
     """By the archive and by the folder, and nothing is left behind."""
     packed, parent = folder / "packed", folder / "parent"
@@ -181,7 +187,8 @@ def test_a_missing_training_image_is_noticed(blobs: Blobs, tmp_path: Path) -> No
     [
         (jpeg(np.zeros((64, 63, 3), np.uint8)), "is 63×64 RGB; Tiny ImageNet's images are 64×64"),
         (jpeg(np.zeros((1, 1), np.uint8)), "is 1×1 grey; Tiny ImageNet's images are 64×64"),
-        (b"", "cannot read .* as an image"),
+        (b"", "cannot read .* as an image: it is none of PNG, JPEG"),
+        (cmyk(), "has mode CMYK; only grey"),
         (GOOD["val/images/val_5.JPEG"][:700], "cannot read .* as an image"),
     ],
 )
@@ -191,7 +198,9 @@ def test_an_image_that_is_none_is_named(
     blobs["val/images/val_5.JPEG"] = raw
     with pytest.raises(DataError, match=message) as caught:
         read(blobs, tmp_path)
-    assert "val/images/val_5.JPEG" in str(caught.value)
+    assert f"val/images/val_5.JPEG in {tmp_path / ARCHIVE}" in str(caught.value)
+    assert str(caught.value).endswith(f"fetch the archive again from {tiny_imagenet.URL}")
+    assert "BytesIO" not in str(caught.value)
     assert not (tmp_path / DECODED).exists()
 
 

@@ -231,6 +231,31 @@ def test_an_image_that_is_too_small_is_refused_with_a_way_out(
         build_client(parse_client(text), shape)
 
 
+@pytest.mark.parametrize("name", ["vgg11@2", "vgg11@6", "resnet20@8", "mobilenetv2@11"])
+def test_a_backbone_is_cut_where_its_name_says(name: str) -> None:
+    net, x = find_net(name), images(2, IMAGE)
+    assert net.cut_at == int(name.partition("@")[2])
+    model = cut(net.build(IMAGE, 10), net.cut_at).eval()
+    z = model.encoder(x).detach()
+    assert z.shape[1] == 8  # the bottleneck stands at the cut
+    assert 0 <= float(z.min()) <= float(z.max()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("vgg11@99", r"cutlayer must be in 1\.\.12, got 99"),
+        ("vgg11@x", "a cut is a whole number from 1 on, got 'vgg11@x'; for example vgg11@4"),
+        ("vgg11@", "got 'vgg11@'"),
+        ("thin-deep@2", "one cut only; NAME@N is for mobilenetv2, resnet20, vgg11"),
+        ("vgg12@3", "unknown net 'vgg12'; did you mean 'vgg11'"),
+    ],
+)
+def test_a_cut_that_a_net_has_not_is_refused(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        find_net(name).build(IMAGE, 10)
+
+
 def test_a_net_is_found_by_name_or_by_spec() -> None:
     assert find_net("vgg11") is NETS["vgg11"]
     x, net = images(2, IMAGE), find_net(f"client:{THIN_CLIENTS['thin-strided']}")

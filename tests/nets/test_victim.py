@@ -250,6 +250,15 @@ def test_a_wire_too_wide_to_keep_is_asked_every_time(
     assert torch.equal(sent, victim.send(images[5:7], generator()))
 
 
+def test_nobody_is_asked_to_encode_no_images(images: Tensor) -> None:
+    class Careful(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.reshape(len(x), -1)  # torch cannot guess −1 of nothing
+
+    sent = Victim(Careful(), Channel()).prepare(images)(torch.tensor([1, 0]), None)
+    assert torch.equal(sent, images[[1, 0]].flatten(1))
+
+
 def test_prepared_sendings_lead_to_no_model_and_no_clean_features(
     model: SplitModel, images: Tensor
 ) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from splitveil.report.breadth import attack_sheet, breadth, leak_sheet
 from splitveil.report.rows import Group
+from splitveil.report.words import Lang
 
 
 def record(decoder: float, *, seed: int = 0, leaky: bool = True) -> dict[str, Any]:
@@ -61,6 +62,64 @@ def test_the_strongest_attack_of_each_row_is_bold_and_subsets_never_are() -> Non
     assert cells["`k-query`†"][1] == "0.0020"
 
 
+def against(*pairs: tuple[float, float | None]) -> list[dict[str, Any]]:
+    """Records whose attack on a subset has these errors, and its rival there those beside them."""
+    made = [record(0.01, seed=i) for i in range(len(pairs))]
+    for one, (mse, rival) in zip(made, pairs, strict=True):
+        entry = {"mse": mse, "subset": "fixed-64"}
+        beside = {} if rival is None else {"beside": {"attack": "decoder", "mse": rival}}
+        one["attacks"]["prior"] = entry | beside
+    return made
+
+
+def test_an_attack_on_a_subset_stands_beside_its_rival_on_the_same_images() -> None:
+    groups = [
+        row("beaten", *against((0.002, 0.004), (0.003, 0.004))),  # ratios 1/2 and 3/4
+        row("held", *against((0.0055, 0.005))),
+        Group("twice", (tuple(against((4.0, 4.0), (2.0, 4.0))), tuple(against((5.0, 4.0))))),
+        row("near", *against((0.0998, 0.1))),
+        row("old", *against((0.005, None))),
+    ]  # fmt: skip
+    sheet = attack_sheet(groups)
+    assert sheet is not None
+    cells = {line[0]: line[1:] for line in sheet.rows}
+    assert cells["`prior`*"] == (
+        "0.0025 ± 0.0007 (×0.62)",
+        "0.0055 (×1.10)",
+        "4.0000 ± 1.4142 (×1.00)",  # (3/4 + 5/4)/2
+        "0.0998 (×0.998)",
+        "0.0050",
+    )
+    assert cells["`rmle`*"][0] == "0.0010 ± 0.0000"
+    assert "above 1 it is weaker" in sheet.caption
+    assert sheet.notes == (
+        "`prior` beats the best black-box attack on the same images (`decoder`) on `beaten` "
+        "(×0.62), `near` (×0.998); it does not on `held` (×1.10), `twice` (×1.00).",
+    )
+    assert sheet.notes[0] in breadth(groups)
+
+
+def test_the_sentence_of_an_attack_that_wins_or_loses_everywhere() -> None:
+    won, lost = row("won", *against((0.002, 0.004))), row("lost", *against((0.006, 0.004)))
+    best = "the best black-box attack on the same images (`decoder`)"
+    more = row("more", *against((0.008, 0.004)))
+    for groups, told in (
+        ([won], f"`prior` beats {best} on `won` (×0.50)."),
+        ([lost], f"`prior` nowhere beats {best}: ×1.50."),
+        ([lost, more], f"`prior` nowhere beats {best}: ×1.50 to ×2.00."),
+    ):
+        sheet = attack_sheet(groups)
+        assert sheet is not None
+        assert sheet.notes == (told,)
+
+
+def test_a_ratio_over_some_of_the_seeds_is_not_shown() -> None:
+    sheet = attack_sheet([row("half", *against((0.002, 0.004), (0.002, None)))])
+    assert sheet is not None
+    assert {line[0]: line[1] for line in sheet.rows}["`prior`*"] == "0.0020 ± 0.0000"
+    assert sheet.notes == ()
+
+
 def test_rows_of_a_smaller_suite_are_left_out() -> None:
     old = record(0.01)
     old["attacks"] = {"decoder": {"mse": 0.01}}
@@ -74,8 +133,63 @@ def test_leaks_are_those_of_the_strongest_score_and_the_best_picture() -> None:
     sheet = leak_sheet([row("a", record(0.01)), row("b", record(0.01, leaky=False))])
     assert sheet is not None
     assert sheet.rows == (
-        ("`a`", "50.0", "25.0", "0.625", "0.500", "12.5", "20.0", "–", "9"),
+        ("`a`", "50.0", "–", "25.0", "0.625", "0.500", "12.5", "20.0", "refused", "9"),
     )  # fmt: skip
+
+
+def certified(gallery: dict[str, Any], population: dict[str, Any]) -> dict[str, Any]:
+    made = record(0.01)
+    made["certificates"] = {
+        "gallery": {"nats_given_class": 20.0} | gallery,
+        "population": {"nats_given_class": 30.0} | population,
+    }
+    return made
+
+
+EMPTY = {"identification_error": {"refused": "vacuous: 32 nats are not below log 359 − log 2"}}
+
+
+def rates(*records: dict[str, Any], lang: Lang = "en") -> tuple[str, ...]:
+    sheet = leak_sheet([row("a", *records)], lang)
+    assert sheet is not None
+    return sheet.rows[0][7:9]
+
+
+def test_rates_that_exclude_nothing_are_called_vacuous() -> None:
+    bare, tight = certified({"vacuous": True}, EMPTY), certified({"vacuous": False}, {})
+    assert rates(bare) == ("20.0, vacuous", "30.0, vacuous")
+    assert rates(bare, lang="zh") == ("20.0，无约束力", "30.0，无约束力")
+    assert rates(tight) == ("20.0", "30.0")
+    assert rates(bare, tight, bare) == tuple(
+        f"{value} ± 0.0, vacuous in 2 of 3 seeds" for value in ("20.0", "30.0")
+    )
+
+
+def test_the_matcher_who_knows_the_encoder_stands_beside_the_one_who_queries() -> None:
+    known = [certified({"matcher_error": error}, {}) for error in (0.125, 0.375)]
+    sheet = leak_sheet([row("a", *known), row("b", record(0.01))])
+    assert sheet is not None
+    assert [c.label for c in sheet.columns[1:3]] == [
+        "re-id by z̃ (%) ↓",
+        "re-id, knows the encoder (%) ↓",
+    ]
+    assert [line[1:3] for line in sheet.rows] == [
+        ("50.0 ± 0.0", "75.0 ± 17.7"),
+        ("50.0", "–"),
+    ]
+
+
+def test_the_legend_gives_the_chance_of_finding_the_image() -> None:
+    sized = record(0.01)
+    sized["leaks"]["re-id"]["wire"]["gallery"] = 10_000
+    sheet = leak_sheet([row("a", sized)])
+    assert sheet is not None
+    assert "chance 1/n" in sheet.caption
+    assert sheet.caption.endswith("Here n is 10,000: chance 0.01 %.")
+    sized["certificates"]["gallery"]["images"] = 500  # the matcher's own list
+    sheet = leak_sheet([row("a", sized)])
+    assert sheet is not None
+    assert sheet.caption.endswith("Here n is 500, 10,000: chance 0.2, 0.01 %.")
 
 
 def test_records_without_leaks_have_no_table() -> None:

@@ -17,7 +17,7 @@ EMPTY = Pictures(grid=None, tradeoff=None, attacks=None, curves=())
 
 def test_golden_audit_rows(rich: list[RunFiles]) -> None:
     none, veil = (audit_row(run) for run in rich)
-    assert none == ["none", "linearly invertible", "refused", "refused", "refused", "–"]
+    assert none == ["none", "linearly invertible", "refused", "refused", "refused", "refused"]
     assert veil == ["veil", "none", "44.4", "5.2, vacuous", "7.8", "12.5"]
     assert audit_row(rich[0], "zh")[1:3] == ["可线性反演", "未出具"]
     assert len(audit_columns()) == len(none)
@@ -27,6 +27,42 @@ def test_a_record_without_checks_is_a_row_of_dashes(three: list[RunFiles]) -> No
     assert audit_row(three[0]) == ["none"] + ["–"] * 5
     assert flags_of(three[0]) is None
     assert not audited(three)
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown", "chinese"),
+    [
+        ("vacuous: 6.2 nats are not below log 359 − log 2 = 5.19", "vacuous", "无约束力"),
+        ("identification needs at least 2 images, got 1", "refused", "未出具"),
+    ],
+)
+def test_a_refused_identification_error_is_no_dash(
+    make_run: MakeRun, reason: str, shown: str, chinese: str
+) -> None:
+    record = rich_record("veil")
+    record["certificates"]["gallery"]["identification_error"] = {"refused": reason}
+    run = make_run("x", record=record, gallery=None, metrics=None)
+    assert audit_row(run)[-1] == shown
+    assert audit_row(run, "zh")[-1] == chinese
+    del record["certificates"]["gallery"]["identification_error"]
+    assert audit_row(make_run("y", record=record, gallery=None, metrics=None))[-1] == "–"
+
+
+@pytest.mark.parametrize(
+    ("marks", "shown"),
+    [
+        ({"identification_error": {"refused": "vacuous: 7.75 nats are not below"}}, "7.8, vacuous"),
+        ({"identification_error": {"refused": "identification needs 2 images"}}, "7.8"),
+        ({"identification_error": {"at_least": 0.25}}, "7.8"),
+        ({"vacuous": False, "identification_error": {"refused": "vacuous: so"}}, "7.8"),
+    ],
+)
+def test_a_population_bound_is_vacuous_where_fano_finds_it_so(
+    make_run: MakeRun, marks: dict[str, object], shown: str
+) -> None:
+    record = rich_record("veil")
+    record["certificates"]["population"] |= marks
+    assert audit_row(make_run("x", record=record, gallery=None, metrics=None))[4] == shown
 
 
 def test_equal_reasons_stand_together(make_run: MakeRun, rich: list[RunFiles]) -> None:
@@ -61,4 +97,6 @@ def test_the_page_has_the_table_the_flags_and_the_refusals(rich: list[RunFiles])
     assert ["none", "linearly invertible", seen, advice] in page.rows
     reason = "no certificate: the channel is deterministic; add Gaussian noise"
     assert ["none", "capacity, gallery, population", reason] in page.rows
-    assert ["veil", "50.0", "25.0", "0.625", "0.500", "12.5", "2.5", "5.5", "9"] in page.rows
+    assert [
+        "veil", "50.0", "–", "25.0", "0.625", "0.500", "12.5", "2.5, vacuous", "5.5", "9",
+    ] in page.rows  # fmt: skip

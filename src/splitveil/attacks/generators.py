@@ -17,26 +17,28 @@ from splitveil.types import Labelled, Progress, silent
 
 PSEUDO_IMAGES = 10  # of the overall mean, added to every class: few images say little of a class
 FACTORED = 20000  # aux images the factors are fitted on, at most
+WIDE = 4096  # images of more pixels: no more of them, for the sake of the smaller matrix
 LEAST_SHRINKAGE = 1e-6  # keeps the covariance of images that hardly differ invertible
 
 
-def shrinkage(centred: Tensor, covariance: Tensor) -> Tensor:
+def shrinkage(centred: Tensor, moments: Tensor) -> Tensor:
     r"""How far a covariance of few samples is best drawn towards a multiple of the identity.
 
     .. math:: \rho = \min\Big(1, \frac{\sum_i \lVert r_i r_i^\top - S \rVert^2}
               {n^2 \lVert S - m I \rVert^2}\Big), \quad m = \overline{S_{jj}}
 
-    The rule of Ledoit and Wolf (2004); centred (n, p) with S = rᵀr/n gives a scalar.
+    The rule of Ledoit and Wolf (2004); centred (n, p) with S = rᵀr/n gives a scalar. `moments` is
+    S, or rrᵀ/n, which has the same trace and norm.
 
     >>> r = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
     >>> round(float(shrinkage(r, r.T @ r / 4)), 4)  # (34/4 − 17/4) / 4 over 9/8
     0.9444
     """
-    n = len(centred)
-    identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-    far = (covariance - covariance.diagonal().mean() * identity).square().sum()
+    n, p = centred.shape
+    norm = moments.square().sum()
+    far = norm - moments.trace().square() / p
     fourth = centred.square().sum(1).square().sum() / n
-    wobble = (fourth - covariance.square().sum()) / n
+    wobble = (fourth - norm) / n
     return (wobble / far.clamp_min(torch.finfo(far.dtype).tiny)).clamp(LEAST_SHRINKAGE, 1)
 
 
@@ -87,11 +89,12 @@ def correction(net: nn.Module, plain: Tensor) -> Tensor:
 def fit_factors(aux: Labelled, factors: int, device: torch.device) -> Factors:
     """The model in closed form: shrunk class means, and the largest `factors` of what is left.
 
-    The covariance within classes is shrunk before its eigenvectors are taken. Never more factors
-    than half the pixels, nor than images: the rest is left to the pixels themselves.
+    The covariance within classes is shrunk, which leaves its eigenvectors where they are. Never
+    more factors than half the pixels, nor than images: the rest is left to the pixels themselves.
     """
-    x = aux.images[:FACTORED].to(device).flatten(1).double()
-    y = aux.labels[:FACTORED].to(device)
+    most = FACTORED if aux.images[:1].numel() <= WIDE else WIDE
+    x = aux.images[:most].to(device).flatten(1).double()
+    y = aux.labels[:most].to(device)
     n, pixels = x.shape
     classes = int(y.max()) + 1
     one_hot = F.one_hot(y, classes).double()
@@ -99,13 +102,18 @@ def fit_factors(aux: Labelled, factors: int, device: torch.device) -> Factors:
     totals = one_hot.T @ x + PSEUDO_IMAGES * overall
     means = totals / (one_hot.sum(0)[:, None] + PSEUDO_IMAGES)
     left = x - means[y]
-    covariance = left.T @ left / n
-    rho = shrinkage(left, covariance)
-    identity = torch.eye(pixels, dtype=x.dtype, device=device)
-    shrunk = torch.lerp(covariance, covariance.diagonal().mean() * identity, rho)
-    values, vectors = torch.linalg.eigh(shrunk)
     k = max(1, min(factors, pixels // 2, n - 1))
-    basis = vectors[:, -k:] * values[-k:].clamp_min(1e-12).sqrt()
+    # Of few images of many pixels the smaller matrix tells the same: rᵀu of its eigenvectors u.
+    moments = left.T @ left / n if n >= pixels else left @ left.T / n
+    values, vectors = torch.linalg.eigh(moments)
+    values, vectors = values[-k:], vectors[:, -k:]
+    if n < pixels:
+        turned = left.T @ vectors
+        length = turned.norm(dim=0)
+        unit = torch.eye(pixels, k, dtype=x.dtype, device=device)  # where nothing varies
+        vectors = torch.where(length > 0, turned / length.clamp_min(1e-300), unit)
+    shrunk = torch.lerp(values, moments.trace() / pixels, shrinkage(left, moments))
+    basis = vectors * shrunk.clamp_min(1e-12).sqrt()
     return Factors(
         torch.cat([means, overall[None]]).float(), basis.float(), tuple(aux.images.shape[1:])
     )

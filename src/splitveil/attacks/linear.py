@@ -27,17 +27,20 @@ def ridge(
     .. math:: W = (X^\top X / n + \lambda \bar v I)^{-1} X^\top Y / n
 
     X, Y centred; v̄ the mean feature variance, so a penalty is relative to the data's scale.
-    One eigendecomposition serves all penalties.
+    One eigendecomposition serves all penalties: of XᵀX, or of XXᵀ where images are fewer than
+    features, as W = Xᵀ(XXᵀ/n + λv̄I)⁻¹Y/n too.
     """
     x, y = features.double(), targets.double()
     x_mean, y_mean = x.mean(0), y.mean(0)
     x, y = x - x_mean, y - y_mean
-    values, vectors = torch.linalg.eigh(x.T @ x / len(x))
-    rotated = vectors.T @ (x.T @ y / len(x))  # (d, p)
-    scale = values.mean().clamp_min(1e-30)  # constant features: any scale will do
+    n, d = x.shape
+    values, vectors = torch.linalg.eigh((x.T @ x if n >= d else x @ x.T) / n)
+    rotated = vectors.T @ ((x.T @ y if n >= d else y) / n)  # (d or n, p)
+    scale = (values.sum() / d).clamp_min(1e-30)  # constant features: any scale will do
     solutions = []
     for penalty in penalties:
         weight = vectors @ (rotated / (values.clamp_min(0) + penalty * scale)[:, None])
+        weight = weight if n >= d else x.T @ weight
         solutions.append((weight, y_mean - x_mean @ weight))
     return solutions
 

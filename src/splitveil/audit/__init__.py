@@ -6,7 +6,7 @@ The room is also the function: ``splitveil.audit(run, profile="quick")`` audits 
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from splitveil.audit.access import Case, Wire, intercept
 from splitveil.audit.attempt import Attempt
@@ -36,9 +36,6 @@ class Auditable(Protocol):
         aux: str = "train",
         seed: int = 0,
         progress: Progress,
-        fresh: bool = False,
-        only: Sequence[str] = (),
-        compile: bool = False,
     ) -> Record:
         """Attack it and return the record."""
         ...
@@ -64,9 +61,9 @@ class _CallableRoom(ModuleType):
         `fresh` also runs attacks that were finished before, `only` some of the profile, `compile`
         with decoders that torch compiles on a GPU.
         """
-        return run.audit(
-            profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only, compile=compile
-        )
+        asked = {"fresh": fresh, "only": only, "compile": compile}
+        more: dict[str, Any] = {key: value for key, value in asked.items() if value}
+        return run.audit(profile, aux=aux, seed=seed, progress=progress, **more)
 
 
 sys.modules[__name__].__class__ = _CallableRoom

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from typing import get_args
 
 import torch
 from jaxtyping import Float, Int64
@@ -22,20 +23,20 @@ from splitveil.audit.fisher import PROBES, Clean, dfil
 from splitveil.audit.identification import (
     beaten,
     identification_error,
-    leakage_doubles_at,
     matcher_errors,
     pairwise_error,
     repeats_until_double,
     same_class_error,
 )
-from splitveil.audit.population import population_rate
-from splitveil.errors import AuditError
+from splitveil.audit.population import inside_box, population_rate
+from splitveil.errors import AuditError, ConfigError, unknown
 from splitveil.types import Json, Labelled
 
 KINDS = ("capacity", "gallery", "population", "diagnostics")
 CHUNK = 1000
 PROBED = 16  # images whose Jacobian is looked at
 REPEATS = (1, 4, 16, 64)
+FULL_DIMS = 1024  # the full covariance of more numbers takes minutes
 LIMIT = 4096  # sendings of one image
 _SAME = 1e-3  # standard deviations of the noise: less is rounding, not randomness
 
@@ -99,6 +100,11 @@ def refuse_overlap(
             )
 
 
+def refusals(reason: str) -> Json:
+    """Every certificate refused for one reason."""
+    return {kind: {"refused": f"no certificate: {reason}"} for kind in KINDS}
+
+
 def _or_refused(make: Callable[[], Json]) -> Json:
     try:
         return make()
@@ -118,27 +124,26 @@ def _bounds(client: Deployed) -> tuple[float, float]:
     return client.bounds
 
 
-def _draws(client: Deployed, images: Tensor, generator: Generator) -> bool:
-    """Whether z before the noise is random, said or not."""
-    one, other = (_encode(client, images, generator).double() for _ in range(2))
-    scale = noise_variance(client.noise_var, one.shape[1], one.device).sqrt()
-    return client.random or bool(((one - other) / scale).abs().max() > _SAME)
+def _draws(client: Deployed, z: Tensor, images: Tensor, generator: Generator) -> bool:
+    """Whether z before the noise is random, said or not: encoding again gives another z."""
+    scale = noise_variance(client.noise_var, z.shape[1], z.device).sqrt()
+    moved = _encode(client, images, generator).double() - z.double()
+    return client.random or bool((moved / scale).abs().max() > _SAME)
 
 
 def _gallery(
     client: Deployed,
     gallery: Labelled,
     covariance: Covariance,
-    leakage: Mapping[int, float] | None,
     generator: Generator,
 ) -> Json:
     """Everything that holds for the listed images alone."""
-    if _draws(client, gallery.images[:PROBED], generator):
+    z, noise_var = _encode(client, gallery.images, generator), client.noise_var
+    if _draws(client, z, gallery.images, generator):
         raise AuditError(
             "no certificate: z is random before the noise, so that its covariance over the listed "
             "images is not known exactly; put random stages after the noise"
         )
-    z, noise_var = _encode(client, gallery.images, generator), client.noise_var
     labels = gallery.labels.to(z.device)
     given = gallery_spectrum(z, noise_var, labels, covariance)
     alone = gallery_spectrum(z, noise_var, None, covariance)
@@ -146,12 +151,13 @@ def _gallery(
     rate = min(alone.rate(), most)
     errors = matcher_errors(z, noise_var, generator)
     fano = _or_refused(lambda: {"at_least": identification_error(rate, len(z))})
-    said: Json = {
+    return {
         "images": len(z),
         "covariance": covariance,
         "nats": rate,
         "vacuous": rate >= math.log(len(z)),  # x itself has no more
         "nats_given_class": given.rate(),
+        **_of_full(z, noise_var, labels),
         "label_entropy": given.label_entropy,
         "identification_error": fano,
         "matcher_error": errors / len(z),
@@ -163,11 +169,16 @@ def _gallery(
         "nats_given_class_by_repeats": {str(k): given.rate(k) for k in REPEATS},
         "doubles": _or_refused(lambda: _doubling(repeats_until_double(given.rate, LIMIT), LIMIT)),
     }
-    if leakage is not None:
-        said["leakage_doubles"] = _or_refused(
-            lambda: _doubling(leakage_doubles_at(leakage), max(leakage))
-        )
-    return said
+
+
+def _of_full(z: Tensor, noise_var: float | Tensor | None, labels: Tensor) -> Json:
+    """The rates of the full covariance, which are tighter; not for a wire too wide for it."""
+    if z.shape[1] > FULL_DIMS:
+        return {}
+    given = gallery_spectrum(z, noise_var, labels, "full")
+    alone = gallery_spectrum(z, noise_var, None, "full")
+    whole = min(alone.rate(), given.rate() + given.label_entropy)
+    return {"full_covariance": {"nats": whole, "nats_given_class": given.rate()}}
 
 
 def _doubling(repeats: int | None, limit: int) -> Json:
@@ -226,14 +237,21 @@ def certify(
     generator: Generator,
     delta: float = 0.05,
     covariance: Covariance = "diagonal",
-    leakage: Mapping[int, float] | None = None,
 ) -> Json:
     """Every certificate of a client as JSON, or the sentence why it is refused.
 
     `gallery` are the listed images; `fit` fixes the reference of the population's bound and may be
     training data; `fresh` measures it. `seen` are the ids of all that training and selection used.
-    `leakage` are measured leakages by number of sendings. All ids must be of one kind.
+    All ids must be of one kind.
     """
+    if covariance not in get_args(Covariance):
+        raise ConfigError(unknown("covariance", covariance, get_args(Covariance)))
+    for part in (gallery, fit.data, fresh.data):
+        if len(part) and not 0 <= int(part.labels.min()) <= int(part.labels.max()) < num_classes:
+            raise AuditError(
+                f"labels must be at least 0 and below num_classes = {num_classes}, got "
+                f"{int(part.labels.min())} to {int(part.labels.max())}"
+            )
     x = gallery.images
     dims = _encode(client, x[:1], generator).shape[1]
     try:
@@ -242,10 +260,12 @@ def certify(
         return {kind: {"refused": str(err)} for kind in KINDS}
 
     def most() -> Json:
-        return {"nats": capacity(client.noise_var, *_bounds(client), dims), "dims": dims}
+        low, high = _bounds(client)
+        inside_box(_encode(client, x, generator), low, high)
+        return {"nats": capacity(client.noise_var, low, high, dims), "dims": dims}
 
     def listed() -> Json:
-        return _gallery(client, gallery, covariance, leakage, generator)
+        return _gallery(client, gallery, covariance, generator)
 
     def sampled() -> Json:
         return _population(

@@ -1,7 +1,7 @@
 """Whose image is it? Errors that no attacker can go below, and what repeated sendings undo."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -175,16 +175,3 @@ def repeats_until_double(rate: Callable[[int], float], limit: int = 1024) -> int
         middle = (low + high) // 2
         low, high = (low, middle) if rate(middle) >= twice else (middle, high)
     return high
-
-
-def leakage_doubles_at(leakage: Mapping[int, float]) -> int | None:
-    """The smallest measured k whose leakage is at least twice that of one sending, or None.
-
-    >>> leakage_doubles_at({1: 0.1, 4: 0.15, 16: 0.3, 64: 0.5})
-    16
-    """
-    if 1 not in leakage:
-        raise AuditError(f"leakage of one sending is needed, got k = {sorted(leakage)}")
-    if not leakage[1] > 0:
-        raise AuditError(f"nothing to double: the leakage of one sending is {leakage[1]}")
-    return next((k for k in sorted(leakage) if leakage[k] >= 2 * leakage[1]), None)

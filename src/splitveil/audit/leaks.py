@@ -57,12 +57,12 @@ PLANS: Mapping[str, Plan] = {
     "smoke": Plan(
         attribute=AttributeHead(epochs=1, min_steps=40, batch_size=32),
         membership=Membership(draws=2, references=1, limit=200, min_steps=40, batch_size=32),
-        reid=ReId(draws=2, limit=200, tried=100),
+        reid=ReId(draws=8, limit=200, tried=100),
     ),
     "quick": Plan(
         attribute=AttributeHead(epochs=1, min_steps=300, batch_size=64),
         membership=Membership(limit=1000, min_steps=300, batch_size=64),
-        reid=ReId(draws=2, limit=2000),
+        reid=ReId(draws=16, limit=2000),
     ),
     "standard": _FULL,
     "paper": _FULL,

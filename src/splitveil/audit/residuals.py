@@ -21,6 +21,7 @@ SIMULATED = 32  # sendings that one is compared with where the noise is not Gaus
 PAIRED = 20_000  # rows that are compared with each other
 SHAPED = 20_000_000  # values whose distribution is looked at
 MATTERS = 0.01  # of σ: a smaller offset or slope is arithmetic, whatever its p-value
+CROSSED = 2048  # numbers of z of which every two are compared
 CHUNK = 500
 _PAIR = 2
 
@@ -129,6 +130,7 @@ def residual_tests(e: Rows, z: Rows) -> dict[str, Outcome]:
     if e.shape[1] >= _PAIR:
         columns = e.shape[1] // 2 * 2
         found["next number"] = follows(e[:, :columns:2], e[:, 1:columns:2])
+        found["other number"] = together(e[:, :CROSSED])
     return found
 
 
@@ -215,6 +217,27 @@ def follows(one: Rows, next_: Rows) -> Outcome:
         return Outcome(0.0, 1.0)
     t = float((one * next_).sum()) / length
     return Outcome(t / math.sqrt(one.numel()), two_sided(t))
+
+
+def together(e: Rows) -> Outcome:
+    r"""Whether any two numbers share their noise: the largest correlation of two columns.
+
+    .. math:: \max_{j \ne k} \left| \textstyle\sum_i e_{ij} e_{ik} \right| / \lVert e_j \rVert
+
+    Given column j each is standard normal; the largest of so many is at most as many times less
+    likely. `seen` is the correlation.
+    """
+    d = e.shape[1]
+    length = e.square().sum(0).sqrt()
+    if float(length.min()) == 0:
+        return Outcome(1.0, 0.0)
+    products = e.T @ e
+    products.fill_diagonal_(0.0)
+    t = products / torch.minimum(length[:, None], length)
+    place = int(t.abs().argmax())
+    j, k = place // d, place % d
+    seen = float(products[j, k] / (length[j] * length[k]))
+    return Outcome(seen, min(1.0, d * (d - 1) * two_sided(float(t[j, k]))))
 
 
 def shape(e: Rows) -> Outcome:

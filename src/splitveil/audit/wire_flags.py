@@ -42,7 +42,7 @@ def wire_noise_differs(heard: Json) -> str | None:
     noise = heard.get("noise", {})
     if noise and noise["measured"] < SILENT * noise["declared"]:
         return None
-    return _failed(heard, "louder", "farther", "shape", "next image", "next number")
+    return _failed(heard, "louder", "farther", "shape", "next image", "next number", "other number")
 
 
 def wire_of_another(heard: Json) -> str | None:

@@ -33,8 +33,9 @@ def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
     backbone: Annotated[
         str | None,
         typer.Option(
-            help="MODULE:FUNCTION of yours, found from here; takes (image_shape, num_classes) or "
-            "nothing, returns an nn.Sequential. Its code is run, and its cuts are listed."
+            help="A net by name, as resnet20, or MODULE:FUNCTION of yours, found from here; takes "
+            "(image_shape, num_classes) or nothing, returns an nn.Sequential. Its code is run, "
+            "and its cuts are listed."
         ),
     ] = None,
     classes: Annotated[
@@ -68,8 +69,8 @@ def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
     ranked by accuracy above chance × MSE of the strongest attack over the ceiling, measured on
     validation images. Called again it goes on where it stopped.
 
-    With `--backbone` the cuts of your own net are listed, and where too much would be sent, the
-    bottleneck that mends it.
+    With `--backbone` the cuts of a named net or of your own are listed, and where too much would
+    be sent, the bottleneck that mends it.
 
     Example: `splitveil clients --macs 21.9e6 --wire 512`
 

@@ -1,8 +1,9 @@
-"""Cuts of a user's own net: loading it, and showing what each cut costs."""
+"""Cuts of a named net or of a user's own: loading it, and showing what each cut costs."""
 
 import inspect
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from splitveil.commands import print_lines
 from splitveil.imports import current_folder_first, find_object
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 Shape = tuple[int, int, int]
+T = TypeVar("T")
+
+# The next step that nets name under `train`, which has a --net and a dataset.
+TO_TRAIN = re.compile(r"; (use --net|resize) .*")
 
 
 def show_cuts(net: "nn.Sequential", shape: Shape, macs: float, wire: int, *, json_: bool) -> None:
@@ -44,17 +49,25 @@ def show_cuts(net: "nn.Sequential", shape: Shape, macs: float, wire: int, *, jso
 
 
 def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
-    """What the user's MODULE:FUNCTION returns; it is looked for in the current folder too."""
+    """A named net, or what the user's MODULE:FUNCTION returns, which may lie in this folder."""
     from torch import nn
 
-    from splitveil.errors import ConfigError
+    from splitveil.errors import ConfigError, unknown
+    from splitveil.nets import NETS
 
+    if name in NETS:
+        return built(NETS[name].build, shape, num_classes)
+    if ":" not in name:
+        raise ConfigError(
+            f"{unknown('backbone', name, NETS)}; or give your own as MODULE:FUNCTION, as "
+            "mynets:resnet"
+        )
     with current_folder_first():
         make = find_object(name, "--backbone", "mynets:resnet")
         if not callable(make) or isinstance(make, nn.Module):
             raise ConfigError(f"'{name}' must be a function, got a {type(make).__name__}")
         try:
-            net = make(*arguments(make, name, shape, num_classes))
+            net = built(make, *arguments(make, name, shape, num_classes))
         except ConfigError:
             raise
         except Exception as err:
@@ -65,6 +78,16 @@ def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
             "nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
         )
     return net
+
+
+def built(make: Callable[..., T], *given: object) -> T:
+    """What `make` returns; what it says about images that are too small is put for `clients`."""
+    from splitveil.errors import ConfigError
+
+    try:
+        return make(*given)
+    except ConfigError as err:
+        raise ConfigError(TO_TRAIN.sub("; give larger ones with --image", str(err))) from err
 
 
 def arguments(make: Callable[..., Any], name: str, shape: Shape, classes: int) -> tuple[Any, ...]:

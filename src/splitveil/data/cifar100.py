@@ -8,6 +8,8 @@ inside, so those are checked by their size and by how often each class occurs.
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from splitveil.data.dataset import Dataset
 from splitveil.data.download import fetch
 from splitveil.data.parts import Counts, two_parts
@@ -48,9 +50,10 @@ def assemble(blobs: Mapping[str, bytes], counts: Counts, origin: Path) -> Datase
     for name, n in sizes.items():
         expected = n * (LABEL_BYTES + PIXELS)
         if len(blobs[name]) != expected:
+            culprit = origin / name if origin.is_dir() else origin
             raise DataError(
                 f"{name} in {origin} has {len(blobs[name])} bytes, expected {expected}; "
-                f"delete it and fetch it again from {URL}"
+                f"delete {culprit} and fetch it again from {URL}"
             )
     try:
         names = tuple(blobs[NAMES].decode("ascii").split())
@@ -61,10 +64,19 @@ def assemble(blobs: Mapping[str, bytes], counts: Counts, origin: Path) -> Datase
             f"{NAMES} in {origin} must give {counts.classes} different names, got {len(names)}, "
             f"{len(set(names))} of them different; fetch the archive again from {URL}"
         )
+    train, test = (records(blobs[name], LABEL_BYTES, "CIFAR-100") for name in (TRAIN, TEST))
+    for name, (_, labels) in ((TRAIN, train), (TEST, test)):
+        outside = np.flatnonzero(labels >= counts.classes)
+        if len(outside):
+            raise DataError(
+                f"{name} in {origin} has label {labels[outside[0]]} in record {outside[0]} "
+                f"({len(outside)} such records); allowed 0..{counts.classes - 1}; "
+                f"fetch the archive again from {URL}"
+            )
     data = two_parts(
         "cifar100",
-        records(blobs[TRAIN], LABEL_BYTES, "CIFAR-100"),
-        records(blobs[TEST], LABEL_BYTES, "CIFAR-100"),
+        train,
+        test,
         names,
         ordered_test90=True,
         crop_pad=4,

@@ -88,7 +88,8 @@ def check(images: Tensor, labels: Tensor, classes: Sequence[str], name: str) -> 
     >>> pixels = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
     >>> check(pixels, torch.tensor([0, 2]), ("a", "b"), "toy")
     Traceback (most recent call last):
-    splitveil.errors.DataError: toy: label 2 at index 1 is out of range (1 in all); allowed 0..1
+    splitveil.errors.DataError: toy: label 2 at index 1 is out of range (1 in all); allowed 0..1, \
+one for each class; number the classes from 0
     """
     if images.dtype != torch.uint8 or images.ndim != len("nchw"):
         raise DataError(
@@ -103,13 +104,17 @@ def check(images: Tensor, labels: Tensor, classes: Sequence[str], name: str) -> 
     if images.numel() == 0:
         raise DataError(f"{name}: the dataset is empty, images have shape {tuple(images.shape)}")
     if len(classes) < MIN_CLASSES:
-        raise DataError(f"{name}: at least {MIN_CLASSES} classes are needed, got {list(classes)}")
+        raise DataError(
+            f"{name}: at least {MIN_CLASSES} classes are needed, got {list(classes)}; "
+            "add images of another class"
+        )
     outside = (labels < 0) | (labels >= len(classes))
     if outside.any():
         first = int(outside.nonzero()[0])
         raise DataError(
             f"{name}: label {int(labels[first])} at index {first} is out of range "
-            f"({int(outside.sum())} in all); allowed 0..{len(classes) - 1}"
+            f"({int(outside.sum())} in all); allowed 0..{len(classes) - 1}, one for each class; "
+            "number the classes from 0"
         )
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
@@ -28,8 +29,9 @@ def fetch(url: str, target: Path, md5: str, progress: Progress = silent) -> Path
         raise ConfigError(f"only http and https addresses are fetched, got '{url}'")
     part = target.with_name(f"{target.name}.part")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        folders = [f for f in (target.parent, *target.parent.parents) if not f.exists()]
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             with part.open("wb") as out:
                 got = _copy(url, out, target.name, progress)
             if got != md5:
@@ -40,7 +42,12 @@ def fetch(url: str, target: Path, md5: str, progress: Progress = silent) -> Path
             os.replace(part, target)
         finally:
             # After the rename there is no part; after anything else, Ctrl-C included, it must go.
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
+            # A folder made here goes too, unless it holds something: those rmdir leaves alone.
+            for folder in folders:
+                with suppress(OSError):
+                    folder.rmdir()
     except (OSError, HTTPException) as err:
         raise DataError(
             f"cannot download {url}: {err}; fetch it by hand and put it at {target}"

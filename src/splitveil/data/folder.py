@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 from einops import rearrange
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-from splitveil.data.dataset import Dataset
+from splitveil.data.dataset import TOLD, Dataset
 from splitveil.data.parts import Arrays, one_part, two_parts
 from splitveil.data.source import Request
 from splitveil.errors import DataError
@@ -37,11 +37,13 @@ def read(request: Request) -> Dataset:
         classes = class_names(path)
         return one_part(name, load(list_files(path, classes), request.progress), classes)
     classes = class_names(train)
-    if strangers := sorted(set(class_names(test)) - set(classes)):
-        raise DataError(
-            f"{test} has classes that {train} has not: {', '.join(strangers)}; "
-            "both parts must have the same class folders"
-        )
+    for more, less in ((test, train), (train, test)):
+        if missing := sorted(set(class_names(more)) - set(class_names(less))):
+            named = missing[:TOLD] + [f"and {len(missing) - TOLD} more"] * (len(missing) > TOLD)
+            raise DataError(
+                f"{more} has classes that {less} has not: {', '.join(named)}; both parts must "
+                f"have the same class folders: add them to {less} or drop them from {more}"
+            )
     first, second = list_files(train, classes), list_files(test, classes)
     images, labels = load(first + second, request.progress)
     n = len(first)
@@ -52,8 +54,12 @@ def visible(folder: Path) -> list[Path]:
     """What lies in `folder`, sorted, without hidden entries."""
     try:
         return sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    except NotADirectoryError as err:
+        raise DataError(
+            f"{folder} is a file, not a folder; name the folder that holds one folder per class"
+        ) from err
     except OSError as err:
-        raise DataError(f"cannot list {folder}: {err}") from err
+        raise DataError(f"cannot list {folder}: {err.strerror}; make it readable") from err
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
@@ -83,7 +89,9 @@ def list_files(folder: Path, classes: Sequence[str]) -> Files:
                 )
             files.append((path, label))
     if not files:
-        raise DataError(f"{folder} has no images in its class folders")
+        raise DataError(
+            f"{folder} has no images in its class folders; put some there ({', '.join(SUFFIXES)})"
+        )
     return files
 
 
@@ -96,7 +104,7 @@ def load(files: Files, progress: Progress) -> Arrays:
         pixels = read_image(path)
         if pixels.shape != images.shape[1:]:
             raise DataError(
-                f"{path} is {describe(pixels)}, but {first.name} is {describe(images[0])}; "
+                f"{path} is {describe(pixels)}, but {first} is {describe(images[0])}; "
                 "resize or convert the images so that all agree"
             )
         images[i] = pixels
@@ -120,8 +128,11 @@ def read_image(path: Path) -> np.ndarray:
     return decode(path, str(path))
 
 
-def decode(source: Path | BytesIO, name: str) -> np.ndarray:
-    """Pixels (c, h, w) of a file or of its bytes; errors call it `name`."""
+def decode(source: Path | BytesIO, name: str, mend: str | None = None) -> np.ndarray:
+    """Pixels (c, h, w) of a file or of its bytes; errors call it `name`.
+
+    `mend` is what to do about a wrong one, where it is not the user's own to convert or replace.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -129,12 +140,19 @@ def decode(source: Path | BytesIO, name: str) -> np.ndarray:
                 if image.mode not in MODES:
                     raise DataError(
                         f"{name} has mode {image.mode}; only grey (L) and RGB are read: "
-                        "convert it, saying what becomes of palette, depth or transparency"
+                        + (mend or "convert it, saying what becomes of palette, depth or alpha")
                     )
                 pixels = np.asarray(image.convert(MODES[image.mode]))
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as err:
-        raise DataError(f"{name} is suspiciously large ({err}); resize it") from err
+        raise DataError(f"{name} is suspiciously large ({err}); {mend or 'resize it'}") from err
+    except UnidentifiedImageError as err:  # its own text may name a buffer's address
+        raise DataError(
+            f"cannot read {name} as an image: it is none of {', '.join(FORMATS)}; "
+            f"{mend or 'replace or delete it'}"
+        ) from err
     except (OSError, SyntaxError, ValueError) as err:
         # PIL reports a broken file by any of these three, depending on the format.
-        raise DataError(f"cannot read {name} as an image: {err}; replace or delete it") from err
+        raise DataError(
+            f"cannot read {name} as an image: {err}; {mend or 'replace or delete it'}"
+        ) from err
     return pixels[None] if pixels.ndim == len("hw") else rearrange(pixels, "h w c -> c h w")

@@ -21,6 +21,7 @@ from splitveil.errors import DataError
 
 ONE = ("x", "y")
 TWO = ("x_train", "y_train", "x_test", "y_test")
+BEGINNINGS = (b"PK", b"\x93N")  # of files of np.savez and np.save
 OPTIONAL = ("classes", "layout")
 LAYOUTS = ("nhwc", "nchw")
 CHANNELS = (1, 3)
@@ -46,6 +47,11 @@ def load(path: Path) -> dict[str, np.ndarray]:
     try:
         # NumPy leaves a file that it opened itself open when it turns out to be broken.
         with path.open("rb") as stream:
+            if stream.read(2) not in BEGINNINGS:
+                raise DataError(
+                    f"cannot read {path}: it is no .npz file; save images and labels with np.savez"
+                )
+            stream.seek(0)
             archive = np.load(stream, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise DataError(f"{path} is a single array; save images and labels with np.savez")

@@ -25,14 +25,15 @@ def from_folder(folder: Path, names: Collection[str]) -> Blobs:
 def from_archive(archive: Path, inside: str, names: Collection[str], max_bytes: int) -> Blobs:
     """The bytes of the members `inside`/name, read in memory; nothing is unpacked.
 
-    Links and members under any other name are passed over; one over `max_bytes` is refused.
+    Links and members under any other name are passed over, but for a leading "./", which tar
+    writes when a folder is packed as ./folder; one over `max_bytes` is refused.
     """
     wanted = {f"{inside}/{name}": name for name in names}
     blobs: Blobs = {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
-                name = wanted.get(member.name)
+                name = wanted.get(member.name.removeprefix("./"))
                 if name is None or not member.isfile():
                     continue
                 if member.size > max_bytes:

@@ -189,7 +189,7 @@ def val_files(tree: Tree, labels: dict[str, int]) -> Labelled:
 
 def read_image(tree: Tree, name: str) -> np.ndarray:
     """Pixels (3, 64, 64), or (1, 64, 64) of a grey image."""
-    pixels = decode(BytesIO(tree.read(name)), f"{name} in {tree.origin}")
+    pixels = decode(BytesIO(tree.read(name)), f"{name} in {tree.origin}", AGAIN)
     if pixels.shape[1:] != (SIDE, SIDE):
         raise DataError(
             f"{name} in {tree.origin} is {describe(pixels)}; Tiny ImageNet's images are "

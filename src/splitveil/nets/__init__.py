@@ -1,6 +1,14 @@
 """Backbones, thin clients, cuts, channels and decoders."""
 
-from splitveil.nets.backbones import NETS, Net, client_net, small, thin_resnet, vgg11
+from splitveil.nets.backbones import (
+    NETS,
+    Net,
+    client_net,
+    cut_elsewhere,
+    small,
+    thin_resnet,
+    vgg11,
+)
 from splitveil.nets.budget import THIN_CLIENTS, Candidate, candidates, grid, nothing_fits, weigh
 from splitveil.nets.channel import Channel, Dropout, GaussianNoise, Quantise, TopK
 from splitveil.nets.clients import (
@@ -47,6 +55,7 @@ __all__ = [
     "client_net",
     "count_macs",
     "cut",
+    "cut_elsewhere",
     "front_of",
     "grid",
     "learned_stages",

@@ -7,6 +7,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 
 from torch import nn
 
@@ -141,7 +142,9 @@ def small(image_shape: Shape, num_classes: int) -> nn.Sequential:
     """
     channels, side = image_shape[0], min(image_shape[1:])
     if side < 4:  # noqa: PLR2004 - two pixels must be left after the stride
-        raise ConfigError(f"small needs images of at least 4×4, got {image_shape}")
+        raise ConfigError(
+            f"images must be at least 4×4, got {image_shape} (c, h, w); resize them to that or more"
+        )
     large = side >= 16  # noqa: PLR2004 - as the docstring says
     client = nn.Sequential(
         conv_bn_relu(channels, 16),
@@ -161,6 +164,22 @@ class Net:
     summary: str
     build: Callable[[Shape, int], nn.Sequential]
     cut_at: int
+
+
+def cut_elsewhere(name: str, place: str) -> Net:
+    """The net of this name, cut after entry `place` instead of at its own place."""
+    net = NETS[name]
+    if "cutlayer" not in signature(net.build).parameters:
+        movable = [n for n, one in NETS.items() if "cutlayer" in signature(one.build).parameters]
+        raise ConfigError(f"{name} has one cut only; NAME@N is for {', '.join(movable)}")
+    if not place.isascii() or not place.isdecimal() or int(place) < 1:
+        raise ConfigError(
+            f"a cut is a whole number from 1 on, got '{name}@{place}'; for example "
+            f"{name}@{net.cut_at}, where it is cut by itself"
+        )
+    at = int(place)
+    summary = f"{name} cut after entry {at}, C8 bottleneck"
+    return Net(summary, partial(net.build, cutlayer=at), at)  # type: ignore[call-arg]
 
 
 NETS: Mapping[str, Net] = {

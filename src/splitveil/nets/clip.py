@@ -89,7 +89,7 @@ def _output_range(module: nn.Module) -> Bounds | None:
     if type(module) is Clip:
         return module.low, module.high
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-        layers = [m for m in module if not isinstance(m, _TRANSPARENT)]
+        layers = [m for m in module if type(m) not in _TRANSPARENT]
         return _output_range(layers[-1]) if layers else None
     return None
 

@@ -158,7 +158,7 @@ class SparseCoding(LearnedStage):
         if floats > MAX_WIRE:
             raise ConfigError(
                 f"sparse coding holds wire² numbers, and the wire has {floats}; the most is "
-                f"{MAX_WIRE}: cut later, or at a narrower layer"
+                f"{MAX_WIRE}: cut later, for example --net resnet20@8 or --net mobilenetv2"
             )
         self._shape = shape
         # Drawn on the CPU: the same start on any device.

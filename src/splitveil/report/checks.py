@@ -1,6 +1,6 @@
 """What an audit says beside its numbers: flags, certificates, and why a certificate was refused."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from splitveil.errors import RunError
@@ -10,6 +10,7 @@ from splitveil.report.tables import NOTHING, Column, decimals, percent
 from splitveil.report.words import TABLE, Lang, Said, Value, listed, said, word
 
 CERTIFICATES = ("capacity", "gallery", "population")
+VACUOUS = "vacuous"  # how a record begins the reason why a bound that excludes nothing is refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +71,11 @@ def audit_row(run: RunFiles, lang: Lang = "en") -> list[str]:
     """The cells of a run: names of its flags, its certificates in nats, Fano's error."""
     flags = flags_of(run)
     names = [written(flag.title, lang) for flag in flags or ()]
-    at_least = number(run.record, "certificates", "gallery", "identification_error", "at_least")
     return [
         run.name,
         NOTHING if flags is None else listed(names, lang) or word("flags.none", lang),
         *(_certified(run, kind, lang) for kind in CERTIFICATES),
-        percent(at_least, 1),
+        _identification(run, lang),
     ]
 
 
@@ -85,13 +85,35 @@ def written(value: Value, lang: Lang) -> str:
 
 
 def _certified(run: RunFiles, kind: str, lang: Lang) -> str:
-    """A certificate in nats, the word for a refusal, or a dash."""
+    """A certificate in nats, the word for a refusal, or a dash for what was not asked for."""
     if text(run.record, "certificates", kind, "refused") is not None:
         return word("certificate.refused", lang)
     value = decimals(number(run.record, "certificates", kind, "nats"), 1)
-    if section(run.record, "certificates", kind).get("vacuous") is True:
+    if value != NOTHING and vacuous(section(run.record, "certificates", kind)):
         return said("certificate.vacuous", value=value).plain(lang)
     return value
+
+
+def vacuous(certificate: Mapping[str, object]) -> bool:
+    """Whether a certificate says of itself, or through Fano's bound, that it excludes nothing.
+
+    >>> vacuous({"vacuous": False}), vacuous({"identification_error": {"refused": "vacuous: 9 …"}})
+    (False, True)
+    """
+    marked = certificate.get("vacuous")
+    if isinstance(marked, bool):
+        return marked
+    return (text(certificate, "identification_error", "refused") or "").startswith(VACUOUS)
+
+
+def _identification(run: RunFiles, lang: Lang) -> str:
+    """Fano's error over the gallery in per cent, the word why there is none, or a dash."""
+    gallery = section(run.record, "certificates", "gallery")
+    reason = text(gallery, "refused") or text(gallery, "identification_error", "refused")
+    if reason is None:
+        return percent(number(gallery, "identification_error", "at_least"), 1)
+    empty = reason.startswith(VACUOUS)
+    return word("certificate.empty" if empty else "certificate.refused", lang)
 
 
 def refusals(runs: Sequence[RunFiles]) -> list[tuple[tuple[str, ...], tuple[str, ...], str]]:

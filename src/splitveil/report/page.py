@@ -101,7 +101,7 @@ def fill_page(subject: Subject, pictures: Pictures) -> str:
     runs, lang = subject.runs, subject.lang
     strips, cut = tiles.strips(runs)
     audited = checks.audited(runs)
-    sheet = subject.leaks
+    sheet, repeats = subject.leaks, subject.repeats
     return fill(
         "page.html.j2",
         lang,
@@ -129,6 +129,8 @@ def fill_page(subject: Subject, pictures: Pictures) -> str:
         refusals=[refusal_row(subject, *found) for found in checks.refusals(runs)],
         leaks=sheet,
         leak_rows=[[row[0][1:-1], *row[1:]] for row in sheet.rows] if sheet else [],
+        repeats=repeats,
+        repeat_rows=[[row[0][1:-1], *row[1:]] for row in repeats.rows] if repeats else [],
         terms=TERMS,
         caveats=sentences.caveats(runs),
         passports=[(run.name, sentences.passport(run)) for run in runs],

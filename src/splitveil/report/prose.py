@@ -86,7 +86,7 @@ def _measured(subject: Subject, pictures: Pictures) -> Iterator[str]:
 
 
 def _attacks(subject: Subject, pictures: Pictures) -> Iterator[str]:
-    lang, sheet = subject.lang, subject.leaks
+    lang, sheet, repeats = subject.lang, subject.leaks, subject.repeats
     if pictures.attacks:
         yield _head("attacks", subject)
         yield _picture(pictures.attacks, said("alt.attacks"), subject)
@@ -97,6 +97,10 @@ def _attacks(subject: Subject, pictures: Pictures) -> Iterator[str]:
         yield _head("leaks", subject)
         yield table(sheet.columns, [[row[0][1:-1], *row[1:]] for row in sheet.rows])
         yield said("leaks.caption").markdown(lang)
+    if repeats:
+        yield f"### {repeats.title}"
+        yield table(repeats.columns, [[row[0][1:-1], *row[1:]] for row in repeats.rows])
+        yield said("repeats.caption").markdown(lang)
 
 
 def _training(subject: Subject, pictures: Pictures) -> Iterator[str]:

@@ -9,6 +9,7 @@ from splitveil.report.compare import Sheet
 from splitveil.report.figures import comparable
 from splitveil.report.files import RunFiles
 from splitveil.report.rows import Group, Published
+from splitveil.report.sendings import repeat_sheet
 from splitveil.report.words import Lang, Said, said, word
 
 MANY_CARDS = 8
@@ -38,6 +39,11 @@ class Subject:
     def leaks(self) -> Sheet | None:
         """The table of leaks beyond pixels; names stand in their cells without marks."""
         return leak_sheet([Group(r.name, ((r.record,),)) for r in self.runs if r.record], self.lang)
+
+    @property
+    def repeats(self) -> Sheet | None:
+        """The table of what repeated sendings add; names stand in their cells without marks."""
+        return repeat_sheet(self.runs, self.lang)
 
     @property
     def sources(self) -> Said | None:

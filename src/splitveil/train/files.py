@@ -18,9 +18,11 @@ def explain_os_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as err:
+        full = err.errno in (errno.ENOSPC, errno.EDQUOT)
         raise RunError(
             f"cannot write {path}: {err.strerror or err}; nothing was lost: what was complete "
-            "before is still there. Free some space or choose another folder"
+            f"before is still there. {'Free some space or choose' if full else 'Choose'} another "
+            "folder"
         ) from err
 
 

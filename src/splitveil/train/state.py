@@ -1,7 +1,6 @@
 """Everything that changes while a run trains, and how it is saved and put back."""
 
 import logging
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -74,6 +73,7 @@ class TrainState:
     warned: int = 0
     collapsed: bool = False
     log_offset: int = field(default=0)
+    peak_bytes: int | None = None
 
     def skipped(self) -> int:
         """How often a penalty's loss or gradient was not finite and was left out (syncs)."""
@@ -99,6 +99,7 @@ def new_state(
     last one.
     """
     device = next(model.parameters()).device
+    forget_peak(device)
     groups = [{"params": list(model.parameters())}]
     own = [] if surrogate is None else list(surrogate.parameters())
     if own and penalty.attention_lr is None:
@@ -150,22 +151,26 @@ def snapshot(state: TrainState, passport: Json) -> Checkpoint:
         "meter_counts": state.meters.counts,
         "optimisers": optimisers,
         "threads": torch.get_num_threads(),
-        "peak_bytes": peak_bytes(state.guard.loss.device),
+        "peak_bytes": peak_bytes(state.guard.loss.device, state.peak_bytes),
         "passport": passport,
     }
     return Checkpoint(tensors, meta)
 
 
-def peak_bytes(device: torch.device) -> int | None:
-    """Most memory held at once: by tensors on a GPU, by the whole process elsewhere, if known."""
+def forget_peak(device: torch.device) -> None:
+    """Let the peak of a GPU's memory start from what is held now: what ran before is no part."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "win32":
-        return None
-    import resource
+        torch.cuda.reset_peak_memory_stats(device)
 
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024  # kilobytes on Linux
+
+def peak_bytes(device: torch.device, before: int | None = None) -> int | None:
+    """Most memory that tensors held at once on a GPU since `forget_peak`, or `before` if more.
+
+    None elsewhere: the peak of a process cannot be taken back, so it may be of what ran before.
+    """
+    if device.type != "cuda":
+        return None
+    return max(before or 0, torch.cuda.max_memory_allocated(device))
 
 
 def restore(state: TrainState, checkpoint: Checkpoint) -> None:
@@ -196,6 +201,7 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
         state.step, state.seconds = int(meta["step"]), float(meta["seconds"])
         state.warned, state.log_offset = int(meta["warned"]), int(meta["log_offset"])
         state.collapsed = bool(meta["collapsed"])
+        state.peak_bytes = meta.get("peak_bytes")
     except (KeyError, IndexError, ValueError, TypeError) as err:
         raise CheckpointError(
             f"the checkpoint lacks part of the training state ({err!r}); "

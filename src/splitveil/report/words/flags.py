@@ -13,6 +13,7 @@ FLAGS = {
     "flag.attack overfitted": ("attack overfitted", "攻击过拟合"),
     "flag.certificate beaten": ("certificate beaten", "证书被突破"),
     "flag.values not finite": ("values not finite", "出现非有限值"),
+    "flag.training unfinished": ("training unfinished", "训练未完成"),
     "flag.attacks left out": ("attacks left out", "有攻击未运行"),
     "flag.noise missing on the wire": ("noise missing on the wire", "传输中没有噪声"),
     "flag.noise repeats on the wire": ("noise repeats on the wire", "传输中的噪声重复出现"),
@@ -57,6 +58,10 @@ FLAGS = {
     "advice.certificate beaten": (
         "believe neither: the channel is not what the certificate was told it is",
         "两者都不要相信：信道与证书所假定的不符",
+    ),
+    "advice.training unfinished": (
+        "continue it with --resume, then audit again: this is not the model that will be deployed",
+        "用 --resume 继续训练后重新审计：这不是将要部署的模型",
     ),
     "advice.attacks left out": (
         "audit without --attacks before reporting the number",

@@ -16,6 +16,7 @@ PAGE = {
     "heading.audit": ("Flags and certificates", "警示与证书"),
     "heading.attacks": ("Attack by attack", "逐项攻击结果"),
     "heading.leaks": ("Leaks beyond pixels, and certificates", "像素之外的泄露与证书"),
+    "heading.repeats": ("Repeated sendings", "重复发送"),
     "heading.training": ("Training", "训练过程"),
     "heading.reading": ("How to read these numbers", "如何解读这些数字"),
     "heading.believe": ("Before you believe them", "采信之前"),

@@ -1,0 +1,239 @@
+"""The table of an experiment: of every row that lies in its folder and was made alike."""
+
+import gc
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from splitveil import reproduce
+from splitveil.cli import app
+from splitveil.config import RunConfig
+from splitveil.console import show_table
+from splitveil.errors import CheckpointError, DataError, RunError
+from splitveil.nets import SplitModel
+from splitveil.report.rows import Group
+from splitveil.reproduce import EXPERIMENTS, advice, claims, finished, folder_name, table
+from splitveil.runs import Run, fit
+from splitveil.types import Progress
+
+SEED = EXPERIMENTS["seed-003"]
+WRITTEN = ("record.json", "checkpoint.safetensors")
+Json = dict[str, Any]
+
+
+def command(folder: Path, *words: str) -> Result:
+    common = ["reproduce", "seed-003", "--dataset", "digits", "--epochs", "1", "--profile",
+              "smoke", "--device", "cpu", "--runs-dir", str(folder)]  # fmt: skip
+    return CliRunner().invoke(app, [*common, *words], env={"COLUMNS": "80"})
+
+
+def rows(result: Result) -> list[Json]:
+    assert result.exit_code == 0, result.output
+    made: list[Json] = json.loads(result.stdout)["rows"]
+    return made
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """CEM, then gated attention in a call of its own."""
+    folder = tmp_path_factory.mktemp("runs")
+    rows(command(folder, "--only", "cem", "--json"))
+    made = rows(command(folder, "--only", "gated-att", "--json"))
+    (folder / "second.json").write_text(json.dumps(made))
+    return folder
+
+
+@pytest.fixture
+def runs(rehearsed: Path, tmp_path: Path) -> Path:
+    """A copy to be changed."""
+    return Path(shutil.copytree(rehearsed, tmp_path / "runs"))
+
+
+def change_record(folder: Path, part: str, values: Mapping[str, object]) -> None:
+    path = folder / "record.json"
+    record = json.loads(path.read_text())
+    record[part] |= values
+    path.write_text(json.dumps(record))
+
+
+def test_a_second_call_keeps_the_rows_of_the_first(rehearsed: Path) -> None:
+    cem, gated = json.loads((rehearsed / "second.json").read_text())
+    assert (cem["row"], gated["row"]) == ("cem", "gated-att")
+    assert cem["training time / cem"] == "1.00"
+    assert float(gated["training time / cem"]) > 0
+    assert (cem["memory / cem"], gated["memory / cem"]) == ("–", "–")  # on a CPU
+    assert "| `cem` |" in (rehearsed / "table.md").read_text()
+
+
+def test_what_is_finished_is_not_repeated(runs: Path) -> None:
+    files = [runs / row / name for row in ("cem", "gated-att") for name in WRITTEN]
+    before = [file.stat().st_mtime_ns for file in files]
+    made = rows(command(runs, "--only", "cem", "--only", "gated-att", "--json"))
+    assert made == json.loads((runs / "second.json").read_text())
+    assert [file.stat().st_mtime_ns for file in files] == before
+    assert (runs / "table.md").read_text().startswith("## seed 003")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("epochs = 1\n", "epochs = 2\n"), ("lambd = 16.0", "lambd = 8.0")]
+)
+def test_rows_with_other_settings_stay_out(old: str, new: str, runs: Path) -> None:
+    assert list(finished(SEED, runs / "cem", "smoke")) == ["cem", "gated-att"]
+    path = runs / "gated-att" / "config.toml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    assert list(finished(SEED, runs / "cem", "smoke")) == ["cem"]
+
+
+@pytest.mark.parametrize(
+    "audit", [{"profile": "quick"}, {"aux": "train"}, {"only": ["linear"]}, {"only": None}]
+)
+def test_rows_attacked_otherwise_stay_out(audit: Json, runs: Path) -> None:
+    change_record(runs / "gated-att", "audit", audit)
+    assert list(finished(SEED, runs / "cem", "smoke")) == ["cem"]
+
+
+def test_a_broken_record_of_another_row_is_named_and_left_out(
+    runs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (runs / "gated-att" / "record.json").write_text("{")
+    assert list(finished(SEED, runs / "cem", "smoke")) == ["cem"]
+    assert "gated-att is left out of the table" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["other attacks", "broken"])
+def test_a_record_without_the_experiments_attacks_is_made_again(kind: str, runs: Path) -> None:
+    wanted = json.loads((runs / "cem" / "record.json").read_text())["audit"]["only"]
+    if kind == "broken":
+        (runs / "cem" / "record.json").write_text("{")
+    else:
+        change_record(runs / "cem", "audit", {"only": ["linear"]})
+    assert command(runs, "--only", "cem").exit_code == 0
+    assert json.loads((runs / "cem" / "record.json").read_text())["audit"]["only"] == wanted
+
+
+def test_nothing_of_a_row_is_held_while_the_next_one_trains(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+
+    def watched(config: RunConfig, *, resume: bool, overwrite: bool, progress: Progress) -> Run:
+        held.append(sum(issubclass(type(thing), SplitModel) for thing in gc.get_objects()))
+        return fit(config, resume=resume, overwrite=overwrite, progress=progress)
+
+    monkeypatch.setattr(reproduce, "fit", watched)
+    assert command(runs, "--only", "cem", "--only", "gated-att").exit_code == 0
+    assert len(held) == 2
+    assert held[1] <= held[0]
+
+
+def test_the_terminal_shows_accuracy_on_reconstructions_time_and_memory(rehearsed: Path) -> None:
+    shown = command(rehearsed, "--only", "cem").stdout.splitlines()
+    heading = " ".join(shown[: next(i for i, line in enumerate(shown) if "──" in line)]).split()
+    assert {"acc%", "rec%", "MSE", "SSIM₀", "time", "mem"} <= set(heading)
+
+
+def test_the_widest_row_fits_eighty_characters(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    sheet = table(SEED, {row: record(dataset="cifar10") for row in SEED.rows})
+    show_table(sheet.title, *sheet.brief())
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > len(SEED.rows)
+    assert max(len(line) for line in lines) <= 80
+
+
+def test_a_rehearsal_has_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert folder_name("seed-003", 0, "cifar10", 240) == "seed-003-s0"
+    assert folder_name("seed-003", 0, None, 2) == "seed-003-s0-e2"
+    assert folder_name("seed-003", 0, "digits", None) == "seed-003-s0-digits"
+    places: list[Path] = []
+
+    def asked(config: RunConfig, **_: object) -> Run:
+        places.append(config.folder)
+        raise RunError(f"{config.net} stops here")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproduce, "fit", asked)
+    words = ["reproduce", "seed-003", "--only", "cem", "--epochs", "3"]
+    assert "auto stops here" in CliRunner().invoke(app, [*words, "--dataset", "digits"]).output
+    assert "vgg11 stops here" in CliRunner().invoke(app, [*words, "--dataset", "cifar10"]).output
+    assert [str(place) for place in places] == [
+        "runs/seed-003-s0-digits-e3/cem", "runs/seed-003-s0-e3/cem",
+    ]  # fmt: skip
+
+
+def test_an_error_names_what_the_command_has(runs: Path) -> None:
+    other = command(runs, "--only", "cem", "--seed", "1")
+    assert other.exit_code == 2
+    said = " ".join(other.output.split())
+    assert "seed was 0, is 1; give the options as they were to continue" in said
+    assert "another --runs-dir" in said
+    assert "--name" not in said
+    kept = "no data; give --data-dir"
+    assert advice(DataError(kept)) == kept
+    assert "--overwrite" not in advice(CheckpointError("x lacks y; train again with --overwrite"))
+
+
+def test_an_interrupt_names_what_the_command_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> Run:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproduce, "fit", stopped)
+    result = command(tmp_path, "--only", "cem")
+    assert result.exit_code == 130
+    said = " ".join(result.output.split())
+    assert "The same command again continues" in said
+    assert "--resume" not in said
+
+
+def record(*, dataset: str, device: str = "cuda (H200)", peak: int | None = 100) -> Json:
+    return {
+        "accuracy": 0.8, "device": device, "attacks": {"decoder": {"mse": 0.04, "accuracy": 0.25}},
+        "strongest": {"mse": 0.04, "mse_by": "decoder", "ssim_zeropad": 0.4, "psnr_pooled": 13.5},
+        "config": {"net": "vgg11", "defence": "cem", "dataset": dataset},
+        "seconds": {"train": 10.0}, "training": {"peak_bytes": peak},
+    }  # fmt: skip
+
+
+def test_reported_rows_stand_only_beside_the_same_data() -> None:
+    same = table(SEED, {"cem": record(dataset="cifar10")})
+    assert [row[0] for row in same.rows] == ["`cem`", "*cem*", "*gated-att*", "*gated-att tuned*"]
+    other = table(SEED, {"cem": record(dataset="digits")})
+    assert [row[0] for row in other.rows] == ["`cem`"]
+    both = [
+        Group(name, ((record(dataset="digits"),),)) for name in ("cem", "gated-att", "sparse+cem")
+    ]
+    assert [line for line in claims(SEED, both) if "reported" in line] == []
+
+
+def test_the_documents_approximate_row_is_marked() -> None:
+    sheet = table(SEED, {"cem": record(dataset="cifar10")})
+    cells = dict(zip([c.heading for c in sheet.columns], sheet.rows[-1], strict=True))
+    assert cells["accuracy on reconstructions"] == "≈26"
+    assert cells["strongest attack MSE"] == "≈0.045"
+    assert (cells["zero-pad SSIM"], cells["pooled PSNR"]) == ("≈0.40", "≈13.3")
+    assert cells["task accuracy"] == "–"
+    assert "approximate" in cells["source"]
+
+
+def test_the_caption_says_whose_each_measure_is() -> None:
+    text = table(SEED, {"cem": record(dataset="cifar10")}).caption
+    assert "each of the attack strongest in it" in text
+
+
+def test_memory_stated_on_a_cpu_by_older_records_is_not_compared() -> None:
+    old = record(dataset="cifar10", device="cpu (x86_64, 1 threads)")
+    assert table(SEED, {"cem": old}).rows[0][-2:] == ("1.00", "–")
+    assert table(SEED, {"cem": record(dataset="cifar10")}).rows[0][-2:] == ("1.00", "1.00")
