@@ -156,7 +156,8 @@ def test_the_papers_table_is_built_from_its_records(planted: ModuleType) -> None
 def test_the_seeds_table_is_built_from_its_records(planted: ModuleType) -> None:
     text = planted.with_blocks("<!-- built: seed-003 -->\n<!-- end -->")
     rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")]
-    assert rows == ["row", "---", "`cem`", "`gated-att`", "*cem*", "*gated-att*"]
+    measured, reported = ["`cem`", "`gated-att`"], ["*cem*", "*gated-att*", "*gated-att tuned*"]
+    assert rows == ["row", "---", *measured, *reported]
     assert "MSE does not hold: lower, 0.0200 against 0.0300 (reported higher, 0.0473" in text
     assert "`gated-att`, `cem` differs from the reported `cem`, `gated-att`." in text
     assert "No record yet: `gated-att-simple`, " in text

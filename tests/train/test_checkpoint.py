@@ -121,7 +121,7 @@ except RunError as error:
 
 def test_a_path_below_a_regular_file_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(RunError, match=r"cannot write .* choose another folder"):
+    with pytest.raises(RunError, match=r"cannot write .* Choose another folder"):
         write_text(tmp_path / "file" / "config.toml", "a = 1\n")
 
 

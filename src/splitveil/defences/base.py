@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from inspect import signature
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 from torch import Tensor, nn
 
@@ -25,6 +25,7 @@ class Defence:
 
     summary: str
     client: str = "vgg11"
+    price_only: ClassVar[bool] = False  # its companion learns nothing: it stacks with any other
 
     @property
     def noisy(self) -> bool:

@@ -2,19 +2,45 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from splitveil.defences.base import Defence, Shape
 from splitveil.errors import ConfigError, unknown
 from splitveil.nets import Channel, Clip, GaussianNoise, SparseCoding, SplitModel
-from splitveil.types import PenaltyPlan
+from splitveil.types import Companion, Paced, PenaltyPlan
+
+
+class Together(nn.Module):
+    """Several companions as one, of which one at most has something to learn."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.lr = max(cast(Companion, part).lr for part in parts)
+
+    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The sum of their own losses."""
+        return torch.stack([cast(Companion, part).learn(z, x, y) for part in self.parts]).sum()
+
+    def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The sum of what the encoder pays to each."""
+        return torch.stack([cast(Companion, part).penalty(z, x, y) for part in self.parts]).sum()
+
+    def pace(self, done: float) -> None:
+        """Told to those that act between steps."""
+        for part in self.parts:
+            if isinstance(part, Paced):
+                part.pace(done)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack(Defence):
     """Different presets on one channel, at most one of them with a penalty.
+
+    Prices beside it (`nopeek`, `bido`) add up; at most one part may train a companion.
 
     The Gaussian noise of the run stands first, once, however many parts are noisy, or behind a
     clip, which lessens every variance; the parts' other stages follow in the order of the parts.
@@ -54,9 +80,10 @@ class Stack(Defence):
     def companion(
         self, model: SplitModel, image_shape: Shape, num_classes: int
     ) -> nn.Module | None:
-        """That of the part that has one."""
-        made = next((p for _, p in self.parts if has_companion(p)), Defence(summary=""))
-        return made.companion(model, image_shape, num_classes)
+        """Those of the parts as one."""
+        made = [part.companion(model, image_shape, num_classes) for _, part in self.parts]
+        found = [one for one in made if one is not None]
+        return Together(found) if len(found) > 1 else next(iter(found), None)
 
     def settings(self) -> dict[str, Any]:
         """Those of all parts; no two have one of the same name."""
@@ -117,7 +144,7 @@ def _problems(parts: Sequence[tuple[str, Defence]]) -> Iterator[str]:
     if len(penalised) > 1:
         yield f"{_both(penalised)} each have a penalty and a stack can have one; choose one of them"
         return  # their settings have common names because of it
-    rivals = dict.fromkeys(name for name, part in parts if has_companion(part))
+    rivals = dict.fromkeys(n for n, part in parts if has_companion(part) and not part.price_only)
     if len(rivals) > 1:
         yield f"{_both(rivals)} each train a companion and a stack can have one; choose one of them"
         return
