@@ -1,6 +1,7 @@
 """Several companions as one: prices add up, one may learn, and none leaves no trace."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from splitveil.defences.base import Price
 from splitveil.defences.stack import Together
 from splitveil.errors import ConfigError
 from splitveil.nets import SplitModel, cut, small
+from splitveil.types import Companion
 
 IMAGE = (1, 8, 8)
 
@@ -49,7 +51,7 @@ def test_prices_add_up() -> None:
     both = find_defence("nopeek+bido").companion(model(), IMAGE, 4)
     assert isinstance(both, Together)
     alone = [find_defence(name).companion(model(), IMAGE, 4) for name in ("nopeek", "bido")]
-    paid = [part.penalty(z, x, y) for part in alone if isinstance(part, Price)]
+    paid = [cast(Companion, part).penalty(z, x, y) for part in alone]
     assert float(both.penalty(z, x, y)) == pytest.approx(sum(map(float, paid)), rel=1e-6)
     assert float(both.learn(z, x, y)) == 0
     assert both.lr == 0
