@@ -209,7 +209,7 @@ def test_a_bad_wish_exits_with_2_before_anything_is_trained(
     ("net", "said"),
     [
         ("client:residual-16", "malformed client 'residual-16'; write FAMILY-STEM-"),
-        ("client:strided-8-8.8.8.8.8-c1", "at least 16×16, got (1, 8, 8); use --net small"),
+        ("client:strided-8-8.8.8.8.8-c1", "at least 16×16, got (1, 8, 8); use larger images"),
         ("thin-mobile", "unknown net 'thin-mobile'; did you mean 'thin-mobilenet'?"),
     ],
 )

@@ -89,12 +89,15 @@ def test_the_cuts_of_a_named_net_are_listed(name: str, at: int, wire: int) -> No
     ("name", "least"),
     [("resnet20", 4), ("vgg11", 32), ("small", 4), ("thin-deep", 8), ("splitveil.nets:vgg11", 32)],
 )
-def test_small_images_are_mended_by_an_option_that_clients_has(name: str, least: int) -> None:
+def test_images_that_are_too_small_are_refused_without_an_option_that_clients_lacks(
+    name: str, least: int
+) -> None:
     words = ("clients", "--macs", "30e6", "--wire", "512", "--image", "3x2x2", "--backbone", name)
     result = call(*words)
     assert result.exit_code == 2
     assert f"at least {least}×{least}, got (3, 2, 2)" in text(result)
-    assert text(result).rstrip().endswith("; give larger ones with --image")
+    assert re.search("; (use larger images|resize them)", text(result))
+    assert "--net" not in text(result)
 
 
 @pytest.mark.parametrize(

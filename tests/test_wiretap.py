@@ -25,11 +25,8 @@ from splitveil.serve.wire import TensorSpec, encode_request
 from splitveil.types import Attack, Record
 from splitveil.wiretap import (
     audit_wire,
-    kept_if_used,
-    more_than_z,
     open_wire,
     read_tap,
-    strange_paths,
 )
 
 TINY: dict[str, Attack] = {"mean": MeanImage(), "linear": Linear()}
@@ -259,55 +256,8 @@ def test_stored_attacks_are_those_of_the_same_bytes(opened: Opened, tmp_path: Pa
     assert len(list((tmp_path / "store").iterdir())) == 2 * len(TINY)
 
 
-@pytest.mark.parametrize(
-    ("body", "found"),
-    [
-        ('{"inputs": "an image", "inputs": [{"name": "z"}]}', ["inputs given twice"]),
-        ('{"inputs": [{"data": [7], "data": [1]}]}', ["data given twice"]),
-        ('{"inputs": [{}], "outputs": [{"name": "logits", "exif": 1}]}', ["exif in its output"]),
-        ('{"id": "", "inputs": [{}], "outputs": [{"name": "logits"}]}', []),
-        ('{"id": "anna/photo-3.png", "inputs": [{}]}', ["id in a request"]),
-        ('{"inputs": [{}], "outputs": []}', []),
-    ],
-)
-def test_nothing_hides_behind_a_name_or_in_an_output(body: str, found: list[str]) -> None:
-    assert more_than_z(body.encode(), None) == found
-
-
 def test_a_query_in_the_path_is_beside_z(tmp_path: Path) -> None:
     file = capture(tmp_path / "a", torch.zeros(2, 3))
     assert read_tap(file, (3,), 2).beside == ()
     file.write_text(file.read_text().replace("/infer", "/infer?image=7"))
     assert read_tap(file, (3,), 2).beside == ("a query in the path",)
-
-
-@pytest.mark.parametrize(
-    ("paths", "found"),
-    [
-        (["/v2/models/m/infer"], []),
-        (["/v2/models/m/versions/1/infer"], []),
-        (["/upload/anna-photo-3.png"], ["a path that is not the protocol's"]),
-        (["/v2/models/m/infer?who=anna"], ["a query in the path"]),
-        (["/v2/models/a/infer", "/v2/models/b/infer"], ["paths that differ between calls"]),
-    ],
-)
-def test_a_path_may_carry_nothing(paths: list[str], found: list[str]) -> None:
-    assert strange_paths(paths) == found
-
-
-def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path: Path) -> None:
-    mine, used = tmp_path / "mine", tmp_path / "used"
-    mine.mkdir()
-
-    def fail(folder: Path, *, after_writing: bool) -> None:
-        with kept_if_used(folder):
-            if after_writing:
-                (folder / "capture").touch()
-            raise KeyError
-
-    for folder in (mine, used, tmp_path / "new" / "one"):
-        with pytest.raises(KeyError):
-            fail(folder, after_writing=folder == used)
-    assert mine.is_dir()
-    assert (used / "capture").is_file()
-    assert not (tmp_path / "new" / "one").exists()

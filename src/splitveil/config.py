@@ -179,7 +179,14 @@ def find_net(name: str) -> Net:
     base, at, place = name.partition("@")
     if base not in NETS:
         raise ConfigError(unknown("net", base, [*NETS, f"{CLIENT_PREFIX}SPEC", "auto"]))
-    return cut_elsewhere(base, place) if at else NETS[base]
+    if not at:
+        return NETS[base]
+    if not re.fullmatch(r"[1-9][0-9]*", place):
+        raise ConfigError(
+            f"a cut is a whole number from 1 on, got '{name}'; for example "
+            f"{base}@{NETS[base].cut_at}, where it is cut by itself"
+        )
+    return cut_elsewhere(base, int(place))
 
 
 def find_profile(

@@ -185,15 +185,21 @@ def test_an_image_of_one_pixel_is_refused_by_every_net(name: str) -> None:
 
 
 def test_images_that_are_too_small_are_refused_with_a_way_out() -> None:
-    with pytest.raises(ConfigError, match=r"at least 32×32, got \(3, 31, 40\); use --net small"):
+    with pytest.raises(
+        ConfigError,
+        match=r"at least 32×32, got \(3, 31, 40\); use larger",
+    ):
         vgg11((3, 31, 40), 10)
-    with pytest.raises(ConfigError, match=r"at least 32×32, got \(3, 40, 31\); use --net small"):
+    with pytest.raises(
+        ConfigError,
+        match=r"at least 32×32, got \(3, 40, 31\); use larger",
+    ):
         thin_resnet((3, 40, 31), 10)
     with pytest.raises(ConfigError, match=r"at least 4×4, got \(1, 3, 8\)"):
         small((1, 3, 8), 10)
-    with pytest.raises(ConfigError, match=r"at least 4×4, got \(1, 8, 3\); use --net small"):
+    with pytest.raises(ConfigError, match=r"at least 4×4, got \(1, 8, 3\); use larger"):
         resnet20((1, 8, 3), 10)
-    with pytest.raises(ConfigError, match=r"at least 8×8, got \(3, 7, 9\); use --net small"):
+    with pytest.raises(ConfigError, match=r"at least 8×8, got \(3, 7, 9\); use larger"):
         mobilenetv2((3, 7, 9), 10)
 
 

@@ -227,7 +227,7 @@ def test_server_of_client_is_the_named_net(name: str) -> None:
 def test_an_image_that_is_too_small_is_refused_with_a_way_out(
     text: str, shape: Shape, least: int
 ) -> None:
-    with pytest.raises(ConfigError, match=f"at least {least}×{least}, got .*; use --net small"):
+    with pytest.raises(ConfigError, match=f"at least {least}×{least}, got .*; use larger images"):
         build_client(parse_client(text), shape)
 
 

@@ -134,11 +134,12 @@ def _draws(client: Deployed, z: Tensor, images: Tensor, generator: Generator) ->
 def _gallery(
     client: Deployed,
     gallery: Labelled,
+    z: Tensor,
     covariance: Covariance,
     generator: Generator,
 ) -> Json:
-    """Everything that holds for the listed images alone."""
-    z, noise_var = _encode(client, gallery.images, generator), client.noise_var
+    """Everything that holds for the listed images alone, whose z is given."""
+    noise_var = client.noise_var
     if _draws(client, z, gallery.images, generator):
         raise AuditError(
             "no certificate: z is random before the noise, so that its covariance over the listed "
@@ -258,14 +259,15 @@ def certify(
         noise_variance(client.noise_var, dims)
     except AuditError as err:
         return {kind: {"refused": str(err)} for kind in KINDS}
+    z = _encode(client, x, generator)
 
     def most() -> Json:
         low, high = _bounds(client)
-        inside_box(_encode(client, x, generator), low, high)
+        inside_box(z, low, high)
         return {"nats": capacity(client.noise_var, low, high, dims), "dims": dims}
 
     def listed() -> Json:
-        return _gallery(client, gallery, covariance, generator)
+        return _gallery(client, gallery, z, covariance, generator)
 
     def sampled() -> Json:
         return _population(

@@ -1,9 +1,8 @@
 """Cuts of a named net or of a user's own: loading it, and showing what each cut costs."""
 
 import inspect
-import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from splitveil.commands import print_lines
 from splitveil.imports import current_folder_first, find_object
@@ -12,10 +11,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 Shape = tuple[int, int, int]
-T = TypeVar("T")
-
-# The next step that nets name under `train`, which has a --net and a dataset.
-TO_TRAIN = re.compile(r"; (use --net|resize) .*")
 
 
 def show_cuts(net: "nn.Sequential", shape: Shape, macs: float, wire: int, *, json_: bool) -> None:
@@ -52,11 +47,12 @@ def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
     """A named net, or what the user's MODULE:FUNCTION returns, which may lie in this folder."""
     from torch import nn
 
+    from splitveil.config import find_net
     from splitveil.errors import ConfigError, unknown
     from splitveil.nets import NETS
 
-    if name in NETS:
-        return built(NETS[name].build, shape, num_classes)
+    if name.partition("@")[0] in NETS:
+        return find_net(name).build(shape, num_classes)
     if ":" not in name:
         raise ConfigError(
             f"{unknown('backbone', name, NETS)}; or give your own as MODULE:FUNCTION, as "
@@ -67,7 +63,7 @@ def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
         if not callable(make) or isinstance(make, nn.Module):
             raise ConfigError(f"'{name}' must be a function, got a {type(make).__name__}")
         try:
-            net = built(make, *arguments(make, name, shape, num_classes))
+            net = make(*arguments(make, name, shape, num_classes))
         except ConfigError:
             raise
         except Exception as err:
@@ -78,16 +74,6 @@ def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
             "nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
         )
     return net
-
-
-def built(make: Callable[..., T], *given: object) -> T:
-    """What `make` returns; what it says about images that are too small is put for `clients`."""
-    from splitveil.errors import ConfigError
-
-    try:
-        return make(*given)
-    except ConfigError as err:
-        raise ConfigError(TO_TRAIN.sub("; give larger ones with --image", str(err))) from err
 
 
 def arguments(make: Callable[..., Any], name: str, shape: Shape, classes: int) -> tuple[Any, ...]:

@@ -83,7 +83,8 @@ def vgg11(
     channels, side = image_shape[0], min(image_shape[1:])
     if side < 32:  # noqa: PLR2004 - five halvings must leave a pixel
         raise ConfigError(
-            f"vgg11 needs images of at least 32×32, got {image_shape}; use --net small"
+            f"vgg11 needs images of at least 32×32, got {image_shape}; "
+            "use larger images or the net 'small'"
         )
     check_cutlayer(cutlayer, len(_VGG11) - 1)
     width = [w for w in _VGG11[:cutlayer] if isinstance(w, int)][-1]
@@ -103,7 +104,8 @@ def thin_resnet(image_shape: Shape, num_classes: int) -> nn.Sequential:
     channels, side = image_shape[0], min(image_shape[1:])
     if side < 32:  # noqa: PLR2004 - the server halves three times after the client's two
         raise ConfigError(
-            f"thin-resnet needs images of at least 32×32, got {image_shape}; use --net small"
+            f"thin-resnet needs images of at least 32×32, got {image_shape}; "
+            "use larger images or the net 'small'"
         )
     client = nn.Sequential(
         nn.Conv2d(channels, 16, 3, padding=1, bias=False),
@@ -166,18 +168,12 @@ class Net:
     cut_at: int
 
 
-def cut_elsewhere(name: str, place: str) -> Net:
-    """The net of this name, cut after entry `place` instead of at its own place."""
+def cut_elsewhere(name: str, at: int) -> Net:
+    """The net of this name, cut after entry `at` instead of at its own place."""
     net = NETS[name]
     if "cutlayer" not in signature(net.build).parameters:
         movable = [n for n, one in NETS.items() if "cutlayer" in signature(one.build).parameters]
         raise ConfigError(f"{name} has one cut only; NAME@N is for {', '.join(movable)}")
-    if not place.isascii() or not place.isdecimal() or int(place) < 1:
-        raise ConfigError(
-            f"a cut is a whole number from 1 on, got '{name}@{place}'; for example "
-            f"{name}@{net.cut_at}, where it is cut by itself"
-        )
-    at = int(place)
     summary = f"{name} cut after entry {at}, C8 bottleneck"
     return Net(summary, partial(net.build, cutlayer=at), at)  # type: ignore[call-arg]
 

@@ -228,7 +228,7 @@ def build_client(spec: ClientSpec, image_shape: Shape) -> nn.Sequential:
     if min(image_shape[1:]) < least:
         raise ConfigError(
             f"client {spec} needs images of at least {least}×{least}, got {image_shape}; "
-            "use --net small or a client that halves less often"
+            "use larger images, the net 'small' or a client that halves less often"
         )
     layers: list[nn.Module] = [*_conv(image_shape[0], spec.stem, spec.stem_stride)]
     width = spec.stem

@@ -60,7 +60,8 @@ def check_side(net: str, image_shape: tuple[int, int, int], least: int) -> None:
     """Refuse images of which a net's strides would leave less than a pixel."""
     if min(image_shape[1:]) < least:
         raise ConfigError(
-            f"{net} needs images of at least {least}×{least}, got {image_shape}; use --net small"
+            f"{net} needs images of at least {least}×{least}, got {image_shape}; "
+            "use larger images or the net 'small'"
         )
 
 
