@@ -123,7 +123,11 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     net: Annotated[
-        str | None, typer.Option(help="auto, small, vgg11, thin-…; see `splitveil clients`.")
+        str | None,
+        typer.Option(
+            help="auto, small, vgg11, thin-…; see `splitveil clients`. NAME@N cuts vgg11, resnet20 "
+            "or mobilenetv2 after entry N."
+        ),
     ] = None,
     data_dir: Annotated[
         str | None, typer.Option(help="Where datasets lie (default: $SPLITVEIL_DATA or a cache).")
