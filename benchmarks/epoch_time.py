@@ -66,7 +66,7 @@ def last_epoch_ms(defence: str, dataset: Dataset, options: argparse.Namespace) -
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print, write; after each preset, so that a failure loses only the rest."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--net", default="vgg11")
@@ -84,11 +84,11 @@ def main() -> None:
         rows.append({"preset": preset, "best_ms": ms, "ratio": ms / plain, "repeats": 1,
                      "images_per_second": round(1000 * TOLD / ms)})  # fmt: skip
         print(f"{preset:>18} {ms:9.1f} ms per epoch  ×{ms / plain:.3f}", flush=True)
-    found = {"suite": "epoch", "net": options.net, "batch": options.batch,
-             "compiled": options.compile, "versions": versions(), "rows": rows,
-             "device": device_name(torch.device(options.device)),
-             "ratios": {str(r["preset"]): r["ratio"] for r in rows}}  # fmt: skip
-    options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        found = {"suite": "epoch", "net": options.net, "batch": options.batch,
+                 "compiled": options.compile, "versions": versions(), "rows": rows,
+                 "device": device_name(torch.device(options.device)),
+                 "ratios": {str(r["preset"]): r["ratio"] for r in rows}}  # fmt: skip
+        options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

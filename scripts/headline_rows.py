@@ -121,13 +121,19 @@ TABLE1 = (
     *_three("patrol", "patrol", 3.1),
     *_three("ResSFL", "arl", 2.9, alone=0.0, joined=QUIET),
     *_three("nopeek", "nopeek", 1.3),
-    *_three("arl", "arl", 2.9),
+    _three("arl", "arl", 2.9)[0],
+    _recipe("arl+cem", length=3.1),
+    _recipe("arl+veil", length=3.1),
 )
 
 
 def _seed_003() -> tuple[Row, ...]:
-    """The experiment's rows, attacked with the knowledge it says, by decoders as there."""
+    """The experiment's rows, attacked with the knowledge it says, by decoders as there.
+
+    One row of those that its layer protects is also attacked with all there is.
+    """
     experiment = EXPERIMENTS["seed-003"]
+    every = {"sparse+gated-att": (Audit(),)}
     lengths = {"slot-cross": 1.4, "cem": 1.0}
     return tuple(
         Row(
@@ -136,7 +142,10 @@ def _seed_003() -> tuple[Row, ...]:
             options=words({**experiment.common, "defence": defence}),
             length=10 * lengths.get(defence.removeprefix("sparse+"), 1.2)
             + defence.startswith("sparse+"),
-            audits=(Audit(aux=experiment.aux, attacks=",".join(experiment.attacks)),),
+            audits=(
+                Audit(aux=experiment.aux, attacks=",".join(experiment.attacks)),
+                *every.get(name, ()),
+            ),
         )
         for name, defence in experiment.rows.items()
     )

@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -72,14 +72,19 @@ def short(dataset: str) -> str:
         sheet = track_sheet(track, beside(dataset))
         several = len({group.distinct("config", "net")[0] for group in track.groups}) > 1
         wanted = set(SHORT) - (set() if several else {"net"})
-        kept = [i for i, column in enumerate(sheet.columns) if column.heading in wanted]
-        fewer = replace(
-            sheet,
-            columns=tuple(sheet.columns[i] for i in kept),
-            rows=tuple(tuple(row[i] for i in kept) for row in sheet.rows),
-        )
-        parts += [f"**{sheet.title}.** {sheet.caption}", fewer.table(), *sheet.notes]
+        shown = few(sheet, wanted).table()
+        parts += [f"**{sheet.title}.** {sheet.caption}", shown, *sheet.notes]
     return "\n\n".join(parts)
+
+
+def few(sheet: Sheet, wanted: Collection[str]) -> Sheet:
+    """A sheet with some of its columns, by heading."""
+    kept = [i for i, column in enumerate(sheet.columns) if column.heading in wanted]
+    return replace(
+        sheet,
+        columns=tuple(sheet.columns[i] for i in kept),
+        rows=tuple(tuple(row[i] for i in kept) for row in sheet.rows),
+    )
 
 
 def verdicts(dataset: str) -> str:
@@ -210,7 +215,15 @@ def seed_003() -> str:
     folder = "cifar10-seed-003"
     if folder not in datasets():
         return absent("seed-003")
-    return section(EXPERIMENTS["seed-003"], found(folder).groups)
+    experiment = EXPERIMENTS["seed-003"]
+    own = [g for g in found(folder).groups if g.distinct("audit", "aux") == [experiment.aux]]
+    ours = found("cifar10").groups if "cifar10" in datasets() else ()
+    beside = [g for g in ours if g.name == f"veil-{experiment.aux}"]
+    parts = [section(experiment, [*own, *beside])]
+    if every := [group for group in found(folder).groups if group not in own]:
+        sheet = track_sheet(Track(title="Under every attack", groups=tuple(every)), {})
+        parts += [f"### {sheet.title}", sheet.caption, few(sheet, SHORT).table(), breadth(every, 4)]
+    return "\n\n".join(parts)
 
 
 def absent(table: str) -> str:

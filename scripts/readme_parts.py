@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from splitveil.report.rows import Group, Published, mean_of
 from splitveil.report.tables import NOTHING
@@ -19,7 +20,9 @@ DIAGNOSTICS = {
 def in_a_sentence(groups: Sequence[Group], published: Mapping[str, Published]) -> str:
     """The flagship on CIFAR-10 beside the undefended client and the best published row."""
     rows = {group.name: group for group in groups}
-    ours, bare, rebuilt = (_point(rows[name]) for name in ("veil", "none", "arl+cem"))
+    ours, bare, rebuilt, swapped = (
+        _point(rows[name]) for name in ("veil", "none", "arl+cem", "arl+veil")
+    )
     best = max((row for row in published.values() if row.aux == "train"), key=lambda r: r.mse)
     tried = rows["veil"].records[0]["attacks"]
     blind = ("mean", "class-mean")  # they look at nothing that was sent
@@ -37,8 +40,14 @@ def in_a_sentence(groups: Sequence[Group], published: Mapping[str, Published]) -
         f"the CEM paper, which costs as much, answers {bare[0]} and is rebuilt with {bare[1]}; the "
         f"best published defence of it ({best.source}) stands at {100 * best.accuracy:.1f} % and "
         f"{best.mse:.4f} as reported, and at {rebuilt[0]} and {rebuilt[1]} as rebuilt and attacked "
-        "here."
+        f"here. Our penalty in the place of CEM's there (`arl+veil`, {_seeds(rows['arl+veil'])}) "
+        f"stands at {swapped[0]} and {swapped[1]}."
     )
+
+
+def _seeds(group: Group) -> str:
+    n = len(group.seeds)
+    return f"{n} training seed{'s' * (n > 1)}"
 
 
 def _point(group: Group) -> tuple[str, str]:
@@ -73,10 +82,14 @@ def epoch_times(results: Path) -> str:
             f"(commit {told['versions']['commit']})."
             for row in told["rows"]
         ]  # fmt: skip
+    tables: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(results.glob("*/epoch--*.json")):
         told = json.loads(path.read_text(encoding="utf-8"))
         kind = ", compiled" if told["compiled"] else ""
-        head = f"**{told['net']}, batches of {told['batch']}{kind}; {told['device']}.**"
+        head = f"**{told['net']}, batches of {told['batch']}{kind}; {told['device']}**"
+        tables.setdefault(head, []).append(told)
+    for head, files in tables.items():
+        commits = ", ".join(dict.fromkeys(told["versions"]["commit"] for told in files))
         lines = [
             "| preset | seconds per epoch | beside `none` | images/s |",
             "| --- | --: | --: | --: |",
@@ -84,7 +97,8 @@ def epoch_times(results: Path) -> str:
         lines += [
             f"| `{row['preset']}` | {row['best_ms'] / 1000:.2f} | ×{row['ratio']:.2f} | "
             f"{row['images_per_second']:,} |"
+            for told in files
             for row in told["rows"]
         ]  # fmt: skip
-        parts += [head, "\n".join(lines)]
+        parts += [f"{head} (commit {commits}).", "\n".join(lines)]
     return "\n\n".join(parts) or "Not measured yet."

@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from splitveil.report.claims import claim_lines, layer_lines, order_line, pair_lines
+from splitveil.report.claims import (
+    claim_lines,
+    layer_lines,
+    order_line,
+    pair_lines,
+    span_lines,
+)
 from splitveil.report.rows import Group, Published
 
 REPORTED = {
@@ -78,6 +84,22 @@ def test_what_the_layer_changes() -> None:
     assert layer_lines(groups, "sparse") == [
         "`sparse` before `cem`: MSE 0.0200 → 0.0250 (+0.0050); task accuracy 90.00 → 88.00 (-2.00)."
     ]
+
+
+def test_between_what_numbers_the_rows_lie_with_the_layer_and_without() -> None:
+    rows = [("cem", 0.02, 0.9), ("gated", 0.01, 0.85), ("sparse+cem", 0.03, 0.8),
+            ("sparse+gated", 0.03, 0.82), ("alone", 1.0, 0.1)]  # fmt: skip
+    groups = dict(row(name, 9.9, strongest=mse, accuracy=right) for name, mse, right in rows)
+    for group in groups.values():
+        group.records[0]["ceiling"] = {"mse": 0.04}
+    assert span_lines(groups, "sparse") == [
+        "Without `sparse` the strongest attack on 2 rows leaves MSE 0.0100–0.0200 (25–50 % of the "
+        "ceiling) at a task accuracy of 85.00–90.00 %.",
+        "With `sparse` the strongest attack on 2 rows leaves MSE 0.0300 (75 % of the ceiling) at a "
+        "task accuracy of 80.00–82.00 %.",
+    ]
+    del groups["sparse+cem"]
+    assert span_lines(groups, "sparse") == []
 
 
 def test_nothing_is_said_of_what_was_not_measured() -> None:

@@ -17,9 +17,11 @@ def test_table1_has_every_row_of_the_built_page_and_each_is_a_run(
     commands = planned("--table", "table1", "--out", str(tmp_path))
     own = [c for c in commands if c[1] == "train" and "--recipe" not in c]
     shared = [c[c.index("--name") + 1] for c in commands if c[1] == "train" and "--recipe" in c]
-    assert sorted(shared) == ["cem-s0", "noise-s0", "none-s0", "veil-vgg11-s0"]
+    assert sorted(shared) == [
+        "arl+cem-s0", "arl+veil-s0", "cem-s0", "noise-s0", "none-s0", "veil-vgg11-s0",
+    ]  # fmt: skip
     names = [str(settings_of(c)["name"]) for c in own]
-    rows = [row for base in TABLE1[1:] for row in base.rows]
+    rows = [row for base in TABLE1[1:] for row in base.rows if f"{row}-s0" not in shared]
     assert sorted(names) == sorted(f"table1-{row}-s0" for row in rows)
     for command in own:
         config = make_config(settings_of(command))
@@ -55,6 +57,10 @@ def test_seed_003_is_the_experiment_that_the_command_runs(planned: Planned, tmp_
         made = {**settings_of(trained[name]), "final": "--final" in trained[name]}
         assert make_config(made) == make_config(wanted)
     audits = [c for c in commands if c[1] == "audit"]
+    every = [c for c in audits if "--attacks" not in c]
+    assert [c[2].rpartition("/")[2] for c in every] == ["seed-003-sparse+gated-att-s0"]
+    assert every[0][every[0].index("--aux") + 1] == "train"
+    audits.remove(every[0])
     assert len(audits) == len(trained)
     assert all(c[c.index("--aux") + 1] == "test90" for c in audits)
 

@@ -1,6 +1,6 @@
 """Reported comparisons against measured ones, in words: what holds and what does not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from splitveil.report.rows import Group, Published
@@ -143,6 +143,40 @@ def layer_lines(groups: Mapping[str, Group], layer: str) -> list[str]:
     return lines
 
 
+def span_lines(groups: Mapping[str, Group], layer: str) -> list[str]:
+    """Between what numbers the rows lie without the layer, and with it: whose doing a number is.
+
+    Of rows measured both ways; empty with fewer than two.
+    """
+    both = [name for name in groups if f"{layer}+{name}" in groups]
+    if len(both) < 2:  # noqa: PLR2004 - one row spans nothing
+        return []
+    lines = []
+    for words, front in ((f"Without `{layer}`", ""), (f"With `{layer}`", f"{layer}+")):
+        rows = [groups[front + name] for name in both]
+        errors = _span([row.mean(*STRONGEST.keys) for row in rows], decimals, 4)
+        shares = _span([_ceiling_share(row) for row in rows], percent, 0)
+        accuracies = _span([row.mean("accuracy") for row in rows], percent, 2)
+        lines.append(
+            f"{words} the strongest attack on {len(rows)} rows leaves MSE {errors} ({shares} % of "
+            f"the ceiling) at a task accuracy of {accuracies} %."
+        )
+    return lines
+
+
+def _ceiling_share(group: Group) -> float | None:
+    error, ceiling = group.mean(*STRONGEST.keys), group.mean("ceiling", "mse")
+    return None if error is None or not ceiling else error / ceiling
+
+
+def _span(values: Sequence[float | None], said: Callable[[float, int], str], digits: int) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return NOTHING
+    low, high = said(min(known), digits), said(max(known), digits)
+    return low if low == high else f"{low}–{high}"
+
+
 def _change(before: Group, after: Group, measure: Measure) -> str:
     a, b = before.mean(*measure.keys), after.mean(*measure.keys)
     if a is None or b is None:
@@ -160,4 +194,5 @@ def claim_lines(
         *pair_lines(known, reported, base, layer),
         *order_line(known, reported, layer),
         *layer_lines(known, layer),
+        *span_lines(known, layer),
     ]
