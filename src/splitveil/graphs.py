@@ -1,5 +1,6 @@
 """Steps replayed from a CUDA graph, and work that runs beside other work on a GPU."""
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, cast
@@ -85,9 +86,22 @@ class _Graph:
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph, stream=self._side):
+        with no_collection(), torch.cuda.graph(graph, stream=self._side):
             self._step()
         return graph
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keeps the garbage collector away: an old graph that it frees would break a capture."""
+    gc.collect()
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 class Aside:

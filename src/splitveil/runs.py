@@ -17,7 +17,7 @@ from splitveil.nets import SplitModel
 from splitveil.rng import seeded_globals
 from splitveil.settings import read_toml, write_toml
 from splitveil.train.checkpoint import load_module, read_checkpoint
-from splitveil.train.files import explain_os_error, write_text
+from splitveil.train.files import explain_os_error, held, write_text
 from splitveil.types import Json, Progress, Record, Victim, silent
 
 
@@ -120,9 +120,11 @@ def fit(
     from splitveil.training import build, train_run
 
     parts = build(config, built.image_shape, built.num_classes)
-    if not resume:
-        _start_folder(folder, config, built)
-    train_run(config, dataset, splits, parts, progress, resume=resume)
+    with held(folder):
+        _check_folder(folder, resume=resume, overwrite=overwrite)  # others may have been quicker
+        if not resume:
+            _start_folder(folder, config, built)
+        train_run(config, dataset, splits, parts, progress, resume=resume)
     return Run(folder, config, built, parts.model)
 
 

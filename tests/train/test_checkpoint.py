@@ -65,6 +65,39 @@ def test_an_optimiser_continues_bit_for_bit(kind: str, tmp_path: Path) -> None:
     assert torch.equal(net.weight, resumed.weight)
 
 
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+def test_an_optimisers_state_has_its_parameters_strides(kind: str, tmp_path: Path) -> None:
+    """Files are contiguous; the fused steps of a GPU refuse a state laid out otherwise."""
+    net = nn.Conv2d(3, 4, 3)
+    net.weight.data = net.weight.data.contiguous(memory_format=torch.channels_last)
+    optimiser: torch.optim.Optimizer
+    if kind == "adam":
+        optimiser = torch.optim.Adam([*net.parameters(), nn.Parameter(torch.tensor(1.0))])
+    else:
+        optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net(torch.rand(2, 3, 5, 5)).square().sum().backward()
+    optimiser.step()
+    before = {
+        (param, name): value.clone() if isinstance(value, torch.Tensor) else value
+        for param, kept in optimiser.state.items()
+        for name, value in kept.items()
+    }
+    tensors, meta = optimiser_state(optimiser)
+    path = tmp_path / "o.safetensors"
+    write_checkpoint(path, Checkpoint(tensors, meta))
+    saved = read_checkpoint(path)
+    load_optimiser(optimiser, saved.tensors, saved.meta)
+    seen = 0
+    for param, kept in optimiser.state.items():
+        for name, value in kept.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, before[param, name])
+                if value.shape == param.shape:
+                    assert value.stride() == param.stride()
+                    seen += value.dim() == 4
+    assert seen == (2 if kind == "adam" else 1)
+
+
 def test_another_architecture_is_named_and_nothing_is_loaded() -> None:
     net = nn.Linear(3, 2)
     before = net.weight.clone()

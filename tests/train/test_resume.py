@@ -114,3 +114,30 @@ def test_resume_with_other_settings_is_refused(folder: Path) -> None:
     assert process.wait(timeout=120) == 2
     assert "lambd was 16.0, is 2.0" in said(folder, "whole")
     assert "seed was 0, is 5" in said(folder, "whole")
+
+
+def test_a_folder_has_one_training_at_a_time(tmp_path: Path) -> None:
+    """A second one, however it is asked for, is refused, and the first goes on undisturbed."""
+    first = start(tmp_path, "one", *OPTIONS)
+    try:
+        deadline = time.monotonic() + 120
+        while epochs_logged(tmp_path / "one") < 2 and time.monotonic() < deadline:
+            assert first.poll() is None, said(tmp_path, "one")
+            time.sleep(0.002)
+        first.send_signal(signal.SIGSTOP)
+        log = (tmp_path / "one" / "metrics.jsonl").read_bytes()
+        for word in ("--resume", "--overwrite"):
+            done = subprocess.run(
+                [*TRAIN, *OPTIONS, "--runs-dir", str(tmp_path), "--name", "one", word],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert done.returncode == 2, done.stderr
+            words = " ".join(done.stderr.split())
+            assert "another process is training in" in words
+            assert "wait until it has ended, or choose another --name" in words
+        assert (tmp_path / "one" / "metrics.jsonl").read_bytes() == log
+    finally:
+        first.send_signal(signal.SIGCONT)
+    assert first.wait(timeout=300) == 0, said(tmp_path, "one")
+    assert epochs_logged(tmp_path / "one") == EPOCHS
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "one.err"]

@@ -109,6 +109,11 @@ def load_optimiser(
         slots.setdefault(int(index), {})[key] = value
     rates = [group["lr"] for group in optimiser.param_groups]
     optimiser.load_state_dict({"state": slots, "param_groups": meta["param_groups"]})
+    for param, kept in optimiser.state.items():
+        for name, value in kept.items():  # a file has no strides, and fused steps want them equal
+            alike = isinstance(value, Tensor) and value.shape == param.shape
+            if alike and value.stride() != param.stride():
+                kept[name] = torch.empty_like(param, dtype=value.dtype).copy_(value)
     for group, rate in zip(optimiser.param_groups, rates, strict=True):
         if isinstance(rate, Tensor):  # the tensor a replayed step reads stays the same one
             group["lr"] = rate.fill_(group["lr"])

@@ -4,12 +4,17 @@ import errno
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from splitveil.errors import RunError
 from splitveil.types import Json
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -41,6 +46,47 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """A folder for this process alone, until the block or the process ends.
+
+    The lock is a hidden file beside the folder, so that the folder may be removed meanwhile. Where
+    the system or the disk knows no such locks, nothing is held.
+    """
+    lock = folder.with_name(f".{folder.name}.lock")
+    with explain_os_error(lock):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = _locked(lock)
+    if file is None:
+        raise RunError(
+            f"another process is training in {folder}; wait until it has ended, or choose another "
+            "--name"
+        )
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        file.close()
+
+
+def _locked(lock: Path) -> BinaryIO | None:
+    """The file, locked; None if another process has it."""
+    while True:
+        file = lock.open("ab")
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        except OSError:  # a disk without locks
+            return file
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+                return file
+        file.close()  # its last owner removed it between the two calls
 
 
 def write_text(path: Path, text: str) -> None:
