@@ -130,24 +130,28 @@ TABLE1 = (
 def _seed_003() -> tuple[Row, ...]:
     """The experiment's rows, attacked with the knowledge it says, by decoders as there.
 
-    One row of those that its layer protects is also attacked with all there is.
+    Then those with its layer again, where the layer stands behind the client; one of them is also
+    attacked with all there is.
     """
     experiment = EXPERIMENTS["seed-003"]
-    every = {"sparse+gated-att": (Audit(),)}
     lengths = {"slot-cross": 1.4, "cem": 1.0}
-    return tuple(
-        Row(
+    reported = Audit(aux=experiment.aux, attacks=",".join(experiment.attacks))
+
+    def row(name: str, defence: str, *more: Audit, **settings: Setting) -> Row:
+        layered = defence.startswith("sparse+")
+        return Row(
             name=name,
             stem=f"seed-003-{name}",
-            options=words({**experiment.common, "defence": defence}),
-            length=10 * lengths.get(defence.removeprefix("sparse+"), 1.2)
-            + defence.startswith("sparse+"),
-            audits=(
-                Audit(aux=experiment.aux, attacks=",".join(experiment.attacks)),
-                *every.get(name, ()),
-            ),
+            options=words({**experiment.common, "defence": defence, **settings}),
+            length=10 * lengths.get(defence.removeprefix("sparse+"), 1.2) + layered,
+            audits=(reported, *more),
         )
-        for name, defence in experiment.rows.items()
+
+    layers = [name for name in experiment.rows if name.startswith("sparse+")]
+    every = {"sparse+gated-att": (Audit(),)}
+    return (
+        *(row(name, defence) for name, defence in experiment.rows.items()),
+        *(row(f"{n}-wire", n, *every.get(n, ()), sparse_place="wire") for n in layers),
     )
 
 

@@ -40,7 +40,7 @@ SHORT = ("row", "net", "seeds", "accuracy", "reported accuracy", "strongest atta
          "reported MSE", "by", "SSIM", "worst-case MSE", "leakage", "rate")  # fmt: skip
 TRAINING = ("batch_size", "lr", "schedule", "momentum", "weight_decay", "noise_std", "held_out",
             "split_seed", "compile")  # fmt: skip
-BEFORE = {"ramp": 0.0}  # what a setting was before records named it
+BEFORE = {"ramp": 0.0, "sparse_place": "wire"}  # what a setting was before records named it
 
 
 @cache

@@ -128,7 +128,7 @@ def planted(tmp_path: Path) -> ModuleType:
         ("cifar10-table1/arl+veil", "train", 0.87, 0.05),
         ("cifar10-seed-003/cem", "test90", 0.86, 0.03),
         ("cifar10-seed-003/gated-att", "test90", 0.85, 0.02),
-        ("cifar10-seed-003/sparse+gated-att-train", "train", 0.81, 0.04),
+        ("cifar10-seed-003/sparse+gated-att-wire-train", "train", 0.81, 0.04),
     ):
         made = json.loads(json.dumps(record | {"accuracy": accuracy}))
         made["strongest"]["mse"] = made["attacks"]["decoder"]["mse"] = mse
@@ -163,8 +163,8 @@ def test_the_seeds_table_is_built_from_its_records(planted: ModuleType) -> None:
     assert "MSE does not hold: lower, 0.0200 against 0.0300 (reported higher, 0.0473" in text
     assert "`gated-att`, `cem` differs from the reported `cem`, `gated-att`." in text
     assert "No record yet: `gated-att-simple`, " in text
-    assert "| `sparse+gated-att-train` | thin-resnet | 1 | 81.00 | 0.0400 |" in every
-    assert "| attack | sparse+gated-att-train |" in every
+    assert "| `sparse+gated-att-wire-train` | thin-resnet | 1 | 81.00 | 0.0400 |" in every
+    assert "| attack | sparse+gated-att-wire-train |" in every
     assert "aux = train (50,000 images)" in every
 
 

@@ -262,5 +262,9 @@ def build_model(
 ) -> SplitModel:
     """The split model of a resolved run, freshly initialised from torch's global stream."""
     net = find_net(config.net)
-    channel = build_defence(config).channel(config.noise_std or 0.0)
-    return sized(cut(net.build(image_shape, num_classes), net.cut_at, channel), image_shape)
+    defence = build_defence(config)
+    model = cut(
+        net.build(image_shape, num_classes), net.cut_at, defence.channel(config.noise_std or 0.0)
+    )
+    model.encoder = defence.encoder(model.encoder, model.wire_shape(image_shape))
+    return sized(model, image_shape)

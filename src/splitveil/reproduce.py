@@ -60,7 +60,7 @@ _TUNED = (
 )  # fmt: skip
 # λ, optimiser and length of the public scripts, which train on all training images; `sparse` is the
 # layer that they switch on.
-LAYER = "sparse"
+LAYER, LAYER_KINDS = "sparse", ("", "-wire")  # rows of the second kind have it behind the client
 _SCRIPT = {
     "dataset": "cifar10", "net": "vgg11", "epochs": 240, "batch_size": 128, "lr": 0.05,
     "schedule": "cem", "lambd": 16.0, "final": True,
@@ -274,7 +274,7 @@ def claims(experiment: Experiment, groups: Sequence[Group]) -> list[str]:
     """What holds of what the experiment's authors report, and what does not."""
     beside = experiment.reported if _comparable(experiment, groups) else {}
     reported = {name.removesuffix(f"-{experiment.aux}"): said for name, said in beside.items()}
-    return claim_lines(groups, reported, experiment.against, LAYER)
+    return claim_lines(groups, reported, experiment.against, LAYER, LAYER_KINDS)
 
 
 def section(experiment: Experiment, groups: Sequence[Group]) -> str:

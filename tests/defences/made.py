@@ -8,7 +8,7 @@ from splitveil import RunConfig, fit
 
 
 def trained(
-    folder: Path, name: str, defence: str, *, held_out: float = 0.0, **settings: float
+    folder: Path, name: str, defence: str, *, held_out: float = 0.0, **settings: float | str
 ) -> dict[str, Tensor]:
     """Weights after one epoch on digits, into folder/name."""
     config = RunConfig(

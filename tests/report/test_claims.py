@@ -82,7 +82,7 @@ def test_what_the_layer_changes() -> None:
         [row("cem", 0.02, accuracy=0.9), row("sparse+cem", 0.025, accuracy=0.88), row("gated", 1.0)]
     )
     assert layer_lines(groups, "sparse") == [
-        "`sparse` before `cem`: MSE 0.0200 → 0.0250 (+0.0050); task accuracy 90.00 → 88.00 (-2.00)."
+        "`sparse` with `cem`: MSE 0.0200 → 0.0250 (+0.0050); task accuracy 90.00 → 88.00 (-2.00)."
     ]
 
 
@@ -100,6 +100,20 @@ def test_between_what_numbers_the_rows_lie_with_the_layer_and_without() -> None:
     ]
     del groups["sparse+cem"]
     assert span_lines(groups, "sparse") == []
+
+
+def test_another_kind_of_the_layer_is_compared_too() -> None:
+    rows = [
+        row("cem", 0.02),
+        row("gated", 0.01),
+        row("sparse+cem-x", 0.03),
+        row("sparse+gated-x", 0.04),
+    ]
+    lines = claim_lines([group for _, group in rows], {}, "cem", "sparse", ("", "-x"))
+    assert lines[0].startswith("`sparse-x` with `cem`: MSE 0.0200 → 0.0300 (+0.0100)")
+    assert lines[2].startswith("Without `sparse-x` the strongest attack on 2 rows")
+    assert lines[3].startswith("With `sparse-x` the strongest attack on 2 rows leaves MSE 0.0300–")
+    assert len(lines) == 4
 
 
 def test_nothing_is_said_of_what_was_not_measured() -> None:

@@ -50,7 +50,14 @@ def test_seed_003_is_the_experiment_that_the_command_runs(planned: Planned, tmp_
     experiment = EXPERIMENTS["seed-003"]
     commands = planned("--table", "seed-003", "--out", str(tmp_path))
     trained = {str(settings_of(c)["name"]): c for c in commands if c[1] == "train"}
-    assert len(trained) == len(experiment.rows)
+    layered = [row for row in experiment.rows if row.startswith("sparse+")]
+    assert len(layered) == 4
+    assert len(trained) == len(experiment.rows) + len(layered)
+    for row in layered:
+        behind = settings_of(trained[f"seed-003-{row}-wire-s0"])
+        assert behind.pop("sparse_place") == "wire"
+        before = settings_of(trained[f"seed-003-{row}-s0"])
+        assert behind | {"name": before["name"]} == before
     for row, defence in experiment.rows.items():
         name = f"seed-003-{row}-s0"
         wanted = {**experiment.common, "defence": defence, "seed": 0, "name": name}
@@ -58,7 +65,7 @@ def test_seed_003_is_the_experiment_that_the_command_runs(planned: Planned, tmp_
         assert make_config(made) == make_config(wanted)
     audits = [c for c in commands if c[1] == "audit"]
     every = [c for c in audits if "--attacks" not in c]
-    assert [c[2].rpartition("/")[2] for c in every] == ["seed-003-sparse+gated-att-s0"]
+    assert [c[2].rpartition("/")[2] for c in every] == ["seed-003-sparse+gated-att-wire-s0"]
     assert every[0][every[0].index("--aux") + 1] == "train"
     audits.remove(every[0])
     assert len(audits) == len(trained)

@@ -36,6 +36,11 @@ class Defence:
         """Channel stages; `noise_std` is the run's."""
         return Channel([GaussianNoise(noise_std)] if self.noisy and noise_std > 0 else [])
 
+    def encoder(self, layers: nn.Module, wire_shape: Shape) -> nn.Module:
+        """The client's layers; a defence may put its own among them. `wire_shape` is z's."""
+        del wire_shape
+        return layers
+
     def surrogate(self, feature_dim: int, num_classes: int, noise_std: float) -> nn.Module | None:
         """The penalty's estimator for this wire size; None: no penalty."""
         del feature_dim, num_classes, noise_std

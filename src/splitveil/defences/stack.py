@@ -69,6 +69,12 @@ class Stack(Defence):
         rest = [s for s in stages if not isinstance(s, GaussianNoise | Clip | SparseCoding)]
         return Channel([*codes, *clips, *noise, *rest])
 
+    def encoder(self, layers: nn.Module, wire_shape: Shape) -> nn.Module:
+        """With the layers of all parts, in their order."""
+        for _, part in self.parts:
+            layers = part.encoder(layers, wire_shape)
+        return layers
+
     def surrogate(self, feature_dim: int, num_classes: int, noise_std: float) -> nn.Module | None:
         """That of the part that has one."""
         return self._penalised().surrogate(feature_dim, num_classes, noise_std)

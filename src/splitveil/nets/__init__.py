@@ -24,7 +24,14 @@ from splitveil.nets.decoder import ResidualDecoder
 from splitveil.nets.mobilenet import mobilenetv2
 from splitveil.nets.resnet import resnet20
 from splitveil.nets.split import SplitModel, SplitOutput, count_macs, cut
-from splitveil.nets.stages import LearnedNoise, LearnedStage, SparseCoding, learned_stages, sized
+from splitveil.nets.stages import (
+    LearnedNoise,
+    LearnedStage,
+    SparseCoding,
+    before_squashing,
+    learned_stages,
+    sized,
+)
 from splitveil.nets.suggest import Bottleneck, CutCost, suggest_cuts
 
 __all__ = [
@@ -50,6 +57,7 @@ __all__ = [
     "SplitModel",
     "SplitOutput",
     "TopK",
+    "before_squashing",
     "build_client",
     "candidates",
     "client_net",

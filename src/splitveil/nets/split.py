@@ -105,7 +105,10 @@ def cut(backbone: nn.Module, at: int, channel: nn.Module | None = None) -> Split
 
 
 def count_macs(module: nn.Module, input_shape: Shape) -> int:
-    """Multiply-adds of the convolutions and linear maps of `module` for one input."""
+    """Multiply-adds of the convolutions and linear maps of `module` for one input.
+
+    A layer of another kind may tell its own as `own_macs`.
+    """
     total = 0
 
     def add(layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
@@ -116,6 +119,8 @@ def count_macs(module: nn.Module, input_shape: Shape) -> int:
             total += args[0][0].numel() * layer.weight[0].numel()
         elif isinstance(layer, nn.Conv2d):
             total += out[0].numel() * layer.weight[0].numel()
+        else:
+            total += int(getattr(layer, "own_macs", 0))
 
     probe = _probe(module)
     for layer in probe.modules():

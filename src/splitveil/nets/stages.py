@@ -23,6 +23,7 @@ Noise = Literal["gaussian", "laplace"]
 
 LOG_SCALE_LIMIT = 10.0  # keeps exp and its gradient finite
 RATE = 3.0  # of learned scales: SGD's steps fit for weights would leave them where they start
+SQUASHING = (nn.Sigmoid, nn.Tanh)
 MAX_WIRE = 4096  # a dictionary has wire² numbers
 
 
@@ -134,17 +135,19 @@ class SparseCoding(LearnedStage):
     .. math:: z \leftarrow W^\top S_\theta(W z), \qquad
         S_\theta(a) = \mathrm{sign}(a) \max(0, |a| - \theta)
 
-    W (d, d) starts orthogonal, so that its rows have length 1 and θ = 0 would send z itself; it is
-    trained with the model. One step of sparse coding, at the wire.
+    W (d, d) is trained with the model. It starts orthogonal, so that θ = 0 would send z itself, or
+    with random rows of length 1. One step of sparse coding.
     """
 
     dictionary: nn.Parameter | None
 
-    def __init__(self, threshold: float) -> None:
+    def __init__(
+        self, threshold: float, start: Literal["orthogonal", "rows"] = "orthogonal"
+    ) -> None:
         super().__init__()
         if not 0 <= threshold < float("inf"):
             raise ConfigError(f"sparse_threshold must be a finite number ≥ 0, got {threshold}")
-        self.threshold = threshold
+        self.threshold, self.start = threshold, start
         self._shape: Shape | None = None
         self.register_parameter("dictionary", None)
 
@@ -162,7 +165,12 @@ class SparseCoding(LearnedStage):
             )
         self._shape = shape
         # Drawn on the CPU: the same start on any device.
-        self.dictionary = nn.Parameter(nn.init.orthogonal_(torch.empty(floats, floats)).to(device))
+        atoms = torch.empty(floats, floats)
+        if self.start == "rows":
+            atoms = F.normalize(atoms.normal_(), dim=1)
+        else:
+            nn.init.orthogonal_(atoms)
+        self.dictionary = nn.Parameter(atoms.to(device))
 
     def code(self, z: Tensor) -> Tensor:
         """S_θ(W z) of z (n, …), shape (n, d), in float32 or better."""
@@ -183,6 +191,31 @@ class SparseCoding(LearnedStage):
         assert self.dictionary is not None  # noqa: S101 - size_to made it
         return self.dictionary.to(torch.promote_types(z.dtype, torch.float32))
 
+    @property
+    def own_macs(self) -> int:
+        """Multiply-adds for one image: there and back, 2d²."""
+        return 0 if self.dictionary is None else 2 * self.dictionary.numel()
+
     def extra_repr(self) -> str:
         """The one number."""
         return f"threshold={self.threshold}"
+
+
+def before_squashing(layers: nn.Module, new: nn.Module) -> nn.Sequential:
+    """The layers with a new one before the sigmoid or tanh that ends them, or else behind them.
+
+    >>> before_squashing(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Sigmoid())), nn.Identity())
+    Sequential(
+      (0): ReLU()
+      (1): Sequential(
+        (0): Identity()
+        (1): Sigmoid()
+      )
+    )
+    """
+    plain = list(layers) if type(layers) is nn.Sequential else [layers]
+    if plain and type(plain[-1]) in SQUASHING:
+        return nn.Sequential(*plain[:-1], new, plain[-1])
+    if plain and type(plain[-1]) is nn.Sequential:
+        return nn.Sequential(*plain[:-1], before_squashing(plain[-1], new))
+    return nn.Sequential(*plain, new)

@@ -131,29 +131,33 @@ def _listed(names: Sequence[str], front: str) -> str:
     return ", ".join(f"`{front}{name}`" for name in names)
 
 
-def layer_lines(groups: Mapping[str, Group], layer: str) -> list[str]:
-    """What the layer changes in each row that was measured with and without it."""
+def layer_lines(groups: Mapping[str, Group], layer: str, kind: str = "") -> list[str]:
+    """What the layer changes in each row that was measured with and without it.
+
+    `kind` ends the name of rows with another kind of the layer.
+    """
     lines = []
     for name, plain in groups.items():
-        layered = groups.get(f"{layer}+{name}")
+        layered = groups.get(f"{layer}+{name}{kind}")
         if layered is None:
             continue
         mse, acc = (_change(plain, layered, m) for m in (MEASURES[0], MEASURES[-1]))
-        lines.append(f"`{layer}` before `{name}`: MSE {mse}; task accuracy {acc}.")
+        lines.append(f"`{layer}{kind}` with `{name}`: MSE {mse}; task accuracy {acc}.")
     return lines
 
 
-def span_lines(groups: Mapping[str, Group], layer: str) -> list[str]:
+def span_lines(groups: Mapping[str, Group], layer: str, kind: str = "") -> list[str]:
     """Between what numbers the rows lie without the layer, and with it: whose doing a number is.
 
     Of rows measured both ways; empty with fewer than two.
     """
-    both = [name for name in groups if f"{layer}+{name}" in groups]
+    both = [name for name in groups if f"{layer}+{name}{kind}" in groups]
     if len(both) < 2:  # noqa: PLR2004 - one row spans nothing
         return []
     lines = []
-    for words, front in ((f"Without `{layer}`", ""), (f"With `{layer}`", f"{layer}+")):
-        rows = [groups[front + name] for name in both]
+    named = [f"{layer}+{name}{kind}" for name in both]
+    for words, names in ((f"Without `{layer}{kind}`", both), (f"With `{layer}{kind}`", named)):
+        rows = [groups[name] for name in names]
         errors = _span([row.mean(*STRONGEST.keys) for row in rows], decimals, 4)
         shares = _span([_ceiling_share(row) for row in rows], percent, 0)
         accuracies = _span([row.mean("accuracy") for row in rows], percent, 2)
@@ -186,13 +190,17 @@ def _change(before: Group, after: Group, measure: Measure) -> str:
 
 
 def claim_lines(
-    groups: Sequence[Group], reported: Mapping[str, Published], base: str, layer: str
+    groups: Sequence[Group],
+    reported: Mapping[str, Published],
+    base: str,
+    layer: str,
+    kinds: Sequence[str] = ("",),
 ) -> list[str]:
     """What holds of the reported rows and what does not, computed from records."""
     known = {group.name: group for group in groups}
     return [
         *pair_lines(known, reported, base, layer),
         *order_line(known, reported, layer),
-        *layer_lines(known, layer),
-        *span_lines(known, layer),
+        *(line for kind in kinds for line in layer_lines(known, layer, kind)),
+        *(line for kind in kinds for line in span_lines(known, layer, kind)),
     ]
