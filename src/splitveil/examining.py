@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from torch import Tensor, nn
 
+from splitveil.attacks import for_images
 from splitveil.audit import (
     Attempt,
     Case,
@@ -103,12 +104,13 @@ def measure(
     """
     case, wire, seed = subject.case, subject.wire, subject.wire.seed
     kept = Kept()
-    attempts = run_attacks(case, subject.attacks, seed, progress, wire=wire, store=store, look=kept)
+    attacks = for_images(subject.attacks, case.scored.images[0].numel(), len(case.scored))
+    attempts = run_attacks(case, attacks, seed, progress, wire=wire, store=store, look=kept)
     headline = strongest(attempts)
     ceiling = ceiling_mse(case.aux, case.scored, case.num_classes)
     certified = _certificates(subject)
     told = other_leaks(
-        case, subject.attacks, attempts, subject.members, subject.outsiders,
+        case, attacks, attempts, subject.members, subject.outsiders,
         wire=wire, kept=kept, profile=subject.profile, attributes=subject.attributes,
     )  # fmt: skip
     heard = dict(subject.heard)

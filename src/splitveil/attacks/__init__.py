@@ -5,10 +5,10 @@ To add an attack: a file with a frozen dataclass that has `access` and `fit`, an
 
 The decoder comes in three sizes, small N4C32, base N8C64 and large N12C128, and the base with
 three losses; under `paper` all five follow one schedule, under `standard` the small one and the
-perceptual one half of it. `quick` has smaller nets
-for two CPU cores and no `decoder-large`; `smoke` only shows that every attack runs. `rmle` and
-`prior` are expensive and run on a fixed subset; `gan`, the CEM paper's, belongs to `paper`;
-`k-query` sees several draws of each image.
+perceptual one half of it. `quick` has smaller nets for two CPU cores and no `decoder-large`;
+`smoke` only shows that every attack runs. `rmle` and `prior` are expensive and run on a fixed
+subset, the larger the smaller the images are; `gan`, the CEM paper's, belongs to `paper`; `k-query`
+sees several draws of each image.
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,7 @@ from splitveil.attacks.linear import Linear
 from splitveil.attacks.nearest import Nearest
 from splitveil.attacks.prior import Prior
 from splitveil.attacks.rmle import Rmle
+from splitveil.attacks.searching import count_for
 from splitveil.attacks.wgan import Wgan
 from splitveil.types import Attack
 
@@ -79,8 +80,10 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
             _TINY, small=replace(_TINY, width=8), large=replace(_TINY, width=24), feature_steps=20
         ),
         "decoder": Decoder(width=16, blocks=1, epochs=2, min_steps=100, batch_size=64),
-        "rmle": Rmle(start=_TINY, steps=20, restarts=0, chunk=32, limit=32),
-        "prior": Prior(start=_TINY, factors=16, steps=15, refine=5, restarts=0, chunk=32, limit=32),
+        "rmle": Rmle(start=_TINY, steps=20, restarts=0, chunk=32, limit=32, most=32),
+        "prior": Prior(
+            start=_TINY, factors=16, steps=15, refine=5, restarts=0, chunk=32, limit=32, most=32
+        ),
         "gan": Wgan(start=_TINY, width=8, epochs=0, min_steps=20, batch_size=32),
         "k-query": KQuery(repeats=4, inner=_TINY),
     },
@@ -112,6 +115,22 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
     },
 }
 
+
+def for_images(attacks: Mapping[str, Attack], values: int, scored: int) -> dict[str, Attack]:
+    """The attacks for `scored` images of `values` numbers: searches take about as long for any.
+
+    They take more images where these are small, all of them if they can, and are then ranked.
+    """
+
+    def fitting(attack: Attack) -> Attack:
+        if not isinstance(attack, Rmle | Prior):
+            return attack
+        limit = min(count_for(attack.limit, values), attack.most, scored)
+        return replace(attack, limit=limit, chunk=min(count_for(attack.chunk, values), limit))
+
+    return {name: fitting(attack) for name, attack in attacks.items()}
+
+
 __all__ = [
     "ATTACKS",
     "PROFILES",
@@ -125,5 +144,6 @@ __all__ = [
     "Rmle",
     "Wgan",
     "class_means",
+    "for_images",
     "fused",
 ]

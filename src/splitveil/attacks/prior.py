@@ -65,12 +65,13 @@ class Prior:
     calibrate: bool = True
     chunk: int = 128
     limit: int = 256
+    most: int = 10_000
     min_aux: int = 11  # ten for the linear attack, one held out
     effort: float = 10.0
 
     def __post_init__(self) -> None:
         counts = {"factors": 1, "net_steps": 0, "steps": 1, "refine": 0, "draws": 1, "restarts": 0}
-        more = {"chunk": 1, "limit": 1, "min_aux": 11, "lr": 0}
+        more = {"chunk": 1, "limit": 1, "most": 1, "min_aux": 11, "lr": 0}
         check_search(self, self.start, counts | more)
 
     def fit(

@@ -204,7 +204,8 @@ class Rmle:
     two reconstructions, whichever does better on a tenth of aux kept from both; `calibrate` finds
     there too which share of the way from x₀ to x̂ is best, as x₀ has seen the noise already.
     `draws` realisations per step stand for a channel whose randomness is not additive. Without a
-    gradient through the encoder the best start is kept. `chunk` images are worked on at a time.
+    gradient through the encoder the best start is kept. `chunk` images are worked on at a time, of
+    `limit` in all; both are told for images of 3×32×32 (`for_images`), and `most` is for any.
     """
 
     access: Access = Access.WHITE_BOX
@@ -218,11 +219,20 @@ class Rmle:
     calibrate: bool = True
     chunk: int = 128
     limit: int = 256
+    most: int = 10_000
     min_aux: int = 11  # ten for the linear attack, one held out
     effort: float = 10.0
 
     def __post_init__(self) -> None:
-        counts = {"steps": 1, "draws": 1, "restarts": 0, "chunk": 1, "limit": 1, "min_aux": 11}
+        counts = {
+            "steps": 1,
+            "draws": 1,
+            "restarts": 0,
+            "chunk": 1,
+            "limit": 1,
+            "most": 1,
+            "min_aux": 11,
+        }
         check_search(self, self.start, counts | {"lr": 0, "tv": 0, "prior": 0})
 
     def fit(

@@ -9,6 +9,18 @@ from torch import Generator
 from splitveil.errors import AuditError, ConfigError
 from splitveil.types import Access, Attack, BlackBox, Labelled, WhiteBox
 
+REFERENCE = 3 * 32 * 32  # values of the images for which `limit` and `chunk` are told
+LEAST = 8
+
+
+def count_for(count: int, values: int) -> int:
+    """How many images of `values` numbers cost about as much as `count` of 3×32×32; at least 8.
+
+    >>> count_for(64, 64), count_for(64, 3072), count_for(64, 3 * 96 * 96), count_for(4, 9999)
+    (3072, 64, 8, 4)
+    """
+    return max(min(count, LEAST), count * REFERENCE // values)
+
 
 def check_search(attack: object, start: Attack, least: Mapping[str, int]) -> None:
     """Refuse a search whose numbers are below `least`, or whose start needs repeats."""
