@@ -52,7 +52,12 @@ def compile_methods(owner: object, *names: str, backend: str = "inductor") -> No
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     """A new learning rate, written into the tensor that a replayed step reads, where it is one."""
-    for group in optimiser.param_groups:
+    set_rates(optimiser, [rate] * len(optimiser.param_groups))
+
+
+def set_rates(optimiser: torch.optim.Optimizer, rates: Sequence[float]) -> None:
+    """A new learning rate for each of the groups."""
+    for group, rate in zip(optimiser.param_groups, rates, strict=True):
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
         else:

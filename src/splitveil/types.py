@@ -87,7 +87,10 @@ class Reports(Protocol):
 
 @runtime_checkable
 class Companion(Protocol):
-    """A module that trains beside the model and makes the encoder pay: an adversary, say."""
+    """A module that trains beside the model and makes the encoder pay: an adversary, say.
+
+    One that is several may also carry `groups()`: the parameters and the rate of each.
+    """
 
     @property
     def lr(self) -> float:

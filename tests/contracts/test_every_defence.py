@@ -43,7 +43,8 @@ def makes_companion(defence: Defence) -> bool:
         return defence.companion(made(defence), IMAGE, CLASSES) is not None
 
 
-STACKS = ("noise+dropout", "topk+cem", "dropout+veil", "quantise+topk", "noise+vib", "sparse+arl")
+STACKS = ("noise+dropout", "topk+cem", "dropout+veil", "quantise+topk", "noise+vib", "sparse+arl",
+          "arl+infoscissors+vib")  # fmt: skip
 ALL: Mapping[str, Defence] = {**DEFENCES, **{name: find_defence(name) for name in STACKS}}
 PENALISED = sorted(name for name, d in ALL.items() if d.penalty_plan().lambd > 0)
 COMPANIONED = sorted(name for name, d in ALL.items() if makes_companion(d))

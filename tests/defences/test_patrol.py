@@ -158,10 +158,10 @@ def test_settings_out_of_range_are_refused(key: str, value: float) -> None:
         build_defence(make_config({"defence": "patrol", key: value}))
 
 
-def test_it_stacks_with_a_penalty_and_not_with_arl() -> None:
+def test_it_stacks_with_a_penalty_and_with_another_adversary() -> None:
     assert find_defence("patrol+cem").surrogate(64, 10, 0.05) is not None
-    with pytest.raises(ConfigError, match="'patrol' and 'arl' each train a companion"):
-        find_defence("patrol+arl")
+    both = find_defence("patrol+arl").settings()
+    assert {"patrol_strength", "arl_strength"} <= both.keys()
 
 
 def test_at_strength_zero_it_is_training_with_noise_and_above_it_prunes(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_its_channel_is_the_chosen_noise_in_either_mode(kind: str, variance: flo
 def test_it_stacks_with_a_penalty_and_not_with_other_learned_noise() -> None:
     stages = find_defence("shredder+veil").channel(0.05).stages
     assert [type(s).__name__ for s in stages] == ["GaussianNoise", "LearnedNoise"]
-    with pytest.raises(ConfigError, match="'shredder' and 'vib' each train a companion"):
+    with pytest.raises(ConfigError, match="'shredder' and 'vib' each learn the noise"):
         find_defence("shredder+vib")
 
 

@@ -17,7 +17,6 @@ from splitveil.cli import app
 from splitveil.config import build_defence, find_defence, make_config, resolve
 from splitveil.data import load
 from splitveil.defences import DEFENCES, Defence, Stack, stack
-from splitveil.defences.stack import has_companion
 from splitveil.errors import CheckpointError, ConfigError
 from splitveil.nets import Channel, GaussianNoise
 from splitveil.runs import flat_config, load_run, read_folder
@@ -163,9 +162,9 @@ def test_parts_with_a_common_setting_are_refused() -> None:
 @pytest.mark.parametrize("penalised", [n for n, d in DEFENCES.items() if d.penalty_plan().lambd])
 def test_no_two_presets_that_can_be_stacked_share_a_setting(penalised: str) -> None:
     plain = [n for n, d in DEFENCES.items() if n != "none" and not d.penalty_plan().lambd]
-    alone = [n for n in plain if not has_companion(DEFENCES[n])]
-    for rival in (n for n in plain if has_companion(DEFENCES[n])):
-        names = [*alone, rival, penalised]
+    quiet = [n for n in plain if not DEFENCES[n].learns_noise]
+    for loud in (n for n in plain if DEFENCES[n].learns_noise):
+        names = [*quiet, loud, penalised]
         found = find_defence("+".join(names)).settings()
         assert len(found) == sum(len(DEFENCES[n].settings()) for n in names)
 

@@ -1,19 +1,24 @@
-"""Several companions as one: prices add up, one may learn, and none leaves no trace."""
+"""Several companions as one: prices add up, each learns as alone, and none leaves no trace."""
 
+import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
+from unittest.mock import patch
 
 import pytest
 import torch
 from defences.made import trained
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitveil.config import find_defence
-from splitveil.defences import DistanceCorrelation
-from splitveil.defences.base import Price
+from splitveil.defences import DEFENCES, DistanceCorrelation
+from splitveil.defences.base import NoiseOnly, Price
 from splitveil.defences.stack import Together
 from splitveil.errors import ConfigError
-from splitveil.nets import SplitModel, cut, small
+from splitveil.nets import SplitModel, cut, sized, small
+from splitveil.train.checkpoint import read_checkpoint
 from splitveil.types import Companion
 
 IMAGE = (1, 8, 8)
@@ -74,9 +79,62 @@ def test_those_that_act_between_steps_are_told() -> None:
     assert [part.told for part in parts if isinstance(part, Paid)] == [0.25, 0.25]
 
 
-@pytest.mark.parametrize("name", ["arl+vib", "nopeek+arl+patrol", "vib+shredder+bido"])
-def test_two_that_learn_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="each train a companion and a stack can have one"):
+class Learner(nn.Module):
+    """Learns the mean of z from any start; the encoder pays nothing."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__()
+        self.lr, self.guess = lr, nn.Parameter(torch.zeros(1))
+
+    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        del x, y
+        return (self.guess - z.mean() - 10).square().sum()
+
+    def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        del x, y
+        return 0 * z.sum()
+
+
+def test_each_learns_at_its_own_rate_as_it_would_alone(tmp_path: Path) -> None:
+    """Adam's first steps are as long as its rate, whatever the loss."""
+    found: dict[str, list[float]] = {}
+    for name, rates in (("both", [1e-3, 1e-1]), ("slow", [1e-3]), ("fast", [1e-1])):
+
+        @dataclass(frozen=True, kw_only=True)
+        class Learns(NoiseOnly):
+            rates: ClassVar[list[float]]
+
+            def companion(self, *words: object) -> nn.Module:
+                del words
+                return Together([Learner(lr) for lr in self.rates])
+
+        Learns.rates = rates
+        with patch.dict(DEFENCES, {"learns": Learns(summary="learns")}):
+            trained(tmp_path, name, "learns")
+        saved = read_checkpoint(tmp_path / name / "checkpoint.safetensors").part("companion")
+        found[name] = [float(saved[f"parts.{i}.guess"]) for i in range(len(rates))]
+    assert found["both"] == [*found["slow"], *found["fast"]]
+    assert found["fast"][0] > 10 * found["slow"][0] > 0
+
+
+def test_two_that_learn_both_learn_beside_a_penalty(tmp_path: Path) -> None:
+    trained(tmp_path, "run", "arl+infoscissors+vib+cem", arl_strength=0.5)
+    with torch.random.fork_rng([]):
+        start = find_defence("arl+infoscissors+vib+cem").companion(
+            sized(cut(small(IMAGE, 10), 1, find_defence("vib").channel(0.1)), IMAGE), IMAGE, 10
+        )
+    assert start is not None
+    saved = read_checkpoint(tmp_path / "run" / "checkpoint.safetensors").part("companion")
+    assert saved.keys() == start.state_dict().keys()
+    assert {key.split(".")[1] for key in saved} == {"0", "1"}  # a price has nothing to learn
+    log = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    (last,) = [line for line in map(json.loads, log) if line["kind"] == "epoch"]
+    assert all(math.isfinite(last[key]) for key in ("companion_loss", "companion_penalty"))
+
+
+@pytest.mark.parametrize("name", ["vib+shredder", "shredder+arl+vib+bido"])
+def test_two_that_learn_the_noise_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="each learn the noise and a stack can have one; choose"):
         find_defence(name)
 
 

@@ -25,7 +25,7 @@ class Defence:
 
     summary: str
     client: str = "vgg11"
-    price_only: ClassVar[bool] = False  # its companion learns nothing: it stacks with any other
+    learns_noise: ClassVar[bool] = False  # a stack has room for one that does
 
     @property
     def noisy(self) -> bool:

@@ -1,7 +1,6 @@
 """Bilateral dependency: less of the image in z, more of the label, both measured by HSIC."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -40,7 +39,6 @@ class Bido(NoiseOnly):
     noise alone. The published loss sums over many hidden layers; here z, which is sent, is all.
     """
 
-    price_only: ClassVar[bool] = True
     bido_strength: float = 0.05
     bido_label_share: float = 10.0
     bido_bandwidth: float = 5.0

@@ -1,7 +1,6 @@
 """NoPeek: the encoder pays for the distance correlation of images and smashed data."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -37,7 +36,6 @@ class NoPeek(NoiseOnly):
     CEM's tables. `nopeek_strength` is α; 0 is training with noise alone.
     """
 
-    price_only: ClassVar[bool] = True
     nopeek_strength: float = 0.3
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Shredder: noise whose place and scale are learned, rewarded for being loud."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -44,6 +44,7 @@ class Shredder(Defence):
     training, `shredder_noise` the distribution of ε. κ = 0 leaves the noise away: no defence.
     """
 
+    learns_noise: ClassVar[bool] = True
     shredder_reward: float = 0.3
     shredder_start: float = 0.1
     shredder_noise: Literal["laplace", "gaussian"] = "laplace"

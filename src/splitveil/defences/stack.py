@@ -14,12 +14,16 @@ from splitveil.types import Companion, Paced, PenaltyPlan
 
 
 class Together(nn.Module):
-    """Several companions as one, of which one at most has something to learn."""
+    """Several companions as one; each learns at its own rate."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
         self.lr = max(cast(Companion, part).lr for part in parts)
+
+    def groups(self) -> list[tuple[list[nn.Parameter], float]]:
+        """The parameters and the rate of each."""
+        return [(list(part.parameters()), cast(Companion, part).lr) for part in self.parts]
 
     def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The sum of their own losses."""
@@ -40,7 +44,8 @@ class Together(nn.Module):
 class Stack(Defence):
     """Different presets on one channel, at most one of them with a penalty.
 
-    Prices beside it (`nopeek`, `bido`) add up; at most one part may train a companion.
+    Companions stand beside each other: what they learn and what the encoder pays them adds up. At
+    most one part may learn the noise.
 
     The Gaussian noise of the run stands first, once, however many parts are noisy, or behind a
     clip, which lessens every variance; the parts' other stages follow in the order of the parts.
@@ -133,11 +138,6 @@ def has_surrogate(defence: Defence) -> bool:
     return type(defence).surrogate is not Defence.surrogate
 
 
-def has_companion(defence: Defence) -> bool:
-    """Whether its class makes one."""
-    return type(defence).companion is not Defence.companion
-
-
 def _problems(parts: Sequence[tuple[str, Defence]]) -> Iterator[str]:
     """Why these cannot stand together."""
     names = [name for name, _ in parts]
@@ -150,10 +150,9 @@ def _problems(parts: Sequence[tuple[str, Defence]]) -> Iterator[str]:
     if len(penalised) > 1:
         yield f"{_both(penalised)} each have a penalty and a stack can have one; choose one of them"
         return  # their settings have common names because of it
-    rivals = dict.fromkeys(n for n, part in parts if has_companion(part) and not part.price_only)
-    if len(rivals) > 1:
-        yield f"{_both(rivals)} each train a companion and a stack can have one; choose one of them"
-        return
+    loud = dict.fromkeys(name for name, part in parts if part.learns_noise)
+    if len(loud) > 1:
+        yield f"{_both(loud)} each learn the noise and a stack can have one; choose one of them"
     owners: dict[str, list[str]] = {}
     for name, part in dict(parts).items():
         for key in part.settings():

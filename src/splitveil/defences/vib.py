@@ -1,6 +1,7 @@
 """The variational information bottleneck: learned Gaussian noise, and a price on its use."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -47,6 +48,7 @@ class VariationalBottleneck(Defence):
     `vib_start` is e^s before training; `vib_beta` 0 leaves noise and price away: no defence.
     """
 
+    learns_noise: ClassVar[bool] = True
     vib_beta: float = 1e-3
     vib_start: float = 0.1
 

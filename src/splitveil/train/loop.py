@@ -9,17 +9,17 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from splitveil.graphs import compile_methods, set_rate
+from splitveil.graphs import compile_methods, set_rates
 from splitveil.train.checkpoint import read_checkpoint, write_checkpoint
 from splitveil.train.distributed import own_rows
 from splitveil.train.files import MetricsLog
 from splitveil.train.interrupt import catch_interrupt
 from splitveil.train.logbook import Clock, in_short, log_line
 from splitveil.train.schedule import Schedule, companion_rate
-from splitveil.train.state import TrainState, new_state, restore, snapshot
+from splitveil.train.state import TrainState, learners, new_state, restore, snapshot
 from splitveil.train.step import Compiles, EvalSet, TrainSet, accuracy, clean_features
 from splitveil.train.stepper import Stepper
-from splitveil.types import Companion, Json, Paced, Progress, Refits
+from splitveil.types import Json, Paced, Progress, Refits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +134,9 @@ def _to_device(part: nn.Module | None, fabric: Fabric) -> None:
 
 def _set_companion_rate(state: TrainState, done: float) -> None:
     """A companion's optimiser is the last one, and has a schedule of its own."""
-    if isinstance(state.companion, Companion):
-        set_rate(state.optimisers[-1], companion_rate(done, state.companion.lr))
+    if state.companion is not None:
+        rates = [companion_rate(done, lr) for _, lr in learners(state.companion)]
+        set_rates(state.optimisers[-1], rates)
 
 
 def _save_now(plan: Plan, step: int, clock: Clock) -> bool:

@@ -1,8 +1,9 @@
 """Everything that changes while a run trains, and how it is saved and put back."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -18,7 +19,7 @@ from splitveil.train.checkpoint import (
     prefixed,
 )
 from splitveil.train.compose import Guard
-from splitveil.types import Json, PenaltyPlan
+from splitveil.types import Companion, Json, PenaltyPlan
 
 log = logging.getLogger("splitveil")
 STREAMS = ("augment", "channel", "surrogate")
@@ -112,19 +113,29 @@ def new_state(
         )
     ]
     if own and penalty.attention_lr is not None:
-        optimisers.append(_adam(own, penalty.attention_lr, device))
+        optimisers.append(_adam([own], penalty.attention_lr, device))
     if companion is not None:
-        optimisers.append(_adam(list(companion.parameters()), 0.0, device))
+        optimisers.append(_adam([own for own, _ in learners(companion)], 0.0, device))
     streams = {name: stream(seed, name, device) for name in STREAMS}
     counters = (Guard.on(device), Meters(device), Aside(device))
     return TrainState(model, surrogate, optimisers, streams, *counters, companion)
 
 
-def _adam(parameters: list[nn.Parameter], lr: float, device: torch.device) -> torch.optim.Adam:
+def learners(companion: nn.Module) -> list[tuple[list[nn.Parameter], float]]:
+    """Parameters and rate of each companion in one."""
+    groups = getattr(companion, "groups", None)
+    if callable(groups):
+        return list(groups())
+    return [(list(companion.parameters()), float(cast(Companion, companion).lr))]
+
+
+def _adam(parts: Sequence[list[nn.Parameter]], lr: float, device: torch.device) -> torch.optim.Adam:
+    """One for all parts; each has a rate of its own, and a part may have no parameters."""
     on_gpu = device.type == "cuda"
-    rate = torch.full((), lr, device=device) if on_gpu else lr
-    groups = [{"params": parameters}]  # in a group, as a companion may have none
-    return torch.optim.Adam(groups, lr=rate, capturable=on_gpu, fused=on_gpu or None)
+    groups = [
+        {"params": own, "lr": torch.full((), lr, device=device) if on_gpu else lr} for own in parts
+    ]
+    return torch.optim.Adam(groups, capturable=on_gpu, fused=on_gpu or None)
 
 
 def snapshot(state: TrainState, passport: Json) -> Checkpoint:
