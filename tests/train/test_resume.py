@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -141,3 +142,17 @@ def test_a_folder_has_one_training_at_a_time(tmp_path: Path) -> None:
     assert first.wait(timeout=300) == 0, said(tmp_path, "one")
     assert epochs_logged(tmp_path / "one") == EPOCHS
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "one.err"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_run_resumes_on_a_gpu(tmp_path: Path) -> None:
+    """Its optimiser steps are fused there, and want their state laid out as the parameters."""
+    more = ["--device", "cuda", "--net", "thin-resnet", "--dataset", f"npz:{tmp_path}/made.npz"]
+    images = np.random.default_rng(0).integers(0, 256, (600, 32, 32, 3), dtype=np.uint8)
+    np.savez(tmp_path / "made.npz", x=images, y=np.arange(600) % 3)
+    options = [*OPTIONS[2:], *more]
+    stop_midway(start(tmp_path, "run", *options), tmp_path / "run", signal.SIGINT)
+    again = start(tmp_path, "run", *options, "--resume")
+    assert again.wait(timeout=300) == 0, said(tmp_path, "run")
+    assert epochs_logged(tmp_path / "run") == EPOCHS

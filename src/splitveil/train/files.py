@@ -55,6 +55,9 @@ def held(folder: Path) -> Iterator[None]:
     The lock is a hidden file beside the folder, so that the folder may be removed meanwhile. Where
     the system or the disk knows no such locks, nothing is held.
     """
+    if fcntl is None:
+        yield
+        return
     lock = folder.with_name(f".{folder.name}.lock")
     with explain_os_error(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +70,8 @@ def held(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
+        with suppress(OSError):
+            lock.unlink()
         file.close()
 
 
@@ -76,8 +80,7 @@ def _locked(lock: Path) -> BinaryIO | None:
     while True:
         file = lock.open("ab")
         try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
             return None
