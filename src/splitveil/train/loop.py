@@ -1,5 +1,6 @@
 """The training loop, read top to bottom."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -72,6 +73,7 @@ def train(
     if resume:
         restore(state, read_checkpoint(target))
     step = Stepper(stepped, data, state, fabric, remembers=schedule.penalty.lambd > 0)
+    rates = [] if companion is None else [lr for _, lr in learners(companion)]
     clock = Clock(state.seconds)
     model.train()
     with catch_interrupt() as interrupt, MetricsLog(folder, state.log_offset) as metrics:
@@ -81,7 +83,7 @@ def train(
             if order_epoch != epoch:
                 order, order_epoch = data.order(epoch), epoch
             rows = own_rows(order[index * plan.batch_size : (index + 1) * plan.batch_size], fabric)
-            _set_companion_rate(state, state.step / schedule.total_steps)
+            _set_companion_rates(state, rates, state.step / schedule.total_steps)
             step(rows, schedule.lr_at(state.step), schedule.weights_at(state.step))
             state.step += 1
             if isinstance(companion, Paced):
@@ -132,11 +134,10 @@ def _to_device(part: nn.Module | None, fabric: Fabric) -> None:
             part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def _set_companion_rate(state: TrainState, done: float) -> None:
+def _set_companion_rates(state: TrainState, rates: Sequence[float], done: float) -> None:
     """A companion's optimiser is the last one, and has a schedule of its own."""
-    if state.companion is not None:
-        rates = [companion_rate(done, lr) for _, lr in learners(state.companion)]
-        set_rates(state.optimisers[-1], rates)
+    if rates:
+        set_rates(state.optimisers[-1], [companion_rate(done, rate) for rate in rates])
 
 
 def _save_now(plan: Plan, step: int, clock: Clock) -> bool:
