@@ -97,8 +97,9 @@ def epoch_times(results: Path) -> str:
         lines += [
             f"| `{row['preset']}` | {row['best_ms'] / 1000:.2f} | ×{row['ratio']:.2f} | "
             f"{row['images_per_second']:,} |"
-            for told in files
-            for row in told["rows"]
+            for row in sorted(
+                (row for told in files for row in told["rows"]), key=lambda r: r["preset"] != "none"
+            )
         ]  # fmt: skip
         parts += [f"{head} (commit {commits}).", "\n".join(lines)]
     return "\n\n".join(parts) or "Not measured yet."

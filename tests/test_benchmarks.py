@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from splitveil.cli import app
+from splitveil.defences import DEFENCES
 
 RESULTS = sorted((Path(__file__).parents[1] / "benchmarks" / "results").glob("**/*.json"))
 
@@ -42,6 +43,15 @@ def test_stored_results_have_the_schema(path: Path) -> None:
 
 def test_there_are_results() -> None:
     assert RESULTS
+
+
+def test_every_preset_has_a_time_per_epoch() -> None:
+    timed = set()
+    for path in RESULTS:
+        if path.name.startswith("epoch--"):
+            found = json.loads(path.read_text(encoding="utf-8"))
+            timed |= {row["preset"] for row in found["rows"]}
+    assert set(DEFENCES) <= timed
 
 
 def test_the_command_writes_the_schema(tmp_path: Path) -> None:
