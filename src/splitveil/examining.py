@@ -104,7 +104,7 @@ def measure(
     """
     case, wire, seed = subject.case, subject.wire, subject.wire.seed
     kept = Kept()
-    attacks = for_images(subject.attacks, case.scored.images[0].numel(), len(case.scored))
+    attacks = for_images(subject.attacks, case.scored.images.shape[1:].numel(), len(case.scored))
     attempts = run_attacks(case, attacks, seed, progress, wire=wire, store=store, look=kept)
     headline = strongest(attempts)
     ceiling = ceiling_mse(case.aux, case.scored, case.num_classes)

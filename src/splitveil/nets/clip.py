@@ -8,12 +8,11 @@ from torch import Generator, Tensor, nn
 
 from splitveil.errors import ConfigError
 from splitveil.nets.channel import Channel, Dropout, GaussianNoise, Quantise, TopK
-from splitveil.nets.stages import SparseCoding
+from splitveil.nets.stages import SQUASHED_TO, SparseCoding
 
 Bounds = tuple[float, float]
 
 _TRANSPARENT = (nn.Identity, nn.Flatten, nn.Unflatten)
-_RANGES: dict[type[nn.Module], Bounds] = {nn.Sigmoid: (0.0, 1.0), nn.Tanh: (-1.0, 1.0)}
 
 
 class Clip(nn.Module):
@@ -84,8 +83,8 @@ def front_of(encoder: nn.Module, channel: nn.Module) -> Front:
 
 def _output_range(module: nn.Module) -> Bounds | None:
     """Where a module's outputs lie whatever the input, as far as its last layer says."""
-    if type(module) in _RANGES:
-        return _RANGES[type(module)]
+    if type(module) in SQUASHED_TO:
+        return SQUASHED_TO[type(module)]
     if type(module) is Clip:
         return module.low, module.high
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:

@@ -7,7 +7,7 @@ takes its shape from what it is given.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -23,7 +23,10 @@ Noise = Literal["gaussian", "laplace"]
 
 LOG_SCALE_LIMIT = 10.0  # keeps exp and its gradient finite
 RATE = 3.0  # of learned scales: SGD's steps fit for weights would leave them where they start
-SQUASHING = (nn.Sigmoid, nn.Tanh)
+SQUASHED_TO: Mapping[type[nn.Module], tuple[float, float]] = {
+    nn.Sigmoid: (0.0, 1.0),
+    nn.Tanh: (-1.0, 1.0),
+}
 MAX_WIRE = 4096  # a dictionary has wire² numbers
 
 
@@ -214,7 +217,7 @@ def before_squashing(layers: nn.Module, new: nn.Module) -> nn.Sequential:
     )
     """
     plain = list(layers) if type(layers) is nn.Sequential else [layers]
-    if plain and type(plain[-1]) in SQUASHING:
+    if plain and type(plain[-1]) in SQUASHED_TO:
         return nn.Sequential(*plain[:-1], new, plain[-1])
     if plain and type(plain[-1]) is nn.Sequential:
         return nn.Sequential(*plain[:-1], before_squashing(plain[-1], new))

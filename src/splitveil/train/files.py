@@ -64,8 +64,8 @@ def held(folder: Path) -> Iterator[None]:
         file = _locked(lock)
     if file is None:
         raise RunError(
-            f"another process is training in {folder}; wait until it has ended, or choose another "
-            "--name"
+            f"another process is training in {folder}; wait until it has ended, or train under "
+            "another name"
         )
     try:
         yield
