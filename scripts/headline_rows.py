@@ -130,8 +130,8 @@ TABLE1 = (
 def _seed_003() -> tuple[Row, ...]:
     """The experiment's rows, attacked with the knowledge it says, by decoders as there.
 
-    Then those with its layer again, where the layer stands behind the client; one of them is also
-    attacked with all there is.
+    Then the layer without a penalty, and the rows with it again where it stands behind the client.
+    Gated attention with the layer, in both forms, is also attacked with all there is.
     """
     experiment = EXPERIMENTS["seed-003"]
     lengths = {"slot-cross": 1.4, "cem": 1.0}
@@ -149,8 +149,10 @@ def _seed_003() -> tuple[Row, ...]:
 
     layers = [name for name in experiment.rows if name.startswith("sparse+")]
     every = {"sparse+gated-att": (Audit(),)}
+    both = every | {"sparse+gated-att-simple": (Audit(),)}
     return (
-        *(row(name, defence) for name, defence in experiment.rows.items()),
+        *(row(name, defence, *both.get(name, ())) for name, defence in experiment.rows.items()),
+        row("sparse", "sparse"),
         *(row(f"{n}-wire", n, *every.get(n, ()), sparse_place="wire") for n in layers),
     )
 

@@ -15,6 +15,7 @@ from splitveil.report.bases import (
     count_line,
     holding_lines,
     missing_line,
+    rivals_line,
 )
 from splitveil.report.rows import Group, Published
 
@@ -74,6 +75,18 @@ def test_an_addition_is_counted_over_the_bases_that_have_both_rows() -> None:
     said = count_line(BASES, [*ARL, *plain])
     assert said == "More MSE than the base alone: `cem` on 1 of 2, `veil` on 1 of 1."
     assert not count_line(BASES, plain[:1])
+
+
+def test_two_additions_are_counted_against_each_other_on_the_same_base() -> None:
+    plain = (row("none", (0.9, 0.004)), row("cem", (0.88, 0.01)), row("veil-vgg11", (0.89, 0.02)))
+    assert rivals_line(BASES, [*ARL, *plain]) == (
+        "`veil` in the place of `cem`: more MSE on 2 of 2 bases, more accuracy on 1, both on 1."
+    )
+    level = (row("cem", (0.9, 0.01)), row("veil-vgg11", (0.9, 0.01)))
+    assert rivals_line(BASES, level).endswith(
+        "more MSE on 0 of 1 bases, more accuracy on 0, both on 0."
+    )
+    assert not rivals_line(BASES, plain[:2])
 
 
 def test_who_holds_up_is_half_of_the_ceiling_inclusive() -> None:

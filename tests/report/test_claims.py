@@ -8,6 +8,7 @@ from splitveil.report.claims import (
     claim_lines,
     layer_lines,
     order_line,
+    own_images_line,
     pair_lines,
     span_lines,
 )
@@ -124,3 +125,22 @@ def test_nothing_is_said_of_what_was_not_measured() -> None:
     (line,) = claim_lines([bare, row("cem", 0.02)[1]], REPORTED, "cem", "sparse")
     assert "MSE" not in line
     assert "task accuracy does not hold: equal" in line
+
+
+def fitted(name: str, own: float | None, *flags: str) -> Group:
+    _, group = row(name, 0.045)
+    (record,) = group.records
+    attack = record["attacks"]["decoder"] | ({} if own is None else {"aux_mse": own})
+    flagged = {"attacks": {"decoder": attack}, "flags": [{"name": flag} for flag in flags]}
+    return Group(name, ((record | flagged,),))
+
+
+def test_rows_whose_attack_fitted_its_own_images_alone_are_named() -> None:
+    close = fitted("close", 0.013, "attacks left out", "attack overfitted")
+    others = [fitted("calm", 0.044, "attacks left out"), fitted("old", None, "attack overfitted")]
+    (line,) = own_images_line([close, *others])
+    assert line.startswith("`decoder` fits the images it was given better than new ones, MSE: ")
+    assert "`close` 0.0130 and 0.0450. An attacker" in line
+    assert own_images_line(others) == []
+    assert own_images_line([row("bare", 0.02)[1]]) == []
+    assert line in claim_lines([close], {}, "cem", "sparse")

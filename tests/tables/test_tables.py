@@ -52,7 +52,9 @@ def test_seed_003_is_the_experiment_that_the_command_runs(planned: Planned, tmp_
     trained = {str(settings_of(c)["name"]): c for c in commands if c[1] == "train"}
     layered = [row for row in experiment.rows if row.startswith("sparse+")]
     assert len(layered) == 4
-    assert len(trained) == len(experiment.rows) + len(layered)
+    assert len(trained) == len(experiment.rows) + 1 + len(layered)
+    alone = settings_of(trained["seed-003-sparse-s0"])
+    assert make_config(alone).defence == "sparse"
     for row in layered:
         behind = settings_of(trained[f"seed-003-{row}-wire-s0"])
         assert behind.pop("sparse_place") == "wire"
@@ -65,9 +67,11 @@ def test_seed_003_is_the_experiment_that_the_command_runs(planned: Planned, tmp_
         assert make_config(made) == make_config(wanted)
     audits = [c for c in commands if c[1] == "audit"]
     every = [c for c in audits if "--attacks" not in c]
-    assert [c[2].rpartition("/")[2] for c in every] == ["seed-003-sparse+gated-att-wire-s0"]
-    assert every[0][every[0].index("--aux") + 1] == "train"
-    audits.remove(every[0])
+    assert {c[2].rpartition("/")[2] for c in every} == {
+        f"seed-003-sparse+gated-att{form}-s0" for form in ("", "-simple", "-wire")
+    }
+    assert all(c[c.index("--aux") + 1] == "train" for c in every)
+    audits = [c for c in audits if c not in every]
     assert len(audits) == len(trained)
     assert all(c[c.index("--aux") + 1] == "test90" for c in audits)
 

@@ -121,10 +121,41 @@ def count_line(bases: Sequence[Base], groups: Sequence[Group]) -> str:
     for base in bases:
         for row in base.rows[1:]:
             if base.rows[0] in known and row in known:
-                name = row.removeprefix(f"{base.rows[0]}+").removesuffix("-vgg11")
-                tally.setdefault(name, []).append(known[row].mse > known[base.rows[0]].mse)
+                tally.setdefault(added(base, row), []).append(
+                    known[row].mse > known[base.rows[0]].mse
+                )
     parts = [f"`{name}` on {sum(up)} of {len(up)}" for name, up in tally.items()]
     return f"More MSE than the base alone: {', '.join(parts)}." if parts else ""
+
+
+def added(base: Base, row: str) -> str:
+    """What a row adds to its base.
+
+    >>> added(Base(title="ARL", rows=("arl", "arl+cem")), "arl+cem")
+    'cem'
+    """
+    return row.removeprefix(f"{base.rows[0]}+").removesuffix("-vgg11")
+
+
+def rivals_line(
+    bases: Sequence[Base], groups: Sequence[Group], first: str = "veil", second: str = "cem"
+) -> str:
+    """How often one addition beats another on the same base; empty where no base has both."""
+    known = points(groups)
+    pairs = []
+    for base in bases:
+        rows = {added(base, row): known[row] for row in base.rows[1:] if row in known}
+        if first in rows and second in rows:
+            pairs.append((rows[first], rows[second]))
+    if not pairs:
+        return ""
+    private = [a.mse > b.mse for a, b in pairs]
+    accurate = [a.accuracy > b.accuracy for a, b in pairs]
+    both = sum(p and q for p, q in zip(private, accurate, strict=True))
+    return (
+        f"`{first}` in the place of `{second}`: more MSE on {sum(private)} of {len(pairs)} bases, "
+        f"more accuracy on {sum(accurate)}, both on {both}."
+    )
 
 
 def holding_lines(groups: Sequence[Group]) -> list[str]:
@@ -167,6 +198,7 @@ def base_section(
         yield base_sheet(title, bases, groups, published).markdown(3).strip()
         yield "\n".join(f"- {line}" for line in base_lines(bases, groups))
         yield count_line(bases, groups)
+        yield rivals_line(bases, groups)
         yield from holding_lines(measured(bases, groups))
         yield missing_line(bases, groups)
 

@@ -45,6 +45,7 @@ MEASURES: tuple[Measure, ...] = (
     _attacked("accuracy on reconstructions", "reconstruction_accuracy", "accuracy", 2, 100.0),
     Measure(name="task accuracy", field="accuracy", keys=("accuracy",), digits=2, scale=100.0),
 )
+OVERFITTED = "attack overfitted"  # the flag of an audit
 STRONGEST = Measure(name="MSE", field="mse", keys=("strongest", "mse"), digits=4)
 
 
@@ -168,6 +169,25 @@ def span_lines(groups: Mapping[str, Group], layer: str, kind: str = "") -> list[
     return lines
 
 
+def own_images_line(groups: Sequence[Group]) -> list[str]:
+    """Rows whose audit says that the attack fitted its own images and not new ones, with both MSEs.
+
+    Of the reported attack; empty where no row has the flag.
+    """
+    said = []
+    for group in groups:
+        flags = (flag.get("name") for record in group.records for flag in record.get("flags") or ())
+        own, new = group.mean("attacks", SAME_ATTACK, "aux_mse"), _decoded(group)
+        if OVERFITTED in flags and own is not None and new is not None:
+            said.append(f"`{group.name}` {decimals(own, 4)} and {decimals(new, 4)}")
+    if not said:
+        return []
+    return [
+        f"`{SAME_ATTACK}` fits the images it was given better than new ones, MSE: "
+        f"{', '.join(said)}. An attacker with more images may rebuild more: no bound from below."
+    ]
+
+
 def _ceiling_share(group: Group) -> float | None:
     error, ceiling = group.mean(*STRONGEST.keys), group.mean("ceiling", "mse")
     return None if error is None or not ceiling else error / ceiling
@@ -203,4 +223,5 @@ def claim_lines(
         *order_line(known, reported, layer),
         *(line for kind in kinds for line in layer_lines(known, layer, kind)),
         *(line for kind in kinds for line in span_lines(known, layer, kind)),
+        *own_images_line(groups),
     ]
