@@ -138,11 +138,13 @@ def _seed_003() -> tuple[Row, ...]:
     reported = Audit(aux=experiment.aux, attacks=",".join(experiment.attacks))
 
     def row(name: str, defence: str, *more: Audit, **settings: Setting) -> Row:
-        layered = defence.startswith("sparse+")
+        layered = defence.startswith("sparse")
+        weight = "lambd" if defence == "sparse" else ""  # it has no penalty to weigh
+        common = {key: value for key, value in experiment.common.items() if key != weight}
         return Row(
             name=name,
             stem=f"seed-003-{name}",
-            options=words({**experiment.common, "defence": defence, **settings}),
+            options=words({**common, "defence": defence, **settings}),
             length=10 * lengths.get(defence.removeprefix("sparse+"), 1.2) + layered,
             audits=(reported, *more),
         )
