@@ -32,7 +32,7 @@ def trained(folder: Path, defence: str) -> Run:
             device="cpu",
         )
     )
-    run.audit("smoke")
+    run.audit("smoke", only=["linear"])
     return run
 
 

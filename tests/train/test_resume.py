@@ -18,7 +18,7 @@ from splitveil.train.checkpoint import read_checkpoint
 EPOCHS = 8
 TRAIN = [sys.executable, "-m", "splitveil", "train"]
 OPTIONS = ["--dataset", "digits", "--defence", "gated-att", "--epochs", str(EPOCHS),
-           "--set", "attention_warmup_epochs=1", "--set", "batch_size=64"]  # fmt: skip
+           "--set", "attention_warmup_epochs=1", "--set", "batch_size=128"]  # fmt: skip
 
 
 def start(folder: Path, name: str, *words: str) -> subprocess.Popen[bytes]:
