@@ -115,10 +115,8 @@ def remarks() -> str:
     for dataset in datasets():
         lines += [f"- {line}." for line in warnings(found(dataset))]
         for group in found(dataset).groups:
-            flags = sorted({f["name"] for r in group.records for f in r.get("flags") or []})
-            if flags:
-                names = ", ".join(f"“{name}”" for name in flags)
-                lines.append(f"- {dataset}, `{group.name}`: flagged {names}.")
+            if flags := flagged(group):
+                lines.append(f"- {dataset}, `{group.name}`: flagged {', '.join(flags)}.")
         for path in sorted((RESULTS / dataset).glob("*/seed*/last_epoch.json")):
             line = json.loads(path.read_text(encoding="utf-8"))
             if line.get("shut"):
@@ -128,6 +126,20 @@ def remarks() -> str:
                     f"{line['hard_gate']:.2f})."
                 )
     return "\n".join(lines) or "None."
+
+
+def flagged(group: Group) -> list[str]:
+    """The flags of a row's audits, each with the attacks it was raised for."""
+    names: dict[str, set[str]] = {}
+    for record in group.records:
+        for flag in record.get("flags") or []:
+            words = re.findall(r"[a-z][a-z-]*", flag["seen"])
+            attacks = [f"`{w}`" for w in words if w in record["attacks"] and w != "mean"]
+            names.setdefault(flag["name"], set()).update(attacks[:1])
+    return [
+        f"“{name}”" + (f" ({', '.join(sorted(attacks))})" if attacks else "")
+        for name, attacks in sorted(names.items())
+    ]
 
 
 def datasets() -> list[str]:
@@ -142,7 +154,12 @@ def rebuild() -> str:
         lines = []
         for group in found(dataset).groups:
             first = group.records[0]
-            lines += [f"# {group.name}: {_made(group)}", train_command(first), audit_command(first)]
+            name = f"{dataset}-{group.name}-s{first['config']['seed']}"
+            lines += [
+                f"# {group.name}: {_made(group)}",
+                train_command(first, name),
+                audit_command(first, name),
+            ]
         parts.append(f"**{dataset}**\n\n```sh\n" + "\n".join(lines) + "\n```")
     return "\n\n".join(parts)
 
@@ -156,9 +173,12 @@ def _made(group: Group) -> str:
     return words + (f"; commit {', '.join(commits)}" if commits else "")
 
 
-def train_command(record: Mapping[str, Any]) -> str:
-    """The command that trains what a record measured: what is not said is the default."""
-    config = record["config"]
+def train_command(record: Mapping[str, Any], name: str) -> str:
+    """The command that trains what a record measured: what is not said is the default.
+
+    The run is called `name`: rows of two tables may have had runs of one name.
+    """
+    config = record["config"] | {"name": name}
     recipe = RECIPES.get(config["dataset"], ANY_RECIPE)
     preset = find_defence(config["defence"])
     usual = {key: getattr(recipe, key, getattr(RunConfig, key)) for key in TRAINING}
@@ -181,17 +201,19 @@ def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def audit_command(record: Mapping[str, Any]) -> str:
-    """The command that made a record, as it says itself; else one that does the same."""
+def audit_command(record: Mapping[str, Any], name: str) -> str:
+    """The command that made a record, as it says itself, on the run `name`; else one that does it.
+
+    >>> record = {"audit": {"command": "splitveil audit runs/x --seed 1"}}
+    >>> audit_command(record, "y")
+    'splitveil audit runs/y --seed 1'
+    """
     said = str(record["audit"].get("command") or "")
-    if said.startswith("splitveil audit runs/"):
-        return said
-    audit, name = record["audit"], record["config"]["name"]
-    seed = record["seeds"]["attack"]
-    return (
-        f"splitveil audit runs/{name} --profile {audit['profile']} --aux {audit['aux']} "
-        f"--seed {seed}"
-    )
+    start, run = "splitveil audit ", f"runs/{name}"
+    if said.startswith(f"{start}runs/"):
+        return shlex.join([*shlex.split(start), run, *shlex.split(said)[3:]])
+    audit, seed = record["audit"], record["seeds"]["attack"]
+    return f"{start}{run} --profile {audit['profile']} --aux {audit['aux']} --seed {seed}"
 
 
 def beyond(dataset: str) -> str:

@@ -37,11 +37,13 @@ def in_a_sentence(groups: Sequence[Group], published: Mapping[str, Published]) -
         f"of the images) rebuilds them with MSE {ours[1]} "
         f"({again:.4f} by `k-query`, which sees {tried['k-query']['repeats']} sendings), mean of "
         f"{seeds} training seeds; the label alone gives {ceiling:.4f}. The undefended client of "
-        f"the CEM paper, which costs as much, answers {bare[0]} and is rebuilt with {bare[1]}; the "
+        f"the CEM paper, which takes about as many multiply-adds, answers {bare[0]} and is rebuilt "
+        f"with {bare[1]}; the "
         f"best published defence of it ({best.source}) stands at {100 * best.accuracy:.1f} % and "
         f"{best.mse:.4f} as reported, and at {rebuilt[0]} and {rebuilt[1]} as rebuilt and attacked "
-        f"here. Our penalty in the place of CEM's there (`arl+veil`, {_seeds(rows['arl+veil'])}) "
-        f"stands at {swapped[0]} and {swapped[1]}."
+        f"here. Our penalty in the place of CEM's there (`arl+veil`, {_seeds(rows['arl+veil'])}, "
+        f"its weight chosen on validation images) stands at {swapped[0]} and {swapped[1]} "
+        f"({rows['arl+veil'].mean('attacks', 'k-query', 'mse'):.4f} by `k-query`)."
     )
 
 

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from splitveil.config import make_config
+from splitveil.report.rows import Group
 from splitveil.runs import flat_config
 from splitveil.settings import parse_pair
 
@@ -91,7 +92,7 @@ def test_a_record_lies_where_its_seeds_say(path: Path) -> None:
 @pytest.mark.parametrize("path", RECORDS, ids=lambda p: str(p.parent.relative_to(ROOT / "results")))
 def test_the_command_of_a_record_builds_its_settings(path: Path, script: ModuleType) -> None:
     record = read(path)
-    program, command, *words = shlex.split(script.train_command(record))
+    program, command, *words = shlex.split(script.train_command(record, record["config"]["name"]))
     assert (program, command) == ("splitveil", "train")
     options: dict[str, Any] = {"final": "--final" in words}
     words = [word for word in words if word != "--final"]
@@ -187,3 +188,27 @@ def test_the_remarks_and_commands_of_every_table_are_built(planted: ModuleType) 
     assert "**cifar10-table1**" in planted.rebuild()
     assert "**cifar10-seed-003**" in planted.rebuild()
     assert "cifar10-table1, `arl`: flagged" in planted.remarks()
+
+
+def test_a_flag_names_the_attack_it_was_raised_for(script: ModuleType) -> None:
+    flags = [
+        {"name": "decoder not converged", "seen": "the loss of k-query still fell, not decoder's"},
+        {"name": "one draw of a random channel", "seen": "two sendings differ in the mean"},
+    ]
+    record = {"attacks": {"mean": {}, "decoder": {}, "k-query": {}}, "flags": flags}
+    other = record | {"flags": [flags[0] | {"seen": "decoder has MSE 0.1"}]}
+    assert script.flagged(Group("row", ((record, other), ({"attacks": {}},)))) == [
+        "“decoder not converged” (`decoder`, `k-query`)",
+        "“one draw of a random channel”",
+    ]
+
+
+def test_the_commands_of_two_rows_name_two_runs(script: ModuleType) -> None:
+    """Rows of several tables had runs of one name: to follow the page must not mix them."""
+    for line in script.rebuild().splitlines():
+        if line.startswith("splitveil train"):
+            name = line.split("--name ")[1].split()[0].strip("'")
+        elif line.startswith("splitveil audit"):
+            assert shlex.split(line)[2] == f"runs/{name}"
+    told = re.findall(r"--name (\S+)", script.rebuild())
+    assert len(told) == len(set(told)) > 40

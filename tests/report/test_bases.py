@@ -93,7 +93,7 @@ def test_who_holds_up_is_half_of_the_ceiling_inclusive() -> None:
     half = row("half", (0.8, HOLDS * CEILING))
     under = row("under", (0.8, 0.029))
     assert holding_lines([under, half, row("all", (0.1, 0.06))]) == [
-        "Hold up, the strongest attack's MSE is at least 50 % of the ceiling: "
+        "Hold up, the strongest attack on one sending has an MSE of at least 50 % of the ceiling: "
         "`all` (100 %, accuracy 10.00 %), `half` (50 %, accuracy 80.00 %).",
         "Do not, it is under 50 %: `under` (48 %, accuracy 80.00 %).",
     ]

@@ -112,9 +112,12 @@ def test_another_kind_of_the_layer_is_compared_too() -> None:
     ]
     lines = claim_lines([group for _, group in rows], {}, "cem", "sparse", ("", "-x"))
     assert lines[0].startswith("`sparse-x` with `cem`: MSE 0.0200 → 0.0300 (+0.0100)")
-    assert lines[2].startswith("Without `sparse-x` the strongest attack on 2 rows")
+    assert lines[2].startswith("Without `sparse` the strongest attack on 2 rows")
     assert lines[3].startswith("With `sparse-x` the strongest attack on 2 rows leaves MSE 0.0300–")
     assert len(lines) == 4
+    both = [*rows, row("sparse+cem", 0.05), row("sparse+gated", 0.06)]
+    lines = claim_lines([group for _, group in both], {}, "cem", "sparse", ("", "-x"))
+    assert sum(line.startswith("Without") for line in lines) == 1
 
 
 def test_nothing_is_said_of_what_was_not_measured() -> None:

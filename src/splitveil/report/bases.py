@@ -169,7 +169,8 @@ def holding_lines(groups: Sequence[Group]) -> list[str]:
         f"{words}: {', '.join(_held(pair) for pair in rows) or 'none'}."
         for words, rows in (
             (
-                f"Hold up, the strongest attack's MSE is at least {share} of the ceiling",
+                f"Hold up, the strongest attack on one sending has an MSE of at least {share} of "
+                "the ceiling",
                 [pair for pair in judged if pair[0] >= HOLDS],
             ),
             (f"Do not, it is under {share}", [pair for pair in judged if not pair[0] >= HOLDS]),

@@ -157,7 +157,7 @@ def span_lines(groups: Mapping[str, Group], layer: str, kind: str = "") -> list[
         return []
     lines = []
     named = [f"{layer}+{name}{kind}" for name in both]
-    for words, names in ((f"Without `{layer}{kind}`", both), (f"With `{layer}{kind}`", named)):
+    for words, names in ((f"Without `{layer}`", both), (f"With `{layer}{kind}`", named)):
         rows = [groups[name] for name in names]
         errors = _span([row.mean(*STRONGEST.keys) for row in rows], decimals, 4)
         shares = _span([_ceiling_share(row) for row in rows], percent, 0)
@@ -222,6 +222,6 @@ def claim_lines(
         *pair_lines(known, reported, base, layer),
         *order_line(known, reported, layer),
         *(line for kind in kinds for line in layer_lines(known, layer, kind)),
-        *(line for kind in kinds for line in span_lines(known, layer, kind)),
+        *dict.fromkeys(line for kind in kinds for line in span_lines(known, layer, kind)),
         *own_images_line(groups),
     ]

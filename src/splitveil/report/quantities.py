@@ -131,6 +131,12 @@ STANDARD: tuple[Quantity, ...] = (
     _number("leakage", "leakage", _LEAKAGE, scale=100.0, digits=1),
     _number("rate", "true_rate_nats", _RATE, digits=1),
     _same("macs", "client.macs", Column(heading="client MMAC", arrow="↓"), scale=1e-6, digits=1),
+    _same(
+        "params",
+        "client.params",
+        Column(heading="client parameters", unit="k", arrow="↓"),
+        scale=1e-3,
+    ),
     _same("wire", "client.wire_floats", Column(heading="wire", arrow="↓")),
     _number("seconds", "seconds.train", Column(heading="train", unit="s"), digits=0),
     Quantity(

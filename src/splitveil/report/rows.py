@@ -24,7 +24,8 @@ SEED, ATTACK = re.compile(r"seed\d+"), re.compile(r"attack\d+")
 NUMBERS = (
     "accuracy", "strongest.mse", "strongest.ssim", "strongest.ssim_zeropad",
     "strongest.psnr_pooled", "worst_case.mse", "ceiling.mse", "leakage", "true_rate_nats",
-    "client.macs", "client.wire_floats", "seconds.train", "audit.scored", "audit.aux_images",
+    "client.macs", "client.params", "client.wire_floats", "seconds.train",
+    "audit.scored", "audit.aux_images",
     "config.epochs", "config.lambd", "config.noise_std",
 )  # fmt: skip
 SHARES = ("accuracy", "strongest.mse", "worst_case.mse", "ceiling.mse", "floor.mse")

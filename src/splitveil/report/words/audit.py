@@ -61,8 +61,9 @@ AUDIT = {
     "leaks.caption": (
         "Re-identification: share of the n scored images found at once among all n, chance 1/n; by "
         "z̃: by an attacker who only queries the client; knows the encoder: by the best matcher "
-        "there is, who has every image's z and the noise; by picture: from the strongest attack's "
-        "reconstructions. Membership: AUC of the strongest score, "
+        "there is, who has every image's z and the noise; by picture: from the "
+        "reconstructions of the strongest black-box attack or of `linear`, whichever finds more. "
+        "Membership: AUC of the strongest score, "
         "chance .5. Attribute: the largest share of images whose attribute z̃ tells and the answer "
         "does not. Rate and certified: nats about an image given its class, over the scored "
         "images and, at 95 % confidence, for images like them; refused without noise. Vacuous: "
@@ -71,7 +72,7 @@ AUDIT = {
         "sendings of one image until its gallery's bound is twice as large.",
         "重识别：一次就从全部 n 张评分图像中找出所发送图像的比例，随机水平为 1/n。凭 z̃："
         "攻击者只能查询客户端；知道编码器：可能的最优匹配者，掌握每张图像的 z 和噪声；"
-        "凭重建图：最强攻击的重建图。成员推断："
+        "凭重建图：最强黑盒攻击或 `linear` 的重建图，取找出更多者。成员推断："
         "最强得分的 AUC，随机水平为 .5。属性：z̃ 能说明而答案不能说明其属性的图像的最大比例。"
         "信息率与证书上界："
         "已知类别时关于一张图像的奈特数，前者针对评分图像，后者针对同类图像，置信度 95 %；"
