@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
@@ -212,13 +212,26 @@ def standing(rows: Sequence[Row], options: argparse.Namespace) -> str:
     return "\n".join(line.rstrip() for line in padded)
 
 
+def from_(least: int) -> Callable[[str], int]:
+    """A reader of whole numbers from `least` on."""
+
+    def read(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
+        return value
+
+    read.__name__ = "whole number"  # as argparse calls it
+    return read
+
+
 def parse() -> argparse.Namespace:
     """The options; what a table says of itself is filled in."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--table", choices=TABLES, default="headline")
     parser.add_argument("--rows", nargs="+", help="default: all of the table")
-    parser.add_argument("--seeds", nargs="+", type=int, help="default: the table's")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings and audits at once")
+    parser.add_argument("--seeds", nargs="+", type=from_(0), help="default: the table's")
+    parser.add_argument("--jobs", type=from_(1), default=1, help="trainings and audits at once")
     parser.add_argument("--profile", default="standard")
     parser.add_argument("--runs-dir", default="runs")
     parser.add_argument("--data-dir")

@@ -25,6 +25,7 @@ from splitveil.report.rows import Found, Group, Published, find_records, read_pu
 from splitveil.report.tracks import Track, tracks
 from splitveil.report.tradeoff import marks, tradeoff
 from splitveil.reproduce import EXPERIMENTS, SEED_003, section
+from splitveil.runs import EARLIER
 
 if TYPE_CHECKING:
     from scripts.readme_parts import epoch_times, estimators, in_a_sentence
@@ -40,7 +41,6 @@ SHORT = ("row", "net", "seeds", "accuracy", "reported accuracy", "strongest atta
          "reported MSE", "by", "SSIM", "worst-case MSE", "leakage", "rate")  # fmt: skip
 TRAINING = ("batch_size", "lr", "schedule", "momentum", "weight_decay", "noise_std", "held_out",
             "split_seed", "compile")  # fmt: skip
-BEFORE = {"ramp": 0.0, "sparse_place": "wire"}  # what a setting was before records named it
 
 
 @cache
@@ -190,8 +190,8 @@ def train_command(record: Mapping[str, Any], name: str) -> str:
         words += [f"--{key}", str(config[key])]
     words += ["--final"] if config.get("final") else []
     for key, value in usual.items():
-        if config.get(key, BEFORE.get(key, value)) != value:
-            words += ["--set", f"{key}={_plain(config.get(key, BEFORE.get(key)))}"]
+        if config.get(key, EARLIER.get(key, value)) != value:
+            words += ["--set", f"{key}={_plain(config.get(key, EARLIER.get(key)))}"]
     return shlex.join(words)
 
 

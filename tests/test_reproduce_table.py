@@ -107,15 +107,22 @@ def test_a_broken_record_of_another_row_is_named_and_left_out(
     assert "gated-att is left out of the table" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["other attacks", "broken"])
+@pytest.mark.parametrize("kind", ["other attacks", "broken", "unfinished"])
 def test_a_record_without_the_experiments_attacks_is_made_again(kind: str, runs: Path) -> None:
     wanted = json.loads((runs / "cem" / "record.json").read_text())["audit"]["only"]
     if kind == "broken":
         (runs / "cem" / "record.json").write_text("{")
+    elif kind == "unfinished":  # audited by hand while it was trained
+        record = json.loads((runs / "cem" / "record.json").read_text())
+        flags = [{"name": "training unfinished", "seen": "9 of 99 steps were trained"}]
+        (runs / "cem" / "record.json").write_text(json.dumps(record | {"flags": flags}))
+        assert list(finished(SEED, runs / "gated-att", "smoke")) == ["gated-att"]
     else:
         change_record(runs / "cem", "audit", {"only": ["linear"]})
     assert command(runs, "--only", "cem").exit_code == 0
-    assert json.loads((runs / "cem" / "record.json").read_text())["audit"]["only"] == wanted
+    made = json.loads((runs / "cem" / "record.json").read_text())
+    assert made["audit"]["only"] == wanted
+    assert "training unfinished" not in [flag["name"] for flag in made["flags"]]
 
 
 def test_nothing_of_a_row_is_held_while_the_next_one_trains(

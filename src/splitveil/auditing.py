@@ -18,7 +18,7 @@ from splitveil.config import find_profile
 from splitveil.data import AuxView, Dataset, Splits, aux_view
 from splitveil.data.folder import class_names, list_files
 from splitveil.disclosures import deployed
-from splitveil.errors import ConfigError
+from splitveil.errors import ConfigError, RunError
 from splitveil.examining import ACCURACY_DRAWS as ACCURACY_DRAWS  # noqa: PLC0414 - re-exported
 from splitveil.examining import Claim, Subject, measure
 from splitveil.nets import front_of
@@ -27,7 +27,7 @@ from splitveil.runs import Run, flat_config, load_data
 from splitveil.surrogates.batch import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
 from splitveil.train.checkpoint import read_checkpoint
-from splitveil.train.files import atomic_file, explain_os_error, write_text
+from splitveil.train.files import atomic_file, explain_os_error, stamp, write_text
 from splitveil.types import Json, Labelled, Progress, Record, Victim
 
 PLACES = ("data_dir", "runs_dir")  # where files lay says nothing about a result
@@ -105,19 +105,20 @@ def audit_run(
 
     Attacks that were finished before on the same model and data are taken from `audit/` in the
     run's folder, unless `fresh`: then all are run, and replace what was there. `only` names attacks
-    of the profile, which the record says and flags. `compile` has torch compile the decoders on a
-    GPU, which takes a while at the first audit and is kept for the next ones. `attributes` is a
+    of the profile, which the record says and flags. `compile`: see `Run.audit`. `attributes` is a
     table of them, see `splitveil.audit.tables`.
     """
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"the seed of an audit is a whole number from 0 on, got {seed!r}")
-    store = folder_store(run.path / "audit")
+    store, begun = folder_store(run.path / "audit"), stamp(run.path / "config.toml")
     if fresh:
         store = replace(store, read=lambda _: None)
     record, pictures = examine(
         run, profile, aux=aux, seed=seed, progress=progress, store=store, only=only,
         compile=compile, attributes=attributes,
     )  # fmt: skip
+    if stamp(run.path / "config.toml") != begun:
+        raise RunError(f"{run.path} was trained anew; nothing was written, audit it again")
     write_text(run.path / "gallery.json", json.dumps(pictures))
     write_text(run.path / "record.json", record.to_json())
     return record

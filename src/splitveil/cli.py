@@ -1,5 +1,6 @@
 """The command line: parse, one library call, print. Heavy imports happen inside the commands."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -180,7 +181,9 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
         out.print(
             f"{run.path}: {shown}; effective weight λ·w_lr·scale {weight:.4g}", highlight=False
         )
-        out.print(f"next: splitveil audit {run.path}", highlight=False, soft_wrap=True)
+        out.print(
+            f"next: splitveil audit {shlex.quote(str(run.path))}", highlight=False, soft_wrap=True
+        )
 
 
 app.command()(audit.audit)

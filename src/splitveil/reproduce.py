@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from splitveil.audit.flags import UNFINISHED
 from splitveil.config import RunConfig, build_defence, find_profile, make_config
 from splitveil.errors import ConfigError, RunError, SplitVeilError, unknown
 from splitveil.report.claims import claim_lines
@@ -165,7 +166,12 @@ def _attacks(experiment: Experiment, profile: str) -> list[str]:
 
 
 def _attacked(experiment: Experiment, record: Json, profile: str) -> bool:
-    """Whether a record is of the experiment's attacks, with this budget and its knowledge."""
+    """Whether a record is of the experiment's attacks, with this budget and its knowledge.
+
+    And of a training that had ended.
+    """
+    if UNFINISHED in [flag.get("name") for flag in record.get("flags") or []]:
+        return False
     audit = record.get("audit") or {}
     asked = profile, experiment.aux, sorted(_attacks(experiment, profile))
     return (audit.get("profile"), audit.get("aux"), sorted(audit.get("only") or [])) == asked

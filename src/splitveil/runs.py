@@ -20,6 +20,8 @@ from splitveil.train.checkpoint import load_module, read_checkpoint
 from splitveil.train.files import explain_os_error, held, write_text
 from splitveil.types import Json, Progress, Record, Victim, silent
 
+EARLIER = {"ramp": 0.0, "sparse_place": "wire"}  # what a setting was before folders named it
+
 
 def prepare_process() -> None:
     """Flush denormals to zero: must be the process's first torch statement to reach all threads.
@@ -122,7 +124,9 @@ def fit(
     parts = build(config, built.image_shape, built.num_classes)
     with held(folder):
         _check_folder(folder, resume=resume, overwrite=overwrite)  # others may have been quicker
-        if not resume:
+        if resume:
+            _set_aside(folder)
+        else:
             _start_folder(folder, config, built)
         train_run(config, dataset, splits, parts, progress, resume=resume)
     return Run(folder, config, built, parts.model)
@@ -188,6 +192,9 @@ def read_folder(folder: Path) -> tuple[RunConfig, Built]:
         )
     except (KeyError, ValueError, TypeError, IndexError) as err:
         raise RunError(f"{path} lacks {err}; it was not written by a training run") from err
+    for key, value in EARLIER.items():
+        if key in configuration.find_defence(str(flat.get("defence"))).settings():
+            flat.setdefault(key, value)
     flat["runs_dir"] = str(folder.parent)
     flat["name"] = folder.name
     return configuration.make_config(flat), built
@@ -200,6 +207,8 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
         raise RunError(
             f"nothing to resume: {folder} has no checkpoint; start it again with --overwrite"
         )
+    if _is_empty(folder):  # killed before its first file
+        return
     if overwrite and folder.exists() and not (folder / "config.toml").is_file():
         raise RunError(
             f"{folder} is not a run (it has no config.toml) and will not be overwritten; "
@@ -210,6 +219,33 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
             f"{folder} exists already; choose another --name, continue it with --resume, "
             "or replace it with --overwrite"
         )
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether it is a folder, of its own, without anything in it."""
+    try:
+        return folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())
+    except OSError:
+        return False
+
+
+def _set_aside(folder: Path) -> None:
+    """What was measured of an unfinished training is not of the model that comes of it.
+
+    It is kept, as `record.unfinished.json` and `gallery.unfinished.json`.
+    """
+    from splitveil.audit.flags import UNFINISHED
+
+    try:
+        flags = json.loads((folder / "record.json").read_bytes()).get("flags") or []
+        names = [flag["name"] for flag in flags]
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        return  # none, or one that is refused wherever it is read
+    for name in ("record", "gallery") if UNFINISHED in names else ():
+        file = folder / f"{name}.json"
+        with explain_os_error(file):
+            if file.exists():
+                file.replace(folder / f"{name}.unfinished.json")
 
 
 def _check_same(folder: Path, config: RunConfig, built: Built) -> None:

@@ -75,15 +75,16 @@ def test_a_pair_with_the_layer_is_compared_with_the_same_figures() -> None:
 )
 def test_the_order_is_that_of_the_reported_rows(gated: float, words: str) -> None:
     groups = dict([row("cem", 0.02), row("gated", gated), row("other", 0.001)])
-    assert order_line(groups, REPORTED, "sparse") == [f"Order by MSE, lowest first: {words}"]
+    said = [f"Order by MSE of `decoder`, lowest first: {words}"]
+    assert order_line(groups, REPORTED, "sparse") == said
 
 
 def test_what_the_layer_changes() -> None:
-    groups = dict(
-        [row("cem", 0.02, accuracy=0.9), row("sparse+cem", 0.025, accuracy=0.88), row("gated", 1.0)]
-    )
+    layered = row("sparse+cem", 0.03, strongest=0.025, accuracy=0.88)
+    groups = dict([row("cem", 0.02, accuracy=0.9), layered, row("gated", 1.0)])
     assert layer_lines(groups, "sparse") == [
-        "`sparse` with `cem`: MSE 0.0200 → 0.0250 (+0.0050); task accuracy 90.00 → 88.00 (-2.00)."
+        "`sparse` with `cem`: strongest attack's MSE 0.0200 → 0.0250 (+0.0050); "
+        "task accuracy 90.00 → 88.00 (-2.00)."
     ]
 
 
@@ -111,7 +112,7 @@ def test_another_kind_of_the_layer_is_compared_too() -> None:
         row("sparse+gated-x", 0.04),
     ]
     lines = claim_lines([group for _, group in rows], {}, "cem", "sparse", ("", "-x"))
-    assert lines[0].startswith("`sparse-x` with `cem`: MSE 0.0200 → 0.0300 (+0.0100)")
+    assert lines[0].startswith("`sparse-x` with `cem`: strongest attack's MSE 0.0200 → 0.0300")
     assert lines[2].startswith("Without `sparse` the strongest attack on 2 rows")
     assert lines[3].startswith("With `sparse-x` the strongest attack on 2 rows leaves MSE 0.0300–")
     assert len(lines) == 4

@@ -1,5 +1,6 @@
 """`splitveil export --attacker`: the audit's strongest decoder, the same again."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,18 @@ def test_export_takes_the_attacker_along(
     told = f"mean squared error {found.attacker['mse']:.4f} (audit: 0.0400)"
     shown = " ".join(result.output.split())
     assert f"attacker: 'decoder-small' of the audit, {told}" in shown
+
+
+@pytest.mark.usefixtures("without_exporter")
+def test_an_unfinished_training_is_exported_with_a_warning(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    planned = sv.load_run(run).config.epochs
+    assert planned is not None
+    for done in (planned, planned - 1):
+        (copy / "metrics.jsonl").write_text('{"kind": "epoch", "step": 1}\n' * done)
+        made = call("export", str(copy), "--out", str(tmp_path / f"out{done}"))
+        assert made.exit_code == 0, made.output
+        told = " ".join((made.output + made.stderr).split())
+        words = f"has not ended, it is at epoch {done} of {planned}; finish it with --resume"
+        assert (words in told) == (done < planned)

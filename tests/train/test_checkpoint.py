@@ -21,7 +21,7 @@ from splitveil.train.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from splitveil.train.files import MetricsLog, write_text
+from splitveil.train.files import MetricsLog, held, write_text
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -167,3 +167,44 @@ def test_the_log_is_rewound_to_the_checkpoint(tmp_path: Path) -> None:
         log.append({"kind": "epoch", "step": 2, "loss": 3.0})
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["loss"] for line in lines] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("harm", ["removed", "shortened", "damaged"])
+def test_a_log_that_lost_its_end_goes_on_with_what_is_left(
+    tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(tmp_path) as log:
+        log.append({"kind": "epoch", "step": 1, "loss": 1.0})
+        first = log.offset
+        log.append({"kind": "epoch", "step": 2, "loss": 2.0})
+        whole = log.offset
+    match harm:
+        case "removed":
+            path.unlink()
+        case "shortened":
+            path.write_bytes(path.read_bytes()[: first + 9])
+        case _:
+            path.write_bytes(path.read_bytes()[:first].ljust(whole, b"\0"))
+    with MetricsLog(tmp_path, whole) as log:
+        assert log.offset == (0 if harm == "removed" else first)
+        log.append({"kind": "epoch", "step": 3, "loss": 3.0})
+    left = [json.loads(line)["loss"] for line in path.read_text().splitlines()]
+    assert left == ([3.0] if harm == "removed" else [1.0, 3.0])
+    assert "has lost lines" in caplog.text
+
+
+def test_a_folder_is_held_under_every_name_it_has(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    busy = pytest.raises(RunError, match="another process is training")
+    with held(tmp_path / "run"), busy, held(tmp_path / "link"):
+        pass
+    with held(tmp_path / "link"):
+        pass
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "run"]
+
+
+def test_a_name_that_is_too_long_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="Choose a shorter name"), held(tmp_path / ("x" * 250)):
+        pass

@@ -19,6 +19,7 @@ FALLING = 0.02  # relative fall of the training loss per epoch at the end
 LARGER_LOSES = 1.02
 LINEAR_SHARE = 0.05  # of the mean image's error: what a linear map leaves of an open client
 OVERFIT = 0.7
+UNFINISHED = "training unfinished"
 PROBED = 64
 MASKED = 1e-3  # gradient over what a small change of the image really does
 
@@ -267,7 +268,7 @@ FLAGS: Mapping[str, tuple[Check, str]] = {
         not_finite,
         "mend the encoder; these images count as they are, attacked through zeros",
     ),
-    "training unfinished": (
+    UNFINISHED: (
         lambda evidence: evidence.unfinished,
         "continue it with --resume, then audit again: this is not the model that will be deployed",
     ),

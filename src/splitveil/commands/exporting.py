@@ -32,6 +32,12 @@ def export_run(
     from splitveil.serve.folders import check_target
 
     check_target(target, overwrite=overwrite)
+    done = epochs_of(run.path)
+    if done is not None and done < (run.config.epochs or 1):
+        warn(
+            f"the training of {run.path} has not ended, it is at epoch {done} of "
+            f"{run.config.epochs}; finish it with --resume and export again"
+        )
     record = run.record
     if record is None:
         warn(f"{run.path} has no audit: nobody has measured what its wire gives away; audit it")
@@ -92,6 +98,15 @@ def steps_of(run: Path) -> int | None:
     from splitveil.train.checkpoint import read_checkpoint
 
     return read_checkpoint(run / "checkpoint.safetensors").meta.get("step")
+
+
+def epochs_of(run: Path) -> int | None:
+    """How many epochs the log of a run tells of; None without one."""
+    try:
+        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return None
+    return sum('"kind": "epoch"' in line for line in lines)
 
 
 def source_of(run: Path) -> dict[str, Any]:
@@ -160,8 +175,8 @@ def strongest_decoder(record: "Record", profile: str) -> str:
     errors = {n: float(record.attacks[n]["mse"]) for n in decoders if n in record.attacks}
     if not errors:
         raise AuditError(
-            f"the audit (profile '{profile}') has no decoder attack to export; audit the run with "
-            "one of the profiles that `splitveil attacks` lists"
+            f"the audit (profile '{profile}') has no decoder attack to export; audit the run "
+            "without --attacks, or with a decoder among them"
         )
     return min(errors, key=lambda name: errors[name])
 

@@ -118,8 +118,8 @@ def order_line(
         found = sorted(known, key=lambda name: known[name])
         word = "agrees with" if found == told else "differs from"
         lines.append(
-            f"Order by MSE, lowest first: {_listed(found, front)} {word} the reported "
-            f"{_listed(told, '')}."
+            f"Order by MSE of `{SAME_ATTACK}`, lowest first: {_listed(found, front)} {word} the "
+            f"reported {_listed(told, '')}."
         )
     return lines
 
@@ -142,8 +142,10 @@ def layer_lines(groups: Mapping[str, Group], layer: str, kind: str = "") -> list
         layered = groups.get(f"{layer}+{name}{kind}")
         if layered is None:
             continue
-        mse, acc = (_change(plain, layered, m) for m in (MEASURES[0], MEASURES[-1]))
-        lines.append(f"`{layer}{kind}` with `{name}`: MSE {mse}; task accuracy {acc}.")
+        mse, acc = (_change(plain, layered, m) for m in (STRONGEST, MEASURES[-1]))
+        lines.append(
+            f"`{layer}{kind}` with `{name}`: strongest attack's MSE {mse}; task accuracy {acc}."
+        )
     return lines
 
 

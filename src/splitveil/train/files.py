@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +11,8 @@ from typing import BinaryIO
 
 from splitveil.errors import RunError
 from splitveil.types import Json
+
+log = logging.getLogger(__name__)
 
 try:
     import fcntl
@@ -23,11 +26,15 @@ def explain_os_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        full = err.errno in (errno.ENOSPC, errno.EDQUOT)
+        if err.errno in (errno.ENOSPC, errno.EDQUOT):
+            step = "Free some space or choose another folder"
+        elif err.errno == errno.ENAMETOOLONG:
+            step = "Choose a shorter name"
+        else:
+            step = "Choose another folder"
         raise RunError(
             f"cannot write {path}: {err.strerror or err}; nothing was lost: what was complete "
-            f"before is still there. {'Free some space or choose' if full else 'Choose'} another "
-            "folder"
+            f"before is still there. {step}"
         ) from err
 
 
@@ -58,7 +65,9 @@ def held(folder: Path) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    lock = folder.with_name(f".{folder.name}.lock")
+    with explain_os_error(folder):
+        own = folder.resolve()  # whatever link leads to it
+    lock = own.with_name(f".{own.name}.lock")
     with explain_os_error(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = _locked(lock)
@@ -92,10 +101,33 @@ def _locked(lock: Path) -> BinaryIO | None:
         file.close()  # its last owner removed it between the two calls
 
 
+def stamp(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is written anew; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic_file(path) as file:
         file.write(text.encode())
+
+
+def _whole_lines(content: bytes) -> list[tuple[bytes, Json]]:
+    """The lines of a log, raw and read, up to the first that is torn or no line of a log."""
+    lines = []
+    for raw in content.splitlines(keepends=True):
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            break
+        if not raw.endswith(b"\n") or not isinstance(line, dict) or not {"kind", "step"} <= {*line}:
+            break
+        lines.append((raw, line))
+    return lines
 
 
 class MetricsLog:
@@ -105,7 +137,10 @@ class MetricsLog:
     """
 
     def __init__(self, folder: Path, offset: int = 0) -> None:
-        """Open for appending after `offset` bytes; what follows them is dropped."""
+        """Open for appending after `offset` bytes; what follows them is dropped.
+
+        Of a log that has lost its end, or was damaged, the lines before that are kept.
+        """
         from torch.utils.tensorboard import SummaryWriter
 
         self._path = folder / "metrics.jsonl"
@@ -113,11 +148,19 @@ class MetricsLog:
             for stale in folder.glob("events.out.tfevents.*"):
                 stale.unlink()
             self._file = self._path.open("ab")
-            self._file.truncate(offset)
-            self._file.seek(offset)
+            lines = _whole_lines(self._path.read_bytes()[:offset])
+            kept = sum(len(raw) for raw, _ in lines)
+            if kept < offset:
+                log.warning(
+                    "%s has lost lines that were written before the checkpoint; the run goes on "
+                    "without them",
+                    self._path,
+                )
+            self._file.truncate(kept)
+            self._file.seek(kept)
             self._events = SummaryWriter(str(folder))
-        for line in self._path.read_bytes().splitlines():
-            self._show(json.loads(line))
+        for _, line in lines:
+            self._show(line)
 
     @property
     def offset(self) -> int:
