@@ -117,6 +117,37 @@ def test_each_learns_at_its_own_rate_as_it_would_alone(tmp_path: Path) -> None:
     assert found["fast"][0] > 10 * found["slow"][0] > 0
 
 
+class Broken(Paid):
+    """Asks for what is no number."""
+
+    def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return super().penalty(z, x, y) * math.nan
+
+
+def test_one_that_breaks_harms_no_other_and_is_counted(tmp_path: Path) -> None:
+    found, skipped = {}, {}
+    for name, parts in (("sound", [Paid(3.0)]), ("broken", [Broken(1.0), Paid(3.0)]), ("none", [])):
+
+        @dataclass(frozen=True, kw_only=True)
+        class Pays(NoiseOnly):
+            parts: ClassVar[list[nn.Module]]
+
+            def companion(self, *words: object) -> nn.Module | None:
+                del words
+                return Together(self.parts) if self.parts else None
+
+        Pays.parts = list(parts)
+        with patch.dict(DEFENCES, {"pays": Pays(summary="pays")}):
+            found[name] = trained(tmp_path, name, "pays")
+        last = (tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]
+        skipped[name] = json.loads(last)["skipped"]
+    sound, broken, plain = (found[name] for name in ("sound", "broken", "none"))
+    assert all(torch.equal(value, sound[key]) for key, value in broken.items())
+    assert not all(torch.equal(value, plain[key]) for key, value in broken.items())
+    assert skipped["sound"] == skipped["none"] == 0
+    assert skipped["broken"] > 0
+
+
 def test_two_that_learn_both_learn_beside_a_penalty(tmp_path: Path) -> None:
     trained(tmp_path, "run", "arl+infoscissors+vib+cem", arl_strength=0.5)
     with torch.random.fork_rng([]):

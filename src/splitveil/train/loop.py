@@ -17,7 +17,14 @@ from splitveil.train.files import MetricsLog
 from splitveil.train.interrupt import catch_interrupt
 from splitveil.train.logbook import Clock, in_short, log_line
 from splitveil.train.schedule import Schedule, companion_rate
-from splitveil.train.state import TrainState, learners, new_state, restore, snapshot
+from splitveil.train.state import (
+    TrainState,
+    companions,
+    learners,
+    new_state,
+    restore,
+    snapshot,
+)
 from splitveil.train.step import Compiles, EvalSet, TrainSet, accuracy, clean_features
 from splitveil.train.stepper import Stepper
 from splitveil.types import Json, Paced, Progress, Refits
@@ -121,8 +128,8 @@ def _stepped(
     wrapped.mark_forward_method("split_forward")
     if not compiled or fabric.world_size > 1:
         return cast(nn.Module, wrapped)
-    if companion is not None:
-        compile_methods(companion, "learn", "penalty")
+    for part in [] if companion is None else companions(companion):
+        compile_methods(part, "learn", "penalty")
     return cast(Compiles, model).compiled()
 
 

@@ -121,6 +121,12 @@ def new_state(
     return TrainState(model, surrogate, optimisers, streams, *counters, companion)
 
 
+def companions(companion: nn.Module) -> list[nn.Module]:
+    """Those that stand in one; itself if it is not several."""
+    parts = getattr(companion, "parts", None)
+    return list(parts) if isinstance(parts, nn.ModuleList) else [companion]
+
+
 def learners(companion: nn.Module) -> list[tuple[list[nn.Parameter], float]]:
     """Parameters and rate of each companion in one."""
     groups = getattr(companion, "groups", None)

@@ -6,13 +6,13 @@ from typing import cast
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitveil.gradient import scale_gradient
 from splitveil.train.compose import penalty
 from splitveil.train.distributed import gathered, global_batch
 from splitveil.train.schedule import Weights
-from splitveil.train.state import TrainState
+from splitveil.train.state import TrainState, companions
 from splitveil.types import Companion, Remembers, SurrogateOutput
 
 Tap = Callable[[Tensor], None]
@@ -37,7 +37,7 @@ class Watch:
         self._images, self._labels = batch
         self._weights, self._state, self._fabric = weights, state, fabric
         self._penalties: list[tuple[Tensor, SurrogateOutput]] = []
-        self._beside: list[tuple[Tensor, Tensor]] = []
+        self._beside: list[tuple[Tensor, list[Tensor]]] = []
         self._looks: list[Tap] = []
         if state.surrogate is not None and weights is not None:
             self._looks.append(self._measure)
@@ -61,8 +61,8 @@ class Watch:
             scalars = {k: v for k, v in said.diagnostics.items() if v.ndim == 0}
             values |= {"rob_loss": said.loss, "intra_mse": said.intra_mse} | scalars
         for own, paid in self._beside:
-            terms += [own, torch.where(torch.isfinite(paid), paid, torch.zeros_like(paid))]
-            values |= {"companion_loss": own, "companion_penalty": paid}
+            terms += [own, *(torch.where(torch.isfinite(p), p, torch.zeros_like(p)) for p in paid)]
+            values |= {"companion_loss": own, "companion_penalty": torch.stack(paid).sum()}
         return terms, values
 
     def _look(self, z: Tensor) -> None:
@@ -88,7 +88,10 @@ class Watch:
     def _accompany(self, z: Tensor) -> None:
         z, labels = global_batch(z, self._labels, self._fabric)
         images = gathered(self._images, self._fabric)
-        companion = cast(Companion, self._state.companion)
-        own = companion.learn(z.detach(), images, labels)
-        guarded = scale_gradient(z, 1.0, self._state.guard.gradient)
-        self._beside.append((own, companion.penalty(guarded, images, labels)))
+        companion = cast(nn.Module, self._state.companion)
+        own = cast(Companion, companion).learn(z.detach(), images, labels)
+        paid = []
+        for part in companions(companion):  # each on its own: one that breaks harms no other
+            guarded = scale_gradient(z, 1.0, self._state.guard.gradient)
+            paid.append(cast(Companion, part).penalty(guarded, images, labels))
+        self._beside.append((own, paid))
