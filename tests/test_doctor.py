@@ -98,6 +98,9 @@ def test_the_command_says_what_was_seen_and_what_to_do(tmp_path: Path) -> None:
     assert ill.exit_code == 0
     assert "1. values not finite\n   seen: the penalty" in ill.stdout
     assert "\n   do: lambd 0.3 → 0.15" in ill.stdout
+    beside = plant(tmp_path / "beside", "arl+veil", lines=edited({"skipped": 7}))
+    shown = " ".join(CliRunner().invoke(app, ["doctor", str(beside)]).stdout.split())
+    assert "or adversary_lr 0.001 → 0.0001" in shown
 
 
 @pytest.mark.parametrize(

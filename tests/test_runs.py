@@ -320,6 +320,7 @@ def test_skipped_penalties_are_counted_and_warned_of(
     line = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])
     assert line["skipped"] > 0
     assert "not finite" in caplog.text
+    assert "Lower lambd or the learning rate" in caplog.text
     plain = weights(sv.fit(config(tmp_path, "noise")))
     assert all(torch.equal(v, plain[k]) for k, v in weights(run).items())
 

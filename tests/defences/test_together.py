@@ -124,7 +124,9 @@ class Broken(Paid):
         return super().penalty(z, x, y) * math.nan
 
 
-def test_one_that_breaks_harms_no_other_and_is_counted(tmp_path: Path) -> None:
+def test_one_that_breaks_harms_no_other_and_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     found, skipped = {}, {}
     for name, parts in (("sound", [Paid(3.0)]), ("broken", [Broken(1.0), Paid(3.0)]), ("none", [])):
 
@@ -146,6 +148,7 @@ def test_one_that_breaks_harms_no_other_and_is_counted(tmp_path: Path) -> None:
     assert not all(torch.equal(value, plain[key]) for key, value in broken.items())
     assert skipped["sound"] == skipped["none"] == 0
     assert skipped["broken"] > 0
+    assert "Lower the strength and rate of what learns beside the model or" in caplog.text
 
 
 def test_two_that_learn_both_learn_beside_a_penalty(tmp_path: Path) -> None:

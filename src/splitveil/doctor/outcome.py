@@ -11,6 +11,7 @@ LOST = 0.02
 HALF_LOG_TWO = 0.5 * math.log(2)  # nats per dimension where signal and noise are equally strong
 STEEP = 0.02  # relative fall of the task loss per epoch
 LEARNED = 0.02  # task loss under which there is nothing left to learn
+BESIDE_RATES = ("adversary_lr", "patrol_lr", "scissors_lr")  # of what learns beside the model
 STRENGTHS = ("_strength", "_beta", "dropout", "prune", "noise_std")  # ends of knobs to halve
 
 
@@ -75,6 +76,8 @@ def not_finite(case: Case) -> Seen | None:
     advice = turn(case, "lr", case.setting("lr") / 2)
     if case.penalised:
         advice = f"{turn(case, 'lambd', case.setting('lambd') / 2)} or {advice}"
+    for key in (key for key in BESIDE_RATES if key in case.config):
+        advice += f" or {turn(case, key, case.setting(key) / 10)}"
     if "eps" in case.config:
         advice += f"; if it goes on, {turn(case, 'eps', 10 * case.setting('eps'))}"
     if "margin_m" in case.config and case.config.get("penalty") is None:

@@ -68,10 +68,14 @@ def warn_skipped(state: TrainState) -> int:
     """Warn at the first skipped penalty and at every hundredth; returns the count."""
     skipped = state.skipped()
     if skipped and (state.warned == 0 or skipped // 100 > state.warned // 100):
+        knobs = ["lambd"] if state.surrogate is not None else []
+        if state.companion is not None:
+            knobs.append("the strength and rate of what learns beside the model")
         log.warning(
             "the penalty's loss or gradient was not finite %d times and was left out; the task's "
-            "own gradient was kept. Lower lambd or the learning rate if this goes on",
+            "own gradient was kept. Lower %s or the learning rate if this goes on",
             skipped,
+            ", ".join(knobs),
         )
         state.warned = skipped
     return skipped
