@@ -129,6 +129,7 @@ def fit(
         else:
             _start_folder(folder, config, built)
         train_run(config, dataset, splits, parts, progress, resume=resume)
+        _set_aside(folder)  # somebody may have audited it meanwhile
     return Run(folder, config, built, parts.model)
 
 
