@@ -194,7 +194,10 @@ def read_folder(folder: Path) -> tuple[RunConfig, Built]:
     except (KeyError, ValueError, TypeError, IndexError) as err:
         raise RunError(f"{path} lacks {err}; it was not written by a training run") from err
     for key, value in EARLIER.items():
-        if key in configuration.find_defence(str(flat.get("defence"))).settings():
+        if (
+            key
+            in configuration.find_defence(str(flat.get("defence", RunConfig.defence))).settings()
+        ):
             flat.setdefault(key, value)
     flat["runs_dir"] = str(folder.parent)
     flat["name"] = folder.name
