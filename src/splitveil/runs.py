@@ -193,12 +193,8 @@ def read_folder(folder: Path) -> tuple[RunConfig, Built]:
         )
     except (KeyError, ValueError, TypeError, IndexError) as err:
         raise RunError(f"{path} lacks {err}; it was not written by a training run") from err
-    for key, value in EARLIER.items():
-        if (
-            key
-            in configuration.find_defence(str(flat.get("defence", RunConfig.defence))).settings()
-        ):
-            flat.setdefault(key, value)
+    defence = configuration.find_defence(str(flat.get("defence", RunConfig.defence)))
+    flat = {k: v for k, v in EARLIER.items() if k in defence.settings()} | flat
     flat["runs_dir"] = str(folder.parent)
     flat["name"] = folder.name
     return configuration.make_config(flat), built
