@@ -6,16 +6,14 @@ python scripts/readme.py picture RUN...   docs/images/digits.png, from audited r
 
 import json
 import re
-import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from splitveil.comparing import contrasts, sheets
-from splitveil.config import ANY_RECIPE, RECIPES, RunConfig, find_defence
 from splitveil.report import read_run
 from splitveil.report.bases import TABLE1, base_section
 from splitveil.report.breadth import breadth
@@ -25,12 +23,13 @@ from splitveil.report.rows import Found, Group, Published, find_records, read_pu
 from splitveil.report.tracks import Track, tracks
 from splitveil.report.tradeoff import marks, tradeoff
 from splitveil.reproduce import EXPERIMENTS, SEED_003, section
-from splitveil.runs import EARLIER
 
 if TYPE_CHECKING:
-    from scripts.readme_parts import epoch_times, estimators, in_a_sentence
+    from scripts.readme_commands import audit_command, train_command
+    from scripts.readme_parts import epoch_times, estimators, flagged, in_a_sentence
 else:
-    from readme_parts import epoch_times, estimators, in_a_sentence
+    from readme_commands import audit_command, train_command
+    from readme_parts import epoch_times, estimators, flagged, in_a_sentence
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -39,8 +38,6 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
 BLOCK = re.compile(r"(<!-- built: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SHORT = ("row", "net", "seeds", "accuracy", "reported accuracy", "strongest attack MSE",
          "reported MSE", "by", "SSIM", "worst-case MSE", "leakage", "rate")  # fmt: skip
-TRAINING = ("batch_size", "lr", "schedule", "momentum", "weight_decay", "noise_std", "held_out",
-            "split_seed", "compile")  # fmt: skip
 
 
 @cache
@@ -128,20 +125,6 @@ def remarks() -> str:
     return "\n".join(lines) or "None."
 
 
-def flagged(group: Group) -> list[str]:
-    """The flags of a row's audits, each with the attacks it was raised for."""
-    names: dict[str, set[str]] = {}
-    for record in group.records:
-        for flag in record.get("flags") or []:
-            words = re.findall(r"[a-z][a-z-]*", flag["seen"])
-            attacks = [f"`{w}`" for w in words if w in record["attacks"] and w != "mean"]
-            names.setdefault(flag["name"], set()).update(attacks[:1])
-    return [
-        f"“{name}”" + (f" ({', '.join(sorted(attacks))})" if attacks else "")
-        for name, attacks in sorted(names.items())
-    ]
-
-
 def datasets() -> list[str]:
     """Datasets with records."""
     return sorted({p.relative_to(RESULTS).parts[0] for p in RESULTS.rglob("record.json")})
@@ -171,49 +154,6 @@ def _made(group: Group) -> str:
     commits = sorted({str(r["versions"].get("commit")) for r in group.records} - {"None"})
     words = f"training seeds {seeds}; attack seeds {attacks}"
     return words + (f"; commit {', '.join(commits)}" if commits else "")
-
-
-def train_command(record: Mapping[str, Any], name: str) -> str:
-    """The command that trains what a record measured: what is not said is the default.
-
-    The run is called `name`: rows of two tables may have had runs of one name.
-    """
-    config = record["config"] | {"name": name}
-    recipe = RECIPES.get(config["dataset"], ANY_RECIPE)
-    preset = find_defence(config["defence"])
-    usual = {key: getattr(recipe, key, getattr(RunConfig, key)) for key in TRAINING}
-    if not preset.noisy:
-        usual["noise_std"] = 0.0
-    usual |= preset.settings()
-    words = ["splitveil", "train"]
-    for key in ("dataset", "defence", "net", "epochs", "seed", "name"):
-        words += [f"--{key}", str(config[key])]
-    words += ["--final"] if config.get("final") else []
-    for key, value in usual.items():
-        if config.get(key, EARLIER.get(key, value)) != value:
-            words += ["--set", f"{key}={_plain(config.get(key, EARLIER.get(key)))}"]
-    return shlex.join(words)
-
-
-def _plain(value: object) -> str:
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def audit_command(record: Mapping[str, Any], name: str) -> str:
-    """The command that made a record, as it says itself, on the run `name`; else one that does it.
-
-    >>> record = {"audit": {"command": "splitveil audit runs/x --seed 1"}}
-    >>> audit_command(record, "y")
-    'splitveil audit runs/y --seed 1'
-    """
-    said = str(record["audit"].get("command") or "")
-    start, run = "splitveil audit ", f"runs/{name}"
-    if said.startswith(f"{start}runs/"):
-        return shlex.join([*shlex.split(start), run, *shlex.split(said)[3:]])
-    audit, seed = record["audit"], record["seeds"]["attack"]
-    return f"{start}{run} --profile {audit['profile']} --aux {audit['aux']} --seed {seed}"
 
 
 def beyond(dataset: str) -> str:

@@ -1,6 +1,7 @@
-"""Parts of the built pages that are not tables of rows: a sentence, diagnostics, times."""
+"""Parts of the built pages that are not tables of rows: a sentence, flags, diagnostics, times."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,20 @@ def _point(group: Group) -> tuple[str, str]:
     accuracy, mse = group.mean("accuracy"), group.mean("strongest", "mse")
     assert accuracy is not None and mse is not None  # noqa: S101, PT018 - every record has them
     return f"{100 * accuracy:.1f} %", f"{mse:.4f}"
+
+
+def flagged(group: Group) -> list[str]:
+    """The flags of a row's audits, each with the attacks it was raised for."""
+    names: dict[str, set[str]] = {}
+    for record in group.records:
+        for flag in record.get("flags") or []:
+            words = re.findall(r"[a-z][a-z-]*", flag["seen"])
+            attacks = [f"`{w}`" for w in words if w in record["attacks"] and w != "mean"]
+            names.setdefault(flag["name"], set()).update(attacks[:1])
+    return [
+        f"“{name}”" + (f" ({', '.join(sorted(attacks))})" if attacks else "")
+        for name, attacks in sorted(names.items())
+    ]
 
 
 def estimators(groups: Sequence[Group], folder: Path) -> str:

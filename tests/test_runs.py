@@ -2,23 +2,18 @@
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from short_runs import config
 
 import splitveil as sv
 from splitveil.attacks import PROFILES
 from splitveil.errors import AuditError, CheckpointError, ConfigError, DataError, RunError
 from splitveil.runs import flat_config
 from splitveil.train.checkpoint import read_checkpoint
-
-
-def config(folder: Path, defence: str = "veil", **kwargs: Any) -> sv.RunConfig:  # noqa: ANN401
-    settings: dict[str, Any] = {"dataset": "digits", "epochs": 2, "runs_dir": str(folder)} | kwargs
-    return sv.RunConfig(defence=defence, **settings)
 
 
 def weights(run: sv.Run) -> dict[str, torch.Tensor]:
@@ -146,96 +141,6 @@ def test_some_attacks_alone_are_said_to_be_some(veil: sv.Run) -> None:
     sv.audit(veil, profile="smoke")
 
 
-def test_a_training_that_was_killed_is_flagged_until_it_has_ended(tmp_path: Path) -> None:
-    made = config(tmp_path, "none", epochs=3)
-
-    def stop(done: int, total: int, note: str = "") -> None:
-        if 2 * done > total:
-            raise KeyboardInterrupt(note)
-
-    with pytest.raises(KeyboardInterrupt):
-        sv.fit(made, progress=stop)
-    half = sv.audit(sv.load_run(made.folder), profile="smoke", only=["linear"])
-    told = {flag["name"]: flag["seen"] for flag in half.flags}
-    assert re.fullmatch(r"\d+ of 30 steps were trained", told["training unfinished"])
-    whole = sv.audit(sv.fit(made, resume=True), profile="smoke", only=["linear"])
-    assert "training unfinished" not in [flag["name"] for flag in whole.flags]
-
-
-def test_what_was_measured_of_half_a_training_is_set_aside_when_it_goes_on(tmp_path: Path) -> None:
-    made = config(tmp_path, "none", epochs=3)
-
-    def stop(done: int, total: int, note: str = "") -> None:
-        if 2 * done > total:
-            raise KeyboardInterrupt(note)
-
-    with pytest.raises(KeyboardInterrupt):
-        sv.fit(made, progress=stop)
-    half = sv.audit(sv.load_run(made.folder), profile="smoke", only=["linear"]).to_dict()
-    run = sv.fit(made, resume=True)
-    assert run.record is None
-    kept = json.loads((made.folder / "record.unfinished.json").read_text())
-    assert kept == half
-    assert not (made.folder / "gallery.json").exists()
-    whole = sv.audit(run, profile="smoke", only=["linear"])
-    assert "training unfinished" not in [flag["name"] for flag in whole.flags]
-    sv.fit(made, resume=True)  # there is nothing left to train
-    assert run.record == whole
-
-
-def test_what_was_measured_while_it_was_trained_is_set_aside_at_the_end(tmp_path: Path) -> None:
-    made = config(tmp_path, "none", epochs=1)
-    flags = [{"name": "training unfinished", "seen": "1 of 9 steps were trained"}]
-
-    def audit(done: int, total: int, note: str = "") -> None:
-        if done == 1:
-            assert total > done, note
-            (made.folder / "record.json").write_text(json.dumps({"flags": flags}))
-
-    assert sv.fit(made, progress=audit).record is None
-    assert json.loads((made.folder / "record.unfinished.json").read_text()) == {"flags": flags}
-
-
-def test_a_run_that_is_trained_anew_under_an_audit_keeps_no_record_of_it(tmp_path: Path) -> None:
-    run = sv.fit(config(tmp_path, "none", epochs=1, name="x"))
-    seen: list[str] = []
-
-    def meanwhile(done: int, total: int, note: str = "") -> None:
-        if not seen:
-            seen.append(note or f"{done} of {total}")
-            sv.fit(config(tmp_path, "noise", epochs=1, name="x"), overwrite=True)
-
-    with pytest.raises(RunError, match="trained anew; nothing was written"):
-        run.audit("smoke", only=["linear"], progress=meanwhile)
-    assert sv.load_run(run.path).record is None
-    assert not (run.path / "gallery.json").exists()
-
-
-def test_an_empty_folder_is_no_run_to_be_kept(tmp_path: Path) -> None:
-    """It is what a training leaves that was killed before its first file."""
-    for overwrite in (False, True):
-        made = config(tmp_path, "none", epochs=1, name=f"e{overwrite}")
-        made.folder.mkdir()
-        assert sv.fit(made, overwrite=overwrite).path == made.folder
-    made = config(tmp_path, "none", epochs=1, name="r")
-    made.folder.mkdir()
-    with pytest.raises(RunError, match="nothing to resume"):
-        sv.fit(made, resume=True)
-
-
-def test_a_folder_from_before_a_setting_had_a_name_is_read_as_it_was(tmp_path: Path) -> None:
-    made = config(tmp_path, "sparse", epochs=1, settings={"sparse_place": "wire"})
-    run = sv.fit(made)
-    file = run.path / "config.toml"
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(line for line in lines if "sparse_place" not in line))
-    again = sv.load_run(run.path)
-    assert flat_config(again.config)["sparse_place"] == "wire"
-    own, read = run.model.state_dict(), again.model.state_dict()
-    assert own.keys() == read.keys()
-    assert all(torch.equal(value, own[key]) for key, value in read.items())
-
-
 def test_final_trains_on_validation_too(tmp_path: Path) -> None:
     run = sv.fit(config(tmp_path, "none", epochs=1, final=True))
     line = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])
@@ -255,19 +160,6 @@ def test_a_run_that_cannot_be_built_does_not_cost_the_old_one(veil: sv.Run) -> N
     with pytest.raises(ConfigError, match="32×32"):
         sv.fit(config(veil.path.parent, name="x", net="vgg11"), overwrite=True)
     assert (veil.path / "checkpoint.safetensors").read_bytes() == before
-
-
-def test_overwrite_replaces(tmp_path: Path) -> None:
-    for epochs in (2, 1):
-        run = sv.fit(config(tmp_path, "none", name="o", epochs=epochs), overwrite=True)
-    assert (run.path / "metrics.jsonl").read_text().count("epoch") >= 1
-    assert sv.load_run(run.path).config.epochs == 1
-
-
-def test_a_folder_below_a_file_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot write"):
-        sv.fit(config(tmp_path / "file"))
 
 
 def test_a_checkpoint_of_another_architecture_is_refused(veil: sv.Run, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from splitveil.config import RunConfig, build_defence, find_profile, make_config
 from splitveil.errors import ConfigError, RunError, SplitVeilError, unknown
 from splitveil.report.claims import claim_lines
 from splitveil.report.compare import Sheet, find_records, test90_sheet
-from splitveil.report.rows import Group, Published
+from splitveil.report.rows import Group, Published, flag_names
 from splitveil.report.tables import NOTHING, Column
 from splitveil.report.tracks import TEST90, Track, dataset_of
 from splitveil.runs import Run, fit, read_folder
@@ -170,7 +170,7 @@ def _attacked(experiment: Experiment, record: Json, profile: str) -> bool:
 
     And of a training that had ended.
     """
-    if UNFINISHED in [flag.get("name") for flag in record.get("flags") or []]:
+    if UNFINISHED in flag_names(record):
         return False
     audit = record.get("audit") or {}
     asked = profile, experiment.aux, sorted(_attacks(experiment, profile))

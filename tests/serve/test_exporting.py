@@ -1,5 +1,6 @@
 """`splitveil export --attacker`: the audit's strongest decoder, the same again."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,8 @@ def test_an_unfinished_training_is_exported_with_a_warning(run: Path, tmp_path: 
     planned = sv.load_run(run).config.epochs
     assert planned is not None
     for done in (planned, planned - 1):
-        (copy / "metrics.jsonl").write_text('{"kind": "epoch", "step": 1}\n' * done)
+        line = {"kind": "epoch", "step": 1, "epoch": done}
+        (copy / "metrics.jsonl").write_text(json.dumps(line) + "\n")
         made = call("export", str(copy), "--out", str(tmp_path / f"out{done}"))
         assert made.exit_code == 0, made.output
         told = " ".join((made.output + made.stderr).split())

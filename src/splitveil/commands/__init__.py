@@ -33,11 +33,11 @@ def merge(
 
 
 def last_epoch(folder: Path) -> dict[str, Any]:
-    """The last epoch's line of a run's log."""
+    """The last epoch's line of a run's log; empty before the first."""
     from splitveil.report import read_run
 
     lines = [m for m in read_run(folder, audited=False).metrics if m.get("kind") == "epoch"]
-    return dict(lines[-1])
+    return dict(lines[-1]) if lines else {}
 
 
 def write_page(runs: list[Path], folder: Path) -> Path:

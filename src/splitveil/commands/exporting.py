@@ -101,12 +101,14 @@ def steps_of(run: Path) -> int | None:
 
 
 def epochs_of(run: Path) -> int | None:
-    """How many epochs the log of a run tells of; None without one."""
+    """How many epochs a run was trained for; None where its log does not tell."""
+    from splitveil.commands import last_epoch
+    from splitveil.errors import RunError
+
     try:
-        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
+        return last_epoch(run).get("epoch")
+    except RunError:
         return None
-    return sum('"kind": "epoch"' in line for line in lines)
 
 
 def source_of(run: Path) -> dict[str, Any]:

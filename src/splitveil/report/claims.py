@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from splitveil.report.rows import Group, Published
+from splitveil.report.rows import Group, Published, flag_names
 from splitveil.report.tables import NOTHING, decimals, percent
 
 SAME_ATTACK = "decoder"  # what the reported figures were measured with
@@ -178,9 +178,9 @@ def own_images_line(groups: Sequence[Group]) -> list[str]:
     """
     said = []
     for group in groups:
-        flags = (flag.get("name") for record in group.records for flag in record.get("flags") or ())
+        flagged = any(OVERFITTED in flag_names(record) for record in group.records)
         own, new = group.mean("attacks", SAME_ATTACK, "aux_mse"), _decoded(group)
-        if OVERFITTED in flags and own is not None and new is not None:
+        if flagged and own is not None and new is not None:
             said.append(f"`{group.name}` {decimals(own, 4)} and {decimals(new, 4)}")
     if not said:
         return []

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from splitveil.errors import ConfigError, unknown
-from splitveil.report.rows import Group, Published, reported, spread
+from splitveil.report.rows import Group, Published, flag_names, reported, spread
 from splitveil.report.tables import NOTHING, Column
 from splitveil.report.tracks import aux_of, seeds_text
 
@@ -46,8 +46,8 @@ class Quantity:
 
 def flags_text(group: Group) -> str:
     """How many different flags the row's audits raised; an en dash where none was asked for."""
-    raised = [record["flags"] for record in group.records if record.get("flags") is not None]
-    return str(len({flag["name"] for flags in raised for flag in flags})) if raised else NOTHING
+    asked = [record for record in group.records if record.get("flags") is not None]
+    return str(len(set().union(*map(flag_names, asked)))) if asked else NOTHING
 
 
 def _flags(group: Group, said: Said) -> list[float | None]:

@@ -85,6 +85,11 @@ class Published:
     psnr_pooled: float | None = None
 
 
+def flag_names(record: Json) -> set[str]:
+    """The flags that an audit raised."""
+    return {flag["name"] for flag in record.get("flags") or ()}
+
+
 def mean_of(values: Sequence[float | None]) -> float | None:
     """Mean of what was measured; None if nothing was."""
     known = [v for v in values if v is not None]

@@ -1,0 +1,104 @@
+"""What lies in a run's folder is of that run: nothing outlives its model, nothing is lost."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from short_runs import config
+
+import splitveil as sv
+from splitveil.errors import RunError
+from splitveil.runs import flat_config
+
+
+def test_what_was_measured_of_half_a_training_is_flagged_and_set_aside_when_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    made = config(tmp_path, "none", epochs=3)
+
+    def stop(done: int, total: int, note: str = "") -> None:
+        if 2 * done > total:
+            raise KeyboardInterrupt(note)
+
+    with pytest.raises(KeyboardInterrupt):
+        sv.fit(made, progress=stop)
+    half = sv.audit(sv.load_run(made.folder), profile="smoke", only=["linear"])
+    told = {flag["name"]: flag["seen"] for flag in half.flags}
+    assert re.fullmatch(r"\d+ of 30 steps were trained", told["training unfinished"])
+    run = sv.fit(made, resume=True)
+    assert run.record is None
+    kept = json.loads((made.folder / "record.unfinished.json").read_text())
+    assert kept == half.to_dict()
+    assert not (made.folder / "gallery.json").exists()
+    whole = sv.audit(run, profile="smoke", only=["linear"])
+    assert "training unfinished" not in [flag["name"] for flag in whole.flags]
+    sv.fit(made, resume=True)  # there is nothing left to train
+    assert run.record == whole
+
+
+def test_what_was_measured_while_it_was_trained_is_set_aside_at_the_end(tmp_path: Path) -> None:
+    made = config(tmp_path, "none", epochs=1)
+    flags = [{"name": "training unfinished", "seen": "1 of 9 steps were trained"}]
+
+    def audit(done: int, total: int, note: str = "") -> None:
+        if done == 1:
+            assert total > done, note
+            (made.folder / "record.json").write_text(json.dumps({"flags": flags}))
+
+    assert sv.fit(made, progress=audit).record is None
+    assert json.loads((made.folder / "record.unfinished.json").read_text()) == {"flags": flags}
+
+
+def test_a_run_that_is_trained_anew_under_an_audit_keeps_no_record_of_it(tmp_path: Path) -> None:
+    run = sv.fit(config(tmp_path, "none", epochs=1, name="x"))
+    seen: list[str] = []
+
+    def meanwhile(done: int, total: int, note: str = "") -> None:
+        if not seen:
+            seen.append(note or f"{done} of {total}")
+            sv.fit(config(tmp_path, "noise", epochs=1, name="x"), overwrite=True)
+
+    with pytest.raises(RunError, match="trained anew; nothing was written"):
+        run.audit("smoke", only=["linear"], progress=meanwhile)
+    assert sv.load_run(run.path).record is None
+    assert not (run.path / "gallery.json").exists()
+
+
+def test_an_empty_folder_is_no_run_to_be_kept(tmp_path: Path) -> None:
+    """It is what a training leaves that was killed before its first file."""
+    for overwrite in (False, True):
+        made = config(tmp_path, "none", epochs=1, name=f"e{overwrite}")
+        made.folder.mkdir()
+        assert sv.fit(made, overwrite=overwrite).path == made.folder
+    made = config(tmp_path, "none", epochs=1, name="r")
+    made.folder.mkdir()
+    with pytest.raises(RunError, match="nothing to resume"):
+        sv.fit(made, resume=True)
+
+
+def test_a_folder_from_before_a_setting_had_a_name_is_read_as_it_was(tmp_path: Path) -> None:
+    made = config(tmp_path, "sparse", epochs=1, settings={"sparse_place": "wire"})
+    run = sv.fit(made)
+    file = run.path / "config.toml"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if "sparse_place" not in line))
+    again = sv.load_run(run.path)
+    assert flat_config(again.config)["sparse_place"] == "wire"
+    own, read = run.model.state_dict(), again.model.state_dict()
+    assert own.keys() == read.keys()
+    assert all(torch.equal(value, own[key]) for key, value in read.items())
+
+
+def test_overwrite_replaces(tmp_path: Path) -> None:
+    for epochs in (2, 1):
+        run = sv.fit(config(tmp_path, "none", name="o", epochs=epochs), overwrite=True)
+    assert (run.path / "metrics.jsonl").read_text().count("epoch") >= 1
+    assert sv.load_run(run.path).config.epochs == 1
+
+
+def test_a_folder_below_a_file_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write"):
+        sv.fit(config(tmp_path / "file"))
