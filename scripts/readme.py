@@ -26,10 +26,10 @@ from splitveil.reproduce import EXPERIMENTS, SEED_003, section
 
 if TYPE_CHECKING:
     from scripts.readme_commands import audit_command, train_command
-    from scripts.readme_parts import epoch_times, estimators, flagged, in_a_sentence
+    from scripts.readme_parts import client_alone, epoch_times, estimators, flagged, in_a_sentence
 else:
     from readme_commands import audit_command, train_command
-    from readme_parts import epoch_times, estimators, flagged, in_a_sentence
+    from readme_parts import client_alone, epoch_times, estimators, flagged, in_a_sentence
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -197,6 +197,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "digits": lambda: short("digits"),
     "cifar10": lambda: short("cifar10"),
     "sentence": lambda: in_a_sentence(found("cifar10").groups, published()),
+    "client-alone": lambda: client_alone(found("cifar10").groups),
     "verdicts": lambda: verdicts("cifar10"),
     "digits-full": lambda: full("digits"),
     "cifar10-full": lambda: full("cifar10"),

@@ -70,6 +70,7 @@ def test_an_open_client_gives_attributes_and_identities_away(open_leaks: Json) -
     assert found["rank_1_low"] == pytest.approx(0.025 ** (1 / 200))
     assert (found["chance_1"], found["chance_5"]) == (1 / 200, 5 / 200)
     assert found["gallery"] == found["n"] == 200
+    assert found["sendings"] == PLAN.reid.draws
 
 
 def test_pure_noise_is_at_every_chance_level(noisy_leaks: Json) -> None:

@@ -264,7 +264,7 @@ def identity_leaks(
     seen = wire.seen.z[rows].flatten(1).float() * scale
     every = torch.arange(len(rows), device=device)
     found = _identified(ranks(seen, gallery, every, generator), len(rows), str(attack.access))
-    said: Json = {"wire": found | {"scaling": name}}
+    said: Json = {"wire": found | {"scaling": name, "sendings": attack.draws}}
     place = torch.full((len(case.scored),), -1, device=device)
     place[rows.to(device)] = every
     middle = case.aux.images.mean(0).to(device)

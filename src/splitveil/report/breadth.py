@@ -10,6 +10,7 @@ from splitveil.report.tables import NOTHING, Column, count
 from splitveil.report.words import Lang, said, word
 
 Json = dict[str, object]
+WIRE = ("leaks", "re-id", "wire")
 
 
 def attack_sheet(groups: Sequence[Group], *, least: int = 5) -> Sheet | None:
@@ -122,7 +123,52 @@ def leak_sheet(groups: Sequence[Group], lang: Lang = "en") -> Sheet | None:
             column("doubles", arrow="↑"),
         ),
         rows=tuple(_leak_row(g, lang) for g in told),
+        notes=tuple(filter(None, (_fewer_sendings(told, lang),))),
     )
+
+
+def _sendings(record: Json) -> int:
+    """How often re-identification had sent each known image; 0 where a record does not say."""
+    return int(number(record, *WIRE, "sendings") or 0)
+
+
+def _by_wire(group: Group) -> list[float | None]:
+    """Share found by z̃ for each training seed, of the records with the most sendings.
+
+    With fewer the gallery is noisier and the attacker weaker: a mean over both is of neither.
+    """
+    most = max(map(_sendings, group.records))
+    return [
+        mean_of([number(r, *WIRE, "rank_1") for r in seed if _sendings(r) == most])
+        for seed in group.seeds
+    ]
+
+
+def _fewer_sendings(groups: Sequence[Group], lang: Lang) -> str:
+    """Whose attacker had fewer sendings of the known images than others'; may be empty."""
+    known = [g for g in groups if any(number(r, *WIRE, "rank_1") is not None for r in g.records)]
+    counts = {g.name: sorted({n for n in map(_sendings, g.records) if n}) for g in known}
+    every = sorted({n for ns in counts.values() for n in ns})
+    if len(every) <= 1:
+        return ""
+    parts = [
+        said("leaks.sendings", n=str(n), rows=tuple(f"`{name}`" for name in names)).plain(lang)
+        for n in reversed(every)
+        if (names := [name for name, ns in counts.items() if ns and ns[-1] == n])
+    ]
+    for group in known:
+        few, values = counts[group.name][:-1], _by_wire(group)
+        if few:
+            parts.append(
+                said(
+                    "leaks.sendings-left-out",
+                    row=f"`{group.name}`",
+                    some=str(len(values) - values.count(None)),
+                    all=str(len(values)),
+                    n=tuple(map(str, few)),
+                ).plain(lang)
+            )
+    return said("leaks.sendings-note", told="; ".join(parts)).plain(lang)
 
 
 def _chance(groups: Sequence[Group], lang: Lang) -> str:
@@ -154,7 +200,7 @@ def _leak_row(group: Group, lang: Lang) -> tuple[str, ...]:
     errors = group.values("certificates", "gallery", "matcher_error")
     return (
         f"`{group.name}`",
-        over_seeds("leaks", "re-id", "wire", "rank_1", scale=100.0, digits=1),
+        spread(_by_wire(group), 100.0, 1),
         spread([None if e is None else 1 - e for e in errors], 100.0, 1),
         spread([mean_of([_by_picture(r) for r in s]) for s in group.seeds], 100.0, 1),
         strongest("outputs"),

@@ -82,5 +82,15 @@ AUDIT = {
         "同一图像发送多少次后，"
         "图库上界增至两倍。",
     ),
+    "leaks.sendings-note": (
+        "Re-id by z̃, how often the attacker had sent each known image before: {told}.",
+        "凭 z̃ 重识别的攻击者此前发送每张已知图像的次数：{told}。",
+    ),
+    "leaks.sendings": ("{n} times for {rows}", "{rows} 为 {n} 次"),
+    "leaks.sendings-left-out": (
+        "of {row} the mean is over {some} of {all} training seeds, for in the other records it was "
+        "{n}",
+        "{row} 只取 {all} 个训练种子中 {some} 个的平均，其余记录为 {n} 次",
+    ),
     "leaks.chance": ("Here n is {n}: chance {share} %.", "此处 n 为 {n}，随机水平 {share} %。"),
 }
