@@ -59,6 +59,11 @@ def test_train_audit_report(tmp_path: Path) -> None:
     assert f"{record['strongest']['mse']:.4f}" in result.stdout
     assert (record["config"]["lambd"], record["config"]["seed"]) == (0.5, 4)
     assert (run / "report.html").is_file()
+    assert "choose with --aux val or splitveil sweep" in text(result)
+    result = call("audit", str(run), "--profile", "smoke", "--aux", "val", "--attacks", "linear")
+    assert result.exit_code == 0, text(result)
+    assert "flag: validation images scored" in text(result)
+    assert "choose with --aux val" not in text(result)
     result = call("audit", str(run), "--profile", "smoke", "--json")
     assert json.loads(result.stdout)["attacks"].keys() == record["attacks"].keys()
     result = call("report", str(run), "--out", str(tmp_path / "page"))

@@ -14,6 +14,7 @@ from splitveil.attacks import PROFILES
 from splitveil.errors import AuditError, CheckpointError, ConfigError, DataError, RunError
 from splitveil.runs import flat_config
 from splitveil.train.checkpoint import read_checkpoint
+from splitveil.types import Labelled
 
 
 def weights(run: sv.Run) -> dict[str, torch.Tensor]:
@@ -117,6 +118,29 @@ def test_audits_repeat_and_depend_on_their_seed(veil: sv.Run, record: sv.Record)
         }
     other = sv.audit(veil, profile="smoke", seed=1, only=["decoder"])
     assert other.attacks["decoder"]["mse"] != first["attacks"]["decoder"]["mse"]
+    sv.audit(veil, profile="smoke")
+
+
+def test_an_audit_to_choose_by_looks_at_no_test_image(
+    veil: sv.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[torch.Tensor] = []
+    labelled = sv.data.Dataset.labelled
+
+    def noted(self: sv.data.Dataset, rows: torch.Tensor) -> Labelled:
+        taken.append(rows)
+        return labelled(self, rows)
+
+    monkeypatch.setattr(sv.data.Dataset, "labelled", noted)
+    made = sv.audit(veil, profile="smoke", aux="val", only=["linear"])
+    splits = sv.data.make_splits(sv.data.load("digits"))
+    assert not set(torch.cat(taken).tolist()) & set(splits.test.tolist())
+    assert made.splits["scored"] == made.splits["val"] == splits.hashes()["val"]
+    assert made.audit["scored"] == len(splits.val)
+    assert "validation images scored" in {flag["name"] for flag in made.flags}
+    assert "overlap training data" in made.certificates["population"]["refused"]
+    assert made.leaks["re-id"]["wire"]["gallery"] == len(splits.val)
+    monkeypatch.undo()
     sv.audit(veil, profile="smoke")
 
 

@@ -164,8 +164,7 @@ class Opened:
 
     def attributes(self, path: Path) -> Attributes:
         """The attributes of aux and scored images from a table over the dataset."""
-        files = file_names(self.run.config.dataset)
-        table = read_table(path, len(self.dataset), files)
+        table = read_table(path, len(self.dataset), file_names(self.run.config.dataset))
         return attributes_of(path, table, self.view.aux, self.view.scored)
 
 
@@ -227,7 +226,8 @@ def examine_wire(
     """
     run, case, splits, dataset = opened.run, opened.case, opened.splits, opened.dataset
     trained = read_checkpoint(run.path / "checkpoint.safetensors").meta
-    outside = splits.held_out if len(splits.held_out) else splits.test
+    judged = splits.judged(opened.view.knowledge)
+    outside = splits.held_out if len(splits.held_out) else judged
     attacks = find_profile(profile, only=only, compile=compile)
     subject = Subject(
         case=case,
@@ -237,7 +237,7 @@ def examine_wire(
         left_out=[name for name in find_profile(profile) if name not in attacks],
         profile=profile,
         aux=opened.view.knowledge,
-        test=dataset.labelled(splits.test),
+        test=dataset.labelled(judged),
         members=dataset.labelled(splits.train),
         outsiders=dataset.labelled(outside),
         claim=claim_of(opened) if uncertified is None else refusals(uncertified),
@@ -283,7 +283,7 @@ def _unfinished(opened: Opened, steps: int) -> str | None:
 def claim_of(opened: Opened) -> Claim:
     """What a run's certificates are about.
 
-    The population's bound is measured on the test images, which nothing was trained or chosen on.
+    The population's bound is measured on test images, which nothing was trained or chosen on.
     """
     splits, model = opened.splits, opened.run.model
 
@@ -294,6 +294,6 @@ def claim_of(opened: Opened) -> Claim:
     return Claim(
         client=deployed(model.encoder, model.channel, opened.case.victim.device),
         fit=(fit := part(splits.train)),
-        fresh=part(splits.test),
+        fresh=part(splits.judged(opened.view.knowledge)),
         seen=torch.cat([fit.ids, part(splits.val).ids]),
     )

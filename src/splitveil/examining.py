@@ -117,8 +117,9 @@ def measure(
     if subject.versus is not None:
         heard["offline"] = subject.versus(attempts)
     evidence = Evidence(
-        case, wire, attempts, certified, heard, subject.left_out, told, subject.unfinished
-    )
+        case, wire, attempts, certified, heard, subject.left_out, told, subject.unfinished,
+        subject.aux,
+    )  # fmt: skip
     facts: Json = {
         "accuracy": _accuracy(subject),
         "attacks": by_attack(attempts),

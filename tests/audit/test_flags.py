@@ -148,6 +148,7 @@ RAISED: Mapping[str, list[Build]] = {
     ],
     "training unfinished": [lambda: replace(evidence(), unfinished="130 of 300 steps")],
     "attacks left out": [lambda: replace(evidence(), left_out=("rmle",))],
+    "validation images scored": [lambda: replace(evidence(), knowledge="val")],
 }
 SOUND: Mapping[str, list[Build]] = {
     "white-box weaker than black-box": [
@@ -198,6 +199,7 @@ SOUND: Mapping[str, list[Build]] = {
     "values not finite": [evidence],
     "training unfinished": [evidence],
     "attacks left out": [evidence],
+    "validation images scored": [evidence, lambda: replace(evidence(), knowledge="test90")],
 }
 
 

@@ -140,7 +140,9 @@ def test_every_knowledge_level_has_a_view(dataset: Dataset) -> None:
     for level in KNOWLEDGE:
         view = aux_view(dataset, splits, level)
         assert not set(view.aux.tolist()) & set(view.scored.tolist())
-        assert set(view.scored.tolist()) <= set(splits.test.tolist())
+        judged = splits.judged(level)
+        assert set(view.scored.tolist()) <= set(judged.tolist())
+        assert judged.tolist() == (splits.val if level == "val" else splits.test).tolist()
 
 
 def test_reading_twice_gives_the_same_bytes_and_hashes(request_of: tuple[str, Request]) -> None:

@@ -211,6 +211,17 @@ def test_knowledge_of_test90_in_file_order() -> None:
     assert view.scored.tolist() == [38, 39]
 
 
+def test_knowledge_of_val_leaves_test_unseen(digits: Dataset) -> None:
+    splits = make_splits(digits)
+    view = aux_view(digits, splits, "val")
+    assert view.hashes() == {"aux": splits.hashes()["train"], "scored": splits.hashes()["val"]}
+    assert not set(splits.test.tolist()) & {*view.aux.tolist(), *view.scored.tolist()}
+    assert splits.judged("val") is splits.val
+    assert splits.judged("test90") is splits.judged("train") is splits.test
+    with pytest.raises(DataError, match=r"this run has none.*--final.*choose aux=train"):
+        aux_view(digits, make_splits(digits, final=True), "val")
+
+
 def test_unknown_knowledge_is_refused(digits: Dataset) -> None:
     with pytest.raises(ConfigError, match="did you mean 'test90'"):
         aux_view(digits, make_splits(digits), "test80")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from splitveil.config import build_defence, find_defence, make_config
 from splitveil.defences import Arl, DecodingAdversary
+from splitveil.defences.arl import Measure, explained
 from splitveil.errors import ConfigError
 from splitveil.graphs import compile_methods
 from splitveil.nets import NETS, cut
@@ -19,10 +20,14 @@ WIRE, IMAGE = (4, 4, 4), (1, 8, 8)
 Y = torch.zeros(8, dtype=torch.long)
 
 
-def adversary(strength: float = 0.3, threshold: float = 0.5) -> DecodingAdversary:
+def adversary(
+    strength: float = 0.3, threshold: float = 0.5, measure: Measure = "ssim"
+) -> DecodingAdversary:
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
-        return DecodingAdversary(WIRE, IMAGE, strength=strength, threshold=threshold, lr=1e-3)
+        return DecodingAdversary(
+            WIRE, IMAGE, strength=strength, threshold=threshold, lr=1e-3, measure=measure
+        )
 
 
 def batch(n: int = 8) -> tuple[Tensor, Tensor]:
@@ -73,6 +78,65 @@ def test_the_penalty_is_the_hinge_of_what_the_frozen_decoder_reaches() -> None:
     assert duel.penalty(z, x, Y).item() == pytest.approx(0.7 * (float(reached) + 0.25), rel=1e-5)
 
 
+def test_a_copy_explains_all_the_mean_image_nothing_and_twice_the_way_to_it_as_much() -> None:
+    _, x = batch()
+    mean = x.mean(0, keepdim=True).expand_as(x)
+    assert explained(x, x).item() == 1.0
+    assert explained(mean, x).item() == pytest.approx(0.0, abs=1e-6)
+    assert explained(x + 2 * (mean - x), x).item() == pytest.approx(-3.0, rel=1e-5)
+    assert explained(0.5 * (x + mean), x).item() == pytest.approx(0.75, rel=1e-5)
+
+
+def test_what_is_explained_is_the_errors_share_of_the_mean_images() -> None:
+    _, x = batch()
+    guess = torch.rand(x.shape, generator=torch.Generator().manual_seed(3))
+    error = sum(float(((g - t) ** 2).mean()) for g, t in zip(guess, x, strict=True)) / len(x)
+    floor = float(((x - x.mean(0)) ** 2).mean())
+    assert explained(guess, x).item() == pytest.approx(1 - error / floor, rel=1e-5)
+
+
+def test_the_share_explained_has_a_sound_gradient() -> None:
+    _, x = batch(3)
+    guess = torch.rand(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    assert torch.autograd.gradcheck(explained, (guess.requires_grad_(), x.double()))
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_images_that_are_all_alike_leave_it_finite(shift: float) -> None:
+    x = torch.full((4, *IMAGE), 0.25)
+    guess = (x + shift).requires_grad_()
+    found = explained(guess, x)
+    found.backward()  # type: ignore[no-untyped-call]
+    assert found.item() == pytest.approx(1 - shift**2 / 1e-6)
+    assert guess.grad is not None
+    assert bool(guess.grad.isfinite().all())
+
+
+def test_it_plays_for_the_measure_it_is_given() -> None:
+    duel, (z, x) = adversary(strength=0.7, threshold=-9.0, measure="explained"), batch()
+    with torch.no_grad():
+        reached = float(explained(duel.decoder.eval()(z), x))
+    assert duel.penalty(z, x, Y).item() == pytest.approx(0.7 * (reached + 9.0), rel=1e-5)
+    with torch.no_grad():
+        own = 1 - float(explained(duel.decoder.train()(z), x))
+    assert adversary(measure="explained").learn(z, x, Y).item() == pytest.approx(own, rel=1e-4)
+
+
+def test_each_measure_has_its_own_threshold() -> None:
+    given = {"defence": "arl", "ssim_threshold": 0.6, "explained_threshold": 0.2}
+    for measure, threshold in (("ssim", 0.6), ("explained", 0.2)):
+        defence = build_defence(make_config({**given, "arl_measure": measure}))
+        model = cut(NETS["small"].build(IMAGE, 10), 1)
+        made = defence.companion(model, IMAGE, 10)
+        assert isinstance(made, DecodingAdversary)
+        assert (made.measure, made.threshold) == (measure, threshold)
+
+
+def test_a_measure_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="arl_measure"):
+        make_config({"defence": "arl", "arl_measure": "psnr"})
+
+
 def test_below_the_threshold_the_encoder_pays_nothing() -> None:
     duel, (z, x) = adversary(threshold=0.99), batch()
     paid: Tensor = duel.penalty(z, x, Y)
@@ -106,7 +170,7 @@ def test_one_backward_pass_serves_both() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [("arl_strength", -0.1), ("arl_strength", float("nan")), ("adversary_lr", 0.0),
-     ("ssim_threshold", 1.5)],
+     ("ssim_threshold", 1.5), ("explained_threshold", -0.1), ("explained_threshold", 1.1)],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{key} .*, got {value}"):

@@ -36,7 +36,7 @@ NAMES = {  # of metrics, units, products and what records call things
 
 DOT = Picture(stem="x", drawing=Drawing(Figure((1, 1))), runs=("veil",))
 BLANK = Pictures(grid=DOT, tradeoff=DOT, attacks=DOT, curves=(DOT,))
-KNOWLEDGE = ("train", "held-out", "test90")
+KNOWLEDGE = ("train", "held-out", "test90", "val")
 
 
 @pytest.mark.parametrize("key", sorted(TABLE))

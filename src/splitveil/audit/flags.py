@@ -49,6 +49,7 @@ class Evidence:
     left_out: Sequence[str] = ()
     leaks: Json = field(default_factory=dict)
     unfinished: str | None = None
+    knowledge: str = "train"
 
     @property
     def seed(self) -> int:
@@ -275,6 +276,10 @@ FLAGS: Mapping[str, tuple[Check, str]] = {
     "attacks left out": (
         picked,
         "audit without --attacks before reporting the number",
+    ),
+    "validation images scored": (
+        lambda evidence: "settings are chosen by them" if evidence.knowledge == "val" else None,
+        "choose, train once with --final, and report an audit of test images",
     ),
     **{name: (of_the_wire(check), advice) for name, (check, advice) in WIRE_CHECKS.items()},
 }

@@ -16,13 +16,20 @@ if TYPE_CHECKING:
     from splitveil.foreign import Material, Target
     from splitveil.types import Record
 
+CHOOSING = (
+    "test images were scored, and the run kept others to choose settings by: choose with --aux val "
+    "or splitveil sweep, and report a run trained with --final"
+)
+
 
 def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     run: Annotated[
         Path | None, typer.Argument(help="Folder of the run, or MODULE:FUNCTION.")
     ] = None,
     profile: Annotated[str, typer.Option(help="smoke, quick, standard or paper.")] = "quick",
-    aux: Annotated[str, typer.Option(help="train, held-out or test90.")] = "train",
+    aux: Annotated[
+        str, typer.Option(help="train, held-out, test90, or val to choose by.")
+    ] = "train",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the attacks.")] = 0,
     replay: Annotated[
         Path | None, typer.Option(help="Measure a record again and say what differs.")
@@ -178,7 +185,7 @@ def audit_run(
 ) -> None:
     """Attack a run, or measure a record of one again."""
     from splitveil import auditing, load_run
-    from splitveil.console import progress_bar, show_json
+    from splitveil.console import out, progress_bar, show_json
 
     if replay is not None:
         told = {
@@ -204,6 +211,8 @@ def audit_run(
         show_json(record.to_dict())
     else:
         commands.show_audit(loaded.path, record.flags, page)
+        if aux != "val" and not loaded.config.final:
+            out.print(CHOOSING, highlight=False, soft_wrap=True)
 
 
 def check_replayable(path: Path) -> None:

@@ -19,7 +19,7 @@ from splitveil.data.dataset import Dataset
 from splitveil.errors import ConfigError, DataError, unknown
 from splitveil.rng import stream
 
-Knowledge = Literal["train", "held-out", "test90"]
+Knowledge = Literal["train", "held-out", "test90", "val"]
 KNOWLEDGE: tuple[Knowledge, ...] = get_args(Knowledge)
 TEST90 = 0.9
 HASH_DIGITS = 16
@@ -52,6 +52,10 @@ class Splits:
     def hashes(self) -> dict[str, str]:
         """One `index_hash` per set."""
         return hash_all(self.sets())
+
+    def judged(self, knowledge: "Knowledge") -> Int64[Tensor, " c"]:
+        """The images that a run is judged by: test, or val while something is still chosen."""
+        return self.val if knowledge == "val" else self.test
 
     def sizes(self) -> dict[str, int]:
         """How many images each set has."""
@@ -116,7 +120,7 @@ def aux_view(dataset: Dataset, splits: Splits, knowledge: str, split_seed: int =
     """The images an attacker of this knowledge level fits on, and those it is scored on.
 
     train: all of train, scored on test. held-out: the reserved images, scored on test. test90:
-    90 % of test, scored on the other 10 %.
+    90 % of test, scored on the other 10 %. val: all of train, scored on val; test stays unseen.
     """
     if knowledge == "train":
         return AuxView(aux=splits.train, scored=splits.test, val=splits.val, knowledge="train")
@@ -132,6 +136,13 @@ def aux_view(dataset: Dataset, splits: Splits, knowledge: str, split_seed: int =
     if knowledge == "test90":
         aux, scored = _ninety(dataset, splits.test, split_seed)
         return AuxView(aux=aux, scored=scored, val=splits.val, knowledge="test90")
+    if knowledge == "val":
+        if len(splits.val) == 0:
+            raise DataError(
+                "aux=val scores validation images, and this run has none, for it was trained on "
+                "them too (--final) or has too few images; choose aux=train"
+            )
+        return AuxView(aux=splits.train, scored=splits.val, val=splits.val, knowledge="val")
     raise ConfigError(unknown("knowledge level", knowledge, KNOWLEDGE))
 
 

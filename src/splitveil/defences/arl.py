@@ -1,6 +1,8 @@
 """ResSFL's defence: the encoder pays for what a decoder, trained beside it, can rebuild."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +13,36 @@ from splitveil.errors import ConfigError
 from splitveil.nets import ResidualDecoder, SplitModel
 from splitveil.similarity import ssim
 
+Measure = Literal["ssim", "explained"]
+
+
+def explained(guess: Tensor, x: Tensor) -> Tensor:
+    r"""Share of the images' variance that a guess explains: 1 is a copy, 0 the mean image.
+
+    .. math:: E = 1 - \frac{\|\hat x - x\|^2}{\|x - \bar x\|^2}
+
+    guess and x (n, …); x̄ is the mean over the n images of each pixel. Images that are all alike
+    count as having a variance of 1e-6 per pixel.
+
+    >>> x = torch.tensor([[0.0], [1.0]])
+    >>> float(explained(torch.tensor([[0.25], [0.75]]), x))
+    0.75
+    """
+    around = (x - x.mean(0)).square().sum()
+    return 1 - (guess - x).square().sum() / around.clamp_min(1e-6 * x.numel())
+
+
+MEASURES: Mapping[Measure, Callable[[Tensor, Tensor], Tensor]] = {
+    "ssim": ssim,
+    "explained": explained,
+}
+
 
 class DecodingAdversary(nn.Module):
-    r"""A decoder N4C64 that maximises SSIM, and the hinge on what it reaches.
+    r"""A decoder N4C64 that maximises a measure S of likeness, and the hinge on what it reaches.
 
-    .. math:: L_D = 1 - \mathrm{SSIM}(D(z), x), \quad
-        L_{enc} = \alpha \max(0, \mathrm{SSIM}(D(z), x) - t)
+    .. math:: L_D = 1 - S(D(z), x), \quad
+        L_{enc} = \alpha \max(0, S(D(z), x) - t)
 
     z (n, c, h, w) is clean, x (n, c', h', w') in [0, 1]. The encoder's pass sees D frozen, with
     the BatchNorm statistics it would have in deployment.
@@ -30,30 +56,31 @@ class DecodingAdversary(nn.Module):
         strength: float,
         threshold: float,
         lr: float,
+        measure: Measure = "ssim",
     ) -> None:
         super().__init__()
         self.decoder = ResidualDecoder(wire_shape, image_shape, width=64, blocks=4)
         self.strength, self.threshold, self.lr = strength, threshold, lr
+        self.measure: Measure = measure
 
     def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """1 − SSIM of what it rebuilds."""
+        """1 − S of what it rebuilds."""
         del y
         self.decoder.train()
-        return 1 - _similarity(self.decoder(z.detach()), x)
+        return 1 - self._likeness(self.decoder(z.detach()), x)
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The encoder's share; call it after `learn`, which moves the statistics it reads."""
         del y
         self.decoder.eval()
         frozen = {k: v.detach() for k, v in self.decoder.named_parameters()}
-        found = _similarity(functional_call(self.decoder, frozen, (z,)), x)
+        found = self._likeness(functional_call(self.decoder, frozen, (z,)), x)
         return self.strength * torch.relu(found - self.threshold)
 
-
-def _similarity(guess: Tensor, x: Tensor) -> Tensor:
-    """SSIM in float32: bfloat16 would drown its variances."""
-    with torch.autocast(x.device.type, enabled=False):
-        return ssim(guess.float(), x.float())
+    def _likeness(self, guess: Tensor, x: Tensor) -> Tensor:
+        """S in float32: bfloat16 would drown its variances."""
+        with torch.autocast(x.device.type, enabled=False):
+            return MEASURES[self.measure](guess.float(), x.float())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +89,16 @@ class Arl(NoiseOnly):
 
     The published values are `arl_strength` .3, `ssim_threshold` .5 and Adam 1e-3; the decoder
     takes one step per batch, on training images only. Unlike the published one it is not trained
-    alone for thirty epochs first, and it sees z as the encoder's own pass made it.
+    alone for thirty epochs first, and it sees z as the encoder's own pass made it. With
+    `arl_measure` "explained" both play for the squared error instead, in units of the images'
+    variance, and `explained_threshold` is the share that the decoder may explain.
     """
 
     arl_strength: float = 0.3
     ssim_threshold: float = 0.5
     adversary_lr: float = 1e-3
+    arl_measure: Measure = "ssim"
+    explained_threshold: float = 0.3
 
     def __post_init__(self) -> None:
         for name, value, good in (
@@ -77,6 +108,11 @@ class Arl(NoiseOnly):
         ):
             if not good:
                 raise ConfigError(f"{name} is out of range, got {value}; published: .3, 1e-3, .5")
+        if not 0 <= self.explained_threshold <= 1:
+            raise ConfigError(
+                f"explained_threshold must lie between 0 and 1, got {self.explained_threshold}; "
+                "0.3 lets the decoder explain 30 % of the images' variance"
+            )
 
     def companion(
         self, model: SplitModel, image_shape: Shape, num_classes: int
@@ -89,6 +125,12 @@ class Arl(NoiseOnly):
             model.wire_shape(image_shape),
             image_shape,
             strength=self.arl_strength,
-            threshold=self.ssim_threshold,
+            threshold=self.threshold,
             lr=self.adversary_lr,
+            measure=self.arl_measure,
         )
+
+    @property
+    def threshold(self) -> float:
+        """The one of the measure that is played for."""
+        return self.ssim_threshold if self.arl_measure == "ssim" else self.explained_threshold

@@ -15,6 +15,7 @@ FLAGS = {
     "flag.values not finite": ("values not finite", "出现非有限值"),
     "flag.training unfinished": ("training unfinished", "训练未完成"),
     "flag.attacks left out": ("attacks left out", "有攻击未运行"),
+    "flag.validation images scored": ("validation images scored", "评分用的是验证图像"),
     "flag.noise missing on the wire": ("noise missing on the wire", "传输中没有噪声"),
     "flag.noise repeats on the wire": ("noise repeats on the wire", "传输中的噪声重复出现"),
     "flag.noise not as declared on the wire": (
@@ -66,6 +67,10 @@ FLAGS = {
     "advice.attacks left out": (
         "audit without --attacks before reporting the number",
         "报告该数字之前，请不带 --attacks 重新审计",
+    ),
+    "advice.validation images scored": (
+        "choose, train once with --final, and report an audit of test images",
+        "先用它选定设置，再用 --final 训练一次，并报告测试图像上的审计",
     ),
     "advice.values not finite": (
         "mend the encoder; these images count as they are, attacked through zeros",

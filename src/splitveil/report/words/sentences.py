@@ -77,6 +77,11 @@ SENTENCES = {
         "the attacker fits on 90 % of the test images and is scored on the other 10 %",
         "攻击者用 90 % 的测试图像拟合，在其余 10 % 上评分",
     ),
+    "aux.val": (
+        "the attacker knows the training images and is scored on the validation images, by which "
+        "settings are chosen",
+        "攻击者掌握训练图像，在用于选择设置的验证图像上评分",
+    ),
     "aux.other": ("see the passport", "见运行档案"),
     "caveat.scored": ("Images scored: {names}.", "评分图像数：{names}。"),
     "caveat.flags": (
