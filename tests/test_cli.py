@@ -238,3 +238,27 @@ def test_an_unknown_device_is_refused() -> None:
     result = call("bench", "--device", "gpu")
     assert result.exit_code == 2
     assert "unknown device 'gpu'; did you mean 'cpu'? choose from: auto, cpu, cuda" in text(result)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--net resnet20@99", "cutlayer must be in 1..10, got 99"),
+        ("--net resnet21", "did you mean 'resnet20'"),
+        ("--defence none --set noise_std=0.1", "adds no noise"),
+        ("--defence arl --set explained_threshold=3", "between 0 and 1, got 3.0"),
+        ("--device cpu --set compile=true", "compile=true is for a GPU"),
+    ],
+)
+def test_what_no_data_would_mend_is_refused_before_any_is_fetched(
+    words: str, said: str, tmp_path: Path
+) -> None:
+    """A corrupt archive would be met, and said, if it were read."""
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"broken")
+    result = call(
+        "train", "--dataset", "cifar10", "--data-dir", str(tmp_path), *words.split(),
+        "--runs-dir", str(tmp_path / "runs"),
+    )  # fmt: skip
+    assert result.exit_code == 2
+    assert said in text(result)
+    assert not (tmp_path / "runs").exists()

@@ -212,26 +212,33 @@ def build_defence(config: RunConfig) -> Defence:
     return preset.with_settings(checked(config.settings, preset.setting_types(), what))
 
 
-def resolve(config: RunConfig, dataset: Dataset) -> RunConfig:
-    """The same run with nothing left to defaults: recipe, net and device are filled in."""
+def refuse(config: RunConfig) -> None:
+    """Refuse what no data would mend, so that none is fetched for it."""
     key = config.dataset.partition(":")[0]
     if key not in DATASETS:
         raise ConfigError(unknown("dataset", key, DATASETS))
-    recipe, defence = RECIPES.get(key, ANY_RECIPE), build_defence(config)
-    noise = recipe.noise_std if config.noise_std is None else config.noise_std
+    defence = build_defence(config)
     if config.noise_std and not defence.noisy:
         noisy = "noise" if config.defence == "none" else f"noise+{config.defence}"
         raise ConfigError(
             f"defence '{config.defence}' adds no noise, but noise_std is {config.noise_std}; "
             f"leave it out, or use the defence '{noisy}'"
         )
+    if config.net != "auto":
+        find_net(config.net)
+    if find_device(config.device) == "cpu" and config.compile:
+        raise ConfigError("compile=true is for a GPU, and this run is on the CPU; leave it out")
+
+
+def resolve(config: RunConfig, dataset: Dataset) -> RunConfig:
+    """The same run with nothing left to defaults: recipe, net and device are filled in."""
+    refuse(config)
+    key = config.dataset.partition(":")[0]
+    recipe, defence = RECIPES.get(key, ANY_RECIPE), build_defence(config)
+    noise = recipe.noise_std if config.noise_std is None else config.noise_std
     net = config.net
     if net == "auto":
         net = "small" if min(dataset.image_shape[1:]) < SMALL_SIDE else defence.client
-    find_net(net)  # an unknown one is refused here, before anything is written
-    device = find_device(config.device)
-    if config.compile and device == "cpu":
-        raise ConfigError("compile=true is for a GPU, and this run is on the CPU; leave it out")
     return replace(
         config,
         name=config.folder.name,
@@ -240,7 +247,7 @@ def resolve(config: RunConfig, dataset: Dataset) -> RunConfig:
         lr=recipe.lr if config.lr is None else config.lr,
         noise_std=noise if defence.noisy else 0.0,
         net=net,
-        device=device,
+        device=find_device(config.device),
     )
 
 

@@ -108,6 +108,7 @@ def fit(
     prepare_process()
     folder = config.folder
     _check_folder(folder, resume=resume, overwrite=overwrite)
+    configuration.refuse(config)
     dataset = load(config.dataset, config.data_dir, progress)
     config = configuration.resolve(config, dataset)
     built = Built(dataset.image_shape, dataset.num_classes, fingerprint(dataset))

@@ -253,7 +253,7 @@ def test_a_backbone_is_cut_where_its_name_says(name: str) -> None:
 )
 def test_a_cut_that_a_net_has_not_is_refused(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        find_net(name).build(IMAGE, 10)
+        find_net(name)
 
 
 def test_a_net_is_found_by_name_or_by_spec() -> None:

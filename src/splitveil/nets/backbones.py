@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 
+import torch
 from torch import nn
 
 from splitveil.errors import ConfigError
@@ -169,13 +170,19 @@ class Net:
 
 
 def cut_elsewhere(name: str, at: int) -> Net:
-    """The net of this name, cut after entry `at` instead of at its own place."""
+    """The net of this name, cut after entry `at` instead of at its own place.
+
+    A place that it does not have is refused here, before any data is fetched for it.
+    """
     net = NETS[name]
     if "cutlayer" not in signature(net.build).parameters:
         movable = [n for n, one in NETS.items() if "cutlayer" in signature(one.build).parameters]
         raise ConfigError(f"{name} has one cut only; NAME@N is for {', '.join(movable)}")
     summary = f"{name} cut after entry {at}, C8 bottleneck"
-    return Net(summary, partial(net.build, cutlayer=at), at)  # type: ignore[call-arg]
+    build = partial(net.build, cutlayer=at)  # type: ignore[call-arg]
+    with torch.device("meta"):  # tensors without values: nothing is allocated or drawn
+        build((3, 64, 64), 2)
+    return Net(summary, build, at)
 
 
 NETS: Mapping[str, Net] = {
