@@ -17,10 +17,11 @@ import splitveil as sv
 from splitveil import config as configuration
 from splitveil.attacks import ClassMean, Linear, MeanImage
 from splitveil.audit.suite import source
-from splitveil.auditing import code_hash, model_hash
+from splitveil.auditing import code_hash
 from splitveil.cli import app
 from splitveil.errors import AuditError, RunError
 from splitveil.nets import Channel, GaussianNoise
+from splitveil.passport import model_hash
 from splitveil.replay import differences, read_record, replay
 from splitveil.types import Access, Attack
 

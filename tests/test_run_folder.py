@@ -11,6 +11,7 @@ from short_runs import config
 import splitveil as sv
 from splitveil.errors import RunError
 from splitveil.runs import flat_config
+from splitveil.train.files import held
 
 
 def test_what_was_measured_of_half_a_training_is_flagged_and_set_aside_when_it_goes_on(
@@ -102,3 +103,16 @@ def test_a_folder_below_a_file_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write"):
         sv.fit(config(tmp_path / "file"))
+
+
+def test_two_audits_of_one_run_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    run = sv.fit(config(tmp_path, "none", epochs=1))
+    with (
+        held(run.path / "audit", "busy"),
+        pytest.raises(RunError, match=r"another process is auditing .*none.* wait"),
+    ):
+        sv.audit(run, profile="smoke", only=["linear"])
+    assert run.record is None
+    sv.audit(run, profile="smoke", only=["linear"])
+    assert run.record is not None
+    assert not list(run.path.glob(".*"))

@@ -22,12 +22,12 @@ from splitveil.errors import ConfigError, RunError
 from splitveil.examining import ACCURACY_DRAWS as ACCURACY_DRAWS  # noqa: PLC0414 - re-exported
 from splitveil.examining import Claim, Subject, measure
 from splitveil.nets import front_of
-from splitveil.passport import versions
+from splitveil.passport import model_hash, versions
 from splitveil.runs import Run, flat_config, load_data
 from splitveil.surrogates.batch import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
 from splitveil.train.checkpoint import read_checkpoint
-from splitveil.train.files import atomic_file, explain_os_error, stamp, write_text
+from splitveil.train.files import atomic_file, explain_os_error, held, stamp, write_text
 from splitveil.types import Json, Labelled, Progress, Record, Victim
 
 PLACES = ("data_dir", "runs_dir")  # where files lay says nothing about a result
@@ -69,17 +69,6 @@ def folder_store(folder: Path) -> Store:
     return Store(read, write)
 
 
-def model_hash(*modules: nn.Module) -> str:
-    """Content hash of modules: their structure, and every tensor they hold."""
-    digest = hashlib.sha256()
-    for module in modules:
-        digest.update(repr(module).encode())
-        for name, value in module.state_dict().items():
-            digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
 def code_hash(model: nn.Module) -> str | None:
     """Content hash of the source that a model runs, torch's own aside; None if some is unread."""
     homes = {type(module).__module__ for module in model.modules()}
@@ -110,17 +99,20 @@ def audit_run(
     """
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"the seed of an audit is a whole number from 0 on, got {seed!r}")
-    store, begun = folder_store(run.path / "audit"), stamp(run.path / "config.toml")
+    store = folder_store(run.path / "audit")
     if fresh:
         store = replace(store, read=lambda _: None)
-    record, pictures = examine(
-        run, profile, aux=aux, seed=seed, progress=progress, store=store, only=only,
-        compile=compile, attributes=attributes,
-    )  # fmt: skip
-    if stamp(run.path / "config.toml") != begun:
-        raise RunError(f"{run.path} was trained anew; nothing was written, audit it again")
-    write_text(run.path / "gallery.json", json.dumps(pictures))
-    write_text(run.path / "record.json", record.to_json())
+    busy = f"another process is auditing {run.path}, and one record would replace the other; wait"
+    with held(run.path / "audit", busy):
+        begun = stamp(run.path / "config.toml")
+        record, pictures = examine(
+            run, profile, aux=aux, seed=seed, progress=progress, store=store, only=only,
+            compile=compile, attributes=attributes,
+        )  # fmt: skip
+        if stamp(run.path / "config.toml") != begun:
+            raise RunError(f"{run.path} was trained anew; nothing was written, audit it again")
+        write_text(run.path / "gallery.json", json.dumps(pictures))
+        write_text(run.path / "record.json", record.to_json())
     return record
 
 

@@ -1,5 +1,6 @@
-"""Where a number comes from: versions, commit, command."""
+"""Where a number comes from: versions, commit, command, the model itself."""
 
+import hashlib
 import os
 import platform
 import shlex
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from splitveil import __version__
 from splitveil.types import Json
@@ -48,6 +50,17 @@ def command() -> str:
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
     return shlex.join([name, *sys.argv[1:]])
+
+
+def model_hash(*modules: nn.Module) -> str:
+    """Content hash of modules: their structure, and every tensor they hold."""
+    digest = hashlib.sha256()
+    for module in modules:
+        digest.update(repr(module).encode())
+        for name, value in module.state_dict().items():
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def device_name(device: torch.device) -> str:

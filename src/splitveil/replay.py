@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from splitveil.auditing import examine, model_hash
+from splitveil.auditing import examine
 from splitveil.errors import AuditError, RunError
+from splitveil.passport import model_hash
 from splitveil.runs import Run
 from splitveil.types import Json, Progress, Record, silent
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from splitveil import __version__
 from splitveil.audit import Case, accuracy, ceiling_mse, run_attacks, strongest
 from splitveil.audit.suite import Share
-from splitveil.auditing import ACCURACY_DRAWS, PLACES, folder_store, model_hash
+from splitveil.auditing import ACCURACY_DRAWS, PLACES, folder_store
 from splitveil.config import RunConfig, find_profile, resolve
 from splitveil.data import Dataset
 from splitveil.errors import AuditError, CheckpointError
 from splitveil.nets import CLIENT_PREFIX
-from splitveil.passport import versions
+from splitveil.passport import model_hash, versions
 from splitveil.runs import Run, fingerprint, fit, flat_config, load_data
 from splitveil.train.files import write_text
 from splitveil.types import Attack, Json, Progress, silent

@@ -56,11 +56,12 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path, busy: str | None = None) -> Iterator[None]:
     """A folder for this process alone, until the block or the process ends.
 
-    The lock is a hidden file beside the folder, so that the folder may be removed meanwhile. Where
-    the system or the disk knows no such locks, nothing is held.
+    `busy` is what to say if another has it; by default, that it is trained. The lock is a hidden
+    file beside the folder, so that the folder may be removed meanwhile. Where the system or the
+    disk knows no such locks, nothing is held.
     """
     if fcntl is None:
         yield
@@ -73,7 +74,8 @@ def held(folder: Path) -> Iterator[None]:
         file = _locked(lock)
     if file is None:
         raise RunError(
-            f"another process is training in {folder}; wait until it has ended, or train under "
+            busy
+            or f"another process is training in {folder}; wait until it has ended, or train under "
             "another name"
         )
     try:
