@@ -136,7 +136,7 @@ def rebuild() -> str:
     for dataset in datasets():
         lines = []
         for group in found(dataset).groups:
-            first = group.records[0]
+            first = min(group.records, key=lambda r: (r["seeds"]["train"], r["seeds"]["attack"]))
             name = f"{dataset}-{group.name}-s{first['config']['seed']}"
             lines += [
                 f"# {group.name}: {_made(group)}",
