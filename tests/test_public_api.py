@@ -171,7 +171,7 @@ def test_a_run_has_path_model_victim_and_record(tmp_path: Path) -> None:
     assert run.record is None
 
 
-RECORD = {
+RECORD: dict[str, Any] = {
     "accuracy": 0.5, "attacks": {}, "strongest": {}, "worst_case": {}, "ceiling": {}, "floor": {},
     "leakage": 0.0, "true_rate_nats": None, "client": {}, "config": {}, "splits": {}, "seeds": {},
     "versions": {}, "device": "cpu", "seconds": {}, "audit": {}, "training": {},

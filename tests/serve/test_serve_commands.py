@@ -106,6 +106,23 @@ def test_export_writes_into_the_run_and_warns_without_an_audit(run: Path) -> Non
 
 
 @pytest.mark.usefixtures("without_exporter")
+def test_export_warns_of_an_audit_to_choose_by(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from test_public_api import RECORD
+
+    for aux, warned in (("val", True), ("train", False)):
+        record = RECORD | {"training": {"steps": 9}, "audit": {**RECORD["audit"], "aux": aux}}
+        monkeypatch.setattr(sv.Run, "record", sv.Record.from_dict(record))
+        result = call("export", str(run), "--out", str(tmp_path / aux))
+        assert result.exit_code == 0, text(result)
+        assert ("of validation images, by which settings are chosen" in text(result)) is warned
+        told = read_manifest(tmp_path / aux).audit
+        assert told is not None
+        assert told["audit"]["aux"] == aux
+
+
+@pytest.mark.usefixtures("without_exporter")
 def test_export_carries_the_audits_verdict_and_calibrates_on_training_images(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

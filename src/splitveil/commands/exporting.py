@@ -47,6 +47,11 @@ def export_run(
             "audit it again"
         )
         record = None
+    elif record.audit.get("aux") == "val":
+        warn(
+            f"the audit of {run.path} is of validation images, by which settings are chosen; audit "
+            "its test images before anybody relies on it"
+        )
     fitted = None
     if attacker:
         if record is None:
