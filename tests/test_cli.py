@@ -248,6 +248,9 @@ def test_an_unknown_device_is_refused() -> None:
         ("--defence none --set noise_std=0.1", "adds no noise"),
         ("--defence arl --set explained_threshold=3", "between 0 and 1, got 3.0"),
         ("--device cpu --set compile=true", "compile=true is for a GPU"),
+        ("--set noise_std=0", "needs channel noise"),
+        ("--set sharpness=0", "sharpness"),
+        ("--defence slot-cross --set num_slots=0", "num_slots"),
     ],
 )
 def test_what_no_data_would_mend_is_refused_before_any_is_fetched(

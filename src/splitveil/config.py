@@ -24,6 +24,7 @@ from splitveil.nets import (
     parse_client,
     sized,
 )
+from splitveil.rng import seeded_globals
 from splitveil.settings import checked, field_types
 from splitveil.types import Attack
 
@@ -48,6 +49,7 @@ RECIPES: Mapping[str, Recipe] = {
     "fashion-mnist": Recipe(epochs=20, batch_size=256, lr=0.1, noise_std=0.025),
 }
 ANY_RECIPE = Recipe(epochs=40, batch_size=128, lr=0.1, noise_std=0.025)
+ANY_WIRE = 512  # numbers: a penalty's settings are sound for one size or for none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +215,10 @@ def build_defence(config: RunConfig) -> Defence:
 
 
 def refuse(config: RunConfig) -> None:
-    """Refuse what no data would mend, so that none is fetched for it."""
+    """Refuse what no data would mend, so that none is fetched for it.
+
+    The penalty is made once, for a wire of any size, to hear what it says of its settings.
+    """
     key = config.dataset.partition(":")[0]
     if key not in DATASETS:
         raise ConfigError(unknown("dataset", key, DATASETS))
@@ -224,18 +229,29 @@ def refuse(config: RunConfig) -> None:
             f"defence '{config.defence}' adds no noise, but noise_std is {config.noise_std}; "
             f"leave it out, or use the defence '{noisy}'"
         )
+    with seeded_globals(0):
+        defence.surrogate(ANY_WIRE, 2, noise_of(config, defence))
     if config.net != "auto":
         find_net(config.net)
     if find_device(config.device) == "cpu" and config.compile:
         raise ConfigError("compile=true is for a GPU, and this run is on the CPU; leave it out")
 
 
+def recipe_of(config: RunConfig) -> Recipe:
+    """How long, in which batches and with which noise runs on this dataset are trained."""
+    return RECIPES.get(config.dataset.partition(":")[0], ANY_RECIPE)
+
+
+def noise_of(config: RunConfig, defence: Defence) -> float:
+    """The channel's noise: as given, else the dataset's; none where the defence adds none."""
+    given = recipe_of(config).noise_std if config.noise_std is None else config.noise_std
+    return given if defence.noisy else 0.0
+
+
 def resolve(config: RunConfig, dataset: Dataset) -> RunConfig:
     """The same run with nothing left to defaults: recipe, net and device are filled in."""
     refuse(config)
-    key = config.dataset.partition(":")[0]
-    recipe, defence = RECIPES.get(key, ANY_RECIPE), build_defence(config)
-    noise = recipe.noise_std if config.noise_std is None else config.noise_std
+    recipe, defence = recipe_of(config), build_defence(config)
     net = config.net
     if net == "auto":
         net = "small" if min(dataset.image_shape[1:]) < SMALL_SIDE else defence.client
@@ -245,7 +261,7 @@ def resolve(config: RunConfig, dataset: Dataset) -> RunConfig:
         epochs=recipe.epochs if config.epochs is None else config.epochs,
         batch_size=recipe.batch_size if config.batch_size is None else config.batch_size,
         lr=recipe.lr if config.lr is None else config.lr,
-        noise_std=noise if defence.noisy else 0.0,
+        noise_std=noise_of(config, defence),
         net=net,
         device=find_device(config.device),
     )
