@@ -249,7 +249,7 @@ def test_an_unknown_device_is_refused() -> None:
         ("--defence arl --set explained_threshold=3", "between 0 and 1, got 3.0"),
         ("--device cpu --set compile=true", "compile=true is for a GPU"),
         ("--set noise_std=0", "needs channel noise"),
-        ("--set sharpness=0", "sharpness"),
+        ("--set bank=-2", "bank must be a number of rows per class"),
         ("--defence slot-cross --set num_slots=0", "num_slots"),
     ],
 )

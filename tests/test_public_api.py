@@ -71,7 +71,6 @@ def test_gated_attention_cem() -> None:
         "statistic": None,
         "penalty": None,
         "noise_std": None,
-        "sharpness": 1.0,
         "hidden_dim": None,
         "bias": True,
         "attention_norm": True,

@@ -12,7 +12,6 @@ from torch.testing import assert_close
 
 from splitveil.errors import ConfigError
 from splitveil.surrogates import GatedAttentionCEM, Rate
-from splitveil.types import SurrogateOutput
 
 
 def test_two_points_one_sigma_away_give_half_log_two() -> None:
@@ -88,42 +87,3 @@ def test_noise_must_be_positive() -> None:
     for bad in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ConfigError, match="noise"):
             Rate(4, 3, noise_std=bad)
-
-
-def sharp(z: torch.Tensor, y: torch.Tensor, c: int, sharpness: float) -> SurrogateOutput:
-    d = z.shape[1]
-    made = GatedAttentionCEM(
-        d, c, penalty="rate", attention="uniform", noise_std=0.3, sharpness=sharpness
-    )
-    out: SurrogateOutput = made.double()(z, y)
-    return out
-
-
-@settings(max_examples=40, deadline=None)
-@given(n=st.integers(1, 12), c=st.integers(1, 4), d=st.integers(1, 5), seed=st.integers(0, 999))
-def test_a_sharper_penalty_is_the_rate_against_less_noise_and_a_bound_above_it(
-    n: int, c: int, d: int, seed: int
-) -> None:
-    z, y = draw(n, d, c, seed)
-    plain, sharper = sharp(z, y, c, 1.0), sharp(z, y, c, 4.0)
-    assert_close(sharper.loss, oracle.rate(z, y, c, 0.3 / 4), rtol=1e-10, atol=1e-13)
-    assert sharper.loss.item() >= plain.loss.item()
-    for name in ("true_rate", "surrogate_to_true"):  # they stay those of the channel
-        assert_close(sharper.diagnostics[name], plain.diagnostics[name])
-
-
-def test_a_sharper_penalty_presses_what_the_noise_hides_as_hard_as_what_it_does_not() -> None:
-    """With respect to log σ²_cj the gradient is ½ v/(v + (σ/s)²): ½ where v is large."""
-    y = torch.zeros(2, dtype=torch.long)
-    z = torch.tensor([[-0.03, -3.0], [0.03, 3.0]], dtype=torch.float64)  # v = .0009 and 9
-    for sharpness, quiet in ((1.0, 0.0009 / (0.0009 + 0.09)), (100.0, 0.0009 / (0.0009 + 9e-6))):
-        scale = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-        loss = 2 * 2 * sharp(z * (0.5 * scale).exp(), y, 1, sharpness).loss  # undo ½ and 1/d
-        (grad,) = torch.autograd.grad(loss, scale)
-        assert_close(grad, torch.tensor([quiet, 9 / (9 + 0.09 / sharpness**2)]).double())
-
-
-@pytest.mark.parametrize("sharpness", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_sharpness_that_is_none_is_refused(sharpness: float) -> None:
-    with pytest.raises(ConfigError, match="sharpness"):
-        GatedAttentionCEM(3, 2, penalty="rate", sharpness=sharpness)

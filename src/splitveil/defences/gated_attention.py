@@ -26,7 +26,6 @@ class GatedAttention(Defence):
     attention: Literal["minimise", "maximise", "uniform"] = "minimise"
     statistic: Literal["layernorm", "raw"] | None = None
     penalty: Literal["rate"] | None = None
-    sharpness: float = 1.0
     hidden_dim: int | None = None
     bias: bool = True
     attention_norm: bool = True

@@ -101,9 +101,7 @@ class GatedAttentionCEM(nn.Module):
     R_c by `form`, with τ = var_threshold·reg_strength²:
     `trace` (seed 002) and `hinge` (seed 000) threshold the log-variance, `gated` (seed 003)
     multiplies a softplus threshold by dimension, SNR and class gates. `penalty="rate"` replaces
-    them by the rate (1/2d) Σ_j log(1 + s²σ²_cj/noise_std²); form, τ and gates are then unused.
-    s is `sharpness`: 1 is the rate itself, more is a bound above it that also presses features
-    which the channel's noise hides already, and so empties rather than shrinks them.
+    them by the rate (1/2d) Σ_j log(1 + σ²_cj/noise_std²); form, τ and gates are then unused.
 
     `attention` says what the weights are trained for: to lower the loss as the seeds do
     (`minimise`: it can collapse, see docs/maths.md), to find the leakiest samples (`maximise`:
@@ -126,7 +124,6 @@ class GatedAttentionCEM(nn.Module):
         statistic: Statistic | None = None,
         penalty: Literal["rate"] | None = None,
         noise_std: float | None = None,
-        sharpness: float = 1.0,
         hidden_dim: int | None = None,
         bias: bool = True,
         attention_norm: bool = True,
@@ -152,7 +149,6 @@ class GatedAttentionCEM(nn.Module):
             statistic = "raw" if form == "trace" or penalty == "rate" else "layernorm"
         one_of("statistic", statistic, ("layernorm", "raw"))
         positive("noise_std", noise, zero=True)
-        positive("sharpness", sharpness)
         positive("eps", eps)
         positive("gamma", gamma, zero=True)
         positive("softplus_beta", softplus_beta)
@@ -171,7 +167,6 @@ class GatedAttentionCEM(nn.Module):
         self._first = FirstCall()
         self.form, self.attention, self.statistic = form, attention, statistic
         self.penalty, self.noise_std, self.tau = penalty, noise, tau
-        self.sharpness = sharpness
         self.attention_norm, self.gamma, self.eps = attention_norm, gamma, eps
         self.class_gate_a, self.class_gate_b = class_gate_a, class_gate_b
         self.snr_thresh, self.snr_sharp = snr_thresh, snr_sharp
@@ -200,7 +195,7 @@ class GatedAttentionCEM(nn.Module):
     ) -> Float[Tensor, " c"]:
         """R_c of each class; adds the gates' means to `diagnostics`."""
         if self.penalty == "rate":
-            return diagonal_rate(moments.var, self.noise_std / self.sharpness)
+            return diagonal_rate(moments.var, self.noise_std)
         if self.form == "trace":
             return trace_penalty(moments.var, self.tau, self.eps)
         excess = log_excess(moments.var, self.tau, self.eps, self.gamma)
