@@ -22,7 +22,7 @@ from splitveil.advisor import (
 from splitveil.attacks import PROFILES
 from splitveil.config import make_config
 from splitveil.data import load
-from splitveil.errors import AuditError, ConfigError, RunError
+from splitveil.errors import ConfigError, DataError, RunError
 from splitveil.nets import FAMILIES, THIN_CLIENTS, candidates, parse_client
 from splitveil.runs import load_data, load_run
 from splitveil.sweep.pareto import undominated
@@ -200,5 +200,5 @@ def test_without_validation_images_nothing_is_chosen(tmp_path: Path) -> None:
     config = make_config(
         {"dataset": "digits", "epochs": 1, "runs_dir": str(tmp_path), "final": True}
     )
-    with pytest.raises(AuditError, match="must not be chosen by the test images"):
+    with pytest.raises(DataError, match="nothing must be chosen by the test images"):
         splitveil.trials.trial(replace(config, net=TINY[1].net), load("digits"), {})

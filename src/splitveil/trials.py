@@ -1,7 +1,7 @@
 """A client's trial: a brief training and a quick audit, in a folder of its own below the runs.
 
 Everything is measured on the validation images, because what chooses a client must not see the
-test images; `splitveil audit` of a trial's folder scores it on those.
+test images (`splitveil audit --aux val`, in brief); an audit without that scores it on those.
 """
 
 import hashlib
@@ -12,15 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from splitveil import __version__
-from splitveil.audit import Case, accuracy, ceiling_mse, run_attacks, strongest
+from splitveil.audit import accuracy, ceiling_mse, run_attacks, strongest
 from splitveil.audit.suite import Share
-from splitveil.auditing import ACCURACY_DRAWS, PLACES, folder_store
+from splitveil.auditing import ACCURACY_DRAWS, PLACES, folder_store, open_run
 from splitveil.config import RunConfig, find_profile, resolve
 from splitveil.data import Dataset
-from splitveil.errors import AuditError, CheckpointError
+from splitveil.errors import CheckpointError
 from splitveil.nets import CLIENT_PREFIX
-from splitveil.passport import model_hash, versions
-from splitveil.runs import Run, fingerprint, fit, flat_config, load_data
+from splitveil.runs import Run, fingerprint, fit, flat_config
 from splitveil.train.files import write_text
 from splitveil.types import Attack, Json, Progress, silent
 
@@ -88,24 +87,7 @@ def _trained(config: RunConfig, progress: Progress) -> Run:
 
 def measure(run: Run, attacks: Mapping[str, Attack], progress: Progress = silent) -> Json:
     """Accuracy and what the strongest attack got, on validation images, attacker knowing train."""
-    dataset, splits = load_data(run)
-    if len(splits.val) == 0:
-        raise AuditError(
-            f"'{run.config.dataset}' has too few images to set some aside for validation, and "
-            "clients must not be chosen by the test images; add images"
-        )
-    victim, seed = run.victim, run.config.seed
-    dataset = dataset.to(victim.device)
-    passport = {k: v for k, v in versions().items() if k != "commit"}
-    identity = ["validation", model_hash(run.model), splits.hashes(), run.built.data_hash, passport]
-    case = Case(
-        victim=victim,
-        head=run.model.head.eval(),
-        num_classes=dataset.num_classes,
-        aux=dataset.labelled(splits.train),
-        scored=dataset.labelled(splits.val),
-        identity=json.dumps([*identity, str(victim.device)], sort_keys=True),
-    )
+    case, seed = open_run(run, aux="val", progress=silent).case, run.config.seed
     store = folder_store(run.path / "audit")
     best = strongest(run_attacks(case, attacks, seed, progress, store=store))
     ceiling = ceiling_mse(case.aux, case.scored, case.num_classes)

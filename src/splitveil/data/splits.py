@@ -139,8 +139,9 @@ def aux_view(dataset: Dataset, splits: Splits, knowledge: str, split_seed: int =
     if knowledge == "val":
         if len(splits.val) == 0:
             raise DataError(
-                "aux=val scores validation images, and this run has none, for it was trained on "
-                "them too (--final) or has too few images; choose aux=train"
+                "aux=val scores validation images, and this run has none: it was trained on them "
+                "too (--final), or there are too few images to set some aside; nothing must be "
+                "chosen by the test images, so train without --final or add images"
             )
         return AuxView(aux=splits.train, scored=splits.val, val=splits.val, knowledge="val")
     raise ConfigError(unknown("knowledge level", knowledge, KNOWLEDGE))
