@@ -66,6 +66,7 @@ MAY_IMPORT: dict[str, Rule] = {
     "console": room(),
     "config": EVERYTHING,
     "runs": EVERYTHING,
+    "teaching": EVERYTHING,
     "training": EVERYTHING,
     "auditing": EVERYTHING,
     "disclosures": EVERYTHING,

@@ -14,7 +14,7 @@ from splitveil.audit import Attempt, Case, Store, Wire, intercept
 from splitveil.audit.certificates import Part, fingerprints, refusals
 from splitveil.audit.suite import source
 from splitveil.audit.tables import Attributes, attributes_of, read_table
-from splitveil.config import find_profile
+from splitveil.config import RunConfig, find_profile
 from splitveil.data import AuxView, Dataset, Splits, aux_view
 from splitveil.data.folder import class_names, list_files
 from splitveil.disclosures import deployed
@@ -253,16 +253,23 @@ def examine_wire(
             "params": run.model.client_params(),
             "wire_floats": run.model.wire_floats(shape),
         },
-        config={k: v for k, v in flat_config(run.config).items() if k not in PLACES},
+        config=_told(run.config),
         splits=opened.hashes,
         seeds={"train": run.config.seed, "attack": wire.seed, "split": run.config.split_seed},
         seconds={
             "train": round(trained["seconds"], 3),
             "audit": round(time.perf_counter() - opened.began, 3),
         },
-        training={"steps": trained["step"], "peak_bytes": trained.get("peak_bytes")},
+        training={"steps": trained["step"], "peak_bytes": trained.get("peak_bytes")}
+        | {k: v for k, v in trained["passport"].items() if k == "teacher"},
     )
     return record, pictures
+
+
+def _told(config: RunConfig) -> Json:
+    """A run's settings without the places of its files; its teacher is called by its name."""
+    told = {k: v for k, v in flat_config(config).items() if k not in PLACES}
+    return told | ({} if config.teacher is None else {"teacher": Path(config.teacher).name})
 
 
 def _unfinished(opened: Opened, steps: int) -> str | None:

@@ -1,7 +1,8 @@
 """The only place where strings become objects."""
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,20 @@ RECIPES: Mapping[str, Recipe] = {
 ANY_RECIPE = Recipe(epochs=40, batch_size=128, lr=0.1, noise_std=0.025)
 ANY_WIRE = 512  # numbers: a penalty's settings are sound for one size or for none
 
+RULES: Mapping[str, tuple[str, Callable[[float], bool]]] = {  # of what is given
+    "epochs": ("at least 1", lambda n: n >= 1),
+    "seed": ("at least 0", lambda n: n >= 0),
+    "batch_size": ("at least 2", lambda n: n > 1),
+    "lr": ("a finite number > 0", lambda v: 0 < v < math.inf),
+    "noise_std": ("a finite number ≥ 0", lambda v: 0 <= v < math.inf),
+    "weight_decay": ("≥ 0", lambda v: 0 <= v < math.inf),
+    "momentum": ("in [0, 1)", lambda v: 0 <= v < 1),
+    "held_out": ("in [0, 1)", lambda v: 0 <= v < 1),
+    "label_smoothing": ("in [0, 1)", lambda v: 0 <= v < 1),
+    "teacher_share": ("above 0 and at most 1", lambda v: 0 < v <= 1),
+    "teacher_temperature": ("a finite number > 0", lambda v: 0 < v < math.inf),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -59,7 +74,9 @@ class RunConfig:
     `settings` are the defence's own arguments under their flat names (`lambd`, `form`, …).
     `held_out` reserves a share of the training images for an attacker; `final` trains on
     train+val, once, after everything was chosen. `compile` fuses the kernels of both halves on a
-    GPU: slower to start, faster per epoch.
+    GPU: slower to start, faster per epoch. `teacher` is the folder of a run whose answers count
+    beside the labels, by the share `teacher_share`; `label_smoothing` is the share of a label that
+    is spread over all classes.
     """
 
     dataset: str = "digits"
@@ -77,6 +94,10 @@ class RunConfig:
     momentum: float = 0.9
     weight_decay: float = 5e-4
     noise_std: float | None = None
+    label_smoothing: float = 0.0
+    teacher: str | None = None
+    teacher_share: float = 0.5
+    teacher_temperature: float = 1.0
     held_out: float = 0.0
     final: bool = False
     split_seed: int = 0
@@ -87,28 +108,11 @@ class RunConfig:
         own = {key: getattr(self, key) for key in RUN_KEYS}
         for key, value in checked(own, RUN_KEYS, "setting of a run").items():
             object.__setattr__(self, key, value)  # a path as text, a whole lr as a float
-        batch = self.batch_size
         problems = [
-            f"{name} must be {rule}, got {value}"
-            for name, value, rule, good in (
-                ("epochs", self.epochs, "at least 1", (self.epochs or 1) >= 1),
-                ("seed", self.seed, "at least 0", self.seed >= 0),
-                ("batch_size", self.batch_size, "at least 2", batch is None or batch > 1),
-                ("lr", self.lr, "a finite number > 0", _inside(self.lr, low=0.0, open_low=True)),
-                (
-                    "noise_std",
-                    self.noise_std,
-                    "a finite number ≥ 0",
-                    _inside(self.noise_std, low=0.0),
-                ),
-                ("weight_decay", self.weight_decay, "≥ 0", _inside(self.weight_decay, low=0.0)),
-                ("momentum", self.momentum, "in [0, 1)", 0 <= self.momentum < 1),
-                ("held_out", self.held_out, "in [0, 1)", 0 <= self.held_out < 1),
-            )
-            if not good
+            f"{key} must be {rule}, got {value}"
+            for key, (rule, good) in RULES.items()
+            if (value := getattr(self, key)) is not None and not good(value)
         ]
-        if self.epochs == 0:
-            problems.append("epochs must be at least 1, got 0")
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", self.name):
             problems.append(
                 f"name must be letters, digits, '.', '_', '+' and '-', got '{self.name}'"
@@ -121,12 +125,6 @@ class RunConfig:
         """Where the run lives."""
         stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", f"{self.dataset}-{self.defence}-s{self.seed}")
         return Path(self.runs_dir) / (self.name or stem)
-
-
-def _inside(value: float | None, *, low: float, open_low: bool = False) -> bool:
-    if value is None:
-        return True
-    return (value > low if open_low else value >= low) and value < float("inf")
 
 
 RUN_KEYS = {k: v for k, v in field_types(RunConfig).items() if k != "settings"}

@@ -109,6 +109,9 @@ def fit(
     folder = config.folder
     _check_folder(folder, resume=resume, overwrite=overwrite)
     configuration.refuse(config)
+    from splitveil.teaching import check_same_teacher, check_teacher, open_teacher
+
+    teacher = open_teacher(config)
     dataset = load(config.dataset, config.data_dir, progress)
     config = configuration.resolve(config, dataset)
     built = Built(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
@@ -118,8 +121,11 @@ def fit(
         held_out=config.held_out,
         final=config.final,
     )
+    if teacher is not None:
+        check_teacher(teacher, config, built, dataset, splits)
     if resume:
         _check_same(folder, config, built)
+        check_same_teacher(teacher, folder / "checkpoint.safetensors")
     from splitveil.training import build, train_run
 
     parts = build(config, built.image_shape, built.num_classes)
@@ -129,7 +135,7 @@ def fit(
             _set_aside(folder)
         else:
             _start_folder(folder, config, built)
-        train_run(config, dataset, splits, parts, progress, resume=resume)
+        train_run(config, dataset, splits, parts, progress, teacher=teacher, resume=resume)
         _set_aside(folder)  # somebody may have audited it meanwhile
     return Run(folder, config, built, parts.model)
 

@@ -11,8 +11,10 @@ from splitveil.data import Dataset, Splits, augment, epoch_order
 from splitveil.nets import SplitModel
 from splitveil.passport import versions
 from splitveil.rng import derive_seed, seeded_globals
+from splitveil.teaching import Teacher
 from splitveil.train.schedule import Schedule
-from splitveil.types import Progress
+from splitveil.train.task import Task
+from splitveil.types import Json, Progress
 
 Shape = tuple[int, int, int]
 
@@ -47,6 +49,7 @@ def train_run(
     parts: Parts,
     progress: Progress,
     *,
+    teacher: Teacher | None = None,
     resume: bool = False,
 ) -> None:
     """Train the parts in place; the run's folder gets log and checkpoints."""
@@ -77,6 +80,12 @@ def train_run(
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         compile=config.compile,
+        task=Task(
+            smoothing=config.label_smoothing,
+            teacher=None if teacher is None else teacher.on(fabric.device),
+            share=config.teacher_share,
+            temperature=config.teacher_temperature,
+        ),
     )
     train_set = TrainSet(
         images=dataset.images,
@@ -85,6 +94,8 @@ def train_run(
         augment=partial(_augment, crop_pad=dataset.crop_pad, flip=dataset.flip),
     )
     val = dataset.labelled(splits.val)
+    passport: Json = {"versions": versions(), "splits": splits.hashes()}
+    passport |= {} if teacher is None else {"teacher": teacher.noted}
     with seeded_globals(derive_seed(config.seed, "global"), fabric.device):
         train(
             parts.model,
@@ -94,7 +105,7 @@ def train_run(
             plan,
             fabric=fabric,
             folder=config.folder,
-            passport={"versions": versions(), "splits": splits.hashes()},
+            passport=passport,
             progress=progress,
             companion=parts.companion,
             resume=resume,

@@ -27,6 +27,7 @@ from splitveil.train.state import (
 )
 from splitveil.train.step import Compiles, EvalSet, TrainSet, accuracy, clean_features
 from splitveil.train.stepper import Stepper
+from splitveil.train.task import LABELS, Task
 from splitveil.types import Json, Paced, Progress, Refits
 
 
@@ -42,6 +43,7 @@ class Plan:
     log_every: int = 50
     checkpoint_seconds: float = 60.0
     compile: bool = False
+    task: Task = LABELS
 
 
 def train(
@@ -79,7 +81,8 @@ def train(
     )
     if resume:
         restore(state, read_checkpoint(target))
-    step = Stepper(stepped, data, state, fabric, remembers=schedule.penalty.lambd > 0)
+    remembers = schedule.penalty.lambd > 0
+    step = Stepper(stepped, data, state, fabric, task=plan.task, remembers=remembers)
     rates = [] if companion is None else [lr for _, lr in learners(companion)]
     clock = Clock(state.seconds)
     model.train()

@@ -7,11 +7,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from lightning_fabric import Fabric
 from torch import Generator, Tensor, nn
-from torch.nn import functional as F
 
 from splitveil.rng import stream
 from splitveil.train.schedule import Weights
 from splitveil.train.state import TrainState
+from splitveil.train.task import LABELS, Task
 from splitveil.train.watch import Tap, Watch
 
 CHUNK = 1000  # images per pass where no gradient is needed
@@ -82,6 +82,7 @@ def forward_loss(
     state: TrainState,
     fabric: Fabric,
     *,
+    task: Task = LABELS,
     remembers: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of one batch, penalty included while it is active, and what to log of it.
@@ -93,7 +94,8 @@ def forward_loss(
     watch = Watch(batch, weights, state, fabric, remembers=remembers)
     with fabric.autocast():  # the wrapper enters it only where it wraps, under DDP
         out = model.split_forward(x, state.streams["channel"], watch.tap)
-    loss = F.cross_entropy(out.logits, y)
+        taught = task.taught(x)
+    loss = task.loss(out.logits, y, taught)
     values = {
         "task_loss": loss,
         "train_accuracy": (out.logits.detach().argmax(1) == y).float().mean(),

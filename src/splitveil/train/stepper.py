@@ -12,6 +12,7 @@ from splitveil.graphs import captured, set_rate
 from splitveil.train.schedule import Weights
 from splitveil.train.state import TrainState
 from splitveil.train.step import Split, TrainSet, forward_loss, unit_floats
+from splitveil.train.task import LABELS, Task
 
 
 class Stepper:
@@ -29,12 +30,13 @@ class Stepper:
         state: TrainState,
         fabric: Fabric,
         *,
+        task: Task = LABELS,
         remembers: bool = False,
         capture: bool = True,
     ) -> None:
         self._model, self._data, self._state, self._fabric = model, data, state, fabric
         self._optimisers = [_wrap(fabric, o) for o in state.optimisers]
-        self._remembers = remembers
+        self._task, self._remembers = task, remembers
         self._on_gpu = fabric.device.type == "cuda"
         self._capture = capture and self._on_gpu and fabric.world_size == 1
         self._rows: Tensor | None = None
@@ -77,6 +79,7 @@ class Stepper:
             weights,
             state,
             self._fabric,
+            task=self._task,
             remembers=self._remembers,
         )
         self._fabric.backward(loss)
