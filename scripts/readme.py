@@ -26,10 +26,24 @@ from splitveil.reproduce import EXPERIMENTS, SEED_003, section
 
 if TYPE_CHECKING:
     from scripts.readme_commands import audit_command, train_command
-    from scripts.readme_parts import client_alone, epoch_times, estimators, flagged, in_a_sentence
+    from scripts.readme_parts import (
+        before_units,
+        client_alone,
+        epoch_times,
+        estimators,
+        flagged,
+        in_a_sentence,
+    )
 else:
     from readme_commands import audit_command, train_command
-    from readme_parts import client_alone, epoch_times, estimators, flagged, in_a_sentence
+    from readme_parts import (
+        before_units,
+        client_alone,
+        epoch_times,
+        estimators,
+        flagged,
+        in_a_sentence,
+    )
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -111,6 +125,11 @@ def remarks() -> str:
     lines = []
     for dataset in datasets():
         lines += [f"- {line}." for line in warnings(found(dataset))]
+        if older := [words for group in found(dataset).groups if (words := before_units(group))]:
+            lines.append(
+                f"- {dataset}: audited before the attacks read z̃ in units of its own spread, which "
+                f"scale and offset cannot hide: {', '.join(older)}."
+            )
         for group in found(dataset).groups:
             if flags := flagged(group):
                 lines.append(f"- {dataset}, `{group.name}`: flagged {', '.join(flags)}.")

@@ -159,7 +159,9 @@ def test_p_values_are_corrected_together_and_a_verdict_says_when_that_undoes_it(
     first, second = corrected([claim(0.03), claim(0.04)])
     assert (first.p_mse, second.p_mse) == pytest.approx((0.004, 0.004))
     assert (first.p_accuracy, second.p_accuracy) == pytest.approx((0.06, 0.06))
-    assert first.verdict == "dominates, before correction"
+    assert first.verdict == "more private and, before correction, more accurate"
+    both = Contrast(**(vars(first) | {"p_mse": 0.06}))
+    assert both.verdict == "dominates, before correction"
 
 
 def test_our_rows_meet_every_other_row_once() -> None:

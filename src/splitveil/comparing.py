@@ -61,15 +61,21 @@ class Contrast:
     def verdict(self) -> str:
         """What the intervals allow to say; "dominates" needs both to exclude 0 in our favour.
 
-        A verdict that Holm's correction does not bear out says so.
+        What Holm's correction does not bear out is said apart.
         """
         signs = _sign(self.accuracy), _sign(self.mse)
         if None in signs and not any(signs):
             return "one seed: no verdict"
-        said = VERDICTS[signs[0] or 0, signs[1] or 0]
-        ps = [p for sign, p in zip(signs, (self.p_accuracy, self.p_mse), strict=True) if sign]
-        borne_out = all(p is not None and p < ALPHA for p in ps)
-        return said if borne_out else f"{said}, before correction"
+        told, doubtful = [0, 0], [0, 0]
+        for at, (sign, p) in enumerate(zip(signs, (self.p_accuracy, self.p_mse), strict=True)):
+            (told if p is not None and p < ALPHA else doubtful)[at] = sign or 0
+        said = VERDICTS[told[0], told[1]]
+        if not any(doubtful):
+            return said
+        unsure = VERDICTS[doubtful[0], doubtful[1]]
+        if any(told):
+            return f"{said} and, before correction, {unsure}"
+        return f"{unsure}, before correction"
 
 
 def _sign(made: Difference | None) -> int | None:

@@ -9,12 +9,14 @@ from splitveil.report.bases import (
     HOLDS,
     TABLE1,
     Base,
+    against_reported_line,
     base_lines,
     base_section,
     base_sheet,
     count_line,
     holding_lines,
     missing_line,
+    reported_line,
     rivals_line,
 )
 from splitveil.report.rows import Group, Published
@@ -87,6 +89,31 @@ def test_two_additions_are_counted_against_each_other_on_the_same_base() -> None
         "more MSE on 0 of 1 bases, more accuracy on 0, both on 0."
     )
     assert not rivals_line(BASES, plain[:2])
+
+
+def test_rows_lie_on_one_side_of_what_is_reported() -> None:
+    published = {
+        "arl": Published(accuracy=0.87, mse=0.04, source="paper"),
+        "arl+cem": Published(accuracy=0.90, mse=0.03, source="paper"),
+        "none": Published(accuracy=0.90, mse=0.004, source="paper"),
+    }
+    assert reported_line(ARL, published) == (
+        "Measured against reported – more accurate, less MSE: `arl`; "
+        "less accurate and less MSE: `arl+cem`."
+    )
+    assert not reported_line(ARL[:1], published)
+
+
+def test_ours_as_measured_is_held_against_theirs_as_reported() -> None:
+    published = {
+        "cem": Published(accuracy=0.90, mse=0.010, source="paper"),
+        "arl+cem": Published(accuracy=0.84, mse=0.040, source="paper"),
+    }
+    assert against_reported_line(BASES, [*ARL, row("veil-vgg11", (0.88, 0.02))], published) == (
+        "`veil` as measured against `cem` as reported: more MSE on 2 of 2 bases, more accuracy on "
+        "1, both on 1 (`veil-vgg11` -2.00 points, +0.0100; `arl+veil` +1.00 points, +0.0050)."
+    )
+    assert not against_reported_line(BASES, ARL, {})
 
 
 def test_who_holds_up_is_half_of_the_ceiling_inclusive() -> None:

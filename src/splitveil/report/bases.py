@@ -12,6 +12,12 @@ from splitveil.report.tracks import Track
 HOLDS = 0.5  # a defence holds up whose strongest attack is left with this share of the ceiling
 SHOWN = ("row", "defence", "noise", "seeds", "accuracy", "reported-accuracy", "mse", "reported-mse",
          "by", "ssim", "worst", "leakage", "rate", "seconds")  # fmt: skip
+SIDES: Mapping[tuple[bool, bool], str] = {  # more accurate, more MSE than reported
+    (True, True): "more accurate and more MSE",
+    (True, False): "more accurate, less MSE",
+    (False, True): "less accurate, more MSE",
+    (False, False): "less accurate and less MSE",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +164,46 @@ def rivals_line(
     )
 
 
+def reported_line(groups: Sequence[Group], published: Mapping[str, Published]) -> str:
+    """On which side of the reported figures each measured row lies; empty without any."""
+    known = points(groups)
+    sides: dict[tuple[bool, bool], list[str]] = {}
+    for name, point in known.items():
+        if said := published.get(name):
+            side = point.accuracy > said.accuracy, point.mse > said.mse
+            sides.setdefault(side, []).append(f"`{name}`")
+    parts = [f"{SIDES[side]}: {', '.join(sides[side])}" for side in SIDES if side in sides]
+    return f"Measured against reported – {'; '.join(parts)}." if parts else ""
+
+
+def against_reported_line(
+    bases: Sequence[Base],
+    groups: Sequence[Group],
+    published: Mapping[str, Published],
+    first: str = "veil",
+    second: str = "cem",
+) -> str:
+    """One addition as measured against another as reported, on each base; empty without any."""
+    known = points(groups)
+    lines = []
+    for base in bases:
+        rows = {added(base, row): row for row in base.rows[1:]}
+        ours, said = known.get(rows.get(first, "")), published.get(rows.get(second, ""))
+        if ours and said:
+            lines.append((ours, ours.accuracy - said.accuracy, ours.mse - said.mse))
+    if not lines:
+        return ""
+    told = [f"`{o.name}` {100 * accuracy:+.2f} points, {mse:+.4f}" for o, accuracy, mse in lines]
+    private = [mse > 0 for _, _, mse in lines]
+    accurate = [accuracy > 0 for _, accuracy, _ in lines]
+    both = sum(p and q for p, q in zip(private, accurate, strict=True))
+    return (
+        f"`{first}` as measured against `{second}` as reported: more MSE on {sum(private)} of "
+        f"{len(lines)} bases, more accuracy on {sum(accurate)}, both on {both} "
+        f"({'; '.join(told)})."
+    )
+
+
 def holding_lines(groups: Sequence[Group]) -> list[str]:
     """Which rows hold up under the strongest attack, and which do not, most private first."""
     judged = [
@@ -200,6 +246,8 @@ def base_section(
         yield "\n".join(f"- {line}" for line in base_lines(bases, groups))
         yield count_line(bases, groups)
         yield rivals_line(bases, groups)
+        yield reported_line(measured(bases, groups), published)
+        yield against_reported_line(bases, groups, published)
         yield from holding_lines(measured(bases, groups))
         yield missing_line(bases, groups)
 

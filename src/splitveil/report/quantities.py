@@ -97,7 +97,7 @@ def _at(*path: str) -> Callable[[Group], list[str]]:
 _ACCURACY = Column(heading="accuracy", unit="%", arrow="↑", brief="acc% ↑")
 _MSE = Column(heading="strongest attack MSE", arrow="↑", brief="MSE ↑")
 _SSIM = Column(heading="SSIM", arrow="↓", brief="SSIM ↓")
-_PSNR = Column(heading="PSNR", unit="dB", arrow="↓")
+_PSNR = Column(heading="pooled PSNR", unit="dB", arrow="↓")
 _LEAKAGE = Column(heading="leakage", unit="%", arrow="↓", brief="leak% ↓")
 _RATE = Column(heading="rate", unit="nats", arrow="↓")
 
