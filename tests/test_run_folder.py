@@ -92,6 +92,17 @@ def test_a_folder_from_before_a_setting_had_a_name_is_read_as_it_was(tmp_path: P
     assert all(torch.equal(value, own[key]) for key, value in read.items())
 
 
+def test_a_run_is_read_from_within_its_folder_and_an_odd_name_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sv.fit(config(tmp_path, "none", name="inside", epochs=1))
+    monkeypatch.chdir(run.path)
+    assert sv.load_run(".").config.folder == run.path.resolve()
+    odd = run.path.rename(tmp_path / "best model")
+    with pytest.raises(RunError, match="got 'best model'; rename the folder"):
+        sv.load_run(odd)
+
+
 def test_overwrite_replaces(tmp_path: Path) -> None:
     for epochs in (2, 1):
         run = sv.fit(config(tmp_path, "none", name="o", epochs=epochs), overwrite=True)

@@ -1,5 +1,6 @@
 """A run that learns from another: what is noted of it, what is refused, what stays untouched."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -14,11 +15,13 @@ from typer.testing import CliRunner
 import splitveil as sv
 from splitveil.cli import app
 from splitveil.data import load, make_splits
-from splitveil.errors import CheckpointError, ConfigError, RunError
+from splitveil.errors import CheckpointError, ConfigError
 from splitveil.passport import model_hash
+from splitveil.replay import replay
 from splitveil.teaching import Undivided
 from splitveil.train.checkpoint import read_checkpoint
 from splitveil.train.task import divergence
+from splitveil.trials import placed
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +114,8 @@ def test_it_answers_without_the_noise_of_its_channel(teacher: sv.Run) -> None:
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"teacher": "nobody"}, RunError, "nobody is not a run"),
+        ({"teacher": " "}, ConfigError, "teacher must be the folder of a trained run, or none"),
+        ({"teacher": "nobody"}, ConfigError, "teacher nobody cannot be used: nobody is not a run"),
         ({"name": "wise", "teacher": "{wise}"}, ConfigError, "cannot be its own teacher"),
         ({"teacher_share": 0.3}, ConfigError, "teacher_share is 0.3, but there is no teacher"),
         ({"teacher_temperature": 3.0}, ConfigError, "teacher_temperature is 3.0, but there is no"),
@@ -132,6 +136,108 @@ def test_what_no_teacher_may_be(
         sv.fit(config(folder, **settings), overwrite=True)
     assert not (tmp_path / "runs").exists()
     assert (teacher.path / "checkpoint.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("defence", "stage"),
+    [
+        ("dropout", "Dropout"),
+        ("clip", "Clip"),
+        ("quantise", "Quantise"),
+        ("sparse", "SparseCoding"),
+        ("shredder", "LearnedNoise"),
+    ],
+)
+def test_a_teacher_whose_server_expects_more_than_noise_is_refused(
+    defence: str, stage: str, tmp_path: Path
+) -> None:
+    settings = {"settings": {"sparse_place": "wire"}} if defence == "sparse" else {}
+    odd = sv.fit(config(tmp_path, defence, name="odd", epochs=1, **settings))
+    with pytest.raises(ConfigError, match=rf"more to what it sends than add noise \({stage}\)"):
+        sv.fit(config(tmp_path, name="pupil", teacher=str(odd.path)))
+    assert not (tmp_path / "pupil").exists()
+
+
+def test_a_teacher_that_is_not_trained_to_its_end_is_refused(
+    teacher: sv.Run, tmp_path: Path
+) -> None:
+    place = tmp_path / "half"
+    shutil.copytree(teacher.path, place)
+    text = (place / "config.toml").read_text()
+    (place / "config.toml").write_text(text.replace("epochs = 6", "epochs = 7"))
+    with pytest.raises(ConfigError, match="half was not trained to its end: 60 of 70 steps"):
+        sv.fit(config(tmp_path, name="pupil", teacher=str(place)))
+
+
+@pytest.mark.parametrize("broken", ["checkpoint.safetensors", "config.toml"])
+def test_what_is_wrong_with_a_teacher_is_said_of_the_teacher(
+    broken: str, teacher: sv.Run, tmp_path: Path
+) -> None:
+    place = tmp_path / "ill"
+    shutil.copytree(teacher.path, place)
+    (place / broken).write_text("net = 1")
+    with pytest.raises(ConfigError, match=r"the teacher \S+ill cannot be used: .*folder\)$"):
+        sv.fit(config(tmp_path, name="pupil", teacher=str(place)))
+
+
+def test_a_teacher_of_a_file_of_settings_can_be_switched_off() -> None:
+    assert sv.RunConfig(teacher="none").teacher is None
+
+
+def test_a_pupil_may_go_on_when_its_teacher_was_moved(teacher: sv.Run, tmp_path: Path) -> None:
+    shutil.copytree(teacher.path, tmp_path / "here")
+    options = config(tmp_path, name="pupil", epochs=1, teacher=str(tmp_path / "here"))
+    sv.fit(options)
+    (tmp_path / "here").rename(tmp_path / "there")
+    sv.fit(dataclasses.replace(options, teacher=str(tmp_path / "there")), resume=True)
+    with pytest.raises(CheckpointError, match="the hash of its model is None, it was"):
+        sv.fit(dataclasses.replace(options, teacher=None), resume=True)
+
+
+def test_a_trial_under_another_teacher_is_another_trial(teacher: sv.Run, tmp_path: Path) -> None:
+    place = tmp_path / "wise"
+    shutil.copytree(teacher.path, place)
+    options, dataset = config(tmp_path, teacher=str(place)), load("digits")
+    first = placed(options, dataset).name
+    assert placed(options, dataset).name == first
+    sv.fit(config(tmp_path, "noise", name="wise", epochs=1, seed=3), overwrite=True)
+    assert placed(options, dataset).name != first
+
+
+def test_a_sweep_hears_of_its_teacher_before_it_starts_and_keeps_to_it(
+    teacher: sv.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(teacher.path, tmp_path / "wise")
+    brief = ["--defence", "none", "--epochs", "1", "--profile", "smoke", "--attack", "linear"]
+    brief += ["--jobs", "1", "--device", "cpu"]
+
+    def sweep(*words: str) -> str:
+        done = CliRunner().invoke(app, ["sweep", "--name", "s", *words])
+        assert done.exit_code == (2 if "error" in done.output else 0), done.output
+        return " ".join(done.output.split())
+
+    assert "nobody cannot be used" in sweep(*brief, "--set", "teacher=nobody")
+    assert "but there is no teacher" in sweep(*brief, "--vary", "teacher_share=0.3,0.5")
+    assert "one for the whole sweep" in sweep(*brief, "--vary", "teacher=wise,other")
+    held = ("--set", "held_out=0.1")
+    assert "keeps from its training" in sweep(*brief, "--set", "teacher=wise", *held)
+    assert not (tmp_path / "runs").exists()
+    assert "error" not in sweep(*brief, "--set", "teacher=wise", "--vary", "teacher_share=0.5,1.0")
+    sv.fit(config(tmp_path, "noise", name="wise", epochs=1, seed=3), overwrite=True)
+    assert "teacher was" in sweep("--resume", "--trials", "3")
+
+
+def test_a_record_from_before_is_replayed_without_a_difference(
+    teacher: sv.Run, tmp_path: Path
+) -> None:
+    place = tmp_path / "old"
+    shutil.copytree(teacher.path, place)
+    run = sv.load_run(place)
+    record = run.audit("smoke").to_dict()
+    for key in ("label_smoothing", "teacher_share", "teacher_temperature"):
+        del record["config"][key]
+    assert replay(run, sv.Record.from_dict(record)) == []
 
 
 def test_a_final_run_may_learn_from_one_that_saw_less(teacher: sv.Run, tmp_path: Path) -> None:
@@ -160,7 +266,7 @@ def test_another_teacher_in_the_same_place_is_refused_on_resume(
         ("label_smoothing=1.0", "label_smoothing must be in [0, 1), got 1.0"),
         ("label_smoothing=-0.1", "label_smoothing must be in [0, 1), got -0.1"),
         ("teacher_share=0.0", "teacher_share must be above 0 and at most 1, got 0.0"),
-        ("teacher_temperature=0.0", "teacher_temperature must be a finite number > 0, got 0.0"),
+        ("teacher_temperature=0.0", "teacher_temperature must be above 0 and at most 100, got 0.0"),
         ("teacher=runs/nobody", "runs/nobody is not a run"),
     ],
 )

@@ -14,6 +14,7 @@ from splitveil.data import load
 from splitveil.errors import ConfigError, RunError, SplitVeilError
 from splitveil.nets import NETS, THIN_CLIENTS, Candidate, candidates, cut
 from splitveil.sweep.pareto import undominated
+from splitveil.teaching import ready_teacher
 from splitveil.trials import ranking_attacks, trial
 from splitveil.types import Progress, silent
 
@@ -180,6 +181,7 @@ def advise(
     dataset = load(config.dataset, config.data_dir)
     below = replace(config, runs_dir=str(Path(config.runs_dir) / "advisor"), name=None)
     resolve(below, dataset)  # what no client can mend is said before the first one is trained
+    ready_teacher(below, dataset)
     findings: list[Finding] = []
     failures: list[Failure] = []
     total = len(clients)

@@ -14,7 +14,7 @@ from splitveil.audit import Attempt, Case, Store, Wire, intercept
 from splitveil.audit.certificates import Part, fingerprints, refusals
 from splitveil.audit.suite import source
 from splitveil.audit.tables import Attributes, attributes_of, read_table
-from splitveil.config import RunConfig, find_profile
+from splitveil.config import find_profile
 from splitveil.data import AuxView, Dataset, Splits, aux_view
 from splitveil.data.folder import class_names, list_files
 from splitveil.disclosures import deployed
@@ -238,6 +238,7 @@ def examine_wire(
         unfinished=_unfinished(opened, trained["step"]),
         versus=versus,
     )
+    teacher = trained["passport"].get("teacher")  # by its name: a path says nothing
     facts, pictures = measure(subject, progress=progress, store=store)
     shape = run.built.image_shape
     audit = facts.pop("audit") | {"final": run.config.final, "model": opened.model}
@@ -253,7 +254,8 @@ def examine_wire(
             "params": run.model.client_params(),
             "wire_floats": run.model.wire_floats(shape),
         },
-        config=_told(run.config),
+        config={k: v for k, v in flat_config(run.config).items() if k not in PLACES}
+        | ({"teacher": teacher["run"]} if teacher else {}),
         splits=opened.hashes,
         seeds={"train": run.config.seed, "attack": wire.seed, "split": run.config.split_seed},
         seconds={
@@ -261,15 +263,9 @@ def examine_wire(
             "audit": round(time.perf_counter() - opened.began, 3),
         },
         training={"steps": trained["step"], "peak_bytes": trained.get("peak_bytes")}
-        | {k: v for k, v in trained["passport"].items() if k == "teacher"},
+        | ({"teacher": teacher} if teacher else {}),
     )
     return record, pictures
-
-
-def _told(config: RunConfig) -> Json:
-    """A run's settings without the places of its files; its teacher is called by its name."""
-    told = {k: v for k, v in flat_config(config).items() if k not in PLACES}
-    return told | ({} if config.teacher is None else {"teacher": Path(config.teacher).name})
 
 
 def _unfinished(opened: Opened, steps: int) -> str | None:

@@ -59,23 +59,17 @@ class Contrast:
 
     @property
     def verdict(self) -> str:
-        """What the intervals allow to say; "dominates" needs both to exclude 0 in our favour.
-
-        What Holm's correction does not bear out is said apart.
-        """
+        """What the intervals allow to say; what Holm's correction does not bear out apart."""
         signs = _sign(self.accuracy), _sign(self.mse)
         if None in signs and not any(signs):
             return "one seed: no verdict"
         told, doubtful = [0, 0], [0, 0]
-        for at, (sign, p) in enumerate(zip(signs, (self.p_accuracy, self.p_mse), strict=True)):
-            (told if p is not None and p < ALPHA else doubtful)[at] = sign or 0
-        said = VERDICTS[told[0], told[1]]
-        if not any(doubtful):
-            return said
-        unsure = VERDICTS[doubtful[0], doubtful[1]]
-        if any(told):
+        for at, p in enumerate((self.p_accuracy, self.p_mse)):
+            (told if p is not None and p < ALPHA else doubtful)[at] = signs[at] or 0
+        said, unsure = VERDICTS[told[0], told[1]], VERDICTS[doubtful[0], doubtful[1]]
+        if any(told) and any(doubtful):
             return f"{said} and, before correction, {unsure}"
-        return f"{unsure}, before correction"
+        return f"{unsure}, before correction" if any(doubtful) else said
 
 
 def _sign(made: Difference | None) -> int | None:

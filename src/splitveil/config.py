@@ -52,6 +52,8 @@ RECIPES: Mapping[str, Recipe] = {
 ANY_RECIPE = Recipe(epochs=40, batch_size=128, lr=0.1, noise_std=0.025)
 ANY_WIRE = 512  # numbers: a penalty's settings are sound for one size or for none
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+NAME_RULE = "name must be letters, digits, '.', '_', '+' and '-'"
 RULES: Mapping[str, tuple[str, Callable[[float], bool]]] = {  # of what is given
     "epochs": ("at least 1", lambda n: n >= 1),
     "seed": ("at least 0", lambda n: n >= 0),
@@ -63,7 +65,7 @@ RULES: Mapping[str, tuple[str, Callable[[float], bool]]] = {  # of what is given
     "held_out": ("in [0, 1)", lambda v: 0 <= v < 1),
     "label_smoothing": ("in [0, 1)", lambda v: 0 <= v < 1),
     "teacher_share": ("above 0 and at most 1", lambda v: 0 < v <= 1),
-    "teacher_temperature": ("a finite number > 0", lambda v: 0 < v < math.inf),
+    "teacher_temperature": ("above 0 and at most 100", lambda v: 0 < v <= 100),  # noqa: PLR2004
 }
 
 
@@ -108,15 +110,15 @@ class RunConfig:
         own = {key: getattr(self, key) for key in RUN_KEYS}
         for key, value in checked(own, RUN_KEYS, "setting of a run").items():
             object.__setattr__(self, key, value)  # a path as text, a whole lr as a float
+        if self.teacher == "none":  # as `config.toml` spells it; --set overrides a file so
+            object.__setattr__(self, "teacher", None)
         problems = [
             f"{key} must be {rule}, got {value}"
             for key, (rule, good) in RULES.items()
             if (value := getattr(self, key)) is not None and not good(value)
         ]
-        if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", self.name):
-            problems.append(
-                f"name must be letters, digits, '.', '_', '+' and '-', got '{self.name}'"
-            )
+        if self.name is not None and not NAME.fullmatch(self.name):
+            problems.append(f"{NAME_RULE}, got '{self.name}'")
         if problems:
             raise ConfigError("; ".join(problems))
 

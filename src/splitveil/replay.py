@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.auditing import examine
+from splitveil.config import RunConfig
 from splitveil.errors import AuditError, RunError
 from splitveil.passport import model_hash
 from splitveil.runs import Run
 from splitveil.types import Json, Progress, Record, silent
 
+RECENT = ("label_smoothing", "teacher_share", "teacher_temperature")  # older records lack them
 TIMES = ("seconds", "command", "commit")  # what may differ between two equal audits
 
 
@@ -68,4 +70,5 @@ def replay(run: Run, record: Record, progress: Progress = silent) -> list[str]:
         run, profile, aux=aux, seed=seed, progress=progress, store=None, only=only, compile=fused
     )
     old: Json = json.loads(json.dumps(record.to_dict()))  # NaN in a record differs, as it should
+    old["config"] = {k: getattr(RunConfig, k) for k in RECENT} | old["config"]
     return list(differences(old, json.loads(fresh.to_json())))

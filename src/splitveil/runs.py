@@ -122,10 +122,10 @@ def fit(
         final=config.final,
     )
     if teacher is not None:
-        check_teacher(teacher, config, built, dataset, splits)
+        check_teacher(teacher, config, dataset)
     if resume:
         _check_same(folder, config, built)
-        check_same_teacher(teacher, folder / "checkpoint.safetensors")
+        check_same_teacher(teacher, folder)
     from splitveil.training import build, train_run
 
     parts = build(config, built.image_shape, built.num_classes)
@@ -202,8 +202,13 @@ def read_folder(folder: Path) -> tuple[RunConfig, Built]:
         raise RunError(f"{path} lacks {err}; it was not written by a training run") from err
     defence = configuration.find_defence(str(flat.get("defence", RunConfig.defence)))
     flat = {k: v for k, v in EARLIER.items() if k in defence.settings()} | flat
-    flat["runs_dir"] = str(folder.parent)
-    flat["name"] = folder.name
+    place = folder.resolve() if folder.name in ("", "..") else folder  # `.` has no name
+    flat["runs_dir"], flat["name"] = str(place.parent), place.name
+    if not configuration.NAME.fullmatch(place.name):
+        raise RunError(
+            f"cannot read the run {folder}: its {configuration.NAME_RULE}, got '{place.name}'; "
+            "rename the folder"
+        )
     return configuration.make_config(flat), built
 
 
@@ -259,7 +264,7 @@ def _check_same(folder: Path, config: RunConfig, built: Built) -> None:
     """Refuse to resume with other settings, naming each one."""
     saved, saved_built = read_folder(folder)
     old, new = flat_config(saved) | asdict(saved_built), flat_config(config) | asdict(built)
-    free = ("data_dir", "runs_dir", "name")
+    free = ("data_dir", "runs_dir", "name", "teacher")  # the teacher itself is compared
     changed = [
         f"{k} was {old.get(k)!r}, is {new[k]!r}"
         for k in new

@@ -1,20 +1,22 @@
 """A run that teaches another: its answers to the training images count beside the labels."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from splitveil.config import RunConfig
-from splitveil.data import Dataset, Splits, make_splits
-from splitveil.errors import CheckpointError, ConfigError
-from splitveil.nets import SplitModel
+from splitveil.data import Dataset, make_splits
+from splitveil.errors import CheckpointError, ConfigError, SplitVeilError
+from splitveil.nets import GaussianNoise, SplitModel
 from splitveil.passport import model_hash
-from splitveil.runs import Built, Run, load_run
+from splitveil.runs import Run, fingerprint, load_run
+from splitveil.train.checkpoint import read_meta
 from splitveil.types import Json
+
+CHECKPOINT = "checkpoint.safetensors"
 
 
 class Undivided(nn.Module):
@@ -48,7 +50,11 @@ class Teacher:
 
 
 def open_teacher(config: RunConfig) -> Teacher | None:
-    """The run that a configuration names as its teacher; None where it names none."""
+    """The run that a configuration names as its teacher; None where it names none.
+
+    A teacher may add noise to what it sends, and answers without it; whatever else its channel
+    does, its server has learnt to expect.
+    """
     if config.teacher is None:
         for key in ("teacher_share", "teacher_temperature"):
             if getattr(config, key) != getattr(RunConfig, key):
@@ -57,59 +63,86 @@ def open_teacher(config: RunConfig) -> Teacher | None:
                     "add --set teacher=RUN, the folder of a trained run, or leave it out"
                 )
         return None
-    folder = Path(config.teacher)
+    folder = place_of(config.teacher)
     if folder.resolve() == config.folder.resolve():
         raise ConfigError(
             f"{folder} cannot be its own teacher; name another run, or give this one a --name"
         )
-    run = load_run(folder)
+    try:
+        run = load_run(folder)
+    except SplitVeilError as err:
+        raise ConfigError(
+            f"the teacher {folder} cannot be used: {err} (this is said of the teacher's folder)"
+        ) from err
+    stages = cast(nn.ModuleList, run.model.channel.stages)
+    more = [type(stage).__name__ for stage in stages if not isinstance(stage, GaussianNoise)]
+    if more:
+        raise ConfigError(
+            f"the teacher {folder} does more to what it sends than add noise ({', '.join(more)}), "
+            "so it cannot answer in one piece; train one with --defence none"
+        )
     return Teacher(run, {"run": folder.resolve().name, "model": model_hash(run.model)})
 
 
-def check_teacher(
-    teacher: Teacher, config: RunConfig, built: Built, dataset: Dataset, splits: Splits
-) -> None:
-    """Refuse a teacher of other data, or one that has seen images which the run must not see.
+def place_of(text: str) -> Path:
+    """The folder that `teacher` names."""
+    if not text.strip():
+        raise ConfigError(f"teacher must be the folder of a trained run, or none, got '{text}'")
+    return Path(text).expanduser()
 
-    What it was trained on would reach the run by its answers: images to choose by or for an
-    attacker alone would be neither.
+
+def ready_teacher(config: RunConfig, dataset: Dataset) -> Teacher | None:
+    """The teacher of a run on these data, checked; None where it has none."""
+    teacher = open_teacher(config)
+    if teacher is not None:
+        check_teacher(teacher, config, dataset)
+    return teacher
+
+
+def check_teacher(teacher: Teacher, config: RunConfig, dataset: Dataset) -> None:
+    """Refuse one of other data, one not trained to its end, one that has seen what it must not.
+
+    What a teacher was trained on would reach the run by its answers: images to choose by, or for
+    an attacker alone, would be neither.
     """
     theirs, name = teacher.run.config, teacher.run.path
-    if teacher.run.built != built:
+    if teacher.run.built.data_hash != fingerprint(dataset):
         raise ConfigError(
             f"the teacher {name} was trained on other data: '{theirs.dataset}' with hash "
             f"{teacher.run.built.data_hash}, this run has '{config.dataset}' with "
-            f"{built.data_hash}; train a teacher on the same data"
+            f"{fingerprint(dataset)}; train a teacher on the same data"
         )
-    seen = make_splits(
-        dataset, split_seed=theirs.split_seed, held_out=theirs.held_out, final=theirs.final
-    ).train
-    beyond = int((~torch.isin(seen, splits.train)).sum())
+    seen, own = (
+        make_splits(dataset, split_seed=c.split_seed, held_out=c.held_out, final=c.final).train
+        for c in (theirs, config)
+    )
+    done = int(read_meta(name / CHECKPOINT)["step"])
+    planned = (theirs.epochs or 1) * (len(seen) // min(theirs.batch_size or len(seen), len(seen)))
+    if done < planned:
+        raise ConfigError(
+            f"the teacher {name} was not trained to its end: {done} of {planned} steps; continue "
+            "it with --resume first"
+        )
+    beyond = int((~torch.isin(seen, own)).sum())
     if beyond:
         raise ConfigError(
             f"the teacher {name} was trained on {beyond} images that this run keeps from its "
-            f"training: it has final={_word(theirs.final)}, held_out={theirs.held_out}, "
-            f"split_seed={theirs.split_seed}, this run final={_word(config.final)}, "
-            f"held_out={config.held_out}, split_seed={config.split_seed}; train one with the same"
+            f"training: it has {_splitting(theirs)}, this run {_splitting(config)}; train one "
+            "with the same"
         )
 
 
-def check_same_teacher(teacher: Teacher | None, checkpoint: Path) -> None:
+def _splitting(config: RunConfig) -> str:
+    final = str(config.final).lower()
+    return f"final={final}, held_out={config.held_out}, split_seed={config.split_seed}"
+
+
+def check_same_teacher(teacher: Teacher | None, folder: Path) -> None:
     """Refuse to resume a run under another teacher than the one it began with."""
-    try:
-        with safe_open(checkpoint, framework="pt") as file:
-            state = json.loads((file.metadata() or {})["state"])
-            noted = state["passport"].get("teacher")
-    except (SafetensorError, KeyError, ValueError, OSError, AttributeError):
-        return  # broken, or not ours: whoever reads the whole of it says so
-    now = None if teacher is None else teacher.noted
-    if (noted and noted["model"]) != (now and now["model"]):
+    noted = read_meta(folder / CHECKPOINT)["passport"].get("teacher")
+    was, now = noted and noted["model"], teacher and teacher.noted["model"]
+    if was != now:
         raise CheckpointError(
-            f"the teacher is not the one this run began with: its model's hash is "
-            f"{now and now['model']}, it was {noted and noted['model']}; bring that one back, or "
-            "start again with --overwrite"
+            f"the teacher is not the one this run began with: the hash of its model is {now}, it "
+            f"was {was}; bring that one back, or start again with --overwrite"
         )
-
-
-def _word(flag: bool) -> str:
-    return str(flag).lower()

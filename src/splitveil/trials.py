@@ -20,6 +20,7 @@ from splitveil.data import Dataset
 from splitveil.errors import CheckpointError
 from splitveil.nets import CLIENT_PREFIX
 from splitveil.runs import Run, fingerprint, fit, flat_config
+from splitveil.teaching import ready_teacher
 from splitveil.train.files import write_text
 from splitveil.types import Attack, Json, Progress, silent
 
@@ -57,6 +58,8 @@ def placed(config: RunConfig, dataset: Dataset) -> RunConfig:
     """The run with a name of its own: other settings or other data, another folder."""
     settings = flat_config(resolve(config, dataset))
     same = {k: v for k, v in settings.items() if k not in (*PLACES, "name")}
+    if teacher := ready_teacher(config, dataset):
+        same["teacher"] = teacher.noted["model"]
     words = f"{config.dataset}-{config.defence}-{config.net.removeprefix(CLIENT_PREFIX)}"
     stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", words)
     return replace(config, name=f"{stem}-{_digest([same, fingerprint(dataset), __version__])}")

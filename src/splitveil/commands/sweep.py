@@ -101,9 +101,10 @@ def plan_of(
 ) -> "Plan":
     """The plan of the command line, over that of the sweep to go on with."""
     from splitveil.advisor import brief_epochs
-    from splitveil.config import one_noise_name
+    from splitveil.config import make_config, one_noise_name
     from splitveil.settings import parse_pairs
     from splitveil.sweep.driver import make_plan, read_plan
+    from splitveil.teaching import open_teacher, place_of
 
     said = {k: v for k, v in given.items() if v is not None}
     common = one_noise_name(parse_pairs(pairs)) | {
@@ -117,7 +118,12 @@ def plan_of(
         common = {"dataset": "digits"} | common
         common.setdefault("epochs", brief_epochs(str(common["dataset"])))
         said = {"defences": DEFENCES, "vary": (), "trials": None, "sampler": None} | said
-    return make_plan(**said | {"options": common})
+    teacher = None
+    if (named := common.get("teacher")) not in (None, "none"):
+        common["teacher"] = str(place_of(str(named)).resolve())
+        opened = open_teacher(make_config({"dataset": "digits", "teacher": common["teacher"]}))
+        teacher = opened and opened.noted["model"]
+    return make_plan(**said | {"options": common, "teacher": teacher})
 
 
 def run(

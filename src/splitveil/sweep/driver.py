@@ -14,6 +14,7 @@ from splitveil.sweep.journal import Entry, Journal
 from splitveil.sweep.proposals import Past, default_trials, need_optuna, propose, task
 from splitveil.sweep.space import Choices, Space, corners, refuse_strays, spaces
 from splitveil.sweep.trial import Plan, Task, chosen_attacks, job_of, options_of
+from splitveil.teaching import ready_teacher
 from splitveil.train.files import explain_os_error, write_text
 from splitveil.types import Json
 
@@ -94,6 +95,7 @@ def check(plan: Plan) -> dict[str, Space]:
             config = make_config(options_of(plan, one, Path("unused")))
             data = load(config.dataset, config.data_dir) if data is None else data
             resolve(config, data)
+            ready_teacher(config, data)
             build_defence(config).penalty_plan()
             if config.final or not len(make_splits(data, held_out=config.held_out).val):
                 raise AuditError(

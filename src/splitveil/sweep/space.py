@@ -17,7 +17,7 @@ Settings = dict[str, Any]
 KINDS = ("lin", "log")
 FIXED = (  # one for the whole sweep, or its trials could not be compared or found again
     "dataset", "defence", "name", "data_dir", "runs_dir", "device", "compile", "final",
-    "split_seed",
+    "split_seed", "teacher",
 )  # fmt: skip
 _SHAPE = "key=a,b,c or key=lin:low:high or key=log:low:high, with :count behind it for a grid"
 

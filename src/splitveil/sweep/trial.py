@@ -35,6 +35,7 @@ class Plan:
 
     `options` are the run's common settings, `vary` the texts of what differs; `trials` is the
     budget of every defence. `attacks` empty: all of the profile that see every image once.
+    `teacher` is the hash of the model that all trials learn from, if there is one.
     """
 
     defences: tuple[str, ...]
@@ -45,6 +46,7 @@ class Plan:
     profile: str = "quick"
     attacks: tuple[str, ...] = ()
     seed: int = 0
+    teacher: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

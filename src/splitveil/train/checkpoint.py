@@ -65,6 +65,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
         ) from err
 
 
+def read_meta(path: Path) -> Json:
+    """The JSON of a checkpoint alone, without its tensors."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(json.loads((file.metadata() or {})["state"]))
+    except (SafetensorError, KeyError, ValueError, OSError) as err:
+        raise CheckpointError(f"{path} is broken: {err}; restore it from a copy") from err
+
+
 def load_module(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
     """Load a state dict, naming every key and shape that does not fit before changing anything."""
     own = module.state_dict()
