@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from short_runs import config
@@ -262,3 +263,13 @@ def test_the_undefended_client_leaks_and_every_real_attack_beats_the_floor(tmp_p
     assert record.attacks["class-mean"]["mse"] < record.floor["mse"]
     assert record.leakage > 0
     assert record.true_rate_nats is None
+
+
+def test_classes_of_equal_images_are_refused_before_any_attack(tmp_path: Path) -> None:
+    y = np.arange(200) % 2
+    np.savez(
+        tmp_path / "flat.npz", x=np.stack([np.full((8, 8), 200 * k, np.uint8) for k in y]), y=y
+    )
+    run = sv.fit(config(tmp_path, "none", dataset=f"npz:{tmp_path / 'flat.npz'}", epochs=1))
+    with pytest.raises(AuditError, match="all images of a class are alike"):
+        run.audit("smoke")

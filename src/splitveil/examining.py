@@ -27,10 +27,12 @@ from splitveil.audit import (
 from splitveil.audit.certificates import Deployed, Part, certify
 from splitveil.audit.tables import Attributes
 from splitveil.disclosures import Kept, other_leaks
+from splitveil.errors import AuditError
 from splitveil.passport import command, device_name, versions
 from splitveil.rng import stream
 from splitveil.types import Attack, Json, Labelled, Progress, Record, silent
 
+ALIKE = 1e-13  # mean squared error of rounding alone
 ACCURACY_DRAWS = 4
 NO_ANSWER = "–"
 
@@ -104,10 +106,15 @@ def measure(
     """
     case, wire, seed = subject.case, subject.wire, subject.wire.seed
     kept = Kept()
+    ceiling = ceiling_mse(case.aux, case.scored, case.num_classes)
+    if ceiling < ALIKE:
+        raise AuditError(
+            "all images of a class are alike: who knows the class knows the image, and there is "
+            "nothing left to hide; use a dataset whose classes hold different images"
+        )
     attacks = for_images(subject.attacks, case.scored.images.shape[1:].numel(), len(case.scored))
     attempts = run_attacks(case, attacks, seed, progress, wire=wire, store=store, look=kept)
     headline = strongest(attempts)
-    ceiling = ceiling_mse(case.aux, case.scored, case.num_classes)
     certified = _certificates(subject)
     told = other_leaks(
         case, attacks, attempts, subject.members, subject.outsiders,

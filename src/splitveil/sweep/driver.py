@@ -100,7 +100,8 @@ def check(plan: Plan) -> dict[str, Space]:
             if config.final or not len(make_splits(data, held_out=config.held_out).val):
                 raise AuditError(
                     f"'{config.dataset}' has no validation images to choose by, and the test "
-                    "images must not be; add images"
+                    f"images must not be (final={str(config.final).lower()}, "
+                    f"held_out={config.held_out}); leave these as they are, or add images"
                 )
     return found
 
