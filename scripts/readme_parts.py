@@ -21,7 +21,7 @@ BEFORE_UNITS = ("13f3d08", "aea73c8", "c444be2")  # commits of records without a
 
 
 def in_a_sentence(groups: Sequence[Group], published: Mapping[str, Published]) -> str:
-    """The flagship on CIFAR-10 beside the undefended client and the best published row."""
+    """The flagship on CIFAR-10 beside the undefended client and the most private published row."""
     rows = {group.name: group for group in groups}
     swap = rows["arl+veil"]
     ours, bare, rebuilt, swapped = (

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import splitveil as sv
 from splitveil.cli import app
+from splitveil.commands.sweep import plan_of
 from splitveil.data import load, make_splits
 from splitveil.errors import CheckpointError, ConfigError
 from splitveil.passport import model_hash
@@ -226,6 +227,17 @@ def test_a_sweep_hears_of_its_teacher_before_it_starts_and_keeps_to_it(
     assert "error" not in sweep(*brief, "--set", "teacher=wise", "--vary", "teacher_share=0.5,1.0")
     sv.fit(config(tmp_path, "noise", name="wise", epochs=1, seed=3), overwrite=True)
     assert "teacher was" in sweep("--resume", "--trials", "3")
+
+
+def test_a_sweep_may_learn_from_a_run_of_the_name_that_runs_have_by_themselves(
+    teacher: sv.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = sv.RunConfig().folder
+    shutil.copytree(teacher.path, place)
+    plan = plan_of({}, {}, [f"teacher={place}"], None)
+    assert plan.teacher == model_hash(teacher.model)
+    assert plan.options["teacher"] == str(tmp_path / place)
 
 
 def test_a_record_from_before_is_replayed_without_a_difference(

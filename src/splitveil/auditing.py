@@ -23,7 +23,7 @@ from splitveil.examining import ACCURACY_DRAWS as ACCURACY_DRAWS  # noqa: PLC041
 from splitveil.examining import Claim, Subject, measure
 from splitveil.nets import front_of
 from splitveil.passport import model_hash, versions
-from splitveil.runs import Run, flat_config, load_data
+from splitveil.runs import Run, flat_config, load_data, planned_steps
 from splitveil.surrogates.batch import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
 from splitveil.train.checkpoint import read_checkpoint
@@ -270,8 +270,7 @@ def examine_wire(
 
 def _unfinished(opened: Opened, steps: int) -> str | None:
     """How far a training came that was not trained to its end."""
-    config, images = opened.run.config, len(opened.splits.train)
-    planned = (config.epochs or 1) * (images // min(config.batch_size or images, images))
+    planned = planned_steps(opened.run.config, len(opened.splits.train))
     return f"{steps} of {planned} steps were trained" if steps < planned else None
 
 

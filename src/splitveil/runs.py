@@ -174,6 +174,15 @@ def fingerprint(dataset: Dataset) -> str:
     return digest.hexdigest()[:16]
 
 
+def planned_steps(config: RunConfig, images: int) -> int:
+    """Steps of a resolved run that is trained on so many images to its end.
+
+    >>> planned_steps(RunConfig(epochs=3, batch_size=128), 1000)
+    21
+    """
+    return (config.epochs or 1) * (images // min(config.batch_size or images, images))
+
+
 def flat_config(config: RunConfig) -> Json:
     """The run's and the defence's settings in one flat table."""
     run = {k: v for k, v in asdict(config).items() if k != "settings" and v is not None}

@@ -12,7 +12,7 @@ from splitveil.data import Dataset, make_splits
 from splitveil.errors import CheckpointError, ConfigError, SplitVeilError
 from splitveil.nets import GaussianNoise, SplitModel
 from splitveil.passport import model_hash
-from splitveil.runs import Run, fingerprint, load_run
+from splitveil.runs import Run, fingerprint, load_run, planned_steps
 from splitveil.train.checkpoint import read_meta
 from splitveil.types import Json
 
@@ -50,11 +50,7 @@ class Teacher:
 
 
 def open_teacher(config: RunConfig) -> Teacher | None:
-    """The run that a configuration names as its teacher; None where it names none.
-
-    A teacher may add noise to what it sends, and answers without it; whatever else its channel
-    does, its server has learnt to expect.
-    """
+    """The run that a configuration names as its teacher; None where it names none."""
     if config.teacher is None:
         for key in ("teacher_share", "teacher_temperature"):
             if getattr(config, key) != getattr(RunConfig, key):
@@ -68,6 +64,15 @@ def open_teacher(config: RunConfig) -> Teacher | None:
         raise ConfigError(
             f"{folder} cannot be its own teacher; name another run, or give this one a --name"
         )
+    return load_teacher(folder)
+
+
+def load_teacher(folder: Path) -> Teacher:
+    """A run as a teacher.
+
+    It may add noise to what it sends, and answers without it; whatever else its channel does, its
+    server has learnt to expect.
+    """
     try:
         run = load_run(folder)
     except SplitVeilError as err:
@@ -117,7 +122,7 @@ def check_teacher(teacher: Teacher, config: RunConfig, dataset: Dataset) -> None
         for c in (theirs, config)
     )
     done = int(read_meta(name / CHECKPOINT)["step"])
-    planned = (theirs.epochs or 1) * (len(seen) // min(theirs.batch_size or len(seen), len(seen)))
+    planned = planned_steps(theirs, len(seen))
     if done < planned:
         raise ConfigError(
             f"the teacher {name} was not trained to its end: {done} of {planned} steps; continue "

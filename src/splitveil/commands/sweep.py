@@ -101,10 +101,10 @@ def plan_of(
 ) -> "Plan":
     """The plan of the command line, over that of the sweep to go on with."""
     from splitveil.advisor import brief_epochs
-    from splitveil.config import make_config, one_noise_name
+    from splitveil.config import one_noise_name
     from splitveil.settings import parse_pairs
     from splitveil.sweep.driver import make_plan, read_plan
-    from splitveil.teaching import open_teacher, place_of
+    from splitveil.teaching import load_teacher, place_of
 
     said = {k: v for k, v in given.items() if v is not None}
     common = one_noise_name(parse_pairs(pairs)) | {
@@ -120,9 +120,8 @@ def plan_of(
         said = {"defences": DEFENCES, "vary": (), "trials": None, "sampler": None} | said
     teacher = None
     if (named := common.get("teacher")) not in (None, "none"):
-        common["teacher"] = str(place_of(str(named)).resolve())
-        opened = open_teacher(make_config({"dataset": "digits", "teacher": common["teacher"]}))
-        teacher = opened and opened.noted["model"]
+        place = place_of(str(named)).resolve()
+        common["teacher"], teacher = str(place), load_teacher(place).noted["model"]
     return make_plan(**said | {"options": common, "teacher": teacher})
 
 
