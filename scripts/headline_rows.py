@@ -79,16 +79,26 @@ HEADLINE = (
     _recipe("slot-cross", length=1.4),
     _recipe("arl+cem", length=3.1),
     _recipe("arl+veil", length=3.1),
+    _recipe("arl+veil-long", length=6.2),
 )
 
 
 # The flagship's client without its penalty, and with CEM's: what is the client's own doing.
-CONTROLS = tuple(
+# CEM beside the adversary with the longer training too: what is the training's doing.
+CONTROLS = (
+    *(
+        Row(
+            name=f"{name}-thin-deep", stem=f"{name}-thin-deep", length=4.0,
+            options=("--recipe", f"cifar10-{name}", "--net", "thin-deep", "--epochs", "160"),
+        )
+        for name in ("noise", "cem")
+    ),
     Row(
-        name=f"{name}-thin-deep", stem=f"{name}-thin-deep", length=4.0,
-        options=("--recipe", f"cifar10-{name}", "--net", "thin-deep", "--epochs", "160"),
-    )
-    for name in ("noise", "cem")
+        name="arl+cem-long", stem="arl+cem-long", length=7.8,
+        options=(
+            "--recipe", "cifar10-arl-cem", "--epochs", "160", "--set", "label_smoothing=0.1",
+        ),
+    ),
 )  # fmt: skip
 
 

@@ -39,6 +39,14 @@ NAMED_RECIPES: Mapping[str, Named] = {
     "cifar10-arl-veil": _cifar10(
         "an adversary in training and the flagship, VGG11", "arl+veil", "vgg11", lambd=0.5
     ),
+    "cifar10-arl-veil-long": _cifar10(
+        "the same trained twice as long, with smoothed labels",
+        "arl+veil",
+        "vgg11",
+        lambd=0.5,
+        epochs=160,
+        label_smoothing=0.1,
+    ),
     "cifar10-veil": _cifar10("the flagship, thin deep client", "veil", "thin-deep", epochs=160),
     "cifar10-veil-accurate": _cifar10(
         "the flagship where accuracy weighs more", "veil", "thin-deep", epochs=160, lambd=0.1

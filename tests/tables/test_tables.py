@@ -35,15 +35,24 @@ def test_table1_has_every_row_of_the_built_page_and_each_is_a_run(
     assert all(c[-4:] == ["--aux", "train", "--seed", "0"] for c in commands if c[1] == "audit")
 
 
-def test_controls_have_the_flagships_client_and_length(planned: Planned, tmp_path: Path) -> None:
-    commands = planned("--table", "controls", "--out", str(tmp_path))
-    trained = [c for c in commands if c[1] == "train"]
-    flagship = find_recipe("cifar10-veil").options
-    for command in trained:
-        made = settings_of(command)
-        assert made["net"] == flagship["net"]
-        assert made["epochs"] == flagship["epochs"]
-    assert [c[c.index("--recipe") + 1] for c in trained] == ["cifar10-noise", "cifar10-cem"]
+def test_controls_have_the_net_and_the_training_of_the_row_they_stand_beside(
+    planned: Planned, tmp_path: Path
+) -> None:
+    beside = {
+        "noise-thin-deep-s0": "cifar10-veil",
+        "cem-thin-deep-s0": "cifar10-veil",
+        "arl+cem-long-s0": "cifar10-arl-veil-long",
+    }
+    commands = planned("--table", "controls", "--seeds", "0", "--out", str(tmp_path))
+    asked = [settings_of(c) for c in commands if c[1] == "train"]
+    assert {str(own["name"]) for own in asked} == set(beside)
+    for own in asked:
+        name = str(own["name"])
+        made = {**find_recipe(str(own["recipe"])).options, **own}
+        ours = find_recipe(beside[name]).options
+        for key in ("net", "epochs", "label_smoothing"):
+            assert made.get(key) == ours.get(key), (name, key)
+        assert made["defence"] != ours["defence"]
 
 
 def test_seed_003_is_the_experiment_that_the_command_runs(planned: Planned, tmp_path: Path) -> None:
