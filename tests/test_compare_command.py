@@ -39,6 +39,17 @@ def test_cifar10_is_compared_in_two_tracks_beside_what_is_reported() -> None:
     assert (none["reported accuracy"], none["reported MSE"]) == ("90.87", "0.0036")
 
 
+def test_published_rows_stand_beside_records_of_their_dataset_alone(tmp_path: Path) -> None:
+    words = ["compare", str(RESULTS / "digits"), "--published", str(RESULTS / "published.json")]
+    result = CliRunner().invoke(app, [*words, "--md", str(tmp_path / "table.md")])
+    assert result.exit_code == 0, result.output
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert "| `cem` |" in table  # the name of a published row, too
+    assert "reported" not in table.lower()
+    said = "published rows of another dataset left out: cifar10 (14); records: digits"
+    assert said in " ".join(result.stderr.split())
+
+
 def test_wrong_input_is_refused_with_a_reason(tmp_path: Path) -> None:
     nothing = CliRunner().invoke(app, ["compare", str(tmp_path)])
     assert nothing.exit_code == 2

@@ -16,8 +16,9 @@ from splitveil.report.choosing import View, chosen, ordered
 from splitveil.report.compare import Sheet, gap_text, p_text, track_sheet
 from splitveil.report.exchange import Cell
 from splitveil.report.fields import text
+from splitveil.report.published import Published
 from splitveil.report.quantities import QUANTITIES, plain_row
-from splitveil.report.rows import Found, Group, Published, per_image_mse
+from splitveil.report.rows import Found, Group, per_image_mse
 from splitveil.report.tables import NOTHING, Column
 from splitveil.report.tracks import Track, defences_of, tracks
 

@@ -54,8 +54,9 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.report.exchange import csv_text
     from splitveil.report.exchange import latex as latex_table
     from splitveil.report.page import put
+    from splitveil.report.published import elsewhere
     from splitveil.report.quantities import parse_columns
-    from splitveil.report.tracks import tracks
+    from splitveil.report.tracks import dataset_of, tracks
 
     view = View(
         where=tuple(one for text in where or [] for one in parse_filters(text)),
@@ -80,5 +81,6 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     for track in tracks(found.groups):
         if against is not None and against not in {group.name for group in track.groups}:
             warn(f"{track.title}: no differences, for it has no row {against}")
-    for line in tables.warnings(found):
+    datasets = {dataset_of(group) for group in found.groups}
+    for line in (*elsewhere(beside, datasets), *tables.warnings(found)):
         warn(line)

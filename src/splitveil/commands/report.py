@@ -33,7 +33,8 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.console import out, show_json, show_table, warn
     from splitveil.report import read_runs, summary_rows, write_report
     from splitveil.report.fields import finite
-    from splitveil.report.rows import read_published
+    from splitveil.report.published import elsewhere, read_published
+    from splitveil.report.sentences import distinct
     from splitveil.report.tables import brief_table
     from splitveil.report.words import language
 
@@ -42,6 +43,8 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     gathered = read_runs(runs)
     for path, reason in gathered.skipped:
         warn(f"left out: {path}: {reason}")
+    for line in elsewhere(beside, distinct(gathered.runs, "config", "dataset")):
+        warn(line)
     paths = write_report(
         gathered.runs,
         out_dir or gathered.runs[0].path,

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitveil.report.fields import number, text
+from splitveil.report.published import Published, reported
+from splitveil.report.published import read_published as read_published  # noqa: PLC0414 - re-exported
 from splitveil.report.quantities import STANDARD, Quantity
-from splitveil.report.rows import Found, Group, Published, mean_of, reported, spread
+from splitveil.report.rows import Found, Group, mean_of, spread
 from splitveil.report.rows import find_records as find_records  # noqa: PLC0414 - re-exported
-from splitveil.report.rows import read_published as read_published  # noqa: PLC0414 - re-exported
 from splitveil.report.tables import NOTHING, Column, decimals, percent
-from splitveil.report.tracks import Track, caption, seeds_text
+from splitveil.report.tracks import Track, caption, dataset_of, seeds_text
 
 Json = dict[str, Any]
 
@@ -164,7 +165,7 @@ def test90_sheet(track: Track, published: Mapping[str, Published]) -> Sheet:
             said.source,
         )
         for name, said in published.items()
-        if said.aux == track.aux
+        if said.aux == track.aux and said.dataset in {dataset_of(g) for g in track.groups}
     ]
     return Sheet(
         title=track.title, caption=caption(track.groups), columns=columns, rows=tuple(rows)

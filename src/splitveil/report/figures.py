@@ -27,7 +27,7 @@ from splitveil.report.fields import number, text
 from splitveil.report.files import RunFiles
 from splitveil.report.grid import draw_grid, reconstruction_grid
 from splitveil.report.labels import Box, place
-from splitveil.report.rows import Published
+from splitveil.report.published import Published
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,9 +43,12 @@ FOOT, HEAD = 0.576, 0.144  # inches under and over the plot
 def comparable(
     runs: Sequence[RunFiles], published: Mapping[str, Published]
 ) -> dict[str, Published]:
-    """Published rows whose attacker knew what that of some run knew."""
-    known = {text(run.record, "audit", "aux") or "train" for run in runs if run.record}
-    return {name: row for name, row in published.items() if row.aux in known}
+    """Published rows of some run's dataset whose attacker knew what that run's knew."""
+    known = {
+        (text(run.record, "config", "dataset"), text(run.record, "audit", "aux") or "train")
+        for run in runs
+    }
+    return {name: row for name, row in published.items() if (row.dataset, row.aux) in known}
 
 
 def scatter(runs: Sequence[RunFiles], published: Mapping[str, Published] | None = None) -> Drawing:

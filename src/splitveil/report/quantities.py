@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from splitveil.errors import ConfigError, unknown
-from splitveil.report.rows import Group, Published, flag_names, reported, spread
+from splitveil.report.published import Published, reported
+from splitveil.report.rows import Group, flag_names, spread
 from splitveil.report.tables import NOTHING, Column
 from splitveil.report.tracks import aux_of, seeds_text
 

@@ -5,7 +5,7 @@ import binascii
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import RunError
-from splitveil.report.fields import finite, number, parse, section, text
+from splitveil.report.fields import number, parse, section, text
 from splitveil.report.tables import NOTHING
 
 Json = dict[str, Any]
@@ -70,19 +70,6 @@ class Found:
     groups: tuple[Group, ...]
     broken: tuple[str, ...]
     reasons: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Published:
-    """What others report under a row's name; accuracies are shares, `aux` is their attacker's."""
-
-    accuracy: float
-    mse: float
-    source: str
-    aux: str = "train"
-    reconstruction_accuracy: float | None = None
-    ssim_zeropad: float | None = None
-    psnr_pooled: float | None = None
 
 
 def flag_names(record: Json) -> set[str]:
@@ -221,54 +208,12 @@ def per_image_mse(record: Json) -> NDArray[np.float64] | None:
     return made
 
 
-def read_published(path: Path) -> dict[str, Published]:
-    """Rows of a JSON file {name: {accuracy, mse, source}}; accuracies are shares."""
-    try:
-        data = parse(path.read_text(encoding="utf-8"))
-        if not isinstance(data, dict):
-            raise ValueError(f"it must hold an object of rows, got {type(data).__name__}")
-        return {name: _published(name, row) for name, row in data.items()}
-    except (OSError, ValueError) as err:
-        raise RunError(
-            f"{path} is not a file of published rows: {err}; a row is, for example, "
-            '"cem": {"accuracy": 0.9, "mse": 0.01, "source": "where it is printed"}'
-        ) from err
-
-
-def _published(name: str, given: object) -> Published:
-    """A row of a file, each value of its kind; raises ValueError naming the row and the key."""
-    row = finite(given)
-    if not isinstance(row, dict):
-        raise ValueError(f"row '{name}' must be an object, got {type(row).__name__}")
-    known = [field.name for field in fields(Published)]
-    strange = [f"unknown {key}" for key in row if key not in known]
-    missing = [f"no {key}" for key in known[:3] if row.get(key) is None]
-    if strange or missing:
-        raise ValueError(f"row '{name}': {', '.join(missing + strange)}")
-    for key in ("source", "aux"):
-        if not isinstance(row.get(key, ""), str):
-            raise ValueError(f"row '{name}': {key} must be a text, got {row[key]!r:.60}")
-    try:
-        refuse_impossible(row, "accuracy", "mse", "reconstruction_accuracy")
-        for key in ("ssim_zeropad", "psnr_pooled"):
-            number(row, key)
-    except RunError as err:
-        raise ValueError(f"row '{name}': {err}") from err
-    return Published(**row)
-
-
 def refuse_impossible(record: Mapping[str, Any], *paths: str) -> None:
     """Refuse accuracies and errors outside 0 to 1; images and their reconstructions lie there."""
     for path in paths:
         value = number(record, *path.split("."))
         if value is not None and not 0 <= value <= 1:
             raise RunError(f"`{path}` must lie between 0 and 1, got {value:g}")
-
-
-def reported(group: Group, published: Mapping[str, Published]) -> Published | None:
-    """What is published under a row's name; folders say `arl-cem` for the stack `arl+cem`."""
-    said = published.get(group.name) or published.get(group.name.replace("-", "+"))
-    return said if said is not None and group.distinct("audit", "aux") == [said.aux] else None
 
 
 def spread(values: Sequence[float | None], scale: float, digits: int) -> str:
