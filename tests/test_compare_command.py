@@ -50,6 +50,24 @@ def test_published_rows_stand_beside_records_of_their_dataset_alone(tmp_path: Pa
     assert said in " ".join(result.stderr.split())
 
 
+def test_a_row_of_less_than_a_standard_audit_says_so(rows: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        file = rows / "veil" / f"seed{seed}" / "record.json"
+        record = json.loads(file.read_text())
+        record["audit"] |= {"profile": "standard"} | ({"only": ["decoder"]} if seed else {})
+        file.write_text(json.dumps(record))
+    target = tmp_path / "table.csv"
+    result = compare(str(rows), "--where", "row!=slot_cross", "--csv", str(target))
+    assert result.exit_code == 0, result.output
+    assert "remark" in result.stdout
+    assert {(row["row"], row["remark"]) for row in read_csv(target)} == {
+        ("veil", "some attacks"),
+        ("none", "quick audit"),
+    }
+    file = RESULTS / "cifar10" / "none" / "seed0" / "record.json"
+    assert "remark" not in compare(str(file)).stdout  # a standard audit
+
+
 def test_wrong_input_is_refused_with_a_reason(tmp_path: Path) -> None:
     nothing = CliRunner().invoke(app, ["compare", str(tmp_path)])
     assert nothing.exit_code == 2

@@ -71,6 +71,7 @@ MAY_IMPORT: dict[str, Rule] = {
     "auditing": EVERYTHING,
     "disclosures": EVERYTHING,
     "examining": EVERYTHING,
+    "keeping": EVERYTHING,
     "wiretap": EVERYTHING,
     "reproduce": EVERYTHING,
     "sweep": EVERYTHING,

@@ -90,6 +90,20 @@ def test_published_rows_are_drawn_and_their_source_is_named(good: Path, tmp_path
     assert pictures[0] != pictures[1]
 
 
+def test_less_than_a_standard_audit_of_test_images_is_named(tmp_path: Path) -> None:
+    whole, part = make_record("none"), make_record("veil")
+    whole["audit"] |= {"profile": "standard"}
+    part["audit"] |= {"profile": "quick", "aux": "val", "only": ["linear"]}
+    paths = [
+        write_run(tmp_path / name, record, None, None)
+        for name, record in (("whole", whole), ("part", part))
+    ]
+    said = told(call(*map(str, paths)))
+    line = "less than a standard audit of test images: part (quick audit, some attacks, validation"
+    assert line in said
+    assert "whole (" not in said
+
+
 def test_json_prints_the_records_of_what_was_read(good: Path, tmp_path: Path) -> None:
     result = call(str(good), str(tmp_path / "ghost"), "--json")
     assert result.exit_code == 0

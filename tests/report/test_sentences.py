@@ -67,6 +67,16 @@ def test_the_statement_counts_and_names(three: list[RunFiles]) -> None:
     assert "未命名数据集" in statement([bare]).plain("zh")
 
 
+def test_runs_with_less_than_a_standard_audit_are_named(make_run: MakeRun) -> None:
+    quick = make_run("q", record=rich_record("none"), gallery=None, metrics=None)
+    record = rich_record("veil")
+    record["audit"]["profile"] = "standard"
+    full = make_run("s", record=record, gallery=None, metrics=None)
+    told = [caveat.plain() for caveat in caveats([full, quick])]
+    assert "Less than a standard audit: q. A stronger attacker may rebuild more." in told
+    assert "caveat.brief" not in [caveat.key for caveat in caveats([full])]
+
+
 def test_flagged_runs_are_named_among_the_caveats(make_run: MakeRun) -> None:
     flagged = make_run("f", record=rich_record("none"), gallery=None, metrics=None)
     clean = make_run("c", record=rich_record("veil"), gallery=None, metrics=None)

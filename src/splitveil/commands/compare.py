@@ -39,9 +39,10 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     """Compare audited runs: one row per defence, mean ± sd over its seeds, and differences.
 
     Columns and filters go by these names: row, defence, dataset, net, aux, profile, by, seeds,
-    accuracy, mse, ssim, psnr, worst, leakage, rate, macs, params, wire, seconds, flags, epochs,
-    lambd, noise, ceiling, reported-accuracy, reported-mse. Accuracies are shares: `accuracy>=.9` is
-    `accuracy>=90%`. A text may hold a star: `net=thin-*`.
+    accuracy, mse, ssim, psnr, worst, leakage, rate, macs, params, wire, seconds, flags, remark,
+    epochs, lambd, noise, ceiling, reported-accuracy, reported-mse. Accuracies are shares:
+    `accuracy>=.9` is `accuracy>=90%`. A text may hold a star: `net=thin-*`. A remark says what
+    makes an audit less than a standard one of test images.
 
     Example: `splitveil compare results/cifar10 --published results/published.json`
 

@@ -34,6 +34,7 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.report import read_runs, summary_rows, write_report
     from splitveil.report.fields import finite
     from splitveil.report.published import elsewhere, read_published
+    from splitveil.report.rows import shortfalls
     from splitveil.report.sentences import distinct
     from splitveil.report.tables import brief_table
     from splitveil.report.words import language
@@ -59,5 +60,8 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
         return
     rows = summary_rows(gathered.runs)
     show_table("Accuracy, and what the attacker got", *brief_table(rows))
+    less = [(run.name, shortfalls(run.record)) for run in gathered.runs]
+    if named := [f"{name} ({', '.join(words)})" for name, words in less if words]:
+        warn(f"less than a standard audit of test images: {'; '.join(named)}")
     for page in paths[: 1 + slides]:
         out.print(f"page: {page}", highlight=False, markup=False, soft_wrap=True)

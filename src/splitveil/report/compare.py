@@ -7,7 +7,7 @@ from typing import Any
 from splitveil.report.fields import number, text
 from splitveil.report.published import Published, reported
 from splitveil.report.published import read_published as read_published  # noqa: PLC0414 - re-exported
-from splitveil.report.quantities import STANDARD, Quantity
+from splitveil.report.quantities import QUANTITIES, STANDARD, Quantity
 from splitveil.report.rows import Found, Group, mean_of, spread
 from splitveil.report.rows import find_records as find_records  # noqa: PLC0414 - re-exported
 from splitveil.report.tables import NOTHING, Column, decimals, percent
@@ -59,8 +59,9 @@ class Sheet:
 
     def brief(self) -> tuple[list[str], list[list[str]]]:
         """Headings and cells of the columns that fit a terminal."""
-        kept = [(i, column.brief) for i, column in enumerate(self.columns) if column.brief]
-        cells = [[row[i].replace("`", "") for i, _ in kept] for row in self.rows]
+        columns, rows = self.filled()
+        kept = [(i, column.brief) for i, column in enumerate(columns) if column.brief]
+        cells = [[row[i].replace("`", "") for i, _ in kept] for row in rows]
         return [name for _, name in kept], cells
 
     def to_dict(self) -> Json:
@@ -147,7 +148,7 @@ def test90_sheet(track: Track, published: Mapping[str, Published]) -> Sheet:
             ", ".join(group.distinct("strongest", "mse_by")),
             spread(group.values("strongest", "ssim_zeropad"), 1.0, 4),
             spread(group.values("strongest", "psnr_pooled"), 1.0, 2),
-            "measured",
+            ", ".join(["measured", *QUANTITIES["remark"].words(group)]),
         )
         for group in track.groups
     ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from splitveil.errors import ConfigError, unknown
 from splitveil.report.published import Published, reported
-from splitveil.report.rows import Group, flag_names, spread
+from splitveil.report.rows import Group, flag_names, shortfalls, spread
 from splitveil.report.tables import NOTHING, Column
 from splitveil.report.tracks import aux_of, seeds_text
 
@@ -55,6 +55,10 @@ def _flags(group: Group, said: Said) -> list[float | None]:
     del said
     shown = flags_text(group)
     return [None if shown == NOTHING else float(shown)]
+
+
+def _remarks(group: Group) -> list[str]:
+    return list(dict.fromkeys(word for record in group.records for word in shortfalls(record)))
 
 
 def _number(
@@ -146,6 +150,7 @@ STANDARD: tuple[Quantity, ...] = (
         cell=lambda group, _: flags_text(group),
         numbers=_flags,
     ),
+    _text("remark", _remarks, "remark"),
 )
 _FURTHER = (
     _text("defence", _at("config", "defence")),

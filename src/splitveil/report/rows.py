@@ -18,6 +18,7 @@ from splitveil.report.tables import NOTHING
 
 Json = dict[str, Any]
 ROUNDING = 0.01  # half-precision errors per image average to far less than this share of the mean
+BRIEF = ("smoke", "quick")  # profiles whose numbers say little about a stronger attacker
 SEED, ATTACK = re.compile(r"seed\d+"), re.compile(r"attack\d+")
 
 
@@ -75,6 +76,21 @@ class Found:
 def flag_names(record: Json) -> set[str]:
     """The flags that an audit raised."""
     return {flag["name"] for flag in record.get("flags") or ()}
+
+
+def shortfalls(record: Json | None) -> list[str]:
+    """What makes an audit less than a standard one of test images; empty where nothing does.
+
+    >>> shortfalls({"audit": {"profile": "quick", "aux": "val"}})
+    ['quick audit', 'validation images']
+    """
+    told = section(record, "audit")
+    profile = text(told, "profile")
+    return [
+        *([f"{profile} audit"] if profile in BRIEF else []),
+        *(["some attacks"] if told.get("only") else []),
+        *(["validation images"] if text(told, "aux") == "val" else []),
+    ]
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from splitveil.report.checks import flags_of
+from splitveil.report.checks import brief_profile, flags_of
 from splitveil.report.fields import flatten, number, section, text
 from splitveil.report.files import RunFiles
 from splitveil.report.tables import NOTHING, format_mse, percent
@@ -103,7 +103,9 @@ def caveats(runs: Sequence[RunFiles]) -> list[Said]:
 
 def _about_flags(runs: Sequence[RunFiles]) -> list[Said]:
     flagged = tuple(run.name for run in runs if flags_of(run))
-    return [said("caveat.flags", names=flagged)] if flagged else []
+    brief = tuple(run.name for run in runs if brief_profile(run) is not None)
+    pairs = (("caveat.flags", flagged), ("caveat.brief", brief))
+    return [said(key, names=names) for key, names in pairs if names]
 
 
 def _about_seeds(runs: Sequence[RunFiles]) -> list[Said]:

@@ -88,6 +88,10 @@ SENTENCES = {
         "Flags were raised on: {names}. Read them before the numbers.",
         "以下运行触发了警示：{names}。请先读警示再看数字。",
     ),
+    "caveat.brief": (
+        "Less than a standard audit: {names}. A stronger attacker may rebuild more.",
+        "审计未达标准档位：{names}。更强的攻击者可能重建得更好。",
+    ),
     "caveat.differ": (
         "The runs differ in {what} ({values}): do not compare them row by row.",
         "各运行的{what}不同（{values}）：不要逐行比较。",
