@@ -36,7 +36,7 @@ def test_cifar10_is_compared_in_two_tracks_beside_what_is_reported() -> None:
     assert {ARCHITECTURE, BUDGET} <= set(tables)
     assert {row["net"] for row in tables[ARCHITECTURE]} == {"vgg11"}
     none = next(row for row in tables[BUDGET] if row["row"] == "none")
-    assert (none["reported accuracy"], none["reported MSE"]) == ("90.87", "0.0036")
+    assert (none["reported-accuracy"], none["reported-mse"]) == (0.9087, 0.0036)
 
 
 def test_published_rows_stand_beside_records_of_their_dataset_alone(tmp_path: Path) -> None:
@@ -147,6 +147,30 @@ def test_precision_of_the_csv_is_that_of_the_record(rows: Path, tmp_path: Path) 
     assert set(QUANTITIES) < set(row)
 
 
+def test_the_json_has_the_keys_and_numbers_of_the_csv(rows: Path, tmp_path: Path) -> None:
+    target = tmp_path / "all.csv"
+    words = (str(rows), "--against", "none")
+    assert compare(*words, "--csv", str(target)).exit_code == 0
+    result = compare(*words, "--json")
+    assert result.exit_code == 0, result.output
+    tables = json.loads(result.stdout)
+    made = [row for table in tables for row in table["rows"] if "Differences" not in table["title"]]
+    for there, row in zip(made, read_csv(target), strict=True):
+        assert list(there) == list(row)
+        for key, cell in row.items():
+            value = there[key]
+            if value is None or isinstance(value, str):
+                assert (value or "") == cell
+            else:
+                assert value == float(cell)
+    assert made[0]["worst"] is None
+    assert isinstance(made[0]["accuracy"], float)
+    (gap,) = next(t["rows"] for t in tables if t["title"] == f"Differences – {ARCHITECTURE}")
+    assert (gap["row"], gap["against"]) == ("slot_cross", "none")
+    assert gap["mse_gap"] == pytest.approx(0.01)
+    assert gap["verdict"]
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -181,7 +205,7 @@ def test_a_broken_record_is_named_and_the_rest_compared(rows: Path) -> None:
     assert "skipped, not a record:" in result.stderr
     assert "(no config in it)" in result.stderr
     table = json.loads(result.stdout)[0]
-    assert [(row["row"], row["accuracy"]) for row in table["rows"]] == [("none", "91.00")]
+    assert [(row["row"], row["accuracy"]) for row in table["rows"]] == [("none", 0.91)]
 
 
 def test_the_help_names_every_column() -> None:

@@ -81,6 +81,7 @@ MAY_IMPORT: dict[str, Rule] = {
     "explaining": EVERYTHING,
     "replay": EVERYTHING,
     "comparing": room("errors", "types", "audit.statistics", "report"),
+    "unrounded": room("errors", "types", "audit.statistics", "report", "comparing"),
     "bench": room("types", "passport", "surrogates"),
     "recipes": room("errors", libraries=()),
     "trials": EVERYTHING,

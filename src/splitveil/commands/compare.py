@@ -34,26 +34,29 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     latex: Annotated[
         Path | None, typer.Option("--latex", help="Write the tables here for LaTeX (booktabs).")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print JSON: keys and numbers of --csv.")
+    ] = False,
 ) -> None:
     """Compare audited runs: one row per defence, mean ± sd over its seeds, and differences.
 
     Columns and filters go by these names: row, defence, dataset, net, aux, profile, by, seeds,
     accuracy, mse, ssim, psnr, worst, leakage, rate, macs, params, wire, seconds, flags, remark,
-    epochs, lambd, noise, ceiling, reported-accuracy, reported-mse. Accuracies are shares:
-    `accuracy>=.9` is `accuracy>=90%`. A text may hold a star: `net=thin-*`. A remark says what
-    makes an audit less than a standard one of test images.
+    epochs, lambd, noise, ceiling, rec-accuracy, ssim-zeropad, reported-accuracy, reported-mse.
+    Accuracies are shares: `accuracy>=.9` is `accuracy>=90%`. A text may hold a star: `net=thin-*`.
+    A remark says what makes an audit less than a standard one of test images.
 
     Example: `splitveil compare results/cifar10 --published results/published.json`
 
     Example: `splitveil compare results/digits --where "accuracy>=.99" --sort -mse --against none`
     """
-    from splitveil import comparing
+    from splitveil import comparing, unrounded
     from splitveil.console import show_json, show_table, warn
     from splitveil.report import compare as tables
     from splitveil.report.choosing import View, chosen, parse_filters, parse_order
     from splitveil.report.exchange import csv_text
     from splitveil.report.exchange import latex as latex_table
+    from splitveil.report.fields import finite
     from splitveil.report.page import put
     from splitveil.report.published import elsewhere
     from splitveil.report.quantities import parse_columns
@@ -71,11 +74,11 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     if markdown is not None:
         put(markdown, "\n".join(sheet.markdown() for sheet in sheets).encode())
     if csv is not None:
-        put(csv, csv_text(comparing.plain_rows(found, beside, view)).encode())
+        put(csv, csv_text(unrounded.plain_rows(found, beside, view)).encode())
     if latex is not None:
         put(latex, "\n".join(latex_table(sheet) for sheet in sheets).encode())
     if json_:
-        show_json([sheet.to_dict() for sheet in sheets])
+        show_json(finite(unrounded.plain_tables(found, beside, view)))
     else:
         for sheet in sheets:
             show_table(sheet.title, *sheet.brief())

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from splitveil.report.fields import number, text
+from splitveil.report.fields import text
 from splitveil.report.published import Published, reported
 from splitveil.report.published import read_published as read_published  # noqa: PLC0414 - re-exported
 from splitveil.report.quantities import QUANTITIES, STANDARD, Quantity
-from splitveil.report.rows import Found, Group, mean_of, spread
+from splitveil.report.rows import Found, Group, spread
 from splitveil.report.rows import find_records as find_records  # noqa: PLC0414 - re-exported
 from splitveil.report.tables import NOTHING, Column, decimals, percent
 from splitveil.report.tracks import Track, caption, dataset_of, seeds_text
@@ -143,10 +143,10 @@ def test90_sheet(track: Track, published: Mapping[str, Published]) -> Sheet:
             ", ".join(group.distinct("config", "net")),
             seeds_text(group),
             spread(group.values("accuracy"), 100.0, 2),
-            spread(_on_reconstructions(group), 100.0, 2),
+            QUANTITIES["rec-accuracy"].cell(group, None),
             spread(group.values("strongest", "mse"), 1.0, 4),
             ", ".join(group.distinct("strongest", "mse_by")),
-            spread(group.values("strongest", "ssim_zeropad"), 1.0, 4),
+            QUANTITIES["ssim-zeropad"].cell(group, None),
             spread(group.values("strongest", "psnr_pooled"), 1.0, 2),
             ", ".join(["measured", *QUANTITIES["remark"].words(group)]),
         )
@@ -171,20 +171,6 @@ def test90_sheet(track: Track, published: Mapping[str, Published]) -> Sheet:
     return Sheet(
         title=track.title, caption=caption(track.groups), columns=columns, rows=tuple(rows)
     )
-
-
-def _on_reconstructions(group: Group) -> list[float | None]:
-    """The server's accuracy on what `decoder` rebuilt, the seeds' attack, per training seed.
-
-    Of the strongest attack where `decoder` did not run.
-    """
-
-    def one(record: Json) -> float | None:
-        ran = number(record, "attacks", "decoder", "accuracy") is not None
-        best = "decoder" if ran else text(record, "strongest", "mse_by")
-        return None if best is None else number(record, "attacks", best, "accuracy")
-
-    return [mean_of([one(record) for record in seed]) for seed in group.seeds]
 
 
 def warnings(found: Found) -> list[str]:

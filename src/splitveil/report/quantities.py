@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from splitveil.errors import ConfigError, unknown
+from splitveil.report.fields import number, text
 from splitveil.report.published import Published, reported
-from splitveil.report.rows import Group, flag_names, shortfalls, spread
+from splitveil.report.rows import Group, Json, flag_names, mean_of, shortfalls, spread
 from splitveil.report.tables import NOTHING, Column
 from splitveil.report.tracks import aux_of, seeds_text
 
@@ -59,6 +60,21 @@ def _flags(group: Group, said: Said) -> list[float | None]:
 
 def _remarks(group: Group) -> list[str]:
     return list(dict.fromkeys(word for record in group.records for word in shortfalls(record)))
+
+
+def _on_reconstructions(group: Group, said: Said = None) -> list[float | None]:
+    """The server's accuracy on what `decoder` rebuilt, the seeds' attack, per training seed.
+
+    Of the strongest attack where `decoder` did not run.
+    """
+    del said
+
+    def one(record: Json) -> float | None:
+        ran = number(record, "attacks", "decoder", "accuracy") is not None
+        best = "decoder" if ran else text(record, "strongest", "mse_by")
+        return None if best is None else number(record, "attacks", best, "accuracy")
+
+    return [mean_of([one(record) for record in seed]) for seed in group.seeds]
 
 
 def _number(
@@ -153,6 +169,14 @@ STANDARD: tuple[Quantity, ...] = (
     _text("remark", _remarks, "remark"),
 )
 _FURTHER = (
+    Quantity(
+        key="rec-accuracy",
+        column=Column(heading="accuracy on reconstructions", unit="%", arrow="↓"),
+        cell=lambda group, _: spread(_on_reconstructions(group), 100.0, 2),
+        numbers=_on_reconstructions,
+        spreads=True,
+    ),
+    _number("ssim-zeropad", "strongest.ssim_zeropad", Column(heading="zero-pad SSIM", arrow="↓")),
     _text("defence", _at("config", "defence")),
     _text("dataset", _at("config", "dataset")),
     _text("aux", lambda group: [aux_of(group)]),
