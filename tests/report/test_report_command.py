@@ -99,9 +99,10 @@ def test_less_than_a_standard_audit_of_test_images_is_named(tmp_path: Path) -> N
         for name, record in (("whole", whole), ("part", part))
     ]
     said = told(call(*map(str, paths)))
-    line = "less than a standard audit of test images: part (quick audit, some attacks, validation"
-    assert line in said
-    assert "whole (" not in said
+    line = "standard audit of test images (quick audit, some attacks, validation images): part"
+    assert f"less than a {line}" in said
+    assert f"{line}, whole" not in said
+    assert said.count("less than") == 1
 
 
 def test_json_prints_the_records_of_what_was_read(good: Path, tmp_path: Path) -> None:

@@ -60,8 +60,11 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
         return
     rows = summary_rows(gathered.runs)
     show_table("Accuracy, and what the attacker got", *brief_table(rows))
-    less = [(run.name, shortfalls(run.record)) for run in gathered.runs]
-    if named := [f"{name} ({', '.join(words)})" for name, words in less if words]:
-        warn(f"less than a standard audit of test images: {'; '.join(named)}")
+    less: dict[str, list[str]] = {}
+    for run in gathered.runs:
+        less.setdefault(", ".join(shortfalls(run.record)), []).append(run.name)
+    for words, names in less.items():
+        if words:
+            warn(f"less than a standard audit of test images ({words}): {', '.join(names)}")
     for page in paths[: 1 + slides]:
         out.print(f"page: {page}", highlight=False, markup=False, soft_wrap=True)
