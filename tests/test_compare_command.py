@@ -208,6 +208,49 @@ def test_a_broken_record_is_named_and_the_rest_compared(rows: Path) -> None:
     assert [(row["row"], row["accuracy"]) for row in table["rows"]] == [("none", 0.91)]
 
 
+def test_a_folder_of_links_is_compared_as_it_names_its_rows(rows: Path, tmp_path: Path) -> None:
+    links = tmp_path / "links"
+    (links / "mine").mkdir(parents=True)
+    for seed in (0, 1):
+        (links / "mine" / f"seed{seed}").symlink_to(rows / "veil" / f"seed{seed}")
+    (links / "plain").symlink_to(rows / "none", target_is_directory=True)
+    (links / "round").symlink_to(links, target_is_directory=True)
+    for paths in ([links], [links, rows / "veil"]):  # a record that is met twice counts once
+        target = tmp_path / "all.csv"
+        result = compare(*map(str, paths), "--csv", str(target))
+        assert result.exit_code == 0, result.output
+        found = {(row["row"], row["seeds"]) for row in read_csv(target)}
+        assert found == {("mine", "2"), ("plain", "2")}
+
+
+def test_a_path_that_is_not_there_is_said_to_be_absent(rows: Path) -> None:
+    result = compare(str(rows / "viel"))
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert f"there is no {rows / 'viel'}; did you mean {rows / 'veil'}? check the path" in said
+    assert "audit a run first" not in said
+
+
+def test_an_empty_path_is_not_the_current_folder(
+    rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(rows)
+    assert compare(".").exit_code == 0
+    result = compare("")
+    assert result.exit_code == 2
+    assert "got an empty path" in " ".join(result.output.split())
+
+
+def test_a_file_for_two_tables_is_refused_before_either_is_written(
+    rows: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "table"
+    result = compare(str(rows), "--md", str(target), "--csv", f"{rows}/../table")
+    assert result.exit_code == 2
+    assert "--md and --csv name one file" in " ".join(result.output.split())
+    assert not target.exists()
+
+
 def test_the_help_names_every_column() -> None:
     said = compare("--help").stdout
     assert all(key in said for key in QUANTITIES)

@@ -1,13 +1,41 @@
 """`splitveil compare`: rows of records side by side."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 
+def given_path(text: str) -> Path:
+    """A path of the command line; an empty one, of a variable that is not set, is no folder."""
+    if not text.strip():
+        raise typer.BadParameter("got an empty path; name a run folder, a record, or . for here")
+    return Path(text)
+
+
+def refuse_shared(files: Mapping[str, Path | None]) -> None:
+    """Refuse a file that two options name: one would replace the other."""
+    from splitveil.errors import ConfigError
+
+    options: dict[str, list[str]] = {}
+    for option, path in files.items():
+        if path is not None:
+            options.setdefault(os.path.realpath(path), []).append(option)
+    for named in options.values():
+        if len(named) > 1:
+            raise ConfigError(
+                f"{' and '.join(named)} name one file, {files[named[0]]}, and one would replace "
+                "the other; give each a file of its own"
+            )
+
+
 def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
-    paths: Annotated[list[Path], typer.Argument(help="Run folders, records, or folders of them.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(parser=given_path, help="Run folders, records, or folders of them."),
+    ],
     published: Annotated[
         Path | None, typer.Option(help="JSON of published rows to stand beside ours.")
     ] = None,
@@ -62,6 +90,7 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.report.quantities import parse_columns
     from splitveil.report.tracks import dataset_of, tracks
 
+    refuse_shared({"--published": published, "--md": markdown, "--csv": csv, "--latex": latex})
     view = View(
         where=tuple(one for text in where or [] for one in parse_filters(text)),
         sort=() if sort is None else parse_order(sort),

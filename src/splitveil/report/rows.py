@@ -2,10 +2,12 @@
 
 import base64
 import binascii
+import os
 import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +106,8 @@ def find_records(paths: Sequence[Path]) -> Found:
 
     Folders called seed0, seed1, … are the training seeds of the row they lie in, and attack1, …
     in one of them are further attack seeds of the same run; any other folder with a record is a
-    row of its own. Audits with another attacker's knowledge are another row. A file that is met
-    twice counts once. What cannot be read is named, and the rest is still compared.
+    row of its own. Links are followed. Audits with another attacker's knowledge are another row. A
+    file that is met twice counts once. What cannot be read is named, and the rest still compared.
     """
     rows: dict[tuple[Path, str], dict[Path, list[Json]]] = {}
     broken: dict[str, str] = {}
@@ -136,16 +138,35 @@ def find_records(paths: Sequence[Path]) -> Found:
 
 
 def _below(path: Path) -> list[Path]:
-    """The record at a path, or all below it."""
+    """The record at a path, or all below it; those that only links lead to come last."""
+    if not os.path.exists(path):  # Path.exists raises where the system refuses the name
+        raise RunError(f"there is no {path}{_meant(path)} check the path")
+    if path.is_file():
+        return [path]
+    linked, seen = [], set[str]()
+    for folder, inner, names in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:  # links may go in circles
+            inner.clear()
+            continue
+        seen.add(real)
+        linked += [Path(folder) / name for name in names if name == "record.json"]
+    return [*sorted(path.rglob("record.json")), *sorted(linked)]
+
+
+def _meant(path: Path) -> str:
+    """A name beside a path that is not there, if one is near to it."""
     try:
-        return [path] if path.is_file() else sorted(path.rglob("record.json"))
-    except OSError as err:
-        raise RunError(f"cannot look into {path}: {err.strerror}; check the path") from err
+        there = [file.name for file in path.parent.iterdir()]
+    except OSError:
+        there = []
+    near = get_close_matches(path.name, there, n=1)
+    return f"; did you mean {path.with_name(near[0])}?" if near else ";"
 
 
 def _place(file: Path) -> tuple[Path, Path]:
-    """Folders of the row and of the training seed that a record belongs to."""
-    folder = file.resolve().parent
+    """Folders of the row and of the training seed that a record belongs to, as links name them."""
+    folder = Path(os.path.abspath(file)).parent
     if ATTACK.fullmatch(folder.name) and SEED.fullmatch(folder.parent.name):
         folder = folder.parent
     return (folder.parent if SEED.fullmatch(folder.name) else folder), folder
