@@ -19,7 +19,8 @@ from splitveil.report.bases import TABLE1, base_section
 from splitveil.report.breadth import breadth
 from splitveil.report.compare import Sheet, track_sheet, warnings
 from splitveil.report.figures import reconstruction_grid
-from splitveil.report.rows import Found, Group, Published, find_records, read_published
+from splitveil.report.published import Published, read_published
+from splitveil.report.rows import Found, Group, find_records
 from splitveil.report.tracks import Track, tracks
 from splitveil.report.tradeoff import marks, tradeoff
 from splitveil.reproduce import EXPERIMENTS, SEED_003, section
@@ -66,11 +67,6 @@ def published() -> Mapping[str, Published]:
     return {**read_published(RESULTS / "published.json"), **SEED_003}
 
 
-def beside(dataset: str) -> Mapping[str, Published]:
-    """The published rows of a dataset."""
-    return published() if dataset == "cifar10" else {}
-
-
 def main_tracks(dataset: str) -> list[Track]:
     """The tracks against the attacker who knows the training set."""
     return [track for track in tracks(found(dataset).groups) if track.aux == "train"]
@@ -80,7 +76,7 @@ def short(dataset: str) -> str:
     """A table per track with the columns that matter most."""
     parts = []
     for track in main_tracks(dataset):
-        sheet = track_sheet(track, beside(dataset))
+        sheet = track_sheet(track, published())
         several = len({group.distinct("config", "net")[0] for group in track.groups}) > 1
         wanted = set(SHORT) - (set() if several else {"net"})
         shown = few(sheet, wanted).table()
@@ -116,7 +112,7 @@ def verdicts(dataset: str) -> str:
 
 def full(dataset: str) -> str:
     """Every table of a dataset, with the differences."""
-    made: list[Sheet] = sheets(found(dataset), beside(dataset))
+    made: list[Sheet] = sheets(found(dataset), published())
     return "\n".join(sheet.markdown(3) for sheet in made).strip()
 
 

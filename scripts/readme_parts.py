@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from splitveil.report.rows import Group, Published, mean_of
+from splitveil.report.published import Published
+from splitveil.report.rows import Group, mean_of
 from splitveil.report.tables import NOTHING
 
 DIAGNOSTICS = {

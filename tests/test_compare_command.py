@@ -36,7 +36,36 @@ def test_cifar10_is_compared_in_two_tracks_beside_what_is_reported() -> None:
     assert {ARCHITECTURE, BUDGET} <= set(tables)
     assert {row["net"] for row in tables[ARCHITECTURE]} == {"vgg11"}
     none = next(row for row in tables[BUDGET] if row["row"] == "none")
-    assert (none["reported accuracy"], none["reported MSE"]) == ("90.87", "0.0036")
+    assert (none["reported-accuracy"], none["reported-mse"]) == (0.9087, 0.0036)
+
+
+def test_published_rows_stand_beside_records_of_their_dataset_alone(tmp_path: Path) -> None:
+    words = ["compare", str(RESULTS / "digits"), "--published", str(RESULTS / "published.json")]
+    result = CliRunner().invoke(app, [*words, "--md", str(tmp_path / "table.md")])
+    assert result.exit_code == 0, result.output
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert "| `cem` |" in table  # the name of a published row, too
+    assert "reported" not in table.lower()
+    said = "published rows of another dataset left out: cifar10 (14); records: digits"
+    assert said in " ".join(result.stderr.split())
+
+
+def test_a_row_of_less_than_a_standard_audit_says_so(rows: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        file = rows / "veil" / f"seed{seed}" / "record.json"
+        record = json.loads(file.read_text())
+        record["audit"] |= {"profile": "standard"} | ({"only": ["decoder"]} if seed else {})
+        file.write_text(json.dumps(record))
+    target = tmp_path / "table.csv"
+    result = compare(str(rows), "--where", "row!=slot_cross", "--csv", str(target))
+    assert result.exit_code == 0, result.output
+    assert "remark" in result.stdout
+    assert {(row["row"], row["remark"]) for row in read_csv(target)} == {
+        ("veil", "some attacks"),
+        ("none", "quick audit"),
+    }
+    file = RESULTS / "cifar10" / "none" / "seed0" / "record.json"
+    assert "remark" not in compare(str(file)).stdout  # a standard audit
 
 
 def test_wrong_input_is_refused_with_a_reason(tmp_path: Path) -> None:
@@ -118,6 +147,30 @@ def test_precision_of_the_csv_is_that_of_the_record(rows: Path, tmp_path: Path) 
     assert set(QUANTITIES) < set(row)
 
 
+def test_the_json_has_the_keys_and_numbers_of_the_csv(rows: Path, tmp_path: Path) -> None:
+    target = tmp_path / "all.csv"
+    words = (str(rows), "--against", "none")
+    assert compare(*words, "--csv", str(target)).exit_code == 0
+    result = compare(*words, "--json")
+    assert result.exit_code == 0, result.output
+    tables = json.loads(result.stdout)
+    made = [row for table in tables for row in table["rows"] if "Differences" not in table["title"]]
+    for there, row in zip(made, read_csv(target), strict=True):
+        assert list(there) == list(row)
+        for key, cell in row.items():
+            value = there[key]
+            if value is None or isinstance(value, str):
+                assert (value or "") == cell
+            else:
+                assert value == float(cell)
+    assert made[0]["worst"] is None
+    assert isinstance(made[0]["accuracy"], float)
+    (gap,) = next(t["rows"] for t in tables if t["title"] == f"Differences – {ARCHITECTURE}")
+    assert (gap["row"], gap["against"]) == ("slot_cross", "none")
+    assert gap["mse_gap"] == pytest.approx(0.01)
+    assert gap["verdict"]
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -152,7 +205,50 @@ def test_a_broken_record_is_named_and_the_rest_compared(rows: Path) -> None:
     assert "skipped, not a record:" in result.stderr
     assert "(no config in it)" in result.stderr
     table = json.loads(result.stdout)[0]
-    assert [(row["row"], row["accuracy"]) for row in table["rows"]] == [("none", "91.00")]
+    assert [(row["row"], row["accuracy"]) for row in table["rows"]] == [("none", 0.91)]
+
+
+def test_a_folder_of_links_is_compared_as_it_names_its_rows(rows: Path, tmp_path: Path) -> None:
+    links = tmp_path / "links"
+    (links / "mine").mkdir(parents=True)
+    for seed in (0, 1):
+        (links / "mine" / f"seed{seed}").symlink_to(rows / "veil" / f"seed{seed}")
+    (links / "plain").symlink_to(rows / "none", target_is_directory=True)
+    (links / "round").symlink_to(links, target_is_directory=True)
+    for paths in ([links], [links, rows / "veil"]):  # a record that is met twice counts once
+        target = tmp_path / "all.csv"
+        result = compare(*map(str, paths), "--csv", str(target))
+        assert result.exit_code == 0, result.output
+        found = {(row["row"], row["seeds"]) for row in read_csv(target)}
+        assert found == {("mine", "2"), ("plain", "2")}
+
+
+def test_a_path_that_is_not_there_is_said_to_be_absent(rows: Path) -> None:
+    result = compare(str(rows / "viel"))
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert f"there is no {rows / 'viel'}; did you mean {rows / 'veil'}? check the path" in said
+    assert "audit a run first" not in said
+
+
+def test_an_empty_path_is_not_the_current_folder(
+    rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(rows)
+    assert compare(".").exit_code == 0
+    result = compare("")
+    assert result.exit_code == 2
+    assert "got an empty path" in " ".join(result.output.split())
+
+
+def test_a_file_for_two_tables_is_refused_before_either_is_written(
+    rows: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "table"
+    result = compare(str(rows), "--md", str(target), "--csv", f"{rows}/../table")
+    assert result.exit_code == 2
+    assert "--md and --csv name one file" in " ".join(result.output.split())
+    assert not target.exists()
 
 
 def test_the_help_names_every_column() -> None:

@@ -17,7 +17,6 @@ from splitveil.comparing import (
     image_table,
     matched,
     over_seeds,
-    plain_rows,
     sheets,
 )
 from splitveil.errors import RunError
@@ -25,6 +24,7 @@ from splitveil.report.choosing import View, parse_filters, parse_order
 from splitveil.report.quantities import parse_columns
 from splitveil.report.rows import Found, Group, per_image_mse
 from splitveil.report.tracks import BUDGET, Track
+from splitveil.unrounded import plain_rows
 
 Images = NDArray[np.float64]
 

@@ -146,7 +146,7 @@ def test_report_and_compare_read_its_record(example: Path, tmp_path: Path) -> No
     result = call("compare", str(example), "--json")
     assert result.exit_code == 0, text(result)
     (row,) = json.loads(result.stdout)[0]["rows"]
-    assert (row["row"], row["net"], row["wire"]) == ("send", "–", "16")
+    assert (row["row"], row["net"], row["wire"]) == ("send", None, 16)
 
 
 def test_two_audits_agree_and_a_client_alone_has_no_accuracy(code: str) -> None:

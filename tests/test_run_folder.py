@@ -10,6 +10,7 @@ from short_runs import config
 
 import splitveil as sv
 from splitveil.errors import RunError
+from splitveil.replay import read_record
 from splitveil.runs import flat_config
 from splitveil.train.files import held
 
@@ -114,6 +115,35 @@ def test_a_folder_below_a_file_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write"):
         sv.fit(config(tmp_path / "file"))
+
+
+def test_an_audit_keeps_an_earlier_record_that_it_does_not_cover(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = sv.fit(config(tmp_path, "none", epochs=1))
+
+    def kept() -> set[str]:
+        return {file.name for file in run.path.glob("record.*.json")}
+
+    first = sv.audit(run, profile="smoke", only=["linear", "nearest"])
+    pictures = (run.path / "gallery.json").read_bytes()
+    sv.audit(run, profile="smoke", only=["linear", "nearest"])
+    assert not kept()  # the same again
+    assert "kept" not in caplog.text
+    fewer = sv.audit(run, profile="smoke", only=["linear"])
+    assert run.record == fewer
+    assert kept() == {"record.smoke-train-seed0.json"}
+    assert "kept as record.smoke-train-seed0.json" in caplog.text
+    again = read_record(run.path / "record.smoke-train-seed0.json")
+    assert again.attacks.keys() == first.attacks.keys()
+    assert (run.path / "gallery.smoke-train-seed0.json").read_bytes() == pictures
+    sv.audit(run, profile="smoke", aux="val", only=["linear"])
+    second = kept() - {"record.smoke-train-seed0.json"}
+    assert second == {"record.smoke-train-seed0-2.json"}  # the first one says more
+    sv.audit(run, profile="smoke", only=["linear", "nearest"])
+    sv.audit(run, profile="smoke", aux="val", only=["linear"])
+    val = "record.smoke-val-seed0.json"
+    assert kept() == {"record.smoke-train-seed0.json", *second, val}  # no copies pile up
 
 
 def test_two_audits_of_one_run_do_not_overwrite_each_other(tmp_path: Path) -> None:

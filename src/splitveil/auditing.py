@@ -21,13 +21,14 @@ from splitveil.disclosures import deployed
 from splitveil.errors import ConfigError, RunError
 from splitveil.examining import ACCURACY_DRAWS as ACCURACY_DRAWS  # noqa: PLC0414 - re-exported
 from splitveil.examining import Claim, Subject, measure
+from splitveil.keeping import put_record
 from splitveil.nets import front_of
 from splitveil.passport import model_hash, versions
 from splitveil.runs import Run, flat_config, load_data, planned_steps
 from splitveil.surrogates.batch import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
 from splitveil.train.checkpoint import read_checkpoint
-from splitveil.train.files import atomic_file, explain_os_error, held, stamp, write_text
+from splitveil.train.files import atomic_file, explain_os_error, held, stamp
 from splitveil.types import Json, Labelled, Progress, Record, Victim
 
 PLACES = ("data_dir", "runs_dir")  # where files lay says nothing about a result
@@ -92,6 +93,7 @@ def audit_run(
 ) -> Record:
     """Attack a run and write `record.json` and `gallery.json` into its folder.
 
+    An earlier record that this one does not cover is kept: see `keeping.put_record`.
     Attacks that were finished before on the same model and data are taken from `audit/` in the
     run's folder, unless `fresh`: then all are run, and replace what was there. `only` names attacks
     of the profile, which the record says and flags. `compile`: see `Run.audit`. `attributes` is a
@@ -111,8 +113,7 @@ def audit_run(
         )  # fmt: skip
         if stamp(run.path / "config.toml") != begun:
             raise RunError(f"{run.path} was trained anew; nothing was written, audit it again")
-        write_text(run.path / "gallery.json", json.dumps(pictures))
-        write_text(run.path / "record.json", record.to_json())
+        put_record(run.path, record, pictures)
     return record
 
 

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from splitveil.audit.statistics import Difference, Sample, difference, holm
 from splitveil.report.choosing import View, chosen, ordered
 from splitveil.report.compare import Sheet, gap_text, p_text, track_sheet
-from splitveil.report.exchange import Cell
 from splitveil.report.fields import text
-from splitveil.report.quantities import QUANTITIES, plain_row
-from splitveil.report.rows import Found, Group, Published, per_image_mse
+from splitveil.report.published import Published
+from splitveil.report.rows import Found, Group, per_image_mse
 from splitveil.report.tables import NOTHING, Column
 from splitveil.report.tracks import Track, defences_of, tracks
 
@@ -210,9 +209,9 @@ def contrast_sheet(track: Track, made: Sequence[Contrast]) -> Sheet:
         (
             f"`{c.ours}`",
             f"`{c.other}`",
-            gap_text(c.accuracy_gap, _limits(c.accuracy), 100.0, 2),
+            gap_text(c.accuracy_gap, limits(c.accuracy), 100.0, 2),
             p_text(c.p_accuracy),
-            gap_text(c.mse_gap, _limits(c.mse), 1.0, 4),
+            gap_text(c.mse_gap, limits(c.mse), 1.0, 4),
             p_text(c.p_mse),
             c.over,
             c.verdict,
@@ -234,7 +233,8 @@ def _pairs(made: Sequence[Contrast]) -> str:
     return " “Paired”: seed by seed, where both rows have the same training seeds." * paired
 
 
-def _limits(made: Difference | None) -> tuple[float, float] | None:
+def limits(made: Difference | None) -> tuple[float, float] | None:
+    """The ends of a difference's interval, where it has one."""
     return None if made is None else (made.interval.low, made.interval.high)
 
 
@@ -264,35 +264,3 @@ def sheets(
         if pairs:
             made.append(contrast_sheet(track, pairs))
     return made
-
-
-def plain_rows(
-    found: Found, published: Mapping[str, Published], view: View
-) -> list[dict[str, Cell]]:
-    """Every row of every track without rounding, for a spreadsheet.
-
-    Shares stay shares. With a row to compare `against`, the differences to it follow.
-    """
-    columns = tuple(QUANTITIES.values()) if view.columns is None else view.columns
-    made: list[dict[str, Cell]] = []
-    for track, pairs in views(found, published, view):
-        gaps = {pair.ours: pair for pair in pairs} if view.against is not None else {}
-        for group in track.groups:
-            row: dict[str, Cell] = {"track": track.title}
-            row |= plain_row(group, columns, published)
-            if view.against is not None:
-                row |= _plain_gap(gaps.get(group.name))
-            made.append(row)
-    return made
-
-
-def _plain_gap(pair: Contrast | None) -> dict[str, Cell]:
-    row: dict[str, Cell] = {"against": None if pair is None else pair.other}
-    for name in ("accuracy", "mse"):
-        made: Difference | None = None if pair is None else getattr(pair, name)
-        row[f"{name}_gap"] = None if pair is None else getattr(pair, f"{name}_gap")
-        row[f"{name}_gap_low"], row[f"{name}_gap_high"] = _limits(made) or (None, None)
-        row[f"{name}_gap_p"] = None if pair is None else getattr(pair, f"p_{name}")
-    row["interval_over"] = None if pair is None else pair.over
-    row["verdict"] = None if pair is None else pair.verdict
-    return row

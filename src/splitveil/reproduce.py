@@ -15,7 +15,8 @@ from splitveil.config import RunConfig, build_defence, find_profile, make_config
 from splitveil.errors import ConfigError, RunError, SplitVeilError, unknown
 from splitveil.report.claims import claim_lines
 from splitveil.report.compare import Sheet, find_records, test90_sheet
-from splitveil.report.rows import Group, Published, flag_names
+from splitveil.report.published import Published
+from splitveil.report.rows import Group, flag_names
 from splitveil.report.tables import NOTHING, Column
 from splitveil.report.tracks import TEST90, Track, dataset_of
 from splitveil.runs import Run, fit, read_folder
@@ -47,11 +48,11 @@ _SOURCE = "seed 003; task accuracy from the run's public log"
 SEED_003: Mapping[str, Published] = {
     "cem-test90": Published(
         accuracy=0.8535, mse=0.0436, reconstruction_accuracy=0.2445, ssim_zeropad=0.4316,
-        psnr_pooled=13.60, aux="test90", source=_SOURCE,
+        psnr_pooled=13.60, aux="test90", source=_SOURCE, dataset="cifar10",
     ),
     "gated-att-test90": Published(
         accuracy=0.8434, mse=0.0473, reconstruction_accuracy=0.2480, ssim_zeropad=0.4109,
-        psnr_pooled=13.25, aux="test90", source=_SOURCE,
+        psnr_pooled=13.25, aux="test90", source=_SOURCE, dataset="cifar10",
     ),
 }  # fmt: skip
 # Printed with ≈ and without the settings; no log gives the task's accuracy.

@@ -19,7 +19,8 @@ from splitveil.report.bases import (
     reported_line,
     rivals_line,
 )
-from splitveil.report.rows import Group, Published
+from splitveil.report.published import Published
+from splitveil.report.rows import Group
 
 BASES = (
     Base(title="Plain", rows=("none", "cem", "veil-vgg11")),
@@ -93,9 +94,9 @@ def test_two_additions_are_counted_against_each_other_on_the_same_base() -> None
 
 def test_rows_lie_on_one_side_of_what_is_reported() -> None:
     published = {
-        "arl": Published(accuracy=0.87, mse=0.04, source="paper"),
-        "arl+cem": Published(accuracy=0.90, mse=0.03, source="paper"),
-        "none": Published(accuracy=0.90, mse=0.004, source="paper"),
+        "arl": Published(accuracy=0.87, mse=0.04, source="paper", dataset="cifar10"),
+        "arl+cem": Published(accuracy=0.90, mse=0.03, source="paper", dataset="cifar10"),
+        "none": Published(accuracy=0.90, mse=0.004, source="paper", dataset="cifar10"),
     }
     assert reported_line(ARL, published) == (
         "Measured against reported – more accurate, less MSE: `arl`; "
@@ -106,8 +107,8 @@ def test_rows_lie_on_one_side_of_what_is_reported() -> None:
 
 def test_ours_as_measured_is_held_against_theirs_as_reported() -> None:
     published = {
-        "cem": Published(accuracy=0.90, mse=0.010, source="paper"),
-        "arl+cem": Published(accuracy=0.84, mse=0.040, source="paper"),
+        "cem": Published(accuracy=0.90, mse=0.010, source="paper", dataset="cifar10"),
+        "arl+cem": Published(accuracy=0.84, mse=0.040, source="paper", dataset="cifar10"),
     }
     assert against_reported_line(BASES, [*ARL, row("veil-vgg11", (0.88, 0.02))], published) == (
         "`veil` as measured against `cem` as reported: more MSE on 2 of 2 bases, more accuracy on "
@@ -134,7 +135,11 @@ def test_every_row_is_judged_once(errors: list[float]) -> None:
 
 
 def test_the_table_has_the_bases_order_and_what_is_reported() -> None:
-    said = {"arl": Published(accuracy=0.8778, mse=0.029, source="CEM paper, Noise_ARL")}
+    said = {
+        "arl": Published(
+            accuracy=0.8778, mse=0.029, source="CEM paper, Noise_ARL", dataset="cifar10"
+        )
+    }
     sheet = base_sheet("Title", BASES, [*ARL, row("stranger", (0.5, 0.05))], said)
     cells = [dict(zip([c.heading for c in sheet.columns], r, strict=True)) for r in sheet.rows]
     assert [c["row"] for c in cells] == ["`arl`", "`arl+cem`", "`arl+veil`"]

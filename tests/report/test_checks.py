@@ -17,10 +17,18 @@ EMPTY = Pictures(grid=None, tradeoff=None, attacks=None, curves=())
 
 def test_golden_audit_rows(rich: list[RunFiles]) -> None:
     none, veil = (audit_row(run) for run in rich)
-    assert none == ["none", "linearly invertible", "refused", "refused", "refused", "refused"]
-    assert veil == ["veil", "none", "44.4", "5.2, vacuous", "7.8", "12.5"]
-    assert audit_row(rich[0], "zh")[1:3] == ["可线性反演", "未出具"]
+    open_ = "linearly invertible, quick audit"
+    assert none == ["none", open_, "refused", "refused", "refused", "refused"]
+    assert veil == ["veil", "none, quick audit", "44.4", "5.2, vacuous", "7.8", "12.5"]
+    assert audit_row(rich[0], "zh")[1:3] == ["可线性反演、quick 档位审计", "未出具"]
     assert len(audit_columns()) == len(none)
+
+
+def test_an_audit_with_the_standard_budget_is_not_called_brief(make_run: MakeRun) -> None:
+    record = rich_record("veil")
+    record["audit"]["profile"] = "standard"
+    run = make_run("x", record=record, gallery=None, metrics=None)
+    assert audit_row(run)[1] == "none"
 
 
 def test_a_record_without_checks_is_a_row_of_dashes(three: list[RunFiles]) -> None:

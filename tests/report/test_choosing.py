@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from splitveil.errors import ConfigError
 from splitveil.report.choosing import View, chosen, ordered, parse_filters, parse_order
+from splitveil.report.published import Published
 from splitveil.report.quantities import QUANTITIES, STANDARD, parse_columns, plain_row
-from splitveil.report.rows import Found, Group, Published
+from splitveil.report.rows import Found, Group
 
 
 def record(
@@ -117,7 +118,7 @@ def test_ties_are_sorted_by_the_next_column() -> None:
     ]
     assert names(ordered(groups, parse_order("net,-mse"), {})) == ["b", "c", "a"]
     assert names(ordered(groups, parse_order("-net, accuracy"), {})) == ["a", "c", "b"]
-    said = {"a": Published(0.7, 0.02, "s"), "c": Published(0.6, 0.02, "s")}
+    said = {"a": Published(0.7, 0.02, "s", "cifar10"), "c": Published(0.6, 0.02, "s", "cifar10")}
     assert names(ordered(groups, parse_order("reported-accuracy"), said)) == ["c", "a", "b"]
 
 

@@ -12,16 +12,17 @@ from splitveil.report.claims import (
     pair_lines,
     span_lines,
 )
-from splitveil.report.rows import Group, Published
+from splitveil.report.published import Published
+from splitveil.report.rows import Group
 
 REPORTED = {
     "cem": Published(
-        accuracy=0.85, mse=0.04, source="log", aux="test90", ssim_zeropad=0.43, psnr_pooled=13.6,
-        reconstruction_accuracy=0.24,
+        accuracy=0.85, mse=0.04, source="log", dataset="cifar10", aux="test90", ssim_zeropad=0.43,
+        psnr_pooled=13.6, reconstruction_accuracy=0.24,
     ),
     "gated": Published(
-        accuracy=0.84, mse=0.05, source="log", aux="test90", ssim_zeropad=0.41, psnr_pooled=13.2,
-        reconstruction_accuracy=0.25,
+        accuracy=0.84, mse=0.05, source="log", dataset="cifar10", aux="test90", ssim_zeropad=0.41,
+        psnr_pooled=13.2, reconstruction_accuracy=0.25,
     ),
 }  # fmt: skip
 

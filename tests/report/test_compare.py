@@ -8,8 +8,9 @@ import pytest
 
 from splitveil.errors import RunError
 from splitveil.report.compare import Sheet, compare_columns, compare_row, track_sheet, warnings
+from splitveil.report.published import Published, read_published, reported
 from splitveil.report.quantities import parse_columns
-from splitveil.report.rows import Found, Group, Published, find_records, read_published, reported
+from splitveil.report.rows import Found, Group, find_records
 from splitveil.report.tables import Column
 from splitveil.report.tracks import ARCHITECTURE, BUDGET, REST, TEST90, caption, tracks
 
@@ -124,13 +125,14 @@ def test_flags_are_counted_once_over_seeds_and_a_dash_means_not_asked() -> None:
 
 def test_reported_stands_beside_measured(tmp_path: Path) -> None:
     file = tmp_path / "published.json"
-    row = {"accuracy": 0.8762, "mse": 0.033, "source": "CEM paper"}
+    row = {"accuracy": 0.8762, "mse": 0.033, "source": "CEM paper", "dataset": "cifar10"}
     file.write_text(json.dumps({"arl+cem": row}), encoding="utf-8")
     published = read_published(file)
-    assert published == {"arl+cem": Published(0.8762, 0.033, "CEM paper")}
+    assert published == {"arl+cem": Published(0.8762, 0.033, "CEM paper", "cifar10")}
     row_of_stack = cells(one("arl-cem"), published)
     assert (row_of_stack["reported accuracy"], row_of_stack["reported MSE"]) == ("87.62", "0.0330")
     assert reported(one("arl-cem", record(aux="test90")), published) is None
+    assert reported(one("arl-cem", record(dataset="digits")), published) is None
     file.write_text('{"a": {"mse": 1}}', encoding="utf-8")
     with pytest.raises(RunError, match="not a file of published rows"):
         read_published(file)
@@ -177,10 +179,15 @@ def test_the_caption_is_read_from_the_records_and_names_who_differs() -> None:
 
 def test_rows_under_test90_stand_beside_what_the_seeds_report() -> None:
     said = Published(
-        0.8535, 0.0436, "seed 003", aux="test90", ssim_zeropad=0.4316, psnr_pooled=13.6
+        0.8535, 0.0436, "seed 003", "cifar10", aux="test90", ssim_zeropad=0.4316, psnr_pooled=13.6
     )
     found = Found((one("cem-test90", record(aux="test90")),), ())
-    (sheet,) = all_sheets(found, {"cem-test90": said, "cem": Published(0.9, 0.1, "x")})
+    (sheet,) = all_sheets(found, {"cem-test90": said, "cem": Published(0.9, 0.1, "x", "cifar10")})
+    (elsewhere,) = all_sheets(
+        Found((one("cem-test90", record(aux="test90", dataset="digits")),), ()),
+        {"cem-test90": said},
+    )
+    assert [row[-1] for row in elsewhere.rows] == ["measured"]
     measured, published = (
         dict(zip([c.heading for c in sheet.columns], row, strict=True)) for row in sheet.rows
     )
@@ -257,7 +264,7 @@ def test_a_record_that_is_met_twice_counts_once(tmp_path: Path) -> None:
 
 def test_columns_can_be_chosen_for_every_track() -> None:
     group = one("cem-test90", record(aux="test90"))
-    said = {"cem-test90": Published(0.85, 0.04, "seed 003", aux="test90")}
+    said = {"cem-test90": Published(0.85, 0.04, "seed 003", "cifar10", aux="test90")}
     (track,) = tracks([group])
     sheet = track_sheet(track, said, parse_columns("epochs,mse"))
     assert [c.heading for c in sheet.columns] == ["row", "epochs", "strongest attack MSE"]

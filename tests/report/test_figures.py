@@ -25,7 +25,7 @@ from splitveil.report.figures import (
     training_curves,
 )
 from splitveil.report.grid import GAP, HEADER, LABELS, MARGIN, NAMES, TILE, left_out
-from splitveil.report.rows import Published
+from splitveil.report.published import Published
 
 from .conftest import MakeRun, make_gallery, make_metrics, make_record
 
@@ -204,8 +204,8 @@ def test_an_svg_of_the_grid_keeps_the_pixels_of_each_image(three: list[RunFiles]
 
 def test_published_rows_are_hollow_and_of_the_same_attacker(three: list[RunFiles]) -> None:
     rows = {
-        "near": Published(accuracy=0.97, mse=0.02, source="A"),
-        "far": Published(accuracy=0.5, mse=0.9, source="B", aux="held-out"),
+        "near": Published(accuracy=0.97, mse=0.02, source="A", dataset="digits"),
+        "far": Published(accuracy=0.5, mse=0.9, source="B", dataset="digits", aux="held-out"),
     }
     assert list(comparable(three, rows)) == ["near"]
     with_marks, without = scatter(three, rows), scatter(three)

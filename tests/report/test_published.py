@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 
 from splitveil.cli import app
 from splitveil.errors import RunError
-from splitveil.report.rows import Published, read_published
+from splitveil.report.published import Published, read_published
 
 from .conftest import make_record, write_run
 
-ROW = {"accuracy": 0.9, "mse": 0.01, "source": "A paper"}
+ROW = {"accuracy": 0.9, "mse": 0.01, "source": "A paper", "dataset": "cifar10"}
 
 
 def read(tmp_path: Path, content: str) -> dict[str, Published]:
@@ -24,7 +24,9 @@ def read(tmp_path: Path, content: str) -> dict[str, Published]:
 
 def test_ends_of_the_ranges_and_empty_extras_are_taken(tmp_path: Path) -> None:
     row = ROW | {"accuracy": 1.0, "mse": 0.0, "ssim_zeropad": None}
-    assert read(tmp_path, json.dumps({"cem": row})) == {"cem": Published(1.0, 0.0, "A paper")}
+    assert read(tmp_path, json.dumps({"cem": row})) == {
+        "cem": Published(1.0, 0.0, "A paper", "cifar10")
+    }
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,8 @@ def test_ends_of_the_ranges_and_empty_extras_are_taken(tmp_path: Path) -> None:
         ({"mse": -0.1}, "`mse` must lie between 0 and 1, got -0.1"),
         ({"source": 3}, "source must be a text, got 3"),
         ({"aux": 5}, "aux must be a text, got 5"),
+        ({"dataset": None}, "no dataset"),
+        ({"dataset": 10}, "dataset must be a text, got 10"),
         ({"reconstruction_accuracy": 16.7}, "`reconstruction_accuracy` must lie between"),
         ({"psnr_pooled": "13"}, "`psnr_pooled` must be a number"),
     ],

@@ -71,17 +71,38 @@ def test_published_rows_are_drawn_and_their_source_is_named(good: Path, tmp_path
     rows = {
         "cem": {"accuracy": 0.9, "mse": 0.01, "source": "A paper, its table 1"},
         "other": {"accuracy": 0.9, "mse": 0.01, "source": "Not comparable", "aux": "test90"},
+        "far": {"accuracy": 0.9, "mse": 0.01, "source": "Not of digits", "dataset": "cifar10"},
     }
+    rows = {name: {"dataset": "digits"} | row for name, row in rows.items()}
     (tmp_path / "published.json").write_text(json.dumps(rows))
     plain, beside = tmp_path / "plain", tmp_path / "beside"
     assert call(str(good), "--out", str(plain)).exit_code == 0
     words = ("--out", str(beside), "--published", str(tmp_path / "published.json"))
-    assert call(str(good), *words).exit_code == 0
+    result = call(str(good), *words)
+    assert result.exit_code == 0
+    said = "published rows of another dataset left out: cifar10 (1); records: digits"
+    assert said in told(result)
     html = (beside / "report.html").read_text(encoding="utf-8")
     assert "not measured here: A paper." in html
     assert "Not comparable" not in html
+    assert "Not of digits" not in html
     pictures = [(place / "tradeoff.svg").read_bytes() for place in (plain, beside)]
     assert pictures[0] != pictures[1]
+
+
+def test_less_than_a_standard_audit_of_test_images_is_named(tmp_path: Path) -> None:
+    whole, part = make_record("none"), make_record("veil")
+    whole["audit"] |= {"profile": "standard"}
+    part["audit"] |= {"profile": "quick", "aux": "val", "only": ["linear"]}
+    paths = [
+        write_run(tmp_path / name, record, None, None)
+        for name, record in (("whole", whole), ("part", part))
+    ]
+    said = told(call(*map(str, paths)))
+    line = "standard audit of test images (quick audit, some attacks, validation images): part"
+    assert f"less than a {line}" in said
+    assert f"{line}, whole" not in said
+    assert said.count("less than") == 1
 
 
 def test_json_prints_the_records_of_what_was_read(good: Path, tmp_path: Path) -> None:

@@ -9,8 +9,14 @@ from splitveil.report.sentences import caveats, statement, verdict
 from .conftest import MakeRun, make_record, rich_record
 
 
-def run_of(make_run: MakeRun, name: str, defence: str = "veil", **record: Any) -> RunFiles:  # noqa: ANN401
-    return make_run(name, record=make_record(defence) | record, gallery=None, metrics=None)
+def run_of(
+    make_run: MakeRun,
+    name: str,
+    defence: str = "veil",
+    seed: int = 0,
+    **record: Any,  # noqa: ANN401
+) -> RunFiles:
+    return make_run(name, record=make_record(defence, seed) | record, gallery=None, metrics=None)
 
 
 def test_the_change_from_undefended_to_most_private(three: list[RunFiles]) -> None:
@@ -22,11 +28,54 @@ def test_the_change_from_undefended_to_most_private(three: list[RunFiles]) -> No
 
 
 def test_another_undefended_seed_is_never_the_defence(make_run: MakeRun) -> None:
-    lucky = run_of(make_run, "none-1", "none")
+    lucky = run_of(make_run, "none-1", "none", 1)
     assert lucky.record is not None
     lucky.record["strongest"]["mse"] = 0.5
     runs = [run_of(make_run, "none-0", "none"), lucky, run_of(make_run, "veil")]
-    assert "From “none-0” to “veil”" in verdict(runs).plain()
+    assert "From “none” (mean ± sd of 2 seeds) to “veil”" in verdict(runs).plain()
+
+
+def errors(make_run: MakeRun, defence: str, *mses: float) -> list[RunFiles]:
+    """Runs of a defence, one seed after another, with these errors of the strongest attack."""
+    strongest = {"mse_by": "decoder"}
+    return [
+        run_of(make_run, f"{defence}-s{seed}", defence, seed, strongest=strongest | {"mse": mse})
+        for seed, mse in enumerate(mses)
+    ]
+
+
+def test_a_lucky_seed_does_not_win_over_a_better_mean(make_run: MakeRun) -> None:
+    lucky = errors(make_run, "gated-att", 0.01, 0.045, 0.02)
+    steady = errors(make_run, "veil", 0.039, 0.041, 0.040)
+    bare = errors(make_run, "none", 0.001, 0.002, 0.003)
+    assert verdict([*lucky, *bare, *steady]).plain() == (
+        "From “none” (mean ± sd of 3 seeds) to “veil” (mean ± sd of 3 seeds) the strongest "
+        "attack's error goes from 0.0020 ± 0.0010 to 0.0400 ± 0.0010 (ceiling 0.0493), accuracy "
+        "from 98.6 ± 0.0 % to 97.8 ± 0.0 %."
+    )
+    assert "“veil”（3 个种子的均值 ± 标准差）" in verdict([*lucky, *bare, *steady]).plain("zh")
+    assert verdict([*lucky, *steady]).plain().startswith("Of 6 audited runs “veil” (mean")
+    alone = verdict(steady)
+    assert alone.key == "verdict.one"
+    assert "with an error of 0.0400 ± 0.0010" in alone.plain()
+
+
+def test_audits_of_one_training_have_a_mean_and_no_sd(make_run: MakeRun) -> None:
+    runs = errors(make_run, "veil", 0.03, 0.05)
+    for run in runs:
+        assert run.record is not None
+        run.record["seeds"] = {"train": 0, "attack": 1}
+    said = verdict(runs).plain()
+    assert said.startswith("“veil” (mean of 2 audits) answers")
+    assert "an error of 0.0400 where" in said
+
+
+def test_other_settings_or_another_audit_are_not_averaged(make_run: MakeRun) -> None:
+    first, second = errors(make_run, "veil", 0.03, 0.05)
+    for key, value in (("config", {"noise_std": 0.5}), ("audit", {"profile": "standard"})):
+        record = (second.record or {}) | {key: (second.record or {})[key] | value}
+        said = verdict([first, replace(second, record=record)]).plain()
+        assert "“veil-s1” gives the least away" in said
 
 
 def test_one_run_is_described_alone(make_run: MakeRun) -> None:
@@ -44,7 +93,10 @@ def test_without_an_undefended_run_no_gain_is_claimed(make_run: MakeRun) -> None
 
 
 def test_runs_without_any_defence_are_called_so(make_run: MakeRun) -> None:
-    runs = [run_of(make_run, name, "none") for name in ("a", "b")]
+    runs = [
+        run_of(make_run, name, "none", config={"dataset": "digits", "defence": "none", "net": name})
+        for name in ("a", "b")
+    ]
     assert verdict(runs).plain().startswith("None of the 2 audited runs has a defence: at best")
 
 
@@ -65,6 +117,16 @@ def test_the_statement_counts_and_names(three: list[RunFiles]) -> None:
     bare = replace(three[0], record={})
     assert "an unnamed dataset" in statement([bare]).plain()
     assert "未命名数据集" in statement([bare]).plain("zh")
+
+
+def test_runs_with_less_than_a_standard_audit_are_named(make_run: MakeRun) -> None:
+    quick = make_run("q", record=rich_record("none"), gallery=None, metrics=None)
+    record = rich_record("veil")
+    record["audit"]["profile"] = "standard"
+    full = make_run("s", record=record, gallery=None, metrics=None)
+    told = [caveat.plain() for caveat in caveats([full, quick])]
+    assert "Less than a standard audit: q. A stronger attacker may rebuild more." in told
+    assert "caveat.brief" not in [caveat.key for caveat in caveats([full])]
 
 
 def test_flagged_runs_are_named_among_the_caveats(make_run: MakeRun) -> None:

@@ -13,7 +13,8 @@ from splitveil.errors import RunError
 from splitveil.report import tradeoff as module
 from splitveil.report.canvas import board
 from splitveil.report.labels import MARKER_PX, Box, place
-from splitveil.report.rows import Group, Published
+from splitveil.report.published import Published
+from splitveil.report.rows import Group
 from splitveil.report.tradeoff import Mark, marks, tradeoff
 
 
@@ -21,7 +22,7 @@ def record(accuracy: float, mse: float, **config: str) -> dict[str, Any]:
     return {
         "accuracy": accuracy,
         "strongest": {"mse": mse},
-        "config": {"defence": "cem", "net": "vgg11"} | config,
+        "config": {"defence": "cem", "net": "vgg11", "dataset": "cifar10"} | config,
         "audit": {"aux": "train"},
     }
 
@@ -47,8 +48,9 @@ def test_marks_are_means_with_their_sd_and_published_rows_follow() -> None:
         Group("cem-test90", ((record(0.86, 0.01) | {"audit": {"aux": "test90"}},),)),
     ]
     published = {
-        "cem": Published(0.9, 0.005, "CEM paper, bottleneck"),
-        "seed": Published(0.9, 0.005, "seed 003", aux="test90"),
+        "cem": Published(0.9, 0.005, "CEM paper, bottleneck", "cifar10"),
+        "seed": Published(0.9, 0.005, "seed 003", "cifar10", aux="test90"),
+        "far": Published(0.9, 0.005, "CEM paper, elsewhere", "digits"),
     }
     veil, cem, paper = marks(groups, published)
     assert veil == Mark(name="veil", kind="ours", accuracy=88.0, mse=0.05, square=True)

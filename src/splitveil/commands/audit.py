@@ -94,7 +94,8 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
 ) -> None:
     """Attack a run and write `record.json` and `report.html` into its folder.
 
-    An interrupted audit continues with the attack it was at.
+    An interrupted audit continues with the attack it was at. An earlier record that says what the
+    new one does not is kept under another name.
 
     Example: `splitveil audit runs/first --profile quick`
 
@@ -233,18 +234,16 @@ def audit_callable(
     target: "Target", images: "Material", folder: Path, profile: str, seed: int
 ) -> "Record":
     """Attack a callable, and write record, gallery and page."""
-    import json
-
     from splitveil.console import progress_bar
     from splitveil.foreign import examine
-    from splitveil.train.files import explain_os_error, write_text
+    from splitveil.keeping import put_record
+    from splitveil.train.files import explain_os_error
 
     with progress_bar("audit") as bar:
         record, pictures = examine(target, images, profile, seed=seed, progress=bar)
     with explain_os_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "gallery.json", json.dumps(pictures))
-    write_text(folder / "record.json", record.to_json())
+    put_record(folder, record, pictures)
     return record
 
 

@@ -33,7 +33,9 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.console import out, show_json, show_table, warn
     from splitveil.report import read_runs, summary_rows, write_report
     from splitveil.report.fields import finite
-    from splitveil.report.rows import read_published
+    from splitveil.report.published import elsewhere, read_published
+    from splitveil.report.rows import shortfalls
+    from splitveil.report.sentences import distinct
     from splitveil.report.tables import brief_table
     from splitveil.report.words import language
 
@@ -42,6 +44,8 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     gathered = read_runs(runs)
     for path, reason in gathered.skipped:
         warn(f"left out: {path}: {reason}")
+    for line in elsewhere(beside, distinct(gathered.runs, "config", "dataset")):
+        warn(line)
     paths = write_report(
         gathered.runs,
         out_dir or gathered.runs[0].path,
@@ -56,5 +60,11 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
         return
     rows = summary_rows(gathered.runs)
     show_table("Accuracy, and what the attacker got", *brief_table(rows))
+    less: dict[str, list[str]] = {}
+    for run in gathered.runs:
+        less.setdefault(", ".join(shortfalls(run.record)), []).append(run.name)
+    for words, names in less.items():
+        if words:
+            warn(f"less than a standard audit of test images ({words}): {', '.join(names)}")
     for page in paths[: 1 + slides]:
         out.print(f"page: {page}", highlight=False, markup=False, soft_wrap=True)

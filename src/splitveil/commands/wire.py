@@ -1,6 +1,5 @@
 """`splitveil audit RUN --wire`: attacks on what really leaves a deployed client."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +41,8 @@ def audit_wire(
     from splitveil.auditing import folder_store
     from splitveil.console import progress_bar, show_json
     from splitveil.data import load
-    from splitveil.train.files import explain_os_error, write_text
+    from splitveil.keeping import put_record
+    from splitveil.train.files import explain_os_error
     from splitveil.wiretap import audit_wire as attack
     from splitveil.wiretap import int8_encoder, open_wire
 
@@ -65,8 +65,7 @@ def audit_wire(
         )
     with explain_os_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "gallery.json", json.dumps(pictures))
-    write_text(folder / "record.json", record.to_json())
+    put_record(folder, record, pictures)
     page = commands.write_page([folder], folder)
     if json_:
         show_json(record.to_dict())

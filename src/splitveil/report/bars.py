@@ -1,7 +1,8 @@
 """Attack by attack: grouped bars of mean squared error."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from splitveil.errors import RunError
@@ -18,11 +19,13 @@ from splitveil.report.canvas import (
 )
 from splitveil.report.fields import number, section
 from splitveil.report.files import RunFiles
+from splitveil.report.kinds import Kind, kinds
 from splitveil.report.tables import format_mse
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Panel = list[tuple[int, Kind, RunFiles]]  # the place of a run's kind, which gives its colour
 PER_PANEL = len(PALETTE)  # more runs than colours go into another panel
 PER_LEGEND_LINE = 4
 MANY_BARS = 18  # from here the numbers stand upright
@@ -33,12 +36,15 @@ LONG_NAME = 10
 
 
 def attack_bars(runs: Sequence[RunFiles]) -> Drawing:
-    """MSE of every attack, a group of bars per attack and a bar per run."""
+    """MSE of every attack, a group of bars per attack and a bar per run.
+
+    Runs that differ in their seeds alone stand together and have one colour, in every panel.
+    """
     attacks = list(dict.fromkeys(name for run in runs for name in section(run.record, "attacks")))
     if not attacks:
         raise RunError("no run has an attack in its record; audit a run first")
-    panels = [runs[at : at + PER_PANEL] for at in range(0, len(runs), PER_PANEL)]
-    bars = len(attacks) * min(len(runs), PER_PANEL)
+    panels = _panels(kinds(runs))
+    bars = len(attacks) * max(len(panel) for panel in panels)
     longest = max(len(line) for name in attacks for line in _on_lines(name).split("\n"))
     width = (
         LEFT
@@ -49,7 +55,8 @@ def attack_bars(runs: Sequence[RunFiles]) -> Drawing:
             (LETTER * longest + 0.1) * len(attacks),
         )
     )
-    heads = [0.1 + LEGEND_LINE * math.ceil(len(panel) / PER_LEGEND_LINE) for panel in panels]
+    lines = [math.ceil(len(_names(panel)) / PER_LEGEND_LINE) for panel in panels]
+    heads = [0.1 + LEGEND_LINE * line for line in lines]
     height = sum(heads) + (BOTTOM + PLOT) * len(panels)
     with board(width, height) as figure:
         top = height
@@ -69,19 +76,46 @@ def attack_bars(runs: Sequence[RunFiles]) -> Drawing:
         return Drawing(figure)
 
 
+def _panels(found: Sequence[Kind]) -> list[Panel]:
+    """At most `PER_PANEL` runs each, those of a kind together where they fit.
+
+    A panel holds fewer kinds than there are colours, one after another: none of them share one.
+    """
+    panels: list[Panel] = []
+    for place, kind in enumerate(found):
+        for at in range(0, len(kind.runs), PER_PANEL):
+            part = [(place, kind, run) for run in kind.runs[at : at + PER_PANEL]]
+            if not panels or len(panels[-1]) + len(part) > PER_PANEL:
+                panels.append([])
+            panels[-1] += part
+    return panels
+
+
+def _names(panel: Panel) -> dict[int, str]:
+    """What the legend says of each kind in a panel, by its place among all."""
+    counts = Counter(place for place, _, _ in panel)
+    return {
+        place: shown(run.name)
+        if counts[place] == 1
+        else f"{shown(kind.name, 16)} ({counts[place]} runs)"
+        for place, kind, run in panel
+    }
+
+
 def _draw_panel(
-    axes: "Axes", runs: Sequence[RunFiles], attacks: Sequence[str], *, upright: bool
+    axes: "Axes", panel: Panel, attacks: Sequence[str], *, upright: bool
 ) -> list[tuple[float, float]]:
     """The bars of up to `PER_PANEL` runs, the ceiling and the legend; returns their tops."""
+    runs = [run for _, _, run in panel]
     rows = [[number(run.record, "attacks", a, "mse") for a in attacks] for run in runs]
     ceilings = references(runs, "ceiling")
     top = max([0.0, *ceilings, *(v for row in rows for v in row if v is not None)]) or 1.0
     axes.set_ylim(0, (1.2 if upright else 1.1) * top)
     share, tops = 0.8 / len(runs), []
-    for at, row in enumerate(rows):
+    for at, ((place, _, _), row) in enumerate(zip(panel, rows, strict=True)):
         shift = (at - (len(runs) - 1) / 2) * share
         bars = [(i + shift, value) for i, value in enumerate(row) if value is not None]
-        axes.bar([x for x, _ in bars], [v for _, v in bars], 0.92 * share, color=colour(at))
+        axes.bar([x for x, _ in bars], [v for _, v in bars], 0.92 * share, color=colour(place))
         tops += bars
     axes.set_xlim(-0.5, len(attacks) - 0.5)
     axes.set_xticks(range(len(attacks)), [_on_lines(name) for name in attacks])
@@ -89,7 +123,7 @@ def _draw_panel(
     axes.grid(visible=False, axis="x")
     axes.set_ylabel("MSE   more private →")
     draw_references(axes, [(value, CEILING_TEXT, CEILING, "--") for value in ceilings])
-    _name_runs(axes, runs)
+    _name_kinds(axes, _names(panel))
     return tops
 
 
@@ -118,13 +152,13 @@ def _write_value(axes: "Axes", x: float, value: float, *, upright: bool) -> None
     )
 
 
-def _name_runs(axes: "Axes", runs: Sequence[RunFiles]) -> None:
-    """Run names over the bars, each with its colour."""
+def _name_kinds(axes: "Axes", names: Mapping[int, str]) -> None:
+    """Names over the bars, each with its colour."""
     from matplotlib.patches import Patch
 
     axes.legend(
-        handles=[Patch(color=colour(at)) for at in range(len(runs))],
-        labels=[shown(run.name) for run in runs],
+        handles=[Patch(color=colour(place)) for place in names],
+        labels=list(names.values()),
         loc="lower left",
         bbox_to_anchor=(0, 1.0),
         ncols=PER_LEGEND_LINE,

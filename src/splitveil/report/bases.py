@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from splitveil.report.compare import Sheet, track_sheet
+from splitveil.report.published import Published
 from splitveil.report.quantities import QUANTITIES
-from splitveil.report.rows import Group, Published
+from splitveil.report.rows import Group
 from splitveil.report.tables import format_mse
 from splitveil.report.tracks import Track
 

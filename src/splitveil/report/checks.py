@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from splitveil.errors import RunError
 from splitveil.report.fields import number, section, text
 from splitveil.report.files import RunFiles
+from splitveil.report.rows import BRIEF
 from splitveil.report.tables import NOTHING, Column, decimals, percent
 from splitveil.report.words import TABLE, Lang, Said, Value, listed, said, word
 
@@ -54,6 +55,12 @@ def flags_of(run: RunFiles) -> tuple[FlagSeen, ...] | None:
     )
 
 
+def brief_profile(run: RunFiles) -> str | None:
+    """The profile of an audit with less than the standard budget; None where it had that."""
+    profile = text(run.record, "audit", "profile")
+    return profile if profile in BRIEF else None
+
+
 def audit_columns(lang: Lang = "en") -> tuple[Column, ...]:
     """Columns of the audit table, in the order of `audit_row`."""
     nats = word("unit.nats", lang)
@@ -68,12 +75,17 @@ def audit_columns(lang: Lang = "en") -> tuple[Column, ...]:
 
 
 def audit_row(run: RunFiles, lang: Lang = "en") -> list[str]:
-    """The cells of a run: names of its flags, its certificates in nats, Fano's error."""
+    """The cells of a run: names of its flags, its certificates in nats, Fano's error.
+
+    An audit with less than the standard budget is named beside the flags.
+    """
     flags = flags_of(run)
-    names = [written(flag.title, lang) for flag in flags or ()]
+    names = [written(flag.title, lang) for flag in flags or ()] or [word("flags.none", lang)]
+    brief = brief_profile(run)
+    names += [] if brief is None else [said("flags.brief", profile=brief).plain(lang)]
     return [
         run.name,
-        NOTHING if flags is None else listed(names, lang) or word("flags.none", lang),
+        NOTHING if flags is None else listed(names, lang),
         *(_certified(run, kind, lang) for kind in CERTIFICATES),
         _identification(run, lang),
     ]

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from operator import eq, ge, gt, itemgetter, le, lt, ne
 
 from splitveil.errors import ConfigError, unknown
+from splitveil.report.published import Published, reported
 from splitveil.report.quantities import Quantity, find_quantity
-from splitveil.report.rows import Found, Group, Published, reported
+from splitveil.report.rows import Found, Group
 
 SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": le, ">=": ge, "!=": ne, "==": eq, "=": eq, "<": lt, ">": gt,

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from splitveil.report.rows import Group, Published, flag_names
+from splitveil.report.published import Published
+from splitveil.report.rows import Group, flag_names
 from splitveil.report.tables import NOTHING, decimals, percent
 
 SAME_ATTACK = "decoder"  # what the reported figures were measured with

@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from splitveil.report.fields import number, text
-from splitveil.report.quantities import STANDARD, Quantity
-from splitveil.report.rows import Found, Group, Published, mean_of, reported, spread
+from splitveil.report.fields import text
+from splitveil.report.published import Published, reported
+from splitveil.report.published import read_published as read_published  # noqa: PLC0414 - re-exported
+from splitveil.report.quantities import QUANTITIES, STANDARD, Quantity
+from splitveil.report.rows import Found, Group, spread
 from splitveil.report.rows import find_records as find_records  # noqa: PLC0414 - re-exported
-from splitveil.report.rows import read_published as read_published  # noqa: PLC0414 - re-exported
 from splitveil.report.tables import NOTHING, Column, decimals, percent
-from splitveil.report.tracks import Track, caption, seeds_text
+from splitveil.report.tracks import Track, caption, dataset_of, seeds_text
 
 Json = dict[str, Any]
 
@@ -58,8 +59,9 @@ class Sheet:
 
     def brief(self) -> tuple[list[str], list[list[str]]]:
         """Headings and cells of the columns that fit a terminal."""
-        kept = [(i, column.brief) for i, column in enumerate(self.columns) if column.brief]
-        cells = [[row[i].replace("`", "") for i, _ in kept] for row in self.rows]
+        columns, rows = self.filled()
+        kept = [(i, column.brief) for i, column in enumerate(columns) if column.brief]
+        cells = [[row[i].replace("`", "") for i, _ in kept] for row in rows]
         return [name for _, name in kept], cells
 
     def to_dict(self) -> Json:
@@ -141,12 +143,12 @@ def test90_sheet(track: Track, published: Mapping[str, Published]) -> Sheet:
             ", ".join(group.distinct("config", "net")),
             seeds_text(group),
             spread(group.values("accuracy"), 100.0, 2),
-            spread(_on_reconstructions(group), 100.0, 2),
+            QUANTITIES["rec-accuracy"].cell(group, None),
             spread(group.values("strongest", "mse"), 1.0, 4),
             ", ".join(group.distinct("strongest", "mse_by")),
-            spread(group.values("strongest", "ssim_zeropad"), 1.0, 4),
+            QUANTITIES["ssim-zeropad"].cell(group, None),
             spread(group.values("strongest", "psnr_pooled"), 1.0, 2),
-            "measured",
+            ", ".join(["measured", *QUANTITIES["remark"].words(group)]),
         )
         for group in track.groups
     ]
@@ -164,25 +166,11 @@ def test90_sheet(track: Track, published: Mapping[str, Published]) -> Sheet:
             said.source,
         )
         for name, said in published.items()
-        if said.aux == track.aux
+        if said.aux == track.aux and said.dataset in {dataset_of(g) for g in track.groups}
     ]
     return Sheet(
         title=track.title, caption=caption(track.groups), columns=columns, rows=tuple(rows)
     )
-
-
-def _on_reconstructions(group: Group) -> list[float | None]:
-    """The server's accuracy on what `decoder` rebuilt, the seeds' attack, per training seed.
-
-    Of the strongest attack where `decoder` did not run.
-    """
-
-    def one(record: Json) -> float | None:
-        ran = number(record, "attacks", "decoder", "accuracy") is not None
-        best = "decoder" if ran else text(record, "strongest", "mse_by")
-        return None if best is None else number(record, "attacks", best, "accuracy")
-
-    return [mean_of([one(record) for record in seed]) for seed in group.seeds]
 
 
 def warnings(found: Found) -> list[str]:

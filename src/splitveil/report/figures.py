@@ -26,8 +26,9 @@ from splitveil.report.curves import training_curves
 from splitveil.report.fields import number, text
 from splitveil.report.files import RunFiles
 from splitveil.report.grid import draw_grid, reconstruction_grid
+from splitveil.report.kinds import kinds
 from splitveil.report.labels import Box, place
-from splitveil.report.rows import Published
+from splitveil.report.published import Published
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,22 +44,26 @@ FOOT, HEAD = 0.576, 0.144  # inches under and over the plot
 def comparable(
     runs: Sequence[RunFiles], published: Mapping[str, Published]
 ) -> dict[str, Published]:
-    """Published rows whose attacker knew what that of some run knew."""
-    known = {text(run.record, "audit", "aux") or "train" for run in runs if run.record}
-    return {name: row for name, row in published.items() if row.aux in known}
+    """Published rows of some run's dataset whose attacker knew what that run's knew."""
+    known = {
+        (text(run.record, "config", "dataset"), text(run.record, "audit", "aux") or "train")
+        for run in runs
+    }
+    return {name: row for name, row in published.items() if (row.dataset, row.aux) in known}
 
 
 def scatter(runs: Sequence[RunFiles], published: Mapping[str, Published] | None = None) -> Drawing:
     """Accuracy (x, %) against the strongest attack's MSE (y), one named point per run.
 
-    Published rows are hollow and grey.
+    Runs that differ in their seeds alone share colour and mark. Published rows are hollow and grey.
     """
     points = []
-    for at, run in enumerate(runs):
+    places = {run.path: at for at, kind in enumerate(kinds(runs)) for run in kind.runs}
+    for run in runs:
         accuracy = number(run.record, "accuracy")
         mse = number(run.record, "strongest", "mse")
         if accuracy is not None and mse is not None:
-            points.append((at, run.name, 100 * accuracy, mse))
+            points.append((places[run.path], run.name, 100 * accuracy, mse))
     if not points:
         raise RunError("no run has both an accuracy and a strongest attack; audit a run first")
     said = [(n, 100 * p.accuracy, p.mse) for n, p in comparable(runs, published or {}).items()]

@@ -11,7 +11,7 @@ from splitveil.report import checks, grid, sentences, tables, tiles
 from splitveil.report.files import RunFiles
 from splitveil.report.pictures import Pictures, draw
 from splitveil.report.prose import latex, markdown
-from splitveil.report.rows import Published
+from splitveil.report.published import Published
 from splitveil.report.slides import render_slides
 from splitveil.report.subject import Subject
 from splitveil.report.templates import fill

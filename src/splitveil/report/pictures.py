@@ -10,7 +10,7 @@ from splitveil.report import figures
 from splitveil.report.canvas import PALETTE, Drawing
 from splitveil.report.fields import section, text
 from splitveil.report.files import RunFiles
-from splitveil.report.rows import Published
+from splitveil.report.published import Published
 from splitveil.report.tables import NOTHING, summary_rows
 
 ALONE = 12  # more runs than this share their curves by defence

@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from splitveil.errors import ConfigError, unknown
-from splitveil.report.rows import Group, Published, flag_names, reported, spread
+from splitveil.report.fields import number, text
+from splitveil.report.published import Published, reported
+from splitveil.report.rows import Group, Json, flag_names, mean_of, shortfalls, spread
 from splitveil.report.tables import NOTHING, Column
 from splitveil.report.tracks import aux_of, seeds_text
 
@@ -54,6 +56,25 @@ def _flags(group: Group, said: Said) -> list[float | None]:
     del said
     shown = flags_text(group)
     return [None if shown == NOTHING else float(shown)]
+
+
+def _remarks(group: Group) -> list[str]:
+    return list(dict.fromkeys(word for record in group.records for word in shortfalls(record)))
+
+
+def _on_reconstructions(group: Group, said: Said = None) -> list[float | None]:
+    """The server's accuracy on what `decoder` rebuilt, the seeds' attack, per training seed.
+
+    Of the strongest attack where `decoder` did not run.
+    """
+    del said
+
+    def one(record: Json) -> float | None:
+        ran = number(record, "attacks", "decoder", "accuracy") is not None
+        best = "decoder" if ran else text(record, "strongest", "mse_by")
+        return None if best is None else number(record, "attacks", best, "accuracy")
+
+    return [mean_of([one(record) for record in seed]) for seed in group.seeds]
 
 
 def _number(
@@ -145,8 +166,17 @@ STANDARD: tuple[Quantity, ...] = (
         cell=lambda group, _: flags_text(group),
         numbers=_flags,
     ),
+    _text("remark", _remarks, "remark"),
 )
 _FURTHER = (
+    Quantity(
+        key="rec-accuracy",
+        column=Column(heading="accuracy on reconstructions", unit="%", arrow="↓"),
+        cell=lambda group, _: spread(_on_reconstructions(group), 100.0, 2),
+        numbers=_on_reconstructions,
+        spreads=True,
+    ),
+    _number("ssim-zeropad", "strongest.ssim_zeropad", Column(heading="zero-pad SSIM", arrow="↓")),
     _text("defence", _at("config", "defence")),
     _text("dataset", _at("config", "dataset")),
     _text("aux", lambda group: [aux_of(group)]),

@@ -2,10 +2,12 @@
 
 import base64
 import binascii
+import os
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import RunError
-from splitveil.report.fields import finite, number, parse, section, text
+from splitveil.report.fields import number, parse, section, text
 from splitveil.report.tables import NOTHING
 
 Json = dict[str, Any]
 ROUNDING = 0.01  # half-precision errors per image average to far less than this share of the mean
+BRIEF = ("smoke", "quick")  # profiles whose numbers say little about a stronger attacker
 SEED, ATTACK = re.compile(r"seed\d+"), re.compile(r"attack\d+")
 
 
@@ -72,22 +75,24 @@ class Found:
     reasons: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Published:
-    """What others report under a row's name; accuracies are shares, `aux` is their attacker's."""
-
-    accuracy: float
-    mse: float
-    source: str
-    aux: str = "train"
-    reconstruction_accuracy: float | None = None
-    ssim_zeropad: float | None = None
-    psnr_pooled: float | None = None
-
-
 def flag_names(record: Json) -> set[str]:
     """The flags that an audit raised."""
     return {flag["name"] for flag in record.get("flags") or ()}
+
+
+def shortfalls(record: Json | None) -> list[str]:
+    """What makes an audit less than a standard one of test images; empty where nothing does.
+
+    >>> shortfalls({"audit": {"profile": "quick", "aux": "val"}})
+    ['quick audit', 'validation images']
+    """
+    told = section(record, "audit")
+    profile = text(told, "profile")
+    return [
+        *([f"{profile} audit"] if profile in BRIEF else []),
+        *(["some attacks"] if told.get("only") else []),
+        *(["validation images"] if text(told, "aux") == "val" else []),
+    ]
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
@@ -101,8 +106,8 @@ def find_records(paths: Sequence[Path]) -> Found:
 
     Folders called seed0, seed1, … are the training seeds of the row they lie in, and attack1, …
     in one of them are further attack seeds of the same run; any other folder with a record is a
-    row of its own. Audits with another attacker's knowledge are another row. A file that is met
-    twice counts once. What cannot be read is named, and the rest is still compared.
+    row of its own. Links are followed. Audits with another attacker's knowledge are another row. A
+    file that is met twice counts once. What cannot be read is named, and the rest still compared.
     """
     rows: dict[tuple[Path, str], dict[Path, list[Json]]] = {}
     broken: dict[str, str] = {}
@@ -133,16 +138,35 @@ def find_records(paths: Sequence[Path]) -> Found:
 
 
 def _below(path: Path) -> list[Path]:
-    """The record at a path, or all below it."""
+    """The record at a path, or all below it; those that only links lead to come last."""
+    if not os.path.exists(path):  # Path.exists raises where the system refuses the name
+        raise RunError(f"there is no {path}{_meant(path)} check the path")
+    if path.is_file():
+        return [path]
+    linked, seen = [], set[str]()
+    for folder, inner, names in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:  # links may go in circles
+            inner.clear()
+            continue
+        seen.add(real)
+        linked += [Path(folder) / name for name in names if name == "record.json"]
+    return [*sorted(path.rglob("record.json")), *sorted(linked)]
+
+
+def _meant(path: Path) -> str:
+    """A name beside a path that is not there, if one is near to it."""
     try:
-        return [path] if path.is_file() else sorted(path.rglob("record.json"))
-    except OSError as err:
-        raise RunError(f"cannot look into {path}: {err.strerror}; check the path") from err
+        there = [file.name for file in path.parent.iterdir()]
+    except OSError:
+        there = []
+    near = get_close_matches(path.name, there, n=1)
+    return f"; did you mean {path.with_name(near[0])}?" if near else ";"
 
 
 def _place(file: Path) -> tuple[Path, Path]:
-    """Folders of the row and of the training seed that a record belongs to."""
-    folder = file.resolve().parent
+    """Folders of the row and of the training seed that a record belongs to, as links name them."""
+    folder = Path(os.path.abspath(file)).parent
     if ATTACK.fullmatch(folder.name) and SEED.fullmatch(folder.parent.name):
         folder = folder.parent
     return (folder.parent if SEED.fullmatch(folder.name) else folder), folder
@@ -221,54 +245,12 @@ def per_image_mse(record: Json) -> NDArray[np.float64] | None:
     return made
 
 
-def read_published(path: Path) -> dict[str, Published]:
-    """Rows of a JSON file {name: {accuracy, mse, source}}; accuracies are shares."""
-    try:
-        data = parse(path.read_text(encoding="utf-8"))
-        if not isinstance(data, dict):
-            raise ValueError(f"it must hold an object of rows, got {type(data).__name__}")
-        return {name: _published(name, row) for name, row in data.items()}
-    except (OSError, ValueError) as err:
-        raise RunError(
-            f"{path} is not a file of published rows: {err}; a row is, for example, "
-            '"cem": {"accuracy": 0.9, "mse": 0.01, "source": "where it is printed"}'
-        ) from err
-
-
-def _published(name: str, given: object) -> Published:
-    """A row of a file, each value of its kind; raises ValueError naming the row and the key."""
-    row = finite(given)
-    if not isinstance(row, dict):
-        raise ValueError(f"row '{name}' must be an object, got {type(row).__name__}")
-    known = [field.name for field in fields(Published)]
-    strange = [f"unknown {key}" for key in row if key not in known]
-    missing = [f"no {key}" for key in known[:3] if row.get(key) is None]
-    if strange or missing:
-        raise ValueError(f"row '{name}': {', '.join(missing + strange)}")
-    for key in ("source", "aux"):
-        if not isinstance(row.get(key, ""), str):
-            raise ValueError(f"row '{name}': {key} must be a text, got {row[key]!r:.60}")
-    try:
-        refuse_impossible(row, "accuracy", "mse", "reconstruction_accuracy")
-        for key in ("ssim_zeropad", "psnr_pooled"):
-            number(row, key)
-    except RunError as err:
-        raise ValueError(f"row '{name}': {err}") from err
-    return Published(**row)
-
-
 def refuse_impossible(record: Mapping[str, Any], *paths: str) -> None:
     """Refuse accuracies and errors outside 0 to 1; images and their reconstructions lie there."""
     for path in paths:
         value = number(record, *path.split("."))
         if value is not None and not 0 <= value <= 1:
             raise RunError(f"`{path}` must lie between 0 and 1, got {value:g}")
-
-
-def reported(group: Group, published: Mapping[str, Published]) -> Published | None:
-    """What is published under a row's name; folders say `arl-cem` for the stack `arl+cem`."""
-    said = published.get(group.name) or published.get(group.name.replace("-", "+"))
-    return said if said is not None and group.distinct("audit", "aux") == [said.aux] else None
 
 
 def spread(values: Sequence[float | None], scale: float, digits: int) -> str:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from splitveil.report.checks import flags_of
+from splitveil.report.checks import brief_profile, flags_of
 from splitveil.report.fields import flatten, number, section, text
 from splitveil.report.files import RunFiles
-from splitveil.report.tables import NOTHING, format_mse, percent
-from splitveil.report.words import TABLE, Said, said
+from splitveil.report.kinds import Kind, kinds
+from splitveil.report.rows import Group, spread
+from splitveil.report.tables import NOTHING, SMALL_MSE, format_mse
+from splitveil.report.words import TABLE, Said, Value, said
 
 PASSPORT = ("config", "seeds", "splits", "versions", "audit", "client", "training", "seconds")
 MEASURED_ALIKE: Mapping[str, tuple[str, str]] = {
@@ -29,63 +31,86 @@ def statement(runs: Sequence[RunFiles]) -> Said:
 def verdict(runs: Sequence[RunFiles]) -> Said:
     """One sentence: what the defence changed, or what is known without an undefended run.
 
-    Runs are only compared with runs on the same images.
+    Runs that differ in their seeds alone count as one, with their mean and sd, so that the luck of
+    a seed decides nothing. Runs are only compared with runs on the same images.
     """
     scored = [run for run in runs if number(run.record, "strongest", "mse") is not None]
     if not scored:
         return said("verdict.none")
-    if len(scored) == 1:
-        return said("verdict.one", **_measured(scored[0]))
-    bare = next((run for run in scored if not _defended(run)), None)
-    rivals = [r for r in scored if _defended(r) and (bare is None or _same_images(bare, r))]
+    found = kinds(scored)
+    if len(found) == 1:
+        return said("verdict.one", **_measured(found[0]))
+    bare = next((kind for kind in found if not _defended(kind)), None)
+    rivals = [k for k in found if _defended(k) and (bare is None or _same_images(bare, k))]
     if bare is not None and rivals:
         return _change(bare, _most_private(rivals))
     count = str(len(scored))
-    if not all(_same_images(scored[0], run) for run in scored):
+    if not all(_same_images(found[0], kind) for kind in found):
         return said("verdict.mixed", count=count)
     if not rivals:
-        return said("verdict.undefended", count=count, **_measured(_most_private(scored)))
+        return said("verdict.undefended", count=count, **_measured(_most_private(found)))
     return said("verdict.best", count=count, **_measured(_most_private(rivals)))
 
 
-def _change(bare: RunFiles, best: RunFiles) -> Said:
-    before, after = (format_mse(number(r.record, "strongest", "mse")) for r in (bare, best))
-    start, end = (percent(number(r.record, "accuracy"), 1) for r in (bare, best))
+def _change(bare: Kind, best: Kind) -> Said:
+    before, after = (_error(kind.group) for kind in (bare, best))
+    start, end = (_share(kind.group, "accuracy") for kind in (bare, best))
     return said(
         "verdict.change",
-        bare=bare.name,
-        best=best.name,
+        bare=_called(bare),
+        best=_called(best),
         before=before,
         after=after,
-        ceiling=format_mse(number(best.record, "ceiling", "mse")),
+        ceiling=format_mse(best.group.mean("ceiling", "mse")),
         start=start,
         end=end,
     )
 
 
-def _measured(run: RunFiles) -> dict[str, str]:
+def _measured(kind: Kind) -> dict[str, Value]:
+    group = kind.group
     return {
-        "name": run.name,
-        "accuracy": percent(number(run.record, "accuracy"), 1),
-        "attack": text(run.record, "strongest", "mse_by") or NOTHING,
-        "mse": format_mse(number(run.record, "strongest", "mse")),
-        "ceiling": format_mse(number(run.record, "ceiling", "mse")),
-        "leakage": percent(number(run.record, "leakage"), 1),
+        "name": _called(kind),
+        "accuracy": _share(group, "accuracy"),
+        "attack": tuple(group.distinct("strongest", "mse_by")),
+        "mse": _error(group),
+        "ceiling": format_mse(group.mean("ceiling", "mse")),
+        "leakage": _share(group, "leakage"),
     }
 
 
-def _most_private(runs: Sequence[RunFiles]) -> RunFiles:
-    return max(runs, key=lambda run: number(run.record, "strongest", "mse") or 0.0)
+def _called(kind: Kind) -> Value:
+    """The name of a kind, and over how many seeds or audits its numbers are means."""
+    seeds = len(kind.group.seeds)
+    if len(kind.runs) == 1:
+        return f"“{kind.name}”"
+    key, count = ("verdict.seeds", seeds) if seeds > 1 else ("verdict.audits", len(kind.runs))
+    return said(key, name=kind.name, count=str(count))
 
 
-def _defended(run: RunFiles) -> bool:
-    return text(run.record, "config", "defence") != "none"
+def _error(group: Group) -> str:
+    """The strongest attack's error, mean ± sd over training seeds where there are several."""
+    mean, values = group.mean("strongest", "mse"), group.values("strongest", "mse")
+    small = mean is not None and 0 < mean < SMALL_MSE
+    return format_mse(mean) if len(values) == 1 else spread(values, 1.0, 5 if small else 4)
 
 
-def _same_images(one: RunFiles, other: RunFiles) -> bool:
-    """Whether two runs share dataset and test split, as far as their records say."""
+def _share(group: Group, key: str) -> str:
+    return spread(group.values(key), 100.0, 1)
+
+
+def _most_private(found: Sequence[Kind]) -> Kind:
+    return max(found, key=lambda kind: kind.group.mean("strongest", "mse") or 0.0)
+
+
+def _defended(kind: Kind) -> bool:
+    return text(kind.runs[0].record, "config", "defence") != "none"
+
+
+def _same_images(one: Kind, other: Kind) -> bool:
+    """Whether two kinds share dataset and test split, as far as their records say."""
     return all(
-        text(one.record, *keys) == text(other.record, *keys)
+        text(one.runs[0].record, *keys) == text(other.runs[0].record, *keys)
         for keys in (("config", "dataset"), ("splits", "test"))
     )
 
@@ -103,7 +128,9 @@ def caveats(runs: Sequence[RunFiles]) -> list[Said]:
 
 def _about_flags(runs: Sequence[RunFiles]) -> list[Said]:
     flagged = tuple(run.name for run in runs if flags_of(run))
-    return [said("caveat.flags", names=flagged)] if flagged else []
+    brief = tuple(run.name for run in runs if brief_profile(run) is not None)
+    pairs = (("caveat.flags", flagged), ("caveat.brief", brief))
+    return [said(key, names=names) for key, names in pairs if names]
 
 
 def _about_seeds(runs: Sequence[RunFiles]) -> list[Said]:

@@ -8,7 +8,8 @@ from splitveil.report.breadth import leak_sheet
 from splitveil.report.compare import Sheet
 from splitveil.report.figures import comparable
 from splitveil.report.files import RunFiles
-from splitveil.report.rows import Group, Published
+from splitveil.report.published import Published
+from splitveil.report.rows import Group
 from splitveil.report.sendings import repeat_sheet
 from splitveil.report.words import Lang, Said, said, word
 

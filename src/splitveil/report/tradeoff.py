@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Literal
 from splitveil.errors import RunError
 from splitveil.report.canvas import CEILING, GREY, INK, PALETTE, board, png, shown
 from splitveil.report.labels import MARKER_PX, Box, place
-from splitveil.report.rows import Group, Published
+from splitveil.report.published import Published
+from splitveil.report.rows import Group
 from splitveil.report.tables import format_mse
-from splitveil.report.tracks import aux_of, defences_of
+from splitveil.report.tracks import aux_of, dataset_of, defences_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +43,10 @@ class Mark:
 
 
 def marks(groups: Sequence[Group], published: Mapping[str, Published]) -> list[Mark]:
-    """What the attacker with the training set gets from each row, then the published rows."""
+    """What the attacker with the training set gets from each row, then what is published of it.
+
+    Published rows of another dataset than the rows' are left out.
+    """
     made = []
     for group in groups:
         accuracies = [100 * v for v in group.values("accuracy") if v is not None]
@@ -60,9 +64,10 @@ def marks(groups: Sequence[Group], published: Mapping[str, Published]) -> list[M
                 square=group.distinct("config", "net") != ["vgg11"],
             )
         )
+    datasets = {dataset_of(group) for group in groups}
     for said in published.values():
         origin, _, name = said.source.rpartition(", ")
-        if said.aux == "train":
+        if said.aux == "train" and said.dataset in datasets:
             made.append(
                 Mark(
                     name=name,

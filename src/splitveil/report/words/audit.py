@@ -10,6 +10,7 @@ AUDIT = {
     "remark.images": ("{count} images", "{count} 张图像"),
     "remark.beside": ("{count} images, {attack} {mse}", "{count} 张图像，{attack} {mse}"),
     "flags.none": ("none", "无"),
+    "flags.brief": ("{profile} audit", "{profile} 档位审计"),
     "certificate.capacity": ("capacity", "容量证书"),
     "certificate.gallery": ("gallery", "图库证书"),
     "certificate.population": ("population", "总体证书"),

@@ -15,30 +15,35 @@ SENTENCES = {
     ),
     "statement.unnamed": ("an unnamed dataset", "未命名数据集"),
     "verdict.change": (
-        "From “{bare}” to “{best}” the strongest attack's error goes from {before} to {after} "
+        "From {bare} to {best} the strongest attack's error goes from {before} to {after} "
         "(ceiling {ceiling}), accuracy from {start} % to {end} %.",
-        "从“{bare}”到“{best}”，最强攻击的误差由 {before} 变为 {after}（上限 {ceiling}），"
+        "从{bare}到{best}，最强攻击的误差由 {before} 变为 {after}（上限 {ceiling}），"
         "准确率由 {start} % 变为 {end} %。",
     ),
+    "verdict.seeds": (
+        "“{name}” (mean ± sd of {count} seeds)",
+        "“{name}”（{count} 个种子的均值 ± 标准差）",
+    ),
+    "verdict.audits": ("“{name}” (mean of {count} audits)", "“{name}”（{count} 次审计的均值）"),
     "verdict.one": (
-        "“{name}” answers with {accuracy} % accuracy, and the strongest attack ({attack}) rebuilds "
+        "{name} answers with {accuracy} % accuracy, and the strongest attack ({attack}) rebuilds "
         "its images with an error of {mse} where the label alone gives {ceiling}: a leakage of "
         "{leakage} %.",
-        "“{name}”的准确率为 {accuracy} %；最强攻击（{attack}）重建图像的误差为 {mse}，"
+        "{name}的准确率为 {accuracy} %；最强攻击（{attack}）重建图像的误差为 {mse}，"
         "仅凭标签的上限是 {ceiling}，即泄露 {leakage} %。",
     ),
     "verdict.best": (
-        "Of {count} audited runs “{name}” gives the least away: {accuracy} % accuracy, and the "
+        "Of {count} audited runs {name} gives the least away: {accuracy} % accuracy, and the "
         "strongest attack ({attack}) has an error of {mse} where the label alone gives {ceiling}; "
         "without an undefended run nothing says what the defence gained.",
-        "在 {count} 个已审计的运行中，“{name}”泄露最少：准确率 {accuracy} %，最强攻击（{attack}）"
+        "在 {count} 个已审计的运行中，{name}泄露最少：准确率 {accuracy} %，最强攻击（{attack}）"
         "的误差为 "
         "{mse}，仅凭标签的上限是 {ceiling}；没有未设防的运行作对照，无法说明防御带来了多少改善。",
     ),
     "verdict.undefended": (
-        "None of the {count} audited runs has a defence: at best (“{name}”) the strongest attack "
+        "None of the {count} audited runs has a defence: at best, {name}, the strongest attack "
         "({attack}) has an error of {mse} where the label alone gives {ceiling}.",
-        "这 {count} 个已审计的运行都没有防御，其中最好的“{name}”，最强攻击（{attack}）的误差为 "
+        "这 {count} 个已审计的运行都没有防御，其中最好的{name}，最强攻击（{attack}）的误差为 "
         "{mse}，"
         "仅凭标签的上限是 {ceiling}。",
     ),
@@ -56,8 +61,8 @@ SENTENCES = {
         "只有一个训练随机种子（{names}）：没有置信区间，微小差异可能只是偶然。",
     ),
     "caveat.seeds": (
-        "Several training seeds ({names}): each is a row of its own; no interval is computed here.",
-        "有多个训练随机种子（{names}）：每个种子各占一行，此处不计算区间。",
+        "Several training seeds ({names}): each is a row of its own; the verdict takes their mean.",
+        "有多个训练随机种子（{names}）：每个种子各占一行，结论取其均值。",
     ),
     "caveat.attacks": ("Attacks that were run: {names}.", "已运行的攻击：{names}。"),
     "caveat.profile": (
@@ -87,6 +92,10 @@ SENTENCES = {
     "caveat.flags": (
         "Flags were raised on: {names}. Read them before the numbers.",
         "以下运行触发了警示：{names}。请先读警示再看数字。",
+    ),
+    "caveat.brief": (
+        "Less than a standard audit: {names}. A stronger attacker may rebuild more.",
+        "审计未达标准档位：{names}。更强的攻击者可能重建得更好。",
     ),
     "caveat.differ": (
         "The runs differ in {what} ({values}): do not compare them row by row.",
@@ -153,8 +162,9 @@ SENTENCES = {
         "测试图像网格：第一行为原图，其下按模型列出每种攻击的重建",
     ),
     "caption.attacks": (
-        "Mean MSE of every attack, one bar per model. A lower bar is a stronger attack.",
-        "每种攻击的平均 MSE，每个模型一根柱。柱越低，攻击越强。",
+        "Mean MSE of every attack, one bar per model; those that differ in their seeds alone have "
+        "one colour. A lower bar is a stronger attack.",
+        "每种攻击的平均 MSE，每个模型一根柱；仅种子不同的模型颜色相同。柱越低，攻击越强。",
     ),
     "alt.attacks": (
         "Bar chart of each attack's mean squared error on each model, with the label-only ceiling",

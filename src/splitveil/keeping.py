@@ -1,0 +1,99 @@
+"""Writing a record without losing a better one: what it does not cover is kept under a name."""
+
+import json
+import logging
+import re
+from itertools import count
+from pathlib import Path
+
+from splitveil.attacks import PROFILES
+from splitveil.errors import RunError
+from splitveil.report.fields import parse, section, text
+from splitveil.train.files import explain_os_error, write_text
+from splitveil.types import Json, Record
+
+log = logging.getLogger(__name__)
+SAME = (("audit", "model"), ("audit", "aux"), ("splits", "scored"), ("seeds", "attack"))
+
+
+def put_record(folder: Path, record: Record, pictures: Json) -> None:
+    """Write `record.json` and `gallery.json` into a folder.
+
+    An earlier record there that says something which this one does not is kept beside it, as
+    `record.<profile>-<aux>-seed<N>.json`, with its gallery; a line says so.
+    """
+    old = _read(folder / "record.json")
+    if old is not None and not covers(record.to_dict(), old):
+        name = _free_name(folder, old)
+        for kind in ("gallery", "record"):
+            file = folder / f"{kind}.json"
+            with explain_os_error(file):
+                if file.exists():
+                    file.replace(folder / f"{kind}.{name}.json")
+        log.warning(
+            "the earlier record of %s says what this one does not; it is kept as record.%s.json",
+            folder,
+            name,
+        )
+    write_text(folder / "gallery.json", json.dumps(pictures))
+    write_text(folder / "record.json", record.to_json())
+
+
+def covers(new: Json, old: Json) -> bool:
+    """Whether a record can take another one's place.
+
+    It is of the same model, images and attack seed, by attackers who know as much and are at least
+    as strong, with as many attributes and other leaks.
+    """
+    if any(text(new, *keys) != text(old, *keys) for keys in SAME):
+        return False
+    if not set(_attributes(old)) <= set(_attributes(new)):
+        return False
+    if not set(section(old, "leaks")) - {"refused"} <= set(section(new, "leaks")):
+        return False
+    new_rank, old_rank = _rank(new), _rank(old)
+    stronger = new_rank > old_rank and _whole(new)
+    return stronger or (
+        new_rank >= old_rank and set(section(old, "attacks")) <= set(section(new, "attacks"))
+    )
+
+
+def _attributes(record: Json) -> list[str]:
+    found = section(record, "audit").get("attributes") or []
+    return [str(name) for name in found]
+
+
+def _rank(record: Json) -> int:
+    """The place of a record's profile among all, by budget; an unknown one is the first."""
+    profile = text(record, "audit", "profile") or ""
+    return list(PROFILES).index(profile) if profile in PROFILES else -1
+
+
+def _whole(record: Json) -> bool:
+    """Whether every attack of its profile was run."""
+    told = section(record, "audit")
+    return not told.get("only") and not told.get("left_out")
+
+
+def _free_name(folder: Path, old: Json) -> str:
+    """A name for a record to keep that no other one has which it does not cover."""
+    profile, aux = text(old, "audit", "profile"), text(old, "audit", "aux")
+    seed = text(old, "seeds", "attack")
+    stem = re.sub(r"[^\w.-]+", "-", f"{profile}-{aux}-seed{seed}")
+    names = (stem if at == 1 else f"{stem}-{at}" for at in count(1))
+    return next(name for name in names if _may_hold(folder / f"record.{name}.json", old))
+
+
+def _may_hold(file: Path, record: Json) -> bool:
+    """Whether nothing is lost if a record takes this file's place."""
+    there = _read(file)
+    return not file.exists() or (there is not None and covers(record, there))
+
+
+def _read(file: Path) -> Json | None:
+    """The record in a file; None where there is none that could be judged."""
+    try:
+        record = parse(file.read_text(encoding="utf-8"))
+        return record if isinstance(record, dict) and covers(record, record) else None
+    except (OSError, ValueError, TypeError, RunError):
+        return None

@@ -1,0 +1,56 @@
+"""Which record may take the place of another."""
+
+from typing import Any
+
+import pytest
+
+from splitveil.keeping import covers
+
+Json = dict[str, Any]
+SOME: Json = {"mean": {}, "linear": {}}
+
+
+def record(
+    profile: str = "quick", aux: str = "train", seed: int = 0, attacks: Json = SOME, **audit: object
+) -> Json:
+    return {
+        "audit": {"profile": profile, "aux": aux, "model": "abc"} | audit,
+        "splits": {"scored": aux},
+        "seeds": {"attack": seed},
+        "attacks": attacks,
+        "leaks": {"re-id": {}, "refused": {}},
+    }
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        record(),
+        record(attacks=SOME | {"decoder": {}}),
+        record("standard", attacks={"mean": {}}),  # all of the larger profile
+        record(attributes=["age"]),
+    ],
+)
+def test_as_much_or_more_takes_the_place(new: Json) -> None:
+    assert covers(new, record())
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        record("smoke", attacks=SOME | {"gan": {}}),
+        record(aux="val"),
+        record(seed=1),
+        record(model="another"),
+        record(attacks={"mean": {}}),
+        record("standard", attacks={"mean": {}}, only=["mean"]),
+        record("standard", attacks={"mean": {}}, left_out={"linear": "why"}),
+        record() | {"leaks": {"refused": {"re-id": "why"}}},
+    ],
+)
+def test_less_or_something_else_does_not(new: Json) -> None:
+    assert not covers(new, record())
+
+
+def test_a_table_of_attributes_is_not_lost_to_an_audit_without_it() -> None:
+    assert not covers(record(), record(attributes=["age"]))
