@@ -142,6 +142,16 @@ def test_results_never_replace_a_runs_own(run: Path, captured: Path) -> None:
     assert (result.exit_code, "is a trained run; choose another" in text(result)) == (2, True)
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_the_wire_is_read(
+    run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    result = call("audit", run, "--wire", "none.jsonl", "--out", tmp_path / "file")
+    assert result.exit_code == 2
+    assert f"cannot write {tmp_path / 'file'}" in text(result)
+    assert "Choose another folder with --out" in text(result)
+
+
 def test_infer_keeps_what_it_sends(tmp_path: Path) -> None:
     from PIL import Image
 

@@ -16,7 +16,7 @@ from splitveil.audit.suite import source
 from splitveil.audit.tables import Attributes, attributes_of, read_table
 from splitveil.config import find_profile
 from splitveil.data import AuxView, Dataset, Splits, aux_view
-from splitveil.data.folder import class_names, list_files
+from splitveil.data.folder import file_names
 from splitveil.disclosures import deployed
 from splitveil.errors import ConfigError, RunError
 from splitveil.examining import ACCURACY_DRAWS as ACCURACY_DRAWS  # noqa: PLC0414 - re-exported
@@ -27,10 +27,18 @@ from splitveil.runs import Run, flat_config, load_data, planned_steps
 from splitveil.surrogates.batch import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
 from splitveil.train.checkpoint import read_checkpoint
-from splitveil.train.files import atomic_file, explain_os_error, held, stamp, write_text
+from splitveil.train.files import (
+    atomic_file,
+    check_folder,
+    explain_os_error,
+    held,
+    stamp,
+    write_text,
+)
 from splitveil.types import Json, Labelled, Progress, Record, Victim
 
 PLACES = ("data_dir", "runs_dir")  # where files lay says nothing about a result
+COPY = "Copy the run's folder to a place where you may write, and audit the copy"
 
 
 @torch.no_grad()
@@ -103,6 +111,7 @@ def audit_run(
     if fresh:
         store = replace(store, read=lambda _: None)
     busy = f"another process is auditing {run.path}, and one record would replace the other; wait"
+    check_folder(run.path, COPY)
     with held(run.path / "audit", busy):
         begun = stamp(run.path / "config.toml")
         record, pictures = examine(
@@ -158,20 +167,6 @@ class Opened:
         """The attributes of aux and scored images from a table over the dataset."""
         table = read_table(path, len(self.dataset), file_names(self.run.config.dataset))
         return attributes_of(path, table, self.view.aux, self.view.scored)
-
-
-def file_names(dataset: str) -> list[str] | None:
-    """Names of the images of a `folder:` dataset in its order, below the folder; else None."""
-    kind, _, place = dataset.partition(":")
-    if kind != "folder":
-        return None
-    root = Path(place).expanduser()
-    both = [root / "train", root / "test"]
-    parts = both if all(part.is_dir() for part in both) else [root]
-    classes = class_names(parts[0])
-    return [
-        file.relative_to(root).as_posix() for part in parts for file, _ in list_files(part, classes)
-    ]
 
 
 def open_run(run: Run, *, aux: str, progress: Progress) -> Opened:

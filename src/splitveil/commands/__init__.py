@@ -143,7 +143,7 @@ def bench(
     from splitveil.config import find_device
     from splitveil.console import progress_bar, show_json, show_table
     from splitveil.errors import ConfigError, unknown
-    from splitveil.train.files import write_text
+    from splitveil.train.files import check_file, write_text
 
     if suite != "surrogates":
         raise ConfigError(unknown("suite", suite, ["surrogates"]))
@@ -151,6 +151,8 @@ def bench(
         raise ConfigError(
             f"batch, dim and repeats must be at least 1, got {batch}, {dim} and {repeats}"
         )
+    if target is not None:
+        check_file(target)
     with progress_bar("bench") as bar:
         found = bench_surrogates(
             batch=batch,

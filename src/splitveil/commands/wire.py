@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 FOLDER = "wire"  # below a run
 SCHEMES = ("http://", "https://")
+OTHER_OUT = "Choose another folder with --out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +40,16 @@ def audit_wire(
     from dataclasses import replace
 
     from splitveil import load_run
-    from splitveil.auditing import folder_store
+    from splitveil.auditing import COPY, folder_store
     from splitveil.console import progress_bar, show_json
     from splitveil.data import load
-    from splitveil.train.files import explain_os_error, write_text
+    from splitveil.train.files import check_folder, explain_os_error, write_text
     from splitveil.wiretap import audit_wire as attack
     from splitveil.wiretap import int8_encoder, open_wire
 
     check_given(given)
     loaded = load_run(run)
+    check_folder(run, COPY)  # finished attacks are kept there
     folder = results_folder(run, given.out)
     store = folder_store(loaded.path / "audit")
     images = None if given.sent is None else load(given.sent, loaded.config.data_dir)
@@ -92,8 +94,10 @@ def check_given(given: Given) -> None:
 def results_folder(run: Path, out: Path | None) -> Path:
     """Where the results go; never into a run, whose own record they would replace."""
     from splitveil.errors import RunError
+    from splitveil.train.files import check_folder
 
     folder = run / FOLDER if out is None else out
+    check_folder(folder, OTHER_OUT)
     if (folder / "config.toml").exists():
         raise RunError(f"{folder} is a trained run; choose another folder with --out")
     return folder

@@ -95,6 +95,20 @@ def list_files(folder: Path, classes: Sequence[str]) -> Files:
     return files
 
 
+def file_names(dataset: str) -> list[str] | None:
+    """Names of the images of a `folder:` dataset in its order, below the folder; else None."""
+    kind, _, place = dataset.partition(":")
+    if kind != "folder":
+        return None
+    root = Path(place).expanduser()
+    both = [root / "train", root / "test"]
+    parts = both if all(part.is_dir() for part in both) else [root]
+    classes = class_names(parts[0])
+    return [
+        file.relative_to(root).as_posix() for part in parts for file, _ in list_files(part, classes)
+    ]
+
+
 def load(files: Files, progress: Progress) -> Arrays:
     """Images (n, c, h, w) uint8 and labels (n,) of files that share one size and one mode."""
     first = files[0][0]
