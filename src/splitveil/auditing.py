@@ -152,7 +152,10 @@ def examine(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Opened:
-    """A run with its data: the case of its audit, and what the record says of where it is from."""
+    """A run with its data: the case of its audit, and what the record says of where it is from.
+
+    `own_data`: some images are a user's own, so that copies are looked for.
+    """
 
     run: Run
     dataset: Dataset
@@ -162,6 +165,7 @@ class Opened:
     model: str
     hashes: Json
     began: float
+    own_data: bool
 
     def attributes(self, path: Path) -> Attributes:
         """The attributes of aux and scored images from a table over the dataset."""
@@ -189,7 +193,7 @@ def open_run(run: Run, *, aux: str, progress: Progress) -> Opened:
     )
     return Opened(
         run=run, dataset=dataset, splits=splits, view=view, case=case, model=model,
-        hashes=hashes, began=began,
+        hashes=hashes, began=began, own_data=":" in run.config.dataset,
     )  # fmt: skip
 
 
@@ -231,6 +235,7 @@ def examine_wire(
         attributes=table,
         heard=heard or {},
         unfinished=_unfinished(opened, trained["step"]),
+        own_data=opened.own_data,
         versus=versus,
     )
     teacher = trained["passport"].get("teacher")  # by its name: a path says nothing
