@@ -52,7 +52,9 @@ def audit_wire(
     check_folder(run, COPY)  # finished attacks are kept there
     folder = results_folder(run, given.out)
     store = folder_store(loaded.path / "audit")
-    images = None if given.sent is None else load(given.sent, loaded.config.data_dir)
+    images = None
+    if given.sent is not None:
+        images = load(given.sent, loaded.config.data_dir, whole=True)
     with progress_bar("audit") as bar:
         opened = open_wire(loaded, aux=aux, images=images, progress=bar)
         captures = send(opened, given, folder) if given.live else [Path(s) for s in given.sources]
@@ -125,6 +127,11 @@ def summary(heard: dict[str, Any]) -> list[str]:
         f"{tap['capture']}: {tap['rows']} rows in {tap['calls']} calls, {tap['bytes']} bytes"
         for tap in heard["captures"]
     ]
+    if "accuracy" in heard:
+        lines.append(
+            f"accuracy on what was captured: {100 * heard['accuracy']:.2f} %; acc% above is that "
+            "on the run's own images, sent here"
+        )
     if noise := heard.get("noise"):
         lines.append(
             f"noise: declared {noise['declared']:.4g}, measured {noise['measured']:.4g} (sound: "

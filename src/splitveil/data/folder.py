@@ -35,7 +35,8 @@ def read(request: Request) -> Dataset:
     train, test = path / "train", path / "test"
     if not (train.is_dir() and test.is_dir()):
         classes = class_names(path)
-        return one_part(name, load(list_files(path, classes), request.progress), classes)
+        data = load(list_files(path, classes), request.progress)
+        return one_part(name, data, classes, whole=request.whole)
     classes = class_names(train)
     for more, less in ((test, train), (train, test)):
         if missing := sorted(set(class_names(more)) - set(class_names(less))):
@@ -47,7 +48,8 @@ def read(request: Request) -> Dataset:
     first, second = list_files(train, classes), list_files(test, classes)
     images, labels = load(first + second, request.progress)
     n = len(first)
-    return two_parts(name, (images[:n], labels[:n]), (images[n:], labels[n:]), classes)
+    parts = (images[:n], labels[:n]), (images[n:], labels[n:])
+    return two_parts(name, *parts, classes, whole=request.whole)
 
 
 def visible(folder: Path) -> list[Path]:
