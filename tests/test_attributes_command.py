@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import splitveil as sv
 from splitveil.attacks import PROFILES, Linear, MeanImage
-from splitveil.auditing import file_names
 from splitveil.cli import app
 from splitveil.data import load
+from splitveil.data.folder import file_names
 
 CODE = """
 def send(x):

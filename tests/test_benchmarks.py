@@ -72,6 +72,18 @@ def test_bad_suites_and_sizes_are_refused() -> None:
         assert result.exit_code == 2
 
 
+@pytest.mark.parametrize("name", ["absent/b.json", "file/b.json", ".", "n" * 300])
+def test_a_file_that_cannot_be_written_is_refused_before_the_timing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("splitveil.bench.bench_surrogates", lambda **_: pytest.fail("timed"))
+    result = CliRunner().invoke(app, ["bench", "--out", str(tmp_path / name)])
+    assert result.exit_code == 2, result.output
+    assert "cannot write" in result.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
 def test_the_page_on_deployment_says_what_was_measured() -> None:
     root = Path(__file__).parents[1]
     [path] = [p for p in RESULTS if p.name.startswith("serve--")]

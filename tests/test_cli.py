@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,39 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
             ["train", "--epochs", "1", "--runs-dir", str(folder / "file" / "runs")],
             "cannot write",
         ),
+        "a name longer than disks take": (
+            [*train, "--name", "n" * 300],
+            "name must be at most 200 letters",
+        ),
+        "a folder longer than disks take": (
+            ["train", "--epochs", "1", "--runs-dir", "n" * 300],
+            "Choose a shorter name",
+        ),
+        "data in a folder longer than disks take": (
+            [*train, "--dataset", "cifar10", "--data-dir", "n" * 300],
+            "File name too long; check the path",
+        ),
+        "a path that is not UTF-8": (
+            [*train, "--dataset", f"npz:{folder}/\udcff.npz"],
+            "dataset must be UTF-8, as it is written down",
+        ),
+        "more than memory": ([*train, "--set", "hidden_dim=1000000000000"], "not enough memory"),
+        "more than can be counted": ([*train, "--set", f"bank={10**30}"], "choose smaller sizes"),
+        "a bench beyond memory": (["bench", "--batch", "1000000000000"], "not enough memory"),
+        "too many classes": (
+            [
+                "clients",
+                "--macs",
+                "1e6",
+                "--wire",
+                "64",
+                "--backbone",
+                "vgg11",
+                "--classes",
+                str(10**18),
+            ],
+            "not enough memory",
+        ),
         "not a run": (["audit", str(folder)], "is not a run"),
         "unaudited report": (["report", str(folder)], "splitveil audit"),
         "nothing to resume": ([*train, "--resume", "--name", "no"], "is not a run"),
@@ -171,6 +205,19 @@ def test_bad_input_exits_with_two_and_says_what_to_do(tmp_path: Path) -> None:
         assert message in text(result), f"{name}: {text(result)}"
         assert "Traceback" not in text(result), name
     assert not (tmp_path / "runs").exists(), "a refused run must leave nothing behind"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("ours"), TypeError("ours"), OSError("ours")])
+def test_a_fault_of_ours_is_not_explained_away(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("splitveil.commands.bench", fails)
+    assert call("bench").exception is error
+    monkeypatch.setattr("splitveil.commands.bench", lambda *_, **__: [0] * sys.maxsize)
+    assert "not enough memory (MemoryError)" in text(call("bench"))
 
 
 def test_only_some_attacks_can_be_run_and_the_record_says_so(runs: Path, tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+import splitveil as sv
 from splitveil.cli import app
+from splitveil.config import find_net
 
 
 def call(*words: str) -> Any:  # noqa: ANN401 - typer's result type is not public
@@ -83,6 +86,32 @@ def test_the_cuts_of_a_named_net_are_listed(name: str, at: int, wire: int) -> No
     cuts = json.loads(result.stdout)["cuts"]
     assert cuts[at - 1]["wire_floats"] == wire
     assert cuts[at - 1]["fits"]
+
+
+@pytest.mark.parametrize(
+    ("name", "places", "end"),
+    [
+        ("vgg11", range(1, 13), "vgg11@N"),
+        ("resnet20", range(1, 11), "resnet20@N"),
+        ("resnet20@8", [8], "resnet20@8"),
+        ("small", [1], "small"),
+    ],
+)
+def test_the_cuts_of_a_named_net_are_those_that_training_builds(
+    name: str, places: Sequence[int], end: str
+) -> None:
+    words = ("clients", "--macs", "30e6", "--wire", "512", "--backbone", name)
+    cuts = json.loads(call(*words, "--json").stdout)["cuts"]
+    assert [cut["at"] for cut in cuts] == list(places)
+    for cut in cuts if "@N" in end else ():
+        net = find_net(end.replace("N", str(cut["at"])))
+        model = sv.nets.cut(net.build((3, 32, 32), 10), net.cut_at)
+        assert cut["macs"] == model.macs((3, 32, 32))
+        assert (cut["params"], cut["wire_floats"]) == (
+            model.client_params(),
+            model.wire_floats((3, 32, 32)),
+        )
+    assert f"splitveil train --net {end} --dataset NAME" in text(call(*words))
 
 
 @pytest.mark.parametrize(

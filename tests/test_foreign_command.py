@@ -261,6 +261,18 @@ def test_results_replace_only_results_of_the_same_callable(code: str) -> None:
     assert (result.exit_code, "holds the record of 'other:good'" in text(result)) == (2, True)
 
 
+@pytest.mark.parametrize("out", ["file", "file/below", "n" * 300])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_audit(code: str, out: str) -> None:
+    Path("file").touch()
+    before = sorted(Path().iterdir())
+    words = ("--data", "digits", "--profile", "smoke", "--out", out)
+    result = call("audit", f"{code}:rises", *words)
+    assert result.exit_code == 2
+    assert f"cannot write {out}" in text(result)
+    assert "weights are missing" not in text(result), "the function was called first"
+    assert sorted(Path().iterdir()) == before
+
+
 def test_the_attackers_images_may_lie_apart(code: str) -> None:
     known, scored, both = save("known", 0, 40), save("scored", 40, 60), save("both", 30, 60)
     words = ("audit", f"{code}:good", "--profile", "smoke", "--json", "--aux-data", known)

@@ -102,6 +102,26 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_name() -> None:
     assert "did you mean 'digits-veil'?" in re.sub(r"\s+", " ", result.stderr)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("cifar10-arl-veil", "--defence", "none"),
+            "recipe 'cifar10-arl-veil' sets lambd of its defence 'arl.veil', which defence 'none' "
+            "has not; leave that defence out, or use the recipe cifar10-none or",
+        ),
+        (("cifar100-veil", "--set", "defence=noise"), "sets bank .* or leave the recipe out"),
+        (("cifar10-arl-veil", "--defence", "none", "--set", "lambd=1"), "unknown setting for def"),
+    ],
+)
+def test_a_defence_without_the_settings_of_a_recipe_is_told_so(
+    words: tuple[str, ...], said: str
+) -> None:
+    result = call("train", "--recipe", *words, "--data-dir", "nowhere")
+    assert result.exit_code == 2
+    assert re.search(said, re.sub(r"\s+", " ", result.stderr)), result.stderr
+
+
 def test_a_file_overrides_a_recipe_and_set_the_file_and_options_all(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("lambd = 5.0\nepochs = 3\nreg_strength = 0.1\n", encoding="utf-8")

@@ -1,6 +1,8 @@
 """What lies in a run's folder is of that run: nothing outlives its model, nothing is lost."""
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -144,6 +146,19 @@ def test_an_audit_keeps_an_earlier_record_that_it_does_not_cover(
     sv.audit(run, profile="smoke", aux="val", only=["linear"])
     val = "record.smoke-val-seed0.json"
     assert kept() == {"record.smoke-train-seed0.json", *second, val}  # no copies pile up
+
+
+def test_a_run_that_may_not_be_written_is_to_be_copied_before_an_audit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sv.fit(config(tmp_path, "none", epochs=1))
+
+    def refused(dir: Path, **_: object) -> None:  # the superuser may write everywhere
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(dir))
+
+    monkeypatch.setattr("splitveil.train.files.TemporaryDirectory", refused)
+    with pytest.raises(RunError, match=r"cannot write .* Copy the run's folder .* audit the copy"):
+        sv.audit(run, profile="smoke", only=["linear"])
 
 
 def test_two_audits_of_one_run_do_not_overwrite_each_other(tmp_path: Path) -> None:

@@ -166,6 +166,21 @@ def test_some_attacks_alone_are_said_to_be_some(veil: sv.Run) -> None:
     sv.audit(veil, profile="smoke")
 
 
+@pytest.mark.parametrize("copies", [0, 3])
+def test_copies_of_training_images_among_the_scored_ones_are_flagged(
+    tmp_path: Path, copies: int
+) -> None:
+    x, y = np.random.default_rng(0).random((60, 8, 8)), np.arange(60) % 3
+    x[40 : 40 + copies] = x[:copies]
+    file = tmp_path / "twice.npz"
+    np.savez(file, x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
+    run = sv.fit(config(tmp_path, "noise", dataset=f"npz:{file}", epochs=1, final=True))
+    made = sv.audit(run, profile="smoke", only=["linear"])
+    told = {flag["name"]: flag["seen"] for flag in made.flags}
+    expected = f"{copies} of 20 are copies of images that were trained on or that the attacker has"
+    assert told.get("scored images known before") == (expected if copies else None)
+
+
 def test_final_trains_on_validation_too(tmp_path: Path) -> None:
     run = sv.fit(config(tmp_path, "none", epochs=1, final=True))
     line = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])

@@ -142,6 +142,37 @@ def test_results_never_replace_a_runs_own(run: Path, captured: Path) -> None:
     assert (result.exit_code, "is a trained run; choose another" in text(result)) == (2, True)
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_the_wire_is_read(
+    run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    result = call("audit", run, "--wire", "none.jsonl", "--out", tmp_path / "file")
+    assert result.exit_code == 2
+    assert f"cannot write {tmp_path / 'file'}" in text(result)
+    assert "Choose another folder with --out" in text(result)
+
+
+def test_few_images_may_be_sent_and_the_accuracy_on_them_is_told_apart(
+    run: Path, tmp_path: Path
+) -> None:
+    loaded = sv.load_run(run)
+    rng, file = np.random.default_rng(0), tmp_path / "ten.npz"
+    x = rng.integers(0, 256, (10, 8, 8), np.uint8)
+    np.savez(file, x=x, y=np.arange(10), classes=[str(c) for c in range(10)])
+    images = torch.from_numpy(x)[:, None].to(loaded.victim.device) / 255
+    z = loaded.victim.send(images, Generator(loaded.victim.device).manual_seed(1))
+    sent = capture(tmp_path / "ten.jsonl", z)
+    words = ("--sent", f"npz:{file}", "--profile", "smoke", "--out", tmp_path / "out")
+    result = call("audit", run, "--wire", sent, *words)
+    assert result.exit_code == 0, text(result)
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    right = record["audit"]["wire"]["accuracy"]
+    assert right == float(
+        (loaded.model.head(z).argmax(1).cpu() == torch.arange(10)).double().mean()
+    )
+    assert f"accuracy on what was captured: {100 * right:.2f} %; acc% above" in text(result)
+
+
 def test_infer_keeps_what_it_sends(tmp_path: Path) -> None:
     from PIL import Image
 

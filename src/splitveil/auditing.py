@@ -16,7 +16,7 @@ from splitveil.audit.suite import source
 from splitveil.audit.tables import Attributes, attributes_of, read_table
 from splitveil.config import find_profile
 from splitveil.data import AuxView, Dataset, Splits, aux_view
-from splitveil.data.folder import class_names, list_files
+from splitveil.data.folder import file_names
 from splitveil.disclosures import deployed
 from splitveil.errors import ConfigError, RunError
 from splitveil.examining import ACCURACY_DRAWS as ACCURACY_DRAWS  # noqa: PLC0414 - re-exported
@@ -28,10 +28,11 @@ from splitveil.runs import Run, flat_config, load_data, planned_steps
 from splitveil.surrogates.batch import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
 from splitveil.train.checkpoint import read_checkpoint
-from splitveil.train.files import atomic_file, explain_os_error, held, stamp
+from splitveil.train.files import atomic_file, check_folder, explain_os_error, held, stamp
 from splitveil.types import Json, Labelled, Progress, Record, Victim
 
 PLACES = ("data_dir", "runs_dir")  # where files lay says nothing about a result
+COPY = "Copy the run's folder to a place where you may write, and audit the copy"
 
 
 @torch.no_grad()
@@ -105,6 +106,7 @@ def audit_run(
     if fresh:
         store = replace(store, read=lambda _: None)
     busy = f"another process is auditing {run.path}, and one record would replace the other; wait"
+    check_folder(run.path, COPY)
     with held(run.path / "audit", busy):
         begun = stamp(run.path / "config.toml")
         record, pictures = examine(
@@ -144,7 +146,10 @@ def examine(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Opened:
-    """A run with its data: the case of its audit, and what the record says of where it is from."""
+    """A run with its data: the case of its audit, and what the record says of where it is from.
+
+    `own_data`: some images are a user's own, so that copies are looked for.
+    """
 
     run: Run
     dataset: Dataset
@@ -154,25 +159,12 @@ class Opened:
     model: str
     hashes: Json
     began: float
+    own_data: bool
 
     def attributes(self, path: Path) -> Attributes:
         """The attributes of aux and scored images from a table over the dataset."""
         table = read_table(path, len(self.dataset), file_names(self.run.config.dataset))
         return attributes_of(path, table, self.view.aux, self.view.scored)
-
-
-def file_names(dataset: str) -> list[str] | None:
-    """Names of the images of a `folder:` dataset in its order, below the folder; else None."""
-    kind, _, place = dataset.partition(":")
-    if kind != "folder":
-        return None
-    root = Path(place).expanduser()
-    both = [root / "train", root / "test"]
-    parts = both if all(part.is_dir() for part in both) else [root]
-    classes = class_names(parts[0])
-    return [
-        file.relative_to(root).as_posix() for part in parts for file, _ in list_files(part, classes)
-    ]
 
 
 def open_run(run: Run, *, aux: str, progress: Progress) -> Opened:
@@ -195,7 +187,7 @@ def open_run(run: Run, *, aux: str, progress: Progress) -> Opened:
     )
     return Opened(
         run=run, dataset=dataset, splits=splits, view=view, case=case, model=model,
-        hashes=hashes, began=began,
+        hashes=hashes, began=began, own_data=":" in run.config.dataset,
     )  # fmt: skip
 
 
@@ -237,6 +229,7 @@ def examine_wire(
         attributes=table,
         heard=heard or {},
         unfinished=_unfinished(opened, trained["step"]),
+        own_data=opened.own_data,
         versus=versus,
     )
     teacher = trained["passport"].get("teacher")  # by its name: a path says nothing

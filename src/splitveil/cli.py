@@ -24,6 +24,26 @@ from splitveil.errors import SplitVeilError
 EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
 
 
+TOO_LARGE = ("can't allocate memory", "out of memory", "verflow")  # torch's words
+
+
+def explained(error: Exception) -> str | None:
+    """What to say of an error of the system that paths or sizes can cause; None of a fault of ours.
+
+    >>> explained(FileNotFoundError(2, "No such file or directory", "x"))
+    'cannot use x: No such file or directory; check the path and its permissions'
+    """
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot use {error.filename}: {error.strerror}; check the path and its permissions"
+    if isinstance(error, MemoryError) or any(words in str(error) for words in TOO_LARGE):
+        first = next(iter(str(error).splitlines()), "MemoryError")
+        return (
+            f"not enough memory ({first}); choose smaller sizes, as those of batch, images, "
+            "classes, hidden_dim or bank"
+        )
+    return None
+
+
 class _Group(TyperGroup):
     """Turns errors a user can mend into a message and exit code 2, and Ctrl-C into 130."""
 
@@ -34,6 +54,12 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
         except SplitVeilError as error:
             show_error(str(error))
+            ctx.exit(EXIT_USER_ERROR)
+        except (OSError, MemoryError, RuntimeError, TypeError) as error:
+            said = explained(error)
+            if said is None:
+                raise
+            show_error(said)
             ctx.exit(EXIT_USER_ERROR)
         except KeyboardInterrupt:
             show_error(

@@ -52,8 +52,10 @@ RECIPES: Mapping[str, Recipe] = {
 ANY_RECIPE = Recipe(epochs=40, batch_size=128, lr=0.1, noise_std=0.025)
 ANY_WIRE = 512  # numbers: a penalty's settings are sound for one size or for none
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-NAME_RULE = "name must be letters, digits, '.', '_', '+' and '-'"
+# Files are called after a run, with more around its name; most disks take 255 bytes.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
+NOT_UTF8 = re.compile("[\ud800-\udfff]")  # how Python writes bytes of a path that are none
+NAME_RULE = "name must be at most 200 letters, digits, '.', '_', '+' and '-'"
 RULES: Mapping[str, tuple[str, Callable[[float], bool]]] = {  # of what is given
     "epochs": ("at least 1", lambda n: n >= 1),
     "seed": ("at least 0", lambda n: n >= 0),
@@ -116,6 +118,11 @@ class RunConfig:
             f"{key} must be {rule}, got {value}"
             for key, (rule, good) in RULES.items()
             if (value := getattr(self, key)) is not None and not good(value)
+        ]
+        problems += [
+            f"{key} must be UTF-8, as it is written down, got {value!r}; rename the file or folder"
+            for key in RUN_KEYS
+            if isinstance(value := getattr(self, key), str) and NOT_UTF8.search(value)
         ]
         if self.name is not None and not NAME.fullmatch(self.name):
             problems.append(f"{NAME_RULE}, got '{self.name}'")

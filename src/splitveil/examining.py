@@ -24,7 +24,7 @@ from splitveil.audit import (
     strongest_blackbox,
     worst_case,
 )
-from splitveil.audit.certificates import Deployed, Part, certify
+from splitveil.audit.certificates import Deployed, Part, certify, count_copies
 from splitveil.audit.tables import Attributes
 from splitveil.disclosures import Kept, other_leaks
 from splitveil.errors import AuditError
@@ -58,7 +58,8 @@ class Subject:
     `outsiders` were not; a text says why no members are known. `claim` is what can be certified,
     or by kind why not. `left_out` are attacks of the profile that were not asked for. `heard` is
     what the wire itself says, and `versus` compares the attempts with those of another audit.
-    `unfinished` says how far a training came that did not end.
+    `unfinished` says how far a training came that did not end. Of `own_data`, which nobody has
+    published, copies among the images are counted.
     """
 
     case: Case
@@ -75,6 +76,7 @@ class Subject:
     left_out: Sequence[str] = ()
     heard: Json = field(default_factory=dict)
     unfinished: str | None = None
+    own_data: bool = False
     versus: Callable[[Mapping[str, Attempt]], Json] | None = None
 
 
@@ -125,7 +127,7 @@ def measure(
         heard["offline"] = subject.versus(attempts)
     evidence = Evidence(
         case, wire, attempts, certified, heard, subject.left_out, told, subject.unfinished,
-        subject.aux,
+        subject.aux, _copies(subject),
     )  # fmt: skip
     facts: Json = {
         "accuracy": _accuracy(subject),
@@ -170,6 +172,21 @@ def _accuracy(subject: Subject) -> float | None:
         return None
     case = replace(subject.case, scored=subject.test)
     return accuracy(case, subject.wire.seed, ACCURACY_DRAWS)
+
+
+def _copies(subject: Subject) -> str | None:
+    """How many scored images are no new ones: they look better than images in use will."""
+    if not subject.own_data:
+        return None
+    known = [subject.case.aux, subject.members]
+    images = [some.images for some in known if isinstance(some, Labelled)]
+    count = count_copies(subject.case.scored.images, images)
+    return (
+        f"{count} of {len(subject.case.scored)} are copies of images that were trained on or that "
+        "the attacker has"
+        if count
+        else None
+    )
 
 
 def _certificates(subject: Subject) -> Json:

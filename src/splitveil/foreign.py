@@ -196,6 +196,7 @@ def _examine(
             outsiders=material.test,
             claim=claim_of(target, material, parts, wire, heard),
             attributes=material.attributes,
+            own_data=":" in material.name,
         ),
         progress=progress,
     )

@@ -107,7 +107,8 @@ def fit(
     """
     prepare_process()
     folder = config.folder
-    _check_folder(folder, resume=resume, overwrite=overwrite)
+    with explain_os_error(folder):
+        _check_folder(folder, resume=resume, overwrite=overwrite)
     configuration.refuse(config)
     from splitveil.teaching import check_same_teacher, check_teacher, open_teacher
 

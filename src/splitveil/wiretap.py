@@ -15,7 +15,7 @@ from torch import Tensor
 
 from splitveil.audit import Attempt, Store, Wire
 from splitveil.audit.access import answer
-from splitveil.audit.certificates import fingerprints
+from splitveil.audit.certificates import count_copies
 from splitveil.audit.statistics import Sample, difference
 from splitveil.auditing import Opened, examine_wire, open_run
 from splitveil.data import Dataset
@@ -124,7 +124,8 @@ def open_wire(
     if images is None:
         return opened
     case = replace(opened.case, scored=own_images(opened, images))
-    return replace(opened, case=case, hashes=opened.hashes | {"scored": fingerprint(images)})
+    hashes = opened.hashes | {"scored": fingerprint(images)}
+    return replace(opened, case=case, hashes=hashes, own_data=True)
 
 
 def send_through(
@@ -251,8 +252,7 @@ def own_images(opened: Opened, images: Dataset) -> Labelled:
     found = images.to(own.images.device).labelled(torch.arange(len(images)))
     places = torch.tensor([own.classes.index(name) for name in images.classes])
     found = replace(found, labels=places.to(found.labels.device)[found.labels])
-    known = torch.isin(fingerprints(found.images), fingerprints(opened.case.aux.images))
-    if shared := int(known.sum()):
+    if shared := count_copies(found.images, [opened.case.aux.images]):
         raise DataError(
             f"{shared} images of --sent are among the attacker's own; he may not know the images "
             "that are scored: send others"

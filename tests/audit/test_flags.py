@@ -149,6 +149,7 @@ RAISED: Mapping[str, list[Build]] = {
     "training unfinished": [lambda: replace(evidence(), unfinished="130 of 300 steps")],
     "attacks left out": [lambda: replace(evidence(), left_out=("rmle",))],
     "validation images scored": [lambda: replace(evidence(), knowledge="val")],
+    "scored images known before": [lambda: replace(evidence(), copies="1 of 9 are copies")],
 }
 SOUND: Mapping[str, list[Build]] = {
     "white-box weaker than black-box": [
@@ -200,6 +201,7 @@ SOUND: Mapping[str, list[Build]] = {
     "training unfinished": [evidence],
     "attacks left out": [evidence],
     "validation images scored": [evidence, lambda: replace(evidence(), knowledge="test90")],
+    "scored images known before": [evidence],
 }
 
 

@@ -119,7 +119,7 @@ def test_a_sweep_without_a_baseline_is_told_so(quick: list[Instant]) -> None:
         (("--epochs", "0"), "epochs must be at least 1, got 0"),
         (("--attack", "rmle"), "unknown attack of profile 'quick' 'rmle'"),
         (("--dataset", "digit"), "unknown dataset 'digit'"),
-        (("--name", "a/b"), "name must be letters"),
+        (("--name", "a/b"), "name must be at most 200 letters"),
         (("--resume",), "nothing to resume"),
     ],
 )

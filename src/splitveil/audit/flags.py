@@ -38,7 +38,8 @@ class Evidence:
     """What the checks look at.
 
     `heard` is what `splitveil.audit.residuals` says of a real wire; `left_out` are the attacks of
-    the profile that somebody chose not to run.
+    the profile that somebody chose not to run; `copies` says how many
+    scored images are known.
     """
 
     case: Case
@@ -50,6 +51,7 @@ class Evidence:
     leaks: Json = field(default_factory=dict)
     unfinished: str | None = None
     knowledge: str = "train"
+    copies: str | None = None
 
     @property
     def seed(self) -> int:
@@ -280,6 +282,10 @@ FLAGS: Mapping[str, tuple[Check, str]] = {
     "validation images scored": (
         lambda evidence: "settings are chosen by them" if evidence.knowledge == "val" else None,
         "choose, train once with --final, and report an audit of test images",
+    ),
+    "scored images known before": (
+        lambda evidence: evidence.copies,
+        "take the copies out of one of the parts, train and audit again",
     ),
     **{name: (of_the_wire(check), advice) for name, (check, advice) in WIRE_CHECKS.items()},
 }

@@ -1,5 +1,6 @@
 """What the commands share: merging settings, writing pages, showing tables."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,43 @@ def merge(
     from splitveil.runs import flat_config, read_folder
     from splitveil.settings import parse_pairs, read_toml
 
-    merged = {} if recipe is None else one_noise_name(find_recipe(recipe).options)
-    merged |= {} if file is None else one_noise_name(read_toml(file))
-    merged |= one_noise_name(parse_pairs(settings))
-    merged |= options
+    given = {} if file is None else one_noise_name(read_toml(file))
+    given |= one_noise_name(parse_pairs(settings))
+    given |= options
+    if recipe is not None:
+        check_recipe(recipe, given)
+    merged = ({} if recipe is None else one_noise_name(find_recipe(recipe).options)) | given
     if recipe is not None and merged.get("name") is None:
         merged["name"] = f"{recipe}-s{make_config(merged).seed}"
     if resume:
         folder = make_config(merged).folder
         merged = flat_config(read_folder(folder)[0]) | merged
     return make_config(merged)
+
+
+def check_recipe(recipe: str, given: Mapping[str, Any]) -> None:
+    """Refuse another defence than the recipe's where that has not the settings of the recipe."""
+    from splitveil.config import RUN_KEYS, find_defence
+    from splitveil.errors import ConfigError
+    from splitveil.recipes import NAMED_RECIPES, find_recipe
+
+    told = find_recipe(recipe).options
+    defence = str(given.get("defence", told["defence"]))
+    own = {*RUN_KEYS, *find_defence(defence).setting_types()}
+    foreign = [key for key in told if key not in own and key not in given]
+    if not foreign:
+        return
+    dataset = given.get("dataset", told["dataset"])
+    fitting = [
+        name
+        for name, other in NAMED_RECIPES.items()
+        if (other.options["dataset"], other.options["defence"]) == (dataset, defence)
+    ]
+    instead = f"use the recipe {' or '.join(fitting)}" if fitting else "leave the recipe out"
+    raise ConfigError(
+        f"recipe '{recipe}' sets {', '.join(foreign)} of its defence '{told['defence']}', which "
+        f"defence '{defence}' has not; leave that defence out, or {instead}"
+    )
 
 
 def last_epoch(folder: Path) -> dict[str, Any]:
@@ -143,7 +171,7 @@ def bench(
     from splitveil.config import find_device
     from splitveil.console import progress_bar, show_json, show_table
     from splitveil.errors import ConfigError, unknown
-    from splitveil.train.files import write_text
+    from splitveil.train.files import check_file, write_text
 
     if suite != "surrogates":
         raise ConfigError(unknown("suite", suite, ["surrogates"]))
@@ -151,6 +179,8 @@ def bench(
         raise ConfigError(
             f"batch, dim and repeats must be at least 1, got {batch}, {dim} and {repeats}"
         )
+    if target is not None:
+        check_file(target)
     with progress_bar("bench") as bar:
         found = bench_surrogates(
             batch=batch,

@@ -10,6 +10,7 @@ import typer
 
 from splitveil import commands
 from splitveil.commands import material, wire
+from splitveil.commands.wire import OTHER_OUT
 from splitveil.imports import current_folder_first
 
 if TYPE_CHECKING:
@@ -268,13 +269,15 @@ def show_callable(record: "Record", name: str, folder: Path, *, json_: bool) -> 
 
 
 def folder_for(name: str, out: Path | None) -> Path:
-    """Where the results go; refuses a trained run's folder and another callable's."""
+    """Where the results go; refuses what cannot be written, a run's folder, another callable's."""
     from splitveil.errors import RunError
     from splitveil.report import read_run
     from splitveil.report.fields import text
+    from splitveil.train.files import check_folder
 
     function = re.sub(r"[^\w.-]+", "-", name.partition(":")[2])
     folder = Path("runs") / function if out is None else out
+    check_folder(folder, OTHER_OUT)
     if (folder / "config.toml").exists():
         raise RunError(f"{folder} is a trained run; choose another folder with --out")
     if folder.is_dir() and (folder / "record.json").exists():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splitveil.commands import print_lines
-from splitveil.commands.cuts import in_words, load_backbone, show_cuts
+from splitveil.commands.cuts import in_words, show_cuts
 
 if TYPE_CHECKING:
     from splitveil.advisor import Advice
@@ -69,8 +69,8 @@ def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
     ranked by accuracy above chance × MSE of the strongest attack over the ceiling, measured on
     validation images. Called again it goes on where it stopped.
 
-    With `--backbone` the cuts of a named net or of your own are listed, and where too much would
-    be sent, the bottleneck that mends it.
+    With `--backbone` the cuts of a named net are listed, as `--net NAME@N` makes them, or those
+    of your own and, where too much would be sent, the bottleneck that mends it.
 
     Example: `splitveil clients --macs 21.9e6 --wire 512`
 
@@ -108,8 +108,7 @@ def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
             json_=json_,
         )
     elif backbone is not None:
-        net = load_backbone(backbone, shape, 10 if classes is None else classes)
-        show_cuts(net, shape, macs, wire, json_=json_)
+        show_cuts(backbone, shape, 10 if classes is None else classes, macs, wire, json_=json_)
     else:
         show_clients(shape, budget, 20 if limit is None else limit, smaller=smaller, json_=json_)
 

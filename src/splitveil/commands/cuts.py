@@ -10,49 +10,65 @@ from splitveil.imports import current_folder_first, find_object
 if TYPE_CHECKING:
     from torch import nn
 
+    from splitveil.nets import CutCost
+
 Shape = tuple[int, int, int]
 
 
-def show_cuts(net: "nn.Sequential", shape: Shape, macs: float, wire: int, *, json_: bool) -> None:
-    """Where a backbone can be cut, what that costs, and what would make it fit."""
+def show_cuts(
+    name: str, shape: Shape, num_classes: int, macs: float, wire: int, *, json_: bool
+) -> None:
+    """Where a named net or a user's own can be cut, what that costs, and what would make it fit."""
     from dataclasses import asdict
 
+    from splitveil.config import find_net
     from splitveil.console import show_json
-    from splitveil.nets import suggest_cuts
+    from splitveil.nets import NETS, cuts_of_nets, every_cut, suggest_cuts
 
-    found = suggest_cuts(net, shape, macs, wire)
+    base, at, _ = name.partition("@")
+    named = base in NETS
+    if named:
+        nets = [find_net(name)] if at else every_cut(name)
+        found = cuts_of_nets(nets, shape, num_classes, macs, wire)
+    else:
+        found = suggest_cuts(load_backbone(name, shape, num_classes), shape, macs, wire)
     if json_:
         show_json({"image_shape": shape, "cuts": [asdict(c) for c in found]})
         return
-    lines = [
-        f"{len(found)} cuts of the backbone, for images {in_words(shape)}",
-        f"{'at':>3} {'after':<17} {'MMAC':>8} {'params':>9} {'wire':>7} fits",
-    ]
-    for c in found:
-        narrow = c.bottleneck
-        fits = "yes" if c.fits else "no"
-        if narrow is not None:
-            fits = (
-                f"with 3×3 convolution to {narrow.channels} channels and sigmoid: "
-                f"{(c.macs + narrow.macs) / 1e6:.2f} MMAC, {c.params + narrow.params} params, "
-                f"wire {narrow.wire_floats}"
-            )
-        lines.append(
-            f"{c.at:3d} {c.layer:<17} {c.macs / 1e6:8.2f} {c.params:9d} {c.wire_floats:7d} {fits}"
+    which = base if named else "the backbone"
+    head = f"{len(found)} cut{'s'[: len(found) > 1]} of {which}, for images {in_words(shape)}"
+    columns = f"{'MMAC':>8} {'params':>9} {'wire':>7} fits"
+    if named:
+        net = name if at or len(found) == 1 else f"{base}@N"
+        lines = [f"{c.at:3d} {in_words(c.wire_shape):<9} {cut_costs(c)}" for c in found]
+        end = f"next: splitveil train --net {net} --dataset NAME"
+        print_lines(head, f"{'at':>3} {'sends':<9} {columns}", *lines, "wire: numbers sent", end)
+        return
+    lines = [f"{c.at:3d} {c.layer:<17} {cut_costs(c)}" for c in found]
+    end = "wire: numbers sent; splitveil.nets.cut(backbone, at) makes the split"
+    print_lines(head, f"{'at':>3} {'after':<17} {columns}", *lines, end)
+
+
+def cut_costs(c: "CutCost") -> str:
+    """What a cut costs, as the end of its line."""
+    narrow = c.bottleneck
+    fits = "yes" if c.fits else "no"
+    if narrow is not None:
+        fits = (
+            f"with 3×3 convolution to {narrow.channels} channels and sigmoid: "
+            f"{(c.macs + narrow.macs) / 1e6:.2f} MMAC, {c.params + narrow.params} params, "
+            f"wire {narrow.wire_floats}"
         )
-    print_lines(*lines, "wire: numbers sent; splitveil.nets.cut(backbone, at) makes the split")
+    return f"{c.macs / 1e6:8.2f} {c.params:9d} {c.wire_floats:7d} {fits}"
 
 
 def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
-    """A named net, or what the user's MODULE:FUNCTION returns, which may lie in this folder."""
+    """What the user's MODULE:FUNCTION returns, which may lie in this folder."""
     from torch import nn
 
-    from splitveil.config import find_net
     from splitveil.errors import ConfigError, unknown
     from splitveil.nets import NETS
 
-    if name.partition("@")[0] in NETS:
-        return find_net(name).build(shape, num_classes)
     if ":" not in name:
         raise ConfigError(
             f"{unknown('backbone', name, NETS)}; or give your own as MODULE:FUNCTION, as "
@@ -90,6 +106,6 @@ def arguments(make: Callable[..., Any], name: str, shape: Shape, classes: int) -
     raise ConfigError(f"'{name}' must take (image_shape, num_classes) or nothing, not {signature}")
 
 
-def in_words(shape: Shape) -> str:
-    """An image's shape as `--image` takes it."""
+def in_words(shape: tuple[int, ...]) -> str:
+    """A shape as `--image` takes it."""
     return "x".join(map(str, shape))

@@ -75,8 +75,8 @@ def material(
 def one_set(data: str | None, aux: str, attributes: Path | None, *, alone: bool) -> "Material":
     """One dataset divided into its parts."""
     from splitveil.audit.tables import attributes_of, read_table
-    from splitveil.auditing import file_names
     from splitveil.data import aux_view, load, make_splits
+    from splitveil.data.folder import file_names
     from splitveil.errors import ConfigError
     from splitveil.foreign import Material
     from splitveil.runs import fingerprint

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 FOLDER = "wire"  # below a run
 SCHEMES = ("http://", "https://")
+OTHER_OUT = "Choose another folder with --out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +39,22 @@ def audit_wire(
     from dataclasses import replace
 
     from splitveil import load_run
-    from splitveil.auditing import folder_store
+    from splitveil.auditing import COPY, folder_store
     from splitveil.console import progress_bar, show_json
     from splitveil.data import load
     from splitveil.keeping import put_record
-    from splitveil.train.files import explain_os_error
+    from splitveil.train.files import check_folder, explain_os_error
     from splitveil.wiretap import audit_wire as attack
     from splitveil.wiretap import int8_encoder, open_wire
 
     check_given(given)
     loaded = load_run(run)
+    check_folder(run, COPY)  # finished attacks are kept there
     folder = results_folder(run, given.out)
     store = folder_store(loaded.path / "audit")
-    images = None if given.sent is None else load(given.sent, loaded.config.data_dir)
+    images = None
+    if given.sent is not None:
+        images = load(given.sent, loaded.config.data_dir, whole=True)
     with progress_bar("audit") as bar:
         opened = open_wire(loaded, aux=aux, images=images, progress=bar)
         captures = send(opened, given, folder) if given.live else [Path(s) for s in given.sources]
@@ -91,8 +95,10 @@ def check_given(given: Given) -> None:
 def results_folder(run: Path, out: Path | None) -> Path:
     """Where the results go; never into a run, whose own record they would replace."""
     from splitveil.errors import RunError
+    from splitveil.train.files import check_folder
 
     folder = run / FOLDER if out is None else out
+    check_folder(folder, OTHER_OUT)
     if (folder / "config.toml").exists():
         raise RunError(f"{folder} is a trained run; choose another folder with --out")
     return folder
@@ -120,6 +126,11 @@ def summary(heard: dict[str, Any]) -> list[str]:
         f"{tap['capture']}: {tap['rows']} rows in {tap['calls']} calls, {tap['bytes']} bytes"
         for tap in heard["captures"]
     ]
+    if "accuracy" in heard:
+        lines.append(
+            f"accuracy on what was captured: {100 * heard['accuracy']:.2f} %; acc% above is that "
+            "on the run's own images, sent here"
+        )
     if noise := heard.get("noise"):
         lines.append(
             f"noise: declared {noise['declared']:.4g}, measured {noise['measured']:.4g} (sound: "

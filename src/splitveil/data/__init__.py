@@ -83,8 +83,16 @@ __all__ = [
 ]
 
 
-def load(name: str, data_dir: str | Path | None = None, progress: Progress = silent) -> Dataset:
+def load(
+    name: str,
+    data_dir: str | Path | None = None,
+    progress: Progress = silent,
+    *,
+    whole: bool = False,
+) -> Dataset:
     """The dataset `name`, or `name:PATH` for those that read your own files.
+
+    `whole`: all images are used together, so that few are enough.
 
     >>> load("digits").image_shape
     (1, 8, 8)
@@ -102,5 +110,6 @@ def load(name: str, data_dir: str | Path | None = None, progress: Progress = sil
             root=data_root(data_dir),
             path=Path(path).expanduser() if path else None,
             progress=progress,
+            whole=whole,
         )
     )

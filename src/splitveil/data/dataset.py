@@ -32,7 +32,8 @@ class Dataset:
     `pool` indexes the official training part, from which train, val and held-out are drawn, and
     `test` the test part; both stay on the CPU. `ordered_test90` takes the first 90 % of test in
     file order for the knowledge level test90 instead of a stratified draw. `crop_pad` and `flip`
-    are the augmentations that keep a label.
+    are the augmentations that keep a label. `whole`: all images are used together and nothing is
+    trained, so the parts may be as small as they like.
     """
 
     name: str
@@ -44,10 +45,13 @@ class Dataset:
     ordered_test90: bool = False
     crop_pad: int = 0
     flip: bool = False
+    whole: bool = False
 
     def __post_init__(self) -> None:
         check(self.images, self.labels, self.classes, self.name)
-        check_parts(self.labels.cpu(), self.classes, self.pool, self.test, self.name)
+        check_parts(len(self.labels), self.pool, self.test, self.name)
+        if not self.whole:
+            check_enough(self.labels.cpu(), self.classes, self.pool, self.test, self.name)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -118,18 +122,22 @@ one for each class; number the classes from 0
         )
 
 
-def check_parts(
-    labels: Labels, classes: Sequence[str], pool: Tensor, test: Tensor, name: str
-) -> None:
-    """Refuse parts that overlap, point outside, are empty, or leave a class too few images."""
+def check_parts(images: int, pool: Tensor, test: Tensor, name: str) -> None:
+    """Refuse parts that overlap or point outside."""
     both = torch.cat([pool, test])
-    if both.numel() and not 0 <= int(both.min()) <= int(both.max()) < len(labels):
+    if both.numel() and not 0 <= int(both.min()) <= int(both.max()) < images:
         raise DataError(
-            f"{name}: pool and test must index {len(labels)} images, "
+            f"{name}: pool and test must index {images} images, "
             f"got indices from {int(both.min())} to {int(both.max())}"
         )
     if repeated := int((both.bincount() - 1).clamp_min(0).sum()):
         raise DataError(f"{name}: pool and test share or repeat {repeated} indices")
+
+
+def check_enough(
+    labels: Labels, classes: Sequence[str], pool: Tensor, test: Tensor, name: str
+) -> None:
+    """Refuse parts that nothing can be trained and tested on."""
     if len(test) == 0:
         raise DataError(f"{name}: the test part is empty; add images to it")
     counts = labels[pool].bincount(minlength=len(classes)).tolist()

@@ -35,7 +35,8 @@ def read(request: Request) -> Dataset:
     train, test = path / "train", path / "test"
     if not (train.is_dir() and test.is_dir()):
         classes = class_names(path)
-        return one_part(name, load(list_files(path, classes), request.progress), classes)
+        data = load(list_files(path, classes), request.progress)
+        return one_part(name, data, classes, whole=request.whole)
     classes = class_names(train)
     for more, less in ((test, train), (train, test)):
         if missing := sorted(set(class_names(more)) - set(class_names(less))):
@@ -47,7 +48,8 @@ def read(request: Request) -> Dataset:
     first, second = list_files(train, classes), list_files(test, classes)
     images, labels = load(first + second, request.progress)
     n = len(first)
-    return two_parts(name, (images[:n], labels[:n]), (images[n:], labels[n:]), classes)
+    parts = (images[:n], labels[:n]), (images[n:], labels[n:])
+    return two_parts(name, *parts, classes, whole=request.whole)
 
 
 def visible(folder: Path) -> list[Path]:
@@ -93,6 +95,20 @@ def list_files(folder: Path, classes: Sequence[str]) -> Files:
             f"{folder} has no images in its class folders; put some there ({', '.join(SUFFIXES)})"
         )
     return files
+
+
+def file_names(dataset: str) -> list[str] | None:
+    """Names of the images of a `folder:` dataset in its order, below the folder; else None."""
+    kind, _, place = dataset.partition(":")
+    if kind != "folder":
+        return None
+    root = Path(place).expanduser()
+    both = [root / "train", root / "test"]
+    parts = both if all(part.is_dir() for part in both) else [root]
+    classes = class_names(parts[0])
+    return [
+        file.relative_to(root).as_posix() for part in parts for file, _ in list_files(part, classes)
+    ]
 
 
 def load(files: Files, progress: Progress) -> Arrays:

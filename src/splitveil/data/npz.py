@@ -36,10 +36,10 @@ def read(request: Request) -> Dataset:
     name, layout = f"npz:{path}", layout_key(arrays, path)
     if "x" in arrays:
         data = part(arrays, *ONE, layout, path)
-        return one_part(name, data, class_names(arrays, data[1]))
+        return one_part(name, data, class_names(arrays, data[1]), whole=request.whole)
     train, test = part(arrays, *TWO[:2], layout, path), part(arrays, *TWO[2:], layout, path)
     labels = np.concatenate([train[1], test[1]])
-    return two_parts(name, train, test, class_names(arrays, labels))
+    return two_parts(name, train, test, class_names(arrays, labels), whole=request.whole)
 
 
 def load(path: Path) -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ PART_SEED = 0
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
-def one_part(name: str, data: Arrays, classes: tuple[str, ...]) -> Dataset:
+def one_part(name: str, data: Arrays, classes: tuple[str, ...], *, whole: bool = False) -> Dataset:
     """Divide images (n, c, h, w) and labels (n,): a stratified fifth becomes the test part.
 
     >>> toy = one_part("toy", (np.zeros((10, 1, 2, 2), np.uint8), np.arange(10) % 2), ("a", "b"))
@@ -28,7 +28,9 @@ def one_part(name: str, data: Arrays, classes: tuple[str, ...]) -> Dataset:
     images, labels = _tensors(data)
     check(images, labels, classes, name)
     test, pool = stratified(labels, TEST_FRACTION, stream(PART_SEED, "parts/test"))
-    return Dataset(name=name, images=images, labels=labels, classes=classes, pool=pool, test=test)
+    return Dataset(
+        name=name, images=images, labels=labels, classes=classes, pool=pool, test=test, whole=whole
+    )
 
 
 def two_parts(
@@ -40,6 +42,7 @@ def two_parts(
     ordered_test90: bool = False,
     crop_pad: int = 0,
     flip: bool = False,
+    whole: bool = False,
 ) -> Dataset:
     """Join a training and a test part that came apart, in this order.
 
@@ -60,6 +63,7 @@ def two_parts(
         ordered_test90=ordered_test90,
         crop_pad=crop_pad,
         flip=flip,
+        whole=whole,
     )
 
 
@@ -72,6 +76,7 @@ def in_order(
     ordered_test90: bool = False,
     crop_pad: int = 0,
     flip: bool = False,
+    whole: bool = False,
 ) -> Dataset:
     """One array of which the first `first` images are the training part; nothing is copied."""
     images, labels = _tensors(data)
@@ -85,6 +90,7 @@ def in_order(
         ordered_test90=ordered_test90,
         crop_pad=crop_pad,
         flip=flip,
+        whole=whole,
     )
 
 

@@ -11,11 +11,15 @@ from splitveil.types import Progress, silent
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Read a dataset: archives lie under `root`; `path` is what stood behind the colon."""
+    """Read a dataset: archives lie under `root`; `path` is what stood behind the colon.
+
+    `whole`: its images are used together, none for training.
+    """
 
     root: Path
     path: Path | None = None
     progress: Progress = silent
+    whole: bool = False
 
     def existing_path(self) -> Path:
         """The path the user gave, which must be there."""

@@ -5,6 +5,7 @@ from splitveil.nets.backbones import (
     Net,
     client_net,
     cut_elsewhere,
+    every_cut,
     small,
     thin_resnet,
     vgg11,
@@ -32,7 +33,7 @@ from splitveil.nets.stages import (
     learned_stages,
     sized,
 )
-from splitveil.nets.suggest import Bottleneck, CutCost, suggest_cuts
+from splitveil.nets.suggest import Bottleneck, CutCost, cuts_of_nets, suggest_cuts
 
 __all__ = [
     "CLIENT_PREFIX",
@@ -64,6 +65,8 @@ __all__ = [
     "count_macs",
     "cut",
     "cut_elsewhere",
+    "cuts_of_nets",
+    "every_cut",
     "front_of",
     "grid",
     "learned_stages",

@@ -5,9 +5,11 @@
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
+from itertools import count
 
 import torch
 from torch import nn
@@ -169,14 +171,34 @@ class Net:
     cut_at: int
 
 
+def has_cuts(net: Net) -> bool:
+    """Whether a net can be cut elsewhere than at its own place."""
+    return "cutlayer" in signature(net.build).parameters
+
+
+def every_cut(name: str) -> list[Net]:
+    """The net of this name at each place where it can be cut.
+
+    >>> len(every_cut("resnet20")), len(every_cut("small"))
+    (10, 1)
+    """
+    if not has_cuts(NETS[name]):
+        return [NETS[name]]
+    found: list[Net] = []
+    with suppress(ConfigError):  # beyond the last place
+        for at in count(1):
+            found.append(cut_elsewhere(name, at))
+    return found
+
+
 def cut_elsewhere(name: str, at: int) -> Net:
     """The net of this name, cut after entry `at` instead of at its own place.
 
     A place that it does not have is refused here, before any data is fetched for it.
     """
     net = NETS[name]
-    if "cutlayer" not in signature(net.build).parameters:
-        movable = [n for n, one in NETS.items() if "cutlayer" in signature(one.build).parameters]
+    if not has_cuts(net):
+        movable = [n for n, one in NETS.items() if has_cuts(one)]
         raise ConfigError(f"{name} has one cut only; NAME@N is for {', '.join(movable)}")
     summary = f"{name} cut after entry {at}, C8 bottleneck"
     build = partial(net.build, cutlayer=at)  # type: ignore[call-arg]

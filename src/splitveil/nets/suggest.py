@@ -2,13 +2,14 @@
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
+from splitveil.nets.backbones import Net
 from splitveil.nets.split import count_macs, cut
 
 Shape = tuple[int, ...]
@@ -62,16 +63,7 @@ def suggest_cuts(
     >>> second.fits, second.bottleneck
     (False, None)
     """
-    problems = [
-        f"{name} must be {rule}, got {value}"
-        for name, value, rule, good in (
-            ("macs", max_macs, "a finite number > 0", 0 < max_macs < math.inf),
-            ("wire", wire_floats, "at least 1", wire_floats >= 1),
-        )
-        if not good
-    ]
-    if problems:
-        raise ConfigError("; ".join(problems))
+    _check_budget(max_macs, wire_floats)
     cut(backbone, 1)  # refuses what cannot be cut at all
     found, macs = [], 0
     for at, (more, shape) in enumerate(_walk(backbone, image_shape), start=1):
@@ -91,6 +83,56 @@ def suggest_cuts(
             )
         )
     return found
+
+
+def cuts_of_nets(
+    nets: Sequence[Net],
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    max_macs: float | int,
+    wire_floats: int,
+) -> list[CutCost]:
+    """What each net costs where it is cut, its own bottleneck included.
+
+    >>> from splitveil.nets import NETS
+    >>> [found] = cuts_of_nets([NETS["vgg11"]], (3, 32, 32), 10, max_macs=21.9e6, wire_floats=512)
+    >>> found.at, found.macs, found.wire_shape, found.fits
+    (4, 21233664, (8, 8, 8), True)
+    """
+    _check_budget(max_macs, wire_floats)
+    found = []
+    for net in nets:
+        with torch.device("meta"):  # tensors without values: nothing is allocated or drawn
+            backbone = net.build(image_shape, num_classes)
+            model = cut(backbone, net.cut_at)
+            macs, shape = model.macs(image_shape), model.wire_shape(image_shape)
+        sent = math.prod(shape)
+        found.append(
+            CutCost(
+                at=net.cut_at,
+                layer=type(backbone[net.cut_at - 1]).__name__,
+                macs=macs,
+                params=model.client_params(),
+                wire_shape=shape,
+                wire_floats=sent,
+                fits=macs <= max_macs and sent <= wire_floats,
+                bottleneck=None,
+            )
+        )
+    return found
+
+
+def _check_budget(max_macs: float | int, wire_floats: int) -> None:
+    problems = [
+        f"{name} must be {rule}, got {value}"
+        for name, value, rule, good in (
+            ("macs", max_macs, "a finite number > 0", 0 < max_macs < math.inf),
+            ("wire", wire_floats, "at least 1", wire_floats >= 1),
+        )
+        if not good
+    ]
+    if problems:
+        raise ConfigError("; ".join(problems))
 
 
 def _walk(backbone: nn.Sequential, image_shape: Shape) -> Iterator[tuple[int, Shape]]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from splitveil.errors import RunError
@@ -21,8 +22,11 @@ except ImportError:  # Windows
 
 
 @contextmanager
-def explain_os_error(path: Path) -> Iterator[None]:
-    """Turn a full disk or a folder without write permission into an error that says what to do."""
+def explain_os_error(path: Path, otherwise: str = "Choose another folder") -> Iterator[None]:
+    """Turn a full disk or a folder without write permission into an error that says what to do.
+
+    `otherwise` is the step where neither space nor a shorter name would help.
+    """
     try:
         yield
     except OSError as err:
@@ -31,20 +35,45 @@ def explain_os_error(path: Path) -> Iterator[None]:
         elif err.errno == errno.ENAMETOOLONG:
             step = "Choose a shorter name"
         else:
-            step = "Choose another folder"
+            step = otherwise
         raise RunError(
-            f"cannot write {path}: {err.strerror or err}; nothing was lost: what was complete "
-            f"before is still there. {step}"
+            f"cannot write {path}: {err.strerror or err}; what was complete before is still "
+            f"there. {step}"
         ) from err
+
+
+def check_folder(folder: Path, otherwise: str = "Choose another folder") -> None:
+    """Refuse a folder that cannot be made or written to, before the work whose results it gets.
+
+    It is tried out beside its place: nothing is left behind.
+    """
+    with explain_os_error(folder, otherwise):
+        whole = Path(os.path.abspath(folder))
+        there = next(place for place in (whole, *whole.parents) if os.path.lexists(place))
+        with TemporaryDirectory(dir=there, prefix=".splitveil-") as scratch:
+            (Path(scratch) / whole.relative_to(there)).mkdir(parents=True, exist_ok=True)
+
+
+def check_file(path: Path) -> None:
+    """Refuse a file that `atomic_file` could not write, before the work whose results it gets."""
+    with explain_os_error(path):
+        temporary = _beside(path)
+        temporary.open("wb").close()
+        temporary.unlink()
+
+
+def _beside(path: Path) -> Path:
+    """Where a file is written before it is complete."""
+    if not path.name or path.is_dir():  # "." has no name
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    return path.with_name(f".{path.name}.tmp")
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A binary file that appears under its name only when it is complete and on disk."""
     with explain_os_error(path):
-        if not path.name:  # "." or ""
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        temporary = path.with_name(f".{path.name}.tmp")
+        temporary = _beside(path)
         try:
             with temporary.open("wb") as file:
                 yield file

@@ -16,6 +16,7 @@ FLAGS = {
     "flag.training unfinished": ("training unfinished", "训练未完成"),
     "flag.attacks left out": ("attacks left out", "有攻击未运行"),
     "flag.validation images scored": ("validation images scored", "评分用的是验证图像"),
+    "flag.scored images known before": ("scored images known before", "评分图像事先已知"),
     "flag.noise missing on the wire": ("noise missing on the wire", "传输中没有噪声"),
     "flag.noise repeats on the wire": ("noise repeats on the wire", "传输中的噪声重复出现"),
     "flag.noise not as declared on the wire": (
@@ -71,6 +72,10 @@ FLAGS = {
     "advice.validation images scored": (
         "choose, train once with --final, and report an audit of test images",
         "先用它选定设置，再用 --final 训练一次，并报告测试图像上的审计",
+    ),
+    "advice.scored images known before": (
+        "take the copies out of one of the parts, train and audit again",
+        "从其中一部分删去重复的图像，重新训练并审计",
     ),
     "advice.values not finite": (
         "mend the encoder; these images count as they are, attacked through zeros",
