@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from splitveil.cli import app
 from splitveil.errors import RunError
-from splitveil.report.published import Published, read_published
+from splitveil.report.published import Published, elsewhere, read_published
 
 from .conftest import make_record, write_run
 
@@ -29,6 +29,17 @@ def test_ends_of_the_ranges_and_empty_extras_are_taken(tmp_path: Path) -> None:
     }
 
 
+def test_a_row_without_a_dataset_stands_beside_records_of_any(tmp_path: Path) -> None:
+    bare = {key: value for key, value in ROW.items() if key != "dataset"}
+    found = read(tmp_path, json.dumps({"cem": ROW, "none": bare, "noise": ROW | {"dataset": None}}))
+    assert {name: row.is_of(["digits"]) for name, row in found.items()} == {
+        "cem": False, "none": True, "noise": True,
+    }  # fmt: skip
+    assert elsewhere(found, {"digits"}) == [
+        "published rows of another dataset left out: cifar10 (1); records: digits"
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -40,7 +51,6 @@ def test_ends_of_the_ranges_and_empty_extras_are_taken(tmp_path: Path) -> None:
         ({"mse": -0.1}, "`mse` must lie between 0 and 1, got -0.1"),
         ({"source": 3}, "source must be a text, got 3"),
         ({"aux": 5}, "aux must be a text, got 5"),
-        ({"dataset": None}, "no dataset"),
         ({"dataset": 10}, "dataset must be a text, got 10"),
         ({"reconstruction_accuracy": 16.7}, "`reconstruction_accuracy` must lie between"),
         ({"psnr_pooled": "13"}, "`psnr_pooled` must be a number"),

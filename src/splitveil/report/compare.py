@@ -166,7 +166,7 @@ def test90_sheet(track: Track, published: Mapping[str, Published]) -> Sheet:
             said.source,
         )
         for name, said in published.items()
-        if said.aux == track.aux and said.dataset in {dataset_of(g) for g in track.groups}
+        if said.aux == track.aux and said.is_of([dataset_of(g) for g in track.groups])
     ]
     return Sheet(
         title=track.title, caption=caption(track.groups), columns=columns, rows=tuple(rows)

@@ -45,11 +45,13 @@ def comparable(
     runs: Sequence[RunFiles], published: Mapping[str, Published]
 ) -> dict[str, Published]:
     """Published rows of some run's dataset whose attacker knew what that run's knew."""
-    known = {
-        (text(run.record, "config", "dataset"), text(run.record, "audit", "aux") or "train")
-        for run in runs
+    known: dict[str, set[str | None]] = {}
+    for run in runs:
+        aux = text(run.record, "audit", "aux") or "train"
+        known.setdefault(aux, set()).add(text(run.record, "config", "dataset"))
+    return {
+        n: row for n, row in published.items() if row.aux in known and row.is_of(known[row.aux])
     }
-    return {name: row for name, row in published.items() if (row.dataset, row.aux) in known}
 
 
 def scatter(runs: Sequence[RunFiles], published: Mapping[str, Published] | None = None) -> Drawing:

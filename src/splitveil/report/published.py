@@ -13,19 +13,24 @@ from splitveil.report.tables import NOTHING
 
 @dataclass(frozen=True)
 class Published:
-    """What others report under a row's name on a dataset; accuracies are shares.
+    """What others report under a row's name; accuracies are shares.
 
-    `aux` is what their attacker knew.
+    A row that does not say its dataset stands beside records of any. `aux` is what their attacker
+    knew.
     """
 
     accuracy: float
     mse: float
     source: str
-    dataset: str
+    dataset: str | None = None
     aux: str = "train"
     reconstruction_accuracy: float | None = None
     ssim_zeropad: float | None = None
     psnr_pooled: float | None = None
+
+    def is_of(self, datasets: Collection[str | None]) -> bool:
+        """Whether the row can stand beside records of these datasets."""
+        return self.dataset is None or self.dataset in datasets
 
 
 def read_published(path: Path) -> dict[str, Published]:
@@ -50,11 +55,12 @@ def _published(name: str, given: object) -> Published:
         raise ValueError(f"row '{name}' must be an object, got {type(row).__name__}")
     known = [field.name for field in fields(Published)]
     strange = [f"unknown {key}" for key in row if key not in known]
-    missing = [f"no {key}" for key in known[:4] if row.get(key) is None]
+    missing = [f"no {key}" for key in known[:3] if row.get(key) is None]
     if strange or missing:
         raise ValueError(f"row '{name}': {', '.join(missing + strange)}")
     for key in ("source", "dataset", "aux"):
-        if not isinstance(row.get(key, ""), str):
+        unsaid = key == "dataset" and row.get(key) is None
+        if not unsaid and not isinstance(row.get(key, ""), str):
             raise ValueError(f"row '{name}': {key} must be a text, got {row[key]!r:.60}")
     try:
         refuse_impossible(row, "accuracy", "mse", "reconstruction_accuracy")
@@ -71,14 +77,14 @@ def reported(group: Group, published: Mapping[str, Published]) -> Published | No
     Folders say `arl-cem` for the stack `arl+cem`.
     """
     said = published.get(group.name) or published.get(group.name.replace("-", "+"))
-    if said is None or group.distinct("config", "dataset") != [said.dataset]:
+    if said is None or not said.is_of(group.distinct("config", "dataset")):
         return None
     return said if group.distinct("audit", "aux") == [said.aux] else None
 
 
 def elsewhere(published: Mapping[str, Published], datasets: Collection[str]) -> list[str]:
     """A line that counts the published rows of other datasets than these, which are not shown."""
-    counts = Counter(said.dataset for said in published.values() if said.dataset not in datasets)
+    counts = Counter(said.dataset for said in published.values() if not said.is_of(datasets))
     named = ", ".join(f"{dataset} ({count})" for dataset, count in sorted(counts.items()))
     met = ", ".join(sorted(datasets)) or NOTHING
     return [f"published rows of another dataset left out: {named}; records: {met}"] if named else []

@@ -67,7 +67,7 @@ def marks(groups: Sequence[Group], published: Mapping[str, Published]) -> list[M
     datasets = {dataset_of(group) for group in groups}
     for said in published.values():
         origin, _, name = said.source.rpartition(", ")
-        if said.aux == "train" and said.dataset in datasets:
+        if said.aux == "train" and said.is_of(datasets):
             made.append(
                 Mark(
                     name=name,
