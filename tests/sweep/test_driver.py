@@ -201,7 +201,7 @@ def test_what_is_left_open_is_filled_in() -> None:
     assert (some.sampler, some.trials) == ("optuna", 7)
     with pytest.raises(ConfigError, match="--sampler random needs --trials"):
         make_plan(("veil",), ("lambd=lin:0:1",), trials=None, sampler="random")
-    with pytest.raises(ConfigError, match="trials must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="trials must be from 1 to 10000 for each defence, got 0"):
         make_plan(("veil",), (), trials=0, sampler=None)
     with pytest.raises(ConfigError, match="veil is given twice"):
         make_plan(("veil", "veil"), (), trials=1, sampler=None)

@@ -1,6 +1,7 @@
 """A sweep from its plan to its journal: check, open, run what is not finished yet."""
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +12,16 @@ from splitveil.data import Dataset, load, make_splits
 from splitveil.errors import AuditError, ConfigError, RunError
 from splitveil.sweep.engines import Engine
 from splitveil.sweep.journal import Entry, Journal
-from splitveil.sweep.proposals import Past, default_trials, need_optuna, propose, task
-from splitveil.sweep.space import Choices, Space, corners, refuse_strays, spaces
+from splitveil.sweep.proposals import (
+    Past,
+    alike,
+    default_trials,
+    fixed,
+    learned,
+    need_optuna,
+    task,
+)
+from splitveil.sweep.space import MOST, Choices, Space, corners, refuse_strays, spaces
 from splitveil.sweep.trial import Plan, Task, chosen_attacks, job_of, options_of
 from splitveil.teaching import ready_teacher
 from splitveil.train.files import explain_os_error, write_text
@@ -71,8 +80,8 @@ def make_plan(
     if trials is None and chosen != "grid":
         raise ConfigError(f"--sampler {chosen} needs --trials, the number for each defence")
     number = default_trials(found) if trials is None else trials
-    if number < 1:
-        raise ConfigError(f"trials must be at least 1, got {number}")
+    if not 1 <= number <= MOST:
+        raise ConfigError(f"trials must be from 1 to {MOST} for each defence, got {number}")
     return Plan(defences=defences, vary=vary, trials=number, sampler=chosen, **rest)  # type: ignore[arg-type]
 
 
@@ -171,7 +180,7 @@ def run_sweep(
     watch = watch or Silent()
     found = spaces(plan.vary, plan.defences)
     order = [(number, defence) for number in range(plan.trials) for defence in plan.defences]
-    fixed = {} if plan.sampler == "optuna" else _fixed(plan, found)
+    tasks = {} if plan.sampler == "optuna" else _fixed(plan, found)
     done = {entry.task.key for entry in journal.entries}
     waiting = [(n, d) for n, d in order if f"{d}/{n}" not in done]
     running: dict[str, Task] = {}
@@ -179,7 +188,7 @@ def run_sweep(
         while waiting and len(running) < engine.slots:
             number, defence = waiting.pop(0)
             key = f"{defence}/{number}"
-            one = fixed.get(key) or _next(plan, defence, number, found[defence], journal, running)
+            one = tasks.get(key) or _next(plan, defence, number, found[defence], journal, running)
             running[key] = one
             engine.submit(key, job_of(plan, one, folder))
             watch.started(one)
@@ -194,9 +203,11 @@ def _fixed(plan: Plan, found: Mapping[str, Space]) -> dict[str, Task]:
     """Every trial of a plan whose proposals do not depend on what was found."""
     tasks: dict[str, Task] = {}
     for defence, space in found.items():
-        for number in range(plan.trials):
-            settings = propose(plan, defence, number, space, ())
-            one = task(plan, defence, number, settings, tasks.values())
+        used = defaultdict[str, set[int]](set)
+        for number, settings in enumerate(fixed(plan, defence, space)):
+            mine = used[alike(settings)]
+            one = task(plan, defence, number, settings, mine)
+            mine.add(one.seed)
             tasks[one.key] = one
     return tasks
 
@@ -218,9 +229,10 @@ def _next(  # noqa: PLR0917 - the plan, the place in it, and what is known
         )
         for e in mine
     ]
-    settings = propose(plan, defence, number, space, past)
-    taken = [e.task for e in mine] + list(running.values())
-    return task(plan, defence, number, settings, taken)
+    settings = learned(plan, defence, number, space, past)
+    taken = [e.task for e in mine] + [t for t in running.values() if t.defence == defence]
+    used = {t.seed for t in taken if alike(t.settings) == alike(settings)}
+    return task(plan, defence, number, settings, used)
 
 
 def _entry(one: Task, answer: Json) -> Entry:
