@@ -14,6 +14,8 @@ from splitveil.sweep.outcome import summarise
 from splitveil.sweep.trial import Plan
 from splitveil.types import Json
 
+WIDE = "client:strided-4-4.4.4.4.4-c1"
+
 
 def run(
     folder: Path,
@@ -216,6 +218,8 @@ def test_what_is_left_open_is_filled_in() -> None:
             "noise_std must be a finite number",
         ),
         ({"vary": ("net=small,tiny",)}, "unknown net 'tiny'"),
+        ({"options": {"net": "vgg11"}}, "needs images of at least"),
+        ({"vary": (f"net=small,{WIDE}",)}, "c1 needs images of at least 16×16, got (1, 8, 8)"),
         ({"attacks": ("rmle",)}, "unknown attack of profile 'smoke' 'rmle'"),
         ({"profile": "hasty"}, "unknown profile 'hasty'"),
         ({"vary": ("noise_std=lin:0:1",)}, "a grid needs listed values"),

@@ -124,6 +124,7 @@ def test_a_sweep_without_a_baseline_is_told_so(quick: list[Instant]) -> None:
         (("--trials", "0"), "trials must be from 1 to 10000 for each defence, got 0"),
         (("--epochs", "0"), "epochs must be at least 1, got 0"),
         (("--attack", "rmle"), "unknown attack of profile 'quick' 'rmle'"),
+        (("--net", "client:strided-4-4.4.4.4.4-c1"), "needs images of at least 16×16"),
         (("--dataset", "digit"), "unknown dataset 'digit'"),
         (("--name", "a/b"), "name must be letters"),
         (("--resume",), "nothing to resume"),

@@ -25,6 +25,7 @@ from splitveil.sweep.space import MOST, Choices, Space, corners, refuse_strays, 
 from splitveil.sweep.trial import Plan, Task, chosen_attacks, job_of, options_of
 from splitveil.teaching import ready_teacher
 from splitveil.train.files import explain_os_error, write_text
+from splitveil.training import build
 from splitveil.types import Json
 
 FILE = "sweep.json"
@@ -103,7 +104,7 @@ def check(plan: Plan) -> dict[str, Space]:
             one = task(plan, defence, 0, settings, ())
             config = make_config(options_of(plan, one, Path("unused")))
             data = load(config.dataset, config.data_dir) if data is None else data
-            resolve(config, data)
+            build(resolve(config, data), data.image_shape, data.num_classes)
             ready_teacher(config, data)
             build_defence(config).penalty_plan()
             if config.final or not len(make_splits(data, held_out=config.held_out).val):
