@@ -109,22 +109,49 @@ def test_optuna_learns_where_the_front_is(tmp_path: Path) -> None:
     assert sum(off[10:]) / 20 < 0.6 * at_random
 
 
-def test_a_failing_trial_is_recorded_and_neither_stops_nor_repeats(tmp_path: Path) -> None:
+def no_memory_at(noise: float) -> Callable[[Json], Json]:
+    """Work that fails at this noise."""
+
     def picky(job: Json) -> Json:
-        if job["options"].get("noise_std") == 0.2:
+        if job["options"].get("noise_std") == noise:
             raise RuntimeError("out of memory")
         return more_noise_hides_more(job)
 
+    return picky
+
+
+def test_a_failing_trial_is_recorded_and_the_sweep_goes_on(tmp_path: Path) -> None:
     made = plan(vary=("noise_std=0.1,0.2,0.3",))
-    entries, _ = run(tmp_path / "s", made, picky)
+    entries, engine = run(tmp_path / "s", made, no_memory_at(0.2))
+    assert len(engine.jobs) == 6
     failed = [e for e in entries if e.error is not None]
     assert [(e.task.key, e.error) for e in failed] == [("noise/1", "RuntimeError: out of memory")]
     assert len(entries) == 6
-    _, engine = run(tmp_path / "s", made, resume=True)
-    assert engine.jobs == []
     result = summarise(made, entries, tmp_path / "s")
     assert result["defences"]["noise"]["failed"] == 1
     assert [t["error"] for t in result["trials"] if "error" in t] == ["RuntimeError: out of memory"]
+
+
+@pytest.mark.parametrize("sampler", ["grid", "random", "optuna"])
+def test_each_resume_tries_a_failed_trial_once_more_and_leaves_the_others(
+    sampler: str, tmp_path: Path
+) -> None:
+    folder, made = tmp_path / "s", plan(vary=("noise_std=0.1,0.2,0.3",), sampler=sampler, trials=4)
+    first, _ = run(folder, made, no_memory_at(0.2), slots=1)
+    failed = [e for e in first if e.error is not None]
+    assert failed
+    kept = (folder / "journal.jsonl").read_bytes()
+    worse, engine = run(folder, made, no_memory_at(0.2), resume=True, slots=1)
+    assert [e.task for e in failed] == [e.task for e in worse if e.error is not None]
+    assert len(engine.jobs) == len(failed)
+    better, engine = run(folder, made, resume=True, slots=1)
+    asked = [(j["options"]["noise_std"], j["options"]["seed"]) for j in engine.jobs]
+    assert asked == [(0.2, e.seed) for e in failed]
+    assert told(better) == told(first)
+    assert all(e.error is None for e in better)
+    assert (folder / "journal.jsonl").read_bytes().startswith(kept)
+    _, engine = run(folder, made, resume=True)
+    assert engine.jobs == []
 
 
 def test_when_every_trial_fails_that_is_an_error(tmp_path: Path) -> None:
@@ -132,7 +159,8 @@ def test_when_every_trial_fails_that_is_an_error(tmp_path: Path) -> None:
         raise RuntimeError("no")
 
     entries, _ = run(tmp_path / "s", plan(), broken)
-    with pytest.raises(RunError, match="no trial came to an end: none/0: RuntimeError: no"):
+    said = "no trial came to an end: none/0: RuntimeError: no.*; mend that, and .* --resume"
+    with pytest.raises(RunError, match=said):
         summarise(plan(), entries, tmp_path)
 
 

@@ -75,20 +75,31 @@ def test_a_sweep_is_resumed_by_its_name_and_a_failure_is_named(quick: list[Insta
     first = call(*words, "--name", "mine", "--json")
     assert first.exit_code == 0, text(first)
     assert "noise/1 failed: RuntimeError: out of memory" in text(first)
+    assert "what failed is tried again with --resume" in text(first)
     found = json.loads(first.stdout)
     assert found["defences"]["noise"]["failed"] == 1
     assert {j["options"]["batch_size"] for j in quick[0].jobs} == {64}
     again = call("--name", "mine", "--resume", "--json")
     assert again.exit_code == 0, text(again)
     assert json.loads(again.stdout) == found
-    assert len(quick) == 1  # nothing was left, so no worker was started
+    assert "tried again, because they failed: noise/1" in text(again)
+    assert re.search(r"noise\s+2/2\s+1\s", again.stderr)
+    assert len(quick[1].jobs) == 1
     more = call("--name", "mine", "--resume", "--trials", "3", "--json")
     assert len(json.loads(more.stdout)["trials"]) == 6
-    assert len(quick[1].jobs) == 2
+    assert len(quick[2].jobs) == 3
     assert call("--name", "mine").exit_code == 2
     changed = call("--name", "mine", "--resume", "--trials", "3", "--seed", "7")
     assert changed.exit_code == 2
     assert "seed was 0, is 7" in text(changed)
+
+
+def test_a_sweep_that_is_finished_starts_no_worker(quick: list[Instant]) -> None:
+    first = call(*WORDS, "--json")
+    again = call("--resume", "--json")
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+    assert "again" not in text(again)
+    assert len(quick) == 1
 
 
 def test_a_sweep_without_a_baseline_is_told_so(quick: list[Instant]) -> None:

@@ -104,7 +104,10 @@ def test_a_killed_sweep_goes_on_without_losing_or_repeating_a_trial(
     assert again.wait(timeout=PATIENCE) == 0, (tmp_path / "stderr").read_text()
     whole = journal.read_bytes()
     assert whole.startswith(kept)
-    entries = [json.loads(line) for line in whole.splitlines()]
+    written = [json.loads(line) for line in whole.splitlines()]
+    entries = list({(e["defence"], e["number"]): e for e in written}.values())
+    tried_again = [e for e in before if e["error"] is not None]
+    assert len(written) == len(entries) + len(tried_again)
     assert sorted((e["defence"], e["number"]) for e in entries) == [
         (defence, number) for defence in ("noise", "none") for number in range(6)
     ]

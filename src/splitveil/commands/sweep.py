@@ -152,9 +152,12 @@ def run(
     workers = None if resume else make()  # a cluster out of reach leaves no folder behind
     try:
         with open_sweep(folder, plan, resume=resume) as journal:
-            if len(journal.entries) < len(plan.defences) * plan.trials:
+            if journal.failed:
+                names = ", ".join(entry.task.key for entry in journal.failed)
+                warn(f"tried again, because they failed: {names}")
+            if journal.failed or len(journal.entries) < len(plan.defences) * plan.trials:
                 workers = workers or make()
-                board = Board(plan, journal.entries)
+                board = Board(plan, [entry for entry in journal.entries if entry.error is None])
                 with board.live(err):
                     run_sweep(plan, folder, journal, workers, board)
             result = summarise(plan, journal.entries, folder)
@@ -162,9 +165,11 @@ def run(
         if workers is not None:
             workers.close()
     write_text(folder / FILE, json.dumps(result, indent=2, allow_nan=False) + "\n")
-    for one in result["trials"]:
-        if "error" in one:
-            warn(f"{one['trial']} failed: {one['error']}")
+    failed = [one for one in result["trials"] if "error" in one]
+    for one in failed:
+        warn(f"{one['trial']} failed: {one['error']}")
+    if failed:
+        warn("what failed is tried again with --resume")
     if json_:
         show_json(result)
     else:

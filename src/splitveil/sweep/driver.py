@@ -177,13 +177,19 @@ def run_sweep(
     engine: Engine,
     watch: Watch | None = None,
 ) -> list[Entry]:
-    """Run every trial that the journal lacks, defences in turns; returns all entries."""
+    """Run every trial that the journal lacks, defences in turns; returns all entries.
+
+    Those that the journal says have failed are tried again first, each once.
+    """
     watch = watch or Silent()
     found = spaces(plan.vary, plan.defences)
     order = [(number, defence) for number in range(plan.trials) for defence in plan.defences]
     tasks = {} if plan.sampler == "optuna" else _fixed(plan, found)
+    again = {entry.task.key: entry.task for entry in journal.failed}
     done = {entry.task.key for entry in journal.entries}
-    waiting = [(n, d) for n, d in order if f"{d}/{n}" not in done]
+    waiting = [(one.number, one.defence) for one in again.values()]
+    waiting += [(n, d) for n, d in order if f"{d}/{n}" not in done]
+    tasks |= again
     running: dict[str, Task] = {}
     while waiting or running:
         while waiting and len(running) < engine.slots:
