@@ -222,6 +222,16 @@ def test_a_sweep_goes_on_only_with_its_own_plan_or_more_trials(tmp_path: Path) -
         read_plan(folder)
 
 
+def test_the_plan_of_a_sweep_at_work_is_not_changed_by_another_process(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    with open_sweep(folder, plan(), resume=False):
+        with pytest.raises(RunError, match="another process is working on the sweep"):
+            open_sweep(folder, plan(trials=5), resume=True)
+        assert read_plan(folder) == plan()
+    with open_sweep(folder, plan(trials=5), resume=True):
+        assert read_plan(folder).trials == 5
+
+
 def test_what_is_left_open_is_filled_in() -> None:
     grid = make_plan(
         ("none", "veil"), ("lambd=1,2", "noise_std=0.1,0.2"), trials=None, sampler=None

@@ -67,6 +67,7 @@ BAD = [
     ("lambd=log:-1:1", "a log range must start above 0"),
     ("lambd=lin:0:inf", "must be finite"),
     ("lambd=lin:nan:1", "must be finite"),
+    ("seed=lin:-1e308:1e308", "both ends of a range and its width must be finite"),
     ("lambd=lin:0", "is no range"),
     ("lambd=lin:0:1:2:3", "is no range"),
     ("lambd=lin:0:1:2.5", "is no range"),

@@ -94,6 +94,21 @@ def test_a_sweep_is_resumed_by_its_name_and_a_failure_is_named(quick: list[Insta
     assert "seed was 0, is 7" in text(changed)
 
 
+def test_ctrl_c_says_how_the_sweep_goes_on(
+    quick: list[Instant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(engine: Instant) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Instant, "wait", interrupted)
+        stopped = call(*WORDS)
+    assert stopped.exit_code == 130
+    assert "a sweep continues with --resume" in text(stopped)
+    assert call("--resume").exit_code == 0
+    assert len(quick[1].jobs) == 4
+
+
 def test_a_sweep_that_is_finished_starts_no_worker(quick: list[Instant]) -> None:
     first = call(*WORDS, "--json")
     again = call("--resume", "--json")
@@ -137,6 +152,8 @@ def test_a_sweep_without_a_baseline_is_told_so(quick: list[Instant]) -> None:
         (("--attack", "rmle"), "unknown attack of profile 'quick' 'rmle'"),
         (("--net", "client:strided-4-4.4.4.4.4-c1"), "needs images of at least 16×16"),
         (("--dataset", "digit"), "unknown dataset 'digit'"),
+        (("--set", "seed=3"), "--set seed would change nothing in a sweep; use --seed"),
+        (("--set", "runs_dir=here"), "use --runs-dir"),
         (("--name", "a/b"), "name must be letters"),
         (("--resume",), "nothing to resume"),
     ],
@@ -167,6 +184,20 @@ def test_the_board_shows_what_runs_and_what_is_done() -> None:
     ]
     screen.print(board)
     assert screen.file.getvalue().count("running") == 1
+    for number, leakage in enumerate((-0.5, -0.1)):  # both count as 0, as in the result
+        board.finished(
+            Entry(defence="none", number=number, settings={}, seed=number, seconds=1.0,
+                  found={"accuracy": 0.5, "leakage": leakage})
+        )  # fmt: skip
+    assert next(board.rows()) == ("none", "2/2", "0", "2", "50.00", "0.000")
+
+
+def test_what_is_said_after_the_board_begins_a_line_of_its_own() -> None:
+    screen = Console(file=io.StringIO(), width=100)
+    with pytest.raises(KeyboardInterrupt), Board(plan(trials=2), []).live(screen):
+        raise KeyboardInterrupt
+    assert isinstance(screen.file, io.StringIO)
+    assert screen.file.getvalue().endswith("\n")
 
 
 def test_each_gpu_that_may_be_used_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:

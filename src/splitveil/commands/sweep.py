@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 DEFENCES = ("none", "noise", "veil")
 NAIVE = ("none", "noise")
+OWN = ("defence", "seed", "name", "runs_dir")  # of every trial's; the sweep's are options
 
 
 def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -102,14 +103,18 @@ def plan_of(
     """The plan of the command line, over that of the sweep to go on with."""
     from splitveil.advisor import brief_epochs
     from splitveil.config import one_noise_name
+    from splitveil.errors import ConfigError
     from splitveil.settings import parse_pairs
     from splitveil.sweep.driver import make_plan, read_plan
     from splitveil.teaching import load_teacher, place_of
 
     said = {k: v for k, v in given.items() if v is not None}
-    common = one_noise_name(parse_pairs(pairs)) | {
-        k: v for k, v in options.items() if v is not None
-    }
+    common = one_noise_name(parse_pairs(pairs))
+    for key in OWN:
+        if key in common:
+            option = f"--{key.replace('_', '-')}"
+            raise ConfigError(f"--set {key} would change nothing in a sweep; use {option}")
+    common |= {k: v for k, v in options.items() if v is not None}
     if saved is not None:
         before = read_plan(saved)
         said = vars(before) | said

@@ -92,7 +92,7 @@ def check(plan: Plan) -> dict[str, Space]:
     refuse_strays((k for k in plan.options if k != "dataset"), plan.defences)
     clash = {d.key for s in found.values() for d in s} & plan.options.keys()
     if clash:
-        raise ConfigError(f"{', '.join(sorted(clash))} cannot be both varied and set")
+        raise ConfigError(f"{', '.join(sorted(clash))} cannot be both varied and set; do one")
     chosen_attacks(plan)
     if plan.sampler == "optuna":
         need_optuna()
@@ -143,9 +143,14 @@ def open_sweep(folder: Path, plan: Plan, *, resume: bool) -> Journal:
             "or remove it yourself"
         )
     with explain_os_error(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_text(file, json.dumps(asdict(plan), indent=2) + "\n")
-    return Journal(folder)
+        folder.mkdir(parents=True, exist_ok=resume)
+    journal = Journal(folder)  # before the plan: another process may be working by it
+    try:
+        write_text(file, json.dumps(asdict(plan), indent=2) + "\n")
+    except RunError:
+        with journal:
+            raise
+    return journal
 
 
 def read_plan(folder: Path) -> Plan:

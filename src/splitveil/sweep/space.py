@@ -79,8 +79,8 @@ def _range(key: str, kind: str, rest: str, text: str) -> Range:
             raise ValueError
     except (ValueError, OverflowError):
         raise ConfigError(f"--vary {text} is no range; give {_SHAPE}") from None
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise ConfigError(f"--vary {text}: the ends of a range must be finite")
+    if not math.isfinite(high - low):
+        raise ConfigError(f"--vary {text}: both ends of a range and its width must be finite")
     if low >= high:
         raise ConfigError(f"--vary {text} is empty: its low end must be below its high end")
     if kind == "log" and low <= 0:
