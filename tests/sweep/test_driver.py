@@ -217,6 +217,10 @@ def test_a_sweep_goes_on_only_with_its_own_plan_or_more_trials(tmp_path: Path) -
     (folder / "sweep.json").write_text('{"trials": 3}')
     with pytest.raises(RunError, match="is not the plan of a sweep"):
         read_plan(folder)
+    saved = json.dumps(vars(plan()) | {"trials": "many"})
+    (folder / "sweep.json").write_text(saved)
+    with pytest.raises(RunError, match="trials must be a whole number, got 'many'"):
+        read_plan(folder)
     (folder / "sweep.json").write_text("[1]")
     with pytest.raises(RunError, match=r"cannot be read.*another --name"):
         read_plan(folder)

@@ -88,7 +88,9 @@ def test_a_sweep_is_resumed_by_its_name_and_a_failure_is_named(quick: list[Insta
     more = call("--name", "mine", "--resume", "--trials", "3", "--json")
     assert len(json.loads(more.stdout)["trials"]) == 6
     assert len(quick[2].jobs) == 3
-    assert call("--name", "mine").exit_code == 2
+    # Neither fetches the data of another sweep first.
+    assert "exists already" in text(call("--name", "mine", "--dataset", "npz:nowhere"))
+    assert "cannot resume" in text(call("--name", "mine", "--resume", "--dataset", "npz:nowhere"))
     changed = call("--name", "mine", "--resume", "--trials", "3", "--seed", "7")
     assert changed.exit_code == 2
     assert "seed was 0, is 7" in text(changed)

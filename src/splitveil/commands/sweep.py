@@ -146,11 +146,12 @@ def run(
     from splitveil.commands import print_lines
     from splitveil.console import err, show_json, warn
     from splitveil.sweep.board import Board, result_lines
-    from splitveil.sweep.driver import check, open_sweep, run_sweep
+    from splitveil.sweep.driver import check, check_folder, open_sweep, run_sweep
     from splitveil.sweep.outcome import FILE, summarise
     from splitveil.train.files import write_text
 
     make = engine_of(engine, address, jobs, plan, folder)
+    check_folder(folder, plan, resume=resume)  # before any data is fetched
     check(plan)
     if not set(NAIVE) & set(plan.defences):
         warn("no naive baseline takes part; add --defence none or --defence noise")

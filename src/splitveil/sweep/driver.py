@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from splitveil.config import build_defence, make_config, resolve
 from splitveil.data import Dataset, load, make_splits
 from splitveil.errors import AuditError, ConfigError, RunError
+from splitveil.settings import checked
 from splitveil.sweep.engines import Engine
 from splitveil.sweep.journal import Entry, Journal
 from splitveil.sweep.proposals import (
@@ -29,6 +30,7 @@ from splitveil.training import build
 from splitveil.types import Json
 
 FILE = "sweep.json"
+NUMBERS = {"trials": int, "seed": int}
 FREE = ("trials",)  # what may differ when a sweep is resumed
 SAMPLERS = ("grid", "random", "optuna")
 MAX_MESSAGE = 500
@@ -116,8 +118,8 @@ def check(plan: Plan) -> dict[str, Space]:
     return found
 
 
-def open_sweep(folder: Path, plan: Plan, *, resume: bool) -> Journal:
-    """The journal of a new sweep, or of the one to go on with, which must have the same plan."""
+def check_folder(folder: Path, plan: Plan, *, resume: bool) -> None:
+    """Refuse a folder that is taken, or a sweep to go on with that has another plan."""
     file = folder / FILE
     if resume:
         if not file.is_file():
@@ -142,11 +144,16 @@ def open_sweep(folder: Path, plan: Plan, *, resume: bool) -> Journal:
             f"{folder} exists already; go on with --resume, choose another --name, "
             "or remove it yourself"
         )
+
+
+def open_sweep(folder: Path, plan: Plan, *, resume: bool) -> Journal:
+    """The journal of a new sweep, or of the one to go on with, which must have the same plan."""
+    check_folder(folder, plan, resume=resume)
     with explain_os_error(folder):
         folder.mkdir(parents=True, exist_ok=resume)
     journal = Journal(folder)  # before the plan: another process may be working by it
     try:
-        write_text(file, json.dumps(asdict(plan), indent=2) + "\n")
+        write_text(folder / FILE, json.dumps(asdict(plan), indent=2) + "\n")
     except RunError:
         with journal:
             raise
@@ -161,8 +168,9 @@ def read_plan(folder: Path) -> Plan:
     saved = _read(file)
     try:
         lists = {k: tuple(saved[k]) for k in ("defences", "vary", "attacks")}
-        return Plan(**saved | lists)
-    except (KeyError, TypeError) as err:
+        numbers = checked({k: saved[k] for k in NUMBERS}, NUMBERS, "field of a plan")
+        return Plan(**saved | lists | numbers)
+    except (KeyError, TypeError, ConfigError) as err:
         raise RunError(f"{file} is not the plan of a sweep: {err}") from err
 
 
