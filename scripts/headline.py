@@ -246,8 +246,8 @@ def make(options: argparse.Namespace) -> int:
     if shutil.which("nvidia-smi") is None and options.jobs > 1:
         sys.stderr.write("no GPU found: several jobs at once will be slow\n")
     with ThreadPoolExecutor(options.jobs) as pool:
-        futures = [pool.submit(work, job, options, times) for job in jobs]
         try:
+            futures = [pool.submit(work, job, options, times) for job in jobs]
             code = 1 if tell(futures) else 0
         except KeyboardInterrupt:  # what runs was interrupted too, and saves itself
             pool.shutdown(wait=False, cancel_futures=True)

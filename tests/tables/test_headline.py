@@ -313,6 +313,7 @@ def test_ctrl_c_ends_with_what_runs_and_begins_nothing_more(
     def call(command: Sequence[str], times: object) -> None:
         del times
         told.append(command[0])
+        time.sleep(0.2)  # until the others wait for it
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)  # as long as a training takes to save itself
         raise RuntimeError("interrupted")
