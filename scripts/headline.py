@@ -18,25 +18,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import safe_open
-
+from splitveil.errors import RunError, SplitVeilError
 from splitveil.settings import read_toml
-from splitveil.train.files import write_text
+from splitveil.train.checkpoint import read_meta
+from splitveil.train.files import explain_os_error, write_text
 
 if TYPE_CHECKING:
+    from scripts.headline_options import GRACE_S, parse
     from scripts.headline_rows import TABLES, Audit, Row
 else:
+    from headline_options import GRACE_S, parse
     from headline_rows import TABLES, Audit, Row
 
-ROOT = Path(__file__).parents[1]
-GRACE_S = 20.0  # for a training to save its state
+INTERRUPTED = 130  # as a shell says of Ctrl-C
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong
@@ -128,7 +129,7 @@ def call(command: Sequence[str], times: Times) -> None:
 def last_epoch(run: Path) -> dict[str, Any]:
     """The last epoch's line of a run's log; empty before the first."""
     try:
-        log = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        log = (run / "metrics.jsonl").read_bytes().splitlines()
     except OSError:
         return {}
     for line in reversed(log):
@@ -136,8 +137,8 @@ def last_epoch(run: Path) -> dict[str, Any]:
             entry = json.loads(line)
         except ValueError:  # the line that was being written when the run was killed
             continue
-        if entry["kind"] == "epoch":
-            return dict(entry)
+        if isinstance(entry, dict) and entry.get("kind") == "epoch":
+            return entry
     return {}
 
 
@@ -146,13 +147,18 @@ def epochs(run: Path) -> tuple[int, int]:
     checkpoint = run / "checkpoint.safetensors"
     if not checkpoint.is_file():
         return 0, 0
-    with safe_open(checkpoint, framework="pt") as file:
-        saved = int(json.loads(file.metadata()["state"])["step"])
     last = last_epoch(run)
-    done = int(last.get("epoch", 0))
-    if last.get("step", 0) > saved:  # killed between the epoch's line and its checkpoint
-        done -= 1
-    return done, int(read_toml(run / "config.toml")["epochs"])
+    try:
+        saved, planned = read_meta(checkpoint)["step"], read_toml(run / "config.toml")["epochs"]
+        done = int(last.get("epoch", 0))
+        if last.get("step", 0) > saved:  # killed between the epoch's line and its checkpoint
+            done -= 1
+        return done, int(planned)
+    except (SplitVeilError, KeyError, ValueError, TypeError) as err:
+        why = err if isinstance(err, SplitVeilError) else f"no training wrote this: {err!r}"
+        raise RunError(
+            f"the run {run} cannot be continued: {why}; or remove the folder to train it again"
+        ) from err
 
 
 def finished(run: Path) -> bool:
@@ -178,7 +184,8 @@ def work(job: Job, options: argparse.Namespace, times: Times) -> str:
         record["audit"]["command"] = shlex.join(
             ["splitveil", "audit", f"runs/{job.run.name}", *command[2:]]
         )
-        target.parent.mkdir(parents=True, exist_ok=True)
+        with explain_os_error(target.parent):
+            target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target.parent / "last_epoch.json", json.dumps(last_epoch(job.run)) + "\n")
         write_text(target, json.dumps(record, indent=2) + "\n")
         best = record["strongest"]
@@ -212,87 +219,56 @@ def standing(rows: Sequence[Row], options: argparse.Namespace) -> str:
     return "\n".join(line.rstrip() for line in padded)
 
 
-def from_(least: int) -> Callable[[str], int]:
-    """A reader of whole numbers from `least` on."""
-
-    def read(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
-        return value
-
-    read.__name__ = "whole number"  # as argparse calls it
-    return read
-
-
-def parse() -> argparse.Namespace:
-    """The options; what a table says of itself is filled in."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--table", choices=TABLES, default="headline")
-    parser.add_argument("--rows", nargs="+", help="default: all of the table")
-    parser.add_argument("--seeds", nargs="+", type=from_(0), help="default: the table's")
-    parser.add_argument("--jobs", type=from_(1), default=1, help="trainings and audits at once")
-    parser.add_argument("--profile", default="standard")
-    parser.add_argument("--runs-dir", default="runs")
-    parser.add_argument("--data-dir")
-    parser.add_argument("--out", help="default: the table's folder below results/")
-    parser.add_argument(
-        "--attacks-first-only", action="store_true", help="only the main audit of each row"
-    )
-    parser.add_argument("--compile", action="store_true", help="compiled trainings and audits")
-    only = parser.add_mutually_exclusive_group()
-    only.add_argument("--train-only", action="store_true", help="no audits")
-    only.add_argument("--audit-only", action="store_true", help="only runs that are trained")
-    parser.add_argument(
-        "--stop-after", type=float, default=float("inf"), metavar="SECONDS",
-        help=f"interrupt what runs then; it takes up to {GRACE_S:.0f} s more to save",
-    )  # fmt: skip
-    parser.add_argument(
-        "--begin-until", type=float, default=float("inf"), metavar="SECONDS",
-        help="begin no training and no audit later, so that what runs can end in time",
-    )  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="print the commands")
-    options = parser.parse_args()
-    table = TABLES[options.table]
-    names = [row.name for row in table.rows]
-    if wrong := [name for name in options.rows or [] if name not in names]:
-        parser.error(
-            f"no row {', '.join(wrong)} in {options.table}; choose from {', '.join(names)}"
-        )
-    options.rows = options.rows or names
-    options.seeds = table.seeds if options.seeds is None else options.seeds
-    options.out = options.out or str(ROOT / "results" / table.folder)
-    return options
-
-
 def main() -> int:
-    """Parse, plan, run, say what is missing; 1 if a row failed."""
+    """Parse, plan, run, say what is missing; 1 if a row failed, 2 if nothing could begin."""
     options = parse()
+    try:
+        return make(options)
+    except SplitVeilError as err:
+        sys.stderr.write(f"error: {err}\n")
+        return 2
+
+
+def make(options: argparse.Namespace) -> int:
+    """Make the records that are missing; 1 if a row failed."""
     now = time.monotonic()
     times = Times(now + options.begin_until, now + options.stop_after)
     rows = [row for row in TABLES[options.table].rows if row.name in options.rows]
     longest_first = sorted(rows, key=lambda row: -row.length)
     jobs = [plan(row, seed, options) for seed in options.seeds for row in longest_first]
+    for job in jobs:
+        epochs(job.run)  # a broken run is refused before any other is trained
     if options.dry_run:
         for job in jobs:
             for each in job.commands(train=not options.audit_only, audit=not options.train_only):
                 sys.stdout.write(f"splitveil {shlex.join(each)}\n")
         return 0
-    failed = 0
     if shutil.which("nvidia-smi") is None and options.jobs > 1:
         sys.stderr.write("no GPU found: several jobs at once will be slow\n")
     with ThreadPoolExecutor(options.jobs) as pool:
-        futures = [pool.submit(work, job, options, times) for job in jobs]
-        for future in as_completed(futures):
-            try:
-                with suppress(Stopped):
-                    sys.stdout.write(f"{future.result()}\n")
-            except RuntimeError as err:
-                failed += 1
-                sys.stderr.write(f"failed: {err}\n")
-            sys.stdout.flush()
+        try:
+            futures = [pool.submit(work, job, options, times) for job in jobs]
+            code = 1 if tell(futures) else 0
+        except KeyboardInterrupt:  # what runs was interrupted too, and saves itself
+            pool.shutdown(wait=False, cancel_futures=True)
+            sys.stderr.write("interrupted: what runs is saved; the same command continues it\n")
+            code = INTERRUPTED
     sys.stdout.write(f"\n{standing(rows, options)}\n")
-    return 1 if failed else 0
+    return code
+
+
+def tell(futures: Sequence[Future[str]]) -> int:
+    """Say what each job did as it ends; how many failed."""
+    failed = 0
+    for future in as_completed(futures):
+        try:
+            with suppress(Stopped):
+                sys.stdout.write(f"{future.result()}\n")
+        except (RuntimeError, SplitVeilError) as err:
+            failed += 1
+            sys.stderr.write(f"failed: {err}\n")
+        sys.stdout.flush()
+    return failed
 
 
 if __name__ == "__main__":

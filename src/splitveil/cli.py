@@ -63,8 +63,8 @@ class _Group(TyperGroup):
             ctx.exit(EXIT_USER_ERROR)
         except KeyboardInterrupt:
             show_error(
-                "interrupted; what was complete is saved. A training continues with --resume, an "
-                "audit or a sweep by the same command"
+                "interrupted; what was complete is saved. A training or a sweep continues with "
+                "--resume, an audit by the same command"
             )
             ctx.exit(EXIT_INTERRUPTED)
 

@@ -14,6 +14,8 @@ from splitveil.sweep.outcome import summarise
 from splitveil.sweep.trial import Plan
 from splitveil.types import Json
 
+WIDE = "client:strided-4-4.4.4.4.4-c1"
+
 
 def run(
     folder: Path,
@@ -107,22 +109,49 @@ def test_optuna_learns_where_the_front_is(tmp_path: Path) -> None:
     assert sum(off[10:]) / 20 < 0.6 * at_random
 
 
-def test_a_failing_trial_is_recorded_and_neither_stops_nor_repeats(tmp_path: Path) -> None:
+def no_memory_at(noise: float) -> Callable[[Json], Json]:
+    """Work that fails at this noise."""
+
     def picky(job: Json) -> Json:
-        if job["options"].get("noise_std") == 0.2:
+        if job["options"].get("noise_std") == noise:
             raise RuntimeError("out of memory")
         return more_noise_hides_more(job)
 
+    return picky
+
+
+def test_a_failing_trial_is_recorded_and_the_sweep_goes_on(tmp_path: Path) -> None:
     made = plan(vary=("noise_std=0.1,0.2,0.3",))
-    entries, _ = run(tmp_path / "s", made, picky)
+    entries, engine = run(tmp_path / "s", made, no_memory_at(0.2))
+    assert len(engine.jobs) == 6
     failed = [e for e in entries if e.error is not None]
     assert [(e.task.key, e.error) for e in failed] == [("noise/1", "RuntimeError: out of memory")]
     assert len(entries) == 6
-    _, engine = run(tmp_path / "s", made, resume=True)
-    assert engine.jobs == []
     result = summarise(made, entries, tmp_path / "s")
     assert result["defences"]["noise"]["failed"] == 1
     assert [t["error"] for t in result["trials"] if "error" in t] == ["RuntimeError: out of memory"]
+
+
+@pytest.mark.parametrize("sampler", ["grid", "random", "optuna"])
+def test_each_resume_tries_a_failed_trial_once_more_and_leaves_the_others(
+    sampler: str, tmp_path: Path
+) -> None:
+    folder, made = tmp_path / "s", plan(vary=("noise_std=0.1,0.2,0.3",), sampler=sampler, trials=4)
+    first, _ = run(folder, made, no_memory_at(0.2), slots=1)
+    failed = [e for e in first if e.error is not None]
+    assert failed
+    kept = (folder / "journal.jsonl").read_bytes()
+    worse, engine = run(folder, made, no_memory_at(0.2), resume=True, slots=1)
+    assert [e.task for e in failed] == [e.task for e in worse if e.error is not None]
+    assert len(engine.jobs) == len(failed)
+    better, engine = run(folder, made, resume=True, slots=1)
+    asked = [(j["options"]["noise_std"], j["options"]["seed"]) for j in engine.jobs]
+    assert asked == [(0.2, e.seed) for e in failed]
+    assert told(better) == told(first)
+    assert all(e.error is None for e in better)
+    assert (folder / "journal.jsonl").read_bytes().startswith(kept)
+    _, engine = run(folder, made, resume=True)
+    assert engine.jobs == []
 
 
 def test_when_every_trial_fails_that_is_an_error(tmp_path: Path) -> None:
@@ -130,7 +159,8 @@ def test_when_every_trial_fails_that_is_an_error(tmp_path: Path) -> None:
         raise RuntimeError("no")
 
     entries, _ = run(tmp_path / "s", plan(), broken)
-    with pytest.raises(RunError, match="no trial came to an end: none/0: RuntimeError: no"):
+    said = "no trial came to an end: none/0: RuntimeError: no.*; mend that, and .* --resume"
+    with pytest.raises(RunError, match=said):
         summarise(plan(), entries, tmp_path)
 
 
@@ -187,9 +217,23 @@ def test_a_sweep_goes_on_only_with_its_own_plan_or_more_trials(tmp_path: Path) -
     (folder / "sweep.json").write_text('{"trials": 3}')
     with pytest.raises(RunError, match="is not the plan of a sweep"):
         read_plan(folder)
+    saved = json.dumps(vars(plan()) | {"trials": "many"})
+    (folder / "sweep.json").write_text(saved)
+    with pytest.raises(RunError, match="trials must be a whole number, got 'many'"):
+        read_plan(folder)
     (folder / "sweep.json").write_text("[1]")
     with pytest.raises(RunError, match=r"cannot be read.*another --name"):
         read_plan(folder)
+
+
+def test_the_plan_of_a_sweep_at_work_is_not_changed_by_another_process(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    with open_sweep(folder, plan(), resume=False):
+        with pytest.raises(RunError, match="another process is working on the sweep"):
+            open_sweep(folder, plan(trials=5), resume=True)
+        assert read_plan(folder) == plan()
+    with open_sweep(folder, plan(trials=5), resume=True):
+        assert read_plan(folder).trials == 5
 
 
 def test_what_is_left_open_is_filled_in() -> None:
@@ -201,7 +245,7 @@ def test_what_is_left_open_is_filled_in() -> None:
     assert (some.sampler, some.trials) == ("optuna", 7)
     with pytest.raises(ConfigError, match="--sampler random needs --trials"):
         make_plan(("veil",), ("lambd=lin:0:1",), trials=None, sampler="random")
-    with pytest.raises(ConfigError, match="trials must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="trials must be from 1 to 10000 for each defence, got 0"):
         make_plan(("veil",), (), trials=0, sampler=None)
     with pytest.raises(ConfigError, match="veil is given twice"):
         make_plan(("veil", "veil"), (), trials=1, sampler=None)
@@ -216,6 +260,8 @@ def test_what_is_left_open_is_filled_in() -> None:
             "noise_std must be a finite number",
         ),
         ({"vary": ("net=small,tiny",)}, "unknown net 'tiny'"),
+        ({"options": {"net": "vgg11"}}, "needs images of at least"),
+        ({"vary": (f"net=small,{WIDE}",)}, "c1 needs images of at least 16×16, got (1, 8, 8)"),
         ({"attacks": ("rmle",)}, "unknown attack of profile 'smoke' 'rmle'"),
         ({"profile": "hasty"}, "unknown profile 'hasty'"),
         ({"vary": ("noise_std=lin:0:1",)}, "a grid needs listed values"),

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 from sweep.workers import odd_jobs
 
 from splitveil.errors import ConfigError
-from splitveil.sweep.engines import LocalEngine, RayEngine, need_ray
+from splitveil.sweep.engines import LocalEngine, RayEngine, need_ray, reach
 from splitveil.sweep.proposals import need_optuna
 from splitveil.types import Json
 
@@ -149,6 +150,7 @@ def test_ray_is_asked_for_one_core_a_trial_and_its_losses_are_answers(
 ) -> None:
     ray = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr("splitveil.sweep.engines.reach", lambda _: None)
     engine = RayEngine(odd_jobs, jobs=None, address="head:6379", gpus=1)
     assert engine.slots == 2
     assert ray.told["address"] == "head:6379"
@@ -168,3 +170,28 @@ def test_ray_is_asked_for_one_core_a_trial_and_its_losses_are_answers(
     assert (ray.told["address"], ray.told["num_cpus"]) == ("local", 5)
     with pytest.raises(ConfigError, match="cannot reach Ray at 'nowhere:1': nobody there"):
         RayEngine(odd_jobs, jobs=1, address="nowhere:1")
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_nobody_listens_is_told_before_ray_tries_for_minutes(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
+        RayEngine(odd_jobs, jobs=1, address=address)
+    assert ray.told["address"] == address
+    with pytest.raises(ConfigError, match=r"nobody answers at '.*refused; check --address"):
+        RayEngine(odd_jobs, jobs=1, address=address)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", f"{'a' * 70}.invalid:1", ":1"])
+def test_an_address_that_is_none_is_told(address: str) -> None:
+    with pytest.raises(ConfigError, match="nobody answers at"):
+        reach(address)
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "head:port", "other://head/x:1"])
+def test_only_ray_understands_other_addresses(address: str) -> None:
+    reach(address)

@@ -74,6 +74,18 @@ def test_a_broken_line_inside_is_named(line: bytes | None, said: str, tmp_path: 
         Journal(tmp_path)
 
 
+def test_of_a_trial_that_was_tried_again_the_last_line_counts(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.append(entry(0, error="boom", found=None))
+        journal.append(entry(1))
+        assert journal.failed == [entry(0, error="boom", found=None)]
+        journal.append(entry(0))
+        assert (journal.entries, journal.failed) == ([entry(1), entry(0)], [])
+    kept = (tmp_path / "journal.jsonl").read_bytes()
+    assert [json.loads(line)["error"] for line in kept.splitlines()] == ["boom", None, None]
+    assert read_lines(kept, Path("j")) == ([entry(1), entry(0)], len(kept))
+
+
 def test_two_processes_do_not_share_a_journal(tmp_path: Path) -> None:
     with Journal(tmp_path), pytest.raises(RunError, match="another process is working"):
         Journal(tmp_path)

@@ -16,6 +16,7 @@ from splitveil.sweep.space import (
     corners,
     draw,
     grid,
+    grid_size,
     listed,
     parse_dimension,
     spaces,
@@ -66,11 +67,13 @@ BAD = [
     ("lambd=log:-1:1", "a log range must start above 0"),
     ("lambd=lin:0:inf", "must be finite"),
     ("lambd=lin:nan:1", "must be finite"),
+    ("seed=lin:-1e308:1e308", "both ends of a range and its width must be finite"),
     ("lambd=lin:0", "is no range"),
     ("lambd=lin:0:1:2:3", "is no range"),
     ("lambd=lin:0:1:2.5", "is no range"),
     ("lambd=lin:a:b", "is no range"),
-    ("lambd=lin:0:1:1", "at least 2 points"),
+    ("lambd=lin:0:1:1", "a grid takes from 2 to 10000 points of a range, got 1; give another"),
+    ("lambd=lin:0:1:1e8", "a grid takes from 2 to 10000 points of a range, got 100000000"),
     ("lambd=1,1.0", "names a value twice"),
     ("name=a,b", "name is one for the whole sweep"),
     ("final=true,false", "final is one for the whole sweep"),
@@ -101,6 +104,16 @@ def test_a_grid_is_every_combination_and_a_range_gives_it_spaced_points() -> Non
     assert listed(whole) == [1, 2]
     with pytest.raises(ConfigError, match=r"as in lambd=log:0\.01:1:5"):
         grid((parse_dimension("lambd=log:0.01:1"),))
+
+
+def test_a_grid_is_counted_before_it_is_built() -> None:
+    texts = ["lambd=lin:0:1:10000", "noise_std=lin:0.1:1:5000", "epochs=1,2"]
+    veil = spaces(texts, ["veil"])["veil"]
+    said = "a grid of 10000 of lambd × 5000 of noise_std × 2 of epochs has 100000000 points, and"
+    for build in (grid, grid_size):
+        with pytest.raises(ConfigError, match=said):
+            build(veil)
+    assert grid_size(veil[:1]) == len(grid(veil[:1])) == 10_000
 
 
 numbers = st.floats(1e-6, 1e6)

@@ -75,20 +75,48 @@ def test_a_sweep_is_resumed_by_its_name_and_a_failure_is_named(quick: list[Insta
     first = call(*words, "--name", "mine", "--json")
     assert first.exit_code == 0, text(first)
     assert "noise/1 failed: RuntimeError: out of memory" in text(first)
+    assert "what failed is tried again with --resume" in text(first)
     found = json.loads(first.stdout)
     assert found["defences"]["noise"]["failed"] == 1
     assert {j["options"]["batch_size"] for j in quick[0].jobs} == {64}
     again = call("--name", "mine", "--resume", "--json")
     assert again.exit_code == 0, text(again)
     assert json.loads(again.stdout) == found
-    assert len(quick) == 1  # nothing was left, so no worker was started
+    assert "tried again, because they failed: noise/1" in text(again)
+    assert re.search(r"noise\s+2/2\s+1\s", again.stderr)
+    assert len(quick[1].jobs) == 1
     more = call("--name", "mine", "--resume", "--trials", "3", "--json")
     assert len(json.loads(more.stdout)["trials"]) == 6
-    assert len(quick[1].jobs) == 2
-    assert call("--name", "mine").exit_code == 2
+    assert len(quick[2].jobs) == 3
+    # Neither fetches the data of another sweep first.
+    assert "exists already" in text(call("--name", "mine", "--dataset", "npz:nowhere"))
+    assert "cannot resume" in text(call("--name", "mine", "--resume", "--dataset", "npz:nowhere"))
     changed = call("--name", "mine", "--resume", "--trials", "3", "--seed", "7")
     assert changed.exit_code == 2
     assert "seed was 0, is 7" in text(changed)
+
+
+def test_ctrl_c_says_how_the_sweep_goes_on(
+    quick: list[Instant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(engine: Instant) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Instant, "wait", interrupted)
+        stopped = call(*WORDS)
+    assert stopped.exit_code == 130
+    assert "a sweep continues with --resume" in text(stopped)
+    assert call("--resume").exit_code == 0
+    assert len(quick[1].jobs) == 4
+
+
+def test_a_sweep_that_is_finished_starts_no_worker(quick: list[Instant]) -> None:
+    first = call(*WORDS, "--json")
+    again = call("--resume", "--json")
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+    assert "again" not in text(again)
+    assert len(quick) == 1
 
 
 def test_a_sweep_without_a_baseline_is_told_so(quick: list[Instant]) -> None:
@@ -110,16 +138,25 @@ def test_a_sweep_without_a_baseline_is_told_so(quick: list[Instant]) -> None:
         (("--vary", "lambd=log:0:1", "--trials", "2"), "a log range must start above 0"),
         (("--vary", "lambd=lin:0:1"), "--sampler optuna needs --trials"),
         (("--vary", "lambd=lin:0:1", "--sampler", "grid"), "a grid needs listed values"),
+        (("--vary", "lambd=lin:0:1:100000000"), "from 2 to 10000 points of a range"),
+        (
+            ("--vary", "lambd=lin:0:1:9999", "--vary", "noise_std=lin:0.1:1:9999", "--trials", "2"),
+            "has 99980001 points, and a defence has at most 10000 trials; take fewer values",
+        ),
+        (("--trials", "1000000000"), "trials must be from 1 to 10000 for each defence"),
         (("--sampler", "anneal"), "sampler must be one of grid, random, optuna, got 'anneal'"),
         (("--defence", "vell"), "unknown defence 'vell'; did you mean 'veil'?"),
         (("--engine", "slurm"), "unknown engine 'slurm'"),
         (("--address", "auto"), "add --engine ray"),
         (("--jobs", "0"), "jobs must be at least 1, got 0"),
-        (("--trials", "0"), "trials must be at least 1, got 0"),
+        (("--trials", "0"), "trials must be from 1 to 10000 for each defence, got 0"),
         (("--epochs", "0"), "epochs must be at least 1, got 0"),
         (("--attack", "rmle"), "unknown attack of profile 'quick' 'rmle'"),
+        (("--net", "client:strided-4-4.4.4.4.4-c1"), "needs images of at least 16×16"),
         (("--dataset", "digit"), "unknown dataset 'digit'"),
         (("--name", "a/b"), "name must be at most 200 letters"),
+        (("--set", "seed=3"), "--set seed would change nothing in a sweep; use --seed"),
+        (("--set", "runs_dir=here"), "use --runs-dir"),
         (("--resume",), "nothing to resume"),
     ],
 )
@@ -149,6 +186,20 @@ def test_the_board_shows_what_runs_and_what_is_done() -> None:
     ]
     screen.print(board)
     assert screen.file.getvalue().count("running") == 1
+    for number, leakage in enumerate((-0.5, -0.1)):  # both count as 0, as in the result
+        board.finished(
+            Entry(defence="none", number=number, settings={}, seed=number, seconds=1.0,
+                  found={"accuracy": 0.5, "leakage": leakage})
+        )  # fmt: skip
+    assert next(board.rows()) == ("none", "2/2", "0", "2", "50.00", "0.000")
+
+
+def test_what_is_said_after_the_board_begins_a_line_of_its_own() -> None:
+    screen = Console(file=io.StringIO(), width=100)
+    with pytest.raises(KeyboardInterrupt), Board(plan(trials=2), []).live(screen):
+        raise KeyboardInterrupt
+    assert isinstance(screen.file, io.StringIO)
+    assert screen.file.getvalue().endswith("\n")
 
 
 def test_each_gpu_that_may_be_used_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:

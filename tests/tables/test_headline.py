@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -31,6 +33,12 @@ def options(folder: Path, **others: object) -> argparse.Namespace:
         "seeds": [0],
     }
     return argparse.Namespace(**(usual | others))
+
+
+@pytest.fixture
+def in_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def half_trained(run: Path, *, epoch: int, saved: int) -> None:
@@ -88,6 +96,82 @@ def test_a_row_of_another_table_is_refused(
     with pytest.raises(SystemExit, match="2"):
         planned("--rows", "ResSFL")
     assert "no row ResSFL in headline; choose from none, noise, cem" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--out", "file"), "--out must be a folder, or one that can be made, got 'file'"),
+        (("--out", "file/below"), "--out must be a folder, or one that can be made"),
+        (("--out", ""), "--out must be a folder, or one that can be made, got ''"),
+        (("--runs-dir", "file"), "--runs-dir must be a folder, or one that can be made"),
+        (("--profile", "standart"), "unknown profile 'standart'; did you mean 'standard'?"),
+        (
+            ("--table", "seed-003", "--profile", "quick"),
+            "unknown attack of profile 'quick' 'decoder-large'",
+        ),
+        (("--stop-after", "nan"), "--stop-after: must be from 0 to 2000000, got nan; leave it out"),
+        (("--stop-after", "-5"), "--stop-after: must be from 0 to 2000000, got -5"),
+        (("--begin-until", "1e300"), "--begin-until: must be from 0 to 2000000, got 1e300"),
+        (("--jobs", "-1"), "--jobs: must be at least 1, got -1"),
+        (("--seeds", "0", "1", "0"), "--seeds names 0 more than once"),
+        (("--rows", "cem", "cem"), "--rows names cem more than once"),
+    ],
+)
+def test_what_could_not_work_is_refused_before_any_training(
+    words: tuple[str, ...],
+    said: str,
+    planned: Planned,
+    in_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (in_folder / "file").touch()
+    with pytest.raises(SystemExit, match="2"):
+        planned("--out", "o", *words)
+    assert said in capsys.readouterr().err
+
+
+def test_a_folder_that_may_not_be_written_is_refused(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(SystemExit, match="2"):
+        planned("--out", "o")
+    assert "--out o cannot be written: no permission; choose another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("checkpoint.safetensors", b"torn", "checkpoint.safetensors is broken"),
+        ("config.toml", b"epochs = ", "config.toml is not valid TOML"),
+        ("config.toml", b"seed = 1", "no training wrote this: KeyError('epochs')"),
+    ],
+)
+def test_a_broken_run_is_refused_before_any_other_is_trained(
+    file: str, content: bytes, why: str, in_folder: Path
+) -> None:
+    half_trained(in_folder / "r" / "none-s1", epoch=1, saved=10)
+    (in_folder / "r" / "none-s1" / file).write_bytes(content)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--rows", "none", "--runs-dir", "r", "--out", "o"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the run r/none-s1 cannot be continued: ")
+    assert why in done.stderr
+    assert done.stderr.endswith("; or remove the folder to train it again\n")
+    assert done.stderr.count("\n") == 1
+    assert [folder.name for folder in (in_folder / "r").iterdir()] == ["none-s1"]
+
+
+def test_a_log_with_a_stray_line_is_read(script: ModuleType, tmp_path: Path) -> None:
+    half_trained(tmp_path / "run", epoch=1, saved=10)
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as log:
+        log.write(b'\n[1]\n{"step": 3}\n\xff\n')
+    assert script.epochs(tmp_path / "run") == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +300,32 @@ def test_a_row_is_trained_once_audited_and_its_records_stored(
     made["audit"].pop("command")
     assert stored == made
     assert json.loads((out / "last_epoch.json").read_text())["epoch"] == 2
+
+
+def test_ctrl_c_ends_with_what_runs_and_begins_nothing_more(
+    script: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told: list[str] = []
+
+    def call(command: Sequence[str], times: object) -> None:
+        del times
+        told.append(command[0])
+        time.sleep(0.2)  # until the others wait for it
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)  # as long as a training takes to save itself
+        raise RuntimeError("interrupted")
+
+    monkeypatch.setattr(script, "call", call)
+    words = ["--rows", "none", "--seeds", "0", "1", "2", "--out", str(tmp_path / "o")]
+    monkeypatch.setattr(sys, "argv", ["headline.py", *words, "--runs-dir", str(tmp_path / "r")])
+    assert script.main() == 130
+    assert told == ["train"]
+    shown = capsys.readouterr()
+    assert shown.err == "interrupted: what runs is saved; the same command continues it\n"
+    assert "none  2     –       0/1      train 0" in shown.out
 
 
 def test_the_program_knows_the_options_of_both_commands(planned: Planned, tmp_path: Path) -> None:

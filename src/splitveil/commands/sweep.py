@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 DEFENCES = ("none", "noise", "veil")
 NAIVE = ("none", "noise")
+OWN = ("defence", "seed", "name", "runs_dir")  # of every trial's; the sweep's are options
 
 
 def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -102,14 +103,18 @@ def plan_of(
     """The plan of the command line, over that of the sweep to go on with."""
     from splitveil.advisor import brief_epochs
     from splitveil.config import one_noise_name
+    from splitveil.errors import ConfigError
     from splitveil.settings import parse_pairs
     from splitveil.sweep.driver import make_plan, read_plan
     from splitveil.teaching import load_teacher, place_of
 
     said = {k: v for k, v in given.items() if v is not None}
-    common = one_noise_name(parse_pairs(pairs)) | {
-        k: v for k, v in options.items() if v is not None
-    }
+    common = one_noise_name(parse_pairs(pairs))
+    for key in OWN:
+        if key in common:
+            option = f"--{key.replace('_', '-')}"
+            raise ConfigError(f"--set {key} would change nothing in a sweep; use {option}")
+    common |= {k: v for k, v in options.items() if v is not None}
     if saved is not None:
         before = read_plan(saved)
         said = vars(before) | said
@@ -141,20 +146,24 @@ def run(
     from splitveil.commands import print_lines
     from splitveil.console import err, show_json, warn
     from splitveil.sweep.board import Board, result_lines
-    from splitveil.sweep.driver import check, open_sweep, run_sweep
+    from splitveil.sweep.driver import check, check_folder, open_sweep, run_sweep
     from splitveil.sweep.outcome import FILE, summarise
     from splitveil.train.files import write_text
 
     make = engine_of(engine, address, jobs, plan, folder)
+    check_folder(folder, plan, resume=resume)  # before any data is fetched
     check(plan)
     if not set(NAIVE) & set(plan.defences):
         warn("no naive baseline takes part; add --defence none or --defence noise")
     workers = None if resume else make()  # a cluster out of reach leaves no folder behind
     try:
         with open_sweep(folder, plan, resume=resume) as journal:
-            if len(journal.entries) < len(plan.defences) * plan.trials:
+            if journal.failed:
+                names = ", ".join(entry.task.key for entry in journal.failed)
+                warn(f"tried again, because they failed: {names}")
+            if journal.failed or len(journal.entries) < len(plan.defences) * plan.trials:
                 workers = workers or make()
-                board = Board(plan, journal.entries)
+                board = Board(plan, [entry for entry in journal.entries if entry.error is None])
                 with board.live(err):
                     run_sweep(plan, folder, journal, workers, board)
             result = summarise(plan, journal.entries, folder)
@@ -162,9 +171,11 @@ def run(
         if workers is not None:
             workers.close()
     write_text(folder / FILE, json.dumps(result, indent=2, allow_nan=False) + "\n")
-    for one in result["trials"]:
-        if "error" in one:
-            warn(f"{one['trial']} failed: {one['error']}")
+    failed = [one for one in result["trials"] if "error" in one]
+    for one in failed:
+        warn(f"{one['trial']} failed: {one['error']}")
+    if failed:
+        warn("what failed is tried again with --resume")
     if json_:
         show_json(result)
     else:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from splitveil.sweep.journal import Entry
+from splitveil.sweep.outcome import point
 from splitveil.sweep.pareto import front
 from splitveil.sweep.trial import Plan, Task
 from splitveil.types import Json
@@ -60,24 +62,30 @@ class Board:
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """One row of text per defence."""
-        good = [(e, e.found) for e in list(self._done) if e.found is not None]
-        marks = front([(f["accuracy"], f["leakage"]) for _, f in good])
+        good = [(e.defence, point(e)) for e in list(self._done) if e.found is not None]
+        marks = front([found for _, found in good])
         for name in self._plan.defences:
-            own = [f for e, f in good if e.defence == name]
+            own = [found for defence, found in good if defence == name]
             ended = sum(e.defence == name for e in self._done)
-            shown = sum(m for (e, _), m in zip(good, marks, strict=True) if e.defence == name)
+            shown = sum(m for (defence, _), m in zip(good, marks, strict=True) if defence == name)
             yield (
                 name,
                 f"{ended}/{self._plan.trials}",
                 str(ended - len(own)),
                 str(shown),
-                f"{100 * max(f['accuracy'] for f in own):.2f}" if own else "–",
-                f"{min(f['leakage'] for f in own):.3f}" if own else "–",
+                f"{100 * max(accuracy for accuracy, _ in own):.2f}" if own else "–",
+                f"{min(leakage for _, leakage in own):.3f}" if own else "–",
             )
 
-    def live(self, console: Console) -> Live:
+    @contextmanager
+    def live(self, console: Console) -> Iterator[None]:
         """The board on a terminal; where there is none it is printed once, at the end."""
-        return Live(self, console=console, refresh_per_second=4)
+        try:
+            with Live(self, console=console, refresh_per_second=4):
+                yield
+        finally:
+            if not console.is_terminal:  # else its last line has an end already
+                console.line()
 
 
 def _volume(volume: Json | None) -> str:

@@ -1,6 +1,7 @@
 """A sweep from its plan to its journal: check, open, run what is not finished yet."""
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -9,16 +10,27 @@ from typing import Any, Protocol, runtime_checkable
 from splitveil.config import build_defence, make_config, resolve
 from splitveil.data import Dataset, load, make_splits
 from splitveil.errors import AuditError, ConfigError, RunError
+from splitveil.settings import checked
 from splitveil.sweep.engines import Engine
 from splitveil.sweep.journal import Entry, Journal
-from splitveil.sweep.proposals import Past, default_trials, need_optuna, propose, task
-from splitveil.sweep.space import Choices, Space, corners, refuse_strays, spaces
+from splitveil.sweep.proposals import (
+    Past,
+    alike,
+    default_trials,
+    fixed,
+    learned,
+    need_optuna,
+    task,
+)
+from splitveil.sweep.space import MOST, Choices, Space, corners, refuse_strays, spaces
 from splitveil.sweep.trial import Plan, Task, chosen_attacks, job_of, options_of
 from splitveil.teaching import ready_teacher
 from splitveil.train.files import explain_os_error, write_text
+from splitveil.training import build
 from splitveil.types import Json
 
 FILE = "sweep.json"
+NUMBERS = {"trials": int, "seed": int}
 FREE = ("trials",)  # what may differ when a sweep is resumed
 SAMPLERS = ("grid", "random", "optuna")
 MAX_MESSAGE = 500
@@ -71,8 +83,8 @@ def make_plan(
     if trials is None and chosen != "grid":
         raise ConfigError(f"--sampler {chosen} needs --trials, the number for each defence")
     number = default_trials(found) if trials is None else trials
-    if number < 1:
-        raise ConfigError(f"trials must be at least 1, got {number}")
+    if not 1 <= number <= MOST:
+        raise ConfigError(f"trials must be from 1 to {MOST} for each defence, got {number}")
     return Plan(defences=defences, vary=vary, trials=number, sampler=chosen, **rest)  # type: ignore[arg-type]
 
 
@@ -82,7 +94,7 @@ def check(plan: Plan) -> dict[str, Space]:
     refuse_strays((k for k in plan.options if k != "dataset"), plan.defences)
     clash = {d.key for s in found.values() for d in s} & plan.options.keys()
     if clash:
-        raise ConfigError(f"{', '.join(sorted(clash))} cannot be both varied and set")
+        raise ConfigError(f"{', '.join(sorted(clash))} cannot be both varied and set; do one")
     chosen_attacks(plan)
     if plan.sampler == "optuna":
         need_optuna()
@@ -94,7 +106,7 @@ def check(plan: Plan) -> dict[str, Space]:
             one = task(plan, defence, 0, settings, ())
             config = make_config(options_of(plan, one, Path("unused")))
             data = load(config.dataset, config.data_dir) if data is None else data
-            resolve(config, data)
+            build(resolve(config, data), data.image_shape, data.num_classes)
             ready_teacher(config, data)
             build_defence(config).penalty_plan()
             if config.final or not len(make_splits(data, held_out=config.held_out).val):
@@ -106,8 +118,8 @@ def check(plan: Plan) -> dict[str, Space]:
     return found
 
 
-def open_sweep(folder: Path, plan: Plan, *, resume: bool) -> Journal:
-    """The journal of a new sweep, or of the one to go on with, which must have the same plan."""
+def check_folder(folder: Path, plan: Plan, *, resume: bool) -> None:
+    """Refuse a folder that is taken, or a sweep to go on with that has another plan."""
     file = folder / FILE
     if resume:
         if not file.is_file():
@@ -132,10 +144,20 @@ def open_sweep(folder: Path, plan: Plan, *, resume: bool) -> Journal:
             f"{folder} exists already; go on with --resume, choose another --name, "
             "or remove it yourself"
         )
+
+
+def open_sweep(folder: Path, plan: Plan, *, resume: bool) -> Journal:
+    """The journal of a new sweep, or of the one to go on with, which must have the same plan."""
+    check_folder(folder, plan, resume=resume)
     with explain_os_error(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_text(file, json.dumps(asdict(plan), indent=2) + "\n")
-    return Journal(folder)
+        folder.mkdir(parents=True, exist_ok=resume)
+    journal = Journal(folder)  # before the plan: another process may be working by it
+    try:
+        write_text(folder / FILE, json.dumps(asdict(plan), indent=2) + "\n")
+    except RunError:
+        with journal:
+            raise
+    return journal
 
 
 def read_plan(folder: Path) -> Plan:
@@ -146,8 +168,9 @@ def read_plan(folder: Path) -> Plan:
     saved = _read(file)
     try:
         lists = {k: tuple(saved[k]) for k in ("defences", "vary", "attacks")}
-        return Plan(**saved | lists)
-    except (KeyError, TypeError) as err:
+        numbers = checked({k: saved[k] for k in NUMBERS}, NUMBERS, "field of a plan")
+        return Plan(**saved | lists | numbers)
+    except (KeyError, TypeError, ConfigError) as err:
         raise RunError(f"{file} is not the plan of a sweep: {err}") from err
 
 
@@ -167,19 +190,25 @@ def run_sweep(
     engine: Engine,
     watch: Watch | None = None,
 ) -> list[Entry]:
-    """Run every trial that the journal lacks, defences in turns; returns all entries."""
+    """Run every trial that the journal lacks, defences in turns; returns all entries.
+
+    Those that the journal says have failed are tried again first, each once.
+    """
     watch = watch or Silent()
     found = spaces(plan.vary, plan.defences)
     order = [(number, defence) for number in range(plan.trials) for defence in plan.defences]
-    fixed = {} if plan.sampler == "optuna" else _fixed(plan, found)
+    tasks = {} if plan.sampler == "optuna" else _fixed(plan, found)
+    again = {entry.task.key: entry.task for entry in journal.failed}
     done = {entry.task.key for entry in journal.entries}
-    waiting = [(n, d) for n, d in order if f"{d}/{n}" not in done]
+    waiting = [(one.number, one.defence) for one in again.values()]
+    waiting += [(n, d) for n, d in order if f"{d}/{n}" not in done]
+    tasks |= again
     running: dict[str, Task] = {}
     while waiting or running:
         while waiting and len(running) < engine.slots:
             number, defence = waiting.pop(0)
             key = f"{defence}/{number}"
-            one = fixed.get(key) or _next(plan, defence, number, found[defence], journal, running)
+            one = tasks.get(key) or _next(plan, defence, number, found[defence], journal, running)
             running[key] = one
             engine.submit(key, job_of(plan, one, folder))
             watch.started(one)
@@ -194,9 +223,11 @@ def _fixed(plan: Plan, found: Mapping[str, Space]) -> dict[str, Task]:
     """Every trial of a plan whose proposals do not depend on what was found."""
     tasks: dict[str, Task] = {}
     for defence, space in found.items():
-        for number in range(plan.trials):
-            settings = propose(plan, defence, number, space, ())
-            one = task(plan, defence, number, settings, tasks.values())
+        used = defaultdict[str, set[int]](set)
+        for number, settings in enumerate(fixed(plan, defence, space)):
+            mine = used[alike(settings)]
+            one = task(plan, defence, number, settings, mine)
+            mine.add(one.seed)
             tasks[one.key] = one
     return tasks
 
@@ -218,9 +249,10 @@ def _next(  # noqa: PLR0917 - the plan, the place in it, and what is known
         )
         for e in mine
     ]
-    settings = propose(plan, defence, number, space, past)
-    taken = [e.task for e in mine] + list(running.values())
-    return task(plan, defence, number, settings, taken)
+    settings = learned(plan, defence, number, space, past)
+    taken = [e.task for e in mine] + [t for t in running.values() if t.defence == defence]
+    used = {t.seed for t in taken if alike(t.settings) == alike(settings)}
+    return task(plan, defence, number, settings, used)
 
 
 def _entry(one: Task, answer: Json) -> Entry:

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from splitveil.errors import ConfigError, RunError
 
 Json = dict[str, Any]
 Work = Callable[[Json], Json]
+REACH_S = 5.0  # for the other end to answer; Ray itself would try for minutes
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -189,6 +191,8 @@ class RayEngine:
     ) -> None:
         ray = need_ray()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if address:
+            reach(address)
         started = {} if address else {"num_cpus": jobs, "include_dashboard": False}
         try:
             with _environment(ONE_THREAD):  # Ray gives a task of one core one thread by itself
@@ -236,6 +240,20 @@ class RayEngine:
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
         self._ray.shutdown()
+
+
+def reach(address: str) -> None:
+    """Refuse the address of a machine where nobody listens; only Ray understands other ones."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
+    except (OSError, OverflowError, UnicodeError) as err:
+        raise ConfigError(
+            f"nobody answers at '{address}': {err}; check --address and that the cluster runs "
+            "(`ray status` there), or leave --address out for a new one on this machine"
+        ) from err
 
 
 def need_ray() -> Any:  # noqa: ANN401 - the module

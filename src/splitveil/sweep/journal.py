@@ -1,7 +1,8 @@
 """What is finished: one line of JSON for each trial, on disk before the next one is started.
 
 Lines are only ever appended. A last line without its end was being written when the process was
-killed; it is dropped, and its trial counts as not finished.
+killed; it is dropped, and its trial counts as not finished. A trial that failed may be tried again:
+then its last line counts.
 """
 
 import fcntl
@@ -45,8 +46,7 @@ class Entry:
 def read_lines(data: bytes, path: Path) -> tuple[list[Entry], int]:
     """The entries of a journal, and how many of its bytes are whole lines."""
     whole = data.rfind(b"\n") + 1
-    entries: list[Entry] = []
-    seen: set[str] = set()
+    entries: dict[str, Entry] = {}
     for number, line in enumerate(data[:whole].splitlines(), start=1):
         try:
             entry = Entry(**json.loads(line))
@@ -56,13 +56,13 @@ def read_lines(data: bytes, path: Path) -> tuple[list[Entry], int]:
                 f"{path}, line {number} is not a finished trial: {err}; remove that line, and its "
                 "trial will be run again"
             ) from err
-        if key in seen:
+        before = entries.pop(key, None)
+        if before is not None and before.error is None:
             raise RunError(
                 f"{path}, line {number}: trial {key} stands there twice; remove one of its lines"
             )
-        seen.add(key)
-        entries.append(entry)
-    return entries, whole
+        entries[key] = entry
+    return list(entries.values()), whole
 
 
 class Journal:
@@ -96,7 +96,13 @@ class Journal:
             self._file.write(line)
             self._file.flush()
             os.fsync(self._file.fileno())
-        self.entries.append(entry)
+        key = entry.task.key
+        self.entries = [*(e for e in self.entries if e.task.key != key), entry]
+
+    @property
+    def failed(self) -> list[Entry]:
+        """The trials whose last line is an error."""
+        return [entry for entry in self.entries if entry.error is not None]
 
     def __enter__(self) -> "Journal":
         return self

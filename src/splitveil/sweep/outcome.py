@@ -51,7 +51,7 @@ def summarise(plan: Plan, entries: Sequence[Entry], folder: Path) -> Json:
     good = [e for e in entries if e.found is not None]
     if not good:
         told = "; ".join(f"{e.task.key}: {e.error}" for e in entries[:3])
-        raise RunError(f"no trial came to an end: {told}")
+        raise RunError(f"no trial came to an end: {told}; mend that, and try again with --resume")
     points = [point(e) for e in good]
     chance = 1.0 / int((good[0].found or {})["classes"])
     reference = _reference(good)

@@ -5,14 +5,14 @@ finished before; each is asked of a fresh sampler with a seed of its own, so tha
 killed goes on as if it had not been.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from splitveil.errors import ConfigError
 from splitveil.rng import derive_seed
-from splitveil.sweep.space import Choices, Dimension, Range, Settings, Space, draw, grid
+from splitveil.sweep.space import Choices, Dimension, Range, Settings, Space, draw, grid, grid_size
 from splitveil.sweep.trial import Plan, Task
 
 STARTUP = 10  # Optuna's trials at random before it models anything, or a third of the budget
@@ -28,39 +28,47 @@ class Past:
 
 def default_trials(spaces: Mapping[str, Space]) -> int:
     """Trials of a defence when a grid is not told: those of the largest grid."""
-    return max(len(grid(space)) for space in spaces.values())
+    return max(grid_size(space) for space in spaces.values())
 
 
-def propose(plan: Plan, defence: str, number: int, space: Space, past: Sequence[Past]) -> Settings:
-    """The settings of trial `number` of a defence."""
+def fixed(plan: Plan, defence: str, space: Space) -> Iterator[Settings]:
+    """The settings of every trial of a defence, by a sampler that does not learn."""
     name = f"sweep/{defence}"
     if plan.sampler == "random":
-        return draw(space, Random(derive_seed(plan.seed, f"{name}/{number}")))  # noqa: S311
-    if plan.sampler == "optuna":
-        startup = min(STARTUP, max(1, plan.trials // 3))
-        return _ask(space, past, derive_seed(plan.seed, f"{name}/{number}") % 2**32, startup)
+        for number in range(plan.trials):
+            yield draw(space, Random(derive_seed(plan.seed, f"{name}/{number}")))  # noqa: S311
+        return
     points = grid(space)
     if plan.trials < len(points):
         Random(derive_seed(plan.seed, name)).shuffle(points)  # noqa: S311 - no secret
-    return points[number % len(points)]
+    for number in range(plan.trials):
+        yield points[number % len(points)]
 
 
-def task(plan: Plan, defence: str, number: int, settings: Settings, taken: Iterable[Task]) -> Task:
-    """The trial with these settings; `taken` with the same ones have the seeds before its own.
+def learned(plan: Plan, defence: str, number: int, space: Space, past: Sequence[Past]) -> Settings:
+    """The settings of trial `number` of a defence, by the sampler that learns."""
+    startup = min(STARTUP, max(1, plan.trials // 3))
+    return _ask(space, past, derive_seed(plan.seed, f"sweep/{defence}/{number}") % 2**32, startup)
+
+
+def task(plan: Plan, defence: str, number: int, settings: Settings, used: Container[int]) -> Task:
+    """The trial with these settings; `used` are the seeds of others of the defence that have them.
 
     So the budget of a defence with few settings goes into seeds, and no trial is another's twin.
     """
-    first = int(settings.get("seed", plan.seed))
-    rest = _without_seed(settings)
-    used = {t.seed for t in taken if t.defence == defence and _without_seed(t.settings) == rest}
-    seed = first
+    seed = int(settings.get("seed", plan.seed))
     while seed in used:
         seed += 1
     return Task(defence=defence, number=number, settings=settings, seed=seed)
 
 
-def _without_seed(settings: Mapping[str, Any]) -> Settings:
-    return {k: v for k, v in settings.items() if k != "seed"}
+def alike(settings: Mapping[str, Any]) -> str:
+    """The same text for settings that differ in nothing but their seed.
+
+    >>> alike({"lambd": 0.1, "seed": 3}) == alike({"lambd": 0.1})
+    True
+    """
+    return repr(sorted((k, v) for k, v in settings.items() if k != "seed"))
 
 
 def need_optuna() -> None:

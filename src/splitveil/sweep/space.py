@@ -15,6 +15,7 @@ from splitveil.settings import Value, checked, parse_pair
 Settings = dict[str, Any]
 
 KINDS = ("lin", "log")
+MOST = 10_000  # trials of a defence: what is counted first, so that nothing endless is begun
 FIXED = (  # one for the whole sweep, or its trials could not be compared or found again
     "dataset", "defence", "name", "data_dir", "runs_dir", "device", "compile", "final",
     "split_seed", "teacher",
@@ -78,14 +79,17 @@ def _range(key: str, kind: str, rest: str, text: str) -> Range:
             raise ValueError
     except (ValueError, OverflowError):
         raise ConfigError(f"--vary {text} is no range; give {_SHAPE}") from None
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise ConfigError(f"--vary {text}: the ends of a range must be finite")
+    if not math.isfinite(high - low):
+        raise ConfigError(f"--vary {text}: both ends of a range and its width must be finite")
     if low >= high:
         raise ConfigError(f"--vary {text} is empty: its low end must be below its high end")
     if kind == "log" and low <= 0:
         raise ConfigError(f"--vary {text}: a log range must start above 0; use lin, or raise it")
-    if points is not None and points < 2:  # noqa: PLR2004 - the two ends
-        raise ConfigError(f"--vary {text}: a grid takes at least 2 points of a range")
+    if points is not None and not 2 <= points <= MOST:  # noqa: PLR2004 - the two ends
+        raise ConfigError(
+            f"--vary {text}: a grid takes from 2 to {MOST} points of a range, got {points}; give "
+            "another count, or leave it out and use --sampler random or optuna"
+        )
     return Range(key=key, low=low, high=high, log=kind == "log", points=points)
 
 
@@ -172,12 +176,26 @@ def listed(dimension: Dimension) -> list[Any]:
     return list(dict.fromkeys(value_at(dimension, share) for share in shares))
 
 
+def grid_size(space: Space) -> int:
+    """How many points a grid has, counted before it is built; refused where it has too many."""
+    counts = {d.key: len(listed(d)) for d in space}
+    size = math.prod(counts.values())
+    if size > MOST:
+        words = " × ".join(f"{count} of {key}" for key, count in counts.items())
+        raise ConfigError(
+            f"a grid of {words} has {size} points, and a defence has at most {MOST} trials; take "
+            "fewer values, or use --sampler random or optuna with --trials"
+        )
+    return size
+
+
 def grid(space: Space) -> list[Settings]:
     """Every combination, the last field changing fastest.
 
     >>> grid((Choices(key="a", values=(1, 2)), Choices(key="b", values=("x",))))
     [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'x'}]
     """
+    grid_size(space)
     keys = [d.key for d in space]
     return [dict(zip(keys, row, strict=True)) for row in product(*map(listed, space))]
 
