@@ -78,6 +78,9 @@ def test_errors_per_image_come_back_to_half_precision() -> None:
     kept = per_image_mse(record(0.9, values))
     assert kept is not None
     np.testing.assert_allclose(kept, values, rtol=2**-11)
+    perfect = per_image_mse(record(0.9, images(1e-9, 0)))
+    assert perfect is not None
+    assert float(perfect.max()) <= 2.0**-24
     assert per_image_mse(record(0.9, 0.05)) is None
     assert per_image_mse(record(0.9, 0.05) | {"per_image": {}}) is None
 

@@ -114,6 +114,15 @@ def test_a_covariance_without_full_rank_is_factored_in_single_precision() -> Non
     assert bool(torch.isfinite(grad).all())
 
 
+def test_the_full_form_in_single_precision_is_that_in_double() -> None:
+    z, y = features(500, 128, 5, 0)
+    made = [KMeansCEM(128, 5, form="logdet", covariance="full").to(t) for t in (z, z.float())]
+    for cem, x in zip(made, (z, z.float()), strict=True):
+        cem.refit(x, y, seeded())
+    exact, single = (cem(z[:64].to(cem.centroids), y[:64]).loss.item() for cem in made)
+    assert single == pytest.approx(exact, rel=1e-4)
+
+
 @settings(max_examples=15, deadline=None)
 @given(seed=SEEDS, variant=st.sampled_from(VARIANTS))
 def test_order_of_samples_does_not_matter(seed: int, variant: dict[str, Any]) -> None:

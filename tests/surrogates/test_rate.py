@@ -11,7 +11,7 @@ from oracles.batches import draw
 from torch.testing import assert_close
 
 from splitveil.errors import ConfigError
-from splitveil.surrogates import GatedAttentionCEM, Rate
+from splitveil.surrogates import GatedAttentionCEM, Rate, SlotCrossAttentionCEM
 
 
 def test_two_points_one_sigma_away_give_half_log_two() -> None:
@@ -81,6 +81,19 @@ def test_stress_ladder(power: int) -> None:
     assert math.isfinite(loss.item())
     assert scaled.grad is not None
     assert bool(torch.isfinite(scaled.grad).all())
+
+
+def test_nothing_to_see_is_nothing_hidden() -> None:
+    alone, alike = (torch.rand(3, 2), torch.arange(3)), (torch.ones(4, 2), torch.arange(4) % 2)
+    for surrogate in (
+        Rate(2, 3, noise_std=0.3),
+        GatedAttentionCEM(2, 3),
+        SlotCrossAttentionCEM(2, 3, num_heads=1, penalty="rate"),
+    ):
+        for z, y in (alone, alike):
+            said = surrogate(z, y).diagnostics
+            assert said["true_rate"] == 0
+            assert said["surrogate_to_true"] == 1
 
 
 def test_noise_must_be_positive() -> None:

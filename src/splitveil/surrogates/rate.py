@@ -132,10 +132,11 @@ def compare_rates(
 ) -> dict[str, Tensor]:
     """The true rate, a surrogate's own one as a share of it, and the bank's rows per class.
 
-    `true` spares the second look at the batch where the caller has it already.
+    `true` spares the second look at the batch where the caller has it already. Where there is
+    nothing to see, no class with a spread, nothing is hidden either: the share is 1.
     """
     true = true_rate(batch, noise_std) if true is None else true
-    ratio = own / true.clamp_min(torch.finfo(true.dtype).tiny)
+    ratio = torch.where(true == 0, 1.0, own / true)
     found = {"true_rate": true, "surrogate_to_true": ratio}
     if batch.own is not None:
         rows = ((batch.count - batch.own_count) * batch.counted).sum()
