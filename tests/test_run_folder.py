@@ -70,12 +70,21 @@ def test_a_run_that_is_trained_anew_under_an_audit_keeps_no_record_of_it(tmp_pat
     assert not (run.path / "gallery.json").exists()
 
 
-def test_an_empty_folder_is_no_run_to_be_kept(tmp_path: Path) -> None:
-    """It is what a training leaves that was killed before its first file."""
-    for overwrite in (False, True):
-        made = config(tmp_path, "none", epochs=1, name=f"e{overwrite}")
-        made.folder.mkdir()
-        assert sv.fit(made, overwrite=overwrite).path == made.folder
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("left", [(), (".config.toml.tmp",)])
+def test_a_folder_without_a_whole_file_is_no_run_to_be_kept(
+    left: tuple[str, ...], overwrite: bool, tmp_path: Path
+) -> None:
+    """It is what a training leaves that was killed before its first file, or while it wrote it."""
+    made = config(tmp_path, "none", epochs=1)
+    made.folder.mkdir()
+    for name in left:
+        (made.folder / name).write_text("data")
+    assert sv.fit(made, overwrite=overwrite).path == made.folder
+    assert not any((made.folder / name).exists() for name in left)
+
+
+def test_an_empty_folder_cannot_be_resumed(tmp_path: Path) -> None:
     made = config(tmp_path, "none", epochs=1, name="r")
     made.folder.mkdir()
     with pytest.raises(RunError, match="nothing to resume"):

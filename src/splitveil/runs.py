@@ -244,9 +244,11 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether it is a folder, of its own, without anything in it."""
+    """Whether it is a folder, of its own, with nothing complete in it."""
+    begun = {".config.toml.tmp"}  # as `atomic_file` leaves it where it is killed
     try:
-        return folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())
+        there = {file.name for file in folder.iterdir()}
+        return there <= begun and not folder.is_symlink()
     except OSError:
         return False
 
