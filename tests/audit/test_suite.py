@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -208,6 +209,34 @@ def test_a_bad_reconstruction_of_its_own_images_is_refused_by_name_too() -> None
     stubborn = Returns(torch.zeros(12, 1, 8, 8), Access.BLACK_BOX)  # there are 30 aux images
     with pytest.raises(AuditError, match=r"'forger'.*\(12, 1, 8, 8\), expected \(30, 1, 8, 8\)"):
         run_attacks(a_case(), {"forger": stubborn}, 0)
+
+
+@dataclass(frozen=True)
+class Gives:
+    """Its fit returns what it was made with."""
+
+    what: Any
+    access: Any = Access.BLACK_BOX
+
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Any:  # noqa: ANN401 - the point of it
+        del victim, aux, generator, progress
+        return self.what
+
+
+@pytest.mark.parametrize(
+    ("attack", "said"),
+    [
+        (Gives(None), "must give a function from what was observed to images, got NoneType"),
+        (Gives(lambda seen: np.zeros((len(seen.z), 1, 8, 8))), "images as ndarray, expected a ten"),
+        (Gives(None, "none"), "must be a member of Access, got 'none'; write one of Access.NONE, "),
+        (Gives(None, "anything"), "must be a member of Access, got 'anything'"),
+    ],
+)
+def test_an_attack_that_is_not_made_as_one_is_told_how(attack: Any, said: str) -> None:  # noqa: ANN401
+    with pytest.raises(AuditError, match=f"attack 'mine'.*{said}"):
+        run_attacks(a_case(), {"mine": attack}, 0)
 
 
 @dataclass(frozen=True)
