@@ -293,6 +293,12 @@ def test_an_audit_without_attacks_or_images_is_refused() -> None:
         run_attacks(a_case(scored=labelled(0, 1)), {"mean": MeanImage()}, 0)
 
 
+def test_images_without_a_label_are_refused_not_left_out() -> None:
+    images, labels = torch.zeros(5, 1, 8, 8), torch.zeros(3, dtype=torch.long)
+    with pytest.raises(AuditError, match=r"every one of the scored .* 5 images and 3 labels"):
+        run_attacks(a_case(scored=Labelled(images, labels)), {"mean": MeanImage()}, 0)
+
+
 def test_images_outside_the_range_are_refused() -> None:
     bright = Labelled(torch.full((3, 1, 8, 8), 200.0), torch.zeros(3, dtype=torch.long))
     with pytest.raises(AuditError, match=r"must lie in \[0, 1\], got values from 200 to 200"):

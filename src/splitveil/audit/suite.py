@@ -253,6 +253,12 @@ def _versions(case: Case, given: Observation) -> tuple[int, ...]:
 def _check_case(case: Case, attacks: Mapping[str, Attack]) -> None:
     if not attacks:
         raise AuditError("an audit needs at least one attack, got none")
+    for what, data in (("aux", case.aux), ("scored", case.scored)):
+        if len(data.images) != len(data.labels):
+            raise AuditError(
+                f"every one of the {what} images needs a label, got {len(data.images)} images and "
+                f"{len(data.labels)} labels"
+            )
     if len(case.scored) == 0:
         raise AuditError("there are no images to score; the test split is empty")
     for name, attack in attacks.items():

@@ -103,8 +103,9 @@ one for each class; number the classes from 0
         )
     if images.shape[1] not in CHANNELS:
         raise DataError(
-            f"{name}: images must be grey (1 channel) or RGB (3), got {images.shape[1]} channels "
-            f"in {tuple(images.shape)}; convert them, saying what becomes of depth or alpha"
+            f"{name}: images (n, c, h, w) must be grey (1 channel) or RGB (3), got "
+            f"{images.shape[1]} channels in {tuple(images.shape)}; convert them, saying what "
+            "becomes of depth or alpha"
         )
     if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
         raise DataError(
