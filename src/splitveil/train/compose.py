@@ -44,6 +44,11 @@ def penalty(
     A rob that is not finite counts as 0, and so does its gradient.
     """
     out = _sound(surrogate(scale_gradient(z, weights.encoder, guard.gradient), y))
+    if z.requires_grad and not out.loss.requires_grad:
+        raise ConfigError(
+            "a surrogate's loss must have a gradient, got one that the encoder cannot follow; "
+            "compute it from z without detach, no_grad or numpy"
+        )
     finite = torch.isfinite(out.loss.detach())
     guard.loss.add_(~finite)
     if "surrogate_to_true" in out.diagnostics:
