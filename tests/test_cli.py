@@ -6,11 +6,13 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from splitveil.attacks import PROFILES, Linear
 from splitveil.cli import app
 
 
@@ -100,6 +102,17 @@ def test_catalogues(command: str) -> None:
     shown = call(command)
     assert shown.exit_code == 0
     assert all(name in shown.stdout for name in names)
+
+
+class Terse(Linear):
+    __slots__ = ()
+
+
+def test_an_attack_of_any_profile_is_listed_with_a_docstring_or_without() -> None:
+    with patch.dict(PROFILES, {"smoke": {**PROFILES["smoke"], "mine": Terse()}}):
+        shown = json.loads(call("attacks", "--json").stdout)
+    assert shown["mine"] == "black-box: "
+    assert shown.keys() == {"mine"} | {name for profile in PROFILES.values() for name in profile}
 
 
 COMMANDS = [command.callback.__name__ for command in app.registered_commands if command.callback]

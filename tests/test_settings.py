@@ -1,14 +1,17 @@
 """Settings from text: types, near names, TOML there and back."""
 
+import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+import splitveil as sv
 from splitveil.config import RunConfig, make_config
-from splitveil.defences import DEFENCES
+from splitveil.defences import DEFENCES, Defence
 from splitveil.errors import ConfigError
 from splitveil.runs import flat_config
 from splitveil.settings import parse_pairs, read_toml, write_toml
@@ -90,3 +93,44 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
     bad.write_text("lambd = = 3")
     with pytest.raises(ConfigError, match="not valid TOML"):
         read_toml(bad)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedAsTheRun(Defence):
+    """Its field would be read back as the run's noise."""
+
+    noise_std: float = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing(Defence):
+    """No flat file gives its field back."""
+
+    levels: tuple[float, ...] = (0.1, 0.2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unset(Defence):
+    """Its preset is not of the type it declares."""
+
+    width: float = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("defence", "said"),
+    [
+        (NamedAsTheRun(summary=""), "has a field 'noise_std', which is the name of a setting of"),
+        (Listing(summary=""), "has a field 'levels' of type tuple, which cannot be set; make it"),
+        (Unset(summary=""), "is set to what cannot be set: width must be a number, got None"),
+    ],
+)
+def test_a_defence_whose_run_could_not_be_read_back_is_refused_before_it_is_trained(
+    defence: Defence, said: str, tmp_path: Path
+) -> None:
+    config = RunConfig(dataset="digits", defence="mine", epochs=1, runs_dir=str(tmp_path / "runs"))
+    with (
+        patch.dict(DEFENCES, {"mine": defence}),
+        pytest.raises(ConfigError, match=re.escape(f"defence 'mine' {said}")),
+    ):
+        sv.fit(config)
+    assert not (tmp_path / "runs").exists()

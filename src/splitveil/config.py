@@ -23,10 +23,10 @@ from splitveil.nets import (
     cut,
     cut_elsewhere,
     parse_client,
-    sized,
+    with_channel,
 )
 from splitveil.rng import seeded_globals
-from splitveil.settings import checked, field_types
+from splitveil.settings import checked, field_types, refuse_fields
 from splitveil.types import Attack
 
 SMALL_SIDE = 32  # images under this go through the small net
@@ -168,6 +168,8 @@ def find_defence(name: str) -> Defence:
     for part in names:
         if part not in DEFENCES:
             raise ConfigError(unknown("defence", part, DEFENCES))
+        own, taken = DEFENCES[part], (*RUN_KEYS, "reg_strength")
+        refuse_fields(own.settings(), own.setting_types(), taken, f"defence '{part}'")
     parts = [(part, DEFENCES[part]) for part in names]
     return parts[0][1] if len(parts) == 1 else stack(parts)
 
@@ -291,10 +293,7 @@ def build_model(
     config: RunConfig, image_shape: tuple[int, int, int], num_classes: int
 ) -> SplitModel:
     """The split model of a resolved run, freshly initialised from torch's global stream."""
-    net = find_net(config.net)
-    defence = build_defence(config)
-    model = cut(
-        net.build(image_shape, num_classes), net.cut_at, defence.channel(config.noise_std or 0.0)
-    )
+    net, defence = find_net(config.net), build_defence(config)
+    model = cut(net.build(image_shape, num_classes), net.cut_at)
     model.encoder = defence.encoder(model.encoder, model.wire_shape(image_shape))
-    return sized(model, image_shape)
+    return with_channel(model, defence.channel(config.noise_std or 0.0), image_shape)

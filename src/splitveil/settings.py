@@ -4,7 +4,7 @@ import json
 import os
 import tomllib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -94,6 +94,36 @@ def checked(settings: Mapping[str, Any], allowed: Mapping[str, Any], what: str) 
     if problems:
         raise ConfigError("; ".join(problems))
     return good
+
+
+def refuse_fields(
+    settings: Mapping[str, Any], kinds: Mapping[str, Any], taken: Collection[str], owner: str
+) -> None:
+    """Refuse fields of a class that a flat file of settings would not give back as they are."""
+    problems = [
+        f"{owner} has a field '{key}', which is the name of a setting of the run; rename the field"
+        for key in settings
+        if key in taken
+    ]
+    problems += [
+        f"{owner} has a field '{key}' of type {getattr(kind, '__name__', kind)}, which cannot be "
+        "set; make it a bool, int, float, str or Literal, or one of these with None"
+        for key, kind in kinds.items()
+        if not _settable(kind)
+    ]
+    if problems:
+        raise ConfigError("; ".join(problems))
+    try:
+        checked(settings, kinds, "field")
+    except ConfigError as err:
+        raise ConfigError(f"{owner} is set to what cannot be set: {err}") from err
+
+
+def _settable(kind: Any) -> bool:  # noqa: ANN401 - any declared type
+    if get_origin(kind) in (Union, types.UnionType):
+        options = [o for o in get_args(kind) if o is not type(None)]
+        return len(options) == 1 and _settable(options[0])
+    return get_origin(kind) is Literal or kind in (bool, int, float, str)
 
 
 def _convert(value: Any, kind: Any) -> Any:  # noqa: ANN401 - a value of any declared type

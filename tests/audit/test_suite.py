@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,6 +212,34 @@ def test_a_bad_reconstruction_of_its_own_images_is_refused_by_name_too() -> None
 
 
 @dataclass(frozen=True)
+class Gives:
+    """Its fit returns what it was made with."""
+
+    what: Any
+    access: Any = Access.BLACK_BOX
+
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Any:  # noqa: ANN401 - the point of it
+        del victim, aux, generator, progress
+        return self.what
+
+
+@pytest.mark.parametrize(
+    ("attack", "said"),
+    [
+        (Gives(None), "must give a function from what was observed to images, got NoneType"),
+        (Gives(lambda seen: np.zeros((len(seen.z), 1, 8, 8))), "images as ndarray, expected a ten"),
+        (Gives(None, "none"), "must be a member of Access, got 'none'; write one of Access.NONE, "),
+        (Gives(None, "anything"), "must be a member of Access, got 'anything'"),
+    ],
+)
+def test_an_attack_that_is_not_made_as_one_is_told_how(attack: Any, said: str) -> None:  # noqa: ANN401
+    with pytest.raises(AuditError, match=f"attack 'mine'.*{said}"):
+        run_attacks(a_case(), {"mine": attack}, 0)
+
+
+@dataclass(frozen=True)
 class Scribbler:
     """Writes into one of the tensors it is given."""
 
@@ -262,6 +291,12 @@ def test_an_audit_without_attacks_or_images_is_refused() -> None:
         run_attacks(a_case(), {}, 0)
     with pytest.raises(AuditError, match="no images to score"):
         run_attacks(a_case(scored=labelled(0, 1)), {"mean": MeanImage()}, 0)
+
+
+def test_images_without_a_label_are_refused_not_left_out() -> None:
+    images, labels = torch.zeros(5, 1, 8, 8), torch.zeros(3, dtype=torch.long)
+    with pytest.raises(AuditError, match=r"every one of the scored .* 5 images and 3 labels"):
+        run_attacks(a_case(scored=Labelled(images, labels)), {"mean": MeanImage()}, 0)
 
 
 def test_images_outside_the_range_are_refused() -> None:

@@ -55,6 +55,12 @@ def test_moving_keeps_everything_else() -> None:
             CLASSES,
             r"\(n, c, h, w\), got torch.uint8 \(6, 3, 4\)",
         ),
+        (
+            pixels().repeat(1, 4, 1, 1)[:, :4],
+            torch.zeros(6).long(),
+            CLASSES,
+            r"grey \(1 channel\) or RGB \(3\), got 4 channels .*; convert them",
+        ),
         (pixels(), torch.zeros(5).long(), CLASSES, "one for each of 6 images"),
         (pixels(), torch.zeros(6), CLASSES, "labels must be int64"),
         (pixels()[:0], torch.zeros(0).long(), CLASSES, "the dataset is empty"),

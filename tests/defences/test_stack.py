@@ -159,6 +159,24 @@ def test_parts_with_a_common_setting_are_refused() -> None:
         stack(parts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnNoise(Defence):
+    """Adds noise that is not the run's."""
+
+    sigma: float = 0.5
+
+    def channel(self, noise_std: float) -> Channel:
+        """As large as it says."""
+        del noise_std
+        return Channel([GaussianNoise(self.sigma)])
+
+
+def test_noise_of_a_parts_own_is_refused_for_the_stack_would_leave_it_out() -> None:
+    parts = [("topk", DEFENCES["topk"]), ("mine", OwnNoise(summary="mine"))]
+    with pytest.raises(ConfigError, match=r"'mine' adds other Gaussian noise than the run's"):
+        stack(parts)
+
+
 @pytest.mark.parametrize("penalised", [n for n, d in DEFENCES.items() if d.penalty_plan().lambd])
 def test_no_two_presets_that_can_be_stacked_share_a_setting(penalised: str) -> None:
     plain = [n for n, d in DEFENCES.items() if n != "none" and not d.penalty_plan().lambd]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets import Channel, Dropout, GaussianNoise, Quantise, TopK, cut
+from splitveil.nets import Channel, Dropout, GaussianNoise, Quantise, TopK, cut, with_channel
 from splitveil.types import Victim
 
 STAGES: dict[str, Callable[[], nn.Module]] = {
@@ -227,3 +227,36 @@ def test_on_a_gpu_it_is_captured_without_host_sync_and_equals_the_cpu(stage: nn.
     assert torch.equal(first, sent) is not isinstance(stage, Dropout)
     if not isinstance(stage, Dropout):
         assert torch.equal(first.cpu(), stage(z))
+
+
+class Flattens(nn.Module):
+    def forward(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        del generator
+        return z.flatten(1)
+
+
+class TakesNoGenerator(nn.Module):
+    def forward(self, z: Tensor) -> Tensor:
+        return z
+
+
+@pytest.mark.parametrize(
+    ("channel", "said"),
+    [
+        (Channel([Flattens()]), r"must keep the shape of smashed data, \(2, 3, 6, 6\), got shape"),
+        (Channel([TakesNoGenerator()]), r"does not pass the channel.*called with \(z, generator\)"),
+        (None, r"must be a Channel, got NoneType; return Channel\("),
+        ([Dropout(0.3)], "must be a Channel, got list"),
+    ],
+)
+def test_a_channel_that_no_model_can_have_is_refused(channel: object, said: str) -> None:
+    model = cut(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten()), at=1)
+    with pytest.raises(ConfigError, match=said):
+        with_channel(model, channel, (1, 8, 8))
+
+
+def test_trying_a_channel_draws_nothing_of_the_global_stream(stage: nn.Module) -> None:
+    model = cut(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten()), at=1)
+    before = torch.get_rng_state()
+    with_channel(model, Channel([stage]), (1, 8, 8))
+    assert torch.equal(torch.get_rng_state(), before)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from splitveil.errors import ConfigError
 from splitveil.surrogates import GatedAttentionCEM, Rate
 from splitveil.train import Guard, Weights, compose_losses
 from splitveil.types import SurrogateOutput
@@ -123,3 +125,34 @@ def test_a_broken_penalty_leaves_the_task_gradient_exactly(kind: str) -> None:
         assert torch.equal(a, b)
     assert int(guard.loss) + int(guard.gradient) >= 1
     assert math.isfinite(loss.item())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda z: z.var(), "a surrogate must give a SurrogateOutput, got Tensor; return"),
+        (lambda z: said_of(z, loss=z.var(0)), r"must be one number, got shape \(4,\); take its"),
+        (lambda z: said_of(z, loss=z.detach().var()), "loss must have a gradient, got one that"),
+        (lambda z: said_of(z, loss=1.0), "a surrogate's loss must be a tensor, got float"),
+        (
+            lambda z: said_of(z, diagnostics={"note": 1.0}),
+            "a surrogate's note must be a tensor, got float",
+        ),
+    ],
+)
+def test_a_surrogate_that_gives_something_else_is_told_what_to_give(
+    given: Callable[[Tensor], SurrogateOutput], said: str
+) -> None:
+    encoder, _, x, y = parts()
+    z, weights = encoder(x), Weights(encoder=1.0, scale=1.0)
+    with pytest.raises(ConfigError, match=said):
+        compose_losses(z.sum(), z, y, lambda z, _: given(z), weights=weights, guard=Guard.on("cpu"))
+
+
+def said_of(z: Tensor, **wrong: object) -> SurrogateOutput:
+    """An output with one thing wrong, past the types that are checked in tests alone."""
+    spread = z.detach().var()
+    out = SurrogateOutput(loss=spread, intra_mse=spread, diagnostics={})
+    for name, value in wrong.items():
+        object.__setattr__(out, name, value)
+    return out

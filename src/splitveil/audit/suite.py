@@ -168,6 +168,11 @@ def attempt(  # noqa: PLR0917 - the case, the attack, and who watches
     generator = stream(wire.seed, f"attack/{name}", case.victim.device)
     before = _versions(case, given)
     fitted = attack.fit(view(case, attack.access, wire), case.aux, generator, progress)
+    if not callable(fitted):
+        raise AuditError(
+            f"attack '{name}' must give a function from what was observed to images, "
+            f"got {type(fitted).__name__}; return it from fit"
+        )
     guess = _checked(name, fitted(given), case.scored.images[rows])
     if _versions(case, given) != before:
         raise AuditError(
@@ -210,14 +215,20 @@ def measured(x: Tensor, guess: Tensor) -> dict[str, Tensor | None]:
     return found
 
 
-def _checked(name: str, guess: Tensor, x: Tensor) -> Tensor:
+def _checked(name: str, guess: object, x: Tensor) -> Tensor:
+    if not isinstance(guess, Tensor):
+        raise AuditError(
+            f"attack '{name}' returned images as {type(guess).__name__}, expected a tensor; "
+            "wrap an array with torch.from_numpy"
+        )
     if guess.shape != x.shape:
         raise AuditError(
             f"attack '{name}' returned images of shape {tuple(guess.shape)}, "
             f"expected {tuple(x.shape)}"
         )
+    guess = guess.detach()
     check_images(guess, f"reconstructions of attack '{name}'")
-    return guess.detach().to(x)
+    return guess.to(x)
 
 
 def _aux_mse(
@@ -242,8 +253,20 @@ def _versions(case: Case, given: Observation) -> tuple[int, ...]:
 def _check_case(case: Case, attacks: Mapping[str, Attack]) -> None:
     if not attacks:
         raise AuditError("an audit needs at least one attack, got none")
+    for what, data in (("aux", case.aux), ("scored", case.scored)):
+        if len(data.images) != len(data.labels):
+            raise AuditError(
+                f"every one of the {what} images needs a label, got {len(data.images)} images and "
+                f"{len(data.labels)} labels"
+            )
     if len(case.scored) == 0:
         raise AuditError("there are no images to score; the test split is empty")
+    for name, attack in attacks.items():
+        if not isinstance(attack.access, Access):  # a text would be given another one's view
+            raise AuditError(
+                f"access of attack '{name}' must be a member of Access, got {attack.access!r}; "
+                f"write one of {', '.join(f'Access.{one.name}' for one in Access)}"
+            )
     check_images(case.aux.images, "aux images")
     few = {
         name: need

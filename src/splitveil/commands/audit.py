@@ -125,7 +125,7 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     if is_callable(run):
         refuse_options(
             {"--replay": replay, "--wire": wires or None} | ours | tapped,
-            "a run is audited; audit the function again instead",
+            "a run is audited; leave it out: a function meets every attack of the profile",
         )
         # What the function prints is no result of ours.
         with current_folder_first(), redirect_stdout(sys.stderr):
@@ -140,7 +140,8 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     refuse_options(theirs, "MODULE:FUNCTION is audited, as mycode:send; a run has its own")
     if wires:
         refuse_options(
-            {"--replay": replay, "--attributes": attributes} | ours, "the run itself is audited"
+            {"--replay": replay, "--attributes": attributes} | ours,
+            "the run itself is audited; leave it out",
         )
         given_wire = wire.Given(
             sources=tuple(wires), sent=sent, int8=int8, token_file=token_file, ca=ca, out=out

@@ -47,10 +47,11 @@ def attacks(json_: JsonFlag = False) -> None:
     from splitveil.types import Attack
 
     def words(attack: Attack) -> str:
-        line = getattr(attack, "summary", "") or (attack.__doc__ or "").strip().splitlines()[0]
-        return f"{attack.access}: {line}"
+        lines = (getattr(attack, "summary", "") or attack.__doc__ or "").strip().splitlines()
+        return f"{attack.access}: {next(iter(lines), '')}"
 
-    entries = {name: words(attack) for name, attack in PROFILES["paper"].items()}
+    # An attack of several profiles has the budget of the last one, `paper`.
+    entries = {n: words(attack) for profile in PROFILES.values() for n, attack in profile.items()}
     show_catalogue("Attacks", entries, json_=json_)
 
 

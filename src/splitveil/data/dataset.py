@@ -14,6 +14,7 @@ from torch import Tensor
 from splitveil.errors import DataError
 from splitveil.types import Labelled
 
+CHANNELS = (1, 3)  # what reports can draw and attacks are made for
 MIN_CLASSES = 2
 # The defences shape the variance within a class, and one image alone has none.
 MIN_PER_CLASS = 2
@@ -99,6 +100,12 @@ one for each class; number the classes from 0
         raise DataError(
             f"{name}: images must be uint8 of shape (n, c, h, w), "
             f"got {images.dtype} {tuple(images.shape)}"
+        )
+    if images.shape[1] not in CHANNELS:
+        raise DataError(
+            f"{name}: images (n, c, h, w) must be grey (1 channel) or RGB (3), got "
+            f"{images.shape[1]} channels in {tuple(images.shape)}; convert them, saying what "
+            "becomes of depth or alpha"
         )
     if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
         raise DataError(

@@ -2,8 +2,8 @@
 
 Keys are `x` and `y`, divided here, or `x_train`, `y_train`, `x_test`, `y_test`; `classes` (strings)
 names the labels. Images are (n, h, w), or have a channel axis of length 1 or 3: the last axis if
-only that one has such a length, the second if only that one has. Where both or neither have, a key
-`layout` with the text "nhwc" or "nchw" decides. Nothing is unpickled.
+only that one has such a length, the second if only that one has. Where both have, a key `layout`
+with the text "nhwc" or "nchw" decides. Nothing is unpickled.
 """
 
 import zlib
@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 from einops import rearrange
 
-from splitveil.data.dataset import Dataset, to_uint8
+from splitveil.data.dataset import CHANNELS, Dataset, to_uint8
 from splitveil.data.parts import Arrays, one_part, two_parts
 from splitveil.data.source import Request
 from splitveil.errors import DataError
@@ -24,7 +24,8 @@ TWO = ("x_train", "y_train", "x_test", "y_test")
 BEGINNINGS = (b"PK", b"\x93N")  # of files of np.savez and np.save
 OPTIONAL = ("classes", "layout")
 LAYOUTS = ("nhwc", "nchw")
-CHANNELS = (1, 3)
+ASK = "add layout='nhwc' or layout='nchw' to the file"
+CONVERT = "convert the images to grey or RGB, saying what becomes of depth or alpha"
 # What NumPy and zipfile raise on files that are cut, forged, encrypted or pickled.
 UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, MemoryError, BadZipFile, zlib.error)
 
@@ -73,7 +74,8 @@ def part(arrays: Mapping[str, np.ndarray], x: str, y: str, layout: str, path: Pa
     labels = arrays[y]
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise DataError(
-            f"{y} in {path} must be integers of shape (n,), got {labels.dtype} {labels.shape}"
+            f"{y} in {path} must be integers of shape (n,), got {labels.dtype} {labels.shape}; "
+            "number the classes from 0 and name them in an array `classes`"
         )
     images = channels_first(arrays[x], layout, f"{x} in {path}")
     return to_uint8(images, f"{x} in {path}"), labels
@@ -101,7 +103,7 @@ def channels_first(x: np.ndarray, layout: str, name: str) -> np.ndarray:
     if first == last and not layout:
         raise DataError(
             f"{name} has shape {x.shape}: {'both' if first else 'neither'} of the second and the "
-            "last axis could be channels (1 or 3); add layout='nhwc' or layout='nchw' to the file"
+            f"last axis could be channels (1 or 3); {ASK if first else CONVERT}"
         )
     if layout == "nhwc" or (not layout and last):
         return rearrange(x, "n h w c -> n c h w")

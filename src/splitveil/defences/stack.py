@@ -12,6 +12,8 @@ from splitveil.errors import ConfigError, unknown
 from splitveil.nets import Channel, Clip, GaussianNoise, SparseCoding, SplitModel
 from splitveil.types import Companion, Paced, PenaltyPlan
 
+ANY_NOISE = 0.0314159  # a part that adds the run's own noise adds this one when given it
+
 
 class Together(nn.Module):
     """Several companions as one; each learns at its own rate."""
@@ -153,6 +155,16 @@ def _problems(parts: Sequence[tuple[str, Defence]]) -> Iterator[str]:
     loud = dict.fromkeys(name for name, part in parts if part.learns_noise)
     if len(loud) > 1:
         yield f"{_both(loud)} each learn the noise and a stack can have one; choose one of them"
+    for name in (name for name, part in dict(parts).items() if _own_noise(part)):
+        yield (
+            f"'{name}' adds other Gaussian noise than the run's, and a stack has room for that "
+            "alone; add GaussianNoise(noise_std), or draw the noise in a stage of your own"
+        )
+    yield from _shared(parts)
+
+
+def _shared(parts: Sequence[tuple[str, Defence]]) -> Iterator[str]:
+    """Settings that two of them have."""
     owners: dict[str, list[str]] = {}
     for name, part in dict(parts).items():
         for key in part.settings():
@@ -160,6 +172,12 @@ def _problems(parts: Sequence[tuple[str, Defence]]) -> Iterator[str]:
     for key, found in owners.items():
         if len(found) > 1:
             yield f"{_both(found)} each have a setting '{key}', which must name one; stack others"
+
+
+def _own_noise(part: Defence) -> bool:
+    """Whether its channel has Gaussian noise beside the run's, or another amount of it."""
+    stages = part.channel(ANY_NOISE).stages
+    return [s.std for s in stages if isinstance(s, GaussianNoise)] not in ([], [ANY_NOISE])
 
 
 def _both(names: Sequence[str] | Mapping[str, None]) -> str:

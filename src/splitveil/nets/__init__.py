@@ -32,6 +32,7 @@ from splitveil.nets.stages import (
     before_squashing,
     learned_stages,
     sized,
+    with_channel,
 )
 from splitveil.nets.suggest import Bottleneck, CutCost, cuts_of_nets, suggest_cuts
 
@@ -81,4 +82,5 @@ __all__ = [
     "thin_resnet",
     "vgg11",
     "weigh",
+    "with_channel",
 ]

@@ -5,6 +5,7 @@ stages: `sized` gives them to a model's stages once the net is cut. A stage that
 takes its shape from what it is given.
 """
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
+from splitveil.nets.channel import Channel
 from splitveil.nets.split import SplitModel
 from splitveil.rng import normal_like
 
@@ -63,6 +65,32 @@ def sized(model: SplitModel, image_shape: Shape) -> SplitModel:
     for stage in learned_stages(model.channel):
         where = next(model.encoder.parameters(), torch.zeros(())).device
         stage.size_to(model.wire_shape(image_shape), where)
+    return model
+
+
+@torch.no_grad()
+def with_channel(model: SplitModel, channel: object, image_shape: Shape) -> SplitModel:
+    """The same model, `sized`, with this channel; refuses one that does not keep z's shape."""
+    if not isinstance(channel, Channel):
+        raise ConfigError(
+            f"a defence's channel must be a Channel, got {type(channel).__name__}; "
+            "return Channel([stage, …]), without stages if nothing happens before the wire"
+        )
+    model.channel = channel
+    z = torch.zeros(2, *sized(model, image_shape).wire_shape(image_shape))
+    try:
+        sent = copy.deepcopy(channel)(z, torch.Generator())  # a copy: a stage may count its calls
+    except (RuntimeError, TypeError, ValueError) as err:
+        raise ConfigError(
+            f"smashed data of shape {tuple(z.shape)} does not pass the channel: {err}; a stage is "
+            "called with (z, generator)"
+        ) from err
+    if not isinstance(sent, Tensor) or sent.shape != z.shape:
+        got = f"shape {tuple(sent.shape)}" if isinstance(sent, Tensor) else type(sent).__name__
+        raise ConfigError(
+            f"a channel must keep the shape of smashed data, {tuple(z.shape)}, got {got}; "
+            "make a layer that changes it part of the client: the defence's `encoder`"
+        )
     return model
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splitveil.errors import ConfigError
 from splitveil.gradient import scale_gradient
 from splitveil.train.schedule import Weights
 from splitveil.types import Surrogate, SurrogateOutput
@@ -42,13 +43,39 @@ def penalty(
 
     A rob that is not finite counts as 0, and so does its gradient.
     """
-    out = surrogate(scale_gradient(z, weights.encoder, guard.gradient), y)
+    out = _sound(surrogate(scale_gradient(z, weights.encoder, guard.gradient), y))
+    if z.requires_grad and not out.loss.requires_grad:
+        raise ConfigError(
+            "a surrogate's loss must have a gradient, got one that the encoder cannot follow; "
+            "compute it from z without detach, no_grad or numpy"
+        )
     finite = torch.isfinite(out.loss.detach())
     guard.loss.add_(~finite)
     if "surrogate_to_true" in out.diagnostics:
         guard.watch(out.diagnostics["surrogate_to_true"])
     rob = torch.where(finite, out.loss, torch.zeros_like(out.loss))
     return weights.scale * rob, out
+
+
+def _sound(out: object) -> SurrogateOutput:
+    """What a surrogate gave, where it is what one must give."""
+    if not isinstance(out, SurrogateOutput):
+        raise ConfigError(
+            f"a surrogate must give a SurrogateOutput, got {type(out).__name__}; "
+            "return SurrogateOutput(loss=…, intra_mse=…, diagnostics={})"
+        )
+    for name, value in {"loss": out.loss, "intra_mse": out.intra_mse, **out.diagnostics}.items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(
+                f"a surrogate's {name} must be a tensor, got {type(value).__name__}; "
+                "it stays on the device, so call neither float nor item"
+            )
+    if out.loss.ndim:
+        raise ConfigError(
+            f"a surrogate's loss must be one number, got shape {tuple(out.loss.shape)}; "
+            "take its mean or its sum"
+        )
+    return out
 
 
 def compose_losses(
