@@ -235,6 +235,19 @@ def test_rows_with_other_seeds_are_not_paired(seeds: tuple[int | None, ...]) -> 
     assert contrast(a, b, paired=True) == contrast(a, b)
 
 
+def test_seeds_that_agree_to_the_last_digit_make_nothing_certain() -> None:
+    assert over_seeds([0.9, 0.9, 0.9], [0.8, 0.8]) is None
+    assert over_seeds([0.9, 0.8], [0.8, 0.7], paired=True) is None
+    assert over_seeds([0.9, 0.9, 0.9], [0.8, 0.81]) is not None  # one side has a spread
+    same = row("a", record(0.9, 0.05), record(0.9, 0.05))
+    made = contrast(same, row("b", record(0.8, 0.01), record(0.8, 0.01)))
+    assert (made.accuracy, made.mse, made.p_accuracy, made.p_mse) == (None,) * 4
+    assert made.verdict == "no spread over seeds: no verdict"
+    (told,) = corrected([contrast(same, row("b", record(0.9, 0.01), record(0.9, 0.0101)))])
+    assert told.accuracy is None
+    assert told.verdict == "more private"
+
+
 def test_a_pair_of_single_seeds_is_no_verdict() -> None:
     made = contrast(seeded("a", (0.9,), (0,)), seeded("b", (0.8,), (0,)), paired=True)
     assert (made.accuracy, made.p_mse, made.over) == (None, None, "–")

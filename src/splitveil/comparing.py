@@ -5,6 +5,7 @@ MSEs are compared over seeds and images where both rows hold the strongest attac
 Against a row of one's choice, rows with the same training seeds are compared seed by seed.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -41,9 +42,10 @@ class Contrast:
     """Row `ours` less row `other`, accuracies as shares.
 
     A difference without an interval is None: of accuracies with one training seed on either side,
-    of MSEs also without values per image. `over` says what the interval of the MSE covers.
-    `p_accuracy` and `p_mse` are for another training, so one seed has none; `corrected` adjusts
-    them for all claims of a table.
+    or where none of the seeds differ; of MSEs the same without values per image. `over` says what
+    the interval of the MSE covers. `p_accuracy` and `p_mse` are for another training, so one seed
+    has none; `corrected` adjusts them for all claims of a table. `several`: both rows have more
+    than one seed.
     """
 
     ours: str
@@ -53,6 +55,7 @@ class Contrast:
     accuracy: Difference | None
     mse: Difference | None
     over: str
+    several: bool
     p_accuracy: float | None = None
     p_mse: float | None = None
 
@@ -60,8 +63,8 @@ class Contrast:
     def verdict(self) -> str:
         """What the intervals allow to say; what Holm's correction does not bear out apart."""
         signs = _sign(self.accuracy), _sign(self.mse)
-        if None in signs and not any(signs):
-            return "one seed: no verdict"
+        if signs[1] is None and not signs[0]:
+            return "no spread over seeds: no verdict" if self.several else "one seed: no verdict"
         told, doubtful = [0, 0], [0, 0]
         for at, p in enumerate((self.p_accuracy, self.p_mse)):
             (told if p is not None and p < ALPHA else doubtful)[at] = signs[at] or 0
@@ -97,7 +100,8 @@ def over_seeds(
 ) -> Difference | None:
     """Mean of a less mean of b by Welch's t, or `paired` by Student's t of the differences.
 
-    None with fewer than two values on either side.
+    None with fewer than two values on either side, and where these have no spread: seeds that agree
+    to the last image do so by chance, and would make any difference certain.
 
     >>> made = over_seeds([1.0, 2.0, 3.0], [0.0, 0.0])
     >>> round(made.interval.low, 4), round(made.interval.high, 4)  # 2 ± 4.3027/√3
@@ -111,7 +115,9 @@ def over_seeds(
     if min(len(left), len(right)) < LEAST_SEEDS:
         return None
     samples = [Sample.of([[v, v] for v in values]) for values in (left, right)]
-    return difference(*samples, paired=paired)  # equal columns: the images add no variance
+    made = difference(*samples, paired=paired)  # equal columns: the images add no variance
+    low, high = made.interval.low, made.interval.high
+    return None if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12) else made
 
 
 def matched(ours: Group, other: Group) -> tuple[Group, Group] | None:
@@ -148,6 +154,7 @@ def contrast(ours: Group, other: Group, *, paired: bool = False) -> Contrast:
         accuracy=accuracy,
         mse=mse,
         over=NOTHING if mse is None else f"paired {over}" if together else over,
+        several=min(len(ours.seeds), len(other.seeds)) >= LEAST_SEEDS,
         p_accuracy=None if accuracy is None else accuracy.p_value,
         p_mse=None if mse is None or over == "images" else mse.p_value,
     )
