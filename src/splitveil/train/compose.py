@@ -44,7 +44,7 @@ def penalty(
     A rob that is not finite counts as 0, and so does its gradient.
     """
     out = _sound(surrogate(scale_gradient(z, weights.encoder, guard.gradient), y))
-    if z.requires_grad and not out.loss.requires_grad:
+    if z.requires_grad and not out.loss.requires_grad and _says_something(out.loss):
         raise ConfigError(
             "a surrogate's loss must have a gradient, got one that the encoder cannot follow; "
             "compute it from z without detach, no_grad or numpy"
@@ -76,6 +76,16 @@ def _sound(out: object) -> SurrogateOutput:
             "take its mean or its sum"
         )
     return out
+
+
+def _says_something(loss: Tensor) -> bool:
+    """Whether a loss without a gradient is more than the 0 of a surrogate that has nothing to say.
+
+    What is not finite is counted as such. A step under capture was asked before, while it was warm.
+    """
+    if loss.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    return bool(torch.isfinite(loss) & (loss != 0))
 
 
 def compose_losses(
