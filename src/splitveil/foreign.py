@@ -138,9 +138,9 @@ def runnable(target: Target, attacks: Mapping[str, Attack]) -> tuple[dict[str, A
     """The attacks that can be run on the target, and why the others are left out."""
     left_out: Json = {}
     for name, attack in attacks.items():
-        if attack.access is Access.WHITE_BOX and not target.white_box:
+        if attack.access == Access.WHITE_BOX and not target.white_box:
             left_out[name] = "white-box: the client's networks are not given"
-        elif attack.access is Access.LABEL and target.server is None:
+        elif attack.access == Access.LABEL and target.server is None:
             left_out[name] = "needs the server's answers, and no server is given"
     return {n: a for n, a in attacks.items() if n not in left_out}, left_out
 

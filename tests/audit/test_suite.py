@@ -119,6 +119,23 @@ def test_only_a_black_box_attack_is_scored_on_its_own_images(access: Access) -> 
     assert run_attacks(a_case(), {"spy": Spy(access)}, 0)["spy"].aux_mse is None
 
 
+@pytest.mark.parametrize("access", list(Access))
+def test_the_text_of_an_access_is_given_the_same_view_as_its_member(access: Access) -> None:
+    case, views = a_case(), []
+    for given in (access, access.value):
+        boxes: list[object] = []
+
+        def fit(victim: object, *_: object, boxes: list[object] = boxes) -> Fitted:
+            boxes.append(victim)
+            return Fitted(lambda seen: torch.full((len(seen.answer), 1, 8, 8), 0.5))
+
+        mine = Gives(None, given)
+        object.__setattr__(mine, "fit", fit)
+        attempt = run_attacks(case, {"mine": mine}, 0)["mine"]
+        views.append((type(boxes[0]), attempt.access, attempt.aux_mse is None))
+    assert views[0] == views[1]
+
+
 def test_an_attack_with_a_limit_is_scored_on_its_subset_alone() -> None:
     case, spy = a_case(), Spy(limit=5)
     attempt = run_attacks(case, {"spy": spy}, 0)["spy"]
@@ -230,8 +247,8 @@ class Gives:
     [
         (Gives(None), "must give a function from what was observed to images, got NoneType"),
         (Gives(lambda seen: np.zeros((len(seen.z), 1, 8, 8))), "images as ndarray, expected a ten"),
-        (Gives(None, "none"), "must be a member of Access, got 'none'; write one of Access.NONE, "),
-        (Gives(None, "anything"), "must be a member of Access, got 'anything'"),
+        (Gives(None, "both"), "must be a member of Access, got 'both'; write one of Access.NONE, "),
+        (Gives(None, None), "must be a member of Access, got None"),
     ],
 )
 def test_an_attack_that_is_not_made_as_one_is_told_how(attack: Any, said: str) -> None:  # noqa: ANN401

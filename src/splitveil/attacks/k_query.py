@@ -57,7 +57,7 @@ class KQuery:
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise ConfigError(f"repeats must be at least 1, got {self.repeats}")
-        if self.inner.access is not Access.BLACK_BOX:
+        if self.inner.access != Access.BLACK_BOX:
             raise ConfigError(
                 f"inner must be a black-box attack, got one with access '{self.inner.access}'"
             )

@@ -28,7 +28,7 @@ def check_search(attack: object, start: Attack, least: Mapping[str, int]) -> Non
         value = getattr(attack, name)
         if not low <= value < math.inf:
             raise ConfigError(f"{name} must be finite and at least {low}, got {value}")
-    if start.access is Access.REPEATS:
+    if start.access == Access.REPEATS:
         raise ConfigError("start must work from one sending per image, got one with repeats")
 
 

@@ -164,10 +164,11 @@ def attempt(  # noqa: PLR0917 - the case, the attack, and who watches
     started = time.perf_counter()
     rows = attacked_rows(case.scored, getattr(attack, "limit", None))
     repeats = int(getattr(attack, "repeats", 1))
-    given = allowed(case, attack.access, wire, rows, repeats)
+    access = Access(attack.access)  # somebody may have written its text
+    given = allowed(case, access, wire, rows, repeats)
     generator = stream(wire.seed, f"attack/{name}", case.victim.device)
     before = _versions(case, given)
-    fitted = attack.fit(view(case, attack.access, wire), case.aux, generator, progress)
+    fitted = attack.fit(view(case, access, wire), case.aux, generator, progress)
     if not callable(fitted):
         raise AuditError(
             f"attack '{name}' must give a function from what was observed to images, "
@@ -184,7 +185,7 @@ def attempt(  # noqa: PLR0917 - the case, the attack, and who watches
     sent = send(case.victim, guess, wire.seed, f"reconstructions/{name}")
     shown = gallery_rows(case.scored.labels)  # the first of `rows` where those are a subset
     return Attempt(
-        access=str(attack.access),
+        access=str(access),
         rows=rows,
         scored=len(case.scored),
         **measured(x, guess),  # type: ignore[arg-type]  # None only where allowed
@@ -236,7 +237,7 @@ def _aux_mse(
 ) -> float | None:
     """Error on the first aux images: far below that on the scored ones, the attack overfits."""
     name, attack = named
-    if attack.access is not Access.BLACK_BOX:
+    if attack.access != Access.BLACK_BOX:
         return None
     x = case.aux.images[:AUX_SHOWN]
     z = finite(send(case.victim, x, seed, "aux"))
@@ -262,7 +263,7 @@ def _check_case(case: Case, attacks: Mapping[str, Attack]) -> None:
     if len(case.scored) == 0:
         raise AuditError("there are no images to score; the test split is empty")
     for name, attack in attacks.items():
-        if not isinstance(attack.access, Access):  # a text would be given another one's view
+        if attack.access not in list(Access):  # else it would be given some other one's view
             raise AuditError(
                 f"access of attack '{name}' must be a member of Access, got {attack.access!r}; "
                 f"write one of {', '.join(f'Access.{one.name}' for one in Access)}"
