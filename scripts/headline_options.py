@@ -2,13 +2,13 @@
 
 import argparse
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from splitveil.config import find_profile
-from splitveil.errors import ConfigError
+from splitveil.errors import ConfigError, SplitVeilError
+from splitveil.train.files import check_folder
 
 if TYPE_CHECKING:
     from scripts.headline_rows import TABLES, Row
@@ -88,7 +88,7 @@ def parse() -> argparse.Namespace:
     options.out = str(ROOT / "results" / table.folder) if options.out is None else options.out
     try:
         refuse(options, [row for row in table.rows if row.name in options.rows])
-    except ConfigError as err:
+    except SplitVeilError as err:
         parser.error(str(err))
     return options
 
@@ -107,13 +107,6 @@ def refuse(options: argparse.Namespace, rows: Sequence[Row]) -> None:
 
 def refuse_place(option: str, text: str) -> None:
     """Refuse a folder that nothing can be written to; it need not be there yet."""
-    place = Path(text)
-    try:
-        there = next(p for p in (place, *place.absolute().parents) if p.exists() or p.is_symlink())
-        good = bool(text) and there.is_dir()
-    except OSError:  # below a folder that may not be searched, or too long a name
-        good = False
-    if not good:
-        raise ConfigError(f"{option} must be a folder, or one that can be made, got '{text}'")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"{option} {text} cannot be written: no permission; choose another")
+    if not text:
+        raise ConfigError(f"{option} must be a folder, or one that can be made, got ''")
+    check_folder(Path(text), f"Choose another folder with {option}")

@@ -22,8 +22,6 @@ from splitveil.commands import (
 from splitveil.errors import SplitVeilError
 
 EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
-
-
 TOO_LARGE = ("can't allocate memory", "out of memory", "verflow")  # torch's words
 
 

@@ -17,11 +17,13 @@ SAME = (("audit", "model"), ("audit", "aux"), ("splits", "scored"), ("seeds", "a
 
 
 def put_record(folder: Path, record: Record, pictures: Json) -> None:
-    """Write `record.json` and `gallery.json` into a folder.
+    """Write `record.json` and `gallery.json` into a folder, which is made where it is missing.
 
     An earlier record there that says something which this one does not is kept beside it, as
     `record.<profile>-<aux>-seed<N>.json`, with its gallery; a line says so.
     """
+    with explain_os_error(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     old = _read(folder / "record.json")
     if old is not None and not covers(record.to_dict(), old):
         name = _free_name(folder, old)

@@ -17,7 +17,7 @@ from splitveil.nets import SplitModel
 from splitveil.rng import seeded_globals
 from splitveil.settings import read_toml, write_toml
 from splitveil.train.checkpoint import load_module, read_checkpoint
-from splitveil.train.files import explain_os_error, held, write_text
+from splitveil.train.files import beside, explain_os_error, held, write_text
 from splitveil.types import Json, Progress, Record, Victim, silent
 
 EARLIER = {"ramp": 0.0, "sparse_place": "wire"}  # what a setting was before folders named it
@@ -245,10 +245,9 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
 
 def _is_empty(folder: Path) -> bool:
     """Whether it is a folder, of its own, with nothing complete in it."""
-    begun = {".config.toml.tmp"}  # as `atomic_file` leaves it where it is killed
     try:
-        there = {file.name for file in folder.iterdir()}
-        return there <= begun and not folder.is_symlink()
+        begun = {beside(folder / "config.toml")}  # as it is left where its writing is killed
+        return set(folder.iterdir()) <= begun and not folder.is_symlink()
     except OSError:
         return False
 

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -119,23 +118,6 @@ def test_only_a_black_box_attack_is_scored_on_its_own_images(access: Access) -> 
     assert run_attacks(a_case(), {"spy": Spy(access)}, 0)["spy"].aux_mse is None
 
 
-@pytest.mark.parametrize("access", list(Access))
-def test_the_text_of_an_access_is_given_the_same_view_as_its_member(access: Access) -> None:
-    case, views = a_case(), []
-    for given in (access, access.value):
-        boxes: list[object] = []
-
-        def fit(victim: object, *_: object, boxes: list[object] = boxes) -> Fitted:
-            boxes.append(victim)
-            return Fitted(lambda seen: torch.full((len(seen.answer), 1, 8, 8), 0.5))
-
-        mine = Gives(None, given)
-        object.__setattr__(mine, "fit", fit)
-        attempt = run_attacks(case, {"mine": mine}, 0)["mine"]
-        views.append((type(boxes[0]), attempt.access, attempt.aux_mse is None))
-    assert views[0] == views[1]
-
-
 def test_an_attack_with_a_limit_is_scored_on_its_subset_alone() -> None:
     case, spy = a_case(), Spy(limit=5)
     attempt = run_attacks(case, {"spy": spy}, 0)["spy"]
@@ -226,34 +208,6 @@ def test_a_bad_reconstruction_of_its_own_images_is_refused_by_name_too() -> None
     stubborn = Returns(torch.zeros(12, 1, 8, 8), Access.BLACK_BOX)  # there are 30 aux images
     with pytest.raises(AuditError, match=r"'forger'.*\(12, 1, 8, 8\), expected \(30, 1, 8, 8\)"):
         run_attacks(a_case(), {"forger": stubborn}, 0)
-
-
-@dataclass(frozen=True)
-class Gives:
-    """Its fit returns what it was made with."""
-
-    what: Any
-    access: Any = Access.BLACK_BOX
-
-    def fit(
-        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Any:  # noqa: ANN401 - the point of it
-        del victim, aux, generator, progress
-        return self.what
-
-
-@pytest.mark.parametrize(
-    ("attack", "said"),
-    [
-        (Gives(None), "must give a function from what was observed to images, got NoneType"),
-        (Gives(lambda seen: np.zeros((len(seen.z), 1, 8, 8))), "images as ndarray, expected a ten"),
-        (Gives(None, "both"), "must be a member of Access, got 'both'; write one of Access.NONE, "),
-        (Gives(None, None), "must be a member of Access, got None"),
-    ],
-)
-def test_an_attack_that_is_not_made_as_one_is_told_how(attack: Any, said: str) -> None:  # noqa: ANN401
-    with pytest.raises(AuditError, match=f"attack 'mine'.*{said}"):
-        run_attacks(a_case(), {"mine": attack}, 0)
 
 
 @dataclass(frozen=True)

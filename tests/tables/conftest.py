@@ -3,6 +3,7 @@
 import importlib
 import shlex
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -27,3 +28,9 @@ def planned(
         return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
 
     return run
+
+
+@pytest.fixture
+def in_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

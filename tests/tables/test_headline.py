@@ -35,12 +35,6 @@ def options(folder: Path, **others: object) -> argparse.Namespace:
     return argparse.Namespace(**(usual | others))
 
 
-@pytest.fixture
-def in_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def half_trained(run: Path, *, epoch: int, saved: int) -> None:
     """A run of two epochs, ten steps each."""
     run.mkdir(parents=True)
@@ -88,56 +82,6 @@ def test_a_record_that_exists_is_not_made_again(planned: Planned, tmp_path: Path
     commands = planned("--out", str(tmp_path), "--rows", "none", "--seeds", "0", "1")
     assert [c[1] for c in commands] == ["train", "audit"]
     assert commands[1][2] == "runs/none-s1"
-
-
-def test_a_row_of_another_table_is_refused(
-    planned: Planned, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        planned("--rows", "ResSFL")
-    assert "no row ResSFL in headline; choose from none, noise, cem" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--out", "file"), "--out must be a folder, or one that can be made, got 'file'"),
-        (("--out", "file/below"), "--out must be a folder, or one that can be made"),
-        (("--out", ""), "--out must be a folder, or one that can be made, got ''"),
-        (("--runs-dir", "file"), "--runs-dir must be a folder, or one that can be made"),
-        (("--profile", "standart"), "unknown profile 'standart'; did you mean 'standard'?"),
-        (
-            ("--table", "seed-003", "--profile", "quick"),
-            "unknown attack of profile 'quick' 'decoder-large'",
-        ),
-        (("--stop-after", "nan"), "--stop-after: must be from 0 to 2000000, got nan; leave it out"),
-        (("--stop-after", "-5"), "--stop-after: must be from 0 to 2000000, got -5"),
-        (("--begin-until", "1e300"), "--begin-until: must be from 0 to 2000000, got 1e300"),
-        (("--jobs", "-1"), "--jobs: must be at least 1, got -1"),
-        (("--seeds", "0", "1", "0"), "--seeds names 0 more than once"),
-        (("--rows", "cem", "cem"), "--rows names cem more than once"),
-    ],
-)
-def test_what_could_not_work_is_refused_before_any_training(
-    words: tuple[str, ...],
-    said: str,
-    planned: Planned,
-    in_folder: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (in_folder / "file").touch()
-    with pytest.raises(SystemExit, match="2"):
-        planned("--out", "o", *words)
-    assert said in capsys.readouterr().err
-
-
-def test_a_folder_that_may_not_be_written_is_refused(
-    planned: Planned, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
-    with pytest.raises(SystemExit, match="2"):
-        planned("--out", "o")
-    assert "--out o cannot be written: no permission; choose another" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

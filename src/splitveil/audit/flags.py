@@ -38,8 +38,7 @@ class Evidence:
     """What the checks look at.
 
     `heard` is what `splitveil.audit.residuals` says of a real wire; `left_out` are the attacks of
-    the profile that somebody chose not to run; `copies` says how many
-    scored images are known.
+    the profile that somebody chose not to run; `copies` says how many scored images are known.
     """
 
     case: Case

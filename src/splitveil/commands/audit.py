@@ -239,12 +239,9 @@ def audit_callable(
     from splitveil.console import progress_bar
     from splitveil.foreign import examine
     from splitveil.keeping import put_record
-    from splitveil.train.files import explain_os_error
 
     with progress_bar("audit") as bar:
         record, pictures = examine(target, images, profile, seed=seed, progress=bar)
-    with explain_os_error(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     put_record(folder, record, pictures)
     return record
 

@@ -99,7 +99,8 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     )
     beside = {} if published is None else tables.read_published(published)
     found = chosen(tables.find_records(paths), view, beside)
-    sheets = comparing.sheets(found, beside, view)
+    shown = not json_ or markdown is not None or latex is not None
+    sheets = comparing.sheets(found, beside, view) if shown else []
     if markdown is not None:
         put(markdown, "\n".join(sheet.markdown() for sheet in sheets).encode())
     if csv is not None:

@@ -43,7 +43,7 @@ def audit_wire(
     from splitveil.console import progress_bar, show_json
     from splitveil.data import load
     from splitveil.keeping import put_record
-    from splitveil.train.files import check_folder, explain_os_error
+    from splitveil.train.files import check_folder
     from splitveil.wiretap import audit_wire as attack
     from splitveil.wiretap import int8_encoder, open_wire
 
@@ -67,8 +67,6 @@ def audit_wire(
             progress=bar,
             store=replace(store, read=lambda _: None) if fresh else store,
         )
-    with explain_os_error(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     put_record(folder, record, pictures)
     page = commands.write_page([folder], folder)
     if json_:

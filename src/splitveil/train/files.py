@@ -57,12 +57,12 @@ def check_folder(folder: Path, otherwise: str = "Choose another folder") -> None
 def check_file(path: Path) -> None:
     """Refuse a file that `atomic_file` could not write, before the work whose results it gets."""
     with explain_os_error(path):
-        temporary = _beside(path)
+        temporary = beside(path)
         temporary.open("wb").close()
         temporary.unlink()
 
 
-def _beside(path: Path) -> Path:
+def beside(path: Path) -> Path:
     """Where a file is written before it is complete."""
     if not path.name or path.is_dir():  # "." has no name
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -73,7 +73,7 @@ def _beside(path: Path) -> Path:
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A binary file that appears under its name only when it is complete and on disk."""
     with explain_os_error(path):
-        temporary = _beside(path)
+        temporary = beside(path)
         try:
             with temporary.open("wb") as file:
                 yield file
