@@ -183,10 +183,8 @@ def test_rows_under_test90_stand_beside_what_the_seeds_report() -> None:
     )
     found = Found((one("cem-test90", record(aux="test90")),), ())
     (sheet,) = all_sheets(found, {"cem-test90": said, "cem": Published(0.9, 0.1, "x", "cifar10")})
-    (elsewhere,) = all_sheets(
-        Found((one("cem-test90", record(aux="test90", dataset="digits")),), ()),
-        {"cem-test90": said},
-    )
+    digits = one("cem-test90", record(aux="test90", dataset="digits"))
+    (elsewhere,) = all_sheets(Found((digits,), ()), {"cem-test90": said})
     assert [row[-1] for row in elsewhere.rows] == ["measured"]
     measured, published = (
         dict(zip([c.heading for c in sheet.columns], row, strict=True)) for row in sheet.rows
