@@ -94,7 +94,7 @@ def test_averaging_fresh_draws_would_gain_root_k(folder: Path) -> None:
     x = pictures(3)
     draws = [Client(folder, Server(folder)).send(x) - encode(x) for _ in range(50)]
     assert np.std(np.mean(draws, axis=0)) < 0.5 / math.sqrt(50) * 2
-    assert np.std(draws[0]) > 0.25
+    assert np.std(draws) > 0.4  # of all 900 numbers: those of one draw are too few to tell
 
 
 def test_an_image_keeps_its_draw_in_another_batch_order_and_type(folder: Path) -> None:
