@@ -5,11 +5,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from splitveil.config import ANY_RECIPE, RECIPES, RunConfig, find_defence
+from splitveil.config import ANY_RECIPE, RECIPES, RUN_KEYS, RunConfig, find_defence
 from splitveil.runs import EARLIER
 
-TRAINING = ("batch_size", "lr", "schedule", "momentum", "weight_decay", "noise_std", "held_out",
-            "split_seed", "compile")  # fmt: skip
+OPTIONS = ("dataset", "defence", "net", "epochs", "seed", "name")  # options of their own
+PLACES = ("device", "data_dir", "runs_dir", "final")  # the reader's own; `final` is a flag
+TRAINING = tuple(key for key in RUN_KEYS if key not in OPTIONS + PLACES)
 
 
 def train_command(record: Mapping[str, Any], name: str) -> str:
@@ -25,7 +26,7 @@ def train_command(record: Mapping[str, Any], name: str) -> str:
         usual["noise_std"] = 0.0
     usual |= preset.settings()
     words = ["splitveil", "train"]
-    for key in ("dataset", "defence", "net", "epochs", "seed", "name"):
+    for key in OPTIONS:
         words += [f"--{key}", str(config[key])]
     words += ["--final"] if config.get("final") else []
     for key, value in usual.items():
