@@ -49,7 +49,7 @@ NAMED_RECIPES: Mapping[str, Named] = {
     ),
     "cifar10-veil": _cifar10("the flagship, thin deep client", "veil", "thin-deep", epochs=160),
     "cifar10-veil-accurate": _cifar10(
-        "the flagship where accuracy weighs more", "veil", "thin-deep", epochs=160, lambd=0.1
+        "the flagship with a third of the weight", "veil", "thin-deep", epochs=160, lambd=0.1
     ),
     "cifar10-veil-fast": _cifar10(
         "the flagship on the thin ResNet, 80 epochs", "veil", "thin-resnet"

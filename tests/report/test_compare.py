@@ -172,7 +172,9 @@ def test_the_caption_is_read_from_the_records_and_names_who_differs() -> None:
     said = caption(groups)
     assert "80 epochs (160: `long`)" in said
     assert "`standard` audit; 1 attacks; aux = train; 10,000 scored images" in said
-    assert said.endswith("Fewer than three training seeds: `a`, `b`.")
+    assert said.endswith("Fewer than three training seeds: all but `long`.")
+    more = Group("more", groups[-1].seeds)
+    assert caption([*groups, more]).endswith("Fewer than three training seeds: `a`, `b`.")
     assert caption([one("a")]).endswith("**One training seed each: directions, not results.**")
     assert "trained on train+val" in caption([one("a", record(final=True))])
 

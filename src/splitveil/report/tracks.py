@@ -140,8 +140,12 @@ def _fact(groups: Sequence[Group], read: Callable[[Json], str | None], words: st
 
 def _seeds(groups: Sequence[Group]) -> str:
     numbers = sorted({len(group.seeds) for group in groups})
-    few = [f"`{g.name}`" for g in groups if len(g.seeds) < SEVERAL]
+    few, enough = (
+        [f"`{g.name}`" for g in groups if (len(g.seeds) < SEVERAL) is small]
+        for small in (True, False)
+    )
     if numbers == [1]:
         return "**One training seed each: directions, not results.**"
     said = "Mean ± sd over training seeds; attack seeds of one training seed are averaged first."
-    return said + (f" Fewer than three training seeds: {', '.join(few)}." if few else "")
+    which = f"all but {', '.join(enough)}" if 0 < len(enough) < len(few) else ", ".join(few)
+    return said + (f" Fewer than three training seeds: {which}." if few else "")
