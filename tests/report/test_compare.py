@@ -209,7 +209,7 @@ def test_a_sheet_says_the_same_in_markdown_terminal_and_json() -> None:
     assert sheet.brief() == (["row"], [["a"]])
     odd = Sheet(title="T", caption="", columns=columns, rows=(("a|b", "", "0"),))
     assert odd.table().endswith("| a\\|b | 0 |")
-    assert sheet.to_dict()["rows"] == [{"row": "a", "empty": "", "MSE": "0.1"}]
+    assert sheet.to_dict()["rows"] == [{"row": "a", "empty": None, "MSE": 0.1}]
 
 
 def test_the_markdown_has_a_line_per_row_and_as_many_cells(tmp_path: Path) -> None:
@@ -299,3 +299,24 @@ def test_seeds_of_a_row_that_do_not_belong_together_are_named() -> None:
         "row a: its seeds differ in net: thin-resnet, vgg11",
         "row a: training seed 0, attack seed 0 is met twice",
     ]
+
+
+def trained(seed: int = 0, **settings: str | float) -> dict[str, Any]:
+    made = record(seed=seed)
+    return made | {"config": made["config"] | settings}
+
+
+def test_a_setting_of_the_defence_that_seeds_do_not_share_is_named() -> None:
+    alike = trained(lambd=0.3, name="s0"), trained(1, lambd=0.3, name="s1", compile=True)
+    assert warnings(Found((Group("a", tuple((r,) for r in alike)),), ())) == []
+    mixed = trained(lambd=0.3), trained(1, lambd=0.1), trained(2)  # the last does not say it
+    said = warnings(Found((Group("a", tuple((r,) for r in mixed)),), ()))
+    assert said == ["row a: its seeds differ in lambd: 0.1, 0.3"]
+
+
+def test_the_caption_names_who_was_trained_otherwise() -> None:
+    usual, smooth = one("usual", trained(lr=0.2)), trained(lr=0.2, label_smoothing=0.1)
+    assert "label_smoothing" not in caption([usual, one("said", trained(label_smoothing=0.0))])
+    said = caption([usual, one("again", trained(lr=0.2)), one("smooth", smooth)])
+    assert "80 epochs; `label_smoothing` 0.0 (0.1: `smooth`); trained on" in said
+    assert "`lr`" not in said

@@ -1,10 +1,12 @@
 """Rows of records side by side: one table per track, and what makes rows incomparable."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from splitveil.report.fields import text
+from splitveil.report.fields import section, text
+from splitveil.report.kinds import FREE
 from splitveil.report.published import Published, reported
 from splitveil.report.published import read_published as read_published  # noqa: PLC0414 - re-exported
 from splitveil.report.quantities import QUANTITIES, STANDARD, Quantity
@@ -65,11 +67,29 @@ class Sheet:
         return [name for _, name in kept], cells
 
     def to_dict(self) -> Json:
-        """The table as JSON: one object per row, under the columns' headings."""
-        keys = [column.heading for column in self.columns]
-        plain = [[cell.replace("`", "") for cell in row] for row in self.rows]
-        rows = [dict(zip(keys, row, strict=True)) for row in plain]
+        """The table as JSON: one object per row, under the columns' headings; numbers as shown."""
+        rows = [
+            {
+                column.heading: json_cell(cell) if column.numeric else cell.replace("`", "")
+                for column, cell in zip(self.columns, row, strict=True)
+            }
+            for row in self.rows
+        ]
         return {"title": self.title, "caption": self.caption, "rows": rows}
+
+
+def json_cell(cell: str) -> float | int | str | None:
+    """A cell of a numeric column: a number where it is one, null where there is none, else text.
+
+    >>> json_cell("0.0473"), json_cell("1"), json_cell("–"), json_cell("≈0.045")
+    (0.0473, 1, None, '≈0.045')
+    """
+    if cell in ("", NOTHING):
+        return None
+    for read in (int, float):
+        with suppress(ValueError):
+            return read(cell)
+    return cell
 
 
 def gap_text(
@@ -220,13 +240,10 @@ def _suite(record: Json) -> str:
 def _inner_faults(group: Group) -> list[str]:
     """What the seeds of one row must share and do not."""
     said = []
-    for keys in (
-        ("config", "net"),
-        ("config", "epochs"),
-        ("config", "defence"),
-        ("audit", "final"),
-    ):
-        values = group.distinct(*keys)
+    named = {key for record in group.records for key in section(record, "config")}
+    for keys in (*(("config", key) for key in sorted(named - {*FREE})), ("audit", "final")):
+        having = [r for r in group.records if keys[-1] in section(r, keys[0])]  # older ones lack it
+        values = sorted({text(record, *keys) or NOTHING for record in having})
         if len(values) > 1:
             said.append(f"row {group.name}: its seeds differ in {keys[-1]}: {', '.join(values)}")
     pairs = [(text(r, "seeds", "train"), text(r, "seeds", "attack")) for r in group.records]

@@ -13,6 +13,11 @@ REST = "Other clients"
 TEST90 = "Under the seeds' protocol test90"
 BUDGET_MACS, BUDGET_FLOATS = 21.9e6, 512  # the CEM paper's client, 21.2e6, and a little more
 SEVERAL = 3  # training seeds of a result
+TRAINING = (
+    "batch_size", "lr", "schedule", "momentum", "weight_decay", "label_smoothing", "teacher",
+    "held_out",
+)  # fmt: skip
+UNSAID = {"label_smoothing": "0.0", "teacher": "none"}  # of records that do not name it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +100,7 @@ def caption(groups: Sequence[Group]) -> str:
     facts = (
         _fact(groups, _wire, "{} numbers on the wire"),
         _fact(groups, lambda r: text(r, "config", "epochs"), "{} epochs"),
+        *_trained_otherwise(groups),
         _fact(groups, _final, "trained on {}"),
         _fact(groups, lambda r: text(r, "audit", "profile"), "`{}` audit"),
         _fact(groups, lambda r: str(len(r.get("attacks") or {})), "{} attacks"),
@@ -104,6 +110,19 @@ def caption(groups: Sequence[Group]) -> str:
         _fact(groups, lambda r: text(r, "device"), "{}"),
     )
     return f"{'; '.join(fact for fact in facts if fact)}. {_seeds(groups)}"
+
+
+def _trained_otherwise(groups: Sequence[Group]) -> list[str]:
+    """The settings of a training, the defence's own apart, in which rows differ."""
+    said = []
+    for key in TRAINING:
+
+        def read(record: Json, key: str = key) -> str | None:
+            return text(record, "config", key) or UNSAID.get(key)
+
+        if len({read(record) for group in groups for record in group.records} - {None}) > 1:
+            said.append(_fact(groups, read, f"`{key}` {{}}"))
+    return said
 
 
 def _wire(record: Json) -> str:
