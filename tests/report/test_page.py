@@ -82,7 +82,7 @@ def test_runs_that_were_not_measured_alike_are_called_out(make_run: MakeRun) -> 
     assert "differ in audit profile (quick, standard): do not compare" in words
     assert "differ in attacker's knowledge (train, held-out)" in words
     assert "differ in number of scored images (360, 100)" in words
-    assert "different test images" in words
+    assert "scored on different images" in words
     assert "Several training seeds (veil)" in words
     assert "From “none” to “a”" in words  # never to a run on other images
 

@@ -1,4 +1,4 @@
-"""The picture book of a run: original test images and what each attack made of them."""
+"""The picture book of a run: original images and what each attack made of them."""
 
 import base64
 import binascii

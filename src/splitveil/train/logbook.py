@@ -59,7 +59,7 @@ def log_line(kind: str, state: TrainState, schedule: Schedule, clock: Clock) -> 
     if line["task_loss"] is None:
         raise RunError(
             f"training diverged in epoch {epoch}: the task loss is not finite; "
-            "lower lr or lambd and train again; --overwrite replaces a run"
+            "lower lr or lambd and train again"
         )
     return line
 

@@ -106,8 +106,8 @@ SENTENCES = {
     "differ.aux": ("attacker's knowledge", "攻击者知识"),
     "differ.scored": ("number of scored images", "评分图像数"),
     "caveat.tests": (
-        "The runs were scored on different test images: see their split hashes.",
-        "各运行在不同的测试图像上评分：见数据划分的哈希。",
+        "The runs were scored on different images: see their split hashes.",
+        "各运行在不同的图像上评分：见数据划分的哈希。",
     ),
     "caveat.unaudited": (
         "Not audited yet, so without numbers: {names}.",
@@ -137,29 +137,28 @@ SENTENCES = {
     ),
     "caption.gallery": (
         "For each attack the image it rebuilds best (worst for the defender), the median one and "
-        "the one it rebuilds worst, among the test images saved with the audit. Drag a slider to "
-        "lay "
-        "the original over the reconstruction.",
-        "每种攻击各取三张随审计保存的测试图像：重建得最好的（对防御方最差）、居中的和重建得最差的。"
+        "the one it rebuilds worst, among the scored images saved with the audit. Drag a slider "
+        "to lay the original over the reconstruction.",
+        "每种攻击各取三张随审计保存的评分图像：重建得最好的（对防御方最差）、居中的和重建得最差的。"
         "拖动滑块可把原图叠到重建图上。",
     ),
     "caption.grid": (
-        "The first row holds test images the attacker never saw. Each row below is what one attack "
+        "The first row holds images the attacker never saw. Each row below is what one attack "
         "rebuilds from the data the client sent, with its mean MSE over all scored images; ★ marks "
         "the strongest attack on each model. **The problem:** on an undefended model the rebuilt "
         "pictures look like the originals, so the server has seen the input. **The cure:** under a "
         "defence that works, what is left looks the same for every image of a class: it shows the "
         "answer, not the picture. ✗ marks a wrong answer of the server.",
-        "第一行是攻击者从未见过的测试图像。下面每行是一种攻击根据客户端发出的数据重建的结果，"
+        "第一行是攻击者从未见过的图像。下面每行是一种攻击根据客户端发出的数据重建的结果，"
         "并给出全部评分图像的平均 MSE；★ 标出每个模型的最强攻击。**问题所在**：未设防时，"
         "重建图与原图几乎一样，服务器等于看到了输入。**解决之道**：防御有效时，"
         "同一类别的重建图看起来都一样："
         "只显示答案，不显示图像。✗ 表示服务器答错。",
     ),
     "alt.grid": (
-        "Grid of test images: originals in the first row, below them each attack's "
+        "Grid of images: originals in the first row, below them each attack's "
         "reconstructions, model by model",
-        "测试图像网格：第一行为原图，其下按模型列出每种攻击的重建",
+        "图像网格：第一行为原图，其下按模型列出每种攻击的重建",
     ),
     "caption.attacks": (
         "Mean MSE of every attack, one bar per model; those that differ in their seeds alone have "
