@@ -292,6 +292,15 @@ def test_what_makes_rows_incomparable_is_said() -> None:
     assert warnings(Found((one("a"), one("b")), ())) == []
 
 
+def test_rows_that_were_trained_otherwise_are_named_below_the_tables() -> None:
+    rows = one("a", trained(epochs=160)), one("b", trained(label_smoothing=0.1)), one("c")
+    start = "cifar10, attacker knows train: rows differ in"
+    assert warnings(Found(rows, ())) == [
+        f"{start} epochs: 160 (a); 80 (b, c)",
+        f"{start} label_smoothing: 0.0 (a, c); 0.1 (b)",
+    ]
+
+
 def test_seeds_of_a_row_that_do_not_belong_together_are_named() -> None:
     other = record(net="vgg11", seed=1)
     said = warnings(Found((Group("a", ((record(), record()), (other,))),), ()))

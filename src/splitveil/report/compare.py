@@ -13,7 +13,7 @@ from splitveil.report.quantities import QUANTITIES, STANDARD, Quantity
 from splitveil.report.rows import Found, Group, spread
 from splitveil.report.rows import find_records as find_records  # noqa: PLC0414 - re-exported
 from splitveil.report.tables import NOTHING, Column, decimals, percent
-from splitveil.report.tracks import Track, caption, dataset_of, seeds_text
+from splitveil.report.tracks import TRAINING, Track, caption, dataset_of, seeds_text, setting
 
 Json = dict[str, Any]
 
@@ -209,6 +209,8 @@ def warnings(found: Found) -> list[str]:
         kinds.setdefault(kind, []).append(group)
     for (dataset, aux), groups in kinds.items():
         where = f"{dataset}, attacker knows {aux}: rows"
+        for key in TRAINING:
+            said += _outliers(groups, setting(key), f"{where} differ in {key}")
         said += _outliers(groups, _profile, f"{where} differ in audit profile")
         said += _outliers(groups, _scored, f"{where} differ in scored images")
         said += _outliers(groups, _suite, f"{where} were attacked by different suites")

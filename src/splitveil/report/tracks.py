@@ -14,8 +14,8 @@ TEST90 = "Under the seeds' protocol test90"
 BUDGET_MACS, BUDGET_FLOATS = 21.9e6, 512  # the CEM paper's client, 21.2e6, and a little more
 SEVERAL = 3  # training seeds of a result
 TRAINING = (
-    "batch_size", "lr", "schedule", "momentum", "weight_decay", "label_smoothing", "teacher",
-    "held_out",
+    "epochs", "batch_size", "lr", "schedule", "momentum", "weight_decay", "label_smoothing",
+    "teacher", "held_out",
 )  # fmt: skip
 UNSAID = {"label_smoothing": "0.0", "teacher": "none"}  # of records that do not name it
 
@@ -99,7 +99,7 @@ def caption(groups: Sequence[Group]) -> str:
     """What the records of some rows have in common, with the rows that differ."""
     facts = (
         _fact(groups, _wire, "{} numbers on the wire"),
-        _fact(groups, lambda r: text(r, "config", "epochs"), "{} epochs"),
+        _fact(groups, setting("epochs"), "{} epochs"),
         *_trained_otherwise(groups),
         _fact(groups, _final, "trained on {}"),
         _fact(groups, lambda r: text(r, "audit", "profile"), "`{}` audit"),
@@ -112,15 +112,21 @@ def caption(groups: Sequence[Group]) -> str:
     return f"{'; '.join(fact for fact in facts if fact)}. {_seeds(groups)}"
 
 
+def setting(key: str) -> Callable[[Json], str]:
+    """A reader of a setting of a training; what a record does not name was the default.
+
+    >>> setting("label_smoothing")({"config": {"lr": 0.2}}), setting("lr")({"config": {"lr": 0.2}})
+    ('0.0', '0.2')
+    """
+    return lambda record: text(record, "config", key) or UNSAID.get(key, NOTHING)
+
+
 def _trained_otherwise(groups: Sequence[Group]) -> list[str]:
     """The settings of a training, the defence's own apart, in which rows differ."""
     said = []
-    for key in TRAINING:
-
-        def read(record: Json, key: str = key) -> str | None:
-            return text(record, "config", key) or UNSAID.get(key)
-
-        if len({read(record) for group in groups for record in group.records} - {None}) > 1:
+    for key in TRAINING[1:]:  # the epochs are always told
+        read = setting(key)
+        if len({read(record) for group in groups for record in group.records} - {NOTHING}) > 1:
             said.append(_fact(groups, read, f"`{key}` {{}}"))
     return said
 
