@@ -299,6 +299,9 @@ def test_rows_that_were_trained_otherwise_are_named_below_the_tables() -> None:
         f"{start} epochs: 160 (a); 80 (b, c)",
         f"{start} label_smoothing: 0.0 (a, c); 0.1 (b)",
     ]
+    stranger = record()
+    del stranger["config"]["epochs"]  # a client that was trained elsewhere
+    assert warnings(Found((one("a"), one("stranger", stranger)), ())) == []
 
 
 def test_seeds_of_a_row_that_do_not_belong_together_are_named() -> None:

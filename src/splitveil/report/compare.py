@@ -210,7 +210,8 @@ def warnings(found: Found) -> list[str]:
     for (dataset, aux), groups in kinds.items():
         where = f"{dataset}, attacker knows {aux}: rows"
         for key in TRAINING:
-            said += _outliers(groups, setting(key), f"{where} differ in {key}")
+            told = [g for g in groups if NOTHING not in map(setting(key), g.records)]
+            said += _outliers(told, setting(key), f"{where} differ in {key}")
         said += _outliers(groups, _profile, f"{where} differ in audit profile")
         said += _outliers(groups, _scored, f"{where} differ in scored images")
         said += _outliers(groups, _suite, f"{where} were attacked by different suites")
