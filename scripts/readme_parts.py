@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from splitveil.comparing import over_seeds
 from splitveil.report.published import Published
 from splitveil.report.rows import Group, mean_of, spread
 from splitveil.report.tables import NOTHING
@@ -62,9 +63,21 @@ def _in_its_place(
         f"on validation images) stands at {_both(swap)}, {ahead[0]}; trained for {epochs} epochs "
         f"with smoothed labels (`arl+veil-long`, {_seeds(long)}) at {_both(long)}, {ahead[1]}. "
         f"That is {accuracy} % against the {100 * best.accuracy:.2f} % reported for "
-        f"{best.source}, and {mse} against {best.mse:.4f}. CEM's penalty trained as long "
+        f"{best.source}, and {mse} against {best.mse:.4f}{told_apart(long, best)}. CEM's penalty "
+        f"trained as long "
         f"(`arl+cem-long`, {_seeds(control)}, the weight of its preset) stands at {_both(control)}."
     )
+
+
+def told_apart(group: Group, said: Published) -> str:
+    """Whether a row's seeds tell it from one reported run, which has no spread of its own."""
+    pairs = (group.values("accuracy"), said.accuracy), (group.values("strongest", "mse"), said.mse)
+    made = [over_seeds(values, [one] * len(values), paired=True) for values, one in pairs]
+    apart = [difference is not None and difference.excludes_zero for difference in made]
+    if all(apart):
+        return ""
+    which = "the errors are not" if apart[0] else "the accuracies are not"
+    return f" ({which if any(apart) else 'neither is'} told apart over the seeds)"
 
 
 def _both(group: Group) -> str:
@@ -100,8 +113,8 @@ def client_alone(groups: Sequence[Group]) -> str:
     return (
         f"Much of it is the client: with noise alone, trained as long (`noise-thin-deep`, "
         f"{_seeds(bare)}), it stands at {told(bare)}; with CEM's penalty (`cem-thin-deep`, "
-        f"{_seeds(theirs)}, the weight of its preset) at {told(theirs)}; with ours at "
-        f"{told(ours)}. "
+        f"{_seeds(theirs)}, the weight of its preset) at {told(theirs)}; with ours, "
+        f"chosen together with this client, at {told(ours)}. "
         f"VGG11 with noise alone stands at {told(other)}."
     )
 

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from PIL import Image
 
 from splitveil.config import make_config
+from splitveil.report.published import Published
 from splitveil.report.rows import Group
 from splitveil.runs import flat_config
 from splitveil.settings import parse_pair
@@ -115,6 +117,31 @@ def test_links_resolve() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README.read_text(encoding="utf-8")):
         if not target.startswith("http"):
             assert (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "errors", "said"),
+    [  # t = (mean - reported) / (sd/√3), against 4.30
+        ((0.90, 0.91, 0.92), (0.040, 0.041, 0.042), ""),  # t = 20.8 and 19.1
+        ((0.87, 0.88, 0.89), (0.040, 0.041, 0.042), "the accuracies are not told apart"),
+        ((0.90, 0.91, 0.92), (0.029, 0.030, 0.031), "the errors are not told apart"),
+        ((0.87, 0.88, 0.89), (0.029, 0.030, 0.031), "neither is told apart"),
+    ],
+)
+def test_a_lead_that_the_seeds_do_not_carry_is_said(
+    accuracies: tuple[float, ...], errors: tuple[float, ...], said: str, script: ModuleType
+) -> None:
+    row = Group(
+        "row",
+        tuple(
+            ({"accuracy": accuracy, "strongest": {"mse": mse}},)
+            for accuracy, mse in zip(accuracies, errors, strict=True)
+        ),
+    )
+    reported = Published(accuracy=0.879, mse=0.0299, source="paper")
+    parts = sys.modules[script.in_a_sentence.__module__]
+    told = parts.told_apart(row, reported)
+    assert told == (f" ({said} over the seeds)" if said else "")
 
 
 @pytest.fixture
