@@ -53,9 +53,11 @@ class Job:
     audits: tuple[tuple[tuple[str, ...], Path], ...]
 
     def commands(self, *, train: bool = True, audit: bool = True) -> list[tuple[str, ...]]:
-        """What is left to do."""
-        needed = bool(self.audits) and train and not finished(self.run)
-        return [self.train] * needed + [command for command, _ in self.audits if audit]
+        """What is left to do; a run that is not trained cannot be audited."""
+        trained = finished(self.run)
+        needed = bool(self.audits) and train and not trained
+        audited = audit and (train or trained)
+        return [self.train] * needed + [command for command, _ in self.audits if audited]
 
 
 def place(out: Path, row: Row, seed: int, audit: Audit) -> Path:
@@ -63,6 +65,14 @@ def place(out: Path, row: Row, seed: int, audit: Audit) -> Path:
     folder = row.name if audit.aux == row.audits[0].aux else f"{row.name}-{audit.aux}"
     inner = f"attack{audit.seed}" if audit.seed else ""
     return out / folder / f"seed{seed}" / inner / "record.json"
+
+
+def profile_of(target: Path) -> str:
+    """The profile of the audit that a stored record is of."""
+    try:
+        return str(json.loads(target.read_text(encoding="utf-8"))["audit"]["profile"])
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        raise RunError(f"{target} is no record: {err!r}; remove it, or give --out") from err
 
 
 def plan(row: Row, seed: int, options: argparse.Namespace) -> Job:
@@ -87,6 +97,11 @@ def plan(row: Row, seed: int, options: argparse.Namespace) -> Job:
         )  # fmt: skip
         if not target.is_file():
             audits.append((command, target))
+        elif (profile := profile_of(target)) != options.profile:
+            raise RunError(
+                f"{target} exists and is of the profile {profile}, not {options.profile}; "
+                "give --out another folder"
+            )
     return Job(run=run, train=tuple(train), audits=tuple(audits))
 
 
@@ -239,9 +254,15 @@ def make(options: argparse.Namespace) -> int:
     for job in jobs:
         epochs(job.run)  # a broken run is refused before any other is trained
     if options.dry_run:
-        for job in jobs:
-            for each in job.commands(train=not options.audit_only, audit=not options.train_only):
-                sys.stdout.write(f"splitveil {shlex.join(each)}\n")
+        todo = [
+            each
+            for job in jobs
+            for each in job.commands(train=not options.audit_only, audit=not options.train_only)
+        ]
+        sys.stdout.writelines(f"splitveil {shlex.join(each)}\n" for each in todo)
+        sys.stderr.write(
+            "" if todo else "nothing to do: the records exist, or their runs are not trained yet\n"
+        )
         return 0
     if shutil.which("nvidia-smi") is None and options.jobs > 1:
         sys.stderr.write("no GPU found: several jobs at once will be slow\n")

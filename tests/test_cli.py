@@ -94,6 +94,24 @@ def test_resuming_a_finished_run_changes_nothing(runs: Path) -> None:
     assert result.exit_code == 0, text(result)
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--defence", "noise"), "defence was 'veil', is 'noise'; leave it as it was"),
+        (("--overwrite",), "--resume and --overwrite exclude each other; give one"),
+        (("--overwrite", "--defence", "noise"), "exclude each other"),
+    ],
+)
+def test_resuming_what_is_another_run_is_refused(
+    more: tuple[str, ...], said: str, runs: Path
+) -> None:
+    before = (runs / "veil" / "checkpoint.safetensors").read_bytes()
+    result = call("train", "--resume", "--runs-dir", str(runs), "--name", "veil", *more)
+    assert result.exit_code == 2
+    assert said in text(result)
+    assert (runs / "veil" / "checkpoint.safetensors").read_bytes() == before
+
+
 @pytest.mark.parametrize("command", ["datasets", "defences", "attacks", "recipes"])
 def test_catalogues(command: str) -> None:
     names = json.loads(call(command, "--json").stdout)

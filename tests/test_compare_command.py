@@ -175,7 +175,11 @@ def test_the_json_has_the_keys_and_numbers_of_the_csv(rows: Path, tmp_path: Path
     ("option", "message"),
     [
         (("--where", "acuracy>1"), "unknown filter 'acuracy'; did you mean 'accuracy'?"),
-        (("--where", "accuracy>90"), "no row has accuracy > 90; accuracy lies in [0.81, 0.93]"),
+        (("--where", "accuracy>.95"), "no row has accuracy > 0.95; accuracy lies in [0.81, 0.93]"),
+        (
+            ("--where", "leakage<20"),
+            "a share from 0 to 1, got 20; write leakage<20% or leakage<0.2",
+        ),
         (("--sort", "speed"), "unknown column to sort by 'speed'"),
         (("--columns", "acc"), "unknown column 'acc'; choose from: accuracy"),
         (("--against", "nono"), "unknown row to compare against 'nono'; did you mean 'none'?"),

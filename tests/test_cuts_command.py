@@ -44,6 +44,16 @@ def wrong():
 def rises():
     raise KeyError("weights")
 
+def leaves():
+    raise SystemExit(0)
+
+def empty():
+    return nn.Sequential()
+
+class Own(nn.Sequential):
+    def __init__(self, image_shape, num_classes):
+        super().__init__(*sized(image_shape, num_classes))
+
 net = nn.Sequential(nn.Flatten(), nn.Flatten())
 number = 3
 """
@@ -111,7 +121,10 @@ def test_the_cuts_of_a_named_net_are_those_that_training_builds(
             model.client_params(),
             model.wire_floats((3, 32, 32)),
         )
-    assert f"splitveil train --net {end} --dataset NAME" in text(call(*words))
+    fits = any(cut["fits"] for cut in cuts)
+    assert fits == (name in {"vgg11", "small"})
+    told = f"train --net {end} --dataset NAME" if fits else "clients --macs 3e+07 --wire 512"
+    assert f"next: splitveil {told}" in text(call(*words))
 
 
 @pytest.mark.parametrize(
@@ -129,6 +142,13 @@ def test_images_that_are_too_small_are_refused_without_an_option_that_clients_la
     assert "--net" not in text(result)
 
 
+def test_a_class_of_ones_own_is_cut_as_what_it_is(my_nets: str) -> None:
+    words = ("clients", "--macs", "5e6", "--wire", "50", "--image", "1x4x4", "--json", "--backbone")
+    own, plain = (json.loads(call(*words, f"{my_nets}:{name}").stdout) for name in ("Own", "sized"))
+    assert own == plain
+    assert own["cuts"][0]["params"] == 8 * 9 + 8
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
@@ -138,6 +158,8 @@ def test_images_that_are_too_small_are_refused_without_an_option_that_clients_la
         ("keyed", "must take (image_shape, num_classes) or nothing, not (image_shape, "),
         ("wrong", "must return an nn.Sequential, got a Linear; wrap the stages"),
         ("rises", "failed: KeyError: 'weights'"),
+        ("leaves", "failed: SystemExit: 0"),
+        ("empty", "a backbone of no children cannot be cut; wrap its stages"),
     ],
 )
 def test_a_backbone_that_is_none_exits_with_2(my_nets: str, function: str, said: str) -> None:

@@ -24,6 +24,22 @@ def test_pairs_have_toml_types() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (".5", 0.5),
+        ("-.1", -0.1),
+        ("5.", 5.0),
+        (".1e-2", 0.001),
+        (".", "."),
+        (".a", ".a"),
+        ("e5", "e5"),
+    ],
+)
+def test_a_number_may_begin_or_end_with_its_point(text: str, value: float | str) -> None:
+    assert parse_pairs([f"a={text}"]) == {"a": value}
+
+
 @pytest.mark.parametrize("text", ["lambd", "=3", ""])
 def test_what_is_no_pair_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="key=value"):

@@ -189,7 +189,8 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
         "final": final or None,
     }  # fmt: skip
     options = {k: v for k, v in given.items() if v is not None}
-    run_config = commands.merge(recipe, config, settings or [], options, resume=resume)
+    continued = resume and not overwrite  # both are refused together, by `fit`
+    run_config = commands.merge(recipe, config, settings or [], options, resume=continued)
     from splitveil.console import out, progress_bar, show_json
     from splitveil.runs import fit
 

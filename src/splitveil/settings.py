@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tomllib
 import types
 from collections.abc import Collection, Mapping, Sequence
@@ -12,13 +13,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from splitveil.errors import ConfigError, unknown
 
 Value = bool | int | float | str | None | list[Any]
+_SHORT = re.compile(r"[+-]?(\d+\.|\d*\.\d+)([eE][+-]?\d+)?")  # numbers that TOML has not: .5, 5.
 
 
 def parse_pair(text: str) -> tuple[str, Value]:
-    """`key=value` with the value in TOML syntax; a bare word is a string.
+    """`key=value` with the value in TOML syntax; a bare word is a string, .5 is a number too.
 
-    >>> parse_pair("lambd=16"), parse_pair("form=hinge")
-    (('lambd', 16), ('form', 'hinge'))
+    >>> parse_pair("lambd=16"), parse_pair("form=hinge"), parse_pair("lambd=.5")
+    (('lambd', 16), ('form', 'hinge'), ('lambd', 0.5))
     """
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
@@ -26,7 +28,7 @@ def parse_pair(text: str) -> tuple[str, Value]:
     try:
         value: Value = tomllib.loads(f"v = {raw.strip()}")["v"]
     except tomllib.TOMLDecodeError:
-        value = raw.strip()
+        value = float(raw) if _SHORT.fullmatch(raw.strip()) else raw.strip()
     return key.strip(), value
 
 
@@ -48,7 +50,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError(f"cannot read the configuration {path}: {err}") from err
     except tomllib.TOMLDecodeError as err:
-        raise ConfigError(f"{path} is not valid TOML: {err}") from err
+        raise ConfigError(
+            f"{path} is not valid TOML: {err}; a text needs quotes, and a number digits on both "
+            "sides of its point"
+        ) from err
 
 
 def write_toml(settings: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
@@ -100,6 +101,44 @@ def test_an_image_that_does_not_pass_is_refused_with_its_shape(shape: tuple[int,
 def test_a_backbone_of_one_child_cannot_be_cut() -> None:
     with pytest.raises(ConfigError, match="of one child cannot be cut"):
         cut(nn.Sequential(nn.Linear(2, 2)), 1)
+
+
+class Convolved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8, 1, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, groups=4)
+
+
+class Attends(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "macs"),
+    [
+        (nn.Conv1d(3, 5, 3), (3, 10), 8 * 5 * 9),
+        (Convolved(), (4, 6, 6), 16 * 8 * 9),
+        (nn.ConvTranspose2d(4, 8, 3, stride=2, groups=2), (4, 6, 6), 36 * 4 * 4 * 9),
+        (Attends(), (4, 16, 8), 2 * 4 * 16 * 16 * 8),
+        # Four projections, the scores and their mix, two linear maps.
+        (
+            nn.TransformerEncoderLayer(64, 4, 128, batch_first=True),
+            (16, 64),
+            4 * 16 * 64 * 64 + 2 * 16 * 16 * 64 + 2 * 16 * 64 * 128,
+        ),
+    ],
+)
+def test_every_product_is_counted_whatever_calls_it(
+    module: nn.Module, shape: tuple[int, ...], macs: int
+) -> None:
+    fast = torch.backends.mha.get_fastpath_enabled()
+    assert count_macs(module, shape) == macs
+    assert count_macs(module.to("meta"), shape) == macs
+    assert torch.backends.mha.get_fastpath_enabled() == fast
 
 
 class Residual(nn.Module):

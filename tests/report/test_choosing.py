@@ -71,7 +71,7 @@ def test_a_number_is_the_mean_over_seeds_and_a_text_that_of_all_records() -> Non
 
 def test_a_row_without_the_number_meets_no_filter_on_it() -> None:
     unknown = row("unknown", record(None, net=None))
-    assert allowed("accuracy>0", unknown) == allowed("accuracy!=5", unknown) == []
+    assert allowed("accuracy>0", unknown) == allowed("accuracy!=.5", unknown) == []
     assert allowed("net=*", unknown) == []
     assert allowed("net!=vgg11", unknown) == ["unknown"]
 
@@ -162,8 +162,10 @@ def test_filters_are_joined_and_the_row_compared_against_stays() -> None:
 
 def test_when_nothing_is_left_the_message_says_what_there_is() -> None:
     found = Found((LOW, HIGH), ())
-    with pytest.raises(ConfigError, match=r"no row has accuracy > 90; accuracy lies in \[0.8, 1\]"):
-        chosen(found, View(where=parse_filters("accuracy>90")), {})
+    with pytest.raises(
+        ConfigError, match=r"no row has accuracy < 0.5; accuracy lies in \[0.8, 1\]"
+    ):
+        chosen(found, View(where=parse_filters("accuracy<50%")), {})
     with pytest.raises(ConfigError, match=r"no row has net = small; net is vgg11\. Loosen"):
         chosen(found, View(where=parse_filters("net=small"), against="low"), {})
     with pytest.raises(ConfigError, match="none has a rate"):

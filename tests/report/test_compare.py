@@ -1,6 +1,7 @@
 """Several records as tables: rows, seeds, tracks, and what makes rows incomparable."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +325,47 @@ def test_a_setting_of_the_defence_that_seeds_do_not_share_is_named() -> None:
     mixed = trained(lambd=0.3), trained(1, lambd=0.1), trained(2)  # the last does not say it
     said = warnings(Found((Group("a", tuple((r,) for r in mixed)),), ()))
     assert said == ["row a: its seeds differ in lambd: 0.1, 0.3"]
+
+
+def test_a_seed_that_does_not_name_a_setting_has_its_default() -> None:
+    mixed = trained(), trained(1, label_smoothing=0.1)
+    said = warnings(Found((Group("a", tuple((r,) for r in mixed)),), ()))
+    assert said[0] == "row a: its seeds differ in label_smoothing: 0.0, 0.1"
+
+
+def test_a_mean_of_fewer_seeds_than_are_counted_is_named() -> None:
+    nothing = record(seed=1) | {"accuracy": None, "leakage": math.nan}
+    said = warnings(Found((Group("a", ((record(),), (nothing,), (record(seed=2),))),), ()))
+    assert said == [
+        "row a: 1 of its 3 records has no accuracy; the mean is of the others",
+        "row a: 1 of its 3 records has no leakage; the mean is of the others",
+    ]
+    assert warnings(Found((one("a", nothing),), ())) == []  # it has none at all, and shows none
+
+
+def test_one_training_in_two_folders_is_named() -> None:
+    (said,) = warnings(Found((Group("a", ((record(),), (record(attack=1),))),), ()))
+    assert said.startswith("row a: 2 folders are of training seed 0, and count as so many seeds")
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value", "said"),
+    [
+        ("", "leakage", 5.0, "`leakage` must be at most 1, got 5"),
+        ("strongest", "ssim", 7, "`strongest.ssim` must be between -1 and 1, got 7"),
+        ("client", "macs", -3, "`client.macs` must be at least 0, got -3"),
+    ],
+)
+def test_a_record_with_an_impossible_value_is_left_out(
+    part: str, key: str, value: float, said: str, tmp_path: Path
+) -> None:
+    made = record()
+    (made[part] if part else made)[key] = value
+    put(tmp_path / "bad", made)
+    put(tmp_path / "good", record() | {"leakage": -0.5})  # worse than the label alone: it may be
+    found = find_records([tmp_path / "bad", tmp_path / "good"])
+    assert [group.name for group in found.groups] == ["good"]
+    assert found.reasons == (said,)
 
 
 def test_the_caption_names_who_was_trained_otherwise() -> None:

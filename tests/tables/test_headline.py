@@ -69,7 +69,10 @@ def test_within_a_seed_the_longest_training_starts_first(planned: Planned, tmp_p
 def test_only_the_main_audits_or_only_audits(planned: Planned, tmp_path: Path) -> None:
     words = ("--out", str(tmp_path), "--rows", "veil", "--seeds", "0")
     assert [c[1] for c in planned(*words)] == ["train", "audit", "audit", "audit"]
-    assert [c[1] for c in planned(*words, "--audit-only")] == ["audit"] * 3
+    assert planned(*words, "--audit-only", "--runs-dir", str(tmp_path)) == []  # nothing trained
+    half_trained(tmp_path / "veil-s0", epoch=2, saved=20)
+    audits = planned(*words, "--audit-only", "--runs-dir", str(tmp_path))
+    assert [c[1] for c in audits] == ["audit"] * 3
     main = planned(*words, "--attacks-first-only")
     assert [c[1] for c in main] == ["train", "audit"]
     assert main[1][-4:] == ["--aux", "train", "--seed", "0"]
@@ -78,10 +81,44 @@ def test_only_the_main_audits_or_only_audits(planned: Planned, tmp_path: Path) -
 def test_a_record_that_exists_is_not_made_again(planned: Planned, tmp_path: Path) -> None:
     place = tmp_path / "none" / "seed0" / "record.json"
     place.parent.mkdir(parents=True)
-    place.write_text("{}")
+    place.write_text('{"audit": {"profile": "standard"}}')
     commands = planned("--out", str(tmp_path), "--rows", "none", "--seeds", "0", "1")
     assert [c[1] for c in commands] == ["train", "audit"]
     assert commands[1][2] == "runs/none-s1"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ('{"audit": {"profile": "quick"}}', "is of the profile quick, not standard; give --out"),
+        ("{}", "is no record: KeyError('audit'); remove it, or give --out"),
+    ],
+)
+def test_a_record_of_another_profile_is_no_record_of_this_one(
+    content: str, why: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "none" / "seed0" / "record.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(content)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--rows", "none", "--out", str(tmp_path), "--dry-run"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert why in done.stderr
+
+
+def test_a_rehearsal_with_nothing_to_do_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--table", "controls", "--dry-run"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("nothing to do: the records exist")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +264,7 @@ def test_a_row_is_trained_once_audited_and_its_records_stored(
             (run / "record.json").write_text(RECORD.read_text(encoding="utf-8"))
 
     monkeypatch.setattr(script, "call", call)
-    words = ["--rows", "cem", "--seeds", "0", "--out", str(out.parents[1])]
+    words = ["--rows", "cem", "--seeds", "0", "--out", str(out.parents[1]), "--profile", "quick"]
     monkeypatch.setattr(sys, "argv", ["headline.py", *words, "--runs-dir", str(run.parent)])
     sys.argv.append("--attacks-first-only")
     assert script.main() == 0
@@ -238,7 +275,7 @@ def test_a_row_is_trained_once_audited_and_its_records_stored(
     assert told[2:] == ["audit 1"]
     assert capsys.readouterr().out.endswith("cem  0     2/2     2/2\n")
     stored = json.loads((out / "attack1" / "record.json").read_text())
-    command = "splitveil audit runs/cem-s0 --profile standard --aux train --seed 1"
+    command = "splitveil audit runs/cem-s0 --profile quick --aux train --seed 1"
     assert stored["audit"].pop("command") == command
     made = json.loads(RECORD.read_text(encoding="utf-8"))
     made["audit"].pop("command")

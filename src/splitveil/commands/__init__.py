@@ -17,6 +17,7 @@ def merge(
 ) -> Any:  # noqa: ANN401 - RunConfig, which must not be imported at module level
     """Saved settings of a resumed run, then the recipe, the file, `--set`, and the options."""
     from splitveil.config import make_config, one_noise_name
+    from splitveil.errors import CheckpointError
     from splitveil.recipes import find_recipe
     from splitveil.runs import flat_config, read_folder
     from splitveil.settings import parse_pairs, read_toml
@@ -31,7 +32,14 @@ def merge(
         merged["name"] = f"{recipe}-s{make_config(merged).seed}"
     if resume:
         folder = make_config(merged).folder
-        merged = flat_config(read_folder(folder)[0]) | merged
+        saved = flat_config(read_folder(folder)[0])
+        defence = merged.get("defence", saved["defence"])
+        if defence != saved["defence"]:  # its settings are not the saved one's
+            raise CheckpointError(
+                f"cannot resume {folder} with other settings: defence was {saved['defence']!r}, is "
+                f"{defence!r}; leave it as it was, or start a new run with another --name"
+            )
+        merged = saved | merged
     return make_config(merged)
 
 

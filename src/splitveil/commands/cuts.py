@@ -42,6 +42,8 @@ def show_cuts(
         net = name if at or len(found) == 1 else f"{base}@N"
         lines = [f"{c.at:3d} {in_words(c.wire_shape):<9} {cut_costs(c)}" for c in found]
         end = f"next: splitveil train --net {net} --dataset NAME"
+        if not any(c.fits for c in found):
+            end = f"no cut fits; next: splitveil clients --macs {macs:g} --wire {wire}"
         print_lines(head, f"{'at':>3} {'sends':<9} {columns}", *lines, "wire: numbers sent", end)
         return
     lines = [f"{c.at:3d} {c.layer:<17} {cut_costs(c)}" for c in found]
@@ -55,7 +57,8 @@ def cut_costs(c: "CutCost") -> str:
     fits = "yes" if c.fits else "no"
     if narrow is not None:
         fits = (
-            f"with 3×3 convolution to {narrow.channels} channels and sigmoid: "
+            f"with 3×3 convolution to {narrow.channels} channel{'s' * (narrow.channels > 1)} and "
+            f"sigmoid: "
             f"{(c.macs + narrow.macs) / 1e6:.2f} MMAC, {c.params + narrow.params} params, "
             f"wire {narrow.wire_floats}"
         )
@@ -82,7 +85,7 @@ def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
             net = make(*arguments(make, name, shape, num_classes))
         except ConfigError:
             raise
-        except Exception as err:
+        except (Exception, SystemExit) as err:
             raise ConfigError(f"'{name}' failed: {type(err).__name__}: {err}") from err
     if not isinstance(net, nn.Sequential):
         raise ConfigError(

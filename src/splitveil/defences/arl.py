@@ -101,13 +101,16 @@ class Arl(NoiseOnly):
     explained_threshold: float = 0.3
 
     def __post_init__(self) -> None:
-        for name, value, good in (
-            ("arl_strength", self.arl_strength, 0 <= self.arl_strength < float("inf")),
-            ("adversary_lr", self.adversary_lr, 0 < self.adversary_lr < float("inf")),
-            ("ssim_threshold", self.ssim_threshold, -1 <= self.ssim_threshold <= 1),
-        ):
+        for name, value, good, rule, published in (
+            ("arl_strength", self.arl_strength, 0 <= self.arl_strength < float("inf"),
+             "a finite number ≥ 0", 0.3),
+            ("adversary_lr", self.adversary_lr, 0 < self.adversary_lr < float("inf"),
+             "a finite number > 0", 0.001),
+            ("ssim_threshold", self.ssim_threshold, -1 <= self.ssim_threshold <= 1,
+             "between -1 and 1", 0.5),
+        ):  # fmt: skip
             if not good:
-                raise ConfigError(f"{name} is out of range, got {value}; published: .3, 1e-3, .5")
+                raise ConfigError(f"{name} must be {rule}, got {value}; published: {published}")
         if not 0 <= self.explained_threshold <= 1:
             raise ConfigError(
                 f"explained_threshold must lie between 0 and 1, got {self.explained_threshold}; "

@@ -222,11 +222,6 @@ class SparseCoding(LearnedStage):
         assert self.dictionary is not None  # noqa: S101 - size_to made it
         return self.dictionary.to(torch.promote_types(z.dtype, torch.float32))
 
-    @property
-    def own_macs(self) -> int:
-        """Multiply-adds for one image: there and back, 2d²."""
-        return 0 if self.dictionary is None else 2 * self.dictionary.numel()
-
     def extra_repr(self) -> str:
         """The one number."""
         return f"threshold={self.threshold}"

@@ -75,7 +75,7 @@ def suggest_cuts(
                 at=at,
                 layer=type(backbone[at - 1]).__name__,
                 macs=macs,
-                params=sum(p.numel() for p in backbone[:at].parameters()),
+                params=cut(backbone, at).client_params(),
                 wire_shape=shape,
                 wire_floats=sent,
                 fits=fits,

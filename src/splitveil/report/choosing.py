@@ -94,10 +94,11 @@ def _filter(text: str) -> Filter:
                 f"{key} is a text, got '{text}'; compare it with = or !=, for example {key}={said}"
             )
         return Filter(quantity=quantity, sign=sign, value=said)
-    return Filter(quantity=quantity, sign=sign, value=_value(key, said))
+    return Filter(quantity=quantity, sign=sign, value=_value(quantity, sign, said))
 
 
-def _value(key: str, said: str) -> float:
+def _value(quantity: Quantity, sign: str, said: str) -> float:
+    key = quantity.key
     try:
         value = float(said.removesuffix("%")) / (100 if said.endswith("%") else 1)
     except ValueError:
@@ -105,6 +106,11 @@ def _value(key: str, said: str) -> float:
     if math.isnan(value):
         raise ConfigError(
             f"{key} is a number, got '{said}'; write for example {key}>=0.5 or {key}>=50%"
+        )
+    if quantity.column.unit == "%" and abs(value) > 1 and not said.endswith("%"):
+        raise ConfigError(
+            f"{key} is a share from 0 to 1, got {said}; write {key}{sign}{said}% or "
+            f"{key}{sign}{value / 100:g}"
         )
     return value
 

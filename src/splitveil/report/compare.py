@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from splitveil.report.fields import section, text
+from splitveil.report.fields import number, section, text
 from splitveil.report.kinds import FREE
 from splitveil.report.published import Published, reported
 from splitveil.report.published import read_published as read_published  # noqa: PLC0414 - re-exported
@@ -13,9 +13,19 @@ from splitveil.report.quantities import QUANTITIES, STANDARD, Quantity
 from splitveil.report.rows import Found, Group, spread
 from splitveil.report.rows import find_records as find_records  # noqa: PLC0414 - re-exported
 from splitveil.report.tables import NOTHING, Column, decimals, percent
-from splitveil.report.tracks import TRAINING, Track, caption, dataset_of, seeds_text, setting
+from splitveil.report.tracks import (
+    TRAINING,
+    UNSAID,
+    Track,
+    caption,
+    dataset_of,
+    seeds_text,
+    setting,
+)
 
 Json = dict[str, Any]
+
+MEASURED = {"accuracy": ("accuracy",), "MSE": ("strongest", "mse"), "leakage": ("leakage",)}
 
 
 def compare_columns() -> tuple[Column, ...]:
@@ -237,7 +247,14 @@ def _scored(record: Json) -> str:
 
 
 def _suite(record: Json) -> str:
-    return ", ".join(sorted(record.get("attacks") or {}))
+    return ", ".join(sorted(record.get("attacks") or {})) or "none"
+
+
+def _value(record: Json, part: str, key: str) -> str | None:
+    """A setting as text; None where an older record does not name it and no default is known."""
+    if key in section(record, part):
+        return text(record, part, key) or "none"
+    return UNSAID.get(key)
 
 
 def _inner_faults(group: Group) -> list[str]:
@@ -245,10 +262,22 @@ def _inner_faults(group: Group) -> list[str]:
     said = []
     named = {key for record in group.records for key in section(record, "config")}
     for keys in (*(("config", key) for key in sorted(named - {*FREE})), ("audit", "final")):
-        having = [r for r in group.records if keys[-1] in section(r, keys[0])]  # older ones lack it
-        values = sorted({text(record, *keys) or NOTHING for record in having})
+        values = sorted({v for r in group.records if (v := _value(r, *keys)) is not None})
         if len(values) > 1:
             said.append(f"row {group.name}: its seeds differ in {keys[-1]}: {', '.join(values)}")
+    for name, path in MEASURED.items():
+        without = sum(number(record, *path) is None for record in group.records)
+        if 0 < without < len(group.records):
+            said.append(
+                f"row {group.name}: {without} of its {len(group.records)} records "
+                f"{'has' if without == 1 else 'have'} no {name}; the mean is of the others"
+            )
+    trained = [text(seed[0], "seeds", "train") for seed in group.seeds]
+    for seed in sorted({s for s in trained if s is not None and trained.count(s) > 1}):
+        said.append(
+            f"row {group.name}: {trained.count(seed)} folders are of training seed {seed}, and "
+            "count as so many seeds; put attack seeds of one training into its folder"
+        )
     pairs = [(text(r, "seeds", "train"), text(r, "seeds", "attack")) for r in group.records]
     for pair in sorted({p for p in pairs if pairs.count(p) > 1 and None not in p}):
         said.append(

@@ -209,8 +209,7 @@ def parse_columns(text: str) -> tuple[Quantity, ...]:
     keys = [key.strip() for key in text.split(",") if key.strip()]
     chosen = [find_quantity(key, "column") for key in dict.fromkeys(["row", *keys])]
     return tuple(
-        replace(q, column=replace(q.column, brief=q.column.brief or q.column.heading))
-        for q in chosen
+        replace(q, column=replace(q.column, brief=q.column.brief or q.column.label)) for q in chosen
     )
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import math
 import os
 import re
 import statistics
@@ -33,6 +34,10 @@ NUMBERS = (
     "config.epochs", "config.lambd", "config.noise_std",
 )  # fmt: skip
 SHARES = ("accuracy", "strongest.mse", "worst_case.mse", "ceiling.mse", "floor.mse")
+LIMITS = {
+    "leakage": (-math.inf, 1.0), "strongest.ssim": (-1.0, 1.0), "client.macs": (0.0, math.inf),
+    "client.params": (0.0, math.inf), "client.wire_floats": (0.0, math.inf),
+}  # fmt: skip
 TEXTS = (
     "strongest.mse_by", "config.net", "config.dataset", "config.defence", "audit.aux",
     "audit.profile", "audit.final", "splits.scored", "seeds.train", "seeds.attack", "device",
@@ -212,6 +217,10 @@ def _check(record: Json) -> None:
     for path in NUMBERS:
         number(record, *path.split("."))
     refuse_impossible(record, *SHARES)
+    for path, (least, most) in LIMITS.items():
+        value = number(record, *path.split("."))
+        if value is not None and not least <= value <= most:
+            raise RunError(f"`{path}` must be {_range(least, most)}, got {value:g}")
     for path in TEXTS:
         text(record, *path.split("."))
     best = text(record, "strongest", "mse_by")
@@ -224,6 +233,12 @@ def _check(record: Json) -> None:
     if flags is not None and not named:
         raise RunError("`flags` must be a list of objects with a name; audit the run again")
     per_image_mse(record)
+
+
+def _range(least: float, most: float) -> str:
+    if math.isinf(most):
+        return f"at least {least:g}"
+    return f"at most {most:g}" if math.isinf(least) else f"between {least:g} and {most:g}"
 
 
 def per_image_mse(record: Json) -> NDArray[np.float64] | None:
