@@ -141,6 +141,11 @@ def test_every_product_is_counted_whatever_calls_it(
     assert torch.backends.mha.get_fastpath_enabled() == fast
 
 
+def test_what_is_compiled_costs_what_it_is() -> None:
+    model = SplitModel(mlp()[:2], Channel(), mlp()[2:])
+    assert model.compiled("eager").macs((3, 4, 4)) == model.macs((3, 4, 4)) == 48 * 6
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -135,8 +135,12 @@ def _unfused() -> Iterator[None]:
 
 
 def _probe(module: nn.Module) -> nn.Module:
-    """A copy in eval mode: counting must not move BatchNorm statistics."""
-    return copy.deepcopy(module).eval()
+    """A copy in eval mode: counting must not move BatchNorm statistics.
+
+    Of what torch.compile wraps it is the module inside, whose products can be seen.
+    """
+    plain: nn.Module = getattr(module, "_orig_mod", module)
+    return copy.deepcopy(plain).eval()
 
 
 @torch.no_grad()
