@@ -50,6 +50,12 @@ def leaves():
 def empty():
     return nn.Sequential()
 
+class AVeryLongNameOfALayerIndeed(nn.Identity):
+    pass
+
+def long():
+    return nn.Sequential(AVeryLongNameOfALayerIndeed(), nn.Flatten(), nn.Linear(3072, 2))
+
 class Own(nn.Sequential):
     def __init__(self, image_shape, num_classes):
         super().__init__(*sized(image_shape, num_classes))
@@ -123,7 +129,7 @@ def test_the_cuts_of_a_named_net_are_those_that_training_builds(
         )
     fits = any(cut["fits"] for cut in cuts)
     assert fits == (name in {"vgg11", "small"})
-    told = f"train --net {end} --dataset NAME" if fits else "clients --macs 3e+07 --wire 512"
+    told = f"train --net {end} --dataset NAME" if fits else "clients --macs 30000000 --wire 512"
     assert f"next: splitveil {told}" in text(call(*words))
 
 
@@ -147,6 +153,14 @@ def test_a_class_of_ones_own_is_cut_as_what_it_is(my_nets: str) -> None:
     own, plain = (json.loads(call(*words, f"{my_nets}:{name}").stdout) for name in ("Own", "sized"))
     assert own == plain
     assert own["cuts"][0]["params"] == 8 * 9 + 8
+
+
+def test_a_layer_with_a_long_name_moves_no_column(my_nets: str) -> None:
+    shown = call("clients", "--macs", "5e6", "--wire", "50", "--backbone", f"{my_nets}:long")
+    heads, first, second = shown.stdout.splitlines()[1:4]
+    ends = [line.index(word) + len(word) for line, word in ((heads, "wire"), (first, "3072"))]
+    assert ends == [ends[0]] * 2
+    assert second.index("3072") == first.index("3072")
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,13 @@ def show_cuts(
         lines = [f"{c.at:3d} {in_words(c.wire_shape):<9} {cut_costs(c)}" for c in found]
         end = f"next: splitveil train --net {net} --dataset NAME"
         if not any(c.fits for c in found):
-            end = f"no cut fits; next: splitveil clients --macs {macs:g} --wire {wire}"
+            end = f"no cut fits; next: splitveil clients --macs {macs:.10g} --wire {wire}"
         print_lines(head, f"{'at':>3} {'sends':<9} {columns}", *lines, "wire: numbers sent", end)
         return
-    lines = [f"{c.at:3d} {c.layer:<17} {cut_costs(c)}" for c in found]
+    width = max(len("after"), *(len(c.layer) for c in found))
+    lines = [f"{c.at:3d} {c.layer:<{width}} {cut_costs(c)}" for c in found]
     end = "wire: numbers sent; splitveil.nets.cut(backbone, at) makes the split"
-    print_lines(head, f"{'at':>3} {'after':<17} {columns}", *lines, end)
+    print_lines(head, f"{'at':>3} {'after':<{width}} {columns}", *lines, end)
 
 
 def cut_costs(c: "CutCost") -> str:
