@@ -97,7 +97,7 @@ def test_resuming_a_finished_run_changes_nothing(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--defence", "noise"), "defence was 'veil', is 'noise'; leave it as it was"),
+        (("--defence", "noise"), "with other settings: defence was 'veil', is 'noise'; "),
         (("--overwrite",), "--resume and --overwrite exclude each other; give one"),
         (("--overwrite", "--defence", "noise"), "exclude each other"),
     ],

@@ -91,6 +91,21 @@ def test_equal_conditions_are_told_apart_in_3_to_7_per_cent(
     assert 0.03 <= np.mean((low > 0) | (high < 0)) <= 0.07
 
 
+@pytest.mark.parametrize(
+    ("spread", "least", "most"),
+    [(1.0, 0.2, 0.7), (3.0, 0.8, 1.3), (10.0, 2.0, 5.0)],  # alike, unlike, very unlike
+)
+def test_over_three_seeds_a_small_p_value_is_approximate(
+    spread: float, least: float, most: float
+) -> None:
+    """How often p < 0.0014, which 36 comparisons ask for, beside how often it should be."""
+    rng = np.random.default_rng(5)
+    scales = np.array([1.0, spread])[:, None, None, None]
+    a, b = np.broadcast_to(scales * rng.standard_normal((2, 200_000, 3, 1)), (2, 200_000, 3, 2))
+    low, high = limits(pivot(a, b), 1 - 0.0014)  # equal columns: seeds alone
+    assert least < np.mean((low > 0) | (high < 0)) / 0.0014 < most
+
+
 def test_the_standard_error_is_the_bootstraps_without_its_bias() -> None:
     y = table(3, seeds=4, images=9)
     rng = np.random.default_rng(4)

@@ -88,40 +88,6 @@ def test_a_record_that_exists_is_not_made_again(planned: Planned, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ('{"audit": {"profile": "quick"}}', "is of the profile quick, not standard; give --out"),
-        ("{}", "is no record: KeyError('audit'); remove it, or give --out"),
-    ],
-)
-def test_a_record_of_another_profile_is_no_record_of_this_one(
-    content: str, why: str, tmp_path: Path
-) -> None:
-    place = tmp_path / "none" / "seed0" / "record.json"
-    place.parent.mkdir(parents=True)
-    place.write_text(content)
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--rows", "none", "--out", str(tmp_path), "--dry-run"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert why in done.stderr
-
-
-def test_a_rehearsal_with_nothing_to_do_says_so() -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--table", "controls", "--dry-run"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.startswith("nothing to do: the records exist")
-
-
-@pytest.mark.parametrize(
     ("file", "content", "why"),
     [
         ("checkpoint.safetensors", b"torn", "checkpoint.safetensors is broken"),

@@ -2,10 +2,12 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tables.made import Planned
+from tables.made import SCRIPT, Planned
 
 
 def test_a_row_of_another_table_is_refused(
@@ -59,3 +61,37 @@ def test_a_folder_that_may_not_be_written_is_refused(
     with pytest.raises(SystemExit, match="2"):
         planned("--out", "o")
     assert "cannot write o: Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ('{"audit": {"profile": "quick"}}', "is of the profile quick, not standard; give --out"),
+        ("{}", "is no record: KeyError('audit'); remove it, or give --out"),
+    ],
+)
+def test_a_record_of_another_profile_is_no_record_of_this_one(
+    content: str, why: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "none" / "seed0" / "record.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(content)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--rows", "none", "--out", str(tmp_path), "--dry-run"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert why in done.stderr
+
+
+def test_a_rehearsal_with_nothing_to_do_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--table", "controls", "--dry-run"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("nothing to do: the records exist")

@@ -16,8 +16,7 @@ def merge(
     resume: bool,
 ) -> Any:  # noqa: ANN401 - RunConfig, which must not be imported at module level
     """Saved settings of a resumed run, then the recipe, the file, `--set`, and the options."""
-    from splitveil.config import make_config, one_noise_name
-    from splitveil.errors import CheckpointError
+    from splitveil.config import RUN_KEYS, find_defence, make_config, one_noise_name
     from splitveil.recipes import find_recipe
     from splitveil.runs import flat_config, read_folder
     from splitveil.settings import parse_pairs, read_toml
@@ -33,13 +32,10 @@ def merge(
     if resume:
         folder = make_config(merged).folder
         saved = flat_config(read_folder(folder)[0])
-        defence = merged.get("defence", saved["defence"])
-        if defence != saved["defence"]:  # its settings are not the saved one's
-            raise CheckpointError(
-                f"cannot resume {folder} with other settings: defence was {saved['defence']!r}, is "
-                f"{defence!r}; leave it as it was, or start a new run with another --name"
-            )
-        merged = saved | merged
+        merged = {"defence": saved["defence"]} | merged
+        # Another defence has not the saved one's settings; that it is another, `fit` says.
+        own = {*RUN_KEYS, *find_defence(str(merged["defence"])).setting_types()}
+        merged = {key: value for key, value in saved.items() if key in own} | merged
     return make_config(merged)
 
 

@@ -58,10 +58,9 @@ def cut_costs(c: "CutCost") -> str:
     fits = "yes" if c.fits else "no"
     if narrow is not None:
         fits = (
-            f"with 3×3 convolution to {narrow.channels} channel{'s' * (narrow.channels > 1)} and "
-            f"sigmoid: "
-            f"{(c.macs + narrow.macs) / 1e6:.2f} MMAC, {c.params + narrow.params} params, "
-            f"wire {narrow.wire_floats}"
+            f"with 3×3 convolution to {narrow.channels} channel{'s' * (narrow.channels > 1)} "
+            f"and sigmoid: {(c.macs + narrow.macs) / 1e6:.2f} MMAC, "
+            f"{c.params + narrow.params} params, wire {narrow.wire_floats}"
         )
     return f"{c.macs / 1e6:8.2f} {c.params:9d} {c.wire_floats:7d} {fits}"
 

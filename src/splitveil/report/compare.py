@@ -13,15 +13,7 @@ from splitveil.report.quantities import QUANTITIES, STANDARD, Quantity
 from splitveil.report.rows import Found, Group, spread
 from splitveil.report.rows import find_records as find_records  # noqa: PLC0414 - re-exported
 from splitveil.report.tables import NOTHING, Column, decimals, percent
-from splitveil.report.tracks import (
-    TRAINING,
-    UNSAID,
-    Track,
-    caption,
-    dataset_of,
-    seeds_text,
-    setting,
-)
+from splitveil.report.tracks import TRAINING, Track, caption, dataset_of, seeds_text, setting
 
 Json = dict[str, Any]
 
@@ -250,21 +242,15 @@ def _suite(record: Json) -> str:
     return ", ".join(sorted(record.get("attacks") or {})) or "none"
 
 
-def _value(record: Json, part: str, key: str) -> str | None:
-    """A setting as text; None where an older record does not name it and no default is known."""
-    if key in section(record, part):
-        return text(record, part, key) or "none"
-    return UNSAID.get(key)
-
-
 def _inner_faults(group: Group) -> list[str]:
     """What the seeds of one row must share and do not."""
     said = []
-    named = {key for record in group.records for key in section(record, "config")}
-    for keys in (*(("config", key) for key in sorted(named - {*FREE})), ("audit", "final")):
-        values = sorted({v for r in group.records if (v := _value(r, *keys)) is not None})
+    named = {key for record in group.records for key in section(record, "config")} - {*FREE}
+    for key in sorted(named):
+        values = {setting(key)(record) for record in group.records} - {NOTHING}
         if len(values) > 1:
-            said.append(f"row {group.name}: its seeds differ in {keys[-1]}: {', '.join(values)}")
+            listed = ", ".join(sorted(values))
+            said.append(f"row {group.name}: its seeds differ in {key}: {listed}")
     for name, path in MEASURED.items():
         without = sum(number(record, *path) is None for record in group.records)
         if 0 < without < len(group.records):

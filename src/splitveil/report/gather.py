@@ -9,7 +9,7 @@ from splitveil.report.breadth import leak_sheet
 from splitveil.report.checks import audit_row, flags_of, refusals
 from splitveil.report.files import RunFiles, read_run
 from splitveil.report.phases import phases
-from splitveil.report.rows import SHARES, Group, refuse_impossible
+from splitveil.report.rows import LIMITS, Group, refuse_impossible
 from splitveil.report.sentences import caveats, passport, statement, verdict
 from splitveil.report.tables import attack_rows, summary_rows
 
@@ -75,5 +75,5 @@ def _probe(run: RunFiles) -> None:
     for look in (attack_rows, audit_row, flags_of, passport, phases):
         look(run)
     if run.record is not None:
-        refuse_impossible(run.record, *SHARES)
+        refuse_impossible(run.record, LIMITS)
         leak_sheet([Group(run.name, ((run.record,),))])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from splitveil.errors import RunError
 from splitveil.report.fields import finite, number, parse
-from splitveil.report.rows import Group, refuse_impossible
+from splitveil.report.rows import SHARE, Group, refuse_impossible
 from splitveil.report.tables import NOTHING
 
 
@@ -63,7 +63,7 @@ def _published(name: str, given: object) -> Published:
         if not unsaid and not isinstance(row.get(key, ""), str):
             raise ValueError(f"row '{name}': {key} must be a text, got {row[key]!r:.60}")
     try:
-        refuse_impossible(row, "accuracy", "mse", "reconstruction_accuracy")
+        refuse_impossible(row, dict.fromkeys(("accuracy", "mse", "reconstruction_accuracy"), SHARE))
         for key in ("ssim_zeropad", "psnr_pooled"):
             number(row, key)
     except RunError as err:

@@ -33,10 +33,11 @@ NUMBERS = (
     "audit.scored", "audit.aux_images",
     "config.epochs", "config.lambd", "config.noise_std",
 )  # fmt: skip
-SHARES = ("accuracy", "strongest.mse", "worst_case.mse", "ceiling.mse", "floor.mse")
+SHARE, COUNT = (0.0, 1.0), (0.0, math.inf)  # images and their reconstructions lie in [0, 1]
 LIMITS = {
-    "leakage": (-math.inf, 1.0), "strongest.ssim": (-1.0, 1.0), "client.macs": (0.0, math.inf),
-    "client.params": (0.0, math.inf), "client.wire_floats": (0.0, math.inf),
+    "accuracy": SHARE, "strongest.mse": SHARE, "worst_case.mse": SHARE, "ceiling.mse": SHARE,
+    "floor.mse": SHARE, "leakage": (-math.inf, 1.0), "strongest.ssim": (-1.0, 1.0),
+    "client.macs": COUNT, "client.params": COUNT, "client.wire_floats": COUNT,
 }  # fmt: skip
 TEXTS = (
     "strongest.mse_by", "config.net", "config.dataset", "config.defence", "audit.aux",
@@ -216,11 +217,7 @@ def _check(record: Json) -> None:
     """Refuse a record whose values are not of the kind that an audit writes."""
     for path in NUMBERS:
         number(record, *path.split("."))
-    refuse_impossible(record, *SHARES)
-    for path, (least, most) in LIMITS.items():
-        value = number(record, *path.split("."))
-        if value is not None and not least <= value <= most:
-            raise RunError(f"`{path}` must be {_range(least, most)}, got {value:g}")
+    refuse_impossible(record, LIMITS)
     for path in TEXTS:
         text(record, *path.split("."))
     best = text(record, "strongest", "mse_by")
@@ -233,12 +230,6 @@ def _check(record: Json) -> None:
     if flags is not None and not named:
         raise RunError("`flags` must be a list of objects with a name; audit the run again")
     per_image_mse(record)
-
-
-def _range(least: float, most: float) -> str:
-    if math.isinf(most):
-        return f"at least {least:g}"
-    return f"at most {most:g}" if math.isinf(least) else f"between {least:g} and {most:g}"
 
 
 def per_image_mse(record: Json) -> NDArray[np.float64] | None:
@@ -261,12 +252,15 @@ def per_image_mse(record: Json) -> NDArray[np.float64] | None:
     return made
 
 
-def refuse_impossible(record: Mapping[str, Any], *paths: str) -> None:
-    """Refuse accuracies and errors outside 0 to 1; images and their reconstructions lie there."""
-    for path in paths:
+def refuse_impossible(record: Mapping[str, Any], limits: Mapping[str, tuple[float, float]]) -> None:
+    """Refuse a number, known by its path of keys, that lies outside its limits."""
+    for path, (least, most) in limits.items():
         value = number(record, *path.split("."))
-        if value is not None and not 0 <= value <= 1:
-            raise RunError(f"`{path}` must lie between 0 and 1, got {value:g}")
+        if value is not None and not least <= value <= most:
+            rule = f"lie between {least:g} and {most:g}"
+            if math.isinf(least) or math.isinf(most):
+                rule = f"be at least {least:g}" if math.isinf(most) else f"be at most {most:g}"
+            raise RunError(f"`{path}` must {rule}, got {value:g}")
 
 
 def spread(values: Sequence[float | None], scale: float, digits: int) -> str:

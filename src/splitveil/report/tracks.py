@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from splitveil.report.fields import number, text
+from splitveil.report.fields import number, section, text
 from splitveil.report.rows import Group, Json
 from splitveil.report.tables import NOTHING, count
 
@@ -113,12 +113,18 @@ def caption(groups: Sequence[Group]) -> str:
 
 
 def setting(key: str) -> Callable[[Json], str]:
-    """A reader of a setting of a training; what a record does not name was the default.
+    """A reader of a setting; what a record does not name was the default, where that is known.
 
     >>> setting("label_smoothing")({"config": {"lr": 0.2}}), setting("lr")({"config": {"lr": 0.2}})
     ('0.0', '0.2')
     """
-    return lambda record: text(record, "config", key) or UNSAID.get(key, NOTHING)
+
+    def read(record: Json) -> str:
+        if key in section(record, "config"):
+            return text(record, "config", key) or "none"
+        return UNSAID.get(key, NOTHING)
+
+    return read
 
 
 def _trained_otherwise(groups: Sequence[Group]) -> list[str]:
