@@ -256,6 +256,7 @@ def test_ctrl_c_ends_with_what_runs_and_begins_nothing_more(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     told: list[str] = []
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job of the background
 
     def call(command: Sequence[str], times: object) -> None:
         del times
