@@ -73,15 +73,31 @@ def main_tracks(dataset: str) -> list[Track]:
 
 
 def short(dataset: str) -> str:
-    """A table per track with the columns that matter most."""
+    """A table per track, but those within another, with the columns that matter most."""
     parts = []
-    for track in main_tracks(dataset):
+    made = main_tracks(dataset)
+    for track in made:
+        if any(_within(track, other) for other in made):
+            continue
         sheet = track_sheet(track, published())
         several = len({group.distinct("config", "net")[0] for group in track.groups}) > 1
         wanted = set(SHORT) - (set() if several else {"net"})
+        inner = "".join(_told(t) for t in made if _within(t, track))
         shown = few(sheet, wanted).table()
-        parts += [f"**{sheet.title}.** {sheet.caption}", shown, *sheet.notes]
+        parts += [f"**{sheet.title}.** {inner}{sheet.caption}", shown, *sheet.notes]
     return "\n\n".join(parts)
+
+
+def _within(track: Track, other: Track) -> bool:
+    """Whether every row of a track stands in the larger other one too."""
+    mine, theirs = ({group.name for group in t.groups} for t in (track, other))
+    return mine < theirs
+
+
+def _told(track: Track) -> str:
+    """A track by its nets, for a table that holds its rows among others."""
+    nets = sorted({net for group in track.groups for net in group.distinct("config", "net")})
+    return f"The rows of {' and '.join(f'`{net}`' for net in nets)} are also *{track.title}*. "
 
 
 def few(sheet: Sheet, wanted: Collection[str]) -> Sheet:
@@ -105,7 +121,8 @@ def verdicts(dataset: str) -> str:
         done += [name for name in said if name not in done]
     lines = []
     for ours, kinds in said.items():
-        listed = "; ".join(f"{verdict}: {', '.join(rows)}" for verdict, rows in kinds.items())
+        ordered = sorted(kinds.items(), key=lambda kind: "no verdict" in kind[0])  # those last
+        listed = "; ".join(f"{verdict}: {', '.join(rows)}" for verdict, rows in ordered)
         lines.append(f"- `{ours}` against the others – {listed}.")
     return "\n".join(lines) or "No row to compare."
 

@@ -36,16 +36,17 @@ def in_a_sentence(groups: Sequence[Group], published: Mapping[str, Published]) -
     seeds = len(rows["veil"].seeds)
     sizes = [(rows[name].mean("client", "params") or 0.0) / 1000 for name in ("veil", "none")]
     return (
-        f"With `veil` the server answers {ours[0]} of the test images rightly, and the strongest "
+        f"- **`veil`**: the server answers {ours[0]} of the test images rightly, and the strongest "
         f"of {len(whole)} attacks on one sending ({len(once) - len(whole)} more are scored on some "
         f"of the images) rebuilds them with MSE {ours[1]} "
         f"({again:.4f} by `k-query`, which sees {tried['k-query']['repeats']} sendings), mean of "
-        f"{seeds} training seeds; the label alone gives {ceiling:.4f}. The undefended client of "
-        f"the CEM paper, which takes about as many multiply-adds ({sizes[1]:.0f} k parameters, "
-        f"ours {sizes[0]:.0f} k), answers {bare[0]} and is rebuilt with {bare[1]}; the most "
-        f"private published defence of it ({best.source}) stands at {100 * best.accuracy:.1f} % "
-        f"and {best.mse:.4f} as reported, and at {rebuilt[0]} and {rebuilt[1]} as rebuilt and "
-        f"attacked here.\n\n{_in_its_place(rows, published, best)}"
+        f"{seeds} training seeds; the label alone gives {ceiling:.4f}.\n"
+        f"- **The undefended client of the CEM paper**, which takes about as many multiply-adds "
+        f"({sizes[1]:.0f} k parameters, ours {sizes[0]:.0f} k), answers {bare[0]} and is rebuilt "
+        f"with {bare[1]}.\n"
+        f"- **The most private published defence of it** ({best.source}) stands at "
+        f"{100 * best.accuracy:.1f} % and {best.mse:.4f} as reported, and at {rebuilt[0]} and "
+        f"{rebuilt[1]} as rebuilt and attacked here.\n{_in_its_place(rows, published, best)}"
     )
 
 
@@ -59,9 +60,10 @@ def _in_its_place(
     mse = spread(long.values("strongest", "mse"), 1.0, 4)
     ahead = [_ahead(group, published) for group in (swap, long)]
     return (
-        f"Our penalty in the place of CEM's there (`arl+veil`, {_seeds(swap)}, its weight chosen "
-        f"on validation images) stands at {_both(swap)}, {ahead[0]}; trained for {epochs} epochs "
-        f"with smoothed labels (`arl+veil-long`, {_seeds(long)}) at {_both(long)}, {ahead[1]}. "
+        f"- **Our penalty in the place of CEM's there** (`arl+veil`, {_seeds(swap)}, its weight "
+        f"chosen on validation images) stands at {_both(swap)}, {ahead[0]}; trained for {epochs} "
+        f"epochs with smoothed labels (`arl+veil-long`, {_seeds(long)}) at {_both(long)}, "
+        f"{ahead[1]}. "
         f"That is {accuracy} % against the {100 * best.accuracy:.2f} % reported for "
         f"{best.source}, and {mse} against {best.mse:.4f}{told_apart(long, best)}. CEM's penalty "
         f"trained as long "

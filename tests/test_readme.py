@@ -68,6 +68,26 @@ def test_every_row_is_in_the_page_of_results_and_every_block_in_a_page(script: M
     assert names == set(script.BLOCKS)
 
 
+def test_a_track_within_another_is_named_and_its_rows_told_once(script: ModuleType) -> None:
+    text = script.short("cifar10")
+    rows = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    tracks = {
+        track.title: {g.name for g in track.groups} for track in script.main_tracks("cifar10")
+    }
+    (inner, within), (outer, all_rows) = tracks.items()
+    assert within < all_rows
+    assert sorted(rows) == sorted(all_rows)
+    assert text.startswith(f"**{outer}.** The rows of `vgg11` are also *{inner}*. ")
+
+
+def test_verdicts_come_before_rows_without_one(script: ModuleType) -> None:
+    for line in script.verdicts("cifar10").splitlines():
+        kinds = line.partition(" – ")[2].split("; ")
+        without = ["no verdict" in kind for kind in kinds]
+        assert without == sorted(without)
+        assert not all(without)
+
+
 def test_the_figure_is_that_of_the_records(script: ModuleType) -> None:
     """Run `python scripts/readme.py` when this fails; other font rendering moves few pixels."""
     drawn, kept = (
