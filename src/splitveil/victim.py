@@ -2,9 +2,10 @@
 
 import copy
 import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -30,6 +31,18 @@ Prepare = Callable[[Tensor], Send]  # images → a function of their row numbers
 
 KEPT_BYTES = 2 << 30  # of clean z that a victim keeps behind `prepare`
 CHUNK = 1000
+CPU_VALUES = 128 * 3 * 32 * 32  # beyond, a CPU spends its time on fetching memory
+
+
+def chunk_for(images: Tensor) -> int:
+    """How many of these images go through a network at a time; of large ones on a CPU fewer.
+
+    >>> chunk_for(torch.empty(1, 3, 32, 32)), chunk_for(torch.empty(1, 1, 8, 8))
+    (128, 1000)
+    """
+    if images.device.type != "cpu":
+        return CHUNK
+    return max(1, min(CHUNK, CPU_VALUES // max(1, images[:1].numel())))
 
 
 def by_rows(send: Send, images: Tensor) -> Send:
@@ -51,6 +64,14 @@ def sealed(function: F) -> F:
     return cast(F, handle)
 
 
+class Clean(NamedTuple):
+    """z without the channel, and what it was made of."""
+
+    images: "weakref.ref[Tensor]"
+    written: tuple[int, ...]
+    z: Tensor
+
+
 class Victim:
     """The deployed client: encoder in eval mode and channel, behind one call `send`.
 
@@ -63,6 +84,7 @@ class Victim:
         self._channel = copy.deepcopy(channel).eval().requires_grad_(requires_grad=False)
         first = next(self.encoder.parameters(), None)
         self.device = torch.device("cpu") if first is None else first.device
+        self._clean: dict[int, Clean] = {}  # by id of the images, while they live
 
     @torch.no_grad()
     def send(self, x: Tensor, generator: Generator | None = None) -> Tensor:
@@ -79,21 +101,58 @@ class Victim:
         What it gives takes row numbers, and draws from the channel for each call, as `send` does.
         An encoder that draws by itself, or a wire too wide to keep, is asked every time.
         """
-        check_images(images, "images given to the victim")
-        images = images.to(self.device)
-        first = self.encoder(images[:CHUNK])
-        wide = first.nbytes * len(images) > KEPT_BYTES * max(1, len(first))
-        if wide or not torch.equal(first, self.encoder(images[:CHUNK])):
-            return by_rows(self.send, images)
-        parts = torch.split(images, CHUNK)[1:]  # not of images[CHUNK:]: nobody encodes no images
-        z = torch.cat([first, *(self.encoder(x) for x in parts)])
+        z = self._encoded(images)
+        if z is None:
+            return by_rows(self.send, images.to(self.device))
+        kept = z
 
         @torch.no_grad()
         def send_rows(rows: Tensor, generator: Generator | None = None) -> Tensor:
-            sent: Tensor = self._channel(z[rows], generator)
+            sent: Tensor = self._channel(kept[rows], generator)
             return sent
 
         return send_rows
+
+    def _encoded(self, images: Tensor) -> Tensor | None:
+        """Clean z of all images, or None where it cannot be kept.
+
+        It stays while the images do, as the attacks of an audit share theirs.
+        """
+        known, written = self._clean.get(id(images)), self._written(images)
+        if known is not None and known.images() is images and known.written == written:
+            return known.z
+        check_images(images, "images given to the victim")
+        there = images.to(self.device)
+        first, *rest = torch.split(there, chunk_for(there))
+        z = self.encoder(first)
+        fits = z.shape[:1] == first.shape[:1] and z[:1].nbytes * len(there) <= KEPT_BYTES
+        if not fits or not torch.equal(z, self.encoder(first)):
+            return None
+        others = [self.encoder(x) for x in rest]
+        if any(o.shape != (len(x), *z.shape[1:]) for o, x in zip(others, rest, strict=True)):
+            return None  # who asks for them is told
+        z = torch.cat([z, *others])
+        if written is not None:
+            self._keep(images, written, z)
+        return z
+
+    def _keep(self, images: Tensor, written: tuple[int, ...], z: Tensor) -> None:
+        """Until the images are gone, or others need the room."""
+        held, key = self._clean, id(images)
+        held.pop(key, None)
+        while held and z.nbytes + sum(known.z.nbytes for known in held.values()) > KEPT_BYTES:
+            held.pop(next(iter(held)))
+        held[key] = Clean(weakref.ref(images, lambda _: held.pop(key, None)), written, z)
+
+    def _written(self, images: Tensor) -> tuple[int, ...] | None:
+        """What changes when the images or the encoder are written to; None where torch cannot say.
+
+        Inference tensors do not count what is written to them.
+        """
+        held = (images, *self.encoder.parameters(), *self.encoder.buffers())
+        if any(t.is_inference() for t in held):
+            return None
+        return id(self.encoder), *(n for t in held for n in (t.data_ptr(), t._version))
 
     def black_box(self) -> "BlackBox":
         """The view a black-box attack is given: queries, nothing else."""

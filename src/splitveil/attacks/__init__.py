@@ -6,9 +6,9 @@ To add an attack: a file with a frozen dataclass that has `access` and `fit`, an
 The decoder comes in three sizes, small N4C32, base N8C64 and large N12C128, and the base with
 three losses; under `paper` all five follow one schedule, under `standard` the small one and the
 perceptual one half of it. `quick` has smaller nets for two CPU cores and no `decoder-large`;
-`smoke` only shows that every attack runs. `rmle` and `prior` are expensive and run on a fixed
-subset, the larger the smaller the images are; `gan`, the CEM paper's, belongs to `paper`; `k-query`
-sees several draws of each image.
+`smoke` only shows that every attack runs, and fits for as many steps whatever the number of images.
+`rmle` and `prior` are expensive and run on a fixed subset, the larger the smaller the images are;
+`gan`, the CEM paper's, belongs to `paper`; `k-query` sees several draws of each image.
 """
 
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ def _full_size(base: Decoder, brief: Decoder) -> dict[str, Attack]:
     return sizes | {"decoder-perceptual": features}
 
 
-_TINY = Decoder(width=16, blocks=1, epochs=1, min_steps=60, batch_size=32, lr=1e-2)
+_TINY = Decoder(width=16, blocks=1, epochs=0, min_steps=60, batch_size=32, lr=1e-2)
 _QUICK = Decoder(blocks=2, epochs=1, min_steps=600, batch_size=64, lr=8e-3)
 _STANDARD = Decoder(epochs=16, min_steps=3000)
 _PAPER = Decoder(epochs=50, lr=1e-3, weight_decay=1e-4, schedule="cosine", min_steps=3000)
@@ -79,7 +79,7 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
         **_decoders(
             _TINY, small=replace(_TINY, width=8), large=replace(_TINY, width=24), feature_steps=20
         ),
-        "decoder": Decoder(width=16, blocks=1, epochs=2, min_steps=100, batch_size=64),
+        "decoder": Decoder(width=16, blocks=1, epochs=0, min_steps=100, batch_size=64),
         "rmle": Rmle(start=_TINY, steps=20, restarts=0, chunk=32, limit=32, most=32),
         "prior": Prior(
             start=_TINY, factors=16, steps=15, refine=5, restarts=0, chunk=32, limit=32, most=32

@@ -62,10 +62,11 @@ class Linear:
             raise AuditError(
                 f"the linear attack needs at least {self.min_aux} aux images, got {len(aux)}"
             )
-        batches = torch.split(aux.images, 1000)
+        send, rows = victim.sender(aux.images), torch.arange(len(aux), device=aux.images.device)
+        batches = torch.split(rows, 1000)
         total, parts = len(batches) + 2, []  # two solutions follow the queries
-        for x in batches:
-            parts.append(victim.send(x, generator).flatten(1))
+        for some in batches:
+            parts.append(send(some, generator).flatten(1))
             progress(len(parts), total, "queries")
         sent = torch.cat(parts)
         units = units_of(sent)

@@ -59,9 +59,10 @@ class Nearest:
             raise AuditError(
                 f"the nearest attack needs at least {least} aux image(s), got {len(aux)}"
             )
+        send, rows = victim.sender(aux.images), torch.arange(len(aux), device=aux.images.device)
         parts = []
-        for x in torch.split(aux.images, QUERIES):
-            parts.append(victim.send(x, generator).flatten(1))
+        for some in torch.split(rows, QUERIES):
+            parts.append(send(some, generator).flatten(1))
             progress(sum(map(len, parts)), len(aux), "queries")
         sent, images = torch.cat(parts), aux.images.to(victim.device)
         if not bool(sent.isfinite().all()):

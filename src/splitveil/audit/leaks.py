@@ -55,7 +55,7 @@ _FULL = Plan(
 )
 PLANS: Mapping[str, Plan] = {
     "smoke": Plan(
-        attribute=AttributeHead(epochs=1, min_steps=40, batch_size=32),
+        attribute=AttributeHead(epochs=0, min_steps=40, batch_size=32),
         membership=Membership(draws=2, references=1, limit=200, min_steps=40, batch_size=32),
         reid=ReId(draws=8, limit=200, tried=100),
     ),

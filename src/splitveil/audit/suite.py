@@ -27,7 +27,7 @@ from splitveil.audit.gallery import gallery_rows, levels
 from splitveil.errors import AuditError
 from splitveil.rng import stream
 from splitveil.types import Access, Attack, Observation, Progress, check_images, silent
-from splitveil.victim import CHUNK
+from splitveil.victim import chunk_for
 
 Look = Callable[[str, Tensor, Tensor], None]
 AUX_SHOWN = 1000  # images an attack was fitted on that it is scored on too: does it overfit?
@@ -199,7 +199,7 @@ def attempt(  # noqa: PLR0917 - the case, the attack, and who watches
 
 
 def measured(x: Tensor, guess: Tensor) -> dict[str, Tensor | None]:
-    """Per-image metrics, a thousand images at a time."""
+    """Per-image metrics, a part of the images at a time."""
     kinds = {
         "mse": metrics.mse,
         "psnr": metrics.psnr,
@@ -208,7 +208,8 @@ def measured(x: Tensor, guess: Tensor) -> dict[str, Tensor | None]:
         "ssim_valid": metrics.ssim_valid,
         "lpips": metrics.lpips,
     }
-    pairs = list(zip(torch.split(x, CHUNK), torch.split(guess, CHUNK), strict=True))
+    chunk = chunk_for(x)
+    pairs = list(zip(torch.split(x, chunk), torch.split(guess, chunk), strict=True))
     found: dict[str, Tensor | None] = {}
     for name, metric in kinds.items():
         parts = [value for pair in pairs if (value := metric(*pair)) is not None]
