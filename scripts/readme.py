@@ -7,7 +7,7 @@ python scripts/readme.py picture RUN...   docs/images/digits.png, from audited r
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from splitveil.reproduce import EXPERIMENTS, SEED_003, section
 
 if TYPE_CHECKING:
     from scripts.readme_commands import audit_command, train_command
+    from scripts.readme_laws import few, law
     from scripts.readme_parts import (
         before_units,
         client_alone,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     )
 else:
     from readme_commands import audit_command, train_command
+    from readme_laws import few, law
     from readme_parts import (
         before_units,
         client_alone,
@@ -98,16 +100,6 @@ def _told(track: Track) -> str:
     """A track by its nets, for a table that holds its rows among others."""
     nets = sorted({net for group in track.groups for net in group.distinct("config", "net")})
     return f"The rows of {' and '.join(f'`{net}`' for net in nets)} are also *{track.title}*. "
-
-
-def few(sheet: Sheet, wanted: Collection[str]) -> Sheet:
-    """A sheet with some of its columns, by heading."""
-    kept = [i for i, column in enumerate(sheet.columns) if column.heading in wanted]
-    return replace(
-        sheet,
-        columns=tuple(sheet.columns[i] for i in kept),
-        rows=tuple(tuple(row[i] for i in kept) for row in sheet.rows),
-    )
 
 
 def verdicts(dataset: str) -> str:
@@ -236,6 +228,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "cifar10-breadth": lambda: beyond("cifar10"),
     "cifar10-estimators": lambda: estimators(found("cifar10").groups, RESULTS / "cifar10"),
     "digits-breadth": lambda: beyond("digits"),
+    "law-1": lambda: law(1, found, RESULTS),
+    "law-2": lambda: law(2, found, RESULTS),
+    "law-3": lambda: law(3, found, RESULTS),
     "table1": table1,
     "seed-003": seed_003,
     "epoch-times": lambda: epoch_times(ROOT / "benchmarks" / "results"),
