@@ -94,9 +94,7 @@ def not_converged(evidence: Evidence) -> str | None:
     attempts = evidence.attempts
     for name, attempt in attempts.items():
         if len(attempt.curve) == 1:
-            return (
-                f"{name} was trained for one epoch at most: nothing shows whether its loss settled"
-            )
+            return f"{name} was trained for one epoch at most: nothing shows if its loss settled"
         fall = fall_per_epoch(attempt.curve)
         if fall > FALLING:
             return f"the training loss of {name} still fell by {100 * fall:.1f} % per epoch"
