@@ -27,7 +27,7 @@ from splitveil.reproduce import EXPERIMENTS, SEED_003, section
 
 if TYPE_CHECKING:
     from scripts.readme_commands import audit_command, train_command
-    from scripts.readme_laws import few, law
+    from scripts.readme_laws import CLIENTS, STATISTICS, few, seen_in
     from scripts.readme_parts import (
         before_units,
         client_alone,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
 else:
     from readme_commands import audit_command, train_command
-    from readme_laws import few, law
+    from readme_laws import CLIENTS, STATISTICS, few, seen_in
     from readme_parts import (
         before_units,
         client_alone,
@@ -212,6 +212,12 @@ def seed_003() -> str:
     return "\n\n".join(parts)
 
 
+def law_2() -> str:
+    """One penalty, and what weighs the samples varied; with what the estimators say."""
+    groups = found("digits-laws").groups
+    return f"{seen_in(groups)}\n\n{estimators(groups, RESULTS / 'digits-laws')}"
+
+
 def absent(table: str) -> str:
     """What stands where a table has no records."""
     return f"No records yet: scripts/headline.py --table {table} makes them."
@@ -228,9 +234,10 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "cifar10-breadth": lambda: beyond("cifar10"),
     "cifar10-estimators": lambda: estimators(found("cifar10").groups, RESULTS / "cifar10"),
     "digits-breadth": lambda: beyond("digits"),
-    "law-1": lambda: law(1, found, RESULTS),
-    "law-2": lambda: law(2, found, RESULTS),
-    "law-3": lambda: law(3, found, RESULTS),
+    "digits-threads": lambda: seen_in(found("digits-threads").groups),
+    "law-1": lambda: seen_in(found("cifar10").groups, STATISTICS),
+    "law-2": law_2,
+    "law-3": lambda: seen_in(found("cifar10").groups, CLIENTS),
     "table1": table1,
     "seed-003": seed_003,
     "epoch-times": lambda: epoch_times(ROOT / "benchmarks" / "results"),

@@ -1,6 +1,6 @@
 """Which rows may stand in one table: tracks, and what their records have in common, in words."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from splitveil.report.fields import number, section, text
@@ -43,9 +43,13 @@ def tracks(groups: Sequence[Group]) -> list[Track]:
     for (dataset, aux), rows in sorted(kinds.items(), key=lambda kind: kind[0][1] == "test90"):
         prefix = f"{dataset}: " if several else ""
         for title, chosen in _tracks_of(dataset, aux, rows):
-            ordered = sorted(chosen, key=lambda g: (g.mean("strongest", "mse") or 0.0, g.name))
-            made.append(Track(title=prefix + title, groups=tuple(ordered), aux=aux))
+            made.append(Track(title=prefix + title, groups=least_private_first(chosen), aux=aux))
     return made
+
+
+def least_private_first(groups: Iterable[Group]) -> tuple[Group, ...]:
+    """Rows by the strongest attack's error."""
+    return tuple(sorted(groups, key=lambda g: (g.mean("strongest", "mse") or 0.0, g.name)))
 
 
 def _tracks_of(dataset: str, aux: str, rows: list[Group]) -> list[tuple[str, list[Group]]]:
