@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from splitveil.bench import draw, timed
 from splitveil.passport import device_name, versions
 from splitveil.surrogates import GatedAttentionCEM, KMeansCEM, Rate, SlotCrossAttentionCEM
 from splitveil.train import scale_gradient
@@ -23,6 +22,7 @@ from splitveil.train import scale_gradient
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles import kmeans, slots
 from oracles import surrogates as plain
+from surrogate_speed import draw, timed
 
 BATCH, DIM, CLASSES, REPEATS, WEIGHT, NOISE = 512, 512, 100, 20, 0.3, 0.025
 SLOW_REPEATS = 4

@@ -72,7 +72,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         ),
         "more than memory": ([*train, "--set", "hidden_dim=1000000000000"], "not enough memory"),
         "more than can be counted": ([*train, "--set", f"bank={10**30}"], "choose smaller sizes"),
-        "a bench beyond memory": (["bench", "--batch", "1000000000000"], "not enough memory"),
+        "a command that moved": (["bench"], "benchmarks/surrogate_speed.py"),
         "too many classes": (
             [
                 "clients",
@@ -104,7 +104,7 @@ def test_a_fault_of_ours_is_not_explained_away(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("splitveil.commands.bench", fails)
-    assert call("bench").exception is error
-    monkeypatch.setattr("splitveil.commands.bench", lambda *_, **__: [0] * sys.maxsize)
-    assert "not enough memory (MemoryError)" in text(call("bench"))
+    monkeypatch.setattr("splitveil.explaining.explain_run", fails)
+    assert call("explain", "run").exception is error
+    monkeypatch.setattr("splitveil.explaining.explain_run", lambda *_: [0] * sys.maxsize)
+    assert "not enough memory (MemoryError)" in text(call("explain", "run"))

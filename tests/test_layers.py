@@ -82,7 +82,6 @@ MAY_IMPORT: dict[str, Rule] = {
     "replay": EVERYTHING,
     "comparing": room("errors", "types", "audit.statistics", "report"),
     "unrounded": room("errors", "types", "audit.statistics", "report", "comparing"),
-    "bench": room("types", "passport", "surrogates"),
     "recipes": room("errors", libraries=()),
     "trials": EVERYTHING,
     "advisor": EVERYTHING,

@@ -215,23 +215,14 @@ app.command()(audit.audit)
 app.command()(report.report)
 
 
-@app.command()
-def bench(  # noqa: PLR0917 - every option of the command, as typer wants them
-    suite: Annotated[str, typer.Argument(help="What to time: surrogates.")] = "surrogates",
-    batch: Annotated[int, typer.Option(help="Samples per batch.")] = 512,
-    dim: Annotated[int, typer.Option(help="Features per sample.")] = 512,
-    repeats: Annotated[int, typer.Option(help="Timed calls of each.")] = 10,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out_file: Annotated[Path | None, typer.Option("--out", help="Write the JSON here.")] = None,
-    json_: JsonFlag = False,
-) -> None:
-    """Time every surrogate, forward and backward, at 10, 100 and 1000 classes.
+@app.command(hidden=True)
+def bench() -> None:
+    """Say where the benchmark of 0.1.0 went."""
+    from splitveil.errors import ConfigError
 
-    Example: `splitveil bench surrogates --repeats 20`
-    """
-    _start()
-    commands.bench(
-        suite, batch=batch, dim=dim, repeats=repeats, device=device, target=out_file, json_=json_
+    raise ConfigError(
+        "`splitveil bench` left the package; run `python benchmarks/surrogate_speed.py OUT.json` "
+        "in a clone of the repository"
     )
 
 
