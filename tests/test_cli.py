@@ -203,12 +203,6 @@ def test_an_unknown_profile_costs_no_training(words: tuple[str, ...], tmp_path: 
     assert not (tmp_path / "r").exists()
 
 
-def test_an_unknown_device_is_refused() -> None:
-    result = call("train", "--epochs", "1", "--device", "gpu")
-    assert result.exit_code == 2
-    assert "unknown device 'gpu'; did you mean 'cpu'? choose from: auto, cpu, cuda" in text(result)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
