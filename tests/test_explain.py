@@ -27,7 +27,6 @@ from splitveil.explain import (
     gate_histogram,
     group_images,
     group_mass,
-    mass_map,
     render,
     run_flow,
     share_above,
@@ -38,7 +37,6 @@ from splitveil.explain import (
 from splitveil.explain.panels import Attention, Gates, Groups, Story, panels, summary
 from splitveil.explain.weights import (
     attention_heatmap,
-    attention_histogram,
     sample_size_over_time,
     sorted_profile,
 )
@@ -132,13 +130,12 @@ def test_slots_are_those_of_the_trained_surrogate_and_the_page_shows_them(
     said_json = json.loads(result.stdout)
     files = {Path(f).name for f in said_json["files"]}
     assert files == {
-        "explain.html", "flow.png", "attention-histogram.png", "attention-classes.png",
-        "attention-samples.png", "sample-size.png", "gates.png", "slot-mass.png",
-        "slot-images.png", "variance.png", "map.png",
+        "explain.html", "flow.png", "attention-classes.png", "attention-samples.png",
+        "sample-size.png", "gates.png", "slot-images.png", "variance.png", "map.png",
     }  # fmt: skip
     assert {p.name for p in tmp_path.iterdir()} == files
     page = (tmp_path / "explain.html").read_text(encoding="utf-8")
-    assert page.count('<img alt="') == 10
+    assert page.count('<img alt="') == 8
     assert not any(word in page for word in ("<script", "http:", "https:", "url("))
     assert said_json["numbers"]["not_drawn"] == []
 
@@ -232,11 +229,9 @@ def test_strange_arrays_are_drawn_too() -> None:
     resp = rng.dirichlet([0.2] * 12, 90)
     one = np.ones(1)
     made = (
-        attention_histogram(np.ones(90)),
         attention_heatmap(rng.lognormal(0, 2, 90), y, names),
         weighted_samples(rng.lognormal(0, 2, 90), y, images, names),
         weighted_samples(one, np.zeros(1, dtype=int), images[:1], names),
-        mass_map(group_mass(resp, y, 30), names),
         group_images(resp, y, images, names),
         gate_histogram(np.zeros((2, 3)), np.ones((2, 3))),
         variance_against_noise(np.zeros(1), one, 0.0),
@@ -274,5 +269,5 @@ def test_the_numbers_of_a_story_are_plain_json() -> None:
     assert found["slot_mass"] == {"min": 0.0, "max": 1.0}
     assert found["share_above_noise"] == share_above(class_variance(story.z, y), 0.5)
     assert [p.file for p in panels(story) if p.png] == [
-        "flow.png", "slot-mass.png", "slot-images.png", "variance.png", "map.png",
+        "flow.png", "slot-images.png", "variance.png", "map.png",
     ]  # fmt: skip

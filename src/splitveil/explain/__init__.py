@@ -2,7 +2,7 @@
 
 from splitveil.explain.chart import flow_chart
 from splitveil.explain.flow import Box, Flow, Sizes, run_flow
-from splitveil.explain.groups import gate_histogram, group_images, group_mass, mass_map
+from splitveil.explain.groups import gate_histogram, group_images, group_mass
 from splitveil.explain.page import Panel, render, write_page
 from splitveil.explain.spread import (
     class_maps,
@@ -12,7 +12,6 @@ from splitveil.explain.spread import (
 )
 from splitveil.explain.weights import (
     attention_heatmap,
-    attention_histogram,
     sample_size_over_time,
     weighted_samples,
 )
@@ -23,14 +22,12 @@ __all__ = [
     "Panel",
     "Sizes",
     "attention_heatmap",
-    "attention_histogram",
     "class_maps",
     "class_variance",
     "flow_chart",
     "gate_histogram",
     "group_images",
     "group_mass",
-    "mass_map",
     "render",
     "run_flow",
     "sample_size_over_time",

@@ -12,7 +12,6 @@ Floats = NDArray[np.floating]
 Labels = NDArray[np.integer]
 Pixels = NDArray[np.uint8]
 
-ROWS = 20
 KEPT = 3  # images shown per slot
 MOST_SLOTS = 10
 
@@ -57,33 +56,6 @@ def group_mass(resp: Floats, y: Labels, num_classes: int) -> Floats:
     rows = [resp[y == c].mean(0) if (y == c).any() else np.full(resp.shape[1], np.nan)
             for c in range(num_classes)]  # fmt: skip
     return np.stack(rows)
-
-
-def mass_map(mass: Floats, classes: Sequence[str], kind: str = "slot") -> bytes:
-    """PNG: share of each class (rows) that each slot (columns) holds, in per cent."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    present = [c for c in range(len(classes)) if np.isfinite(mass[c]).all()][:ROWS]
-    grid = 100 * mass[present]
-    count = grid.shape[1]
-    height, width = 1.15 + 0.3 * len(present), 1.6 + 0.62 * count
-    paper = LinearSegmentedColormap.from_list("mass", ["#ffffff", PALETTE[0]])
-    with board(width, height) as figure:
-        axes = figure.add_axes((1.3 / width, 0.6 / height, 0.62 * count / width,
-                                0.3 * len(present) / height))  # fmt: skip
-        axes.imshow(grid, aspect="auto", cmap=paper, vmin=0, vmax=max(float(grid.max()), 1e-9))
-        axes.grid(visible=False)
-        for (row, column), value in np.ndenumerate(grid):
-            dark = value > 0.6 * grid.max()
-            axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=8,
-                      color="white" if dark else INK)  # fmt: skip
-        axes.set_xticks(range(count))
-        axes.set_xticklabels([str(i + 1) for i in range(count)], fontsize=8)
-        axes.set_yticks(range(len(present)))
-        axes.set_yticklabels([shown(classes[c], 14) for c in present], fontsize=8)
-        axes.set_xlabel(kind)
-        axes.set_title(f"% of the class per {kind}", loc="left")
-        return png(figure)
 
 
 def group_images(

@@ -69,7 +69,7 @@ def panels(story: Story) -> list[Panel]:
         "before the noise; the dashed line is its gradient, which reaches the client only.",
         png=flow_chart(story.flow),
     )
-    return [flow, *_attention(story), _sizes(story), _gates(story), *_groups(story), *_data(story)]
+    return [flow, *_attention(story), _sizes(story), _gates(story), _groups(story), *_data(story)]
 
 
 def _attention(story: Story) -> list[Panel]:
@@ -81,15 +81,9 @@ def _attention(story: Story) -> list[Panel]:
     return [
         Panel(
             title=found.words.heading,
-            file="attention-histogram.png",
-            text=f"{found.text} Of {len(y)} training images.",
-            png=weights.attention_histogram(found.relative, found.words),
-        ),
-        Panel(
-            title="Class by class",
             file="attention-classes.png",
-            text="Each row is a class, its samples sorted; orange lies above "
-            f"“{found.words.equal}”, blue below.{more}",
+            text=f"{found.text} Of {len(y)} training images. Each row is a class, its samples "
+            f"sorted; orange lies above “{found.words.equal}”, blue below.{more}",
             png=weights.attention_heatmap(found.relative, y, classes, found.words),
         ),
         Panel(
@@ -141,28 +135,17 @@ def _gates(story: Story) -> Panel:
     )
 
 
-def _groups(story: Story) -> list[Panel]:
+def _groups(story: Story) -> Panel:
     if isinstance(story.groups, str):
-        return [Panel(title="Slots", text=story.groups)]
-    found, y, classes = story.groups, story.labels, story.classes
-    kind = found.kind
-    mass = groups.group_mass(found.resp, y, len(classes))
-    return [
-        Panel(
-            title=f"How the {kind}s share a class",
-            file=f"{kind}-mass.png",
-            text=f"Each row sums to 100 %. One full column: the {kind}s have collapsed into one. "
-            f"All alike: they do not tell samples apart.",
-            png=groups.mass_map(mass, classes, kind),
-        ),
-        Panel(
-            title=f"What each {kind} collects",
-            file=f"{kind}-images.png",
-            text=f"Images at the {kind} that answers for them most, its surest first; a dash is a "
-            f"{kind} that is nobody's first.",
-            png=groups.group_images(found.resp, y, story.images, classes, kind),
-        ),
-    ]
+        return Panel(title="Slots", text=story.groups)
+    resp, kind = story.groups.resp, story.groups.kind
+    return Panel(
+        title=f"What each {kind} collects",
+        file=f"{kind}-images.png",
+        text=f"Images at the {kind} that answers for them most, its surest first; a dash is a "
+        f"{kind} that is nobody's first.",
+        png=groups.group_images(resp, story.labels, story.images, story.classes, kind),
+    )
 
 
 def _data(story: Story) -> list[Panel]:

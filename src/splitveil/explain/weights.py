@@ -48,21 +48,6 @@ def sorted_profile(weight: Floats, columns: int = COLUMNS) -> Floats:
     return ordered[np.arange(columns) * len(ordered) // columns]
 
 
-def attention_histogram(relative: Floats, words: Words = PLAIN_WORDS) -> bytes:
-    """PNG: how many samples have which relative weight (n,); 1 is the equal share."""
-    with board(6.4, 3.2) as figure:
-        axes = figure.add_axes((0.11, 0.16, 0.86, 0.74))
-        top = max(float(relative.max()) * 1.05, 1.5)
-        axes.hist(relative, bins=np.linspace(0, top, 41).tolist(), color=PALETTE[0])
-        axes.axvline(1.0, color=MORE, linestyle="--", linewidth=1.3)
-        axes.text(1.0, 1.02, words.equal, color=MORE, fontsize=8, ha="center",
-                  transform=axes.get_xaxis_transform())  # fmt: skip
-        axes.set_xlim(0, top)
-        axes.set_xlabel(words.axis)
-        axes.set_ylabel("samples")
-        return png(figure)
-
-
 def attention_heatmap(
     relative: Floats, y: Labels, classes: Sequence[str], words: Words = PLAIN_WORDS
 ) -> bytes:
