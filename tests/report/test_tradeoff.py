@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from splitveil.errors import RunError
-from splitveil.report import tradeoff as module
+from splitveil.report import figures as module
 from splitveil.report.canvas import board
+from splitveil.report.figures import Mark
 from splitveil.report.labels import MARKER_PX, Box, place
 from splitveil.report.published import Published
 from splitveil.report.rows import Group
-from splitveil.report.tradeoff import Mark, marks, tradeoff
+from splitveil.report.tradeoff import OTHER, OURS, PUBLISHED, marks, tradeoff
 
 
 def record(accuracy: float, mse: float, **config: str) -> dict[str, Any]:
@@ -36,9 +38,8 @@ def near(png: bytes, colour: tuple[int, int, int]) -> int:
 
 
 CROWD = [
-    Mark(name=f"row-{i}", kind="measured", accuracy=89.8 + 0.06 * i, mse=0.005, accuracy_sd=0.2)
-    for i in range(6)
-] + [Mark(name="alone", kind="ours", accuracy=86.0, mse=0.05, square=True)]
+    Mark(name=f"row-{i}", accuracy=89.8 + 0.06 * i, mse=0.005, accuracy_sd=0.2) for i in range(6)
+] + [Mark(name="alone", accuracy=86.0, mse=0.05, shape="s")]
 
 
 def test_marks_are_means_with_their_sd_and_published_rows_follow() -> None:
@@ -53,30 +54,28 @@ def test_marks_are_means_with_their_sd_and_published_rows_follow() -> None:
         "far": Published(0.9, 0.005, "CEM paper, elsewhere", "digits"),
     }
     veil, cem, paper = marks(groups, published)
-    assert veil == Mark(name="veil", kind="ours", accuracy=88.0, mse=0.05, square=True)
-    assert (cem.kind, cem.square) == ("measured", False)
+    assert veil == replace(OURS, name="veil", accuracy=88.0, mse=0.05, shape="s")
+    assert (cem.ink, cem.shape) == (OTHER.ink, "o")
     assert (cem.accuracy, cem.mse) == pytest.approx((87.0, 0.02))
     assert cem.accuracy_sd == pytest.approx(2**0.5)
     assert cem.mse_sd == pytest.approx(0.02 / 2**0.5)
-    assert (paper.name, paper.origin, paper.kind) == ("bottleneck", "CEM paper", "published")
+    assert paper == replace(PUBLISHED, name="bottleneck", accuracy=90.0, mse=0.005)
 
 
 def test_measured_marks_are_filled_and_published_ones_hollow() -> None:
     blue, orange = (0, 114, 178), (213, 94, 0)
     points = [
-        Mark(name="a", kind="ours", accuracy=88.0, mse=0.05),
-        Mark(name="b", kind="measured", accuracy=90.0, mse=0.01),
+        replace(OURS, name="a", accuracy=88.0, mse=0.05),
+        replace(OTHER, name="b", accuracy=90.0, mse=0.01),
     ]
     both, first = tradeoff(points, 0.0574), tradeoff(points[:1], 0.0574)
-    assert near(both, blue) > 150
-    assert near(both, orange) > 150
-    assert near(first, orange) == 0
-    hollow = [Mark(name="c", kind="published", accuracy=90.0, mse=0.01)]
-    assert near(tradeoff(hollow, 0.0574), blue) == 0
+    assert near(both, orange) > near(first, orange) + 100
+    hollow = [replace(PUBLISHED, name="c", accuracy=90.0, mse=0.01)]
+    assert near(both, blue) > near(tradeoff(hollow, 0.0574), blue) + 100
 
 
 def test_the_same_marks_give_the_same_bytes_and_a_moved_one_others() -> None:
-    again = [*CROWD[:-1], Mark(name="alone", kind="ours", accuracy=86.0, mse=0.048, square=True)]
+    again = [*CROWD[:-1], Mark(name="alone", accuracy=86.0, mse=0.048, shape="s")]
     assert tradeoff(CROWD, 0.0574) == tradeoff(CROWD, 0.0574)
     assert tradeoff(CROWD, 0.0574) != tradeoff(again, 0.0574)
 
@@ -111,7 +110,7 @@ def test_bars_are_tiled_as_far_as_they_reach() -> None:
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
         axes.set_xlim(0, 600)  # 4 in at 150 dpi: a unit is a pixel
         axes.set_ylim(0, 600)
-        mark = Mark(name="a", kind="ours", accuracy=300.0, mse=300.0, accuracy_sd=30.0, mse_sd=7.0)
+        mark = Mark(name="a", accuracy=300.0, mse=300.0, accuracy_sd=30.0, mse_sd=7.0)
         tiles = module._bar_tiles(axes, mark)
     assert sorted(round(x) for x, _ in tiles) == [268, 284, 316, 332]
     assert {round(y) for _, y in tiles} == {300}
