@@ -148,7 +148,8 @@ def test_curves_without_data_are_not_drawn(make_run: MakeRun) -> None:
 
 def test_curves_take_one_run_or_several(three: list[RunFiles]) -> None:
     one, all_three = pixels(training_curves(three[2])), pixels(training_curves(three))
-    assert one.shape == (393, 1656, 3)
+    assert one.shape == (390, 1650, 3)
+    assert all_three.shape[0] > one.shape[0]  # the legend
     assert all(has_colour(all_three, ink) for ink in PALETTE[:3])
 
 

@@ -1,6 +1,5 @@
 """Attack by attack: grouped bars of mean squared error."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -30,8 +29,7 @@ PER_PANEL = len(PALETTE)  # more runs than colours go into another panel
 PER_LEGEND_LINE = 4
 MANY_BARS = 18  # from here the numbers stand upright
 MANY_RUNS = 2 * PER_PANEL  # beyond, the numbers stand in the table alone
-LEFT, RIGHT, BOTTOM, PLOT, LEGEND_LINE = 0.8, 1.65, 0.45, 3.2, 0.24  # inches
-LETTER = 0.082  # inches, the mean width of a letter in an attack's name
+MARGINS, TALL, NAME = 2.45, 3.9, 0.9  # inches: both sides, a panel, an attack's name
 LONG_NAME = 10
 
 
@@ -45,34 +43,14 @@ def attack_bars(runs: Sequence[RunFiles]) -> Drawing:
         raise RunError("no run has an attack in its record; audit a run first")
     panels = _panels(kinds(runs))
     bars = len(attacks) * max(len(panel) for panel in panels)
-    longest = max(len(line) for name in attacks for line in _on_lines(name).split("\n"))
-    width = (
-        LEFT
-        + RIGHT
-        + max(
-            5.95,
-            (0.17 if bars > MANY_BARS else 0.53) * bars,
-            (LETTER * longest + 0.1) * len(attacks),
-        )
-    )
-    lines = [math.ceil(len(_names(panel)) / PER_LEGEND_LINE) for panel in panels]
-    heads = [0.1 + LEGEND_LINE * line for line in lines]
-    height = sum(heads) + (BOTTOM + PLOT) * len(panels)
-    with board(width, height) as figure:
-        top = height
-        for panel, head in zip(panels, heads, strict=True):
-            top -= head + PLOT + BOTTOM
-            axes = figure.add_axes(
-                (
-                    LEFT / width,
-                    (top + BOTTOM) / height,
-                    1 - (LEFT + RIGHT) / width,
-                    PLOT / height,
-                )
-            )
-            drawn = _draw_panel(axes, panel, attacks, upright=bars > MANY_BARS)
+    upright = bars > MANY_BARS
+    width = MARGINS + max(5.95, (0.17 if upright else 0.53) * bars, NAME * len(attacks))
+    with board(width, TALL * len(panels), laid_out=True) as figure:
+        fields = figure.subplots(len(panels), squeeze=False)[:, 0]
+        for axes, panel in zip(fields, panels, strict=True):
+            drawn = _draw_panel(axes, panel, attacks, upright=upright)
             for x, value in drawn if len(runs) <= MANY_RUNS else ():
-                _write_value(axes, x, value, upright=bars > MANY_BARS)
+                _write_value(axes, x, value, upright=upright)
         return Drawing(figure)
 
 

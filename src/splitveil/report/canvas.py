@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from splitveil.report.fields import number
 from splitveil.report.files import RunFiles
+from splitveil.report.labels import spread
 from splitveil.report.tables import format_mse
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ DPI = 150
 INK, GREY, RULE = "#1f2933", "#5b6773", "#c9d1d9"
 CEILING, FLOOR, WRONG = "#7a3e00", "#5b6773", "#b3261e"
 CEILING_TEXT = "ceiling: label only"
+TEXT_SHARE = 0.11  # of the axes' height that two lines of text take
 
 # Okabe and Ito's colours, told apart with any colour vision; the yellow is too pale for lines.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -83,15 +85,23 @@ def style() -> Iterator[None]:
 
 
 @contextmanager
-def board(width: float, height: float) -> Iterator["Figure"]:
-    """An empty white figure of the given size in inches, drawn in our style."""
+def board(width: float, height: float, *, laid_out: bool = False) -> Iterator["Figure"]:
+    """An empty white figure of the given size in inches, drawn in our style.
+
+    With `laid_out`, matplotlib finds room for titles, labels and legends by itself.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with style():
-        figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+        layout = ConstrainedLayoutEngine() if laid_out else None
+        figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout=layout)
         FigureCanvasAgg(figure)
         yield figure
+        if laid_out:  # once: saving would look for room again each time
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
 
 
 def png(figure: "Figure") -> bytes:
@@ -139,18 +149,17 @@ def draw_references(axes: "Axes", lines: Sequence[tuple[float, str, str, str]]) 
 
     Texts of near lines are pushed apart; the limits of the axes must stand already.
     """
-    from splitveil.report.labels import spread
-
     ordered = sorted(lines)
-    heights = [float(axes.transData.transform((0, value))[1]) for value, *_ in ordered]
-    for (value, words, ink, dash), height in zip(ordered, spread(heights, gap=52.0), strict=True):
+    low, high = axes.get_ylim()
+    heights = spread([value for value, *_ in ordered], gap=TEXT_SHARE * (high - low))
+    for (value, words, ink, dash), height in zip(ordered, heights, strict=True):
         axes.axhline(value, color=ink, linestyle=dash, linewidth=1.2, zorder=1.5)
-        y = float(axes.transAxes.inverted().transform((0, height))[1])
+        said = f"{words}\n{format_mse(value)}"
         axes.text(
             1.012,
-            y,
-            f"{words}\n{format_mse(value)}",
-            transform=axes.transAxes,
+            height,
+            said,
+            transform=axes.get_yaxis_transform(),
             color=ink,
             fontsize=8,
             va="center",

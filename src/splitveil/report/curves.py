@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Dash = Literal["-", "--"]
 UNUSED = "not used by this defence"
 PER_LEGEND_LINE = 5
-LEFT, PLOT, RIGHT, HEAD, TALL, FOOT, LEGEND_LINE = 0.58, 2.15, 0.12, 0.32, 1.8, 0.5, 0.22  # inches
+WIDE, TALL, LEGEND_LINE = 2.75, 2.6, 0.22  # inches: a panel, and a line of the legend
 FEW_EPOCHS = 40  # up to here every epoch gets its dot
 
 
@@ -62,15 +62,12 @@ def training_curves(runs: RunFiles | Sequence[RunFiles]) -> Drawing:
     Warm-up is grey and shut-off hatched; what several runs do not share has the colour of its run.
     """
     listed = [runs] if isinstance(runs, RunFiles) else list(runs)
-    legend = LEGEND_LINE * math.ceil(len(listed) / PER_LEGEND_LINE) if len(listed) > 1 else 0.0
-    width = len(PANELS) * (LEFT + PLOT) + RIGHT
-    height = HEAD + TALL + FOOT + legend
-    with board(width, height) as figure:
-        for at, panel in enumerate(PANELS):
-            corner = ((LEFT + at * (LEFT + PLOT)) / width, (FOOT + legend) / height)
-            axes = figure.add_axes((*corner, PLOT / width, TALL / height))
+    lines = math.ceil(len(listed) / PER_LEGEND_LINE) if len(listed) > 1 else 0
+    height = TALL + LEGEND_LINE * lines
+    with board(WIDE * len(PANELS), height, laid_out=True) as figure:
+        for axes, panel in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
             _draw_panel(axes, panel, listed)
-        if len(listed) > 1:
+        if lines:
             _name_runs(figure, listed)
         return Drawing(figure)
 
@@ -152,9 +149,8 @@ def _name_runs(figure: "Figure", runs: Sequence[RunFiles]) -> None:
     figure.legend(
         [_line(colour(at), "-") for at in range(len(runs))],
         [shown(run.name) for run in runs],
-        loc="lower center",
+        loc="outside lower center",
         ncols=PER_LEGEND_LINE,
-        borderaxespad=0.1,
     )
 
 
