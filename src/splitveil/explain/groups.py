@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.explain.images import sheet, thumbnail
-from splitveil.report.canvas import GREY, INK, PALETTE, board, png, shown
+from splitveil.explain.images import Tile, tile_sheet
+from splitveil.report.canvas import GREY, INK, PALETTE, board, png
 
 Floats = NDArray[np.floating]
 Labels = NDArray[np.integer]
@@ -14,6 +14,7 @@ Pixels = NDArray[np.uint8]
 
 KEPT = 3  # images shown per slot
 MOST_SLOTS = 10
+MOST_CLASSES = 10
 
 
 def gate_histogram(soft: Floats, hard: Floats, limits: tuple[float, float] | None = None) -> bytes:
@@ -21,11 +22,10 @@ def gate_histogram(soft: Floats, hard: Floats, limits: tuple[float, float] | Non
 
     `limits` are the means above which the early shut-off closes, soft first; None without one.
     """
-    with board(8.4, 3.0) as figure:
-        titles = ("soft gate (learned, per dimension)", "hard gate (SNR)")
-        for at, (title, gate) in enumerate(zip(titles, (soft, hard), strict=True)):
-            axes = figure.add_axes((0.08 + 0.49 * at, 0.17, 0.41, 0.7))
-            values = gate.ravel()
+    titles = ("soft gate (learned, per dimension)", "hard gate (SNR)")
+    with board(8.4, 3.0, laid_out=True) as figure:
+        for at, axes in enumerate(figure.subplots(1, 2)):
+            title, values = titles[at], (soft, hard)[at].ravel()
             share = np.full(len(values), 100 / len(values))
             axes.hist(values, bins=np.linspace(0, 1, 41).tolist(), weights=share, color=PALETTE[at])
             mean = float(values.mean())
@@ -44,7 +44,7 @@ def gate_histogram(soft: Floats, hard: Floats, limits: tuple[float, float] | Non
                 edgecolor="none",
                 framealpha=0.9,
             )
-        return png(figure)
+    return png(figure)
 
 
 def group_mass(resp: Floats, y: Labels, num_classes: int) -> Floats:
@@ -65,29 +65,15 @@ def group_images(
 
     An image stands at the slot with its largest responsibility; an empty slot shows a dash.
     """
-    present = [c for c in range(len(classes)) if (y == c).any()][:10]
+    present = [c for c in range(len(classes)) if (y == c).any()][:MOST_CLASSES]
     count = min(resp.shape[1], MOST_SLOTS)
-    cell, gap, left, head = 0.34, 0.14, 0.95, 0.38
-    column = KEPT * (cell + 0.03) + gap
-    width, height = left + count * column, head + len(present) * (cell + 0.1) + 0.05
     chosen = resp.argmax(1)
-    with board(width, height) as figure:
-        field = sheet(figure)
-        for slot in range(count):
-            middle = left + slot * column + (column - gap) / 2
-            title = f"{kind} {slot + 1}"
-            field.text(middle, height - 0.22, title, ha="center", fontsize=8, weight="bold")
-        for row, label in enumerate(present):
-            bottom = height - head - (row + 1) * (cell + 0.1) + 0.1
-            name, level = shown(classes[label], 12), bottom + cell / 2
-            field.text(left - 0.1, level, name, ha="right", va="center", fontsize=8)
-            for slot in range(count):
-                own = np.flatnonzero((y == label) & (chosen == slot))
-                own = own[np.argsort(-resp[own, slot], kind="stable")][:KEPT]
-                start = left + slot * column
-                if len(own) == 0:
-                    middle = start + (column - gap) / 2
-                    field.text(middle, level, "–", ha="center", va="center", color=GREY)
-                for at, index in enumerate(own):
-                    thumbnail(field, images[index], start + at * (cell + 0.03), bottom, cell)
-        return png(figure)
+
+    def surest(label: int, slot: int) -> list[Tile]:
+        own = np.flatnonzero((y == label) & (chosen == slot))
+        own = own[np.argsort(-resp[own, slot], kind="stable")][:KEPT]
+        return [Tile(image=images[i]) for i in own]
+
+    heads = [f"{kind} {slot + 1}" for slot in range(count)]
+    rows = [(classes[c], [surest(c, slot) for slot in range(count)]) for c in present]
+    return tile_sheet(heads, rows, per_group=KEPT, size=0.34)

@@ -46,8 +46,8 @@ def variance_against_noise(within: Floats, total: Floats, noise_std: float) -> b
     """
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    with board(7.4, 3.4) as figure:
-        axes = figure.add_axes((0.11, 0.15, 0.62, 0.77))
+    with board(7.4, 3.4, laid_out=True) as figure:
+        axes = figure.subplots()
         rank = np.arange(1, len(within) + 1)
         wide = {"drawstyle": "steps-mid", "linewidth": 1.5}
         for values, ink, words in (
@@ -78,15 +78,15 @@ def variance_against_noise(within: Floats, total: Floats, noise_std: float) -> b
             loc="lower left" if below else "upper left",
             bbox_to_anchor=(1.01, 0.0 if below else 1.0),
         )
-        return png(figure)
+    return png(figure)
 
 
 def class_maps(maps: Sequence[tuple[str, Floats]], y: Labels, classes: Sequence[str]) -> bytes:
     """PNG: plane maps (n, 2) side by side, one colour and marker per class."""
     present = [c for c in range(len(classes)) if (y == c).any()]
-    with board(4.2 * len(maps), 4.3) as figure:
-        for at, (title, points) in enumerate(maps):
-            axes = figure.add_axes(((at + 0.03) / len(maps), 0.03, 0.94 / len(maps), 0.89))
+    with board(4.2 * len(maps), 4.3, laid_out=True) as figure:
+        fields = figure.subplots(1, len(maps), squeeze=False)[0]
+        for axes, (title, points) in zip(fields, maps, strict=True):
             axes.set_title(title)
             for label in present:
                 own = points[y == label]
@@ -99,7 +99,7 @@ def class_maps(maps: Sequence[tuple[str, Floats]], y: Labels, classes: Sequence[
             for side in ("top", "right", "bottom", "left"):
                 axes.spines[side].set_visible(True)
                 axes.spines[side].set_color(GREY)
-        return png(figure)
+    return png(figure)
 
 
 def _ink(label: int) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.explain.images import sheet, thumbnail
+from splitveil.explain.images import Tile, tile_sheet
 from splitveil.report.canvas import GREY, INK, PALETTE, WRONG, board, png, shown
 
 Floats = NDArray[np.floating]
@@ -61,22 +61,19 @@ def attention_heatmap(
     low = 0.0 if octaves.min() >= 0 else -reach
     inks = ["#ffffff", MORE] if low == 0 else [LESS, "#ffffff", MORE]
     paper = LinearSegmentedColormap.from_list("share", inks)
-    height = 1.1 + 0.24 * len(present)
-    with board(7.4, height) as figure:
-        axes = figure.add_axes((0.16, 0.6 / height, 0.66, 0.24 * len(present) / height))
+    with board(7.4, 1.1 + 0.24 * len(present), laid_out=True) as figure:
+        axes = figure.subplots()
         image = axes.imshow(octaves, aspect="auto", cmap=paper, vmin=low, vmax=reach,
                             extent=(0, 100, len(present), 0), interpolation="nearest")  # fmt: skip
         axes.grid(visible=False)
         axes.set_yticks([i + 0.5 for i in range(len(present))])
         axes.set_yticklabels([shown(classes[c], 14) for c in present], fontsize=8)
         axes.set_xlabel(f"samples of the class, {words.most} first (%)")
-        side = figure.add_axes((0.85, 0.6 / height, 0.02, 0.24 * len(present) / height))
-        bar = figure.colorbar(image, cax=side)
-        ends = sorted({low, 0.0, reach})
-        bar.set_ticks(ends)
-        bar.set_ticklabels([f"×{2.0**end:.3g}" for end in ends], fontsize=8)
         axes.set_title(words.axis, loc="left")
-        return png(figure)
+        ends = sorted({low, 0.0, reach})
+        bar = figure.colorbar(image, ax=axes, ticks=ends)
+        bar.set_ticklabels([f"×{2.0**end:.3g}" for end in ends], fontsize=8)
+    return png(figure)
 
 
 def weighted_samples(
@@ -89,31 +86,23 @@ def weighted_samples(
     """PNG: of each class the most and the least weighted images (n, c, h, w), with their weight."""
     present = [c for c in range(len(classes)) if (y == c).sum() >= 2 * PICKED][:SHOWN]
     present = present or [c for c in range(len(classes)) if (y == c).any()][:SHOWN]
-    cell, gap, left, head, foot = 0.52, 0.36, 1.1, 0.34, 0.06
-    step = cell + 0.2
-    width = left + 2 * PICKED * step + gap + 0.1
-    height = head + len(present) * step + foot
-    with board(width, height) as figure:
-        field = sheet(figure)
-        for title, start in ((words.most, 0.0), (words.least, PICKED * step + gap)):
-            middle = left + start + (PICKED * step - 0.2) / 2
-            field.text(middle, height - 0.2, title, ha="center", weight="bold")
-        for row, label in enumerate(present):
-            own = np.flatnonzero(y == label)
-            own = own[np.argsort(-relative[own], kind="stable")]
-            bottom = height - head - (row + 1) * step + 0.02
-            name = shown(classes[label], 14)
-            field.text(left - 0.12, bottom + cell / 2, name, ha="right", va="center")
-            half = min(PICKED, max(1, len(own) // 2))
-            for at, index in enumerate([*own[:half], *own[::-1][:half]]):
-                place = (at - half + PICKED) * step + gap if at >= half else at * step
-                thumbnail(field, images[index], left + place, bottom, cell)
-                weight = float(relative[index])
-                ink = MORE if weight > 1.05 else LESS if weight < 0.95 else GREY  # noqa: PLR2004
-                above = bottom + cell + 0.02
-                field.text(left + place + cell / 2, above, f"×{weight:.2f}", ha="center",
-                           fontsize=6.5, color=ink)  # fmt: skip
-        return png(figure)
+
+    def tile(index: int) -> Tile:
+        weight = float(relative[index])
+        ink = MORE if weight > 1.05 else LESS if weight < 0.95 else GREY  # noqa: PLR2004
+        return Tile(image=images[index], words=f"×{weight:.2f}", ink=ink)
+
+    rows = []
+    for label in present:
+        own = np.flatnonzero(y == label)
+        own = own[np.argsort(-relative[own], kind="stable")]
+        half = min(PICKED, max(1, len(own) // 2))
+        ends = [
+            [tile(i) for i in own[:half].tolist()],
+            [tile(i) for i in own[::-1][:half].tolist()],
+        ]
+        rows.append((classes[label], ends))
+    return tile_sheet((words.most, words.least), rows, per_group=PICKED, size=0.62, words=True)
 
 
 def sample_size_over_time(
@@ -130,8 +119,8 @@ def sample_size_over_time(
     """
     from matplotlib.ticker import MaxNLocator
 
-    with board(6.4, 3.2) as figure:
-        axes = figure.add_axes((0.11, 0.16, 0.86, 0.76))
+    with board(6.4, 3.2, laid_out=True) as figure:
+        axes = figure.subplots()
         if epochs[0] > 1:
             axes.axvspan(0.5, epochs[0] - 0.5, color="#eef1f4", zorder=0)
             axes.text((epochs[0]) / 2, 0.5, "no penalty yet", ha="center", color=GREY, fontsize=8,
@@ -151,4 +140,4 @@ def sample_size_over_time(
         axes.set_ylabel("effective sample size (share)")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
         axes.legend(loc="center right", fontsize=8, bbox_to_anchor=(1.0, 0.35))
-        return png(figure)
+    return png(figure)
