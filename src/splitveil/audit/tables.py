@@ -1,4 +1,4 @@
-"""Attributes from a table beside the images: CSV or JSON, a row for each image.
+"""Attributes from a table beside the images: a CSV file with a row for each image.
 
 Which image a row is of: by a column `index` (its place in the dataset), by a column `file` (its
 path below the folder of a `folder:` dataset), or without either by the order of the rows. Every
@@ -6,7 +6,7 @@ other column is an attribute; its values are categories.
 """
 
 import csv
-import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ def read_table(path: Path, n: int, files: Sequence[str] | None = None) -> dict[s
 
     The values of a column become 0, 1, … in sorted order, as numbers where all are integers.
     """
-    rows = _json_rows(path) if path.suffix.lower() == ".json" else _csv_rows(path)
+    rows = _rows(path)
     if not rows:
         raise DataError(f"{path} has no rows; it needs one for each of the {n} images")
     names = list(rows[0])
@@ -96,7 +96,13 @@ def codes(values: Sequence[str]) -> Tensor:
     return torch.tensor([ranks[key] for key in keys])
 
 
-def _csv_rows(path: Path) -> list[Row]:
+def _rows(path: Path) -> list[Row]:
+    """The lines under the header, by column."""
+    if path.suffix.lower() == ".json":
+        raise DataError(
+            f"{path}: attributes are read from CSV alone; write a header with the names of the "
+            "columns, then one line for each image"
+        )
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header, *lines = list(csv.reader(file)) or [[]]
@@ -108,43 +114,14 @@ def _csv_rows(path: Path) -> list[Row]:
             f"{path} must start with a header of different names, got: "
             f"{', '.join(names) or 'nothing'}"
         )
-    rows = []
-    for number, cells in enumerate(lines, start=2):
-        if cells:
-            if len(cells) != len(names):
-                raise DataError(
-                    f"{path}, line {number}: {len(cells)} values for {len(names)} columns"
-                )
-            rows.append(_row(f"{path}, line {number}", dict(zip(names, cells, strict=True))))
-    return rows
+    numbered = ((number, cells) for number, cells in enumerate(lines, start=2) if cells)
+    return [_row(f"{path}, line {number}", names, cells) for number, cells in numbered]
 
 
-def _json_rows(path: Path) -> list[Row]:
-    """A list of objects, all with the same keys."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as err:
-        raise DataError(f"cannot read the attributes in {path}: {err}") from err
-    if not (isinstance(found, list) and all(isinstance(row, dict) for row in found)):
-        raise DataError(f'{path} must be a list of objects, as [{{"hat": "yes"}}, …]')
-    for number, row in enumerate(found):
-        if row.keys() != found[0].keys():
-            raise DataError(
-                f"{path}, row {number}: its keys are {', '.join(row)}; those of the first row are "
-                f"{', '.join(found[0])}"
-            )
-        if wrong := [k for k, v in row.items() if not isinstance(v, str | int | bool)]:
-            raise DataError(
-                f"{path}, row {number}: {wrong[0]} must be a text, a whole number, true or false"
-            )
-    return [
-        _row(f"{path}, row {number}", {k: str(v) for k, v in row.items()})
-        for number, row in enumerate(found)
-    ]
-
-
-def _row(where: str, cells: Mapping[str, str]) -> Row:
-    row = {name: cell.strip() for name, cell in cells.items()}
+def _row(where: str, names: Sequence[str], cells: Sequence[str]) -> Row:
+    if len(cells) != len(names):
+        raise DataError(f"{where}: {len(cells)} values for {len(names)} columns")
+    row = {name: cell.strip() for name, cell in zip(names, cells, strict=True)}
     if missing := [name for name, cell in row.items() if cell.lower() in ("", "nan")]:
         raise DataError(f"{where}: no value for {', '.join(missing)}; every column needs one")
     return row
@@ -189,9 +166,8 @@ def _check_complete(path: Path, places: Sequence[int], n: int, files: Sequence[s
     def called(place: int) -> str:
         return str(place) if files is None else files[place]
 
-    seen: set[int] = set()
-    twice = [called(p) for p in places if p in seen or seen.add(p)]  # type: ignore[func-returns-value]
-    if twice:
+    seen = Counter(places)
+    if twice := [called(p) for p, rows in seen.items() if rows > 1]:
         raise DataError(f"{path} has two rows for image {_some(twice)}; keep one")
     if absent := [called(p) for p in range(n) if p not in seen]:
         raise DataError(
