@@ -130,7 +130,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "helper.py").write_text("def help() -> int:\n    return 1\n")
     (folder / "other.py").write_text("X = 1\n")
     (folder / "attack.py").write_text(
-        "from splitveil.attacks.floor import MeanImage\nfrom outsider.helper import help\n"
+        "from splitveil.attacks.baseline import MeanImage\nfrom outsider.helper import help\n"
         "class Ours(MeanImage):\n    pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

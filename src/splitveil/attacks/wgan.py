@@ -1,7 +1,6 @@
 """The published GAN stage: a fitted decoder that a critic pushes towards images that look real."""
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,13 +8,19 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from splitveil.attacks.base import (
+    SAY_EVERY,
+    InUnits,
+    fresh_weights,
+    measured_units,
+    minimise,
+    need_aux,
+    no_capture_warning,
+)
 from splitveil.attacks.decoder import Decoder
-from splitveil.attacks.fitting import SAY_EVERY, minimise
-from splitveil.attacks.units import InUnits, measured_units
-from splitveil.errors import AuditError, ConfigError
+from splitveil.errors import ConfigError
 from splitveil.graphs import captured, set_rate
 from splitveil.nets import ResidualDecoder
-from splitveil.rng import seeded_globals
 from splitveil.types import Access, BlackBox, Fitted, Labelled, Observation, Progress, silent
 from splitveil.victim import Send
 
@@ -140,13 +145,12 @@ class Wgan:
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Fitted:
         """Fit the decoder, then let it and the critic learn from each other; aux alone is seen."""
-        if (n := len(aux)) < self.min_aux:
-            raise AuditError(f"the gan attack needs at least {self.min_aux} aux images, got {n}")
+        need_aux("gan", aux, self.min_aux)
+        n = len(aux)
         device, shape = victim.device, tuple(aux.images.shape[1:])
         wire = tuple(victim.send(aux.images[:1], generator).shape[1:])
         first = self.start.budget.steps(n)
         everything = first + self.steps(n)
-        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
         def told(done: int, total: int, note: str = "") -> None:
             del total, note
@@ -155,7 +159,7 @@ class Wgan:
         def contested(done: int) -> None:
             progress(first + done, everything, "fitting the GAN")
 
-        with seeded_globals(seed, device):
+        with fresh_weights(generator, device):
             net = ResidualDecoder(wire, shape, width=self.start.width, blocks=self.start.blocks)
             net, critic = net.to(device), Critic(shape, width=self.width).to(device)
 
@@ -222,9 +226,7 @@ class Wgan:
         ]
         order = torch.empty(0)
         net.train()
-        with warnings.catch_warnings():
-            # Said of the eager steps that come before the capture.
-            warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
+        with no_capture_warning():
             for index in range(steps):
                 place = index % (n // batch)
                 if place == 0:
