@@ -187,8 +187,7 @@ class AttributeHead:
     @property
     def budget(self) -> Budget:
         """How long the heads are trained."""
-        steps, batch = self.min_steps, self.batch_size
-        return Budget(epochs=self.epochs, min_steps=steps, batch_size=batch, lr=self.lr)
+        return Budget.of(self)
 
     def fit(
         self,

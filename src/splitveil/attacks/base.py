@@ -7,14 +7,15 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Generator, Tensor, nn
 
 from splitveil.errors import AuditError, ConfigError
-from splitveil.graphs import captured, set_rate
+from splitveil.graphs import Step, captured, set_rate
 from splitveil.rng import seeded_globals, stream
 from splitveil.types import (
     Access,
@@ -29,7 +30,7 @@ from splitveil.types import (
 )
 
 Schedule = Literal["one-cycle", "cosine"]
-Search = Callable[[Observation, Progress], tuple[Tensor, Tensor]]
+Search = Callable[[Observation], tuple[Tensor, Tensor]]  # prior means and guesses (n, …)
 SAY_EVERY = 50  # steps between two words to the progress display
 PROBED = 1000  # aux images whose sendings are measured
 REFERENCE = 3 * 32 * 32  # values of the images for which `limit` and `chunk` are told
@@ -51,6 +52,12 @@ class Budget:
     lr: float = 2e-3
     weight_decay: float = 1e-2
     schedule: Schedule = "one-cycle"
+
+    @classmethod
+    def of(cls, attack: object) -> "Budget":
+        """The budget that an attack has under the same names; the defaults for what it lacks."""
+        names = (field.name for field in fields(cls))
+        return cls(**{name: getattr(attack, name) for name in names if hasattr(attack, name)})
 
     def batch(self, n: int) -> int:
         """Samples per step: never more than there are."""
@@ -97,7 +104,8 @@ def minimise(
     inputs = [_static(t, batch, device) for t in data]
     running = torch.zeros((), dtype=torch.float64, device=device)
     means = torch.zeros(-(-steps // per_epoch), dtype=torch.float64, device=device)
-    optimiser = _optimiser(net, budget, device)
+    kind = torch.optim.AdamW if budget.schedule == "one-cycle" else torch.optim.Adam
+    optimiser = capturable(partial(kind, weight_decay=budget.weight_decay), net, budget.lr)
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
@@ -106,23 +114,15 @@ def minimise(
         optimiser.step()
         running.add_(value.detach())
 
-    # Noise from a generator on the host reaches the device by a copy, which stops a capture.
-    same = generator.device.type == device.type
-    run = captured(step, device, [generator]) if same else step
-    order = torch.empty(0)
+    run = captured_for(step, device, generator)
     net.train()
     with no_capture_warning():
-        for index in range(steps):
-            place = index % per_epoch
-            if place == 0:
-                order = torch.randperm(n, generator=generator, device=generator.device)
-                order = order.to(data[0].device)
-            chosen = order[place * batch : (place + 1) * batch]
+        for index, chosen in enumerate(batches(n, batch, steps, generator, data[0].device)):
             for static, whole in zip(inputs, data, strict=True):
                 static.copy_(whole[chosen])
             set_rate(optimiser, budget.rate_at(index / steps))
             run()
-            last = index == steps - 1
+            place, last = index % per_epoch, index == steps - 1
             if last or place == per_epoch - 1:
                 means[index // per_epoch].copy_(running / (place + 1))
                 running.zero_()
@@ -130,6 +130,27 @@ def minimise(
                 progress(index + 1, steps)
     optimiser.zero_grad(set_to_none=True)  # the last gradients live in the graph's memory
     return _whole_epochs(means.tolist(), steps % per_epoch, per_epoch)
+
+
+def batches(
+    n: int, batch: int, steps: int, generator: Generator, device: torch.device
+) -> Iterator[Tensor]:
+    """Rows (batch,) of each step; every epoch has a new order and drops what fills no batch."""
+    order = torch.empty(0)
+    for index in range(steps):
+        place = index % (n // batch)
+        if place == 0:
+            order = torch.randperm(n, generator=generator, device=generator.device).to(device)
+        yield order[place * batch : (place + 1) * batch]
+
+
+def captured_for(step: Step, device: torch.device, generator: Generator) -> Step:
+    """The step, replayed from a graph on a GPU if the generator is there too.
+
+    Noise from a generator on the host reaches the device by a copy, which stops a capture.
+    """
+    same = generator.device.type == device.type
+    return captured(step, device, [generator]) if same else step
 
 
 def _static(whole: Tensor, batch: int, device: torch.device) -> Tensor:
@@ -154,15 +175,15 @@ def _whole_epochs(means: list[float], rest: int, per_epoch: int) -> tuple[float,
     return tuple(means)
 
 
-def _optimiser(net: nn.Module, budget: Budget, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW for "one-cycle", Adam with L2 decay for "cosine"; on a GPU fit to be captured."""
-    kind = torch.optim.AdamW if budget.schedule == "one-cycle" else torch.optim.Adam
+def capturable(
+    make: Callable[..., torch.optim.Optimizer], net: nn.Module, lr: float
+) -> torch.optim.Optimizer:
+    """An optimiser of a network's parameters; on a GPU fit to be captured."""
+    device = next(net.parameters()).device
     if device.type != "cuda":
-        return kind(net.parameters(), budget.lr, weight_decay=budget.weight_decay)
-    rate = torch.full((), budget.lr, device=device)
-    return kind(
-        net.parameters(), rate, weight_decay=budget.weight_decay, fused=True, capturable=True
-    )
+        return make(net.parameters(), lr)
+    rate = torch.full((), lr, device=device)
+    return make(net.parameters(), rate, fused=True, capturable=True)
 
 
 @contextmanager
@@ -184,6 +205,16 @@ def no_capture_warning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
         yield
+
+
+def progress_part(progress: Progress, before: int, of: int, name: str) -> Progress:
+    """The display of one part of a longer work, which follows `before` units of others."""
+
+    def told(done: int, total: int, note: str = "") -> None:
+        del total, note
+        progress(before + done, of, name)
+
+    return told
 
 
 def need_aux(name: str, aux: Labelled, least: int) -> None:
@@ -274,12 +305,17 @@ def count_for(count: int, values: int) -> int:
 
 def check_search(attack: object, start: Attack, least: Mapping[str, int]) -> None:
     """Refuse a search whose numbers are below `least`, or whose start needs repeats."""
+    check_least(attack, least)
+    if start.access == Access.REPEATS:
+        raise ConfigError("start must work from one sending per image, got one with repeats")
+
+
+def check_least(attack: object, least: Mapping[str, int]) -> None:
+    """Refuse settings that are below `least`, or not finite."""
     for name, low in least.items():
         value = getattr(attack, name)
         if not low <= value < math.inf:
             raise ConfigError(f"{name} must be finite and at least {low}, got {value}")
-    if start.access == Access.REPEATS:
-        raise ConfigError("start must work from one sending per image, got one with repeats")
 
 
 def opened(victim: BlackBox, name: str) -> WhiteBox:
@@ -305,53 +341,45 @@ def held_out(
 
 
 class Descent:
-    """Adam on tensors (k, n, …), k starts for each of n images at once, that minimises their sum.
+    """Adam on guesses (k, n, …), from k starts for each of n images at once.
 
     The tensors stay where they are, so that on a GPU one captured step serves every chunk.
 
     Args:
-        objective: Value (m,) of m = k·n guesses, called with the guesses, what `run` is given of
-            each of them, and the generator.
-        generator: What the objective draws from.
+        objective: Value (m,) of m guesses (minimise), called with the guesses, what is given of
+            each of them, and a generator.
+        seed: Of the objective's draws.
         lr: Peak rate; it falls by a cosine to nothing.
         bounded: Whether guesses are clamped to [0, 1] after every step, as images are: a sigmoid
             could never reach the ends.
     """
 
     def __init__(
-        self,
-        objective: Callable[..., Tensor],
-        generator: Generator,
-        lr: float,
-        *,
-        bounded: bool = False,
+        self, objective: Callable[..., Tensor], seed: int, lr: float, *, bounded: bool = False
     ) -> None:
-        self._objective, self._generator = objective, generator
-        self._peak, self._bounded = lr, bounded
+        self._objective, self._seed, self._peak, self._bounded = objective, seed, lr, bounded
         self._guess: Tensor | None = None
 
-    def _prepare(self, starts: Tensor, given: Sequence[Tensor]) -> Tensor:
-        """Room for the guesses and what is given of them, at the first run."""
-        device, on_gpu = starts.device, starts.device.type == "cuda"
-        self._guess = guess = torch.empty_like(starts.flatten(0, 1)).requires_grad_()
-        self._given = [t.new_empty(len(starts), *t.shape) for t in given]
-        rate = torch.full((), self._peak, device=device)
-        self._adam = torch.optim.Adam([guess], rate, (0.9, 0.99), fused=on_gpu, capturable=on_gpu)
-        self._step = captured(lambda: self._move(guess), device, [self._generator])
-        return guess
+    def best(
+        self,
+        starts: Tensor,
+        given: Sequence[Tensor],
+        steps: int,
+        judge: Callable[..., Tensor] | None = None,
+    ) -> Tensor:
+        """Of the starts (k, n, …) and where `steps` lead from them, the best for each image (n, …).
 
-    def _move(self, guess: Tensor) -> None:
-        guess.grad = None
-        given = (t.flatten(0, 1) for t in self._given)
-        total = self._objective(guess, *given, self._generator).sum()
-        total.backward()  # type: ignore[no-untyped-call]
-        self._adam.step()
-        if self._bounded:
-            guess.detach().clamp_(0, 1)
+        By the least value of `judge`, by default the objective, on the same draws for all of them;
+        `given` are tensors (n, …).
+        """
+        candidates = torch.cat([starts, self._run(starts, given, steps)]) if steps else starts
+        judge = judge or self._objective
+        with torch.no_grad():
+            values = [judge(guess, *given, self._draws(starts)) for guess in candidates]
+        return least(torch.stack(values), candidates)
 
     @torch.enable_grad()
-    def run(self, starts: Tensor, given: Sequence[Tensor], steps: int) -> Tensor:
-        """Where `steps` steps lead from starts (k, n, …), with `given` tensors (n, …)."""
+    def _run(self, starts: Tensor, given: Sequence[Tensor], steps: int) -> Tensor:
         guess = self._prepare(starts, given) if self._guess is None else self._guess
         guess.detach().copy_(starts.flatten(0, 1))
         for static, value in zip(self._given, given, strict=True):
@@ -365,12 +393,28 @@ class Descent:
                 self._step()
         return guess.detach().view_as(starts).clone()
 
+    def _prepare(self, starts: Tensor, given: Sequence[Tensor]) -> Tensor:
+        """Room for the guesses and what is given of them, at the first run."""
+        device, on_gpu = starts.device, starts.device.type == "cuda"
+        self._guess = guess = torch.empty_like(starts.flatten(0, 1)).requires_grad_()
+        self._given = [t.new_empty(len(starts), *t.shape) for t in given]
+        rate = torch.full((), self._peak, device=device)
+        self._adam = torch.optim.Adam([guess], rate, (0.9, 0.99), fused=on_gpu, capturable=on_gpu)
+        draws = self._draws(starts)
 
-def has_gradient(encoder: nn.Module, x: Tensor) -> bool:
-    """Whether a gradient reaches an image (1, c, h, w) through the encoder."""
-    with torch.enable_grad():
-        z: Tensor = encoder(x.clone().requires_grad_())
-    return z.requires_grad
+        def move() -> None:
+            guess.grad = None
+            flat = (t.flatten(0, 1) for t in self._given)
+            self._objective(guess, *flat, draws).sum().backward()  # type: ignore[no-untyped-call]
+            self._adam.step()
+            if self._bounded:
+                guess.detach().clamp_(0, 1)
+
+        self._step = captured(move, device, [draws])
+        return guess
+
+    def _draws(self, like: Tensor) -> Generator:
+        return Generator(device=like.device).manual_seed(self._seed)
 
 
 def least(values: Tensor, of: Tensor) -> Tensor:
@@ -385,37 +429,46 @@ def least(values: Tensor, of: Tensor) -> Tensor:
     return of[best, torch.arange(of.shape[1], device=of.device)]
 
 
+def has_gradient(encoder: nn.Module, x: Tensor) -> bool:
+    """Whether a gradient reaches images (n, c, h, w) through the encoder."""
+    with torch.enable_grad():
+        z: Tensor = encoder(x.clone().requires_grad_())
+    return z.requires_grad
+
+
 def in_chunks(
-    search: Callable[[Observation], tuple[Tensor, Tensor]],
-    chunk: int,
-    seen: Observation,
-    progress: Progress,
+    search: Search, chunk: int, seen: Observation, progress: Progress
 ) -> tuple[Tensor, Tensor]:
-    """What `search` finds for all n images, `chunk` at a time: prior means and guesses (n, …)."""
-    n, means, found = len(seen.z), [], []
+    """What `search` finds for all n images, `chunk` at a time."""
+    n, found = len(seen.z), []
     for first in range(0, n, chunk):
         progress(n + first, 2 * n, "descending")
         # Always `chunk` rows: one captured step serves all of them, and the arithmetic of an
         # image does not depend on how many others are asked for.
         rows = torch.arange(first, first + chunk, device=seen.z.device).clamp_max(n - 1)
-        mean, guess = search(Observation(seen.z[rows], seen.answer[rows]))
-        means.append(mean)
-        found.append(guess)
-    return torch.cat(means)[:n], torch.cat(found)[:n]
+        found.append(search(Observation(seen.z[rows], seen.answer[rows])))
+    means, guesses = (torch.cat(parts)[:n] for parts in zip(*found, strict=True))
+    return means, guesses
 
 
 def calibrated(
-    search: Search, x: Tensor, seen: Observation, progress: Progress, *, calibrate: bool
+    make_search: Callable[[], Search],
+    chunk: int,
+    held: tuple[Tensor, Observation] | None,
+    progress: Progress,
 ) -> Fitted:
-    """Answers on the way from the prior mean to what `search` finds.
+    """Answers on the way from the prior mean to what a search finds, `chunk` images at a time.
 
-    At the share that is best for held-out images x (n, c, h, w), `seen` so, if `calibrate`; else at
-    the end.
+    At the share that is best for held-out images (n, c, h, w), observed as said; without them at
+    the end. What is random in a search is the same in each.
     """
-    share = best_share(x, *search(seen, silent)) if calibrate else 1.0
+    share: Tensor | float = 1.0
+    if held is not None:
+        x, seen = held
+        share = best_share(x, *in_chunks(make_search(), chunk, seen, silent))
 
     def reconstruct(seen: Observation) -> Tensor:
-        x0, found = search(seen, progress)
+        x0, found = in_chunks(make_search(), chunk, seen, progress)
         return torch.lerp(x0, found, share).clamp(0, 1)
 
     return Fitted(reconstruct)

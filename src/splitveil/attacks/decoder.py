@@ -16,6 +16,7 @@ from splitveil.attacks.base import (
     measured_units,
     minimise,
     need_aux,
+    progress_part,
 )
 from splitveil.errors import ConfigError, unknown
 from splitveil.graphs import compiled
@@ -147,16 +148,6 @@ def _decode(net: nn.Module, z: Tensor) -> Tensor:
     return images.float()
 
 
-def _part(progress: Progress, before: int, of: int, name: str) -> Progress:
-    """The display of one part of a longer work, which follows `before` units of others."""
-
-    def told(done: int, total: int, note: str = "") -> None:
-        del total, note
-        progress(before + done, of, name)
-
-    return told
-
-
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
     """Residual decoder N`blocks`C`width`, fresh channel noise at every step.
@@ -196,14 +187,7 @@ class Decoder:
     @property
     def budget(self) -> Budget:
         """How long the decoder is trained."""
-        return Budget(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            min_steps=self.min_steps,
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            schedule=self.schedule,
-        )
+        return Budget.of(self)
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
@@ -214,7 +198,7 @@ class Decoder:
         first = self.feature_steps if self.loss == "perceptual" else 0
         total = first + self.budget.steps(n)
         objective = self._objective(
-            aux, generator, device, _part(progress, 0, total, "fitting the features")
+            aux, generator, device, progress_part(progress, 0, total, "fitting the features")
         )
         wire = tuple(victim.send(aux.images[:1], generator).shape[1:])
         with fresh_weights(generator, device):
@@ -231,7 +215,7 @@ class Decoder:
             def loss(x: Tensor, rows: Tensor) -> Tensor:
                 return objective(_decode(fitted, send(rows, generator)), x)
 
-            told = _part(progress, first, total, "fitting the decoder")
+            told = progress_part(progress, first, total, "fitting the decoder")
             data = (aux.images, torch.arange(n, device=aux.images.device))
             curve = minimise(loss, reader, data, self.budget, generator, progress=told)
         reader.eval()

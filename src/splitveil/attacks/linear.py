@@ -7,15 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from splitveil.attacks.base import need_aux, units_of
-from splitveil.types import (
-    Access,
-    BlackBox,
-    Labelled,
-    Observation,
-    Progress,
-    Reconstruct,
-    silent,
-)
+from splitveil.types import Access, BlackBox, Labelled, Observation, Progress, Reconstruct, silent
 
 
 def ridge(

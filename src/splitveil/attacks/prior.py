@@ -9,26 +9,18 @@ from torch.nn import functional as F
 from splitveil.attacks.base import (
     Budget,
     Descent,
+    Search,
     calibrated,
     check_search,
     draw_seed,
     fresh_weights,
     has_gradient,
     held_out,
-    in_chunks,
-    least,
     minimise,
     opened,
 )
 from splitveil.attacks.linear import Linear
-from splitveil.attacks.rmle import (
-    LEAST_WEIGHT,
-    START,
-    Energy,
-    Starts,
-    measure_channel,
-    shrunk_spread,
-)
+from splitveil.attacks.rmle import LEAST_WEIGHT, START, Energy, measure_channel, shrunk_spread
 from splitveil.nets import ResidualDecoder
 from splitveil.rng import normal_like
 from splitveil.types import (
@@ -281,55 +273,31 @@ class Prior:
         ).to(victim.device)
         seed = draw_seed(generator)
 
-        def starts_for(seen: Observation) -> tuple[Tensor, Tensor]:
-            guesses, y = [start(seen), linear(seen)], model.known(seen.answer)
-            fixed = (torch.zeros_like(model.basis[0]), *apart)
-            latents = [model.encode(guess, y) for guess in guesses]
-            latents += [v.expand(len(y), -1) for v in fixed]
-            return torch.stack(latents), guesses[better]
+        moves = has_gradient(victim.encoder, x[:1])
 
-        def search(seen: Observation, progress: Progress) -> tuple[Tensor, Tensor]:
-            return self._search(posterior, starts_for, seed, seen, progress)
+        def make_search() -> Search:
+            latents = Descent(posterior, seed, self.lr)
+            pixels = Descent(posterior.energy, seed, self.lr / 10, bounded=True)
 
-        return calibrated(search, x, seen, progress, calibrate=self.calibrate)
+            def search(seen: Observation) -> tuple[Tensor, Tensor]:
+                guesses, y = [start(seen), linear(seen)], model.known(seen.answer)
+                fixed = (torch.zeros_like(model.basis[0]), *apart)
+                starts = [model.encode(guess, y) for guess in guesses]
+                starts += [v.expand(len(y), -1) for v in fixed]
+                v = latents.best(torch.stack(starts), (y, seen.z), self.steps if moves else 0)
+                with torch.no_grad():
+                    drawn = model.draw(v, y)
 
-    def _search(
-        self,
-        posterior: Posterior,
-        starts_for: Starts,
-        seed: int,
-        seen: Observation,
-        progress: Progress,
-    ) -> tuple[Tensor, Tensor]:
-        """The better of the two reconstructions, and the images found (n, c, h, w)."""
-        model, energy = posterior.model, posterior.energy
+                def judge(x: Tensor, z_sent: Tensor, _: Tensor, draws: Generator) -> Tensor:
+                    return posterior.refined(x, v, y, z_sent, draws)
 
-        def draws() -> Generator:
-            """The draws of the channel, from their beginning: the same for every candidate."""
-            return Generator(device=seen.z.device).manual_seed(seed)
+                steps = self.refine if moves else 0
+                return guesses[better], pixels.best(drawn[None], (seen.z, drawn), steps, judge)
 
-        latents = Descent(posterior, draws(), self.lr)
-        pixels = Descent(energy, draws(), self.lr / 10, bounded=True)
+            return search
 
-        def search(some: Observation) -> tuple[Tensor, Tensor]:
-            z_sent, y = some.z, model.known(some.answer)
-            candidates, x0 = starts_for(some)
-            moves = has_gradient(energy.encoder, x0[:1])
-            if moves:
-                moved = latents.run(candidates, (y, z_sent), self.steps)
-                candidates = torch.cat([candidates, moved])
-            with torch.no_grad():
-                values = [posterior(v, y, z_sent, draws()) for v in candidates]
-                v = least(torch.stack(values), candidates)
-                images = model.draw(v, y)[None]
-            if moves and self.refine:
-                moved = pixels.run(images, (z_sent, images[0]), self.refine)
-                images = torch.cat([images, moved])
-            with torch.no_grad():
-                values = [posterior.refined(x, v, y, z_sent, draws()) for x in images]
-            return x0, least(torch.stack(values), images)
-
-        return in_chunks(search, self.chunk, seen, progress)
+        held_seen = (x, seen) if self.calibrate else None
+        return calibrated(make_search, self.chunk, held_seen, progress)
 
     @torch.no_grad()
     def _posterior(

@@ -1,7 +1,6 @@
 """Regularised maximum likelihood: search, image by image, for what the client would have sent."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,13 +10,12 @@ from splitveil.attacks.base import (
     PROBED,
     PSEUDO_IMAGES,
     Descent,
+    Search,
     calibrated,
     check_search,
     draw_seed,
     has_gradient,
     held_out,
-    in_chunks,
-    least,
     opened,
 )
 from splitveil.attacks.decoder import Decoder
@@ -34,7 +32,6 @@ from splitveil.types import (
     silent,
 )
 
-Starts = Callable[[Observation], tuple[Tensor, Tensor]]  # (k, n, c, h, w), and x₀ among them
 START = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
 OFFSET_ROWS = 4096  # sendings over which its mean is taken: 1.6 % of the noise stays in it
 LEAST_WEIGHT = 1e-3  # of the priors where there is no noise: settles what z does not show
@@ -196,35 +193,19 @@ class Rmle:
         others = torch.cat([aux.images.mean(0, keepdim=True), used.images[: self.restarts]]).to(x)
         seed = draw_seed(generator)
 
-        def starts_for(seen: Observation) -> tuple[Tensor, Tensor]:
-            same = [image.expand(len(seen.z), *image.shape) for image in others]
-            starts = torch.stack([start(seen), linear(seen), *same])
-            return starts, starts[best]
+        steps = self.steps if has_gradient(victim.encoder, x[:1]) else 0
 
-        def search(seen: Observation, progress: Progress) -> tuple[Tensor, Tensor]:
-            return self._search(energy, starts_for, seed, seen, progress)
+        def make_search() -> Search:
+            descent = Descent(energy, seed, self.lr, bounded=True)
 
-        some = Observation(seen.z[: self.chunk], seen.answer[: self.chunk])
-        return calibrated(search, x[: self.chunk], some, progress, calibrate=self.calibrate)
+            def search(seen: Observation) -> tuple[Tensor, Tensor]:
+                same = [image.expand(len(seen.z), *image.shape) for image in others]
+                starts = torch.stack([start(seen), linear(seen), *same])
+                x0 = starts[best]
+                return x0, descent.best(starts, (seen.z, x0), steps)
 
-    def _search(
-        self, energy: Energy, starts_for: Starts, seed: int, seen: Observation, progress: Progress
-    ) -> tuple[Tensor, Tensor]:
-        """The prior means, and the images of least energy (n, c, h, w), for what was observed."""
+            return search
 
-        def draws() -> Generator:
-            """The draws of the channel, from their beginning: the same for every candidate."""
-            return Generator(device=seen.z.device).manual_seed(seed)
-
-        descent = Descent(energy, draws(), self.lr, bounded=True)
-
-        def search(some: Observation) -> tuple[Tensor, Tensor]:
-            candidates, x0 = starts_for(some)
-            if has_gradient(energy.encoder, x0[:1]):
-                moved = descent.run(candidates, (some.z, x0), self.steps)
-                candidates = torch.cat([candidates, moved])
-            with torch.no_grad():
-                values = [energy(x, some.z, x0, draws()) for x in candidates]
-            return x0, least(torch.stack(values), candidates)
-
-        return in_chunks(search, self.chunk, seen, progress)
+        n = self.chunk
+        some = x[:n], Observation(seen.z[:n], seen.answer[:n])
+        return calibrated(make_search, n, some if self.calibrate else None, progress)

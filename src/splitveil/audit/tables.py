@@ -19,7 +19,6 @@ from splitveil.errors import DataError
 
 INDEX, FILE = "index", "file"
 SHOWN = 3  # names in a message
-MOST_DIGITS = 18
 
 Row = Mapping[str, str]
 
@@ -56,10 +55,8 @@ def read_table(path: Path, n: int, files: Sequence[str] | None = None) -> dict[s
             f"{path} must have at least one attribute, and at most one of the columns '{INDEX}' "
             f"and '{FILE}'; it has {', '.join(names)}"
         )
-    places = _places(path, rows, keys, n, files)
-    _check_complete(path, places, n, files if keys == [FILE] else None)
-    order = sorted(range(n), key=lambda row: places[row])
-    return {name: codes([rows[row][name] for row in order]) for name in columns}
+    ordered = _by_image(path, rows, keys[0] if keys else None, n, files)
+    return {name: codes([row[name] for row in ordered]) for name in columns}
 
 
 def attributes_of(
@@ -127,55 +124,37 @@ def _row(where: str, names: Sequence[str], cells: Sequence[str]) -> Row:
     return row
 
 
-def _places(
-    path: Path, rows: Sequence[Row], keys: Sequence[str], n: int, files: Sequence[str] | None
-) -> list[int]:
-    """Which image each row is of."""
-    if not keys:
-        return list(range(len(rows)))
-    if keys == [INDEX]:
-        texts = [row[INDEX] for row in rows]
-        if wrong := [t for t in texts if not (is_short_number(t) and int(t) < n)]:
+def _by_image(
+    path: Path, rows: Sequence[Row], key: str | None, n: int, files: Sequence[str] | None
+) -> list[Row]:
+    """The rows in the order of the images, of which each must have exactly one."""
+    if key is None and len(rows) > n:
+        raise DataError(f"{path} has {len(rows)} rows for {n} images; keep one for each")
+    known, named = [str(place) for place in range(n)], [str(place) for place in range(len(rows))]
+    hint = f"allowed are whole numbers from 0 to {n - 1}"
+    if key == INDEX:
+        named = [row[INDEX].lstrip("0") or "0" for row in rows]
+    elif key == FILE:
+        if files is None:
             raise DataError(
-                f"{path}: unknown index {_some(wrong)}; allowed are whole numbers from 0 to {n - 1}"
+                f"{path} has a column '{FILE}', but the images have no file names: only those of "
+                f"a folder: dataset do; name them by '{INDEX}', or put the rows into the dataset's "
+                "order"
             )
-        return [int(t) for t in texts]
-    if files is None:
-        raise DataError(
-            f"{path} has a column '{FILE}', but the images have no file names: only those of a "
-            f"folder: dataset do; name them by '{INDEX}', or put the rows into the dataset's order"
-        )
-    known = {name: place for place, name in enumerate(files)}
-    names = [row[FILE].replace("\\", "/") for row in rows]
-    if wrong := [name for name in names if name not in known]:
-        raise DataError(
-            f"{path}: unknown file {_some(wrong)}; names are relative to the dataset's folder, as "
-            f"'{files[0]}'"
-        )
-    return [known[name] for name in names]
-
-
-def is_short_number(text: str) -> bool:
-    """Whether a text is a whole number that Python will read: of thousands of digits it is not."""
-    return text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
-
-
-def _check_complete(path: Path, places: Sequence[int], n: int, files: Sequence[str] | None) -> None:
-    """Every image has exactly one row."""
-
-    def called(place: int) -> str:
-        return str(place) if files is None else files[place]
-
-    seen = Counter(places)
-    if twice := [called(p) for p, rows in seen.items() if rows > 1]:
+        known, named = list(files), [row[FILE].replace("\\", "/") for row in rows]
+        hint = f"names are relative to the dataset's folder, as '{files[0]}'"
+    found = dict(zip(named, rows, strict=True))
+    images = set(known)
+    if wrong := [name for name in named if name not in images]:
+        raise DataError(f"{path}: unknown {key} {_some(wrong)}; {hint}")
+    if twice := [name for name, count in Counter(named).items() if count > 1]:
         raise DataError(f"{path} has two rows for image {_some(twice)}; keep one")
-    if absent := [called(p) for p in range(n) if p not in seen]:
+    if absent := [name for name in known if name not in found]:
         raise DataError(
             f"{path} has no row for {len(absent)} of {n} images: {_some(absent)}; every image of "
             "the dataset needs one"
         )
-    if len(places) > n:
-        raise DataError(f"{path} has {len(places)} rows for {n} images; keep one for each")
+    return [found[name] for name in known]
 
 
 def _some(names: Sequence[str]) -> str:

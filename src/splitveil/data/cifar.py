@@ -85,13 +85,7 @@ def read_cifar100(request: Request) -> Dataset:
     again = f"{origin} is not the official one: {CIFAR100.again}"
     COUNTS100.check("cifar100", labels, first, names, again)
     return make_dataset(
-        "cifar100",
-        (images, labels),
-        names,
-        first=first,
-        ordered_test90=True,
-        crop_pad=4,
-        flip=True,
+        "cifar100", (images, labels), names, first=first, ordered_test90=True, crop_pad=4, flip=True
     )
 
 

@@ -14,15 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 from einops import rearrange
 
-from splitveil.data.dataset import (
-    CHANNELS,
-    Arrays,
-    Dataset,
-    Request,
-    join,
-    make_dataset,
-    to_uint8,
-)
+from splitveil.data.dataset import CHANNELS, Arrays, Dataset, Request, join, make_dataset, to_uint8
 from splitveil.errors import DataError
 
 ONE = ("x", "y")

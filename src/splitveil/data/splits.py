@@ -122,29 +122,25 @@ def aux_view(dataset: Dataset, splits: Splits, knowledge: str, split_seed: int =
     train: all of train, scored on test. held-out: the reserved images, scored on test. test90:
     90 % of test, scored on the other 10 %. val: all of train, scored on val; test stays unseen.
     """
-    if knowledge == "train":
-        return AuxView(aux=splits.train, scored=splits.test, val=splits.val, knowledge="train")
-    if knowledge == "held-out":
-        if len(splits.held_out) == 0:
-            raise DataError(
-                "aux=held-out needs images the defender never saw, and this run reserved none; "
-                "train again with held_out=0.1, or choose aux=train"
-            )
-        return AuxView(
-            aux=splits.held_out, scored=splits.test, val=splits.val, knowledge="held-out"
+    if knowledge not in KNOWLEDGE:
+        raise ConfigError(unknown("knowledge level", knowledge, KNOWLEDGE))
+    if knowledge == "held-out" and len(splits.held_out) == 0:
+        raise DataError(
+            "aux=held-out needs images the defender never saw, and this run reserved none; "
+            "train again with held_out=0.1, or choose aux=train"
         )
-    if knowledge == "test90":
+    if knowledge == "val" and len(splits.val) == 0:
+        raise DataError(
+            "aux=val scores validation images, and this run has none: it was trained on them "
+            "too (--final), or there are too few images to set some aside; nothing must be "
+            "chosen by the test images, so train without --final or add images"
+        )
+    aux, scored = splits.train, splits.judged(knowledge)
+    if knowledge == "held-out":
+        aux = splits.held_out
+    elif knowledge == "test90":
         aux, scored = _ninety(dataset, splits.test, split_seed)
-        return AuxView(aux=aux, scored=scored, val=splits.val, knowledge="test90")
-    if knowledge == "val":
-        if len(splits.val) == 0:
-            raise DataError(
-                "aux=val scores validation images, and this run has none: it was trained on them "
-                "too (--final), or there are too few images to set some aside; nothing must be "
-                "chosen by the test images, so train without --final or add images"
-            )
-        return AuxView(aux=splits.train, scored=splits.val, val=splits.val, knowledge="val")
-    raise ConfigError(unknown("knowledge level", knowledge, KNOWLEDGE))
+    return AuxView(aux=aux, scored=scored, val=splits.val, knowledge=knowledge)
 
 
 def _ninety(dataset: Dataset, test: Tensor, split_seed: int) -> tuple[Tensor, Tensor]:
