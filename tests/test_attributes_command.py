@@ -92,10 +92,10 @@ def test_a_callable_is_asked_for_the_attributes_of_a_table(place: str) -> None:
 
 
 def test_two_sets_take_one_table_the_attackers_images_first(place: str) -> None:
-    rows = [{"dark": bool(i % 2 == 0)} for i in range(80)]
-    Path("t.json").write_text(json.dumps(rows), encoding="utf-8")
+    rows = [str(i % 2 == 0) for i in range(80)]
+    Path("t.csv").write_text("\n".join(["dark", *rows]), encoding="utf-8")
     words = ("--aux-data", "npz:same.npz", "--test-data", "npz:others.npz", "--profile", "smoke")
-    result = call("audit", place, *words, "--attributes", "t.json", "--json")
+    result = call("audit", place, *words, "--attributes", "t.csv", "--json")
     assert result.exit_code == 0, text(result)
     assert json.loads(result.stdout)["leaks"]["attribute"]["dark"]["accuracy"] > 0.8
 

@@ -11,7 +11,7 @@ from audit.made import BrightestQuarter, a_case, labelled
 from torch import Tensor, nn
 
 from splitveil.attacks import PROFILES, Decoder, KQuery, Linear, MeanImage, Nearest, Rmle
-from splitveil.attacks.floor import ClassMean
+from splitveil.attacks.baseline import ClassMean
 from splitveil.audit import by_attack, run_attacks
 from splitveil.audit.leaks import PLANS
 from splitveil.auditing import rate_nats

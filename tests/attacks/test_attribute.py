@@ -14,7 +14,7 @@ from splitveil.attacks.attribute import (
     fit_probe,
     image_attributes,
 )
-from splitveil.attacks.fitting import Budget
+from splitveil.attacks.base import Budget
 from splitveil.errors import AuditError
 from splitveil.nets import Channel, GaussianNoise
 from splitveil.types import BlackBox, Labelled, Observation, Victim

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.attacks import PROFILES, Decoder
+from splitveil.attacks.base import Budget, Schedule, minimise
 from splitveil.attacks.decoder import Loss
-from splitveil.attacks.fitting import Budget, Schedule, minimise
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets import Channel, GaussianNoise, ResidualDecoder
 from splitveil.types import BlackBox, Fitted, Labelled, Observation, Victim

@@ -60,5 +60,5 @@ def test_one_image_is_enough_and_none_is_too_few(
     aux = make_aux(1)
     guess = attack.fit(box, aux, generator())(seen([0, 1]))
     assert torch.equal(guess, aux.images.expand(2, -1, -1, -1))
-    with pytest.raises(AuditError, match="at least one aux image, got none"):
+    with pytest.raises(AuditError, match="at least 1 aux image, got 0"):
         attack.fit(box, make_aux(0), generator())

@@ -5,7 +5,7 @@ import torch
 from attacks.made import generator, planted
 from torch import Tensor, nn
 
-from splitveil.attacks.generators import Factors, Posterior, fit_factors, sharpened, shrinkage
+from splitveil.attacks.prior import Factors, Posterior, fit_factors, sharpened, shrinkage
 from splitveil.attacks.rmle import Energy, Facts
 from splitveil.nets import Channel
 from splitveil.types import Labelled

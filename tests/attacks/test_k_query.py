@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.decoder import Decoder
-from splitveil.attacks.floor import MeanImage
 from splitveil.attacks.k_query import KQuery, averaged
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.rmle import Rmle

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from splitveil.attacks import Nearest
-from splitveil.attacks.nearest import nearest_indices
+from splitveil.attacks.baseline import nearest_indices
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets import Channel
 from splitveil.types import BlackBox, Labelled, Observation, Victim
@@ -131,7 +131,7 @@ def test_fewer_images_than_neighbours_are_too_few(
     neighbours: int, n: int, make_aux: MakeAux, linear_victim: Victim
 ) -> None:
     attack = Nearest(neighbours=neighbours)
-    with pytest.raises(AuditError, match=rf"at least {neighbours} aux image\(s\), got {n}"):
+    with pytest.raises(AuditError, match=rf"at least {neighbours} aux images?, got {n}"):
         attack.fit(linear_victim.black_box(), make_aux(n), generator())
 
 

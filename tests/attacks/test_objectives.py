@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics.functional.image import structural_similarity_index_measure
 
 from splitveil.attacks import Decoder
-from splitveil.attacks.objectives import (
+from splitveil.attacks.decoder import (
     Features,
     anchored_ssim_loss,
     fit_features,

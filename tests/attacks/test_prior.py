@@ -11,12 +11,11 @@ from attacks.made import Formula, Guess, dropped, generator, planted
 from torch import Tensor, nn
 
 from splitveil.attacks import prior
+from splitveil.attacks.baseline import ClassMean, MeanImage
 from splitveil.attacks.decoder import Decoder
-from splitveil.attacks.floor import ClassMean, MeanImage
-from splitveil.attacks.generators import Factors, sharpened
 from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
-from splitveil.attacks.prior import Prior
+from splitveil.attacks.prior import Factors, Prior, sharpened
 from splitveil.attacks.rmle import Rmle
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets import Channel, GaussianNoise

@@ -10,8 +10,8 @@ import torch
 from attacks.made import Formula, Guess, dropped, generator
 from torch import Tensor, nn
 
+from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.decoder import Decoder
-from splitveil.attacks.floor import MeanImage
 from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.rmle import Energy, Facts, Rmle, measure_channel

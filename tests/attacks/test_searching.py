@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitveil.attacks import ATTACKS, PROFILES, Prior, Rmle, for_images
-from splitveil.attacks.searching import LEAST, REFERENCE, count_for
+from splitveil.attacks.base import LEAST, REFERENCE, count_for
 from splitveil.errors import ConfigError
 from splitveil.types import Attack
 

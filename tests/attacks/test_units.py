@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.attacks import Decoder, Linear, Nearest
-from splitveil.attacks.units import Units, measured_units
+from splitveil.attacks.base import Units, measured_units
 from splitveil.attacks.wgan import Wgan
 from splitveil.nets import Channel, GaussianNoise
 from splitveil.types import Attack, Labelled, Observation, Victim

@@ -130,7 +130,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "helper.py").write_text("def help() -> int:\n    return 1\n")
     (folder / "other.py").write_text("X = 1\n")
     (folder / "attack.py").write_text(
-        "from splitveil.attacks.floor import MeanImage\nfrom outsider.helper import help\n"
+        "from splitveil.attacks.baseline import MeanImage\nfrom outsider.helper import help\n"
         "class Ours(MeanImage):\n    pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -163,7 +163,7 @@ def test_the_source_of_an_attack_holds_what_it_is_made_of_and_no_other_attack() 
     assert "class ResidualDecoder(" in decoder
     assert "def ridge(" in linear
     assert "def ridge(" not in decoder
-    assert "def minimise(" not in linear
+    assert "class Features(" not in linear
     scoring = source("splitveil.audit.suite") or ""
     assert "def ssim_zeropad(" in scoring
     assert "def attacked_rows(" in scoring

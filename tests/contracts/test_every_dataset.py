@@ -5,6 +5,7 @@ import io
 import struct
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,8 @@ import torch
 from data.made import cifar100_archive, tiny_archive
 from PIL import Image
 
-from splitveil.data import (
-    DATASETS,
-    KNOWLEDGE,
-    Dataset,
-    Request,
-    aux_view,
-    cifar,
-    fashion,
-    make_splits,
-)
+from splitveil.data import DATASETS, Dataset, Request, aux_view, cifar, make_splits, mnist
+from splitveil.data.splits import KNOWLEDGE
 from splitveil.types import check_images, silent
 
 RNG = np.random.default_rng(0)
@@ -43,11 +36,12 @@ def no_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def cifar_archive(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    blobs = {n: np.c_[LABELS, noise(60, 3072)].tobytes() for n in cifar.MD5}
-    monkeypatch.setattr(cifar, "MD5", {name: md5(raw) for name, raw in blobs.items()})
-    with tarfile.open(folder / cifar.ARCHIVE, "w:gz", compresslevel=1) as tar:
+    blobs = {n: np.c_[LABELS, noise(60, 3072)].tobytes() for n in cifar.CIFAR10.files}
+    sums = {name: md5(raw) for name, raw in blobs.items()}
+    monkeypatch.setattr(cifar, "CIFAR10", replace(cifar.CIFAR10, files=sums))
+    with tarfile.open(folder / cifar.CIFAR10.name, "w:gz", compresslevel=1) as tar:
         for name, raw in blobs.items():
-            info = tarfile.TarInfo(f"{cifar.FOLDER}/{name}")
+            info = tarfile.TarInfo(f"{cifar.CIFAR10.folder}/{name}")
             info.size = len(raw)
             tar.addfile(info, io.BytesIO(raw))
     return folder
@@ -55,13 +49,13 @@ def cifar_archive(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def idx_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sums = {}
-    for name in fashion.FILES:
+    for name in mnist.UNPACKED:
         array = noise(60, 28, 28) if "images" in name else LABELS
         shape = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
         raw = shape + array.tobytes()
         (folder / name).write_bytes(raw)
-        sums[name] = fashion.Checksum(packed="", unpacked=md5(raw))
-    monkeypatch.setattr(fashion, "FILES", sums)
+        sums[name] = md5(raw)
+    monkeypatch.setattr(mnist, "UNPACKED", sums)
     return folder
 
 

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from splitveil.data import cifar100, tiny_imagenet
-from splitveil.data.parts import Counts
+from splitveil.data import cifar, tiny_imagenet
+from splitveil.data.cifar import CIFAR100
+from splitveil.data.dataset import Counts
+from splitveil.data.tiny_imagenet import TINY
 
 Blobs = dict[str, bytes]
 
@@ -29,7 +31,7 @@ def pack_tar(blobs: Mapping[str, bytes], target: Path, prefix: str) -> Path:
 
 
 def pack_zip(
-    blobs: Mapping[str, bytes], target: Path, prefix: str = tiny_imagenet.FOLDER, packing: int = 0
+    blobs: Mapping[str, bytes], target: Path, prefix: str = TINY.folder, packing: int = 0
 ) -> Path:
     with zipfile.ZipFile(target, "w", packing) as zipped:
         for name, raw in blobs.items():
@@ -90,13 +92,13 @@ def tiny_blobs(counts: Counts = FEW) -> Blobs:
 
 def cifar100_archive(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a small archive, and the counts that make it a good one."""
-    monkeypatch.setattr(cifar100, "COUNTS", FEW)
-    pack_tar(cifar100_blobs(), folder / cifar100.ARCHIVE, cifar100.FOLDER)
+    monkeypatch.setattr(cifar, "COUNTS100", FEW)
+    pack_tar(cifar100_blobs(), folder / CIFAR100.name, CIFAR100.folder)
     return folder
 
 
 def tiny_archive(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a small archive, and the counts that make it a good one."""
     monkeypatch.setattr(tiny_imagenet, "COUNTS", FEW)
-    pack_zip(tiny_blobs(), folder / tiny_imagenet.ARCHIVE)
+    pack_zip(tiny_blobs(), folder / TINY.name)
     return folder

@@ -3,6 +3,7 @@ import io
 import runpy
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 import torch
 
 from splitveil.data import Dataset, cifar, load
-from splitveil.data.cifar import FOLDER, MAX_BYTES, MD5, NAMES, assemble
-from splitveil.data.records import from_archive, from_folder, records
-from splitveil.data.source import Request
+from splitveil.data.archive import Archive
+from splitveil.data.cifar import CIFAR10, NAMES10, records
+from splitveil.data.dataset import Request
 from splitveil.errors import DataError
 
 Blobs = dict[str, bytes]
@@ -26,16 +27,21 @@ def blobs() -> Blobs:
     """Six small batches of 20 random records, two of each class, and the names."""
     rng = np.random.default_rng(0)
     made: Blobs = {}
-    for name in MD5:
+    for name in CIFAR10.files:
         table = rng.integers(0, 256, (20, 3073), dtype=np.uint8)
         table[:, 0] = np.arange(20) % 10
         made[name] = table.tobytes()
-    made[NAMES] = "\n".join(f"class{i}" for i in range(10)).encode() + b"\n\n"
+    made[NAMES10] = "\n".join(f"class{i}" for i in range(10)).encode() + b"\n\n"
     return made
 
 
-def checksums(blobs: Blobs) -> dict[str, str]:
-    return {n: hashlib.md5(blobs[n], usedforsecurity=False).hexdigest() for n in MD5}
+@pytest.fixture
+def official(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> Archive:
+    """The archive whose checksums are those of the small batches."""
+    sums = {n: hashlib.md5(blobs[n], usedforsecurity=False).hexdigest() for n in CIFAR10.files}
+    archive = replace(CIFAR10, files=sums)
+    monkeypatch.setattr(cifar, "CIFAR10", archive)
+    return archive
 
 
 def pack(blobs: Blobs, target: Path, prefix: str = "cifar-10-batches-bin/") -> Path:
@@ -45,10 +51,6 @@ def pack(blobs: Blobs, target: Path, prefix: str = "cifar-10-batches-bin/") -> P
             info.size = len(raw)
             tar.addfile(info, io.BytesIO(raw))
     return target
-
-
-def members(path: Path) -> Blobs:
-    return from_archive(path, FOLDER, (*MD5, NAMES), MAX_BYTES)
 
 
 def unpack(blobs: Blobs, folder: Path) -> Path:
@@ -62,52 +64,51 @@ def same(one: Dataset, other: Dataset) -> bool:
     return torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
 
 
+@pytest.mark.usefixtures("official")
 def test_bytes_survive_the_archive(blobs: Blobs, tmp_path: Path) -> None:
-    path = pack(blobs, tmp_path / "a.tar.gz")
-    data = assemble(members(path), checksums(blobs), path)
+    pack(blobs, tmp_path / CIFAR10.name)
+    data = load("cifar10", tmp_path)
     assert data.image_shape == (3, 32, 32)
     table = torch.cat([data.labels[:, None].to(torch.uint8), data.images.flatten(1)], dim=1)
-    assert table.numpy().tobytes() == b"".join(blobs[n] for n in MD5)
+    assert table.numpy().tobytes() == b"".join(blobs[n] for n in CIFAR10.files)
     assert data.pool.tolist() == list(range(100))
     assert data.test.tolist() == list(range(100, 120))
     assert data.classes == tuple(f"class{i}" for i in range(10))
     assert (data.crop_pad, data.flip, data.ordered_test90) == (4, True, True)
 
 
-def test_the_three_places_give_the_same(
-    blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cifar, "MD5", checksums(blobs))
+@pytest.mark.usefixtures("official")
+def test_the_three_places_give_the_same(blobs: Blobs, tmp_path: Path) -> None:
     packed, parent = tmp_path / "packed", tmp_path / "parent"
     packed.mkdir()
     parent.mkdir()
     pack(blobs, packed / "cifar-10-binary.tar.gz")
     inside = unpack(blobs, parent / "cifar-10-batches-bin")
-    first, *others = (cifar.read(Request(root=r)) for r in (packed, parent, inside))
+    first, *others = (cifar.read_cifar10(Request(root=r)) for r in (packed, parent, inside))
     assert all(same(first, other) for other in others)
 
 
+@pytest.mark.usefixtures("official")
 def test_names_are_the_known_ones_without_the_file(blobs: Blobs, tmp_path: Path) -> None:
-    del blobs[NAMES]
-    folder = unpack(blobs, tmp_path)
-    data = assemble(from_folder(folder, MD5), checksums(blobs), folder)
+    del blobs[NAMES10]
+    data = load("cifar10", unpack(blobs, tmp_path))
     assert data.classes[:2] == ("airplane", "automobile")
 
 
+@pytest.mark.usefixtures("official")
 def test_one_wrong_byte_is_found(blobs: Blobs, tmp_path: Path) -> None:
-    expected = checksums(blobs)
     raw = bytearray(blobs["data_batch_3.bin"])
     raw[5000] ^= 1
     blobs["data_batch_3.bin"] = bytes(raw)
     with pytest.raises(
         DataError, match=r"data_batch_3\.bin in .* has MD5 .*; delete .* and fetch it again"
     ):
-        assemble(blobs, expected, tmp_path)
+        load("cifar10", unpack(blobs, tmp_path))
 
 
 def test_the_official_checksums_refuse_other_data(blobs: Blobs, tmp_path: Path) -> None:
     pack(blobs, tmp_path / "cifar-10-binary.tar.gz")
-    with pytest.raises(DataError, match=f"expected {MD5['data_batch_1.bin']}"):
+    with pytest.raises(DataError, match=f"expected {CIFAR10.files['data_batch_1.bin']}"):
         load("cifar10", tmp_path)
 
 
@@ -119,32 +120,33 @@ def test_a_missing_batch_is_named(blobs: Blobs, tmp_path: Path) -> None:
 
 
 def test_members_under_other_names_are_not_read(blobs: Blobs, tmp_path: Path) -> None:
-    path = pack(blobs, tmp_path / "a.tar.gz", prefix="../cifar-10-batches-bin/")
-    assert members(path) == {}
+    path = pack(blobs, tmp_path / CIFAR10.name, prefix="../cifar-10-batches-bin/")
+    with pytest.raises(DataError, match=f"lacks {', '.join(CIFAR10.files)}; fetch"):
+        load("cifar10", tmp_path)
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_leading_dot_is_passed_over(blobs: Blobs, tmp_path: Path) -> None:
-    path = pack(blobs, tmp_path / "a.tar.gz", prefix="./cifar-10-batches-bin/")
-    assert members(path) == blobs
+def test_a_leading_dot_is_passed_over(blobs: Blobs, official: Archive, tmp_path: Path) -> None:
+    path = pack(blobs, tmp_path / CIFAR10.name, prefix="./cifar-10-batches-bin/")
+    assert official.read(Request(root=tmp_path)) == (blobs, path)
 
 
 def test_a_member_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     large = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
-    large.size = MAX_BYTES + 1
-    with tarfile.open(tmp_path / cifar.ARCHIVE, "w:gz", compresslevel=1) as tar:
+    large.size = CIFAR10.max_bytes + 1
+    with tarfile.open(tmp_path / CIFAR10.name, "w:gz", compresslevel=1) as tar:
         tar.addfile(large, io.BytesIO(bytes(large.size)))
     with pytest.raises(DataError, match=r"data_batch_1\.bin in .* has 30730001 bytes"):
         load("cifar10", tmp_path)
 
 
 def test_links_are_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.tar.gz"
-    with tarfile.open(path, "w:gz") as tar:
+    with tarfile.open(tmp_path / CIFAR10.name, "w:gz") as tar:
         link = tarfile.TarInfo("cifar-10-batches-bin/test_batch.bin")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
         tar.addfile(link)
-    assert members(path) == {}
+    with pytest.raises(DataError, match=r"lacks .*test_batch\.bin"):
+        load("cifar10", tmp_path)
 
 
 @pytest.mark.parametrize("keep", [0, 10, 1000, 200_000])
@@ -163,7 +165,8 @@ def test_records_must_be_whole() -> None:
 def test_without_network_the_place_for_the_file_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cifar, "URL", "http://127.0.0.1:1/cifar-10-binary.tar.gz")
+    nowhere = replace(CIFAR10, url=f"http://127.0.0.1:1/{CIFAR10.name}")
+    monkeypatch.setattr(cifar, "CIFAR10", nowhere)
     with pytest.raises(DataError, match=f"put it at {tmp_path}/cifar-10-binary.tar.gz"):
         load("cifar10", tmp_path)
     assert list(tmp_path.iterdir()) == []

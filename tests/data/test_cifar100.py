@@ -1,5 +1,6 @@
 import re
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,14 +8,16 @@ import pytest
 import torch
 from data.made import FEW, Blobs, cifar100_archive, cifar100_blobs, pack_tar, unpack
 
-from splitveil.data import Dataset, cifar100, load
-from splitveil.data.cifar100 import ARCHIVE, FOLDER
+from splitveil.data import Dataset, cifar, load
+from splitveil.data.cifar import CIFAR100
 from splitveil.errors import DataError
+
+ARCHIVE, FOLDER = CIFAR100.name, CIFAR100.folder
 
 
 @pytest.fixture
 def blobs(monkeypatch: pytest.MonkeyPatch) -> Blobs:
-    monkeypatch.setattr(cifar100, "COUNTS", FEW)
+    monkeypatch.setattr(cifar, "COUNTS100", FEW)
     return cifar100_blobs()
 
 
@@ -61,9 +64,9 @@ def test_cifar10_and_cifar100_share_a_data_folder(
 
 
 def test_the_official_counts_are_those_of_the_publisher() -> None:
-    counts = cifar100.COUNTS
+    counts = cifar.COUNTS100
     assert (counts.classes, counts.train, counts.test) == (100, 500, 100)
-    assert cifar100.MAX_BYTES == 153_700_000  # of train.bin
+    assert CIFAR100.max_bytes == 153_700_000  # of train.bin
 
 
 def test_other_sizes_than_the_official_ones_are_refused(tmp_path: Path) -> None:
@@ -90,9 +93,10 @@ def test_a_short_member_is_refused(blobs: Blobs, tmp_path: Path, cut: int) -> No
 @pytest.mark.parametrize("name", ["train.bin", "test.bin"])
 def test_a_label_beyond_the_classes_is_refused(blobs: Blobs, tmp_path: Path, name: str) -> None:
     wrong = changed(blobs, name, 5 * 3074 + 1, 3)
+    part = "training" if name == "train.bin" else "test"
     message = (
-        f"{name} in {tmp_path / ARCHIVE} has label 3 in record 5 (1 such records); "
-        f"allowed 0..2; fetch the archive again from {cifar100.URL}"
+        f"cifar100 has 10 {part} images of every class, got 9 of 'fine_2' (1 classes differ); "
+        f"{tmp_path / ARCHIVE} is not the official one: fetch the archive again from {CIFAR100.url}"
     )
     with pytest.raises(DataError, match=re.escape(message)):
         load("cifar100", pack(wrong, tmp_path))
@@ -112,7 +116,9 @@ def test_a_class_that_occurs_too_often_is_refused(blobs: Blobs, tmp_path: Path) 
 @pytest.mark.parametrize("names", [b"a\nb\n", b"a\nb\nb\n", b"a\nb\nc\nd\n", b""])
 def test_another_number_of_names_is_refused(blobs: Blobs, tmp_path: Path, names: bytes) -> None:
     blobs["fine_label_names.txt"] = names
-    with pytest.raises(DataError, match="must give 3 different names"):
+    with pytest.raises(
+        DataError, match=r"has 3 classes, got \d names, \d of them different; .*fetch"
+    ):
         load("cifar100", pack(blobs, tmp_path))
 
 
@@ -152,7 +158,7 @@ def test_a_truncated_archive_says_so(blobs: Blobs, tmp_path: Path, keep: int) ->
 def test_without_network_the_place_for_the_file_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cifar100, "URL", f"http://127.0.0.1:1/{ARCHIVE}")
+    monkeypatch.setattr(cifar, "CIFAR100", replace(CIFAR100, url=f"http://127.0.0.1:1/{ARCHIVE}"))
     with pytest.raises(DataError, match=f"put it at {tmp_path}/{ARCHIVE}"):
         load("cifar100", tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitveil.data import fashion, load
-from splitveil.data.fashion import DEBIAN, FILES, Checksum, assemble, locate
-from splitveil.data.idx import parse_idx, read_bytes
-from splitveil.data.source import Request
+from splitveil.data import load, mnist
+from splitveil.data.archive import read_bytes
+from splitveil.data.mnist import DEBIAN, UNPACKED, locate, parse_idx
 from splitveil.errors import DataError
 
 Blobs = dict[str, bytes]
@@ -32,14 +31,14 @@ def blobs() -> Blobs:
     return made
 
 
-def checksums(blobs: Blobs) -> dict[str, Checksum]:
-    return {
-        name: Checksum(packed="", unpacked=hashlib.md5(raw, usedforsecurity=False).hexdigest())
-        for name, raw in blobs.items()
-    }
+@pytest.fixture
+def official(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checksums are those of the small files."""
+    sums = {n: hashlib.md5(raw, usedforsecurity=False).hexdigest() for n, raw in blobs.items()}
+    monkeypatch.setattr(mnist, "UNPACKED", sums)
 
 
-def write(blobs: Blobs, folder: Path) -> dict[str, Path]:
+def write(blobs: Blobs, folder: Path) -> None:
     """Every other file packed."""
     folder.mkdir(parents=True, exist_ok=True)
     for i, (name, raw) in enumerate(blobs.items()):
@@ -47,11 +46,12 @@ def write(blobs: Blobs, folder: Path) -> dict[str, Path]:
         (folder / (f"{name}.gz" if packed else name)).write_bytes(
             gzip.compress(raw) if packed else raw
         )
-    return locate(folder)
 
 
+@pytest.mark.usefixtures("official")
 def test_bytes_survive_the_files(blobs: Blobs, tmp_path: Path) -> None:
-    data = assemble(write(blobs, tmp_path), checksums(blobs))
+    write(blobs, tmp_path)
+    data = load("fashion-mnist", tmp_path)
     n = len(data.pool)
     assert data.image_shape == (1, 5, 4)
     assert idx(data.images[:n, 0].numpy()) == blobs["train-images-idx3-ubyte"]
@@ -61,13 +61,13 @@ def test_bytes_survive_the_files(blobs: Blobs, tmp_path: Path) -> None:
     assert (data.crop_pad, data.flip, data.ordered_test90) == (2, True, False)
 
 
+@pytest.mark.usefixtures("official")
 @pytest.mark.parametrize("place", ["fashion-mnist", "."])
 def test_both_places_under_the_data_folder_are_found(
-    blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    blobs: Blobs, tmp_path: Path, place: str
 ) -> None:
-    monkeypatch.setattr(fashion, "FILES", checksums(blobs))
     write(blobs, tmp_path / place)
-    assert len(fashion.read(Request(root=tmp_path))) == 60
+    assert len(load("fashion-mnist", tmp_path)) == 60
 
 
 def test_other_data_under_the_same_names_is_refused(blobs: Blobs, tmp_path: Path) -> None:
@@ -78,15 +78,16 @@ def test_other_data_under_the_same_names_is_refused(blobs: Blobs, tmp_path: Path
 
 def test_counts_must_agree(blobs: Blobs, tmp_path: Path) -> None:
     blobs["train-labels-idx1-ubyte"] = blobs["t10k-labels-idx1-ubyte"]
+    write(blobs, tmp_path)
     with pytest.raises(DataError, match="40 images but train-labels-idx1-ubyte 20 labels"):
-        assemble(write(blobs, tmp_path), checksums(blobs))
+        load("fashion-mnist", tmp_path)
 
 
 def test_without_network_the_missing_file_is_named(
     blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fashion, "URL", "http://127.0.0.1:1/")
-    monkeypatch.setattr(fashion, "DEBIAN", tmp_path / "absent")
+    monkeypatch.setattr(mnist, "URL", "http://127.0.0.1:1/")
+    monkeypatch.setattr(mnist, "DEBIAN", tmp_path / "absent")
     del blobs["t10k-labels-idx1-ubyte"]
     home = tmp_path / "fashion-mnist"
     write(blobs, home)
@@ -133,13 +134,15 @@ def test_broken_gzip_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("splitveil.data.idx.MAX_BYTES", 1000)
+    monkeypatch.setattr("splitveil.data.archive.MAX_UNPACKED", 1000)
     (tmp_path / "x.gz").write_bytes(gzip.compress(bytes(1001)))
     with pytest.raises(DataError, match="unpacks to more than 1000 bytes"):
         read_bytes(tmp_path / "x.gz")
 
 
-@pytest.mark.skipif(len(locate(DEBIAN)) < len(FILES), reason="dataset-fashion-mnist not installed")
+@pytest.mark.skipif(
+    len(locate(DEBIAN)) < len(UNPACKED), reason="dataset-fashion-mnist not installed"
+)
 def test_debian_package_is_found(tmp_path: Path) -> None:
     data = load("fashion-mnist", tmp_path)
     assert (len(data.pool), len(data.test), data.image_shape) == (60_000, 10_000, (1, 28, 28))

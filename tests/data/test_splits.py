@@ -15,8 +15,8 @@ from splitveil.data import (
     aux_view,
     load,
     make_splits,
-    stratified,
 )
+from splitveil.data.dataset import stratified
 from splitveil.data.splits import index_hash
 from splitveil.errors import ConfigError, DataError
 

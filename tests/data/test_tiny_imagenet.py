@@ -2,6 +2,7 @@ import io
 import re
 import zipfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from splitveil.data import Dataset, load, tiny_imagenet
-from splitveil.data.tiny_imagenet import ARCHIVE, DECODED, FOLDER
+from splitveil.data.tiny_imagenet import DECODED, TINY
 from splitveil.errors import DataError
+
+ARCHIVE, FOLDER = TINY.name, TINY.folder
 
 VAL = "val/val_annotations.txt"
 GOOD = tiny_blobs()
@@ -174,7 +177,7 @@ def test_texts_that_do_not_fit_are_refused(
 
 def test_a_class_too_many_is_refused(blobs: Blobs, tmp_path: Path) -> None:
     blobs["wnids.txt"] += b"n00001740\n"  # in words.txt, but without images
-    refused(blobs, tmp_path, "at least 2 training images, got 0 of 'entity'")
+    refused(blobs, tmp_path, "has 3 classes, got 4 names")
 
 
 def test_a_missing_training_image_is_noticed(blobs: Blobs, tmp_path: Path) -> None:
@@ -199,13 +202,13 @@ def test_an_image_that_is_none_is_named(
     with pytest.raises(DataError, match=message) as caught:
         read(blobs, tmp_path)
     assert f"val/images/val_5.JPEG in {tmp_path / ARCHIVE}" in str(caught.value)
-    assert str(caught.value).endswith(f"fetch the archive again from {tiny_imagenet.URL}")
+    assert str(caught.value).endswith(f"fetch the archive again from {TINY.url}")
     assert "BytesIO" not in str(caught.value)
     assert not (tmp_path / DECODED).exists()
 
 
 def test_a_member_that_is_too_large_is_refused_unread(blobs: Blobs, tmp_path: Path) -> None:
-    blobs["words.txt"] = bytes(tiny_imagenet.MAX_BYTES + 1)
+    blobs["words.txt"] = bytes(TINY.max_bytes + 1)
     pack_zip(blobs, tmp_path / ARCHIVE, packing=zipfile.ZIP_DEFLATED)
     with pytest.raises(DataError, match=r"words\.txt in .* has 16777217 bytes, more than any"):
         load("tiny-imagenet", tmp_path)
@@ -284,7 +287,7 @@ def test_another_number_of_classes_is_refused(
     monkeypatch.undo()
     tiny_archive(tmp_path, monkeypatch)
     monkeypatch.undo()
-    with pytest.raises(DataError, match=r"has 200 classes, got 3; .* is not the official"):
+    with pytest.raises(DataError, match=r"has 200 classes, got 3 names, .* is not the official"):
         load("tiny-imagenet", tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == [ARCHIVE]
 
@@ -292,7 +295,7 @@ def test_another_number_of_classes_is_refused(
 def test_without_network_the_place_for_the_file_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiny_imagenet, "URL", f"http://127.0.0.1:1/{ARCHIVE}")
+    monkeypatch.setattr(tiny_imagenet, "TINY", replace(TINY, url=f"http://127.0.0.1:1/{ARCHIVE}"))
     with pytest.raises(DataError, match=re.escape(f"put it at {tmp_path}/{ARCHIVE}")):
         load("tiny-imagenet", tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -1,135 +1,14 @@
-"""Attacks by name, and the profiles that fix their budgets.
+"""Attacks: one file each, a catalogue of names, and profiles that fix their budgets."""
 
-To add an attack: a file with a frozen dataclass that has `access` and `fit`, and a line in
-`ATTACKS` and in the profiles it belongs to. An attack never measures its own success.
-
-The decoder comes in three sizes, small N4C32, base N8C64 and large N12C128, and the base with
-three losses; under `paper` all five follow one schedule, under `standard` the small one and the
-perceptual one half of it. `quick` has smaller nets for two CPU cores and no `decoder-large`;
-`smoke` only shows that every attack runs, and fits for as many steps whatever the number of images.
-`rmle` and `prior` are expensive and run on a fixed subset, the larger the smaller the images are;
-`gan`, the CEM paper's, belongs to `paper`; `k-query` sees several draws of each image.
-"""
-
-from collections.abc import Mapping
-from dataclasses import replace
-
+from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest, class_means
+from splitveil.attacks.catalogue import ATTACKS
 from splitveil.attacks.decoder import Decoder, fused
-from splitveil.attacks.floor import ClassMean, MeanImage, class_means
 from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
-from splitveil.attacks.nearest import Nearest
 from splitveil.attacks.prior import Prior
+from splitveil.attacks.profiles import PROFILES, for_images
 from splitveil.attacks.rmle import Rmle
-from splitveil.attacks.searching import count_for
 from splitveil.attacks.wgan import Wgan
-from splitveil.types import Attack
-
-ATTACKS: Mapping[str, type[Attack]] = {
-    "mean": MeanImage,
-    "class-mean": ClassMean,
-    "nearest": Nearest,
-    "linear": Linear,
-    "decoder-small": Decoder,
-    "decoder": Decoder,
-    "decoder-large": Decoder,
-    "decoder-ssim": Decoder,
-    "decoder-perceptual": Decoder,
-    "rmle": Rmle,
-    "prior": Prior,
-    "gan": Wgan,
-    "k-query": KQuery,
-}
-
-_CHEAP: Mapping[str, Attack] = {
-    "mean": MeanImage(),
-    "class-mean": ClassMean(),
-    "nearest": Nearest(),
-    "linear": Linear(),
-}
-
-
-def _decoders(
-    base: Decoder, *, small: Decoder, large: Decoder | None, feature_steps: int
-) -> dict[str, Attack]:
-    """The ladder of sizes, and the base with its other losses."""
-    sizes = {"decoder-small": replace(small, effort=5.0), "decoder": base}
-    if large is not None:
-        sizes["decoder-large"] = replace(large, effort=20.0)
-    features = replace(base, loss="perceptual", feature_steps=feature_steps, effort=15.0)
-    return {**sizes, "decoder-ssim": replace(base, loss="ssim"), "decoder-perceptual": features}
-
-
-def _full_size(base: Decoder, brief: Decoder) -> dict[str, Attack]:
-    """N4C32, N8C64 and N12C128; the smallest and the perceptual one have the brief schedule."""
-    small, large = replace(brief, blocks=4, width=32), replace(base, blocks=12, width=128)
-    sizes = _decoders(base, small=small, large=large, feature_steps=1000)
-    features = replace(brief, loss="perceptual", feature_steps=1000, effort=15.0)
-    return sizes | {"decoder-perceptual": features}
-
-
-_TINY = Decoder(width=16, blocks=1, epochs=0, min_steps=60, batch_size=32, lr=1e-2)
-_QUICK = Decoder(blocks=2, epochs=1, min_steps=600, batch_size=64, lr=8e-3)
-_STANDARD = Decoder(epochs=16, min_steps=3000)
-_PAPER = Decoder(epochs=50, lr=1e-3, weight_decay=1e-4, schedule="cosine", min_steps=3000)
-
-PROFILES: Mapping[str, Mapping[str, Attack]] = {
-    "smoke": {
-        **_CHEAP,
-        **_decoders(
-            _TINY, small=replace(_TINY, width=8), large=replace(_TINY, width=24), feature_steps=20
-        ),
-        "decoder": Decoder(width=16, blocks=1, epochs=0, min_steps=100, batch_size=64),
-        "rmle": Rmle(start=_TINY, steps=20, restarts=0, chunk=32, limit=32, most=32),
-        "prior": Prior(
-            start=_TINY, factors=16, steps=15, refine=5, restarts=0, chunk=32, limit=32, most=32
-        ),
-        "gan": Wgan(start=_TINY, width=8, epochs=0, min_steps=20, batch_size=32),
-        "k-query": KQuery(repeats=4, inner=_TINY),
-    },
-    "quick": {
-        **_CHEAP,
-        **_decoders(
-            _QUICK, small=replace(_QUICK, blocks=1, width=32), large=None, feature_steps=200
-        ),
-        "rmle": Rmle(start=_QUICK, steps=150, chunk=64, limit=64),
-        "prior": Prior(start=_QUICK, factors=64, steps=100, refine=60, chunk=64, limit=64),
-        "k-query": KQuery(repeats=16, inner=replace(_QUICK, width=32, min_steps=300)),
-    },
-    "standard": {
-        **_CHEAP,
-        **_full_size(_STANDARD, replace(_STANDARD, epochs=8, min_steps=1500)),
-        "rmle": Rmle(start=replace(_STANDARD, epochs=4, min_steps=750)),
-        "prior": Prior(start=replace(_STANDARD, epochs=4, min_steps=750), net_steps=1000),
-        "k-query": KQuery(repeats=16, inner=replace(_STANDARD, epochs=4, min_steps=750)),
-    },
-    "paper": {
-        **_CHEAP,
-        **_full_size(_PAPER, _PAPER),
-        "rmle": Rmle(start=_STANDARD, steps=1000, restarts=3),
-        "prior": Prior(
-            start=_STANDARD, factors=256, net_steps=5000, steps=500, refine=500, restarts=3
-        ),
-        "gan": Wgan(start=_PAPER),
-        "k-query": KQuery(repeats=16, inner=_PAPER),
-    },
-}
-
-
-def for_images(attacks: Mapping[str, Attack], values: int, scored: int) -> dict[str, Attack]:
-    """The attacks for `scored` images of `values` numbers: searches take about as long for any.
-
-    They take more images where these are small, all of them if they can, and are then ranked.
-    """
-
-    def fitting(attack: Attack) -> Attack:
-        if not isinstance(attack, Rmle | Prior):
-            return attack
-        limit = min(count_for(attack.limit, values), attack.most, scored)
-        return replace(attack, limit=limit, chunk=min(count_for(attack.chunk, values), limit))
-
-    return {name: fitting(attack) for name, attack in attacks.items()}
-
 
 __all__ = [
     "ATTACKS",

@@ -7,9 +7,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.attacks.fitting import Budget, minimise
+from splitveil.attacks.base import Budget, fresh_weights, minimise, need_aux
 from splitveil.errors import AuditError
-from splitveil.rng import seeded_globals
 from splitveil.types import Access, BlackBox, Labelled, Observation, Progress, silent
 
 QUERIES = 1000  # images per query
@@ -135,8 +134,7 @@ def fit_probe(
     held, used = order[: n // _HELD], order[n // _HELD :]
     some = torch.split(inputs[used[:SHOWN]], QUERIES)
     z = torch.cat([send(x).flatten(1).float() for x in some])
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    with seeded_globals(seed, device):
+    with fresh_weights(generator, device):
         net = Probe(z, sum(sizes), hidden).to(device)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -189,8 +187,7 @@ class AttributeHead:
     @property
     def budget(self) -> Budget:
         """How long the heads are trained."""
-        steps, batch = self.min_steps, self.batch_size
-        return Budget(epochs=self.epochs, min_steps=steps, batch_size=batch, lr=self.lr)
+        return Budget.of(self)
 
     def fit(
         self,
@@ -201,10 +198,7 @@ class AttributeHead:
         progress: Progress = silent,
     ) -> Reader:
         """Learn to read attributes (n,) of the aux images, integers from 0 on."""
-        if len(aux) < self.min_aux:
-            raise AuditError(
-                f"the attribute attack needs at least {self.min_aux} aux images, got {len(aux)}"
-            )
+        need_aux("attribute", aux, self.min_aux)
         sizes = [_values(name, target, len(aux)) for name, target in targets.items()]
         if not sizes:
             raise AuditError("the attribute attack needs at least one attribute, got none")

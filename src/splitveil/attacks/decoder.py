@@ -1,5 +1,6 @@
 """The decoding attack: a residual network trained to invert the client from queries on aux."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, cast, get_args
 
@@ -7,18 +8,22 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.attacks.fitting import Budget, Schedule, minimise
-from splitveil.attacks.objectives import (
-    Objective,
-    anchored_ssim_loss,
-    fit_features,
-    perceptual_loss,
+from splitveil.attacks.base import (
+    Budget,
+    InUnits,
+    Schedule,
+    fresh_weights,
+    measured_units,
+    minimise,
+    need_aux,
+    progress_part,
 )
-from splitveil.attacks.units import InUnits, measured_units
-from splitveil.errors import AuditError, ConfigError, unknown
+from splitveil.errors import ConfigError, unknown
 from splitveil.graphs import compiled
 from splitveil.nets import ResidualDecoder
-from splitveil.rng import seeded_globals, stream
+from splitveil.nets.blocks import conv_bn_relu
+from splitveil.rng import stream
+from splitveil.similarity import ssim
 from splitveil.types import (
     Access,
     Attack,
@@ -31,6 +36,105 @@ from splitveil.types import (
 )
 
 Loss = Literal["mse", "ssim", "perceptual"]
+Objective = Callable[[Tensor, Tensor], Tensor]
+
+_TINY = 1e-6  # squared length under which a feature vector counts as zero
+ANCHOR = 0.1
+PERCEPTUAL_WEIGHT = 0.1
+
+
+def ssim_loss(guess: Tensor, x: Tensor) -> Tensor:
+    """1 − SSIM, mean over images (n, c, h, w); the attacker minimises it."""
+    return 1 - ssim(guess, x)
+
+
+def anchored_ssim_loss(guess: Tensor, x: Tensor) -> Tensor:
+    """1 − SSIM and a little MSE.
+
+    SSIM compares means by their ratio and weighs them by the structure it found, so it hardly
+    feels a shift in colour of a bright or rough place; the anchor holds it.
+    """
+    return ssim_loss(guess, x) + ANCHOR * F.mse_loss(guess, x)
+
+
+class Features(nn.Module):
+    """A small classifier whose three layers are the features: 32, 64 and 128 channels."""
+
+    def __init__(self, channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [conv_bn_relu(channels, 32), conv_bn_relu(32, 64, 2), conv_bn_relu(64, 128, 2)]
+        )
+        self.leave = nn.Linear(128, num_classes)
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """Feature maps (n, 32, h, w), (n, 64, h/2, w/2), (n, 128, h/4, w/4) of images."""
+        found = []
+        for layer in self.layers:
+            x = layer(x)
+            found.append(x)
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, classes) of images."""
+        logits: Tensor = self.leave(self.maps(x)[-1].mean((2, 3)))
+        return logits
+
+
+def fit_features(
+    aux: Labelled,
+    generator: Generator,
+    *,
+    steps: int,
+    batch_size: int,
+    device: torch.device,
+    progress: Progress = silent,
+) -> Features:
+    """A classifier the attacker fits on aux, frozen in eval mode; the victim plays no part."""
+    budget = Budget(epochs=0, min_steps=steps, batch_size=batch_size)
+    on_gpu = device.type == "cuda"
+    with fresh_weights(generator, device):
+        net = Features(aux.images.shape[1], int(aux.labels.max()) + 1).to(device)
+        if on_gpu:
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+        def loss(x: Tensor, labels: Tensor) -> Tensor:
+            with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu, cache_enabled=False):
+                logits = net(x)
+            return F.cross_entropy(logits.float(), labels)
+
+        minimise(loss, net, (aux.images, aux.labels), budget, generator, progress=progress)
+    return net.eval().requires_grad_(requires_grad=False)
+
+
+def perceptual_distance(features: Features, guess: Tensor, x: Tensor) -> Tensor:
+    r"""Distance between the features of two batches of images, in the manner of LPIPS.
+
+    .. math:: \frac{1}{L} \sum_l \big\langle \| \hat f_l(g) - \hat f_l(x) \|^2 \big\rangle
+
+    f̂ is the feature vector at one place, of length 1; ⟨⟩ the mean over images and places. In
+    [0, 2]: features after ReLU never oppose each other.
+    """
+    with torch.no_grad():
+        targets = [_unit(f) for f in features.maps(x)]
+    guesses = [_unit(f) for f in features.maps(guess)]
+    layers = [(g - t).square().sum(1).mean() for g, t in zip(guesses, targets, strict=True)]
+    return torch.stack(layers).mean()
+
+
+def _unit(feature: Tensor) -> Tensor:
+    """Vectors along the channels scaled to length 1, smoothly to 0 where there is none."""
+    return feature * torch.rsqrt(feature.square().sum(1, keepdim=True) + _TINY)
+
+
+def perceptual_loss(features: Features) -> Objective:
+    """MSE and the distance between features."""
+
+    def loss(guess: Tensor, x: Tensor) -> Tensor:
+        distance = perceptual_distance(features, guess, x)
+        return F.mse_loss(guess, x) + PERCEPTUAL_WEIGHT * distance
+
+    return loss
 
 
 def _decode(net: nn.Module, z: Tensor) -> Tensor:
@@ -42,16 +146,6 @@ def _decode(net: nn.Module, z: Tensor) -> Tensor:
     with torch.autocast(z.device.type, torch.bfloat16, enabled=on_gpu, cache_enabled=False):
         images: Tensor = net(z)
     return images.float()
-
-
-def _part(progress: Progress, before: int, of: int, name: str) -> Progress:
-    """The display of one part of a longer work, which follows `before` units of others."""
-
-    def told(done: int, total: int, note: str = "") -> None:
-        del total, note
-        progress(before + done, of, name)
-
-    return told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,32 +187,21 @@ class Decoder:
     @property
     def budget(self) -> Budget:
         """How long the decoder is trained."""
-        return Budget(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            min_steps=self.min_steps,
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            schedule=self.schedule,
-        )
+        return Budget.of(self)
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Fitted:
         """Train on aux; the last weights are used, nothing is picked on the scored images."""
-        if len(aux) < self.min_aux:
-            raise AuditError(
-                f"the decoder attack needs at least {self.min_aux} aux images, got {len(aux)}"
-            )
+        need_aux("decoder", aux, self.min_aux)
         device, n = victim.device, len(aux)
         first = self.feature_steps if self.loss == "perceptual" else 0
         total = first + self.budget.steps(n)
         objective = self._objective(
-            aux, generator, device, _part(progress, 0, total, "fitting the features")
+            aux, generator, device, progress_part(progress, 0, total, "fitting the features")
         )
         wire = tuple(victim.send(aux.images[:1], generator).shape[1:])
-        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        with seeded_globals(seed, device):
+        with fresh_weights(generator, device):
             net = ResidualDecoder(
                 wire, tuple(aux.images.shape[1:]), width=self.width, blocks=self.blocks
             ).to(device)
@@ -132,7 +215,7 @@ class Decoder:
             def loss(x: Tensor, rows: Tensor) -> Tensor:
                 return objective(_decode(fitted, send(rows, generator)), x)
 
-            told = _part(progress, first, total, "fitting the decoder")
+            told = progress_part(progress, first, total, "fitting the decoder")
             data = (aux.images, torch.arange(n, device=aux.images.device))
             curve = minimise(loss, reader, data, self.budget, generator, progress=told)
         reader.eval()

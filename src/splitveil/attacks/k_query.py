@@ -69,13 +69,12 @@ class KQuery:
         probe = aux.images[:8]
         apart = stream(generator.initial_seed(), "k-query", generator.device)
         same = torch.equal(victim.send(probe, apart), victim.send(probe, apart))
-        box = BlackBox(victim.send, victim.device, prepare=victim.sender)
-        if not same:
-            box = BlackBox(
-                averaged(victim.send, self.repeats),
-                victim.device,
-                prepare=lambda images: averaged(victim.sender(images), self.repeats),
-            )
+        repeats = 1 if same else self.repeats
+        box = BlackBox(
+            averaged(victim.send, repeats),
+            victim.device,
+            prepare=lambda images: averaged(victim.sender(images), repeats),
+        )
         inner = self.inner.fit(box, aux, generator, progress)
 
         def reconstruct(seen: Observation) -> Tensor:

@@ -6,17 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from splitveil.attacks.units import units_of
-from splitveil.errors import AuditError
-from splitveil.types import (
-    Access,
-    BlackBox,
-    Labelled,
-    Observation,
-    Progress,
-    Reconstruct,
-    silent,
-)
+from splitveil.attacks.base import need_aux, units_of
+from splitveil.types import Access, BlackBox, Labelled, Observation, Progress, Reconstruct, silent
 
 
 def ridge(
@@ -58,10 +49,7 @@ class Linear:
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Reconstruct:
         """Solve on nine tenths of aux, pick the penalty on the rest, solve on all."""
-        if len(aux) < self.min_aux:
-            raise AuditError(
-                f"the linear attack needs at least {self.min_aux} aux images, got {len(aux)}"
-            )
+        need_aux("linear", aux, self.min_aux)
         send, rows = victim.sender(aux.images), torch.arange(len(aux), device=aux.images.device)
         batches = torch.split(rows, 1000)
         total, parts = len(batches) + 2, []  # two solutions follow the queries

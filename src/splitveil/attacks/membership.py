@@ -12,9 +12,8 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from splitveil.attacks.attribute import Probe, fit_probe
-from splitveil.attacks.fitting import Budget, minimise
+from splitveil.attacks.base import Budget, fresh_weights, minimise
 from splitveil.errors import AuditError, ConfigError
-from splitveil.rng import seeded_globals
 from splitveil.types import Access, BlackBox, Labelled
 
 QUERIES = 1000  # images per query
@@ -278,8 +277,7 @@ def _fit_heads(
 ) -> Probe:
     """One linear classifier of z̃ for each column of `inside` (m, heads), fitted on its rows."""
     heads, device = inside.shape[1], known.z.device
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    with seeded_globals(seed, device):
+    with fresh_weights(generator, device):
         net = Probe(known.z, heads * classes, 1).to(device)
 
         def loss(z: Tensor, y: Tensor, part: Tensor) -> Tensor:

@@ -1,29 +1,28 @@
 """Search in the latent space of a generative prior, then in the images around its range."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
 
-from splitveil.attacks.generators import (
-    Factors,
-    LatentDescent,
-    Posterior,
-    fit_factors,
-    least,
-    sharpened,
+from splitveil.attacks.base import (
+    Budget,
+    Descent,
+    Search,
+    calibrated,
+    check_search,
+    draw_seed,
+    fresh_weights,
+    has_gradient,
+    held_out,
+    minimise,
+    opened,
 )
 from splitveil.attacks.linear import Linear
-from splitveil.attacks.rmle import (
-    START,
-    Descent,
-    Energy,
-    best_share,
-    measure_channel,
-    shrunk_spread,
-)
-from splitveil.attacks.searching import check_search, held_out, opened
+from splitveil.attacks.rmle import LEAST_WEIGHT, START, Energy, measure_channel, shrunk_spread
+from splitveil.nets import ResidualDecoder
+from splitveil.rng import normal_like
 from splitveil.types import (
     Access,
     Attack,
@@ -36,7 +35,183 @@ from splitveil.types import (
     silent,
 )
 
-Guides = Callable[[Observation], Tensor]  # (2, n, c, h, w): what the start and the linear map say
+CLASS_PSEUDO_IMAGES = (
+    10  # of the overall mean, added to every class: few images say little of a class
+)
+FACTORED = 20000  # aux images the factors are fitted on, at most
+WIDE = 4096  # images of more pixels: no more of them, for the sake of the smaller matrix
+LEAST_SHRINKAGE = 1e-6  # keeps the covariance of images that hardly differ invertible
+
+
+def shrinkage(centred: Tensor, moments: Tensor) -> Tensor:
+    r"""How far a covariance of few samples is best drawn towards a multiple of the identity.
+
+    .. math:: \rho = \min\Big(1, \frac{\sum_i \lVert r_i r_i^\top - S \rVert^2}
+              {n^2 \lVert S - m I \rVert^2}\Big), \quad m = \overline{S_{jj}}
+
+    The rule of Ledoit and Wolf (2004); centred (n, p) with S = rᵀr/n gives a scalar. `moments` is
+    S, or rrᵀ/n, which has the same trace and norm.
+
+    >>> r = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    >>> round(float(shrinkage(r, r.T @ r / 4)), 4)  # (34/4 − 17/4) / 4 over 9/8
+    0.9444
+    """
+    n, p = centred.shape
+    norm = moments.square().sum()
+    far = norm - moments.trace().square() / p
+    fourth = centred.square().sum(1).square().sum() / n
+    wobble = (fourth - norm) / n
+    return (wobble / far.clamp_min(torch.finfo(far.dtype).tiny)).clamp(LEAST_SHRINKAGE, 1)
+
+
+@dataclass(frozen=True)
+class Factors:
+    r"""A class-conditional factor model, and a network that may sharpen what it draws.
+
+    .. math:: x = \mu_y + A v, \quad v \sim N(0, I_k), \qquad
+              G(v, y) = x + \alpha\,(2\,net(x) - 1)
+
+    Clamped to [0, 1]. `means` (classes, p), `basis` A (p, k) with orthogonal columns, for images
+    of `shape`.
+    """
+
+    means: Tensor
+    basis: Tensor
+    shape: tuple[int, ...]
+    net: nn.Module | None = None
+    blend: Tensor | float = 0.0
+
+    def draw(self, v: Tensor, y: Tensor) -> Tensor:
+        """Images (n, c, h, w) in [0, 1] of latents v (n, k) and classes y (n,)."""
+        plain = torch.addmm(self.means[y], v, self.basis.T).clamp(0, 1).view(-1, *self.shape)
+        if self.net is None:
+            return plain
+        return (plain + self.blend * correction(self.net, plain)).clamp(0, 1)
+
+    def encode(self, x: Tensor, y: Tensor) -> Tensor:
+        """The latents (n, k) of the point of the model's plane nearest to x (n, c, h, w)."""
+        return (x.flatten(1) - self.means[y]) @ (self.basis / self.basis.square().sum(0))
+
+    def redraw(self, x: Tensor, y: Tensor) -> Tensor:
+        """What the model can draw of x."""
+        return self.draw(self.encode(x, y), y)
+
+    def known(self, y: Tensor) -> Tensor:
+        """Classes as the model counts them: its last row, the overall mean, for all others."""
+        last = len(self.means) - 1
+        return torch.where((y >= 0) & (y < last), y, last)
+
+
+def correction(net: nn.Module, plain: Tensor) -> Tensor:
+    """What a network with outputs in [0, 1] adds to a drawing: from −1 to 1."""
+    added: Tensor = 2 * net(plain) - 1
+    return added
+
+
+def fit_factors(aux: Labelled, factors: int, device: torch.device) -> Factors:
+    """The model in closed form: shrunk class means, and the largest `factors` of what is left.
+
+    The covariance within classes is shrunk, which leaves its eigenvectors where they are. Never
+    more factors than half the pixels, nor than images: the rest is left to the pixels themselves.
+    """
+    most = FACTORED if aux.images[:1].numel() <= WIDE else WIDE
+    x = aux.images[:most].to(device).flatten(1).double()
+    y = aux.labels[:most].to(device)
+    n, pixels = x.shape
+    classes = int(y.max()) + 1
+    one_hot = F.one_hot(y, classes).double()
+    overall = x.mean(0)
+    totals = one_hot.T @ x + CLASS_PSEUDO_IMAGES * overall
+    means = totals / (one_hot.sum(0)[:, None] + CLASS_PSEUDO_IMAGES)
+    left = x - means[y]
+    k = max(1, min(factors, pixels // 2, n - 1))
+    # Of few images of many pixels the smaller matrix tells the same: rᵀu of its eigenvectors u.
+    moments = left.T @ left / n if n >= pixels else left @ left.T / n
+    values, vectors = torch.linalg.eigh(moments)
+    values, vectors = values[-k:], vectors[:, -k:]
+    if n < pixels:
+        turned = left.T @ vectors
+        length = turned.norm(dim=0)
+        unit = torch.eye(pixels, k, dtype=x.dtype, device=device)  # where nothing varies
+        vectors = torch.where(length > 0, turned / length.clamp_min(1e-300), unit)
+    shrunk = torch.lerp(values, moments.trace() / pixels, shrinkage(left, moments))
+    basis = vectors * shrunk.clamp_min(1e-12).sqrt()
+    return Factors(
+        torch.cat([means, overall[None]]).float(), basis.float(), tuple(aux.images.shape[1:])
+    )
+
+
+def sharpened(
+    model: Factors,
+    used: Labelled,
+    held: Labelled,
+    generator: Generator,
+    *,
+    steps: int,
+    width: int = 32,
+    blocks: int = 2,
+    progress: Progress = silent,
+) -> Factors:
+    """The model with a network fitted to mend its drawings of `used`.
+
+    Latents are blurred while it learns, as a search will not find them exactly. The share α that
+    the network gets is the one that redraws `held` best, 0 if it does not help there.
+    """
+    device = model.means.device
+    blur = 0.1
+    with fresh_weights(generator, device):
+        net = ResidualDecoder(model.shape, model.shape, width=width, blocks=blocks).to(device)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            v = model.encode(x, y)
+            plain = model.draw(v + blur * normal_like(v, generator), y)
+            return F.mse_loss(plain + correction(net, plain), x)
+
+        budget = Budget(epochs=0, min_steps=steps, batch_size=128)
+        minimise(loss, net, (used.images, used.labels), budget, generator, progress=progress)
+    net.eval().requires_grad_(requires_grad=False)
+    x, y = held.images.to(device), held.labels.to(device)
+    with torch.no_grad():
+        plain = model.redraw(x, y)
+        way = torch.cat([correction(net, part) for part in torch.split(plain, 1000)])
+        share = ((x - plain) * way).sum() / way.square().sum().clamp_min(1e-12)
+    return replace(model, net=net, blend=share.clamp(0, 1))
+
+
+@dataclass(frozen=True)
+class Posterior:
+    r"""How badly latents explain what was observed, one number per image (minimise).
+
+    .. math:: J(v) = \frac{1}{s} E\,\overline{(channel(f(G(v, y))) - \tilde z)^2}
+              + w \lVert v \rVert^2 / pixels
+
+    s is the variance of z̃ and w = (σ² + ε²)/s · pixels / smashed values: σ² is the channel's
+    variance, ε² what the smashed data of aux change by when G redraws them. Up to a factor the
+    negative log posterior of v. In `refined`, the image itself is judged, by `Energy` around
+    x₀ = G(v, y), and v by its length.
+    """
+
+    model: Factors
+    energy: Energy
+    slack: Tensor
+
+    def __call__(self, v: Tensor, y: Tensor, z_sent: Tensor, generator: Generator) -> Tensor:
+        """J (n,) of latents v (n, k) and classes y (n,) for observed z_sent (n, …)."""
+        x = self.model.draw(v, y)
+        misfit = self.energy(x, z_sent, x, generator)
+        return misfit + self.length(v, z_sent, self.energy.facts.noise + self.slack)
+
+    def refined(
+        self, x: Tensor, v: Tensor, y: Tensor, z_sent: Tensor, generator: Generator
+    ) -> Tensor:
+        """The same (n,) of images x (n, c, h, w) that need not be drawn by the model exactly."""
+        around = self.energy(x, z_sent, self.model.draw(v, y), generator)
+        return around + self.length(v, z_sent, self.energy.facts.noise)
+
+    def length(self, v: Tensor, z_sent: Tensor, noise: Tensor) -> Tensor:
+        """The weighted ‖v‖² (n,)."""
+        pixels, smashed = self.model.basis.shape[0], z_sent[0].numel()
+        return (noise / smashed + LEAST_WEIGHT / pixels) * v.square().sum(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,15 +255,10 @@ class Prior:
         """Fit the prior and the starts on nine tenths of aux and measure them on the rest."""
         victim = opened(victim, "prior")
         held, used = held_out(aux, self.min_aux, "prior", generator)
-        fits = (
-            self.start.fit(
-                victim,
-                used,
-                generator,
-                lambda done, total, note="": progress(done, 2 * total, note),
-            ),
-            Linear().fit(victim, used, generator),
+        start = self.start.fit(
+            victim, used, generator, lambda done, total, note="": progress(done, 2 * total, note)
         )
+        linear = Linear().fit(victim, used, generator)
         model = fit_factors(used, self.factors, victim.device)
         if self.net_steps:
             model = sharpened(model, used, held, generator, steps=self.net_steps)
@@ -96,26 +266,38 @@ class Prior:
         y = held.labels[: self.chunk].to(victim.device)
         posterior = self._posterior(victim, model, used.images, (x, y), generator)
         seen = Observation(victim.send(x, generator), y)
-        better = int(torch.stack([(fit(seen) - x).square().mean() for fit in fits]).argmin())
-        search = Search(
-            attack=self,
-            posterior=posterior,
-            guides=lambda seen: torch.stack([fit(seen) for fit in fits]),
-            apart=torch.randn(
-                self.restarts, model.basis.shape[1], generator=generator, device=generator.device
-            ).to(victim.device),
-            seed=int(torch.randint(2**62, (), generator=generator, device=generator.device)),
-        )
-        share: Tensor | float = 1.0
-        if self.calibrate:
-            said, found = search(seen, silent)
-            share = best_share(x, said[better], found)
+        errors = [(guide(seen) - x).square().mean() for guide in (start, linear)]
+        better = int(torch.stack(errors).argmin())
+        apart = torch.randn(
+            self.restarts, model.basis.shape[1], generator=generator, device=generator.device
+        ).to(victim.device)
+        seed = draw_seed(generator)
 
-        def reconstruct(seen: Observation) -> Tensor:
-            said, found = search(seen, progress)
-            return torch.lerp(said[better], found, share).clamp(0, 1)
+        moves = has_gradient(victim.encoder, x[:1])
 
-        return Fitted(reconstruct)
+        def make_search() -> Search:
+            latents = Descent(posterior, seed, self.lr)
+            pixels = Descent(posterior.energy, seed, self.lr / 10, bounded=True)
+
+            def search(seen: Observation) -> tuple[Tensor, Tensor]:
+                guesses, y = [start(seen), linear(seen)], model.known(seen.answer)
+                fixed = (torch.zeros_like(model.basis[0]), *apart)
+                starts = [model.encode(guess, y) for guess in guesses]
+                starts += [v.expand(len(y), -1) for v in fixed]
+                v = latents.best(torch.stack(starts), (y, seen.z), self.steps if moves else 0)
+                with torch.no_grad():
+                    drawn = model.draw(v, y)
+
+                def judge(x: Tensor, z_sent: Tensor, _: Tensor, draws: Generator) -> Tensor:
+                    return posterior.refined(x, v, y, z_sent, draws)
+
+                steps = self.refine if moves else 0
+                return guesses[better], pixels.best(drawn[None], (seen.z, drawn), steps, judge)
+
+            return search
+
+        held_seen = (x, seen) if self.calibrate else None
+        return calibrated(make_search, self.chunk, held_seen, progress)
 
     @torch.no_grad()
     def _posterior(
@@ -135,77 +317,3 @@ class Prior:
         slack = missed.nan_to_num(0.0, 0.0, 0.0).clamp_max(1)
         energy = Energy(victim.encoder, victim.channel, facts, spread, 0.0, 1.0)
         return Posterior(model, energy, slack)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """One search of a fitted prior; what is random in it is the same for every image."""
-
-    attack: Prior
-    posterior: Posterior
-    guides: Guides
-    apart: Tensor
-    seed: int
-
-    def __call__(self, seen: Observation, progress: Progress) -> tuple[Tensor, Tensor]:
-        """What the guides say (2, n, c, h, w), and the images found (n, c, h, w)."""
-        n, chunk, model = len(seen.z), self.attack.chunk, self.posterior.model
-        said, found = [], []
-        latents: LatentDescent | None = None
-        pixels: Descent | None = None
-        for first in range(0, n, chunk):
-            progress(n + first, 2 * n, "descending")
-            # Always `chunk` rows: one captured step serves all of them, and the arithmetic of an
-            # image does not depend on how many others are asked for.
-            rows = torch.arange(first, first + chunk, device=seen.z.device).clamp_max(n - 1)
-            z_sent, y = seen.z[rows], model.known(seen.answer[rows])
-            guesses = self.guides(Observation(z_sent, seen.answer[rows]))
-            starts = self._starts(guesses, y)
-            moves = self._has_gradient(guesses[0, :1])
-            candidates = starts
-            if moves:
-                latents = latents or LatentDescent(
-                    self.posterior, starts, z_sent, self._stream(), self.attack.lr
-                )
-                moved = latents.run(starts, y, z_sent, self.attack.steps)
-                candidates = torch.cat([starts, moved])
-            v, images = self._best_latents(candidates, y, z_sent)
-            if moves and self.attack.refine:
-                pixels = pixels or Descent(
-                    self.posterior.energy, images, z_sent, self._stream(), self.attack.lr / 10
-                )
-                moved = pixels.run(images, z_sent, images[0], self.attack.refine)
-                images = torch.cat([images, moved])
-            found.append(self._best_image(images, v, y, z_sent))
-            said.append(guesses)
-        return torch.cat(said, 1)[:, :n], torch.cat(found)[:n]
-
-    def _stream(self) -> Generator:
-        """The draws of the channel, from their beginning: the same for every candidate."""
-        return Generator(device=self.posterior.model.means.device).manual_seed(self.seed)
-
-    def _starts(self, guesses: Tensor, y: Tensor) -> Tensor:
-        """Latents (k, n, d) to start from."""
-        model = self.posterior.model
-        fixed = (torch.zeros_like(model.basis[0]), *self.apart)
-        return torch.stack(
-            [model.encode(x, y) for x in guesses] + [v.expand(len(y), -1) for v in fixed]
-        )
-
-    def _has_gradient(self, x: Tensor) -> bool:
-        with torch.enable_grad():
-            z: Tensor = self.posterior.energy.encoder(x.clone().requires_grad_())
-        return z.requires_grad
-
-    @torch.no_grad()
-    def _best_latents(self, candidates: Tensor, y: Tensor, z_sent: Tensor) -> tuple[Tensor, Tensor]:
-        """Of latents (k, n, d) those of least value (n, d), and their drawings (1, n, c, h, w)."""
-        values = [self.posterior(v, y, z_sent, self._stream()) for v in candidates]
-        v = least(torch.stack(values), candidates)
-        return v, self.posterior.model.draw(v, y)[None]
-
-    @torch.no_grad()
-    def _best_image(self, images: Tensor, v: Tensor, y: Tensor, z_sent: Tensor) -> Tensor:
-        """Of images (k, n, c, h, w) around the drawings of v those of least value."""
-        values = [self.posterior.refined(x, v, y, z_sent, self._stream()) for x in images]
-        return least(torch.stack(values), images)

@@ -1,18 +1,25 @@
 """Regularised maximum likelihood: search, image by image, for what the client would have sent."""
 
 import math
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Generator, Tensor, nn
 
+from splitveil.attacks.base import (
+    PROBED,
+    PSEUDO_IMAGES,
+    Descent,
+    Search,
+    calibrated,
+    check_search,
+    draw_seed,
+    has_gradient,
+    held_out,
+    opened,
+)
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.linear import Linear
-from splitveil.attacks.searching import check_search, held_out, opened
-from splitveil.graphs import captured
 from splitveil.types import (
     Access,
     Attack,
@@ -25,12 +32,9 @@ from splitveil.types import (
     silent,
 )
 
-Starts = Callable[[Observation], tuple[Tensor, Tensor]]  # (k, n, c, h, w), and x₀ among them
 START = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
-PROBED = 1000  # aux images on which the channel is measured
 OFFSET_ROWS = 4096  # sendings over which its mean is taken: 1.6 % of the noise stays in it
 LEAST_WEIGHT = 1e-3  # of the priors where there is no noise: settles what z does not show
-PSEUDO_IMAGES = 10  # held-out images that a guess made without them counts for
 LEAST_SPREAD = 1e-6  # squared error under which a start counts as exact
 
 
@@ -124,64 +128,6 @@ class Energy:
         return (sent - z_sent).detach() + (z - clean)
 
 
-class Descent:
-    """Projected Adam from starts (k, n, c, h, w) for z_sent (n, …), all at once.
-
-    The guess itself is moved and clamped to [0, 1], where a sigmoid could never reach the ends.
-    The tensors stay where they are, so that on a GPU one captured step serves every chunk.
-    """
-
-    def __init__(
-        self, energy: Energy, starts: Tensor, z_sent: Tensor, generator: Generator, lr: float
-    ) -> None:
-        gpu = starts.device.type == "cuda"
-        self._energy, self._generator, self._peak = energy, generator, lr
-        self._x = torch.empty_like(starts.flatten(0, 1)).requires_grad_()
-        self._x0 = torch.empty_like(starts)
-        self._z_sent = z_sent.new_empty(len(starts), *z_sent.shape)
-        self._lr = torch.full((), lr, device=starts.device)
-        self._adam = torch.optim.Adam([self._x], self._lr, (0.9, 0.99), fused=gpu, capturable=gpu)
-        self._step = captured(self._move, starts.device, [generator])
-
-    def _move(self) -> None:
-        self._x.grad = None
-        z_sent, x0 = self._z_sent.flatten(0, 1), self._x0.flatten(0, 1)
-        energy = self._energy(self._x, z_sent, x0, self._generator).sum()
-        energy.backward()  # type: ignore[no-untyped-call]
-        self._adam.step()
-        self._x.detach().clamp_(0, 1)
-
-    @torch.enable_grad()
-    def run(self, starts: Tensor, z_sent: Tensor, x0: Tensor, steps: int) -> Tensor:
-        """Where `steps` steps lead from each start; the rate falls by a cosine to nothing."""
-        self._x.detach().copy_(starts.flatten(0, 1))
-        self._x0.copy_(x0)
-        self._z_sent.copy_(z_sent)
-        for value in (v for moments in self._adam.state.values() for v in moments.values()):
-            value.zero_()
-        with warnings.catch_warnings():
-            # Said of the eager steps that come before the capture.
-            warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
-            for step in range(steps):
-                self._lr.fill_(self._peak * 0.5 * (1 + math.cos(math.pi * step / steps)))
-                self._step()
-        return self._x.detach().view_as(starts).clone()
-
-
-def best_share(x: Tensor, x0: Tensor, found: Tensor) -> Tensor:
-    r"""Share of the way from x₀ to x̂ that ends nearest to x, drawn to 1 where images are few.
-
-    .. math:: \alpha = \frac{n a + k}{n + k}, \quad k = 10, \quad
-              a = \langle x - x_0, \hat x - x_0 \rangle / \lVert \hat x - x_0 \rVert^2 \in [0, 1.5]
-
-    >>> best_share(torch.full((30, 1), 0.5), torch.zeros(30, 1), torch.ones(30, 1))
-    tensor(0.6250)
-    """
-    way = found - x0
-    share = (((x - x0) * way).sum() / way.square().sum().clamp_min(1e-12)).clamp(0, 1.5)
-    return (len(x) * share + PSEUDO_IMAGES) / (len(x) + PSEUDO_IMAGES)
-
-
 def shrunk_spread(errors: Tensor) -> Tensor:
     r"""Mean squared error of each pixel (c, h, w), drawn to that of all where images are few.
 
@@ -224,16 +170,8 @@ class Rmle:
     effort: float = 10.0
 
     def __post_init__(self) -> None:
-        counts = {
-            "steps": 1,
-            "draws": 1,
-            "restarts": 0,
-            "chunk": 1,
-            "limit": 1,
-            "most": 1,
-            "min_aux": 11,
-        }
-        check_search(self, self.start, counts | {"lr": 0, "tv": 0, "prior": 0})
+        counts = {"steps": 1, "draws": 1, "restarts": 0, "chunk": 1, "limit": 1, "most": 1}
+        check_search(self, self.start, counts | {"min_aux": 11, "lr": 0, "tv": 0, "prior": 0})
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
@@ -253,46 +191,21 @@ class Rmle:
         spread = shrunk_spread(errors[best])
         energy = Energy(victim.encoder, victim.channel, facts, spread, self.tv, self.prior)
         others = torch.cat([aux.images.mean(0, keepdim=True), used.images[: self.restarts]]).to(x)
-        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        seed = draw_seed(generator)
 
-        def starts_for(seen: Observation) -> tuple[Tensor, Tensor]:
-            same = [image.expand(len(seen.z), *image.shape) for image in others]
-            starts = torch.stack([start(seen), linear(seen), *same])
-            return starts, starts[best]
+        steps = self.steps if has_gradient(victim.encoder, x[:1]) else 0
 
-        search = partial(self._search, energy, starts_for, seed)
-        some = Observation(seen.z[: self.chunk], seen.answer[: self.chunk])
-        share = best_share(x[: self.chunk], *search(silent, some)) if self.calibrate else 1.0
+        def make_search() -> Search:
+            descent = Descent(energy, seed, self.lr, bounded=True)
 
-        def reconstruct(seen: Observation) -> Tensor:
-            x0, found = search(progress, seen)
-            return torch.lerp(x0, found, share).clamp(0, 1)
+            def search(seen: Observation) -> tuple[Tensor, Tensor]:
+                same = [image.expand(len(seen.z), *image.shape) for image in others]
+                starts = torch.stack([start(seen), linear(seen), *same])
+                x0 = starts[best]
+                return x0, descent.best(starts, (seen.z, x0), steps)
 
-        return Fitted(reconstruct)
+            return search
 
-    def _search(
-        self, energy: Energy, starts_for: Starts, seed: int, progress: Progress, seen: Observation
-    ) -> tuple[Tensor, Tensor]:
-        """The prior means, and the images of least energy (n, c, h, w), for what was observed."""
-        fresh, common = (Generator(device=seen.z.device) for _ in range(2))
-        n, descent, means, found = len(seen.z), None, [], []
-        for first in range(0, n, self.chunk):
-            progress(n + first, 2 * n, "descending")
-            # Always `chunk` rows: one captured step serves all of them, and the arithmetic of an
-            # image does not depend on how many others are asked for.
-            rows = torch.arange(first, first + self.chunk, device=seen.z.device).clamp_max(n - 1)
-            z_sent = seen.z[rows]
-            starts, x0 = starts_for(Observation(z_sent, seen.answer[rows]))
-            candidates = list(starts)
-            with torch.enable_grad():
-                z: Tensor = energy.encoder(x0[:1].clone().requires_grad_())
-            if z.requires_grad:
-                if descent is None:
-                    descent = Descent(energy, starts, z_sent, fresh.manual_seed(seed), self.lr)
-                candidates += descent.run(starts, z_sent, x0, self.steps)
-            with torch.no_grad():  # the same draws of the channel for every candidate
-                values = [energy(x, z_sent, x0, common.manual_seed(seed)) for x in candidates]
-            least = torch.stack(values).nan_to_num(torch.inf, torch.inf).argmin(0)
-            found.append(torch.stack(candidates)[least, rows - first])
-            means.append(x0)
-        return torch.cat(means)[:n], torch.cat(found)[:n]
+        n = self.chunk
+        some = x[:n], Observation(seen.z[:n], seen.answer[:n])
+        return calibrated(make_search, n, some if self.calibrate else None, progress)

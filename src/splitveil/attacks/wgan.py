@@ -1,21 +1,31 @@
 """The published GAN stage: a fitted decoder that a critic pushes towards images that look real."""
 
 import math
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from splitveil.attacks.base import (
+    SAY_EVERY,
+    InUnits,
+    batches,
+    capturable,
+    captured_for,
+    check_least,
+    fresh_weights,
+    measured_units,
+    minimise,
+    need_aux,
+    no_capture_warning,
+    progress_part,
+)
 from splitveil.attacks.decoder import Decoder
-from splitveil.attacks.fitting import SAY_EVERY, minimise
-from splitveil.attacks.units import InUnits, measured_units
-from splitveil.errors import AuditError, ConfigError
-from splitveil.graphs import captured, set_rate
+from splitveil.errors import ConfigError
+from splitveil.graphs import set_rate
 from splitveil.nets import ResidualDecoder
-from splitveil.rng import seeded_globals
 from splitveil.types import Access, BlackBox, Fitted, Labelled, Observation, Progress, silent
 from splitveil.victim import Send
 
@@ -113,12 +123,9 @@ class Wgan:
     effort: float = 20.0
 
     def __post_init__(self) -> None:
-        least = {"width": 1, "epochs": 0, "min_steps": 0, "batch_size": 2, "n_critic": 1}
+        counts = {"width": 1, "epochs": 0, "min_steps": 0, "batch_size": 2, "n_critic": 1}
         rates = {"critic_lr": 0, "generator_lr": 0, "penalty": 0, "pixel_weight": 0}
-        for name, low in (least | rates | {"min_aux": 2}).items():
-            value = getattr(self, name)
-            if not low <= value < math.inf:
-                raise ConfigError(f"{name} must be finite and at least {low}, got {value}")
+        check_least(self, counts | rates | {"min_aux": 2})
         if self.start.loss != "mse":
             raise ConfigError(f"start must have the loss 'mse', got '{self.start.loss}'")
 
@@ -140,22 +147,15 @@ class Wgan:
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Fitted:
         """Fit the decoder, then let it and the critic learn from each other; aux alone is seen."""
-        if (n := len(aux)) < self.min_aux:
-            raise AuditError(f"the gan attack needs at least {self.min_aux} aux images, got {n}")
+        need_aux("gan", aux, self.min_aux)
+        n = len(aux)
         device, shape = victim.device, tuple(aux.images.shape[1:])
         wire = tuple(victim.send(aux.images[:1], generator).shape[1:])
         first = self.start.budget.steps(n)
         everything = first + self.steps(n)
-        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-
-        def told(done: int, total: int, note: str = "") -> None:
-            del total, note
-            progress(done, everything, "fitting the decoder")
-
-        def contested(done: int) -> None:
-            progress(first + done, everything, "fitting the GAN")
-
-        with seeded_globals(seed, device):
+        told = progress_part(progress, 0, everything, "fitting the decoder")
+        contested = progress_part(progress, first, everything, "fitting the GAN")
+        with fresh_weights(generator, device):
             net = ResidualDecoder(wire, shape, width=self.start.width, blocks=self.start.blocks)
             net, critic = net.to(device), Critic(shape, width=self.width).to(device)
 
@@ -182,7 +182,7 @@ class Wgan:
         images: Tensor,
         players: tuple[nn.Module, nn.Module],
         generator: Generator,
-        tell: Callable[[int], None],
+        progress: Progress,
     ) -> None:
         """Train generator and critic in place; on a GPU both steps are replayed from graphs.
 
@@ -193,9 +193,9 @@ class Wgan:
         batch, steps = min(self.batch_size, n), self.steps(n)
         x = torch.empty_like(images[:batch])
         rows = torch.zeros(batch, dtype=torch.long, device=device)
-        judge, forge = (
-            _adam(part, rate) for part, rate in ((critic, self.critic_lr), (net, self.generator_lr))
-        )
+        adam = partial(torch.optim.Adam, betas=BETAS)
+        judge = capturable(adam, critic, self.critic_lr)
+        forge = capturable(adam, net, self.generator_lr)
 
         def learn_to_judge() -> None:
             judge.zero_grad(set_to_none=True)
@@ -214,32 +214,22 @@ class Wgan:
             value.backward(inputs=list(net.parameters()))  # type: ignore[no-untyped-call]
             forge.step()
 
-        # Noise from a generator on the host reaches the device by a copy, which stops a capture.
-        same = generator.device.type == device.type
-        runs = [
-            captured(step, device, [generator]) if same else step
-            for step in (learn_to_judge, learn_to_draw)
-        ]
-        order = torch.empty(0)
+        run_critic, run_generator = (
+            captured_for(step, device, generator) for step in (learn_to_judge, learn_to_draw)
+        )
         net.train()
-        with warnings.catch_warnings():
-            # Said of the eager steps that come before the capture.
-            warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
-            for index in range(steps):
-                place = index % (n // batch)
-                if place == 0:
-                    order = torch.randperm(n, generator=generator, device=generator.device)
-                    order = order.to(device)
-                rows.copy_(order[place * batch : (place + 1) * batch])
+        with no_capture_warning():
+            for index, chosen in enumerate(batches(n, batch, steps, generator, device)):
+                rows.copy_(chosen)
                 x.copy_(images[rows])
                 fall = half_cosine(index / steps)
                 set_rate(judge, self.critic_lr * fall)
                 set_rate(forge, self.generator_lr * fall)
-                runs[0]()
+                run_critic()
                 if (index + 1) % self.n_critic == 0:
-                    runs[1]()
+                    run_generator()
                 if index == steps - 1 or (index + 1) % SAY_EVERY == 0:
-                    tell(index + 1)
+                    progress(index + 1, steps)
         for optimiser in (judge, forge):  # the last gradients live in the graphs' memory
             optimiser.zero_grad(set_to_none=True)
 
@@ -251,12 +241,3 @@ def half_cosine(done: float) -> float:
     [1.0, 0.8536, 0.5]
     """
     return 0.5 * (1 + math.cos(math.pi * done / 2))
-
-
-def _adam(net: nn.Module, lr: float) -> torch.optim.Adam:
-    """Adam with the momenta of the GAN literature; on a GPU fit to be captured."""
-    device = next(net.parameters()).device
-    if device.type != "cuda":
-        return torch.optim.Adam(net.parameters(), lr, BETAS)
-    rate = torch.full((), lr, device=device)
-    return torch.optim.Adam(net.parameters(), rate, BETAS, fused=True, capturable=True)

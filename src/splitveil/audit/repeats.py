@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from splitveil.attacks.base import units_of
 from splitveil.attacks.linear import Linear, ridge
-from splitveil.attacks.units import units_of
 from splitveil.audit import metrics
 from splitveil.audit.access import Case, Wire, attacked_rows, view
 from splitveil.audit.summary import ceiling_mse

@@ -1,4 +1,4 @@
-"""Attributes from a table beside the images: CSV or JSON, a row for each image.
+"""Attributes from a table beside the images: a CSV file with a row for each image.
 
 Which image a row is of: by a column `index` (its place in the dataset), by a column `file` (its
 path below the folder of a `folder:` dataset), or without either by the order of the rows. Every
@@ -6,7 +6,7 @@ other column is an attribute; its values are categories.
 """
 
 import csv
-import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from splitveil.errors import DataError
 
 INDEX, FILE = "index", "file"
 SHOWN = 3  # names in a message
-MOST_DIGITS = 18
 
 Row = Mapping[str, str]
 
@@ -45,7 +44,7 @@ def read_table(path: Path, n: int, files: Sequence[str] | None = None) -> dict[s
 
     The values of a column become 0, 1, … in sorted order, as numbers where all are integers.
     """
-    rows = _json_rows(path) if path.suffix.lower() == ".json" else _csv_rows(path)
+    rows = _rows(path)
     if not rows:
         raise DataError(f"{path} has no rows; it needs one for each of the {n} images")
     names = list(rows[0])
@@ -56,10 +55,8 @@ def read_table(path: Path, n: int, files: Sequence[str] | None = None) -> dict[s
             f"{path} must have at least one attribute, and at most one of the columns '{INDEX}' "
             f"and '{FILE}'; it has {', '.join(names)}"
         )
-    places = _places(path, rows, keys, n, files)
-    _check_complete(path, places, n, files if keys == [FILE] else None)
-    order = sorted(range(n), key=lambda row: places[row])
-    return {name: codes([rows[row][name] for row in order]) for name in columns}
+    ordered = _by_image(path, rows, keys[0] if keys else None, n, files)
+    return {name: codes([row[name] for row in ordered]) for name in columns}
 
 
 def attributes_of(
@@ -96,7 +93,13 @@ def codes(values: Sequence[str]) -> Tensor:
     return torch.tensor([ranks[key] for key in keys])
 
 
-def _csv_rows(path: Path) -> list[Row]:
+def _rows(path: Path) -> list[Row]:
+    """The lines under the header, by column."""
+    if path.suffix.lower() == ".json":
+        raise DataError(
+            f"{path}: attributes are read from CSV alone; write a header with the names of the "
+            "columns, then one line for each image"
+        )
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header, *lines = list(csv.reader(file)) or [[]]
@@ -108,98 +111,50 @@ def _csv_rows(path: Path) -> list[Row]:
             f"{path} must start with a header of different names, got: "
             f"{', '.join(names) or 'nothing'}"
         )
-    rows = []
-    for number, cells in enumerate(lines, start=2):
-        if cells:
-            if len(cells) != len(names):
-                raise DataError(
-                    f"{path}, line {number}: {len(cells)} values for {len(names)} columns"
-                )
-            rows.append(_row(f"{path}, line {number}", dict(zip(names, cells, strict=True))))
-    return rows
+    numbered = ((number, cells) for number, cells in enumerate(lines, start=2) if cells)
+    return [_row(f"{path}, line {number}", names, cells) for number, cells in numbered]
 
 
-def _json_rows(path: Path) -> list[Row]:
-    """A list of objects, all with the same keys."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as err:
-        raise DataError(f"cannot read the attributes in {path}: {err}") from err
-    if not (isinstance(found, list) and all(isinstance(row, dict) for row in found)):
-        raise DataError(f'{path} must be a list of objects, as [{{"hat": "yes"}}, …]')
-    for number, row in enumerate(found):
-        if row.keys() != found[0].keys():
-            raise DataError(
-                f"{path}, row {number}: its keys are {', '.join(row)}; those of the first row are "
-                f"{', '.join(found[0])}"
-            )
-        if wrong := [k for k, v in row.items() if not isinstance(v, str | int | bool)]:
-            raise DataError(
-                f"{path}, row {number}: {wrong[0]} must be a text, a whole number, true or false"
-            )
-    return [
-        _row(f"{path}, row {number}", {k: str(v) for k, v in row.items()})
-        for number, row in enumerate(found)
-    ]
-
-
-def _row(where: str, cells: Mapping[str, str]) -> Row:
-    row = {name: cell.strip() for name, cell in cells.items()}
+def _row(where: str, names: Sequence[str], cells: Sequence[str]) -> Row:
+    if len(cells) != len(names):
+        raise DataError(f"{where}: {len(cells)} values for {len(names)} columns")
+    row = {name: cell.strip() for name, cell in zip(names, cells, strict=True)}
     if missing := [name for name, cell in row.items() if cell.lower() in ("", "nan")]:
         raise DataError(f"{where}: no value for {', '.join(missing)}; every column needs one")
     return row
 
 
-def _places(
-    path: Path, rows: Sequence[Row], keys: Sequence[str], n: int, files: Sequence[str] | None
-) -> list[int]:
-    """Which image each row is of."""
-    if not keys:
-        return list(range(len(rows)))
-    if keys == [INDEX]:
-        texts = [row[INDEX] for row in rows]
-        if wrong := [t for t in texts if not (is_short_number(t) and int(t) < n)]:
+def _by_image(
+    path: Path, rows: Sequence[Row], key: str | None, n: int, files: Sequence[str] | None
+) -> list[Row]:
+    """The rows in the order of the images, of which each must have exactly one."""
+    if key is None and len(rows) > n:
+        raise DataError(f"{path} has {len(rows)} rows for {n} images; keep one for each")
+    known, named = [str(place) for place in range(n)], [str(place) for place in range(len(rows))]
+    hint = f"allowed are whole numbers from 0 to {n - 1}"
+    if key == INDEX:
+        named = [row[INDEX].lstrip("0") or "0" for row in rows]
+    elif key == FILE:
+        if files is None:
             raise DataError(
-                f"{path}: unknown index {_some(wrong)}; allowed are whole numbers from 0 to {n - 1}"
+                f"{path} has a column '{FILE}', but the images have no file names: only those of "
+                f"a folder: dataset do; name them by '{INDEX}', or put the rows into the dataset's "
+                "order"
             )
-        return [int(t) for t in texts]
-    if files is None:
-        raise DataError(
-            f"{path} has a column '{FILE}', but the images have no file names: only those of a "
-            f"folder: dataset do; name them by '{INDEX}', or put the rows into the dataset's order"
-        )
-    known = {name: place for place, name in enumerate(files)}
-    names = [row[FILE].replace("\\", "/") for row in rows]
-    if wrong := [name for name in names if name not in known]:
-        raise DataError(
-            f"{path}: unknown file {_some(wrong)}; names are relative to the dataset's folder, as "
-            f"'{files[0]}'"
-        )
-    return [known[name] for name in names]
-
-
-def is_short_number(text: str) -> bool:
-    """Whether a text is a whole number that Python will read: of thousands of digits it is not."""
-    return text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
-
-
-def _check_complete(path: Path, places: Sequence[int], n: int, files: Sequence[str] | None) -> None:
-    """Every image has exactly one row."""
-
-    def called(place: int) -> str:
-        return str(place) if files is None else files[place]
-
-    seen: set[int] = set()
-    twice = [called(p) for p in places if p in seen or seen.add(p)]  # type: ignore[func-returns-value]
-    if twice:
+        known, named = list(files), [row[FILE].replace("\\", "/") for row in rows]
+        hint = f"names are relative to the dataset's folder, as '{files[0]}'"
+    found = dict(zip(named, rows, strict=True))
+    images = set(known)
+    if wrong := [name for name in named if name not in images]:
+        raise DataError(f"{path}: unknown {key} {_some(wrong)}; {hint}")
+    if twice := [name for name, count in Counter(named).items() if count > 1]:
         raise DataError(f"{path} has two rows for image {_some(twice)}; keep one")
-    if absent := [called(p) for p in range(n) if p not in seen]:
+    if absent := [name for name in known if name not in found]:
         raise DataError(
             f"{path} has no row for {len(absent)} of {n} images: {_some(absent)}; every image of "
             "the dataset needs one"
         )
-    if len(places) > n:
-        raise DataError(f"{path} has {len(places)} rows for {n} images; keep one for each")
+    return [found[name] for name in known]
 
 
 def _some(names: Sequence[str]) -> str:

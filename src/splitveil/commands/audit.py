@@ -64,7 +64,7 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
         str | None, typer.Option(help="All images that MODULE:FUNCTION was trained or chosen on.")
     ] = None,
     attributes: Annotated[
-        Path | None, typer.Option(help="Table of attributes, CSV or JSON: see docs/leaks.md.")
+        Path | None, typer.Option(help="Table of attributes, CSV: see docs/leaks.md.")
     ] = None,
     white_box: Annotated[
         bool, typer.Option("--white-box", help="The attacker has the client's networks.")

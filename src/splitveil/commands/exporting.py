@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from splitveil.attacks.units import InUnits
+    from splitveil.attacks.base import InUnits
     from splitveil.runs import Run
     from splitveil.serve.export import Attacker
     from splitveil.types import Observation, Progress, Reconstruct, Record
@@ -193,7 +193,7 @@ def caught(fitted: "Reconstruct", seen: "Observation") -> "tuple[InUnits, Tensor
     from torch import nn
     from torch.nn.modules.module import register_module_forward_hook
 
-    from splitveil.attacks.units import InUnits
+    from splitveil.attacks.base import InUnits
     from splitveil.errors import AuditError
 
     found: list[InUnits] = []

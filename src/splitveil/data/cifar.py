@@ -1,75 +1,104 @@
-"""CIFAR-10 from its official binary archive, its unpacked folder, or the network.
+"""CIFAR-10 and CIFAR-100 from their official binary archives, unpacked folders, or the network.
 
-A `.bin` file is 10,000 records of one label byte and 3072 pixel bytes (red, green, blue planes of
-32×32). Each is checked by its MD5; the archive around them is not, for it may be packed anew.
+A record is one label byte (CIFAR-100: a coarse and a fine one, of which the fine one is taken) and
+3072 pixel bytes (red, green, blue planes of 32×32). The files of CIFAR-10 are checked by their MD5.
+For those of CIFAR-100 none is published, so they are checked by their size and by how often each
+class occurs.
 """
 
-import hashlib
-from collections.abc import Mapping
-from pathlib import Path
+import numpy as np
+from einops import rearrange
 
-from splitveil.data.dataset import Dataset
-from splitveil.data.download import fetch
-from splitveil.data.parts import two_parts
-from splitveil.data.records import PIXELS, from_archive, from_folder, records
-from splitveil.data.source import Request
+from splitveil.data.archive import Archive
+from splitveil.data.dataset import Arrays, Counts, Dataset, Request, make_dataset
 from splitveil.errors import DataError
 
-URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-ARCHIVE = "cifar-10-binary.tar.gz"
-ARCHIVE_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
-FOLDER = "cifar-10-batches-bin"
-NAMES = "batches.meta.txt"
-TEST = "test_batch.bin"
-MD5 = {
-    "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
-    "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
-    "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
-    "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
-    "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
-    TEST: "803d5f7f4d78ea53de84dbe85f74fb6d",
-}
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-MAX_BYTES = 10_000 * (1 + PIXELS)
+PIXELS = 3 * 32 * 32
+TEST10, NAMES10 = "test_batch.bin", "batches.meta.txt"
+CIFAR10 = Archive(
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    md5="c32a1d4ab5d03f1284b67883e8d87530",
+    folder="cifar-10-batches-bin",
+    files={
+        "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+        "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+        "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+        "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+        "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+        TEST10: "803d5f7f4d78ea53de84dbe85f74fb6d",
+    },
+    optional=(NAMES10,),
+    max_bytes=10_000 * (1 + PIXELS),
+)
+CLASSES10 = "airplane automobile bird cat deer dog frog horse ship truck"
+
+TRAIN100, TEST100, NAMES100 = "train.bin", "test.bin", "fine_label_names.txt"
+CIFAR100 = Archive(
+    url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+    md5="03b5dce01913d631647c71ecec9e9cb8",
+    folder="cifar-100-binary",
+    files={TRAIN100: None, TEST100: None, NAMES100: None},
+    # In the data folder itself a train.bin may be anything; the list of names is CIFAR-100's alone.
+    signs=(NAMES100,),
+    max_bytes=50_000 * (2 + PIXELS),
+)
+COUNTS100 = Counts(classes=100, train=500, test=100)
 
 
-def read(request: Request) -> Dataset:
-    """CIFAR-10 from the data folder; downloaded into it where it is absent."""
-    root = request.root
-    for folder in (root / FOLDER, root):
-        if any((folder / name).exists() for name in MD5):
-            return assemble(from_folder(folder, (*MD5, NAMES)), MD5, folder)
-    archive = root / ARCHIVE
-    if not archive.exists():
-        fetch(URL, archive, ARCHIVE_MD5, request.progress)
-    return assemble(from_archive(archive, FOLDER, (*MD5, NAMES), MAX_BYTES), MD5, archive)
-
-
-def assemble(blobs: Mapping[str, bytes], md5: Mapping[str, str], origin: Path) -> Dataset:
-    """Check the `.bin` files against `md5` and join them: five to train on, one to test.
+def read_cifar10(request: Request) -> Dataset:
+    """CIFAR-10 from the data folder; downloaded into it where it is absent.
 
     Class names come from `batches.meta.txt`, or are the well-known ones where that is absent: the
     checksums leave no doubt which data it is.
     """
-    missing = [name for name in md5 if name not in blobs]
-    if missing:
-        raise DataError(f"{origin} lacks {', '.join(missing)}; fetch the archive again from {URL}")
-    for name, expected in md5.items():
-        got = hashlib.md5(blobs[name], usedforsecurity=False).hexdigest()
-        if got != expected:
-            culprit = origin / name if origin.is_dir() else origin
-            raise DataError(
-                f"{name} in {origin} has MD5 {got}, expected {expected}; "
-                f"delete {culprit} and fetch it again from {URL}"
-            )
-    train = b"".join(blobs[name] for name in md5 if name != TEST)
-    names = tuple(blobs[NAMES].decode(errors="replace").split()) if NAMES in blobs else CLASSES
-    return two_parts(
+    blobs, _ = CIFAR10.read(request)
+    raw = b"".join(blobs[name] for name in CIFAR10.files)  # the test part is the last
+    images, labels = records(raw, 1, "CIFAR-10")
+    names = blobs[NAMES10].decode(errors="replace") if NAMES10 in blobs else CLASSES10
+    return make_dataset(
         "cifar10",
-        records(train, 1, "CIFAR-10"),
-        records(blobs[TEST], 1, "CIFAR-10"),
-        names,
+        (images, labels),
+        tuple(names.split()),
+        first=len(images) - len(blobs[TEST10]) // (1 + PIXELS),
         ordered_test90=True,
         crop_pad=4,
         flip=True,
     )
+
+
+def read_cifar100(request: Request) -> Dataset:
+    """CIFAR-100 from the data folder; downloaded into it where it is absent."""
+    blobs, origin = CIFAR100.read(request)
+    first = COUNTS100.train * COUNTS100.classes
+    for name, n in ((TRAIN100, first), (TEST100, COUNTS100.test * COUNTS100.classes)):
+        if len(blobs[name]) != n * (2 + PIXELS):
+            raise CIFAR100.wrong(
+                name, origin, f"{len(blobs[name])} bytes, expected {n * (2 + PIXELS)}"
+            )
+    try:
+        names = tuple(blobs[NAMES100].decode("ascii").split())
+    except UnicodeDecodeError as err:
+        raise DataError(
+            f"{NAMES100} in {origin} is no list of names: {err}; {CIFAR100.again}"
+        ) from err
+    images, labels = records(blobs[TRAIN100] + blobs[TEST100], 2, "CIFAR-100")
+    again = f"{origin} is not the official one: {CIFAR100.again}"
+    COUNTS100.check("cifar100", labels, first, names, again)
+    return make_dataset(
+        "cifar100", (images, labels), names, first=first, ordered_test90=True, crop_pad=4, flip=True
+    )
+
+
+def records(raw: bytes, label_bytes: int, what: str) -> Arrays:
+    """Images (n, 3, 32, 32) and labels (n,) of n records; of several label bytes the last counts.
+
+    >>> images, labels = records(bytes([4, 7]) + bytes(3072), 2, "train.bin")
+    >>> images.shape, labels.tolist()
+    ((1, 3, 32, 32), [7])
+    """
+    size = label_bytes + PIXELS
+    if len(raw) % size:
+        raise DataError(f"{what} records have {size} bytes, got {len(raw)} in all")
+    table = np.frombuffer(raw, np.uint8).reshape(-1, size)
+    images = rearrange(table[:, label_bytes:], "n (c h w) -> n c h w", c=3, h=32)
+    return images, table[:, label_bytes - 1]

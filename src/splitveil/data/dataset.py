@@ -1,7 +1,7 @@
-"""`Dataset`: images as bytes, their labels, and which of them belong to which official part."""
+"""`Dataset`: images as bytes, their labels, which belong to which part; what a reader is asked."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Int64, UInt8
-from torch import Tensor
+from torch import Generator, Tensor
 
 from splitveil.errors import DataError
-from splitveil.types import Labelled
+from splitveil.rng import stream
+from splitveil.types import Labelled, Progress, silent
 
 CHANNELS = (1, 3)  # what reports can draw and attacks are made for
 MIN_CLASSES = 2
@@ -20,10 +21,14 @@ MIN_CLASSES = 2
 MIN_PER_CLASS = 2
 LEVELS = 255
 TOLD = 5  # classes that a message names
+TEST_FRACTION = 0.2
+# The division into pool and test is part of what the dataset is, so no seed of a run reaches it.
+PART_SEED = 0
 
 Images = UInt8[Tensor, "n c h w"]
 Labels = Int64[Tensor, " n"]
 Indices = Int64[Tensor, " m"]
+Arrays = tuple[np.ndarray, np.ndarray]  # images (n, c, h, w) uint8 and labels (n,)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -199,3 +204,154 @@ def data_root(data_dir: str | Path | None = None) -> Path:
     if root.is_file():
         raise DataError(f"the data folder {root} is a file; give the folder that holds it")
     return root
+
+
+def make_dataset(
+    name: str,
+    data: Arrays,
+    classes: tuple[str, ...],
+    *,
+    first: int | None = None,
+    ordered_test90: bool = False,
+    crop_pad: int = 0,
+    flip: bool = False,
+    whole: bool = False,
+) -> Dataset:
+    """A `Dataset` from arrays as a file holds them.
+
+    Args:
+        name: As `load` is told it.
+        data: Images (n, c, h, w) uint8 and integer labels (n,).
+        classes: The name of every label.
+        first: How many images, from the first on, are the training part; the others are the test
+            part. None: a stratified fifth becomes the test part.
+        ordered_test90: As in `Dataset`.
+        crop_pad: As in `Dataset`, pixels.
+        flip: As in `Dataset`.
+        whole: As in `Dataset`.
+
+    Returns:
+        The dataset, checked. Images are copied only where torch could not write to their memory.
+
+    >>> images, labels = np.zeros((10, 1, 2, 2), np.uint8), np.arange(10) % 2
+    >>> toy = make_dataset("toy", (images, labels), ("a", "b"))
+    >>> toy.labels[toy.pool].bincount().tolist(), toy.labels[toy.test].bincount().tolist()
+    ([4, 4], [1, 1])
+    """
+    images = torch.from_numpy(np.require(data[0], requirements=["C", "W"]))
+    labels = torch.from_numpy(data[1].astype(np.int64))
+    if first is None:
+        check(images, labels, classes, name)
+        test, pool = stratified(labels, TEST_FRACTION, stream(PART_SEED, "parts/test"))
+    else:
+        pool, test = torch.arange(first), torch.arange(first, len(images))
+    return Dataset(
+        name=name,
+        images=images,
+        labels=labels,
+        classes=classes,
+        pool=pool,
+        test=test,
+        ordered_test90=ordered_test90,
+        crop_pad=crop_pad,
+        flip=flip,
+        whole=whole,
+    )
+
+
+def join(name: str, train: Arrays, test: Arrays) -> Arrays:
+    """A training and a test part that came apart, one after the other."""
+    if train[0].shape[1:] != test[0].shape[1:]:
+        raise DataError(
+            f"{name}: training images are {train[0].shape[1:]} but test images "
+            f"{test[0].shape[1:]} (c, h, w); resize one of them"
+        )
+    return np.concatenate([train[0], test[0]]), np.concatenate([train[1], test[1]])
+
+
+def stratified(
+    labels: Int64[Tensor, " n"], fraction: float, generator: Generator
+) -> tuple[Int64[Tensor, " t"], Int64[Tensor, " r"]]:
+    """Sorted positions (taken, rest) such that every class gives the same share to `taken`.
+
+    Class counts are the exact shares rounded by largest remainder (ties to the lower label), so
+    they add up to round(fraction · n) and each is within 1 of its share. One image of every class
+    stays in `rest`, even if `taken` is then smaller.
+
+    >>> taken, rest = stratified(torch.tensor([0, 1] * 10), 0.25, torch.Generator().manual_seed(0))
+    >>> len(taken), len(rest), (taken % 2).bincount().tolist()
+    (5, 15, [3, 2])
+    """
+    counts = labels.bincount()  # (C,)
+    share = counts.double() * fraction
+    take = share.floor().long()
+    by_remainder = (share - take).argsort(descending=True, stable=True)
+    take[by_remainder[: round(fraction * len(labels)) - int(take.sum())]] += 1
+    take = torch.minimum(take, (counts - 1).clamp_min(0))
+
+    shuffled = torch.randperm(len(labels), generator=generator)
+    grouped = shuffled[labels[shuffled].argsort(stable=True)]  # (n,), class by class
+    starts = counts.cumsum(0) - counts
+    rank = torch.arange(len(labels)) - starts[labels[grouped]]  # place within its own class
+    chosen = rank < take[labels[grouped]]
+    return grouped[chosen].sort().values, grouped[~chosen].sort().values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many classes a published dataset has, and how many images of each in both parts."""
+
+    classes: int
+    train: int
+    test: int
+
+    def check(
+        self, name: str, labels: np.ndarray, first: int, classes: Sequence[str], again: str
+    ) -> None:
+        """Refuse other labels (n,), of which the first `first` are for training, or other classes.
+
+        `again` says how to get the right files.
+        """
+        if not len(classes) == len(set(classes)) == self.classes:
+            raise DataError(
+                f"{name} has {self.classes} classes, got {len(classes)} names, "
+                f"{len(set(classes))} of them different; {again}"
+            )
+        parts = (("training", labels[:first], self.train), ("test", labels[first:], self.test))
+        for part, mine, expected in parts:
+            # A label beyond the classes leaves one of them an image short.
+            counts = np.bincount(mine, minlength=self.classes)[: self.classes].tolist()
+            wrong = [(c, n) for c, n in zip(classes, counts, strict=True) if n != expected]
+            if wrong:
+                raise DataError(
+                    f"{name} has {expected} {part} images of every class, "
+                    f"got {wrong[0][1]} of '{wrong[0][0]}' ({len(wrong)} classes differ); {again}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Read a dataset: archives lie under `root`; `path` is what stood behind the colon.
+
+    `whole`: its images are used together, none for training.
+    """
+
+    root: Path
+    path: Path | None = None
+    progress: Progress = silent
+    whole: bool = False
+
+    def existing_path(self) -> Path:
+        """The path the user gave, which must be there."""
+        if self.path is None or not self.path.exists():
+            raise DataError(f"there is no {self.path}; give an existing path after the colon")
+        return self.path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One line of the catalogue: what it is, its reader, and whether it needs a path."""
+
+    summary: str
+    read: Callable[[Request], Dataset]
+    needs_path: bool = False

@@ -7,15 +7,14 @@
 import warnings
 from collections.abc import Sequence
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from einops import rearrange
 from PIL import Image, UnidentifiedImageError
 
-from splitveil.data.dataset import TOLD, Dataset
-from splitveil.data.parts import Arrays, one_part, two_parts
-from splitveil.data.source import Request
+from splitveil.data.dataset import TOLD, Arrays, Dataset, Request, make_dataset
 from splitveil.errors import DataError
 from splitveil.types import Progress
 
@@ -31,13 +30,28 @@ Files = list[tuple[Path, int]]
 def read(request: Request) -> Dataset:
     """The images of a folder, classes in sorted order."""
     path = request.existing_path()
-    name = f"folder:{path}"
-    train, test = path / "train", path / "test"
-    if not (train.is_dir() and test.is_dir()):
-        classes = class_names(path)
-        data = load(list_files(path, classes), request.progress)
-        return one_part(name, data, classes, whole=request.whole)
-    classes = class_names(train)
+    parts = parts_of(path)
+    classes = class_names(parts[0])
+    if len(parts) > 1:
+        check_same_classes(*parts)
+    files = [list_files(part, classes) for part in parts]
+    return make_dataset(
+        f"folder:{path}",
+        load(list(chain(*files)), request.progress),
+        classes,
+        first=len(files[0]) if len(parts) > 1 else None,
+        whole=request.whole,
+    )
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The folders with class folders inside: train/ and test/ where both are there, or the one."""
+    both = [path / "train", path / "test"]
+    return both if all(part.is_dir() for part in both) else [path]
+
+
+def check_same_classes(train: Path, test: Path) -> None:
+    """Refuse parts that do not have the same class folders."""
     for more, less in ((test, train), (train, test)):
         if missing := sorted(set(class_names(more)) - set(class_names(less))):
             named = missing[:TOLD] + [f"and {len(missing) - TOLD} more"] * (len(missing) > TOLD)
@@ -45,11 +59,6 @@ def read(request: Request) -> Dataset:
                 f"{more} has classes that {less} has not: {', '.join(named)}; both parts must "
                 f"have the same class folders: add them to {less} or drop them from {more}"
             )
-    first, second = list_files(train, classes), list_files(test, classes)
-    images, labels = load(first + second, request.progress)
-    n = len(first)
-    parts = (images[:n], labels[:n]), (images[n:], labels[n:])
-    return two_parts(name, *parts, classes, whole=request.whole)
 
 
 def visible(folder: Path) -> list[Path]:
@@ -103,8 +112,7 @@ def file_names(dataset: str) -> list[str] | None:
     if kind != "folder":
         return None
     root = Path(place).expanduser()
-    both = [root / "train", root / "test"]
-    parts = both if all(part.is_dir() for part in both) else [root]
+    parts = parts_of(root)
     classes = class_names(parts[0])
     return [
         file.relative_to(root).as_posix() for part in parts for file, _ in list_files(part, classes)

@@ -14,9 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 from einops import rearrange
 
-from splitveil.data.dataset import CHANNELS, Dataset, to_uint8
-from splitveil.data.parts import Arrays, one_part, two_parts
-from splitveil.data.source import Request
+from splitveil.data.dataset import CHANNELS, Arrays, Dataset, Request, join, make_dataset, to_uint8
 from splitveil.errors import DataError
 
 ONE = ("x", "y")
@@ -35,12 +33,15 @@ def read(request: Request) -> Dataset:
     path = request.existing_path()
     arrays = load(path)
     name, layout = f"npz:{path}", layout_key(arrays, path)
+    first = None
     if "x" in arrays:
         data = part(arrays, *ONE, layout, path)
-        return one_part(name, data, class_names(arrays, data[1]), whole=request.whole)
-    train, test = part(arrays, *TWO[:2], layout, path), part(arrays, *TWO[2:], layout, path)
-    labels = np.concatenate([train[1], test[1]])
-    return two_parts(name, train, test, class_names(arrays, labels), whole=request.whole)
+    else:
+        train = part(arrays, *TWO[:2], layout, path)
+        data = join(name, train, part(arrays, *TWO[2:], layout, path))
+        first = len(train[0])
+    classes = class_names(arrays, data[1])
+    return make_dataset(name, data, classes, first=first, whole=request.whole)
 
 
 def load(path: Path) -> dict[str, np.ndarray]:

@@ -13,9 +13,9 @@ from typing import Literal, get_args
 
 import torch
 from jaxtyping import Int64
-from torch import Generator, Tensor
+from torch import Tensor
 
-from splitveil.data.dataset import Dataset
+from splitveil.data.dataset import Dataset, stratified
 from splitveil.errors import ConfigError, DataError, unknown
 from splitveil.rng import stream
 
@@ -122,29 +122,25 @@ def aux_view(dataset: Dataset, splits: Splits, knowledge: str, split_seed: int =
     train: all of train, scored on test. held-out: the reserved images, scored on test. test90:
     90 % of test, scored on the other 10 %. val: all of train, scored on val; test stays unseen.
     """
-    if knowledge == "train":
-        return AuxView(aux=splits.train, scored=splits.test, val=splits.val, knowledge="train")
-    if knowledge == "held-out":
-        if len(splits.held_out) == 0:
-            raise DataError(
-                "aux=held-out needs images the defender never saw, and this run reserved none; "
-                "train again with held_out=0.1, or choose aux=train"
-            )
-        return AuxView(
-            aux=splits.held_out, scored=splits.test, val=splits.val, knowledge="held-out"
+    if knowledge not in KNOWLEDGE:
+        raise ConfigError(unknown("knowledge level", knowledge, KNOWLEDGE))
+    if knowledge == "held-out" and len(splits.held_out) == 0:
+        raise DataError(
+            "aux=held-out needs images the defender never saw, and this run reserved none; "
+            "train again with held_out=0.1, or choose aux=train"
         )
-    if knowledge == "test90":
+    if knowledge == "val" and len(splits.val) == 0:
+        raise DataError(
+            "aux=val scores validation images, and this run has none: it was trained on them "
+            "too (--final), or there are too few images to set some aside; nothing must be "
+            "chosen by the test images, so train without --final or add images"
+        )
+    aux, scored = splits.train, splits.judged(knowledge)
+    if knowledge == "held-out":
+        aux = splits.held_out
+    elif knowledge == "test90":
         aux, scored = _ninety(dataset, splits.test, split_seed)
-        return AuxView(aux=aux, scored=scored, val=splits.val, knowledge="test90")
-    if knowledge == "val":
-        if len(splits.val) == 0:
-            raise DataError(
-                "aux=val scores validation images, and this run has none: it was trained on them "
-                "too (--final), or there are too few images to set some aside; nothing must be "
-                "chosen by the test images, so train without --final or add images"
-            )
-        return AuxView(aux=splits.train, scored=splits.val, val=splits.val, knowledge="val")
-    raise ConfigError(unknown("knowledge level", knowledge, KNOWLEDGE))
+    return AuxView(aux=aux, scored=scored, val=splits.val, knowledge=knowledge)
 
 
 def _ninety(dataset: Dataset, test: Tensor, split_seed: int) -> tuple[Tensor, Tensor]:
@@ -154,34 +150,6 @@ def _ninety(dataset: Dataset, test: Tensor, split_seed: int) -> tuple[Tensor, Te
         return test[:cut], test[cut:]
     taken, rest = stratified(dataset.labels.cpu()[test], TEST90, stream(split_seed, "split/test90"))
     return test[taken], test[rest]
-
-
-def stratified(
-    labels: Int64[Tensor, " n"], fraction: float, generator: Generator
-) -> tuple[Int64[Tensor, " t"], Int64[Tensor, " r"]]:
-    """Sorted positions (taken, rest) such that every class gives the same share to `taken`.
-
-    Class counts are the exact shares rounded by largest remainder (ties to the lower label), so
-    they add up to round(fraction · n) and each is within 1 of its share. One image of every class
-    stays in `rest`, even if `taken` is then smaller.
-
-    >>> taken, rest = stratified(torch.tensor([0, 1] * 10), 0.25, torch.Generator().manual_seed(0))
-    >>> len(taken), len(rest), (taken % 2).bincount().tolist()
-    (5, 15, [3, 2])
-    """
-    counts = labels.bincount()  # (C,)
-    share = counts.double() * fraction
-    take = share.floor().long()
-    by_remainder = (share - take).argsort(descending=True, stable=True)
-    take[by_remainder[: round(fraction * len(labels)) - int(take.sum())]] += 1
-    take = torch.minimum(take, (counts - 1).clamp_min(0))
-
-    shuffled = torch.randperm(len(labels), generator=generator)
-    grouped = shuffled[labels[shuffled].argsort(stable=True)]  # (n,), class by class
-    starts = counts.cumsum(0) - counts
-    rank = torch.arange(len(labels)) - starts[labels[grouped]]  # place within its own class
-    chosen = rank < take[labels[grouped]]
-    return grouped[chosen].sort().values, grouped[~chosen].sort().values
 
 
 def index_hash(indices: Int64[Tensor, " n"]) -> str:

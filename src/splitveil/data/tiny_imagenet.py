@@ -13,39 +13,41 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from lzma import LZMAError
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-from splitveil.data.dataset import Dataset
-from splitveil.data.decoded import decoded_once
-from splitveil.data.download import fetch
+from splitveil.data.archive import Archive, file_md5
+from splitveil.data.dataset import Counts, Dataset, Request, make_dataset
 from splitveil.data.folder import REPORT_EVERY, decode, describe
-from splitveil.data.parts import Counts, in_order
-from splitveil.data.source import Request
 from splitveil.errors import DataError
+from splitveil.train.files import replacing
 from splitveil.types import Progress
 
-URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
-ARCHIVE = "tiny-imagenet-200.zip"
-ARCHIVE_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
-FOLDER = "tiny-imagenet-200"
+WNIDS, WORDS, ANNOTATIONS = "wnids.txt", "words.txt", "val/val_annotations.txt"
+TINY = Archive(
+    url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    md5="90528d7ca1a48142e341f4ef8d21d0de",
+    folder="tiny-imagenet-200",
+    files={WNIDS: None},
+    max_bytes=1 << 24,  # words.txt has 2.6 MB, an image a few kB
+)
 DECODED = "tiny-imagenet-200.decoded.npz"
+SOURCE = "source_md5"  # in that file: the archive that it was made from
 COUNTS = Counts(classes=200, train=500, test=50)
 SIDE = 64
-MAX_BYTES = 1 << 24  # words.txt has 2.6 MB, an image a few kB
-WNIDS, WORDS, ANNOTATIONS = "wnids.txt", "words.txt", "val/val_annotations.txt"
 TRAIN_IMAGE = re.compile(r"train/(n\d{8})/images/[^/\\]+\.JPEG")
 VAL_IMAGE = re.compile(r"val/images/([^/\\]+\.JPEG)")
 # What zipfile raises on archives that are cut, forged, encrypted or packed in a way unknown to it.
 UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, BadZipFile, zlib.error, LZMAError)
-AGAIN = f"fetch the archive again from {URL}"
 
+Arrays = dict[str, np.ndarray]
 Labelled = list[tuple[str, int]]
 
 
@@ -60,32 +62,51 @@ class Tree:
     def lines(self, name: str) -> list[str]:
         """The lines of a text file that are not empty."""
         if name not in self.names:
-            raise DataError(f"{self.origin} lacks {FOLDER}/{name}; {AGAIN}")
+            raise DataError(f"{self.origin} lacks {TINY.folder}/{name}; {TINY.again}")
         try:
             text = self.read(name).decode()
         except UnicodeDecodeError as err:
-            raise DataError(f"{name} in {self.origin} is no text: {err}; {AGAIN}") from err
+            raise DataError(f"{name} in {self.origin} is no text: {err}; {TINY.again}") from err
         return [line for line in text.splitlines() if line.strip()]
 
 
 def read(request: Request) -> Dataset:
     """Tiny ImageNet (110000, 3, 64, 64) from the data folder; downloaded where it is absent."""
-    root = request.root
-    for folder in (root / FOLDER, root):
-        if (folder / WNIDS).exists():
-            arrays = decode_all(in_folder(folder), request.progress)
-            return assemble(arrays, COUNTS, folder)
-    archive = root / ARCHIVE
-    if not archive.exists():
-        fetch(URL, archive, ARCHIVE_MD5, request.progress)
+    origin = TINY.find(request)
+    if origin.is_dir():
+        return assemble(decode_all(in_folder(origin), request.progress), origin)
+    target, md5 = request.root / DECODED, file_md5(origin)
+    arrays = stored(target, md5)
+    if arrays is not None:
+        return assemble(arrays, origin)
+    with in_archive(origin) as tree:
+        arrays = decode_all(tree, request.progress)
+    data = assemble(arrays, origin)  # checked before anything is stored
+    store(target, arrays, md5)
+    return data
 
-    def decode_archive() -> dict[str, np.ndarray]:
-        with in_archive(archive) as tree:
-            arrays = decode_all(tree, request.progress)
-        assemble(arrays, COUNTS, archive)  # refuse before anything is stored
-        return arrays
 
-    return assemble(decoded_once(archive, root / DECODED, decode_archive), COUNTS, archive)
+def stored(target: Path, md5: str) -> Arrays | None:
+    """The arrays in `target`; None where it is absent or was made from another archive."""
+    if not target.exists():
+        return None
+    try:
+        with target.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            if str(archive[SOURCE]) != md5:
+                return None
+            return {key: archive[key] for key in archive.files if key != SOURCE}
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error) as err:
+        raise DataError(
+            f"{target}, which holds decoded images, is damaged ({err}); delete it, "
+            "it will be made again"
+        ) from err
+
+
+def store(target: Path, arrays: Arrays, md5: str) -> None:
+    """Write the arrays to `target`, or nothing where the folder is read-only or the disk full."""
+    contents: dict[str, Any] = {SOURCE: np.array(md5), **arrays}
+    with suppress(OSError), replacing(target) as file:
+        np.savez(file, **contents)
 
 
 def in_folder(folder: Path) -> Tree:
@@ -110,22 +131,22 @@ def in_archive(archive: Path) -> Iterator[Tree]:
     try:
         opened = ZipFile(archive)
     except UNREADABLE as err:
-        raise DataError(f"{damaged} ({err}); delete it and {AGAIN}") from err
+        raise DataError(f"{damaged} ({err}); delete it and {TINY.again}") from err
     with opened as zipped:
 
         def read_member(name: str) -> bytes:
-            member = zipped.getinfo(f"{FOLDER}/{name}")
-            if member.file_size > MAX_BYTES:
+            member = zipped.getinfo(f"{TINY.folder}/{name}")
+            if member.file_size > TINY.max_bytes:
                 raise DataError(
                     f"{name} in {archive} has {member.file_size} bytes, more than any of the "
-                    f"official ones; delete the archive and {AGAIN}"
+                    f"official ones; delete the archive and {TINY.again}"
                 )
             try:
                 return zipped.read(member)
             except UNREADABLE as err:
-                raise DataError(f"{damaged} ({name}: {err}); delete it and {AGAIN}") from err
+                raise DataError(f"{damaged} ({name}: {err}); delete it and {TINY.again}") from err
 
-        prefix = f"{FOLDER}/"
+        prefix = f"{TINY.folder}/"
         names = frozenset(n.removeprefix(prefix) for n in zipped.namelist() if n.startswith(prefix))
         yield Tree(origin=archive, names=names, read=read_member)
 
@@ -134,12 +155,12 @@ def decode_all(tree: Tree, progress: Progress) -> dict[str, np.ndarray]:
     """Images (n, 3, 64, 64), labels (n,), class names, and how many images are for training."""
     wnids = [line.strip() for line in tree.lines(WNIDS)]
     if repeated := [w for w, n in Counter(wnids).items() if n > 1]:
-        raise DataError(f"{WNIDS} in {tree.origin} names {repeated[0]} twice; {AGAIN}")
+        raise DataError(f"{WNIDS} in {tree.origin} names {repeated[0]} twice; {TINY.again}")
     labels = {wnid: label for label, wnid in enumerate(wnids)}
     train, val = train_files(tree, labels), val_files(tree, labels)
     files = train + val
     if not files:
-        raise DataError(f"{tree.origin} has no images; {AGAIN}")
+        raise DataError(f"{tree.origin} has no images; {TINY.again}")
     images = np.empty((len(files), 3, SIDE, SIDE), np.uint8)
     for i, (name, _) in enumerate(files):
         images[i] = read_image(tree, name)
@@ -159,7 +180,7 @@ def train_files(tree: Tree, labels: dict[str, int]) -> Labelled:
     if strangers := sorted({match[1] for match in matches} - labels.keys()):
         raise DataError(
             f"{tree.origin} has training images of {strangers[0]}, which {WNIDS} does not name "
-            f"({len(strangers)} such classes); {AGAIN}"
+            f"({len(strangers)} such classes); {TINY.again}"
         )
     return sorted(((m[0], labels[m[1]]) for m in matches), key=lambda file: file[1])
 
@@ -172,28 +193,28 @@ def val_files(tree: Tree, labels: dict[str, int]) -> Labelled:
         name, wnid = f"val/images/{image}", rest.partition("\t")[0].strip()
         where = f"line {number} of {ANNOTATIONS} in {tree.origin}"
         if wnid not in labels:
-            raise DataError(f"{where} has the class '{wnid}', which {WNIDS} lacks; {AGAIN}")
+            raise DataError(f"{where} has the class '{wnid}', which {WNIDS} lacks; {TINY.again}")
         if name not in tree.names or not VAL_IMAGE.fullmatch(name):
-            raise DataError(f"{where} names '{image}', which is not in val/images; {AGAIN}")
+            raise DataError(f"{where} names '{image}', which is not in val/images; {TINY.again}")
         files.append((name, labels[wnid]))
     counts = Counter(name for name, _ in files)
     if repeated := [name for name, n in counts.items() if n > 1]:
-        raise DataError(f"{ANNOTATIONS} in {tree.origin} names {repeated[0]} twice; {AGAIN}")
+        raise DataError(f"{ANNOTATIONS} in {tree.origin} names {repeated[0]} twice; {TINY.again}")
     if bare := sorted(n for n in tree.names if VAL_IMAGE.fullmatch(n) and n not in counts):
         raise DataError(
             f"{bare[0]} in {tree.origin} has no line in {ANNOTATIONS} ({len(bare)} such images); "
-            f"{AGAIN}"
+            f"{TINY.again}"
         )
     return files
 
 
 def read_image(tree: Tree, name: str) -> np.ndarray:
     """Pixels (3, 64, 64), or (1, 64, 64) of a grey image."""
-    pixels = decode(BytesIO(tree.read(name)), f"{name} in {tree.origin}", AGAIN)
+    pixels = decode(BytesIO(tree.read(name)), f"{name} in {tree.origin}", TINY.again)
     if pixels.shape[1:] != (SIDE, SIDE):
         raise DataError(
             f"{name} in {tree.origin} is {describe(pixels)}; Tiny ImageNet's images are "
-            f"{SIDE}×{SIDE}: {AGAIN}"
+            f"{SIDE}×{SIDE}: {TINY.again}"
         )
     return pixels
 
@@ -208,20 +229,18 @@ def class_names(tree: Tree, wnids: list[str]) -> list[str]:
     if nameless := [wnid for wnid in wnids if not words.get(wnid)]:
         raise DataError(
             f"{WORDS} in {tree.origin} has no name for {nameless[0]} ({len(nameless)} such "
-            f"classes); {AGAIN}"
+            f"classes); {TINY.again}"
         )
     often = Counter(words[wnid] for wnid in wnids)
     return [words[w] if often[words[w]] == 1 else f"{words[w]} ({w})" for w in wnids]
 
 
-def assemble(arrays: dict[str, np.ndarray], counts: Counts, origin: Path) -> Dataset:
+def assemble(arrays: Arrays, origin: Path) -> Dataset:
     """The dataset of decoded images, checked against the official counts."""
-    data = in_order(
-        "tiny-imagenet",
-        (arrays["images"], arrays["labels"]),
-        int(arrays["first"]),
-        tuple(str(c) for c in arrays["classes"]),
-        crop_pad=8,
-        flip=True,
+    images, labels, first = arrays["images"], arrays["labels"], int(arrays["first"])
+    classes = tuple(str(c) for c in arrays["classes"])
+    again = f"{origin} is not the official one: {TINY.again}"
+    COUNTS.check("tiny-imagenet", labels, first, classes, again)
+    return make_dataset(
+        "tiny-imagenet", (images, labels), classes, first=first, crop_pad=8, flip=True
     )
-    return counts.check(data, f"{origin} is not the official one: {AGAIN}")

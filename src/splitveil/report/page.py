@@ -1,7 +1,5 @@
 """One self-contained HTML page about some runs; its pictures and other forms beside it."""
 
-import errno
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ from splitveil.report.subject import Subject
 from splitveil.report.templates import fill
 from splitveil.report.words import Lang, listed, word
 from splitveil.report.words.reading import TERMS
+from splitveil.train.files import replacing
 
 PAGE, SLIDES, MARKDOWN, LATEX = "report.html", "slides.html", "report.md", "report.tex"
 
@@ -85,15 +84,8 @@ def put_all(folder: Path, files: Mapping[Path, bytes]) -> list[Path]:
 
 def put(path: Path, content: bytes) -> None:
     """Put a file in place in one step; its folder must be there."""
-    with _explained(path):
-        if not path.name:  # "." or ""
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            part.write_bytes(content)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+    with _explained(path), replacing(path) as file:
+        file.write(content)
 
 
 def fill_page(subject: Subject, pictures: Pictures) -> str:

@@ -5,20 +5,18 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
+
+from filelock import FileLock, Timeout
 
 from splitveil.errors import RunError
 from splitveil.types import Json
 
 log = logging.getLogger(__name__)
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of disks that have none
 
 
 @contextmanager
@@ -62,74 +60,94 @@ def check_file(path: Path) -> None:
         temporary.unlink()
 
 
-def beside(path: Path) -> Path:
+def beside(path: Path, mark: str = "") -> Path:
     """Where a file is written before it is complete."""
     if not path.name or path.is_dir():  # "." has no name
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    return path.with_name(f".{path.name}.tmp")
+    return path.with_name(f".{path.name}{mark}.tmp")
+
+
+@contextmanager
+def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
+    """A binary file that appears under its name only when it is complete and on disk.
+
+    Args:
+        path: The file; its folder must exist.
+        temporary: Where it is written meanwhile; by default a place of this process alone, so that
+            several processes may write the same file.
+
+    Raises:
+        OSError: As the system raises it; `atomic_file` explains it.
+    """
+    temporary = temporary or beside(path, f".{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A binary file that appears under its name only when it is complete and on disk."""
-    with explain_os_error(path):
-        temporary = beside(path)
-        try:
-            with temporary.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    """A binary file of a run: complete or absent, and an error of the disk says what to do."""
+    with explain_os_error(path), replacing(path, beside(path)) as file:
+        yield file
+
+
+@contextmanager
+def file_lock(path: Path, *, wait: bool) -> Iterator[None]:
+    """A lock for this process alone until the block or the process ends: a hidden file beside path.
+
+    On a disk without locks nothing is held.
+
+    Args:
+        path: What is locked; its folder must exist.
+        wait: Whether to wait while another process has the lock.
+
+    Raises:
+        Timeout: If another process has the lock and `wait` is False.
+    """
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        # Not at once: its last owner may be removing the file at this moment.
+        lock.acquire(timeout=-1 if wait else 0.1)
+    except Timeout:
+        raise
+    except OSError as err:
+        if err.errno not in NO_LOCKS:
+            raise
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # while it is held: those who wait see that it is gone
+            os.unlink(lock.lock_file)
+        lock.release()
 
 
 @contextmanager
 def held(folder: Path, busy: str | None = None) -> Iterator[None]:
     """A folder for this process alone, until the block or the process ends.
 
-    `busy` is what to say if another has it; by default, that it is trained. The lock is a hidden
-    file beside the folder, so that the folder may be removed meanwhile. Where the system or the
-    disk knows no such locks, nothing is held.
+    `busy` is what to say if another has it; by default, that it is trained. The lock is beside the
+    folder, so that the folder may be removed meanwhile.
     """
-    if fcntl is None:
-        yield
-        return
     with explain_os_error(folder):
         own = folder.resolve()  # whatever link leads to it
-    lock = own.with_name(f".{own.name}.lock")
-    with explain_os_error(lock):
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = _locked(lock)
-    if file is None:
-        raise RunError(
-            busy
-            or f"another process is training in {folder}; wait until it has ended, or train under "
-            "another name"
-        )
-    try:
+    with ExitStack() as stack:
+        with explain_os_error(own.with_name(f".{own.name}.lock")):
+            own.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(file_lock(own, wait=False))
+            except Timeout as err:
+                raise RunError(
+                    busy
+                    or f"another process is training in {folder}; wait until it has ended, or "
+                    "train under another name"
+                ) from err
         yield
-    finally:
-        with suppress(OSError):
-            lock.unlink()
-        file.close()
-
-
-def _locked(lock: Path) -> BinaryIO | None:
-    """The file, locked; None if another process has it."""
-    while True:
-        file = lock.open("ab")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        except OSError:  # a disk without locks
-            return file
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
-                return file
-        file.close()  # its last owner removed it between the two calls
 
 
 def stamp(path: Path) -> tuple[int, int] | None:

@@ -1,14 +1,19 @@
 import hashlib
 import socket
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from subprocess import Popen
+from threading import Barrier, Thread
+from time import sleep
 
 import pytest
 
-from splitveil.data.download import CHUNK_BYTES, fetch
+from splitveil.data import archive
+from splitveil.data.archive import CHUNK_BYTES, fetch
 from splitveil.errors import ConfigError, DataError
 
 BODY = bytes(range(256)) * (CHUNK_BYTES // 256) + b"tail"
@@ -46,6 +51,40 @@ def test_bytes_arrive_and_progress_is_told(site: str, tmp_path: Path) -> None:
     assert list(target.parent.iterdir()) == [target]
     assert told[-1] == (len(BODY), len(BODY), "body.bin")
     assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+
+
+def test_two_first_downloads_at_once_both_succeed(site: str, tmp_path: Path) -> None:
+    asked: list[str] = []
+    target, both = tmp_path / "data" / "x", Barrier(2)
+
+    def read(name: str) -> bytes:
+        def progress(done: int, total: int, note: str = "") -> None:
+            del done, total, note
+            asked.append(name)
+            sleep(0.05)  # the other one asks while this one downloads
+
+        both.wait()
+        return fetch(f"{site}/body", target, MD5, progress).read_bytes()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(read, ("one", "two"))) == [BODY, BODY]
+    assert len(set(asked)) == 1  # the other one waited and took what was there
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_two_processes_that_download_at_once_both_succeed(site: str, tmp_path: Path) -> None:
+    words = f"fetch({site + '/body'!r}, Path({str(tmp_path / 'x')!r}), {MD5!r})"
+    code = f"from pathlib import Path; from splitveil.data.archive import fetch; {words}"
+    running = [Popen([sys.executable, "-c", code]) for _ in range(2)]
+    assert [process.wait(timeout=120) for process in running] == [0, 0]
+    assert (tmp_path / "x").read_bytes() == BODY
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_no_module_needs_locks_that_only_unix_has() -> None:
+    for folder in ("data", "train"):
+        for path in (Path(archive.__file__).parents[1] / folder).glob("*.py"):
+            assert "fcntl" not in path.read_text(), path
 
 
 def test_a_wrong_checksum_leaves_nothing(site: str, tmp_path: Path) -> None:

@@ -1,16 +1,85 @@
-"""The nearest known image: what a gallery and a distance on the wire already give away."""
+"""What every real attack must beat: the mean image, the class mean, the nearest known image.
+
+The first two never look at z; the third shows what a gallery and a distance on the wire give away.
+"""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
-from splitveil.attacks.units import units_of
+from splitveil.attacks.base import need_aux, units_of
 from splitveil.errors import AuditError, ConfigError
-from splitveil.types import Access, BlackBox, Fitted, Labelled, Observation, Progress, silent
+from splitveil.types import (
+    Access,
+    BlackBox,
+    Fitted,
+    Labelled,
+    Observation,
+    Progress,
+    Reconstruct,
+    silent,
+)
 
 QUERIES = 1000  # images per query
 MAX_DISTANCES = 2**24  # 64 MB of float32
+
+
+def class_means(aux: Labelled, num_classes: int) -> Tensor:
+    """Mean aux image of each class (classes, c, h, w); the overall mean where a class is absent."""
+    count = torch.zeros(num_classes, device=aux.images.device)
+    count.scatter_add_(0, aux.labels, torch.ones_like(aux.labels, dtype=count.dtype))
+    total = torch.zeros(num_classes, *aux.images.shape[1:], device=aux.images.device)
+    total.index_add_(0, aux.labels, aux.images)
+    shape = (-1, *[1] * (aux.images.ndim - 1))
+    means = total / count.clamp_min(1).view(shape)
+    return torch.where((count > 0).view(shape), means, aux.images.mean(0))
+
+
+@dataclass(frozen=True)
+class MeanImage:
+    """Answers the mean aux image, whatever was sent."""
+
+    access: Access = Access.NONE
+    min_aux: int = 1
+    effort: float = 1.0
+
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Reconstruct:
+        """The mean of aux."""
+        del victim, generator
+        need_aux("mean", aux, self.min_aux)
+        mean = aux.images.mean(0).clamp(0, 1)
+        progress(1, 1)
+
+        def reconstruct(seen: Observation) -> Tensor:
+            return mean.expand(len(seen.answer), *mean.shape)
+
+        return reconstruct
+
+
+@dataclass(frozen=True)
+class ClassMean:
+    """Answers the mean aux image of the class the server predicts: what the answer alone gives."""
+
+    access: Access = Access.LABEL
+    min_aux: int = 1
+    effort: float = 1.0
+
+    def fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
+    ) -> Reconstruct:
+        """The class means of aux."""
+        del victim, generator
+        need_aux("class-mean", aux, self.min_aux)
+        progress(1, 1)
+
+        def reconstruct(seen: Observation) -> Tensor:
+            top = int(torch.maximum(seen.answer.max(), aux.labels.max())) + 1
+            return class_means(aux, top)[seen.answer].clamp(0, 1)
+
+        return reconstruct
 
 
 def nearest_indices(
@@ -54,11 +123,7 @@ class Nearest:
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Fitted:
         """Query every aux image once."""
-        least = max(self.min_aux, self.neighbours)
-        if len(aux) < least:
-            raise AuditError(
-                f"the nearest attack needs at least {least} aux image(s), got {len(aux)}"
-            )
+        need_aux("nearest", aux, max(self.min_aux, self.neighbours))
         send, rows = victim.sender(aux.images), torch.arange(len(aux), device=aux.images.device)
         parts = []
         for some in torch.split(rows, QUERIES):

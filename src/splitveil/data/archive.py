@@ -1,0 +1,204 @@
+"""Files of a published dataset: found in a folder, in their archive, or fetched; nothing unpacked.
+
+A file appears in the data folder only when it is whole and its checksum agrees.
+"""
+
+import gzip
+import hashlib
+import tarfile
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+from splitveil.data.dataset import Request
+from splitveil.errors import ConfigError, DataError
+from splitveil.train.files import file_lock, replacing, stamp
+from splitveil.types import Progress, silent
+
+TIMEOUT_SECONDS = 30.0
+CHUNK_BYTES = 1 << 20
+MAX_UNPACKED = 64 << 20  # Fashion-MNIST needs 47 MB; a gzip file that grows further is none of it
+
+Blobs = dict[str, bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """A published archive, and the files inside that are read.
+
+    Attributes:
+        url: Where it is published; it has the same name in the data folder.
+        md5: Of the archive as it is published. A download is checked by it; an archive put there
+            by hand is not, for it may be packed anew.
+        folder: The folder that it unpacks to.
+        files: The files that must be there, and their MD5, None where none is published.
+        optional: Files that may be absent.
+        signs: Files by which the data folder itself is known to be the unpacked one; by default
+            any of `files`.
+        max_bytes: A larger file inside is refused unread.
+    """
+
+    url: str
+    md5: str
+    folder: str
+    files: Mapping[str, str | None]
+    optional: Collection[str] = ()
+    signs: Collection[str] = ()
+    max_bytes: int
+
+    @property
+    def name(self) -> str:
+        """Name of the archive in the data folder."""
+        return self.url.rpartition("/")[2]
+
+    @property
+    def again(self) -> str:
+        """What to do about a wrong archive."""
+        return f"fetch the archive again from {self.url}"
+
+    def find(self, request: Request) -> Path:
+        """The unpacked folder, else the data folder, else the archive; fetched if it is absent."""
+        root = request.root
+        for folder, signs in ((root / self.folder, self.files), (root, self.signs or self.files)):
+            if any((folder / name).exists() for name in signs):
+                return folder
+        archive = root / self.name
+        if not archive.exists():
+            fetch(self.url, archive, self.md5, request.progress)
+        return archive
+
+    def read(self, request: Request) -> tuple[Blobs, Path]:
+        """The bytes of the files by name, checked, and where they come from."""
+        origin = self.find(request)
+        if origin.is_dir():
+            paths = (origin / name for name in (*self.files, *self.optional))
+            blobs = {path.name: path.read_bytes() for path in paths if path.is_file()}
+        else:
+            blobs = self._members(origin)
+        if missing := [name for name in self.files if name not in blobs]:
+            raise DataError(f"{origin} lacks {', '.join(missing)}; {self.again}")
+        for name, expected in self.files.items():
+            if expected is not None and (got := md5_of(blobs[name])) != expected:
+                raise self.wrong(name, origin, f"MD5 {got}, expected {expected}")
+        return blobs, origin
+
+    def wrong(self, name: str, origin: Path, what: str) -> DataError:
+        """The error about a file that has something it should not have."""
+        culprit = origin / name if origin.is_dir() else origin
+        return DataError(
+            f"{name} in {origin} has {what}; delete {culprit} and fetch it again from {self.url}"
+        )
+
+    def _members(self, archive: Path) -> Blobs:
+        """The files in a gzipped tar archive.
+
+        Links and members under any other name are passed over, but for a leading "./", which tar
+        writes when a folder is packed as ./folder.
+        """
+        wanted = {f"{self.folder}/{name}": name for name in (*self.files, *self.optional)}
+        blobs: Blobs = {}
+        with explained(archive, "gzipped tar archive"), tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                name = wanted.get(member.name.removeprefix("./"))
+                if name is None or not member.isfile():
+                    continue
+                if member.size > self.max_bytes:
+                    raise DataError(
+                        f"{name} in {archive} has {member.size} bytes, the official one at most "
+                        f"{self.max_bytes}; delete the archive and fetch it again"
+                    )
+                stream = tar.extractfile(member)
+                blobs[name] = stream.read() if stream else b""
+        return blobs
+
+
+@contextmanager
+def explained(path: Path, kind: str) -> Iterator[None]:
+    """Turn what Python raises on a cut or damaged archive into an error that says what to do."""
+    try:
+        yield
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as err:
+        raise DataError(
+            f"{path} is truncated or no {kind} ({err}); delete it and fetch it again"
+        ) from err
+
+
+def read_bytes(path: Path) -> bytes:
+    """Bytes of a file, unpacked if its name ends in .gz."""
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    with explained(path, "gzip file"), gzip.open(path) as packed:
+        raw = packed.read(MAX_UNPACKED + 1)
+    if len(raw) > MAX_UNPACKED:
+        raise DataError(f"{path} unpacks to more than {MAX_UNPACKED} bytes; it is not this dataset")
+    return raw
+
+
+def md5_of(raw: bytes) -> str:
+    """MD5 of some bytes, as publishers give it."""
+    return hashlib.md5(raw, usedforsecurity=False).hexdigest()
+
+
+def file_md5(path: Path) -> str:
+    """MD5 of a file that may be larger than the memory."""
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
+            return digest.hexdigest()
+    except OSError as err:
+        raise DataError(f"cannot read {path}: {err}") from err
+
+
+def fetch(url: str, target: Path, md5: str, progress: Progress = silent) -> Path:
+    """Download `url` to `target` if its MD5 is `md5`; otherwise leave no trace and raise.
+
+    Two processes may ask for the same file: one downloads it, the other waits and takes it.
+
+    >>> fetch("ftp://host/x", Path("x"), "")
+    Traceback (most recent call last):
+    splitveil.errors.ConfigError: only http and https addresses are fetched, got 'ftp://host/x'
+    """
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ConfigError(f"only http and https addresses are fetched, got '{url}'")
+    folders = [f for f in (target.parent, *target.parent.parents) if not f.exists()]
+    before = stamp(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(target, wait=True):
+            if stamp(target) == before:  # else another process has brought it meanwhile
+                with replacing(target) as out:
+                    _copy(url, out, target, md5, progress)
+    except (OSError, HTTPException) as err:
+        raise DataError(
+            f"cannot download {url}: {err}; fetch it by hand and put it at {target}"
+        ) from err
+    finally:
+        # A folder made here goes too, unless it holds something: those rmdir leaves alone.
+        for folder in folders:
+            with suppress(OSError):
+                folder.rmdir()
+    return target
+
+
+def _copy(url: str, out: BinaryIO, target: Path, md5: str, progress: Progress) -> None:
+    """Stream the body of `url` into `out`; refuse it if it has another MD5."""
+    digest = hashlib.md5(usedforsecurity=False)
+    done = 0
+    with urlopen(url, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310 - `fetch` checks the scheme
+        total = int(response.headers.get("Content-Length") or 0)
+        while chunk := response.read(CHUNK_BYTES):
+            out.write(chunk)
+            digest.update(chunk)
+            done += len(chunk)
+            progress(done, max(done, total), target.name)
+    if (got := digest.hexdigest()) != md5:
+        raise DataError(
+            f"{url} came with MD5 {got}, expected {md5}; try again later, "
+            f"or fetch it by hand and put it at {target}"
+        )

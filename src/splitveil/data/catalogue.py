@@ -1,0 +1,77 @@
+"""Datasets by name.
+
+A new dataset is one module with a reader and one line in `DATASETS`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from splitveil.data import cifar, folder, mnist, npz, tiny_imagenet
+from splitveil.data.dataset import Dataset, Request, Source, data_root
+from splitveil.errors import ConfigError, unknown
+from splitveil.types import Progress, silent
+
+DATASETS: Mapping[str, Source] = {
+    "digits": Source(
+        summary="1797 handwritten digits, 1×8×8, 10 classes; ships with scikit-learn",
+        read=mnist.read_digits,
+    ),
+    "cifar10": Source(
+        summary="60000 photographs, 3×32×32, 10 classes; official binary archive, 170 MB",
+        read=cifar.read_cifar10,
+    ),
+    "cifar100": Source(
+        summary="60000 photographs, 3×32×32, 100 classes; official binary archive, 169 MB",
+        read=cifar.read_cifar100,
+    ),
+    "tiny-imagenet": Source(
+        summary="110000 photographs, 3×64×64, 200 classes; official zip archive, 248 MB",
+        read=tiny_imagenet.read,
+    ),
+    "fashion-mnist": Source(
+        summary="70000 pieces of clothing, 1×28×28, 10 classes; IDX files, 30 MB",
+        read=mnist.read_fashion,
+    ),
+    "folder": Source(
+        summary="your images, PATH/<class>/<image>, with or without train/ and test/",
+        needs_path=True,
+        read=folder.read,
+    ),
+    "npz": Source(
+        summary="your arrays, a NumPy archive with x, y or x_train, y_train, x_test, y_test",
+        needs_path=True,
+        read=npz.read,
+    ),
+}
+
+
+def load(
+    name: str,
+    data_dir: str | Path | None = None,
+    progress: Progress = silent,
+    *,
+    whole: bool = False,
+) -> Dataset:
+    """The dataset `name`, or `name:PATH` for those that read your own files.
+
+    `whole`: all images are used together, so that few are enough.
+
+    >>> load("digits").image_shape
+    (1, 8, 8)
+    """
+    key, colon, path = name.partition(":")
+    if key not in DATASETS:
+        raise ConfigError(unknown("dataset", key, DATASETS))
+    source = DATASETS[key]
+    if source.needs_path and not path:
+        raise ConfigError(f"dataset '{key}' needs a path: write {key}:PATH")
+    if colon and not source.needs_path:
+        raise ConfigError(f"dataset '{key}' takes no path, got '{name}'; write {key}")
+    return source.read(
+        Request(
+            root=data_root(data_dir),
+            path=Path(path).expanduser() if path else None,
+            progress=progress,
+            whole=whole,
+        )
+    )
