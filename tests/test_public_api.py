@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import splitveil as sv
-from splitveil.runs import Built
+from splitveil.config import Built
 from splitveil.types import SurrogateOutput
 
 NAMES = {

@@ -19,9 +19,9 @@ from splitveil.data import load, make_splits
 from splitveil.errors import CheckpointError, ConfigError
 from splitveil.passport import model_hash
 from splitveil.replay import replay
-from splitveil.teaching import Undivided
-from splitveil.train.checkpoint import read_checkpoint
-from splitveil.train.task import divergence
+from splitveil.train.distillation import Undivided
+from splitveil.train.state import read_checkpoint
+from splitveil.train.step import divergence
 from splitveil.trials import placed
 
 

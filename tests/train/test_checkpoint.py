@@ -13,7 +13,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from splitveil.errors import CheckpointError, RunError
-from splitveil.train.checkpoint import (
+from splitveil.train.files import held, write_text
+from splitveil.train.loop import MetricsLog
+from splitveil.train.state import (
     Checkpoint,
     load_module,
     load_optimiser,
@@ -21,7 +23,6 @@ from splitveil.train.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from splitveil.train.files import MetricsLog, held, write_text
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
 import resource, signal, sys, torch
 from pathlib import Path
 from splitveil.errors import RunError
-from splitveil.train.checkpoint import Checkpoint, write_checkpoint
+from splitveil.train.state import Checkpoint, write_checkpoint
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, {resource.RLIM_INFINITY}))
 try:

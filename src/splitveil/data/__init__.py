@@ -9,7 +9,6 @@ from pathlib import Path
 
 from splitveil.data import cifar, cifar100, digits, fashion, folder, npz, tiny_imagenet
 from splitveil.data.augment import augment
-from splitveil.data.batches import epoch_order
 from splitveil.data.dataset import Dataset, check, data_root, to_uint8
 from splitveil.data.source import Request, Source
 from splitveil.data.splits import (
@@ -75,7 +74,6 @@ __all__ = [
     "aux_view",
     "check",
     "data_root",
-    "epoch_order",
     "load",
     "make_splits",
     "stratified",
