@@ -104,7 +104,6 @@ def fit(
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress = silent,
-    tensorboard: bool | None = None,
 ) -> Run:
     """Train a run into `runs/<name>/`.
 
@@ -116,7 +115,6 @@ def fit(
         resume: Continue the run in the folder.
         overwrite: Replace it.
         progress: Told of every step.
-        tensorboard: Whether to write TensorBoard events; None: where tensorboard is installed.
     """
     prepare_process()
     folder = config.folder
@@ -124,9 +122,6 @@ def fit(
         _check_folder(folder, resume=resume, overwrite=overwrite)
     plan = resolve(config)  # what does not depend on the data is refused before they are fetched
     teacher = open_teacher(config)
-    from splitveil.train.loop import events_writer, train_run
-
-    events_writer(tensorboard)
     dataset = load(config.dataset, config.data_dir, progress)
     plan = plan.on(dataset)
     built = Built(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
@@ -137,16 +132,15 @@ def fit(
         _check_same(folder, plan, built)
         check_same_teacher(teacher, folder)
     parts = plan.build()
+    from splitveil.train.loop import train_run  # imports Fabric, which takes seconds
+
     with held(folder):
         _check_folder(folder, resume=resume, overwrite=overwrite)  # others may have been quicker
         if resume:
             _set_aside(folder)
         else:
             _start_folder(folder, plan, built)
-        train_run(
-            plan, parts, dataset, splits, progress,
-            teacher=teacher, resume=resume, tensorboard=tensorboard,
-        )  # fmt: skip
+        train_run(plan, parts, dataset, splits, progress, teacher=teacher, resume=resume)
         _set_aside(folder)  # somebody may have audited it meanwhile
     return Run(folder, plan.config, built, parts.model)
 

@@ -170,6 +170,18 @@ def test_the_log_is_rewound_to_the_checkpoint(tmp_path: Path) -> None:
     assert [json.loads(line)["loss"] for line in lines] == [1.0, 3.0]
 
 
+def test_a_log_needs_no_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MetricsLog(tmp_path) as log:
+        log.append({"kind": "epoch", "step": 1, "loss": 1.0})
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    written = (tmp_path / "metrics.jsonl").stat().st_size
+    with MetricsLog(tmp_path, written) as log:
+        log.append({"kind": "epoch", "step": 2, "loss": 2.0})
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+    assert list(tmp_path.glob("events.out.tfevents.*")) == []
+
+
 @pytest.mark.parametrize("harm", ["removed", "shortened", "damaged"])
 def test_a_log_that_lost_its_end_goes_on_with_what_is_left(
     tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from splitveil.config import Parts, Plan
 from splitveil.data import Dataset, Splits, augment
-from splitveil.errors import ConfigError, RunError
+from splitveil.errors import RunError
 from splitveil.graphs import compile_methods, set_rates, to_device
 from splitveil.passport import versions
 from splitveil.rng import derive_seed, seeded_globals, stream
@@ -70,7 +70,6 @@ def train_run(
     *,
     teacher: Teacher | None = None,
     resume: bool = False,
-    tensorboard: bool | None = None,
 ) -> None:
     """Train the parts in place; the run's folder gets `metrics.jsonl` and checkpoints.
 
@@ -84,7 +83,6 @@ def train_run(
         progress: Told of every step.
         teacher: Whose answers count beside the labels.
         resume: Whether to go on from the folder's checkpoint.
-        tensorboard: As in `MetricsLog`.
     """
     config, folder, on_gpu = plan.config, plan.config.folder, plan.config.device == "cuda"
     fabric = Fabric(
@@ -126,8 +124,7 @@ def train_run(
         step = Stepper(model, data, state, fabric, task=task, remembers=schedule.penalty.lambd > 0)
         parts.model.train()
         clock = Clock(state.seconds)
-        log_file = MetricsLog(folder, state.log_offset, tensorboard=tensorboard)
-        with catch_interrupt() as interrupted, log_file as metrics:
+        with catch_interrupt() as interrupted, MetricsLog(folder, state.log_offset) as metrics:
             order, last = torch.empty(0), ""
             while state.step < schedule.total_steps:
                 epoch, index = schedule.epoch_of(state.step), state.step % schedule.steps_per_epoch
@@ -361,20 +358,15 @@ def catch_interrupt() -> Iterator[threading.Event]:
 class MetricsLog:
     """`metrics.jsonl`, one JSON object a line, and the TensorBoard events made from it.
 
-    The events are a function of the lines: after a rewind they are written anew.
+    The events are a function of the lines: after a rewind they are written anew. They need the
+    extra `loggers`; without it there are none.
     """
 
-    def __init__(self, folder: Path, offset: int = 0, *, tensorboard: bool | None = None) -> None:
+    def __init__(self, folder: Path, offset: int = 0) -> None:
         """Open for appending after `offset` bytes; what follows them is dropped.
 
         Of a log that has lost its end, or was damaged, the lines before that are kept.
-
-        Args:
-            folder: The run's.
-            offset: Bytes of the log that belong to the checkpoint.
-            tensorboard: Whether to write events; None: where tensorboard is installed.
         """
-        writer = events_writer(tensorboard)
         self._path = folder / "metrics.jsonl"
         with explain_os_error(self._path):
             for stale in folder.glob("events.out.tfevents.*"):
@@ -390,7 +382,7 @@ class MetricsLog:
                 )
             self._file.truncate(kept)
             self._file.seek(kept)
-            self._events = None if writer is None else writer(str(folder))
+            self._events = _events(folder)
         for _, line in lines:
             self._show(line)
 
@@ -423,20 +415,13 @@ class MetricsLog:
                 self._events.close()
 
 
-def events_writer(wanted: bool | None) -> Any:  # noqa: ANN401 - a class of an extra
-    """TensorBoard's writer; None where it is not wanted, or is absent and was not asked for."""
-    if wanted is False:
-        return None
+def _events(folder: Path) -> Any:  # noqa: ANN401 - a class of an extra
+    """TensorBoard's writer; None where tensorboard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError as err:
-        if wanted is None:
-            return None
-        raise ConfigError(
-            "TensorBoard events were asked for, but tensorboard is not installed; "
-            "pip install 'splitveil[loggers]', or leave them out: metrics.jsonl has every number"
-        ) from err
-    return SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder))
 
 
 def _whole_lines(content: bytes) -> list[tuple[bytes, Json]]:
