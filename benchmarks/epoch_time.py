@@ -16,11 +16,12 @@ from pathlib import Path
 
 import torch
 
-from splitveil.config import find_defence, make_config, resolve
+from splitveil.config import find_defence, make_config
+from splitveil.config.resolve import resolve
 from splitveil.data import Dataset, make_splits
 from splitveil.defences import DEFENCES
 from splitveil.passport import device_name, versions
-from splitveil.training import build, train_run
+from splitveil.train.loop import train_run
 from splitveil.types import silent
 
 CLASSES, TESTED, TOLD = 10, 1000, 50_000
@@ -51,11 +52,11 @@ def last_epoch_ms(defence: str, dataset: Dataset, options: argparse.Namespace) -
                   "compile": options.compile, "runs_dir": folder, "name": "run"}  # fmt: skip
         if "attention_warmup_epochs" in find_defence(defence).setting_types():
             wanted["attention_warmup_epochs"] = 0
-        config = resolve(make_config(wanted), dataset)
-        config.folder.mkdir()
-        parts = build(config, dataset.image_shape, dataset.num_classes)
-        train_run(config, dataset, make_splits(dataset, final=True), parts, silent)
-        text = (config.folder / "metrics.jsonl").read_text(encoding="utf-8")
+        plan = resolve(make_config(wanted), dataset)
+        plan.config.folder.mkdir()
+        parts = plan.build()
+        train_run(plan, parts, dataset, make_splits(dataset, final=True), silent)
+        text = (plan.config.folder / "metrics.jsonl").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in text.splitlines()]
     epochs = [line for line in lines if line["kind"] == "epoch"]
     if parts.surrogate is not None and not epochs[2].get("weight"):

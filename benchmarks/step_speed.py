@@ -21,8 +21,7 @@ from splitveil.passport import device_name, versions
 from splitveil.surrogates import KMeansCEM, Rate
 from splitveil.train.schedule import Weights
 from splitveil.train.state import new_state
-from splitveil.train.step import TrainSet
-from splitveil.train.stepper import Stepper
+from splitveil.train.step import Stepper, TrainSet
 from splitveil.types import PenaltyPlan
 
 SHAPE, CLASSES, IMAGES, NOISE = (3, 32, 32), 10, 4096, 0.025
@@ -55,7 +54,7 @@ def steps_of(name: str | None, net: str, fabric: Fabric, *, capture: bool) -> St
         surrogate.refit(torch.rand(IMAGES, wire, device=fabric.device), labels)
     state = new_state(model, surrogate, plan, 0, momentum=0.9, weight_decay=5e-4)
     model.train()
-    data = TrainSet(images=images, labels=labels, order=lambda _: labels, augment=lambda x, _: x)
+    data = TrainSet(images=images, labels=labels, augment=lambda x, _: x)
     return Stepper(wrapped, data, state, fabric, capture=capture)
 
 

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from splitveil.config.settings import read_toml
 from splitveil.errors import RunError, SplitVeilError
-from splitveil.settings import read_toml
-from splitveil.train.checkpoint import read_meta
 from splitveil.train.files import explain_os_error, write_text
+from splitveil.train.state import read_meta
 
 if TYPE_CHECKING:
     from scripts.headline_options import GRACE_S, parse

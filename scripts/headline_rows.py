@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from splitveil.recipes import Setting
+from splitveil.config.recipes import Setting
 from splitveil.reproduce import EXPERIMENTS
 
 OWN_OPTIONS = ("dataset", "defence", "net", "epochs")  # the others are given with --set

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.config import find_defence
-from splitveil.settings import write_toml
+from splitveil.config.settings import write_toml
 
 Json = dict[str, Any]
 EPOCHS, STEPS = 20, 10

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import splitveil as sv
 from splitveil import explaining
 from splitveil.cli import app
+from splitveil.config import plan_of
 from splitveil.defences import DEFENCES
 from splitveil.errors import RunError
 from splitveil.explain import (
@@ -41,8 +42,7 @@ from splitveil.explain.weights import (
     sorted_profile,
 )
 from splitveil.runs import load_data
-from splitveil.train.checkpoint import load_module, read_checkpoint
-from splitveil.training import build
+from splitveil.train.state import load_module, read_checkpoint
 
 Train = Callable[..., sv.Run]
 AT_ONCE = {"attention_warmup_epochs": 0, "skip_first_epoch": False}
@@ -82,7 +82,7 @@ def story_of(run: sv.Run) -> Story:
 
 def judged(run: sv.Run, story: Story) -> dict[str, torch.Tensor]:
     """What the run's own surrogate says of the same samples, in eval mode."""
-    surrogate = build(run.config, run.built.image_shape, run.built.num_classes).surrogate
+    surrogate = plan_of(run.config, run.built.image_shape, run.built.num_classes).build().surrogate
     assert surrogate is not None
     saved = read_checkpoint(run.path / "checkpoint.safetensors").part("surrogate")
     load_module(surrogate, saved, "surrogate")

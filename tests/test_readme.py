@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from splitveil.config import make_config
+from splitveil.config import flat_config, make_config
+from splitveil.config.settings import parse_pair
 from splitveil.report.published import Published
 from splitveil.report.rows import Group
-from splitveil.runs import flat_config
-from splitveil.settings import parse_pair
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

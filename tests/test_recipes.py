@@ -10,14 +10,13 @@ import torch
 from typer.testing import CliRunner
 
 from splitveil.cli import app
-from splitveil.commands import merge
-from splitveil.config import RECIPES, build_defence, find_net, make_config, resolve
+from splitveil.config import RECIPES, build_defence, find_net, make_config
+from splitveil.config.recipes import NAMED_RECIPES, find_recipe, merge
+from splitveil.config.resolve import resolve
 from splitveil.data import DATASETS, Dataset
 from splitveil.errors import ConfigError
 from splitveil.nets import NETS
-from splitveil.recipes import NAMED_RECIPES, find_recipe
 from splitveil.surrogates import GatedAttentionCEM
-from splitveil.training import build
 
 Shape = tuple[int, int, int]
 
@@ -73,8 +72,7 @@ def test_a_recipe_fits_its_images_and_classes(
     name: str, shape: Shape, classes: int, bank: int
 ) -> None:
     dataset = made_up(shape, classes, 2 * classes)
-    config = resolve(make_config({**find_recipe(name).options, "device": "cpu"}), dataset)
-    parts = build(config, dataset.image_shape, dataset.num_classes)
+    parts = resolve(make_config({**find_recipe(name).options, "device": "cpu"}), dataset).build()
     x, y = dataset.images[:6] / 255, dataset.labels[:6]
     out = parts.model.split_forward(x)
     assert out.logits.shape == (6, classes)
@@ -107,8 +105,8 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_name() -> None:
     [
         (
             ("cifar10-arl-veil", "--defence", "none"),
-            "recipe 'cifar10-arl-veil' sets lambd of its defence 'arl.veil', which defence 'none' "
-            "has not; leave that defence out, or use the recipe cifar10-none or",
+            "recipe 'cifar10-arl-veil' sets lambd of its defence 'arl.veil', but defence 'none' "
+            "has no such setting; leave that defence out, or use the recipe cifar10-none or",
         ),
         (("cifar100-veil", "--set", "defence=noise"), "sets bank .* or leave the recipe out"),
         (("cifar10-arl-veil", "--defence", "none", "--set", "lambd=1"), "unknown setting for def"),
@@ -125,15 +123,15 @@ def test_a_defence_without_the_settings_of_a_recipe_is_told_so(
 def test_a_file_overrides_a_recipe_and_set_the_file_and_options_all(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("lambd = 5.0\nepochs = 3\nreg_strength = 0.1\n", encoding="utf-8")
-    alone = merge("digits-veil", None, [], {}, resume=False)
+    alone = merge("digits-veil", None, [], {})
     assert (alone.dataset, alone.defence, alone.folder.name) == ("digits", "veil", "digits-veil-s0")
-    filed = merge("digits-veil", file, [], {}, resume=False)
+    filed = merge("digits-veil", file, [], {})
     assert (filed.settings["lambd"], filed.epochs, filed.noise_std) == (5.0, 3, 0.1)
-    asked = merge("digits-veil", file, ["lambd=7", "epochs=4", "seed=2"], {}, resume=False)
+    asked = merge("digits-veil", file, ["lambd=7", "epochs=4", "seed=2"], {})
     assert (asked.settings["lambd"], asked.epochs, asked.noise_std) == (7.0, 4, 0.1)
     assert asked.folder.name == "digits-veil-s2"
     given = {"epochs": 9, "name": "mine", "net": "auto"}
-    last = merge("digits-veil", file, ["lambd=7", "epochs=4"], given, resume=False)
+    last = merge("digits-veil", file, ["lambd=7", "epochs=4"], given)
     assert (last.settings["lambd"], last.epochs, last.net) == (7.0, 9, "auto")
     assert last.folder.name == "mine"
 

@@ -14,11 +14,11 @@ from torch import nn
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil import config as configuration
 from splitveil.attacks import ClassMean, Linear, MeanImage
 from splitveil.audit.suite import source
 from splitveil.auditing import code_hash
 from splitveil.cli import app
+from splitveil.config import resolve as configuration
 from splitveil.errors import AuditError, RunError
 from splitveil.nets import Channel, GaussianNoise
 from splitveil.passport import model_hash

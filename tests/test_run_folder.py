@@ -11,9 +11,9 @@ import torch
 from short_runs import config
 
 import splitveil as sv
+from splitveil.config import flat_config
 from splitveil.errors import RunError
 from splitveil.replay import read_record
-from splitveil.runs import flat_config
 from splitveil.train.files import held
 
 

@@ -12,9 +12,9 @@ from short_runs import config
 
 import splitveil as sv
 from splitveil.attacks import PROFILES
+from splitveil.config import flat_config
 from splitveil.errors import AuditError, CheckpointError, ConfigError, DataError, RunError
-from splitveil.runs import flat_config
-from splitveil.train.checkpoint import read_checkpoint
+from splitveil.train.state import read_checkpoint
 from splitveil.types import Labelled
 
 

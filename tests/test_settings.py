@@ -10,11 +10,10 @@ from unittest.mock import patch
 import pytest
 
 import splitveil as sv
-from splitveil.config import RunConfig, make_config
+from splitveil.config import RunConfig, flat_config, make_config
+from splitveil.config.settings import parse_pairs, read_toml, write_toml
 from splitveil.defences import DEFENCES, Defence
 from splitveil.errors import ConfigError
-from splitveil.runs import flat_config
-from splitveil.settings import parse_pairs, read_toml, write_toml
 
 
 def test_pairs_have_toml_types() -> None:

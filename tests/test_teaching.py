@@ -19,9 +19,9 @@ from splitveil.data import load, make_splits
 from splitveil.errors import CheckpointError, ConfigError
 from splitveil.passport import model_hash
 from splitveil.replay import replay
-from splitveil.teaching import Undivided
-from splitveil.train.checkpoint import read_checkpoint
-from splitveil.train.task import divergence
+from splitveil.train.distillation import Undivided
+from splitveil.train.state import read_checkpoint
+from splitveil.train.step import divergence
 from splitveil.trials import placed
 
 
@@ -277,8 +277,8 @@ def test_another_teacher_in_the_same_place_is_refused_on_resume(
     [
         ("label_smoothing=1.0", "label_smoothing must be in [0, 1), got 1.0"),
         ("label_smoothing=-0.1", "label_smoothing must be in [0, 1), got -0.1"),
-        ("teacher_share=0.0", "teacher_share must be above 0 and at most 1, got 0.0"),
-        ("teacher_temperature=0.0", "teacher_temperature must be above 0 and at most 100, got 0.0"),
+        ("teacher_share=0.0", "teacher_share must be in (0, 1], got 0.0"),
+        ("teacher_temperature=0.0", "teacher_temperature must be in (0, 100], got 0.0"),
         ("teacher=runs/nobody", "runs/nobody is not a run"),
     ],
 )

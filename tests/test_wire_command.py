@@ -15,11 +15,11 @@ from torch import Generator
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil import config as configuration
 from splitveil import examining, wiretap
 from splitveil.attacks import Linear, MeanImage
 from splitveil.cli import app
 from splitveil.commands.wire import summary
+from splitveil.config import resolve as configuration
 from splitveil.data import aux_view
 from splitveil.runs import load_data
 from splitveil.serve.faults import ServerError

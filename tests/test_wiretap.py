@@ -10,11 +10,11 @@ import torch
 from torch import Generator, Tensor
 
 import splitveil as sv
-from splitveil import config as configuration
 from splitveil import examining
 from splitveil.attacks import Linear, MeanImage
 from splitveil.audit.certificates import KINDS
 from splitveil.auditing import Opened
+from splitveil.config import resolve as configuration
 from splitveil.data import load
 from splitveil.errors import AuditError, DataError
 from splitveil.serve.capture import Recorder

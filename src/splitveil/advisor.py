@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 
 from splitveil.audit.suite import Share
-from splitveil.config import ANY_RECIPE, RECIPES, SMALL_SIDE, RunConfig, resolve
+from splitveil.config import ANY_RECIPE, RECIPES, RunConfig
+from splitveil.config.resolve import SMALL_SIDE, resolve
 from splitveil.data import load
 from splitveil.errors import ConfigError, RunError, SplitVeilError
 from splitveil.nets import NETS, THIN_CLIENTS, Candidate, candidates, cut
+from splitveil.runs import ready_teacher
 from splitveil.sweep.pareto import undominated
-from splitveil.teaching import ready_teacher
 from splitveil.trials import ranking_attacks, trial
 from splitveil.types import Progress, silent
 

@@ -14,7 +14,7 @@ from splitveil.audit import Attempt, Case, Store, Wire, intercept
 from splitveil.audit.certificates import Part, fingerprints, refusals
 from splitveil.audit.suite import source
 from splitveil.audit.tables import Attributes, attributes_of, read_table
-from splitveil.config import find_profile
+from splitveil.config import find_profile, flat_config, planned_steps
 from splitveil.data import AuxView, Dataset, Splits, aux_view
 from splitveil.data.folder import file_names
 from splitveil.disclosures import deployed
@@ -24,11 +24,11 @@ from splitveil.examining import Claim, Subject, measure
 from splitveil.keeping import put_record
 from splitveil.nets import front_of
 from splitveil.passport import model_hash, versions
-from splitveil.runs import Run, flat_config, load_data, planned_steps
+from splitveil.runs import Run, load_data
 from splitveil.surrogates.batch import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
-from splitveil.train.checkpoint import read_checkpoint
 from splitveil.train.files import atomic_file, check_folder, explain_os_error, held, stamp
+from splitveil.train.state import read_checkpoint
 from splitveil.types import Json, Labelled, Progress, Record, Victim
 
 PLACES = ("data_dir", "runs_dir")  # where files lay says nothing about a result

@@ -190,9 +190,14 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     }  # fmt: skip
     options = {k: v for k, v in given.items() if v is not None}
     continued = resume and not overwrite  # both are refused together, by `fit`
-    run_config = commands.merge(recipe, config, settings or [], options, resume=continued)
+    from splitveil.config.recipes import merge
     from splitveil.console import out, progress_bar, show_json
-    from splitveil.runs import fit
+    from splitveil.runs import fit, saved_settings
+
+    run_config = merge(recipe, config, settings or [], options)
+    if continued:
+        saved = saved_settings(run_config.folder)
+        run_config = merge(recipe, config, settings or [], options, saved=saved)
 
     with progress_bar("train") as bar:
         run = fit(run_config, resume=resume, overwrite=overwrite, progress=bar)

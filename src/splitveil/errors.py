@@ -12,8 +12,11 @@ SplitVeilError
 A message says what is wrong, what was got, what is allowed, and what to do next.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
+from math import inf
+from typing import get_args, get_type_hints
 
 
 class SplitVeilError(Exception):
@@ -50,3 +53,67 @@ def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
     near = get_close_matches(got, names, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ";"
     return f"unknown {what} '{got}'{hint} choose from: {', '.join(names)}"
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers a field may have, declared at the field: `Annotated[float, Range(0, inf)]`.
+
+    Args:
+        low: The smallest number.
+        high: The largest number; `inf` leaves every finite one.
+        above: Whether `low` itself is excluded.
+        below: Whether `high` itself is excluded.
+        hint: What else to say to somebody whose number lies outside.
+
+    >>> Range(0, 1, below=True).problem("share", 1.0)
+    'share must be in [0, 1), got 1.0'
+    """
+
+    low: int | float
+    high: int | float = inf
+    above: bool = False
+    below: bool = False
+    hint: str = ""
+
+    def problem(self, name: str, value: int | float) -> str | None:
+        """What is wrong with a field's value; None where it lies in the range."""
+        over = value > self.low if self.above else value >= self.low
+        under = value < self.high if self.below or self.high == inf else value <= self.high
+        if over and under:
+            return None
+        if self.high < inf:
+            ends = f"{'(' if self.above else '['}{self.low:g}, {self.high:g}"
+            allowed = f"in {ends}{')' if self.below else ']'}"
+        elif isinstance(value, int):
+            allowed = f"at least {self.low:g}"
+        else:
+            allowed = f"a finite number {'>' if self.above else '≥'} {self.low:g}"
+        return f"{name} must be {allowed}, got {value}" + (f"; {self.hint}" if self.hint else "")
+
+
+def range_problems(owner: object) -> list[str]:
+    """What is wrong with the fields of a dataclass that declare a range; None is not checked."""
+    kinds = get_type_hints(type(owner), include_extras=True)
+    found = [
+        declared.problem(name, value)
+        for name, kind in kinds.items()
+        for declared in _ranges(kind)
+        if (value := getattr(owner, name, None)) is not None
+    ]
+    return [problem for problem in found if problem]
+
+
+def check_ranges(owner: object) -> None:
+    """Refuse a dataclass with a field outside the range it declares."""
+    if problems := range_problems(owner):
+        raise ConfigError("; ".join(problems))
+
+
+def _ranges(kind: object) -> Iterator[Range]:
+    """The range in a field's type, behind `| None` too."""
+    for part in get_args(kind):
+        if isinstance(part, Range):
+            yield part
+        else:
+            yield from _ranges(part)

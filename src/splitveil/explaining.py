@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from splitveil.config import build_defence
+from splitveil.config import plan_of
 from splitveil.data import Dataset, Splits
 from splitveil.explain.flow import Box, Sizes, run_flow
 from splitveil.explain.page import write_page
@@ -17,7 +17,7 @@ from splitveil.explain.panels import Attention, Gates, Groups, Story, panels, su
 from splitveil.explain.weights import Words
 from splitveil.report import read_run
 from splitveil.rng import stream
-from splitveil.runs import Run, flat_config, load_data, load_run
+from splitveil.runs import Run, load_data, load_run
 from splitveil.surrogates import GatedAttentionCEM, KMeansCEM, SlotCrossAttentionCEM
 from splitveil.surrogates.bank import join
 from splitveil.surrogates.batch import ClassBatch, FirstCall, class_batch
@@ -25,8 +25,7 @@ from splitveil.surrogates.gates import plain_layernorm, snr_gate
 from splitveil.surrogates.kmeans import assign
 from splitveil.surrogates.segments import class_moments
 from splitveil.surrogates.slots import slot_moments
-from splitveil.train.checkpoint import load_module, read_checkpoint
-from splitveil.training import build
+from splitveil.train.state import load_module, read_checkpoint
 from splitveil.types import Json
 
 LIMIT = 1000  # images looked at
@@ -60,7 +59,8 @@ def explain_run(folder: Path, target: Path | None = None) -> tuple[list[Path], J
 def tell(run: Run, dataset: Dataset, splits: Splits) -> Story:
     """The arrays of a run's explanation, of at most a thousand training images."""
     config, built = run.config, run.built
-    untrained = build(config, built.image_shape, built.num_classes)
+    plan = plan_of(config, built.image_shape, built.num_classes)
+    untrained = plan.build()
     surrogate, width = untrained.surrogate, run.model.wire_floats(built.image_shape)
     if surrogate is not None:
         saved = read_checkpoint(run.path / "checkpoint.safetensors").part("surrogate")
@@ -71,10 +71,10 @@ def tell(run: Run, dataset: Dataset, splits: Splits) -> Story:
     device = next(run.model.parameters()).device
     z = _features(run.model.encoder, data.images.to(device)).cpu()
     before = _features(untrained.model.encoder.eval(), data.images).numpy()
-    flat = flat_config(config)
+    flat = plan.settings()
     statistic = getattr(surrogate, "statistic", None)
     attention, groups, gates = _look(surrogate, z, data.labels, float(flat.get("lambd") or 0))
-    beside = _beside(untrained.companion, build_defence(config).settings())
+    beside = _beside(untrained.companion, plan.defence.settings())
     batch = float(config.batch_size or len(splits.train))
     return Story(
         flow=run_flow(flat, _sizes(run), _stages(run.model.channel), statistic, beside),

@@ -50,6 +50,13 @@ def compile_methods(owner: object, *names: str, backend: str = "inductor") -> No
         setattr(owner, name, torch.compile(method, dynamic=False, backend=backend))
 
 
+def to_device(net: nn.Module, device: torch.device) -> None:
+    """Moves a network there, in place; on a GPU with the channels last."""
+    net.to(device)
+    if device.type == "cuda":
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     """A new learning rate, written into the tensor that a replayed step reads, where it is one."""
     set_rates(optimiser, [rate] * len(optimiser.param_groups))

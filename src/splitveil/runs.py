@@ -4,20 +4,34 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import cast
 
 import torch
+from torch import nn
 
-from splitveil import config as configuration
-from splitveil.config import RunConfig
+from splitveil.config import (
+    Built,
+    Plan,
+    RunConfig,
+    find_defence,
+    find_device,
+    flat_config,
+    make_config,
+    plan_of,
+)
+from splitveil.config.resolve import resolve
+from splitveil.config.run_config import NAME, NAME_RULE
+from splitveil.config.settings import read_toml, write_toml
 from splitveil.data import Dataset, Splits, load, make_splits
-from splitveil.errors import AuditError, CheckpointError, RunError
-from splitveil.nets import SplitModel
+from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, SplitVeilError
+from splitveil.nets import GaussianNoise, SplitModel
+from splitveil.passport import model_hash
 from splitveil.rng import seeded_globals
-from splitveil.settings import read_toml, write_toml
-from splitveil.train.checkpoint import load_module, read_checkpoint
+from splitveil.train.distillation import Teacher, TeacherFacts, check_same_teacher, check_teacher
 from splitveil.train.files import beside, explain_os_error, held, write_text
+from splitveil.train.state import CHECKPOINT, load_module, read_checkpoint, read_meta
 from splitveil.types import Json, Progress, Record, Victim, silent
 
 EARLIER = {"ramp": 0.0, "sparse_place": "wire"}  # what a setting was before folders named it
@@ -29,15 +43,6 @@ def prepare_process() -> None:
     The gated forms produce many; without this they train an order of magnitude slower on a CPU.
     """
     torch.set_flush_denormal(True)
-
-
-@dataclass(frozen=True)
-class Built:
-    """What a run folder must remember of its data to rebuild the model without them."""
-
-    image_shape: tuple[int, int, int]
-    num_classes: int
-    data_hash: str
 
 
 class Run:
@@ -104,52 +109,120 @@ def fit(
 
     An existing folder is refused unless `resume` (continue where it stopped, bit for bit on a
     CPU) or `overwrite` is given.
+
+    Args:
+        config: The run's settings; what is None is filled in from the dataset's recipe.
+        resume: Continue the run in the folder.
+        overwrite: Replace it.
+        progress: Told of every step.
     """
     prepare_process()
     folder = config.folder
     with explain_os_error(folder):
         _check_folder(folder, resume=resume, overwrite=overwrite)
-    configuration.refuse(config)
-    from splitveil.teaching import check_same_teacher, check_teacher, open_teacher
-
+    plan = resolve(config)  # what does not depend on the data is refused before they are fetched
     teacher = open_teacher(config)
     dataset = load(config.dataset, config.data_dir, progress)
-    config = configuration.resolve(config, dataset)
+    plan = plan.on(dataset)
     built = Built(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
-    splits = make_splits(
-        dataset,
-        split_seed=config.split_seed,
-        held_out=config.held_out,
-        final=config.final,
-    )
+    splits = splits_of(config, dataset)
     if teacher is not None:
-        check_teacher(teacher, config, dataset)
+        check_teacher(teacher, config, dataset, built.data_hash)
     if resume:
-        _check_same(folder, config, built)
+        _check_same(folder, plan, built)
         check_same_teacher(teacher, folder)
-    from splitveil.training import build, train_run
+    parts = plan.build()
+    from splitveil.train.loop import train_run  # imports Fabric, which takes seconds
 
-    parts = build(config, built.image_shape, built.num_classes)
     with held(folder):
         _check_folder(folder, resume=resume, overwrite=overwrite)  # others may have been quicker
         if resume:
             _set_aside(folder)
         else:
-            _start_folder(folder, config, built)
-        train_run(config, dataset, splits, parts, progress, teacher=teacher, resume=resume)
+            _start_folder(folder, plan, built)
+        train_run(plan, parts, dataset, splits, progress, teacher=teacher, resume=resume)
         _set_aside(folder)  # somebody may have audited it meanwhile
-    return Run(folder, config, built, parts.model)
+    return Run(folder, plan.config, built, parts.model)
 
 
 def load_run(path: str | Path) -> Run:
     """Read a run folder back; the data are not needed."""
     folder = Path(path)
     config, built = read_folder(folder)
-    device = configuration.find_device("cpu" if config.device == "cpu" else "auto")
+    device = find_device("cpu" if config.device == "cpu" else "auto")
     with seeded_globals(0):
-        model = configuration.build_model(config, built.image_shape, built.num_classes)
-    load_module(model, read_checkpoint(folder / "checkpoint.safetensors").part("model"), "model")
+        model = plan_of(config, built.image_shape, built.num_classes).build_model()
+    load_module(model, read_checkpoint(folder / CHECKPOINT).part("model"), "model")
     return Run(folder, config, built, model.to(device))
+
+
+def open_teacher(config: RunConfig) -> Teacher | None:
+    """The run that a configuration names as its teacher; None where it names none."""
+    if config.teacher is None:
+        for key in ("teacher_share", "teacher_temperature"):
+            if getattr(config, key) != getattr(RunConfig, key):
+                raise ConfigError(
+                    f"{key} is {getattr(config, key)}, but there is no teacher; "
+                    "add --set teacher=RUN, the folder of a trained run, or leave it out"
+                )
+        return None
+    folder = place_of(config.teacher)
+    if folder.resolve() == config.folder.resolve():
+        raise ConfigError(
+            f"{folder} cannot be its own teacher; name another run, or give this one a --name"
+        )
+    return load_teacher(folder)
+
+
+def load_teacher(folder: Path) -> Teacher:
+    """A run as a teacher.
+
+    It may add noise to what it sends, and answers without it; whatever else its channel does, its
+    server has learnt to expect.
+    """
+    try:
+        run = load_run(folder)
+    except SplitVeilError as err:
+        raise ConfigError(
+            f"the teacher {folder} cannot be used: {err} (this is said of the teacher's folder)"
+        ) from err
+    stages = cast(nn.ModuleList, run.model.channel.stages)
+    more = [type(stage).__name__ for stage in stages if not isinstance(stage, GaussianNoise)]
+    if more:
+        raise ConfigError(
+            f"the teacher {folder} does more to what it sends than add noise ({', '.join(more)}), "
+            "so it cannot answer in one piece; train one with --defence none"
+        )
+    facts = TeacherFacts(
+        folder=folder,
+        config=run.config,
+        data_hash=run.built.data_hash,
+        model_hash=model_hash(run.model),
+        steps=int(read_meta(folder / CHECKPOINT)["step"]),
+    )
+    return Teacher(run.model, facts)
+
+
+def place_of(text: str) -> Path:
+    """The folder that `teacher` names."""
+    if not text.strip():
+        raise ConfigError(f"teacher must be the folder of a trained run, or none, got '{text}'")
+    return Path(text).expanduser()
+
+
+def ready_teacher(config: RunConfig, dataset: Dataset) -> Teacher | None:
+    """The teacher of a run on these data, checked; None where it has none."""
+    teacher = open_teacher(config)
+    if teacher is not None:
+        check_teacher(teacher, config, dataset, fingerprint(dataset))
+    return teacher
+
+
+def splits_of(config: RunConfig, dataset: Dataset) -> Splits:
+    """Which images a run trains on, chooses by and is tested on."""
+    return make_splits(
+        dataset, split_seed=config.split_seed, held_out=config.held_out, final=config.final
+    )
 
 
 def load_data(run: Run, progress: Progress = silent) -> tuple[Dataset, Splits]:
@@ -162,10 +235,7 @@ def load_data(run: Run, progress: Progress = silent) -> tuple[Dataset, Splits]:
             f"{fingerprint(dataset)}, expected {run.built.data_hash}; point data_dir to the "
             "original data or train again"
         )
-    splits = make_splits(
-        dataset, split_seed=config.split_seed, held_out=config.held_out, final=config.final
-    )
-    return dataset, splits
+    return dataset, splits_of(config, dataset)
 
 
 def fingerprint(dataset: Dataset) -> str:
@@ -173,21 +243,6 @@ def fingerprint(dataset: Dataset) -> str:
     digest = hashlib.sha256(dataset.images.cpu().numpy().tobytes())
     digest.update(dataset.labels.cpu().numpy().astype("<i8").tobytes())
     return digest.hexdigest()[:16]
-
-
-def planned_steps(config: RunConfig, images: int) -> int:
-    """Steps of a resolved run that is trained on so many images to its end.
-
-    >>> planned_steps(RunConfig(epochs=3, batch_size=128), 1000)
-    21
-    """
-    return (config.epochs or 1) * (images // min(config.batch_size or images, images))
-
-
-def flat_config(config: RunConfig) -> Json:
-    """The run's and the defence's settings in one flat table."""
-    run = {k: v for k, v in asdict(config).items() if k != "settings" and v is not None}
-    return run | configuration.build_defence(config).settings()
 
 
 def read_folder(folder: Path) -> tuple[RunConfig, Built]:
@@ -210,22 +265,26 @@ def read_folder(folder: Path) -> tuple[RunConfig, Built]:
         )
     except (KeyError, ValueError, TypeError, IndexError) as err:
         raise RunError(f"{path} lacks {err}; it was not written by a training run") from err
-    defence = configuration.find_defence(str(flat.get("defence", RunConfig.defence)))
+    defence = find_defence(str(flat.get("defence", RunConfig.defence)))
     flat = {k: v for k, v in EARLIER.items() if k in defence.settings()} | flat
     place = folder.resolve() if folder.name in ("", "..") else folder  # `.` has no name
     flat["runs_dir"], flat["name"] = str(place.parent), place.name
-    if not configuration.NAME.fullmatch(place.name):
+    if not NAME.fullmatch(place.name):
         raise RunError(
-            f"cannot read the run {folder}: its {configuration.NAME_RULE}, got '{place.name}'; "
-            "rename the folder"
+            f"cannot read the run {folder}: its {NAME_RULE}, got '{place.name}'; rename the folder"
         )
-    return configuration.make_config(flat), built
+    return make_config(flat), built
+
+
+def saved_settings(folder: Path) -> Json:
+    """The flat settings of a run, as its folder has them."""
+    return flat_config(read_folder(folder)[0])
 
 
 def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
     if resume and overwrite:
         raise RunError("--resume and --overwrite exclude each other; give one")
-    if resume and not (folder / "checkpoint.safetensors").is_file():
+    if resume and not (folder / CHECKPOINT).is_file():
         raise RunError(
             f"nothing to resume: {folder} has no checkpoint; start it again with --overwrite"
         )
@@ -271,10 +330,10 @@ def _set_aside(folder: Path) -> None:
                 file.replace(folder / f"{name}.unfinished.json")
 
 
-def _check_same(folder: Path, config: RunConfig, built: Built) -> None:
+def _check_same(folder: Path, plan: Plan, built: Built) -> None:
     """Refuse to resume with other settings, naming each one."""
     saved, saved_built = read_folder(folder)
-    old, new = flat_config(saved) | asdict(saved_built), flat_config(config) | asdict(built)
+    old, new = flat_config(saved) | asdict(saved_built), plan.settings() | asdict(built)
     free = ("data_dir", "runs_dir", "name", "teacher")  # the teacher itself is compared
     changed = [
         f"{k} was {old.get(k)!r}, is {new[k]!r}"
@@ -288,9 +347,9 @@ def _check_same(folder: Path, config: RunConfig, built: Built) -> None:
         )
 
 
-def _start_folder(folder: Path, config: RunConfig, built: Built) -> None:
+def _start_folder(folder: Path, plan: Plan, built: Built) -> None:
     with explain_os_error(folder):
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-    write_text(folder / "config.toml", write_toml(flat_config(config) | asdict(built)))
+    write_text(folder / "config.toml", write_toml(plan.settings() | asdict(built)))

@@ -15,12 +15,12 @@ from splitveil import __version__
 from splitveil.audit import accuracy, ceiling_mse, run_attacks, strongest
 from splitveil.audit.suite import Share
 from splitveil.auditing import ACCURACY_DRAWS, PLACES, folder_store, open_run
-from splitveil.config import RunConfig, find_profile, resolve
+from splitveil.config import RunConfig, find_profile
+from splitveil.config.resolve import resolve
 from splitveil.data import Dataset
 from splitveil.errors import CheckpointError
 from splitveil.nets import CLIENT_PREFIX
-from splitveil.runs import Run, fingerprint, fit, flat_config
-from splitveil.teaching import ready_teacher
+from splitveil.runs import Run, fingerprint, fit, ready_teacher
 from splitveil.train.files import write_text
 from splitveil.types import Attack, Json, Progress, silent
 
@@ -56,7 +56,7 @@ def trial(
 
 def placed(config: RunConfig, dataset: Dataset) -> RunConfig:
     """The run with a name of its own: other settings or other data, another folder."""
-    settings = flat_config(resolve(config, dataset))
+    settings = resolve(config, dataset).settings()
     same = {k: v for k, v in settings.items() if k not in (*PLACES, "name")}
     if teacher := ready_teacher(config, dataset):
         same["teacher"] = teacher.noted["model"]

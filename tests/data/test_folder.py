@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from splitveil.config import RunConfig, build_model, resolve
+from splitveil.config import RunConfig
+from splitveil.config.resolve import resolve
 from splitveil.data import Dataset, load
 from splitveil.errors import ConfigError, DataError
 
@@ -204,10 +205,10 @@ def test_images_of_one_pixel_are_read_and_refused_by_the_net(tmp_path: Path) -> 
         save(tmp_path / "ab"[i % 2] / f"{i}.png", pixels(i, (1, 1, 3)))
     data = read(tmp_path)
     assert data.image_shape == (3, 1, 1)
-    config = resolve(RunConfig(dataset=data.name, device="cpu"), data)
+    plan = resolve(RunConfig(dataset=data.name, device="cpu"), data)
     message = r"^images must be at least 4×4, got \(3, 1, 1\) \(c, h, w\); resize them"
     with pytest.raises(ConfigError, match=message):
-        build_model(config, data.image_shape, data.num_classes)
+        plan.build_model()
 
 
 @pytest.mark.parametrize("side", [64, 96])

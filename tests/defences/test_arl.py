@@ -8,8 +8,7 @@ from defences.made import trained
 from torch import Tensor, nn
 
 from splitveil.config import build_defence, find_defence, make_config
-from splitveil.defences import Arl, DecodingAdversary
-from splitveil.defences.arl import Measure, explained
+from splitveil.defences.arl import Arl, DecodingAdversary, Measure, explained
 from splitveil.errors import ConfigError
 from splitveil.graphs import compile_methods
 from splitveil.nets import NETS, cut

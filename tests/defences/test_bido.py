@@ -8,7 +8,7 @@ from defences.made import trained
 from torch import Tensor
 
 from splitveil.config import build_defence, find_defence, make_config
-from splitveil.defences import BilateralDependency
+from splitveil.defences.bido import BilateralDependency
 from splitveil.errors import ConfigError
 from splitveil.types import Companion
 

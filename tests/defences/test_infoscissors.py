@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from splitveil.config import build_defence, find_defence, make_config
-from splitveil.defences import ScissorsBound
-from splitveil.defences.infoscissors import squared_error, squared_error_of_strangers
+from splitveil.defences.infoscissors import ScissorsBound, squared_error, squared_error_of_strangers
 from splitveil.errors import ConfigError
 from splitveil.types import Companion
 

@@ -8,7 +8,7 @@ from defences.made import trained
 from torch import Tensor
 
 from splitveil.config import build_defence, find_defence, make_config
-from splitveil.defences import DistanceCorrelation
+from splitveil.defences.nopeek import DistanceCorrelation
 from splitveil.errors import ConfigError
 from splitveil.types import Companion
 

@@ -8,8 +8,9 @@ from defences.made import trained
 from torch import Tensor, nn
 
 from splitveil.config import build_defence, find_defence, make_config
-from splitveil.defences import DEFENCES, DecodingAdversary, PruningAdversary
-from splitveil.defences.patrol import filter_importance, kept_filters
+from splitveil.defences import DEFENCES
+from splitveil.defences.arl import DecodingAdversary
+from splitveil.defences.patrol import PruningAdversary, filter_importance, kept_filters
 from splitveil.errors import ConfigError
 from splitveil.nets import NETS, cut
 from splitveil.types import Companion

@@ -7,7 +7,8 @@ import torch
 from defences.made import trained
 
 from splitveil.config import build_defence, find_defence, make_config
-from splitveil.defences import DEFENCES, Amplifier, Shredder
+from splitveil.defences import DEFENCES
+from splitveil.defences.shredder import Amplifier, Shredder
 from splitveil.errors import ConfigError
 from splitveil.nets import LearnedNoise
 from splitveil.nets.stages import RATE

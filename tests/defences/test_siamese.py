@@ -9,8 +9,7 @@ from defences.made import trained
 from torch import Tensor
 
 from splitveil.config import build_defence, find_defence, make_config
-from splitveil.defences import SiameseEmbedding
-from splitveil.defences.siamese import contrastive_loss
+from splitveil.defences.siamese import SiameseEmbedding, contrastive_loss
 from splitveil.errors import ConfigError, DataError
 from splitveil.types import Surrogate
 

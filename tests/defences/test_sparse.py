@@ -7,7 +7,7 @@ import torch
 from defences.made import trained
 from torch import Tensor, nn
 
-from splitveil.config import build_defence, build_model, find_defence, make_config
+from splitveil.config import build_defence, find_defence, make_config, plan_of
 from splitveil.defences import DEFENCES
 from splitveil.errors import ConfigError
 from splitveil.nets import SparseCoding, SplitModel, before_squashing, front_of
@@ -24,7 +24,7 @@ def built(**settings: float | str) -> SplitModel:
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         config = make_config({"dataset": "digits", "defence": "sparse", "net": "small"} | settings)
-        return build_model(config, (1, 8, 8), 10).eval()
+        return plan_of(config, (1, 8, 8), 10).build_model().eval()
 
 
 def layer(model: SplitModel) -> SparseCoding:

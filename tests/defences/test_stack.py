@@ -14,15 +14,16 @@ from typer.testing import CliRunner
 
 import splitveil as sv
 from splitveil.cli import app
-from splitveil.config import build_defence, find_defence, make_config, resolve
+from splitveil.config import build_defence, find_defence, flat_config, make_config
+from splitveil.config.resolve import resolve
+from splitveil.config.settings import read_toml
 from splitveil.data import load
 from splitveil.defences import DEFENCES, Defence, Stack, stack
 from splitveil.errors import CheckpointError, ConfigError
 from splitveil.nets import Channel, GaussianNoise
-from splitveil.runs import flat_config, load_run, read_folder
-from splitveil.settings import read_toml
+from splitveil.runs import load_run, read_folder
 from splitveil.surrogates import GatedAttentionCEM, KMeansCEM
-from splitveil.train.checkpoint import read_checkpoint
+from splitveil.train.state import read_checkpoint
 from splitveil.types import PenaltyPlan
 
 STAGE_OF = {"dropout": "Dropout", "topk": "TopK", "quantise": "Quantise"}

@@ -13,12 +13,12 @@ from defences.made import trained
 from torch import Tensor, nn
 
 from splitveil.config import find_defence
-from splitveil.defences import DEFENCES, DistanceCorrelation
-from splitveil.defences.base import NoiseOnly, Price
-from splitveil.defences.stack import Together
+from splitveil.defences import DEFENCES
+from splitveil.defences.base import NoiseOnly, Price, Together
+from splitveil.defences.nopeek import DistanceCorrelation
 from splitveil.errors import ConfigError
 from splitveil.nets import SplitModel, cut, sized, small
-from splitveil.train.checkpoint import read_checkpoint
+from splitveil.train.state import read_checkpoint
 from splitveil.types import Companion
 
 IMAGE = (1, 8, 8)

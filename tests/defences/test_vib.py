@@ -9,8 +9,13 @@ from defences.made import trained
 from torch.distributions import Normal, kl_divergence
 
 from splitveil.config import build_defence, find_defence, make_config
-from splitveil.defences import DEFENCES, BottleneckPrice, VariationalBottleneck
-from splitveil.defences.vib import channel_noise, normal_divergence
+from splitveil.defences import DEFENCES
+from splitveil.defences.vib import (
+    BottleneckPrice,
+    VariationalBottleneck,
+    channel_noise,
+    normal_divergence,
+)
 from splitveil.errors import ConfigError
 from splitveil.nets import NETS, Channel, LearnedNoise, SplitModel, cut
 from splitveil.nets.stages import RATE

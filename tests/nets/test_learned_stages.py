@@ -23,7 +23,7 @@ from splitveil.nets import (
     sized,
 )
 from splitveil.nets.stages import MAX_WIRE, RATE, standard_noise
-from splitveil.train.checkpoint import Checkpoint, load_module, read_checkpoint, write_checkpoint
+from splitveil.train.state import Checkpoint, load_module, read_checkpoint, write_checkpoint
 
 STAGES: dict[str, Callable[[], LearnedStage]] = {
     "gaussian": lambda: LearnedNoise(0.1),

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from splitveil.nets import Channel, SplitModel
 from splitveil.surrogates import GatedAttentionCEM
 from splitveil.train import Weights
-from splitveil.train.distributed import own_rows
 from splitveil.train.state import new_state
-from splitveil.train.step import forward_loss
+from splitveil.train.step import Stepper, TrainSet, own_rows
 from splitveil.types import PenaltyPlan
 
 
@@ -45,7 +44,8 @@ def one_step(fabric: Fabric, attention: str, *, rate: bool) -> dict[str, Tensor]
     state = new_state(model, cem, PenaltyPlan(lambd=1.0), 0, momentum=0.9, weight_decay=0.0)
     rows = own_rows(torch.arange(32), fabric)
     weights = Weights(encoder=3.0, scale=0.5)
-    loss, values = forward_loss(wrapped, (x[rows], y[rows]), weights, state, fabric)
+    data = TrainSet(images=x, labels=y, augment=lambda images, _: images)
+    loss, values = Stepper(wrapped, data, state, fabric).loss(x[rows], y[rows], weights)
     fabric.backward(loss)
     found = {"rob_loss": values["rob_loss"].detach()}
     for name, module in (("model", model), ("cem", cem)):

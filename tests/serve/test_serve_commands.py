@@ -17,19 +17,20 @@ from serve.test_export import quick
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil import config as configuration
 from splitveil.commands import exporting as exporting_run
 from splitveil.commands import serve as commands_serve
+from splitveil.config import Built
+from splitveil.config.resolve import resolve
+from splitveil.config.settings import write_toml
 from splitveil.data import load
 from splitveil.errors import SplitVeilError
-from splitveil.runs import Built, fingerprint, flat_config
+from splitveil.runs import fingerprint
 from splitveil.serve import export as exporting
 from splitveil.serve import int8
 from splitveil.serve import server as serving
 from splitveil.serve.manifest import FILE, read_manifest
 from splitveil.serve.server import load_app, running
-from splitveil.settings import write_toml
-from splitveil.train.checkpoint import Checkpoint, prefixed, write_checkpoint
+from splitveil.train.state import Checkpoint, prefixed, write_checkpoint
 
 TOKEN = "0123456789abcdef"  # noqa: S105
 
@@ -57,18 +58,19 @@ def error(result: Any) -> str:  # noqa: ANN401
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on digits as `fit` leaves it, untrained."""
     dataset = load("digits", None)
-    config = configuration.resolve(
+    plan = resolve(
         sv.RunConfig(
             dataset="digits", defence="noise", name="first",
             runs_dir=str(tmp_path_factory.mktemp("runs")),
         ),
         dataset,
     )  # fmt: skip
+    config = plan.config
     config.folder.mkdir()
     built = Built(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
-    text = write_toml(flat_config(config) | asdict(built))
+    text = write_toml(plan.settings() | asdict(built))
     (config.folder / "config.toml").write_text(text, encoding="utf-8")
-    model = configuration.build_model(config, built.image_shape, built.num_classes)
+    model = plan.build_model()
     saved = Checkpoint(prefixed("model", model.state_dict()), {"step": 9})
     write_checkpoint(config.folder / "checkpoint.safetensors", saved)
     return config.folder

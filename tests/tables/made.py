@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from splitveil.settings import parse_pair
+from splitveil.config.settings import parse_pair
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "headline.py"

@@ -6,7 +6,7 @@ from types import ModuleType
 from tables.made import Planned, settings_of
 
 from splitveil.config import build_defence, make_config
-from splitveil.recipes import find_recipe
+from splitveil.config.recipes import find_recipe
 from splitveil.report.bases import TABLE1
 from splitveil.reproduce import EXPERIMENTS
 

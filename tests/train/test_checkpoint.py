@@ -13,7 +13,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from splitveil.errors import CheckpointError, RunError
-from splitveil.train.checkpoint import (
+from splitveil.train.files import held, write_text
+from splitveil.train.loop import MetricsLog
+from splitveil.train.state import (
     Checkpoint,
     load_module,
     load_optimiser,
@@ -21,7 +23,6 @@ from splitveil.train.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from splitveil.train.files import MetricsLog, held, write_text
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
 import resource, signal, sys, torch
 from pathlib import Path
 from splitveil.errors import RunError
-from splitveil.train.checkpoint import Checkpoint, write_checkpoint
+from splitveil.train.state import Checkpoint, write_checkpoint
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, {resource.RLIM_INFINITY}))
 try:
@@ -167,6 +168,18 @@ def test_the_log_is_rewound_to_the_checkpoint(tmp_path: Path) -> None:
         log.append({"kind": "epoch", "step": 2, "loss": 3.0})
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["loss"] for line in lines] == [1.0, 3.0]
+
+
+def test_a_log_needs_no_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MetricsLog(tmp_path) as log:
+        log.append({"kind": "epoch", "step": 1, "loss": 1.0})
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    written = (tmp_path / "metrics.jsonl").stat().st_size
+    with MetricsLog(tmp_path, written) as log:
+        log.append({"kind": "epoch", "step": 2, "loss": 2.0})
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+    assert list(tmp_path.glob("events.out.tfevents.*")) == []
 
 
 @pytest.mark.parametrize("harm", ["removed", "shortened", "damaged"])

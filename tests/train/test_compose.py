@@ -12,8 +12,17 @@ from torch.testing import assert_close
 
 from splitveil.errors import ConfigError
 from splitveil.surrogates import GatedAttentionCEM, Rate
-from splitveil.train import Guard, Weights, compose_losses
-from splitveil.types import SurrogateOutput
+from splitveil.train import Weights
+from splitveil.train.state import Guard
+from splitveil.train.step import penalty
+from splitveil.types import Surrogate, SurrogateOutput
+
+
+def compose_losses(
+    task: Tensor, z: Tensor, y: Tensor, surrogate: Surrogate, *, weights: Weights, guard: Guard
+) -> tuple[Tensor, SurrogateOutput]:
+    rob, out = penalty(z, y, surrogate, weights=weights, guard=guard)
+    return task + rob, out
 
 
 def parts() -> tuple[nn.Module, nn.Module, Tensor, Tensor]:

@@ -5,7 +5,7 @@ import torch
 from lightning_fabric import Fabric
 from oracles.ddp import two_steps
 
-from splitveil.train.distributed import own_rows
+from splitveil.train.step import own_rows
 
 
 @pytest.mark.slow

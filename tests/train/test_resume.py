@@ -13,7 +13,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from splitveil.train.checkpoint import read_checkpoint
+from splitveil.train.state import read_checkpoint
 
 EPOCHS = 8
 TRAIN = [sys.executable, "-m", "splitveil", "train"]

@@ -9,8 +9,7 @@ from splitveil.nets import Channel, GaussianNoise, SplitModel
 from splitveil.surrogates import GatedAttentionCEM, Rate
 from splitveil.train.schedule import Weights
 from splitveil.train.state import TrainState, new_state
-from splitveil.train.step import TrainSet
-from splitveil.train.stepper import Stepper
+from splitveil.train.step import Stepper, TrainSet
 from splitveil.types import PenaltyPlan
 
 CLASSES, WIRE = 3, 8
@@ -42,7 +41,6 @@ def prepared(
     data = TrainSet(
         images=images.to(fabric.device),
         labels=labels.to(fabric.device),
-        order=lambda _: torch.arange(24),
         augment=lambda x, g: x + 0.01 * torch.rand(x.shape, generator=g, device=x.device),
     )
     model.train()

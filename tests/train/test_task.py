@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from splitveil.train.task import LABELS, Task, divergence
+from splitveil.train.step import LABELS, Task, divergence
 
 
 def logits(seed: int, n: int = 5, k: int = 4, spread: float = 2.0) -> Tensor:

@@ -1,67 +1,9 @@
-"""What the commands share: merging settings, writing pages, showing tables."""
+"""What the commands share: writing pages, showing tables."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
-
-
-def merge(
-    recipe: str | None,
-    file: Path | None,
-    settings: list[str],
-    options: dict[str, Any],
-    *,
-    resume: bool,
-) -> Any:  # noqa: ANN401 - RunConfig, which must not be imported at module level
-    """Saved settings of a resumed run, then the recipe, the file, `--set`, and the options."""
-    from splitveil.config import RUN_KEYS, find_defence, make_config, one_noise_name
-    from splitveil.recipes import find_recipe
-    from splitveil.runs import flat_config, read_folder
-    from splitveil.settings import parse_pairs, read_toml
-
-    given = {} if file is None else one_noise_name(read_toml(file))
-    given |= one_noise_name(parse_pairs(settings))
-    given |= options
-    if recipe is not None:
-        check_recipe(recipe, given)
-    merged = ({} if recipe is None else one_noise_name(find_recipe(recipe).options)) | given
-    if recipe is not None and merged.get("name") is None:
-        merged["name"] = f"{recipe}-s{make_config(merged).seed}"
-    if resume:
-        folder = make_config(merged).folder
-        saved = flat_config(read_folder(folder)[0])
-        merged = {"defence": saved["defence"]} | merged
-        # Another defence has not the saved one's settings; that it is another, `fit` says.
-        own = {*RUN_KEYS, *find_defence(str(merged["defence"])).setting_types()}
-        merged = {key: value for key, value in saved.items() if key in own} | merged
-    return make_config(merged)
-
-
-def check_recipe(recipe: str, given: Mapping[str, Any]) -> None:
-    """Refuse another defence than the recipe's where that has not the settings of the recipe."""
-    from splitveil.config import RUN_KEYS, find_defence
-    from splitveil.errors import ConfigError
-    from splitveil.recipes import NAMED_RECIPES, find_recipe
-
-    told = find_recipe(recipe).options
-    defence = str(given.get("defence", told["defence"]))
-    own = {*RUN_KEYS, *find_defence(defence).setting_types()}
-    foreign = [key for key in told if key not in own and key not in given]
-    if not foreign:
-        return
-    dataset = given.get("dataset", told["dataset"])
-    fitting = [
-        name
-        for name, other in NAMED_RECIPES.items()
-        if (other.options["dataset"], other.options["defence"]) == (dataset, defence)
-    ]
-    instead = f"use the recipe {' or '.join(fitting)}" if fitting else "leave the recipe out"
-    raise ConfigError(
-        f"recipe '{recipe}' sets {', '.join(foreign)} of its defence '{told['defence']}', which "
-        f"defence '{defence}' has not; leave that defence out, or {instead}"
-    )
 
 
 def last_epoch(folder: Path) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def class_names(run: "Run") -> tuple[str, ...]:
 
 def steps_of(run: Path) -> int | None:
     """How many steps the checkpoint of a run has seen."""
-    from splitveil.train.checkpoint import read_checkpoint
+    from splitveil.train.state import read_checkpoint
 
     return read_checkpoint(run / "checkpoint.safetensors").meta.get("step")
 

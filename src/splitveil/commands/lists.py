@@ -60,8 +60,8 @@ def recipes(json_: JsonFlag = False) -> None:
 
     Example: `splitveil recipes`
     """
+    from splitveil.config.recipes import NAMED_RECIPES
     from splitveil.console import show_json
-    from splitveil.recipes import NAMED_RECIPES
 
     if json_:
         named = NAMED_RECIPES.items()

@@ -103,10 +103,10 @@ def plan_of(
     """The plan of the command line, over that of the sweep to go on with."""
     from splitveil.advisor import brief_epochs
     from splitveil.config import one_noise_name
+    from splitveil.config.settings import parse_pairs
     from splitveil.errors import ConfigError
-    from splitveil.settings import parse_pairs
+    from splitveil.runs import load_teacher, place_of
     from splitveil.sweep.driver import make_plan, read_plan
-    from splitveil.teaching import load_teacher, place_of
 
     said = {k: v for k, v in given.items() if v is not None}
     common = one_noise_name(parse_pairs(pairs))

@@ -4,7 +4,6 @@
 """
 
 from splitveil.data.augment import augment
-from splitveil.data.batches import epoch_order
 from splitveil.data.catalogue import DATASETS, load
 from splitveil.data.dataset import Dataset, Request, Source, make_dataset
 from splitveil.data.splits import AuxView, Splits, aux_view, make_splits
@@ -18,7 +17,6 @@ __all__ = [
     "Splits",
     "augment",
     "aux_view",
-    "epoch_order",
     "load",
     "make_dataset",
     "make_splits",

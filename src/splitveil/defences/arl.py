@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from splitveil.defences.base import NoiseOnly, Shape
-from splitveil.errors import ConfigError
+from splitveil.errors import Range
 from splitveil.nets import ResidualDecoder, SplitModel
 from splitveil.similarity import ssim
 
@@ -65,13 +65,11 @@ class DecodingAdversary(nn.Module):
 
     def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """1 − S of what it rebuilds."""
-        del y
         self.decoder.train()
         return 1 - self._likeness(self.decoder(z.detach()), x)
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The encoder's share; call it after `learn`, which moves the statistics it reads."""
-        del y
         self.decoder.eval()
         frozen = {k: v.detach() for k, v in self.decoder.named_parameters()}
         found = self._likeness(functional_call(self.decoder, frozen, (z,)), x)
@@ -94,34 +92,18 @@ class Arl(NoiseOnly):
     variance, and `explained_threshold` is the share that the decoder may explain.
     """
 
-    arl_strength: float = 0.3
-    ssim_threshold: float = 0.5
-    adversary_lr: float = 1e-3
+    arl_strength: Annotated[float, Range(0, hint="published: 0.3")] = 0.3
+    ssim_threshold: Annotated[float, Range(-1, 1, hint="published: 0.5")] = 0.5
+    adversary_lr: Annotated[float, Range(0, above=True, hint="published: 0.001")] = 1e-3
     arl_measure: Measure = "ssim"
-    explained_threshold: float = 0.3
-
-    def __post_init__(self) -> None:
-        for name, value, good, rule, published in (
-            ("arl_strength", self.arl_strength, 0 <= self.arl_strength < float("inf"),
-             "a finite number ≥ 0", 0.3),
-            ("adversary_lr", self.adversary_lr, 0 < self.adversary_lr < float("inf"),
-             "a finite number > 0", 0.001),
-            ("ssim_threshold", self.ssim_threshold, -1 <= self.ssim_threshold <= 1,
-             "between -1 and 1", 0.5),
-        ):  # fmt: skip
-            if not good:
-                raise ConfigError(f"{name} must be {rule}, got {value}; published: {published}")
-        if not 0 <= self.explained_threshold <= 1:
-            raise ConfigError(
-                f"explained_threshold must lie between 0 and 1, got {self.explained_threshold}; "
-                "0.3 lets the decoder explain 30 % of the images' variance"
-            )
+    explained_threshold: Annotated[
+        float, Range(0, 1, hint="0.3 lets the decoder explain 30 % of the images' variance")
+    ] = 0.3
 
     def companion(
         self, model: SplitModel, image_shape: Shape, num_classes: int
     ) -> nn.Module | None:
         """The decoder; none at strength 0, which is training with noise alone."""
-        del num_classes
         if self.arl_strength == 0:
             return None
         return DecodingAdversary(

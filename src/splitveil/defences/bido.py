@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from splitveil.defences.base import NoiseOnly, Price, Shape
+from splitveil.defences.base import NoiseOnly, NonNegative, Positive, Price, Shape
 from splitveil.dependence import gaussian_kernel, label_kernel, normalised_hsic
-from splitveil.errors import ConfigError
 from splitveil.nets import SplitModel
 
 
@@ -39,26 +38,14 @@ class Bido(NoiseOnly):
     noise alone. The published loss sums over many hidden layers; here z, which is sent, is all.
     """
 
-    bido_strength: float = 0.05
-    bido_label_share: float = 10.0
-    bido_bandwidth: float = 5.0
-
-    def __post_init__(self) -> None:
-        for name, value, zero in (
-            ("bido_strength", self.bido_strength, True),
-            ("bido_label_share", self.bido_label_share, True),
-            ("bido_bandwidth", self.bido_bandwidth, False),
-        ):
-            if not ((value >= 0 if zero else value > 0) and value < float("inf")):
-                raise ConfigError(
-                    f"{name} must be a finite number {'≥' if zero else '>'} 0, got {value}"
-                )
+    bido_strength: NonNegative = 0.05
+    bido_label_share: NonNegative = 10.0
+    bido_bandwidth: Positive = 5.0
 
     def companion(
         self, model: SplitModel, image_shape: Shape, num_classes: int
     ) -> nn.Module | None:
         """What measures both; none at strength 0."""
-        del model, image_shape, num_classes
         if self.bido_strength == 0:
             return None
         return BilateralDependency(

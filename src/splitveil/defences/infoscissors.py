@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitveil.defences.base import NoiseOnly, Shape
-from splitveil.errors import ConfigError
+from splitveil.defences.base import NoiseOnly, NonNegative, Positive, Shape
 from splitveil.nets import ResidualDecoder, SplitModel
 
 LOG_VARIANCE = (-7.0, 0.0)  # of q(x|z), for images in [0, 1]
@@ -53,7 +52,6 @@ class ScissorsBound(nn.Module):
 
     def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """−log q of the matching pairs, without its constant."""
-        del y
         self.decoder.train()
         guess = self.decoder(z.detach())
         log_variance = self.log_variance.clamp(*LOG_VARIANCE)
@@ -62,7 +60,6 @@ class ScissorsBound(nn.Module):
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The bound, call it after `learn`; below 0 it says nothing, and costs nothing."""
-        del y
         self.decoder.eval()
         frozen = {k: v.detach() for k, v in self.decoder.named_parameters()}
         guess = functional_call(self.decoder, frozen, (z,)).float()
@@ -80,23 +77,13 @@ class InfoScissors(NoiseOnly):
     out: here the server gives the answer.
     """
 
-    scissors_strength: float = 0.1
-    scissors_lr: float = 1e-3
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.scissors_strength < float("inf"):
-            raise ConfigError(
-                f"scissors_strength must be a finite number ≥ 0, got {self.scissors_strength}; "
-                "0 switches it off"
-            )
-        if not 0 < self.scissors_lr < float("inf"):
-            raise ConfigError(f"scissors_lr must be a finite number > 0, got {self.scissors_lr}")
+    scissors_strength: NonNegative = 0.1
+    scissors_lr: Positive = 1e-3
 
     def companion(
         self, model: SplitModel, image_shape: Shape, num_classes: int
     ) -> nn.Module | None:
         """The variational net; none at strength 0."""
-        del num_classes
         if self.scissors_strength == 0:
             return None
         return ScissorsBound(

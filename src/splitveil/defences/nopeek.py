@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from splitveil.defences.base import NoiseOnly, Price, Shape
+from splitveil.defences.base import NoiseOnly, NonNegative, Price, Shape
 from splitveil.dependence import distance_correlation
-from splitveil.errors import ConfigError
 from splitveil.nets import SplitModel
 
 
@@ -24,7 +23,6 @@ class DistanceCorrelation(Price):
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The encoder's share, between 0 and α."""
-        del y
         return self.strength * distance_correlation(x, z)
 
 
@@ -36,18 +34,10 @@ class NoPeek(NoiseOnly):
     CEM's tables. `nopeek_strength` is α; 0 is training with noise alone.
     """
 
-    nopeek_strength: float = 0.3
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.nopeek_strength < float("inf"):
-            raise ConfigError(
-                f"nopeek_strength must be a finite number ≥ 0, got {self.nopeek_strength}; "
-                "0 switches it off"
-            )
+    nopeek_strength: NonNegative = 0.3
 
     def companion(
         self, model: SplitModel, image_shape: Shape, num_classes: int
     ) -> nn.Module | None:
         """What measures the dependence; none at strength 0."""
-        del model, image_shape, num_classes
         return DistanceCorrelation(self.nopeek_strength) if self.nopeek_strength else None

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.defences.arl import DecodingAdversary
-from splitveil.defences.base import NoiseOnly, Shape
-from splitveil.errors import ConfigError
+from splitveil.defences.base import NoiseOnly, NonNegative, Positive, Shape
+from splitveil.errors import Range
 from splitveil.nets import SplitModel
 
 MEMORY = 0.9  # of the running importance, per step
@@ -99,32 +100,16 @@ class Patrol(NoiseOnly):
     and pruning off: training with noise alone.
     """
 
-    patrol_strength: float = 0.3
-    patrol_threshold: float = 0.5
-    patrol_lr: float = 1e-3
-    patrol_prune: float = 0.05
-    patrol_prune_at: float = 0.75
-
-    def __post_init__(self) -> None:
-        for name, value, rule, good in (
-            ("patrol_strength", self.patrol_strength, "a finite number ≥ 0",
-             0 <= self.patrol_strength < float("inf")),
-            ("patrol_threshold", self.patrol_threshold, "in [-1, 1]",
-             -1 <= self.patrol_threshold <= 1),
-            ("patrol_lr", self.patrol_lr, "a finite number > 0",
-             0 < self.patrol_lr < float("inf")),
-            ("patrol_prune", self.patrol_prune, "a share in [0, 1)", 0 <= self.patrol_prune < 1),
-            ("patrol_prune_at", self.patrol_prune_at, "a share in (0, 1]",
-             0 < self.patrol_prune_at <= 1),
-        ):  # fmt: skip
-            if not good:
-                raise ConfigError(f"{name} must be {rule}, got {value}")
+    patrol_strength: NonNegative = 0.3
+    patrol_threshold: Annotated[float, Range(-1, 1)] = 0.5
+    patrol_lr: Positive = 1e-3
+    patrol_prune: Annotated[float, Range(0, 1, below=True)] = 0.05
+    patrol_prune_at: Annotated[float, Range(0, 1, above=True)] = 0.75
 
     def companion(
         self, model: SplitModel, image_shape: Shape, num_classes: int
     ) -> nn.Module | None:
         """Decoder and pruner; none at strength 0."""
-        del num_classes
         if self.patrol_strength == 0:
             return None
         adversary = DecodingAdversary(

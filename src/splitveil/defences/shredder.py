@@ -5,9 +5,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from splitveil.defences.base import Defence, Price, Shape
+from splitveil.defences.base import Defence, NonNegative, Positive, Price, Shape
 from splitveil.defences.vib import channel_noise
-from splitveil.errors import ConfigError
 from splitveil.nets import Channel, LearnedNoise, SplitModel, sized
 
 
@@ -31,7 +30,6 @@ class Amplifier(Price):
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """−κ times the loudness: below 0 where the scales are above 1."""
-        del z, x, y
         return -self.reward * loudness(self._noise[0].log_scales())
 
 
@@ -45,24 +43,12 @@ class Shredder(Defence):
     """
 
     learns_noise: ClassVar[bool] = True
-    shredder_reward: float = 0.3
-    shredder_start: float = 0.1
+    shredder_reward: NonNegative = 0.3
+    shredder_start: Positive = 0.1
     shredder_noise: Literal["laplace", "gaussian"] = "laplace"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.shredder_reward < float("inf"):
-            raise ConfigError(
-                f"shredder_reward must be a finite number ≥ 0, got {self.shredder_reward}; "
-                "0 switches it off"
-            )
-        if not 0 < self.shredder_start < float("inf"):
-            raise ConfigError(
-                f"shredder_start must be a finite number > 0, got {self.shredder_start}"
-            )
 
     def channel(self, noise_std: float) -> Channel:
         """The learned noise alone; the run's own comes from a stack with `noise`."""
-        del noise_std
         if self.shredder_reward == 0:
             return Channel()
         return Channel([LearnedNoise(self.shredder_start, self.shredder_noise, moves=True)])
@@ -71,7 +57,6 @@ class Shredder(Defence):
         self, model: SplitModel, image_shape: Shape, num_classes: int
     ) -> nn.Module | None:
         """What rewards the noise; none at κ = 0."""
-        del num_classes
         if self.shredder_reward == 0:
             return None
         return Amplifier(channel_noise(sized(model, image_shape)), self.shredder_reward)

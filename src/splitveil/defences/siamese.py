@@ -1,17 +1,17 @@
 """Siamese embedding: smashed data of a class move together, those of two classes apart."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from splitveil.defences.base import Defence, check_penalty, plan_from
+from splitveil.defences.base import NonNegative, Penalised, Positive, Share
 from splitveil.dependence import distances
-from splitveil.errors import ConfigError
 from splitveil.surrogates.batch import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
 from splitveil.surrogates.segments import class_moments, uniform_weights
-from splitveil.types import PenaltyPlan, SurrogateOutput
+from splitveil.types import SurrogateOutput
 
 
 def contrastive_loss(z: Tensor, y: Tensor, margin: float) -> Tensor:
@@ -62,35 +62,14 @@ class SiameseEmbedding(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Siamese(Defence):
+class Siamese(Penalised):
     """Noise on the wire and a contrastive loss on z: Osia et al. (IEEE IoT Journal 2020).
 
     `lambd` is the loss's weight, `siamese_margin` how far apart two classes need be, as a root
     mean square difference of their values. λ = 0 is training with noise alone.
     """
 
-    lambd: float = 1.0
-    ramp: float = 0.0
-    siamese_margin: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_penalty(self.penalty_plan())
-        if not 0 < self.siamese_margin < float("inf"):
-            raise ConfigError(
-                f"siamese_margin must be a finite number > 0, got {self.siamese_margin}"
-            )
-
-    @property
-    def noisy(self) -> bool:
-        """Yes: what is left of a class's spread is to drown in it."""
-        return True
-
-    def surrogate(self, feature_dim: int, num_classes: int, noise_std: float) -> nn.Module:
-        """The loss of a batch."""
-        return SiameseEmbedding(
-            feature_dim, num_classes, noise_std=noise_std, siamese_margin=self.siamese_margin
-        )
-
-    def penalty_plan(self) -> PenaltyPlan:
-        """From the first step on."""
-        return plan_from(self)
+    estimator: ClassVar = SiameseEmbedding
+    lambd: NonNegative = 1.0
+    ramp: Share = 0.0
+    siamese_margin: Positive = 0.5

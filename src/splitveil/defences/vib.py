@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from splitveil.defences.base import Defence, Price, Shape
+from splitveil.defences.base import Defence, NonNegative, Positive, Price, Shape
 from splitveil.dependence import wide
 from splitveil.errors import ConfigError
 from splitveil.nets import Channel, LearnedNoise, SplitModel, learned_stages, sized
@@ -36,7 +36,6 @@ class BottleneckPrice(Price):
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """What encoder and noise pay."""
-        del x, y
         return self.beta * normal_divergence(z, self._noise[0].log_scales())
 
 
@@ -49,27 +48,17 @@ class VariationalBottleneck(Defence):
     """
 
     learns_noise: ClassVar[bool] = True
-    vib_beta: float = 1e-3
-    vib_start: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.vib_beta < float("inf"):
-            raise ConfigError(
-                f"vib_beta must be a finite number ≥ 0, got {self.vib_beta}; 0 switches it off"
-            )
-        if not 0 < self.vib_start < float("inf"):
-            raise ConfigError(f"vib_start must be a finite number > 0, got {self.vib_start}")
+    vib_beta: NonNegative = 1e-3
+    vib_start: Positive = 0.1
 
     def channel(self, noise_std: float) -> Channel:
         """The learned noise alone; the run's own comes from a stack with `noise`."""
-        del noise_std
         return Channel([LearnedNoise(self.vib_start)] if self.vib_beta else [])
 
     def companion(
         self, model: SplitModel, image_shape: Shape, num_classes: int
     ) -> nn.Module | None:
         """What sets the price; none at β = 0."""
-        del num_classes
         if self.vib_beta == 0:
             return None
         return BottleneckPrice(channel_noise(sized(model, image_shape)), self.vib_beta)

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from splitveil.config.settings import read_toml
 from splitveil.doctor.case import Case, Plain
 from splitveil.errors import RunError, SplitVeilError
 from splitveil.report import read_run
-from splitveil.settings import read_toml
 from splitveil.types import Json
 
 SAME = ("dataset", "net", "split_seed")
@@ -28,7 +28,8 @@ def read_case(folder: Path, plain: Path | None = None) -> Case:
 
 
 def _read(folder: Path) -> Case:
-    from splitveil.runs import flat_config, read_folder
+    from splitveil.config import flat_config
+    from splitveil.runs import read_folder
 
     files = read_run(folder, audited=False)
     config, built = read_folder(folder)

@@ -7,10 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from splitveil.config import build_defence, make_config, resolve
+from splitveil.config import make_config
+from splitveil.config.resolve import resolve
+from splitveil.config.settings import checked
 from splitveil.data import Dataset, load, make_splits
 from splitveil.errors import AuditError, ConfigError, RunError
-from splitveil.settings import checked
+from splitveil.runs import ready_teacher
 from splitveil.sweep.engines import Engine
 from splitveil.sweep.journal import Entry, Journal
 from splitveil.sweep.proposals import (
@@ -24,9 +26,7 @@ from splitveil.sweep.proposals import (
 )
 from splitveil.sweep.space import MOST, Choices, Space, corners, refuse_strays, spaces
 from splitveil.sweep.trial import Plan, Task, chosen_attacks, job_of, options_of
-from splitveil.teaching import ready_teacher
 from splitveil.train.files import explain_os_error, write_text
-from splitveil.training import build
 from splitveil.types import Json
 
 FILE = "sweep.json"
@@ -106,9 +106,8 @@ def check(plan: Plan) -> dict[str, Space]:
             one = task(plan, defence, 0, settings, ())
             config = make_config(options_of(plan, one, Path("unused")))
             data = load(config.dataset, config.data_dir) if data is None else data
-            build(resolve(config, data), data.image_shape, data.num_classes)
+            resolve(config, data).build()
             ready_teacher(config, data)
-            build_defence(config).penalty_plan()
             if config.final or not len(make_splits(data, held_out=config.held_out).val):
                 raise AuditError(
                     f"'{config.dataset}' has no validation images to choose by, and the test "

@@ -9,8 +9,8 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from splitveil.config import RUN_KEYS, find_defence
+from splitveil.config.settings import Value, checked, parse_pair
 from splitveil.errors import ConfigError, unknown
-from splitveil.settings import Value, checked, parse_pair
 
 Settings = dict[str, Any]
 

@@ -1,8 +1,6 @@
 """Files a run writes: each is complete or absent, whatever happens in between."""
 
 import errno
-import json
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,9 +11,7 @@ from typing import BinaryIO
 from filelock import FileLock, Timeout
 
 from splitveil.errors import RunError
-from splitveil.types import Json
 
-log = logging.getLogger(__name__)
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of disks that have none
 
 
@@ -163,76 +159,3 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic_file(path) as file:
         file.write(text.encode())
-
-
-def _whole_lines(content: bytes) -> list[tuple[bytes, Json]]:
-    """The lines of a log, raw and read, up to the first that is torn or no line of a log."""
-    lines = []
-    for raw in content.splitlines(keepends=True):
-        try:
-            line = json.loads(raw)
-        except ValueError:
-            break
-        if not raw.endswith(b"\n") or not isinstance(line, dict) or not {"kind", "step"} <= {*line}:
-            break
-        lines.append((raw, line))
-    return lines
-
-
-class MetricsLog:
-    """`metrics.jsonl`, one JSON object a line, and the TensorBoard events made from it.
-
-    The events are a function of the lines: after a rewind they are written anew.
-    """
-
-    def __init__(self, folder: Path, offset: int = 0) -> None:
-        """Open for appending after `offset` bytes; what follows them is dropped.
-
-        Of a log that has lost its end, or was damaged, the lines before that are kept.
-        """
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._path = folder / "metrics.jsonl"
-        with explain_os_error(self._path):
-            for stale in folder.glob("events.out.tfevents.*"):
-                stale.unlink()
-            self._file = self._path.open("ab")
-            lines = _whole_lines(self._path.read_bytes()[:offset])
-            kept = sum(len(raw) for raw, _ in lines)
-            if kept < offset:
-                log.warning(
-                    "%s has lost lines that were written before the checkpoint; the run goes on "
-                    "without them",
-                    self._path,
-                )
-            self._file.truncate(kept)
-            self._file.seek(kept)
-            self._events = SummaryWriter(str(folder))
-        for _, line in lines:
-            self._show(line)
-
-    @property
-    def offset(self) -> int:
-        """Bytes written so far."""
-        return self._file.tell()
-
-    def append(self, line: Json) -> None:
-        """Add one line, on disk at once."""
-        with explain_os_error(self._path):
-            self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-            self._file.flush()
-        self._show(line)
-
-    def _show(self, line: Json) -> None:
-        for key, value in line.items():
-            if isinstance(value, int | float) and key not in ("step", "epoch"):
-                name = f"{line['kind']}/{key}"
-                self._events.add_scalar(name, value, line["step"])
-
-    def __enter__(self) -> "MetricsLog":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with explain_os_error(self._path):
-            self._file.close()
-            self._events.close()

@@ -1,163 +1,205 @@
-"""The training loop, read top to bottom."""
+"""A plan trained: the order of an epoch, the loop, what it writes down, and Ctrl-C."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import cast
+from types import FrameType
+from typing import Any, cast
 
 import torch
+from jaxtyping import Int64
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from splitveil.graphs import compile_methods, set_rates
-from splitveil.train.checkpoint import read_checkpoint, write_checkpoint
-from splitveil.train.distributed import own_rows
-from splitveil.train.files import MetricsLog
-from splitveil.train.interrupt import catch_interrupt
-from splitveil.train.logbook import Clock, in_short, log_line
+from splitveil.config import Parts, Plan
+from splitveil.data import Dataset, Splits, augment
+from splitveil.errors import RunError
+from splitveil.graphs import compile_methods, set_rates, to_device
+from splitveil.passport import versions
+from splitveil.rng import derive_seed, seeded_globals, stream
+from splitveil.train.distillation import Teacher
+from splitveil.train.files import explain_os_error
 from splitveil.train.schedule import Schedule, companion_rate
 from splitveil.train.state import (
+    CHECKPOINT,
     TrainState,
+    companion_rates,
     companions,
-    learners,
     new_state,
+    read_checkpoint,
     restore,
     snapshot,
+    write_checkpoint,
 )
-from splitveil.train.step import Compiles, EvalSet, TrainSet, accuracy, clean_features
-from splitveil.train.stepper import Stepper
-from splitveil.train.task import LABELS, Task
-from splitveil.types import Json, Paced, Progress, Refits
+from splitveil.train.step import Stepper, Task, TrainSet, own_rows, unit_floats
+from splitveil.types import Json, Labelled, Paced, Progress, Refits, Reports
+
+log = logging.getLogger("splitveil")
+CHUNK = 1000  # images per pass where no gradient is needed
+LOG_EVERY = 50  # steps
+CHECKPOINT_SECONDS = 60.0
+SAVING_SHARE = 50
+COLLAPSE_STEPS = 100
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The numbers of a run that the loop itself needs."""
+def epoch_order(
+    n: int, epoch: int, seed: int, device: torch.device | str = "cpu"
+) -> Int64[Tensor, " n"]:
+    """A permutation (n,) that depends on seed and epoch only, so a resumed run repeats it.
 
-    schedule: Schedule
-    batch_size: int
-    seed: int
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    log_every: int = 50
-    checkpoint_seconds: float = 60.0
-    compile: bool = False
-    task: Task = LABELS
+    Drawn on the CPU, then moved: the same order on any device.
+
+    >>> epoch_order(5, epoch=0, seed=0).sort().values.tolist()
+    [0, 1, 2, 3, 4]
+    """
+    return torch.randperm(n, generator=stream(seed, f"order/{epoch}")).to(device)
 
 
-def train(
-    model: nn.Module,
-    surrogate: nn.Module | None,
-    data: TrainSet,
-    val: EvalSet,
+def train_run(
     plan: Plan,
-    *,
-    fabric: Fabric,
-    folder: Path,
-    passport: Json,
+    parts: Parts,
+    dataset: Dataset,
+    splits: Splits,
     progress: Progress,
-    companion: nn.Module | None = None,
+    *,
+    teacher: Teacher | None = None,
     resume: bool = False,
-) -> Json:
-    """Train `model` (and the surrogate's own parameters); returns a summary of the run.
+) -> None:
+    """Train the parts in place; the run's folder gets `metrics.jsonl` and checkpoints.
 
-    A `companion` learns beside it from the same batches.
-    Writes `metrics.jsonl`, TensorBoard events and `checkpoint.safetensors` into `folder`. The
-    same arguments give the same bits on a CPU, whether or not the run was interrupted between.
+    The same arguments give the same bits on a CPU, whether or not the run was interrupted between.
+
+    Args:
+        plan: The resolved run.
+        parts: What it built.
+        dataset: The images and labels.
+        splits: Which of them to train on, and which to validate on.
+        progress: Told of every step.
+        teacher: Whose answers count beside the labels.
+        resume: Whether to go on from the folder's checkpoint.
     """
-    schedule, target = plan.schedule, folder / "checkpoint.safetensors"
-    for part in (model, surrogate, companion):
-        _to_device(part, fabric)
-    stepped = _stepped(model, companion, fabric, compiled=plan.compile)
-    state = new_state(
-        model,
-        surrogate,
-        schedule.penalty,
-        plan.seed,
-        momentum=plan.momentum,
-        weight_decay=plan.weight_decay,
-        companion=companion,
+    config, folder, on_gpu = plan.config, plan.config.folder, plan.config.device == "cuda"
+    fabric = Fabric(
+        accelerator="cuda" if on_gpu else "cpu",
+        devices=1,
+        precision="bf16-mixed" if on_gpu else "32-true",
     )
-    if resume:
-        restore(state, read_checkpoint(target))
-    remembers = schedule.penalty.lambd > 0
-    step = Stepper(stepped, data, state, fabric, task=plan.task, remembers=remembers)
-    rates = [] if companion is None else [lr for _, lr in learners(companion)]
-    clock = Clock(state.seconds)
-    model.train()
-    with catch_interrupt() as interrupt, MetricsLog(folder, state.log_offset) as metrics:
-        order, order_epoch, last = torch.empty(0), 0, ""
-        while state.step < schedule.total_steps:
-            epoch, index = schedule.epoch_of(state.step), state.step % schedule.steps_per_epoch
-            if order_epoch != epoch:
-                order, order_epoch = data.order(epoch), epoch
-            rows = own_rows(order[index * plan.batch_size : (index + 1) * plan.batch_size], fabric)
-            _set_companion_rates(state, rates, state.step / schedule.total_steps)
-            step(rows, schedule.lr_at(state.step), schedule.weights_at(state.step))
-            state.step += 1
-            if isinstance(companion, Paced):
-                companion.pace(state.step / schedule.total_steps)
+    device = fabric.device
+    dataset, rows = dataset.to(device), splits.train.to(device)
+    val = dataset.labelled(splits.val)
+    data = TrainSet(
+        images=dataset.images,
+        labels=dataset.labels,
+        augment=lambda x, generator: augment(
+            x, crop_pad=dataset.crop_pad, flip=dataset.flip, generator=generator
+        ),
+    )
+    batch = min(config.batch_size or len(rows), len(rows))
+    schedule = Schedule(
+        kind=config.schedule,
+        peak_lr=config.lr or 0.0,
+        epochs=config.epochs or 1,
+        steps_per_epoch=len(rows) // batch,
+        penalty=plan.defence.penalty_plan(),
+    )
+    passport: Json = {"versions": versions(), "splits": splits.hashes()}
+    passport |= {} if teacher is None else {"teacher": teacher.noted}
+    with seeded_globals(derive_seed(config.seed, "global"), device):
+        state = _new_state(plan, parts, schedule, fabric)
+        if resume:
+            restore(state, read_checkpoint(folder / CHECKPOINT))
+        task = Task(
+            smoothing=config.label_smoothing,
+            teacher=None if teacher is None else teacher.on(device),
+            share=config.teacher_share,
+            temperature=config.teacher_temperature,
+        )
+        model = _as_stepped(parts, fabric, compiled=config.compile)
+        step = Stepper(model, data, state, fabric, task=task, remembers=schedule.penalty.lambd > 0)
+        parts.model.train()
+        clock = Clock(state.seconds)
+        with catch_interrupt() as interrupted, MetricsLog(folder, state.log_offset) as metrics:
+            order, last = torch.empty(0), ""
+            while state.step < schedule.total_steps:
+                epoch, index = schedule.epoch_of(state.step), state.step % schedule.steps_per_epoch
+                if index == 0 or not len(order):
+                    order = rows[epoch_order(len(rows), epoch, config.seed, device)]
+                _set_companion_rates(state, schedule)
+                step(
+                    own_rows(order[index * batch : (index + 1) * batch], fabric),
+                    schedule.lr_at(state.step),
+                    schedule.weights_at(state.step),
+                )
+                state.step += 1
+                if isinstance(state.companion, Paced):
+                    state.companion.pace(state.step / schedule.total_steps)
 
-            if index + 1 == schedule.steps_per_epoch:
-                line = log_line("epoch", state, schedule, clock)
-                line["val_accuracy"] = accuracy(model, val, plan.seed, fabric)
-                state.meters.reset()
-                metrics.append(line)
-                last = in_short(line)
-                _refit(state, data, order, schedule, fabric)
-            elif state.step % plan.log_every == 0:
-                line = log_line("step", state, schedule, clock)
-                metrics.append(line)
-                last = in_short(line)
-            progress(state.step, schedule.total_steps, f"epoch {epoch}/{schedule.epochs}{last}")
-            if interrupt.requested or _save_now(plan, state.step, clock):
-                state.seconds, state.log_offset = clock.seconds(), metrics.offset
-                with clock.saving():
-                    write_checkpoint(target, snapshot(state, passport))
-            if interrupt.requested:
-                raise KeyboardInterrupt
-    return {"steps": state.step, "seconds": state.seconds, "skipped": state.skipped()}
+                epoch_ends = index + 1 == schedule.steps_per_epoch
+                if epoch_ends or state.step % LOG_EVERY == 0:
+                    line = log_line("epoch" if epoch_ends else "step", state, schedule, clock)
+                    if epoch_ends:
+                        line["val_accuracy"] = accuracy(parts.model, val, config.seed, fabric)
+                        state.meters.reset()
+                    metrics.append(line)
+                    last = in_short(line)
+                if epoch_ends:
+                    _refit(state, data, order, schedule, fabric)
+                progress(state.step, schedule.total_steps, f"epoch {epoch}/{schedule.epochs}{last}")
+                if interrupted.is_set() or _save_now(schedule, state.step, clock):
+                    state.seconds, state.log_offset = clock.seconds(), metrics.offset
+                    with clock.saving():
+                        write_checkpoint(folder / CHECKPOINT, snapshot(state, passport))
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
 
 
-def _stepped(
-    model: nn.Module, companion: nn.Module | None, fabric: Fabric, *, compiled: bool
-) -> nn.Module:
-    """The model as a step calls it: wrapped by Fabric; compiled if asked, and alone.
+def _new_state(plan: Plan, parts: Parts, schedule: Schedule, fabric: Fabric) -> TrainState:
+    """The parts on the device, and the state before the first step."""
+    for part in (parts.model, parts.surrogate, parts.companion):
+        if part is not None:
+            to_device(part, fabric.device)
+    return new_state(
+        parts.model,
+        parts.surrogate,
+        schedule.penalty,
+        plan.config.seed,
+        momentum=plan.config.momentum,
+        weight_decay=plan.config.weight_decay,
+        companion=parts.companion,
+    )
 
-    What a companion computes of a batch is compiled in place.
-    """
-    wrapped = fabric.setup_module(model)
+
+def _as_stepped(parts: Parts, fabric: Fabric, *, compiled: bool) -> nn.Module:
+    """The model as a step calls it: wrapped by Fabric; compiled if asked, and alone."""
+    wrapped = fabric.setup_module(parts.model)
     wrapped.mark_forward_method("split_forward")
     if not compiled or fabric.world_size > 1:
         return cast(nn.Module, wrapped)
-    for part in [] if companion is None else companions(companion):
+    for part in companions(parts.companion):
         compile_methods(part, "learn", "penalty")
-    return cast(Compiles, model).compiled()
+    return parts.model.compiled()
 
 
-def _to_device(part: nn.Module | None, fabric: Fabric) -> None:
-    """Onto the run's device, in place; on a GPU with the channels last."""
-    if part is not None:
-        fabric.to_device(part)
-        if fabric.device.type == "cuda":
-            part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def _set_companion_rates(state: TrainState, rates: Sequence[float], done: float) -> None:
+def _set_companion_rates(state: TrainState, schedule: Schedule) -> None:
     """A companion's optimiser is the last one, and has a schedule of its own."""
-    if rates:
+    if rates := companion_rates(state.companion):
+        done = state.step / schedule.total_steps
         set_rates(state.optimisers[-1], [companion_rate(done, rate) for rate in rates])
 
 
-def _save_now(plan: Plan, step: int, clock: Clock) -> bool:
+def _save_now(schedule: Schedule, step: int, clock: "Clock") -> bool:
     """At the end, after a while, and at the ends of about fifty epochs unless that takes long."""
-    schedule = plan.schedule
     every = max(1, schedule.epochs // 50) * schedule.steps_per_epoch
     return (
         step == schedule.total_steps
         or (step % every == 0 and clock.affordable())
-        or clock.overdue(plan.checkpoint_seconds)
+        or clock.overdue(CHECKPOINT_SECONDS)
     )
 
 
@@ -169,3 +211,228 @@ def _refit(
         encoder = cast(nn.Module, state.model.encoder)
         features = partial(clean_features, encoder, data, rows, fabric)
         state.surrogate.refit_stream(features, state.streams["surrogate"])
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: Labelled, seed: int, fabric: Fabric) -> float | None:
+    """Share of correct answers through the channel in eval mode; None without images."""
+    if len(data) == 0:
+        return None
+    was_training = model.training
+    model.eval()
+    generator = stream(seed, "evaluate", data.images.device)
+    correct = torch.zeros((), dtype=torch.long, device=data.labels.device)
+    for x, y in zip(torch.split(data.images, CHUNK), torch.split(data.labels, CHUNK), strict=True):
+        with fabric.autocast():
+            correct += (model(x, generator).argmax(1) == y).sum()
+    model.train(was_training)
+    return int(correct) / len(data)
+
+
+@torch.no_grad()
+def clean_features(
+    encoder: nn.Module, data: TrainSet, rows: Tensor, fabric: Fabric
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Features (n, d) and labels of training images: eval mode, no augmentation, no noise."""
+    was_training = encoder.training
+    encoder.eval()
+    for part in torch.split(rows, CHUNK):
+        with fabric.autocast():
+            z = encoder(unit_floats(data.images[part]))
+        yield z.float().flatten(1), data.labels[part]
+    encoder.train(was_training)
+
+
+class Clock:
+    """Seconds of training, over all sittings, and since the last checkpoint."""
+
+    def __init__(self, before: float) -> None:
+        self._start = self._last = time.perf_counter()
+        self._before, self._cost = before, 0.0
+
+    def seconds(self) -> float:
+        """Seconds of training so far."""
+        return round(self._before + time.perf_counter() - self._start, 3)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """A checkpoint is written inside."""
+        begun = time.perf_counter()
+        yield
+        self._last = time.perf_counter()
+        self._cost = self._last - begun
+
+    def affordable(self) -> bool:
+        """Whether another one would take less than a fiftieth of the time since the last."""
+        return time.perf_counter() - self._last >= SAVING_SHARE * self._cost
+
+    def overdue(self, seconds: float) -> bool:
+        """Whether the last checkpoint is older than that."""
+        return time.perf_counter() - self._last > seconds
+
+
+def log_line(kind: str, state: TrainState, schedule: Schedule, clock: Clock) -> Json:
+    """What is logged after a step; refuses to go on once the task loss is not finite.
+
+    Reads the counters on the device, and lets the surrogate speak.
+    """
+    step = state.step - 1
+    epoch, weights = schedule.epoch_of(step), schedule.weights_at(step)
+    line: Json = {"kind": kind, "step": state.step, "epoch": epoch, "lr": schedule.lr_at(step)}
+    line["weight"] = weights.effective if weights else 0.0
+    line |= state.meters.means() | {"skipped": warn_skipped(state), "seconds": clock.seconds()}
+    warn_collapsed(state)
+    if isinstance(state.surrogate, Reports):
+        state.surrogate.report()
+    if line["task_loss"] is None:
+        raise RunError(
+            f"training diverged in epoch {epoch}: the task loss is not finite; "
+            "lower lr or lambd and train again"
+        )
+    return line
+
+
+def warn_skipped(state: TrainState) -> int:
+    """Warn at the first skipped penalty and at every hundredth; returns the count."""
+    skipped = state.skipped()
+    if skipped and (state.warned == 0 or skipped // 100 > state.warned // 100):
+        knobs = ["lambd"] if state.surrogate is not None else []
+        if state.companion is not None:
+            knobs.append("the strength and rate of what learns beside the model")
+        log.warning(
+            "the penalty's loss or gradient was not finite %d times and was left out; the task's "
+            "own gradient was kept. Lower %s or the learning rate if this goes on",
+            skipped,
+            ", ".join(knobs),
+        )
+        state.warned = skipped
+    return skipped
+
+
+def warn_collapsed(state: TrainState) -> None:
+    """Warn once when the surrogate has reported under half of the true rate for long enough."""
+    low = int(state.guard.low)
+    if low >= COLLAPSE_STEPS and not state.collapsed:
+        log.warning(
+            "estimator collapsed: for %d steps the surrogate has reported less than half of the "
+            "true rate, and what it does not see is not protected. Use attention=maximise or "
+            "uniform and statistic=raw; with cem, fewer clusters",
+            low,
+        )
+    state.collapsed = low >= COLLAPSE_STEPS
+
+
+def in_short(line: Json) -> str:
+    """The numbers that fit behind a progress bar."""
+    parts = [f"loss {line['task_loss']:.3f}"]
+    for key, name in (("rob_loss", "rob"), ("val_accuracy", "val")):
+        if line.get(key) is not None:
+            parts.append(f"{name} {line[key]:.3f}")
+    return " " + " ".join(parts)
+
+
+@contextmanager
+def catch_interrupt() -> Iterator[threading.Event]:
+    """Turn the first SIGINT into a request; a second one stops at once.
+
+    The step in hand is finished and the state saved. Outside the main thread signals cannot be
+    caught, and nothing is changed.
+    """
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class MetricsLog:
+    """`metrics.jsonl`, one JSON object a line, and the TensorBoard events made from it.
+
+    The events are a function of the lines: after a rewind they are written anew. They need the
+    extra `loggers`; without it there are none.
+    """
+
+    def __init__(self, folder: Path, offset: int = 0) -> None:
+        """Open for appending after `offset` bytes; what follows them is dropped.
+
+        Of a log that has lost its end, or was damaged, the lines before that are kept.
+        """
+        self._path = folder / "metrics.jsonl"
+        with explain_os_error(self._path):
+            for stale in folder.glob("events.out.tfevents.*"):
+                stale.unlink()
+            self._file = self._path.open("ab")
+            lines = _whole_lines(self._path.read_bytes()[:offset])
+            kept = sum(len(raw) for raw, _ in lines)
+            if kept < offset:
+                log.warning(
+                    "%s has lost lines that were written before the checkpoint; the run goes on "
+                    "without them",
+                    self._path,
+                )
+            self._file.truncate(kept)
+            self._file.seek(kept)
+            self._events = _events(folder)
+        for _, line in lines:
+            self._show(line)
+
+    @property
+    def offset(self) -> int:
+        """Bytes written so far."""
+        return self._file.tell()
+
+    def append(self, line: Json) -> None:
+        """Add one line, on disk at once."""
+        with explain_os_error(self._path):
+            self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+        self._show(line)
+
+    def _show(self, line: Json) -> None:
+        if self._events is None:
+            return
+        for key, value in line.items():
+            if isinstance(value, int | float) and key not in ("step", "epoch"):
+                self._events.add_scalar(f"{line['kind']}/{key}", value, line["step"])
+
+    def __enter__(self) -> "MetricsLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with explain_os_error(self._path):
+            self._file.close()
+            if self._events is not None:
+                self._events.close()
+
+
+def _events(folder: Path) -> Any:  # noqa: ANN401 - a class of an extra
+    """TensorBoard's writer; None where tensorboard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder))
+
+
+def _whole_lines(content: bytes) -> list[tuple[bytes, Json]]:
+    """The lines of a log, raw and read, up to the first that is torn or no line of a log."""
+    lines = []
+    for raw in content.splitlines(keepends=True):
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            break
+        if not raw.endswith(b"\n") or not isinstance(line, dict) or not {"kind", "step"} <= {*line}:
+            break
+        lines.append((raw, line))
+    return lines

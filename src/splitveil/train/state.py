@@ -1,28 +1,57 @@
-"""Everything that changes while a run trains, and how it is saved and put back."""
+"""Everything that changes while a run trains, and the checkpoints that keep it.
 
+A checkpoint is one safetensors file with JSON in its header; nothing is ever unpickled.
+"""
+
+import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Generator, Tensor, nn
 
 from splitveil.errors import CheckpointError
 from splitveil.graphs import Aside
 from splitveil.rng import load_states, save_states, stream
-from splitveil.train.checkpoint import (
-    Checkpoint,
-    load_module,
-    load_optimiser,
-    optimiser_state,
-    prefixed,
-)
-from splitveil.train.compose import Guard
+from splitveil.train.files import atomic_file
 from splitveil.types import Companion, Json, PenaltyPlan
 
 log = logging.getLogger("splitveil")
+CHECKPOINT = "checkpoint.safetensors"
+FORMAT = "splitveil-1"
+SHOWN = 4  # mismatches named in a message
 STREAMS = ("augment", "channel", "surrogate")
+TRAINED = ("model", "surrogate", "companion")
+LOW_RATIO = 0.5
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Counters on the device, read at the logging cadence: a broken penalty is never silent.
+
+    `loss` counts steps whose rob was not finite, `gradient` those whose gradient at z was not,
+    `low` the steps in a row in which the surrogate reported less than half of the true rate.
+    """
+
+    loss: Tensor
+    gradient: Tensor
+    low: Tensor
+
+    @classmethod
+    def on(cls, device: torch.device | str) -> "Guard":
+        """All at zero."""
+        zero = torch.zeros((), dtype=torch.long, device=device)
+        return cls(zero, zero.clone(), zero.clone())
+
+    def watch(self, ratio: Tensor) -> None:
+        """Count another step with a low surrogate-to-true ratio, or start anew."""
+        self.low.copy_(torch.where(ratio < LOW_RATIO, self.low + 1, 0))
 
 
 class Meters:
@@ -63,18 +92,23 @@ class TrainState:
 
     model: nn.Module
     surrogate: nn.Module | None
+    companion: nn.Module | None
     optimisers: list[torch.optim.Optimizer]
     streams: dict[str, Generator]
     guard: Guard
     meters: Meters
     aside: Aside
-    companion: nn.Module | None = None
     step: int = 0
     seconds: float = 0.0
     warned: int = 0
     collapsed: bool = False
-    log_offset: int = field(default=0)
+    log_offset: int = 0
     peak_bytes: int | None = None
+
+    def parts(self) -> dict[str, nn.Module]:
+        """Model, surrogate and companion, those that there are."""
+        found = {name: getattr(self, name) for name in TRAINED}
+        return {name: part for name, part in found.items() if part is not None}
 
     def skipped(self) -> int:
         """How often a penalty's loss or gradient was not finite and was left out (syncs)."""
@@ -96,16 +130,16 @@ def new_state(
     """A run before its first step.
 
     SGD for the model; the surrogate's own parameters join it as a second group with the same
-    settings (the seeds), or get Adam at `penalty.attention_lr`. A companion's optimiser is the
-    last one.
+    settings (the reference documents), or get Adam at `penalty.attention_lr`. A companion's
+    optimiser is the last one.
     """
     device = next(model.parameters()).device
+    on_gpu = device.type == "cuda"
     forget_peak(device)
     groups = [{"params": list(model.parameters())}]
     own = [] if surrogate is None else list(surrogate.parameters())
     if own and penalty.attention_lr is None:
         groups.append({"params": own})
-    on_gpu = device.type == "cuda"
     lr = torch.zeros((), device=device) if on_gpu else 0.0  # a replayed step reads a tensor
     optimisers: list[torch.optim.Optimizer] = [
         torch.optim.SGD(
@@ -115,24 +149,31 @@ def new_state(
     if own and penalty.attention_lr is not None:
         optimisers.append(_adam([own], penalty.attention_lr, device))
     if companion is not None:
-        optimisers.append(_adam([own for own, _ in learners(companion)], 0.0, device))
-    streams = {name: stream(seed, name, device) for name in STREAMS}
-    counters = (Guard.on(device), Meters(device), Aside(device))
-    return TrainState(model, surrogate, optimisers, streams, *counters, companion)
+        learning = [list(part.parameters()) for part in companions(companion)]
+        optimisers.append(_adam(learning, 0.0, device))
+    return TrainState(
+        model,
+        surrogate,
+        companion,
+        optimisers,
+        streams={name: stream(seed, name, device) for name in STREAMS},
+        guard=Guard.on(device),
+        meters=Meters(device),
+        aside=Aside(device),
+    )
 
 
-def companions(companion: nn.Module) -> list[nn.Module]:
-    """Those that stand in one; itself if it is not several."""
+def companions(companion: nn.Module | None) -> list[nn.Module]:
+    """Those that stand in one: its `parts`, itself if it has none, nothing of None."""
+    if companion is None:
+        return []
     parts = getattr(companion, "parts", None)
     return list(parts) if isinstance(parts, nn.ModuleList) else [companion]
 
 
-def learners(companion: nn.Module) -> list[tuple[list[nn.Parameter], float]]:
-    """Parameters and rate of each companion in one."""
-    groups = getattr(companion, "groups", None)
-    if callable(groups):
-        return list(groups())
-    return [(list(companion.parameters()), float(cast(Companion, companion).lr))]
+def companion_rates(companion: nn.Module | None) -> list[float]:
+    """The learning rate that each of them starts with."""
+    return [float(cast(Companion, part).lr) for part in companions(companion)]
 
 
 def _adam(parts: Sequence[list[nn.Parameter]], lr: float, device: torch.device) -> torch.optim.Adam:
@@ -144,13 +185,11 @@ def _adam(parts: Sequence[list[nn.Parameter]], lr: float, device: torch.device) 
     return torch.optim.Adam(groups, capturable=on_gpu, fused=on_gpu or None)
 
 
-def snapshot(state: TrainState, passport: Json) -> Checkpoint:
+def snapshot(state: TrainState, passport: Json) -> "Checkpoint":
     """The whole state as a checkpoint; `passport` is stored beside it."""
-    tensors = prefixed("model", state.model.state_dict())
-    if state.surrogate is not None:
-        tensors |= prefixed("surrogate", state.surrogate.state_dict())
-    if state.companion is not None:
-        tensors |= prefixed("companion", state.companion.state_dict())
+    tensors: dict[str, Tensor] = {}
+    for name, part in state.parts().items():
+        tensors |= prefixed(name, part.state_dict())
     tensors |= prefixed("rng", save_states(state.streams))
     tensors |= prefixed("meter", state.meters.sums)
     tensors |= prefixed("guard", vars(state.guard))
@@ -190,7 +229,7 @@ def peak_bytes(device: torch.device, before: int | None = None) -> int | None:
     return max(before or 0, torch.cuda.max_memory_allocated(device))
 
 
-def restore(state: TrainState, checkpoint: Checkpoint) -> None:
+def restore(state: TrainState, checkpoint: "Checkpoint") -> None:
     """Put a snapshot back, bit for bit (the same number of threads is needed for the bits)."""
     meta = checkpoint.meta
     if meta.get("threads") != torch.get_num_threads():
@@ -200,11 +239,8 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
             meta.get("threads"),
             torch.get_num_threads(),
         )
-    load_module(state.model, checkpoint.part("model"), "model")
-    if state.surrogate is not None:
-        load_module(state.surrogate, checkpoint.part("surrogate"), "surrogate")
-    if state.companion is not None:
-        load_module(state.companion, checkpoint.part("companion"), "companion")
+    for name, part in state.parts().items():
+        load_module(part, checkpoint.part(name), name)
     try:
         load_states(state.streams, checkpoint.part("rng"))
         for index, optimiser in enumerate(state.optimisers):
@@ -224,3 +260,115 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
             f"the checkpoint lacks part of the training state ({err!r}); "
             "train again with --overwrite"
         ) from err
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Named tensors and plain JSON; enough to continue a run bit for bit."""
+
+    tensors: dict[str, Tensor]
+    meta: Json
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors below `prefix.`, without it."""
+        start = f"{prefix}."
+        return {k.removeprefix(start): v for k, v in self.tensors.items() if k.startswith(start)}
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors below `prefix.`."""
+    return {f"{prefix}.{k}": v for k, v in tensors.items()}
+
+
+def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Write atomically: a crash leaves the previous checkpoint whole."""
+    tensors = {k: v.detach().cpu().contiguous() for k, v in checkpoint.tensors.items()}
+    meta = {"format": FORMAT, "state": json.dumps(checkpoint.meta, allow_nan=False)}
+    with atomic_file(path) as file:
+        file.write(save(tensors, metadata=meta))
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read what `write_checkpoint` wrote; anything else is refused with its reason."""
+    with _opened(path) as (file, meta):
+        return Checkpoint({key: file.get_tensor(key) for key in file.keys()}, meta)  # noqa: SIM118
+
+
+def read_meta(path: Path) -> Json:
+    """The JSON of a checkpoint alone, without its tensors."""
+    with _opened(path) as (_, meta):
+        return meta
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Json]]:
+    """A checkpoint's file, and the JSON in its header."""
+    if not path.is_file():
+        raise CheckpointError(f"no checkpoint at {path}; train the run first")
+    try:
+        with safe_open(path, framework="pt") as file:
+            meta = file.metadata() or {}
+            if meta.get("format") != FORMAT:
+                raise CheckpointError(
+                    f"{path} is not a SplitVeil checkpoint: format is "
+                    f"{meta.get('format')!r}, expected {FORMAT!r}"
+                )
+            yield file, dict(json.loads(meta["state"]))
+    except (SafetensorError, KeyError, ValueError, OSError) as err:
+        raise CheckpointError(
+            f"{path} is broken: {err}; restore it from a copy or train again with --overwrite"
+        ) from err
+
+
+def load_module(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
+    """Load a state dict, naming every key and shape that does not fit before changing anything."""
+    own = module.state_dict()
+    problems = [f"lacks {k}" for k in own if k not in tensors]
+    problems += [f"has an extra {k}" for k in tensors if k not in own]
+    problems += [
+        f"{k} is {tuple(tensors[k].shape)}, expected {tuple(v.shape)}"
+        for k, v in own.items()
+        if k in tensors and tensors[k].shape != v.shape
+    ]
+    if problems:
+        shown = "; ".join(problems[:SHOWN])
+        if len(problems) > SHOWN:
+            shown += f"; and {len(problems) - SHOWN} more"
+        raise CheckpointError(
+            f"the checkpoint belongs to another architecture ({what}): it {shown}; "
+            "use the net, dataset and defence it was trained with (its config.toml says)"
+        )
+    module.load_state_dict(dict(tensors))
+
+
+def optimiser_state(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor], Json]:
+    """An optimiser's state as flat tensors and JSON."""
+    state = optimiser.state_dict()
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, Any] = {}
+    for index, slots in state["state"].items():
+        for key, value in slots.items():
+            target: dict[str, Any] = tensors if isinstance(value, Tensor) else scalars
+            target[f"{index}.{key}"] = value
+    groups = [g | {"lr": float(g["lr"])} for g in state["param_groups"]]
+    return tensors, {"scalars": scalars, "param_groups": groups}
+
+
+def load_optimiser(
+    optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], meta: Json
+) -> None:
+    """Put back what `optimiser_state` saved."""
+    slots: dict[int, dict[str, Any]] = {}
+    for name, value in (*tensors.items(), *meta["scalars"].items()):
+        index, key = name.split(".", 1)
+        slots.setdefault(int(index), {})[key] = value
+    rates = [group["lr"] for group in optimiser.param_groups]
+    optimiser.load_state_dict({"state": slots, "param_groups": meta["param_groups"]})
+    for param, kept in optimiser.state.items():
+        for name, value in kept.items():  # a file has no strides, and fused steps want them equal
+            alike = isinstance(value, Tensor) and value.shape == param.shape
+            if alike and value.stride() != param.stride():
+                kept[name] = torch.empty_like(param, dtype=value.dtype).copy_(value)
+    for group, rate in zip(optimiser.param_groups, rates, strict=True):
+        if isinstance(rate, Tensor):  # the tensor a replayed step reads stays the same one
+            group["lr"] = rate.fill_(group["lr"])

@@ -1,73 +1,291 @@
-"""One step's loss, and what else is asked of a model while it trains."""
+r"""One training step.
 
-from collections.abc import Callable, Iterator
+    images ─augment─▶ x ─client─▶ z ─channel─▶ z̃ ─server─▶ answers ─▶ task loss ─────────────┐
+                                  ├─scale_gradient─▶ surrogate ─▶ penalty ───────────────────┤
+                                  └─▶ companions ─▶ what they learn, what the encoder pays ──┤
+                                                       one backward pass, one step ◀─────────┘
+
+.. math:: L = L_{task} + s \cdot \mathrm{rob}(\mathrm{scale\_gradient}(z, k)), \quad
+    \nabla_{enc} = \nabla L_{task} + k s \nabla \mathrm{rob}, \quad
+    \nabla_{att} = s \nabla \mathrm{rob}, \quad \nabla_{head} = \nabla L_{task}
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import cast
 
 import torch
+from jaxtyping import Float, Int64
 from lightning_fabric import Fabric
 from torch import Generator, Tensor, nn
+from torch.nn import functional as F
 
-from splitveil.rng import stream
+from splitveil.errors import ConfigError
+from splitveil.gradient import scale_gradient
+from splitveil.graphs import captured, set_rate
+from splitveil.nets import SplitModel
 from splitveil.train.schedule import Weights
-from splitveil.train.state import TrainState
-from splitveil.train.task import LABELS, Task
-from splitveil.train.watch import Tap, Watch
+from splitveil.train.state import Guard, TrainState, companions
+from splitveil.types import Companion, Remembers, Surrogate, SurrogateOutput
 
-CHUNK = 1000  # images per pass where no gradient is needed
+Logits = Float[Tensor, "n k"]
+Values = dict[str, Tensor]
+
+
+def divergence(own: Logits, taught: Logits, temperature: float) -> Float[Tensor, ""]:
+    r"""How far answers are from a teacher's, both softened (Hinton, Vinyals and Dean, 2015).
+
+    .. math:: T^2\,\mathrm{KL}(\mathrm{softmax}(t/T)\,\|\,\mathrm{softmax}(s/T))
+
+    Logits s of its own and t taught, both (n, k); the mean over n. T² keeps gradients as large.
+
+    >>> even, sure = torch.zeros(1, 2), torch.tensor([[3.0, 1.0]]).log()
+    >>> round(float(divergence(even, sure, 1.0)), 6)
+    0.130812
+    """
+    # In float32 at least: differences of logarithms are small.
+    own, taught = (v.to(torch.promote_types(v.dtype, torch.float32)) for v in (own, taught))
+    softened, answers = (F.log_softmax(v / temperature, 1) for v in (taught, own))
+    return temperature**2 * F.kl_div(answers, softened, reduction="batchmean", log_target=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    r"""The loss of the answers to a batch.
+
+    .. math:: L = (1 - w)\,\mathrm{CE}_\varepsilon(s, y)
+        + w\,T^2\,\mathrm{KL}(\mathrm{softmax}(t/T)\,\|\,\mathrm{softmax}(s/T))
+
+    CE_ε is the cross entropy against labels of which the share ε = `smoothing` is spread over all
+    classes; t are the answers of the `teacher`, w is its `share` and T its `temperature`. Without
+    a teacher w is 0.
+
+    >>> Task().loss(torch.zeros(1, 2), torch.tensor([0]), None).item()  # log 2
+    0.6931471824645996
+    """
+
+    smoothing: float = 0.0
+    teacher: Callable[[Tensor], Tensor] | None = None
+    share: float = 0.5
+    temperature: float = 1.0
+
+    @torch.no_grad()
+    def taught(self, x: Tensor) -> Tensor | None:
+        """The teacher's answers to images x; None without one."""
+        return None if self.teacher is None else self.teacher(x)
+
+    def loss(self, own: Logits, y: Int64[Tensor, " n"], taught: Logits | None) -> Float[Tensor, ""]:
+        """Of the logits `own` for images with labels y."""
+        labels = F.cross_entropy(own, y, label_smoothing=self.smoothing)
+        if taught is None:
+            return labels
+        return (1 - self.share) * labels + self.share * divergence(own, taught, self.temperature)
+
+
+LABELS = Task()  # the labels as they are, and nobody's answers
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSet:
-    """uint8 images (n, c, h, w) and labels (n,) on the device, how to order and augment them."""
+    """uint8 images (n, c, h, w) and labels (n,) on the device, and how a batch is augmented."""
 
     images: Tensor
     labels: Tensor
-    order: Callable[[int], Tensor]
     augment: Callable[[Tensor, Generator], Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalSet:
-    """Float images in [0, 1] and labels; may be empty."""
+class Stepper:
+    """Batch, loss, one backward pass and the update, for given rows, learning rate and weights.
 
-    images: Tensor
-    labels: Tensor
+    On one GPU the step is captured, once with the penalty and once without, and replayed: what
+    changes between steps (rows, learning rate, weights) lies in tensors. Elsewhere it runs as
+    written.
+
+    Args:
+        model: The model as a step calls it: wrapped by Fabric, or compiled.
+        data: The training images, on the device.
+        state: What the step moves.
+        fabric: The device and its precision.
+        task: What the answers are held against.
+        remembers: Whether a surrogate with a memory keeps batches until the penalty starts.
+        capture: False runs the step as written anywhere.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: TrainSet,
+        state: TrainState,
+        fabric: Fabric,
+        *,
+        task: Task = LABELS,
+        remembers: bool = False,
+        capture: bool = True,
+    ) -> None:
+        self._model, self._data, self._state, self._fabric = model, data, state, fabric
+        self._task, self._remembers = task, remembers
+        self._optimisers = [
+            cast(torch.optim.Optimizer, fabric.setup_optimizers(o)) for o in state.optimisers
+        ]
+        self._on_gpu = fabric.device.type == "cuda"
+        self._capture = capture and self._on_gpu and fabric.world_size == 1
+        self._rows: Tensor | None = None
+        self._weights = Weights(*torch.zeros(2, device=fabric.device))
+        self._replays: dict[bool, Callable[[], None]] = {}
+        self._logged: dict[bool, tuple[str, ...]] = {}
+
+    def __call__(self, rows: Tensor, lr: float, weights: Weights | None) -> None:
+        """Train on the images of `rows`; every call has equally many."""
+        self._rows = rows.clone() if self._rows is None else self._rows.copy_(rows)
+        set_rate(self._state.optimisers[0], lr)
+        if self._capture:
+            self._replay(weights)
+        else:
+            self._step(weights)
+        self._state.meters.tick(self._logged[weights is not None])
+
+    def _replay(self, weights: Weights | None) -> None:
+        penalised = weights is not None
+        if weights is not None:
+            cast(Tensor, self._weights.encoder).fill_(weights.encoder)
+            cast(Tensor, self._weights.scale).fill_(weights.scale)
+        if penalised not in self._replays:
+            step = partial(self._step, self._weights if penalised else None)
+            streams = list(self._state.streams.values())
+            self._replays[penalised] = captured(step, self._fabric.device, streams)
+        self._replays[penalised]()
+
+    def _step(self, weights: Weights | None) -> None:
+        for optimiser in self._optimisers:
+            optimiser.zero_grad()
+        data, state = self._data, self._state
+        x = data.augment(unit_floats(data.images[self._rows]), state.streams["augment"])
+        if self._on_gpu:
+            x = x.contiguous(memory_format=torch.channels_last)
+        loss, values = self.loss(x, data.labels[self._rows], weights)
+        self._fabric.backward(loss)
+        for optimiser in self._optimisers:
+            optimiser.step()
+        state.meters.add(values)
+        self._logged[weights is not None] = tuple(values)
+
+    def loss(self, x: Tensor, y: Tensor, weights: Weights | None) -> tuple[Tensor, Values]:
+        """The loss of one batch, and what to log of it.
+
+        With several processes the task's loss is that of this rank's images; penalty and
+        companions see the whole batch.
+
+        Args:
+            x: Images (n, c, h, w) as floats in [0, 1], augmented.
+            y: Their labels (n,).
+            weights: The penalty's weights; None while it is not active.
+        """
+        state, fabric, task = self._state, self._fabric, self._task
+        seen: list[tuple[list[Tensor], Values]] = []
+
+        def beside(z: Tensor) -> None:  # called before the channel and the head run
+            seen.append(self._beside(z, x, y, weights))
+
+        with fabric.autocast():  # the wrapper enters it only where it wraps, under DDP
+            model = cast(SplitModel, self._model)
+            answers = model.split_forward(x, state.streams["channel"], beside).logits
+            taught = task.taught(x)
+        loss = task.loss(answers, y, taught)
+        ((terms, values),) = seen
+        if "rob_loss" in values:
+            state.aside.join()
+        right = (answers.detach().argmax(1) == y).float().mean()
+        return sum(terms, loss), {"task_loss": loss, "train_accuracy": right} | values
+
+    def _beside(
+        self, z: Tensor, x: Tensor, y: Tensor, weights: Weights | None
+    ) -> tuple[list[Tensor], Values]:
+        """Losses on z beside the server's answer: the penalty and the companions'."""
+        state, fabric = self._state, self._fabric
+        terms: list[Tensor] = []
+        values: Values = {}
+        labels = gathered(y, fabric)
+        if state.surrogate is not None and weights is not None:
+            work = partial(
+                penalty, y=labels, surrogate=state.surrogate, weights=weights, guard=state.guard
+            )
+            rob, out = state.aside.run(work, gathered(z, fabric, sync_grads=True))
+            terms.append(rob)
+            values |= {"rob_loss": out.loss, "intra_mse": out.intra_mse}
+            values |= {k: v for k, v in out.diagnostics.items() if v.ndim == 0}
+        elif self._remembers and isinstance(state.surrogate, Remembers):
+            state.surrogate.remember(gathered(z.detach(), fabric), labels)
+        if state.companion is not None:
+            whole, images = gathered(z, fabric, sync_grads=True), gathered(x, fabric)
+            own, said = companion_losses(state.companion, whole, images, labels, state.guard)
+            terms, values = terms + own, values | said
+        return terms, values
 
 
-@runtime_checkable
-class Pass(Protocol):
-    """Clean smashed data and logits of one pass."""
+def penalty(
+    z: Tensor, y: Tensor, surrogate: Surrogate, *, weights: Weights, guard: Guard
+) -> tuple[Tensor, SurrogateOutput]:
+    """scale·rob of smashed data z, whose gradient reaches z `weights.encoder` times as large.
 
-    @property
-    def z(self) -> Tensor:
-        """Smashed data before the channel."""
-        ...
-
-    @property
-    def logits(self) -> Tensor:
-        """The server's answer."""
-        ...
-
-
-@runtime_checkable
-class Split(Protocol):
-    """What training asks of a model beyond being a module."""
-
-    def split_forward(
-        self, x: Tensor, generator: Generator | None = None, tap: Tap | None = None
-    ) -> Pass:
-        """One pass through both halves; `tap` is shown z before the channel and the head run."""
-        ...
+    A rob that is not finite counts as 0, and so does its gradient: the task's survives exactly.
+    """
+    out = _check_output(surrogate(scale_gradient(z, weights.encoder, guard.gradient), y))
+    if z.requires_grad and not out.loss.requires_grad and _says_something(out.loss):
+        raise ConfigError(
+            "a surrogate's loss must have a gradient, got one that the encoder cannot follow; "
+            "compute it from z without detach, no_grad or numpy"
+        )
+    finite = torch.isfinite(out.loss.detach())
+    guard.loss.add_(~finite)
+    if "surrogate_to_true" in out.diagnostics:
+        guard.watch(out.diagnostics["surrogate_to_true"])
+    rob = torch.where(finite, out.loss, torch.zeros_like(out.loss))
+    return weights.scale * rob, out
 
 
-@runtime_checkable
-class Compiles(Protocol):
-    """A model that can be asked for its compiled twin."""
+def companion_losses(
+    companion: nn.Module, z: Tensor, x: Tensor, y: Tensor, guard: Guard
+) -> tuple[list[Tensor], Values]:
+    """What a companion learns by, and what the encoder pays to each one that stands in it."""
+    own = cast(Companion, companion).learn(z.detach(), x, y)
+    paid = []
+    for part in companions(companion):  # each on its own: one that breaks harms no other
+        guarded = scale_gradient(z, 1.0, guard.gradient)
+        paid.append(cast(Companion, part).penalty(guarded, x, y))
+    sound = [torch.where(torch.isfinite(p), p, torch.zeros_like(p)) for p in paid]
+    return [own, *sound], {"companion_loss": own, "companion_penalty": torch.stack(paid).sum()}
 
-    def compiled(self) -> nn.Module:
-        """The same model on the same parameters, its halves compiled."""
-        ...
+
+def _check_output(out: object) -> SurrogateOutput:
+    """What a surrogate gave, where it is what one must give."""
+    if not isinstance(out, SurrogateOutput):
+        raise ConfigError(
+            f"a surrogate must give a SurrogateOutput, got {type(out).__name__}; "
+            "return SurrogateOutput(loss=…, intra_mse=…, diagnostics={})"
+        )
+    for name, value in {"loss": out.loss, "intra_mse": out.intra_mse, **out.diagnostics}.items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(
+                f"a surrogate's {name} must be a tensor, got {type(value).__name__}; "
+                "it stays on the device, so call neither float nor item"
+            )
+    if out.loss.ndim:
+        raise ConfigError(
+            f"a surrogate's loss must be one number, got shape {tuple(out.loss.shape)}; "
+            "take its mean or its sum"
+        )
+    return out
+
+
+def _says_something(loss: Tensor) -> bool:
+    """Whether a loss without a gradient is more than the 0 of a surrogate that has nothing to say.
+
+    What is not finite is counted as such. A step under capture was asked before, while it was warm.
+    """
+    if loss.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    return bool(torch.isfinite(loss) & (loss != 0))
 
 
 def unit_floats(images: Tensor) -> Tensor:
@@ -75,60 +293,18 @@ def unit_floats(images: Tensor) -> Tensor:
     return images.float().div_(255)
 
 
-def forward_loss(
-    model: Split,
-    batch: tuple[Tensor, Tensor],
-    weights: Weights | None,
-    state: TrainState,
-    fabric: Fabric,
-    *,
-    task: Task = LABELS,
-    remembers: bool = False,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of one batch, penalty included while it is active, and what to log of it.
+def own_rows(rows: Tensor, fabric: Fabric) -> Tensor:
+    """This rank's share of a batch's rows: every world_size-th one; all ranks get equally many."""
+    world = fabric.world_size
+    return rows[: len(rows) // world * world][fabric.global_rank :: world]
 
-    With several processes the task's loss is that of this rank's images, the penalty that of the
-    whole batch. `remembers`: until the penalty starts, a surrogate with a memory keeps the batch.
+
+def gathered(data: Tensor, fabric: Fabric, *, sync_grads: bool = False) -> Tensor:
+    """Rows of all ranks, with `sync_grads` their gradients flow back to their owners.
+
+    Class statistics then are those of the whole batch on every rank. The gather's backward sums
+    over ranks and DDP's averaging divides by their number, so nothing needs rescaling.
     """
-    x, y = batch
-    watch = Watch(batch, weights, state, fabric, remembers=remembers)
-    with fabric.autocast():  # the wrapper enters it only where it wraps, under DDP
-        out = model.split_forward(x, state.streams["channel"], watch.tap)
-        taught = task.taught(x)
-    loss = task.loss(out.logits, y, taught)
-    values = {
-        "task_loss": loss,
-        "train_accuracy": (out.logits.detach().argmax(1) == y).float().mean(),
-    }
-    beside, said = watch.losses()
-    return sum(beside, loss), values | said
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, data: EvalSet, seed: int, fabric: Fabric) -> float | None:
-    """Share of correct answers through the channel in eval mode; None without images."""
-    if len(data.labels) == 0:
-        return None
-    was_training = model.training
-    model.eval()
-    generator = stream(seed, "evaluate", data.images.device)
-    correct = torch.zeros((), dtype=torch.long, device=data.labels.device)
-    for x, y in zip(torch.split(data.images, CHUNK), torch.split(data.labels, CHUNK), strict=True):
-        with fabric.autocast():
-            correct += (model(x, generator).argmax(1) == y).sum()
-    model.train(was_training)
-    return int(correct) / len(data.labels)
-
-
-@torch.no_grad()
-def clean_features(
-    encoder: nn.Module, data: TrainSet, rows: Tensor, fabric: Fabric
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Features (n, d) and labels of training images: eval mode, no augmentation, no noise."""
-    was_training = encoder.training
-    encoder.eval()
-    for part in torch.split(rows, CHUNK):
-        with fabric.autocast():
-            z = encoder(unit_floats(data.images[part]))
-        yield z.float().flatten(1), data.labels[part]
-    encoder.train(was_training)
+    if fabric.world_size == 1:
+        return data
+    return cast(Tensor, fabric.all_gather(data, sync_grads=sync_grads)).flatten(0, 1)

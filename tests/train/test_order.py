@@ -1,6 +1,6 @@
 import torch
 
-from splitveil.data import epoch_order
+from splitveil.train.loop import epoch_order
 
 
 def test_order_is_a_permutation_that_seed_and_epoch_decide() -> None:

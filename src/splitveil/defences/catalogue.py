@@ -1,0 +1,81 @@
+"""Defences by name. To add one: a file with a frozen dataclass, and a line in `DEFENCES`.
+
+Names joined by `+` are a stack: `noise+dropout` on the command line.
+"""
+
+from collections.abc import Mapping
+
+from splitveil.defences.arl import Arl
+from splitveil.defences.base import Defence, NoiseOnly, stack
+from splitveil.defences.bido import Bido
+from splitveil.defences.channel_only import (
+    Clipping,
+    FeatureDropout,
+    Quantisation,
+    Sparse,
+    TopKPruning,
+)
+from splitveil.defences.conditional_entropy import GatedAttention, KMeans, SlotCross
+from splitveil.defences.infoscissors import InfoScissors
+from splitveil.defences.nopeek import NoPeek
+from splitveil.defences.patrol import Patrol
+from splitveil.defences.shredder import Shredder
+from splitveil.defences.siamese import Siamese
+from splitveil.defences.vib import VariationalBottleneck
+from splitveil.errors import ConfigError, unknown
+
+DEFENCES: Mapping[str, Defence] = {
+    "none": Defence(summary="no defence: clean smashed data"),
+    "noise": NoiseOnly(summary="Gaussian noise on the wire, no penalty"),
+    "dropout": FeatureDropout(summary="values zeroed at random, in deployment too"),
+    "topk": TopKPruning(summary="each image's smallest values zeroed"),
+    "quantise": Quantisation(summary="values rounded to few levels"),
+    "arl": Arl(summary="ResSFL: a decoder trained beside the encoder, hinge on its SSIM"),
+    "clip": Clipping(summary="values clipped to a box before the noise"),
+    "nopeek": NoPeek(summary="NoPeek: price on the distance correlation of image and z"),
+    "vib": VariationalBottleneck(summary="VIB/MID: learned Gaussian noise, price on its KL"),
+    "siamese": Siamese(summary="Siamese embedding: contrastive loss on z, pairs of the batch"),
+    "sparse": Sparse(summary="after SCA: z coded by few atoms of a learned dictionary"),
+    "bido": Bido(summary="BiDO: price on HSIC of image and z, reward on that of z and label"),
+    "shredder": Shredder(summary="after Shredder: learned noise, rewarded for being loud"),
+    "infoscissors": InfoScissors(summary="InfoScissors: CLUB's bound on the image's information"),
+    "patrol": Patrol(summary="after PATROL: arl's decoder, and a client pruned late in the run"),
+    "cem": KMeans(summary="CEM (CVPR 2025): k-means per class, hinge on the cluster variance"),
+    "gated-att": GatedAttention(summary="seed 003: gated attention, gated softplus penalty"),
+    "gated-att-simple": GatedAttention(
+        summary="seed 000: gated attention, hinge on the log-variance", form="hinge"
+    ),
+    "gated-att-trace": GatedAttention(
+        summary="seed 002: gated attention, hinge on the log of the trace",
+        form="trace",
+        attention_loss_scale=1.0,
+        attention_warmup_epochs=0,
+        w_lr="constant",
+        attention_gets_lambda=True,
+        lambd=1.0,
+    ),
+    "slot-cross": SlotCross(summary="seed 001: slots and gated cross-attention, early shut-off"),
+    "veil": GatedAttention(
+        summary="flagship: rate of raw z against the noise, adversarial attention, thin client",
+        client="thin-deep",
+        penalty="rate",
+        attention="maximise",
+        lambd=0.3,
+        attention_loss_scale=1.0,
+        attention_warmup_epochs=0,
+        w_lr="constant",
+        skip_first_epoch=False,
+        attention_lr=1e-3,
+        ramp=0.5,
+    ),
+}
+
+
+def find_defence(name: str) -> Defence:
+    """The preset of this name, or the stack of the presets joined by `+`."""
+    names = [name] if name in DEFENCES else name.split("+")
+    for part in names:
+        if part not in DEFENCES:
+            raise ConfigError(unknown("defence", part, DEFENCES))
+    parts = [(part, DEFENCES[part]) for part in names]
+    return parts[0][1] if len(parts) == 1 else stack(parts)
