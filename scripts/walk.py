@@ -8,7 +8,7 @@ The rule. Whoever reads along opens every function once, where it is called firs
 *hop* when the caller stands in another file of the package, and hops from one file to the same
 other file count once. The caller is the nearest frame of the package, also through torch.
 Comprehensions, lambdas, generated methods (as those of dataclasses) and what runs while a module is
-imported do not count. *Files* are all files of the package that the walk touches.
+imported do not count. *Files* are all files that these functions and their callers stand in.
 
 Only the package's public face is used, so the script counts alike before and after files move.
 
@@ -65,7 +65,6 @@ class Walk:
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(PACKAGE):
             return
-        self.files.add(code.co_filename)
         function = (code.co_filename, code.co_qualname)
         if code.co_name.startswith("<") or function in self.seen:
             return
@@ -75,6 +74,7 @@ class Walk:
         if caller is None or caller.f_code.co_name == "<module>":
             return
         self.seen.add(function)
+        self.files |= {caller.f_code.co_filename, code.co_filename}
         if caller.f_code.co_filename != code.co_filename:
             self.hops.add((caller.f_code.co_filename, code.co_filename))
 
