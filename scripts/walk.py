@@ -1,0 +1,183 @@
+"""Count the hops between files that somebody meets who follows the code on four walks.
+
+The walks: ``train`` from the command line to the first step; one later step of a training;
+``audit`` to the record; ``report`` from the command line to the page. All are on digits with the
+defence veil and the smoke profile, the page is of two runs (none and veil).
+
+The rule. Whoever reads along opens every function once, where it is called first. Such a call is a
+*hop* when the caller stands in another file of the package, and hops from one file to the same
+other file count once. The caller is the nearest frame of the package, also through torch.
+Comprehensions, lambdas, generated methods (as those of dataclasses) and what runs while a module is
+imported do not count. *Files* are all files that these functions and their callers stand in.
+
+Only the package's public face is used, so the script counts alike before and after files move.
+
+Example: `python scripts/walk.py`
+"""
+
+import argparse
+import io
+import json
+import os
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import splitveil as sv
+
+PACKAGE = f"{Path(sv.__file__).parent}{os.sep}"
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+STEADY = 6  # a step after the first ones, which also build what later steps find
+EPOCHS = 2
+
+
+class Arrived(BaseException):
+    """The walk is at its end; no handler of errors may keep it."""
+
+
+class Walk:
+    """Watches calls between files of the package while it is switched on."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, str]] = set()
+        self.hops: set[tuple[str, str]] = set()
+        self.files: set[str] = set()
+
+    def start(self) -> None:
+        """Watch from here."""
+        sys.setprofile(self._watch)
+
+    @staticmethod
+    def stop() -> None:
+        """Watch no more."""
+        sys.setprofile(None)
+
+    def _watch(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(PACKAGE):
+            return
+        function = (code.co_filename, code.co_qualname)
+        if code.co_name.startswith("<") or function in self.seen:
+            return
+        caller = frame.f_back
+        while caller is not None and not caller.f_code.co_filename.startswith(PACKAGE):
+            caller = caller.f_back
+        if caller is None or caller.f_code.co_name == "<module>":
+            return
+        self.seen.add(function)
+        self.files |= {caller.f_code.co_filename, code.co_filename}
+        if caller.f_code.co_filename != code.co_filename:
+            self.hops.add((caller.f_code.co_filename, code.co_filename))
+
+    def told(self) -> dict[str, Any]:
+        """Numbers of hops and files, and the hops by name."""
+        named = sorted(" → ".join(file.removeprefix(PACKAGE) for file in hop) for hop in self.hops)
+        return {"hops": len(named), "files": len(self.files), "named": named}
+
+
+def command(*words: object) -> None:
+    """Run the console script in this process; what it prints is of no interest."""
+    scripts = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]["scripts"]
+    module, _, function = scripts["splitveil"].partition(":")
+    entry = getattr(import_module(module), function)
+    before, sys.argv = sys.argv, ["splitveil", *map(str, words)]
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed), redirect_stderr(printed):
+            entry()
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(f"{words} ended with {end.code}: {printed.getvalue()}") from end
+    finally:
+        sys.argv = before
+
+
+def steps_of_training(folder: Path, first: int, last: int) -> Walk:
+    """Watch a training from the end of step `first` (0: the command) to that of step `last`."""
+    walk, steps = Walk(), 0
+    leader: list[torch.optim.Optimizer] = []  # others step beside it
+
+    def after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        nonlocal steps
+        walk.stop()
+        leader[:] = leader or [optimizer]
+        steps += optimizer is leader[0]
+        if steps == last:
+            raise Arrived
+        if steps >= first:
+            walk.start()
+
+    hook = register_optimizer_step_post_hook(after_step)
+    if first == 0:
+        walk.start()
+    try:
+        command(*training(folder, "veil", f"walk-{first}"))
+    except Arrived:
+        return walk
+    finally:
+        walk.stop()
+        hook.remove()
+    raise RuntimeError(f"the training ended after {steps} steps, before step {last}")
+
+
+def training(folder: Path, defence: str, name: str) -> list[str]:
+    """The command of a training that takes seconds."""
+    return [
+        "train", "--dataset", "digits", "--defence", defence, "--epochs", str(EPOCHS), "--device",
+        "cpu", "--runs-dir", str(folder), "--name", name,
+    ]  # fmt: skip
+
+
+def whole(work: Callable[[], object]) -> Walk:
+    """Watch all of some work."""
+    walk = Walk()
+    walk.start()
+    try:
+        work()
+    finally:
+        walk.stop()
+    return walk
+
+
+def walks(folder: Path) -> dict[str, dict[str, Any]]:
+    """All four, in a folder for their runs."""
+    runs = [folder / "none", folder / "veil"]
+    for run in runs:
+        command(*training(folder, run.name, run.name))
+    sv.load_run(runs[0]).audit("smoke")
+    found = {
+        "train → first step": steps_of_training(folder, 0, 1),
+        "one step": steps_of_training(folder, STEADY - 1, STEADY),
+        "audit → record": whole(lambda: sv.load_run(runs[1]).audit("smoke")),
+        "report → page": whole(lambda: command("report", *runs, "--out", folder / "page")),
+    }
+    return {name: walk.told() for name, walk in found.items()}
+
+
+def main() -> None:
+    """Print the table, or with --json also every hop."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print JSON with every hop by name")
+    as_json = parser.parse_args().json
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        found = walks(Path(folder))
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    print("| walk | hops | files |\n|---|--:|--:|")
+    for name, walk in found.items():
+        print(f"| {name} | {walk['hops']} | {walk['files']} |")
+
+
+if __name__ == "__main__":
+    main()
