@@ -12,7 +12,9 @@ from splitveil.audit.suite import Share
 from splitveil.config import ANY_RECIPE, RECIPES, SMALL_SIDE, RunConfig, resolve
 from splitveil.data import load
 from splitveil.errors import ConfigError, RunError, SplitVeilError
-from splitveil.nets import NETS, THIN_CLIENTS, Candidate, candidates, cut
+from splitveil.nets import NETS, cut
+from splitveil.nets.clients import THIN_CLIENTS
+from splitveil.nets.cost import Candidate, candidates
 from splitveil.sweep.pareto import undominated
 from splitveil.teaching import ready_teacher
 from splitveil.trials import ranking_attacks, trial

@@ -14,17 +14,11 @@ from splitveil.attacks import PROFILES, fused
 from splitveil.data import DATASETS, Dataset
 from splitveil.defences import DEFENCES, Defence, stack
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets import (
-    CLIENT_PREFIX,
-    NETS,
-    Net,
-    SplitModel,
-    client_net,
-    cut,
-    cut_elsewhere,
-    parse_client,
-    with_channel,
-)
+from splitveil.nets import NETS, Net, SplitModel, cut
+from splitveil.nets.backbones import client_net
+from splitveil.nets.catalogue import cut_elsewhere
+from splitveil.nets.clients import CLIENT_PREFIX, parse_client
+from splitveil.nets.split import with_channel
 from splitveil.rng import seeded_globals
 from splitveil.settings import checked, field_types, refuse_fields
 from splitveil.types import Attack

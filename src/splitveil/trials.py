@@ -18,7 +18,7 @@ from splitveil.auditing import ACCURACY_DRAWS, PLACES, folder_store, open_run
 from splitveil.config import RunConfig, find_profile, resolve
 from splitveil.data import Dataset
 from splitveil.errors import CheckpointError
-from splitveil.nets import CLIENT_PREFIX
+from splitveil.nets.clients import CLIENT_PREFIX
 from splitveil.runs import Run, fingerprint, fit, flat_config
 from splitveil.teaching import ready_teacher
 from splitveil.train.files import write_text

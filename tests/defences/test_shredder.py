@@ -10,7 +10,7 @@ from splitveil.config import build_defence, find_defence, make_config
 from splitveil.defences import DEFENCES, Amplifier, Shredder
 from splitveil.errors import ConfigError
 from splitveil.nets import LearnedNoise
-from splitveil.nets.stages import RATE
+from splitveil.nets.channel import RATE
 from splitveil.runs import load_run
 from splitveil.types import Companion
 

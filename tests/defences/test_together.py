@@ -17,7 +17,8 @@ from splitveil.defences import DEFENCES, DistanceCorrelation
 from splitveil.defences.base import NoiseOnly, Price
 from splitveil.defences.stack import Together
 from splitveil.errors import ConfigError
-from splitveil.nets import SplitModel, cut, sized, small
+from splitveil.nets import SplitModel, cut, sized
+from splitveil.nets.backbones import small
 from splitveil.train.checkpoint import read_checkpoint
 from splitveil.types import Companion
 

@@ -13,7 +13,7 @@ from splitveil.defences import DEFENCES, BottleneckPrice, VariationalBottleneck
 from splitveil.defences.vib import channel_noise, normal_divergence
 from splitveil.errors import ConfigError
 from splitveil.nets import NETS, Channel, LearnedNoise, SplitModel, cut
-from splitveil.nets.stages import RATE
+from splitveil.nets.channel import RATE
 from splitveil.runs import load_run
 from splitveil.types import Companion
 
