@@ -25,7 +25,7 @@ from splitveil.keeping import put_record
 from splitveil.nets import front_of
 from splitveil.passport import model_hash, versions
 from splitveil.runs import Run, flat_config, load_data, planned_steps
-from splitveil.surrogates.batch import FirstCall, class_batch
+from splitveil.surrogates.base import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
 from splitveil.train.checkpoint import read_checkpoint
 from splitveil.train.files import atomic_file, check_folder, explain_os_error, held, stamp

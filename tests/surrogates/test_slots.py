@@ -11,11 +11,13 @@ from oracles.batches import draw
 from torch.testing import assert_close
 
 from splitveil.errors import ConfigError
-from splitveil.surrogates.cross_attention import GatedCrossAttention, attend, attend_all
-from splitveil.surrogates.scalars import Bounded, BoundedScalars
+from splitveil.surrogates.gates import Bounded, BoundedScalars
 from splitveil.surrogates.slots import (
     Aggregate,
+    GatedCrossAttention,
     SlotAttention,
+    attend,
+    attend_all,
     collect,
     compete,
     contest,

@@ -10,24 +10,35 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
-from splitveil.surrogates.bank import join, make_bank, remember
-from splitveil.surrogates.batch import (
+from splitveil.surrogates.base import (
     Attention,
+    BankedSurrogate,
     ClassBatch,
-    FirstCall,
     Statistic,
-    class_batch,
+    class_moments,
+    make_bank,
     one_of,
     positive,
+    segment_sum,
+    uniform_weights,
 )
-from splitveil.surrogates.cross_attention import GatedCrossAttention
-from splitveil.surrogates.gated_attention import log_excess
-from splitveil.surrogates.gates import DimensionGate, Held, plain_layernorm
-from splitveil.surrogates.rate import check_noise, compare_rates, intra_class_mse
-from splitveil.surrogates.scalars import Bounded, BoundedScalars
-from splitveil.surrogates.segments import class_moments, segment_sum, uniform_weights
+from splitveil.surrogates.gated_attention import check_threshold, log_excess
+from splitveil.surrogates.gates import (
+    Bounded,
+    BoundedScalars,
+    DimensionGate,
+    Held,
+    plain_layernorm,
+)
+from splitveil.surrogates.rate import compare_rates, intra_class_mse
 from splitveil.surrogates.shutoff import EarlyShutoff
-from splitveil.surrogates.slots import SlotAttention, SlotMoments, responsibilities, slot_moments
+from splitveil.surrogates.slots import (
+    GatedCrossAttention,
+    SlotAttention,
+    SlotMoments,
+    responsibilities,
+    slot_moments,
+)
 from splitveil.types import SurrogateOutput
 
 
@@ -80,7 +91,7 @@ def class_mean(per_class: Float[Tensor, " c"], batch: ClassBatch) -> Float[Tenso
     return (per_class * batch.counted).sum() / batch.counted.sum().clamp_min(1)
 
 
-class SlotCrossAttentionCEM(nn.Module):
+class SlotCrossAttentionCEM(BankedSurrogate):
     r"""Class-conditional entropy surrogate over slots; minimise `loss` (seeds 001, 004).
 
     .. math:: \mathrm{rob} = \sum_c p_c g_c \frac1d \sum_{j,k} \tilde w_k\,
@@ -137,7 +148,7 @@ class SlotCrossAttentionCEM(nn.Module):
         eps: float = 1e-6,
         bank: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(feature_dim, num_classes)
         one_of("attention", attention, ("minimise", "maximise", "uniform"))
         one_of("penalty", penalty or "rate", ("rate",))
         if statistic is None:
@@ -150,41 +161,28 @@ class SlotCrossAttentionCEM(nn.Module):
                 f"got {feature_dim}, {num_classes} and {slot_dim}"
             )
         noise = reg_strength if noise_std is None else noise_std
-        positive("noise_std", noise, zero=True)
-        positive("eps", eps)
-        for name, got in (
-            ("gamma", gamma),
-            ("var_threshold", var_threshold),
-            ("reg_strength", reg_strength),
-        ):
-            positive(name, got, zero=True)
+        positive(eps=eps)
+        positive(zero=True, noise_std=noise, gamma=gamma)
+        positive(zero=True, var_threshold=var_threshold, reg_strength=reg_strength)
         tau = var_threshold * reg_strength**2
-        if penalty == "rate":
-            check_noise(noise)
-        elif tau + gamma == 0:
-            raise ConfigError(
-                "the threshold τ + γ must be > 0: var_threshold·reg_strength² + gamma is 0; "
-                "raise var_threshold, reg_strength (the channel's noise) or gamma"
-            )
-        self.feature_dim, self.num_classes, self.num_slots = feature_dim, num_classes, num_slots
+        check_threshold(penalty, noise, tau + gamma)
+        self.num_slots = num_slots
         self.attention, self.statistic, self.penalty = attention, statistic, penalty
         self.noise_std, self.tau, self.gamma, self.eps = noise, tau, gamma, eps
         self.noise_generator: Generator | None = None
-        self._first = FirstCall()
         self.project = None if slot_dim is None else nn.Linear(feature_dim, slot_dim)
         self.slots = SlotAttention(width, num_slots, num_iterations, eps=eps)
         self.cross = GatedCrossAttention(width, num_heads)
-        bounds = {
-            "assign_temp": Bounded(assign_temp),
-            "slot_power": Bounded(slot_power),
-            "snr_thresh": Bounded(snr_thresh, 0.25),
-            "snr_sharp": Bounded(snr_sharp),
-            "softplus_beta": Bounded(softplus_beta),
-            "margin_m": Bounded(margin_m, 0.5),
-            "class_gate_a": Bounded(class_gate_a),
-            "class_gate_b": Bounded(class_gate_b, 0.04),
-        }
-        self.scalars = BoundedScalars(**bounds)
+        self.scalars = BoundedScalars(
+            assign_temp=Bounded(assign_temp),
+            slot_power=Bounded(slot_power),
+            snr_thresh=Bounded(snr_thresh, 0.25),
+            snr_sharp=Bounded(snr_sharp),
+            softplus_beta=Bounded(softplus_beta),
+            margin_m=Bounded(margin_m, 0.5),
+            class_gate_a=Bounded(class_gate_a),
+            class_gate_b=Bounded(class_gate_b, 0.04),
+        )
         measured = feature_dim if statistic == "raw" else width
         self.dimension_gate = None if penalty == "rate" else DimensionGate(measured)
         self.shutoff = EarlyShutoff(early_shut_steps, early_hard_thresh, early_gate_thresh)
@@ -242,8 +240,7 @@ class SlotCrossAttentionCEM(nn.Module):
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Penalty of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
         with torch.autocast(z.device.type, enabled=False):
-            batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first)
-            batch = join(batch, self.bank, push=self.training, skips=self.skips)
+            batch = self.batch_of(z, y)
             scalars = self.scalars(self.skips)
             x, resp = self.assign(batch, scalars["assign_temp"])
             moments = slot_moments(x, resp, batch.y, batch.num_classes)
@@ -268,10 +265,6 @@ class SlotCrossAttentionCEM(nn.Module):
                 intra_mse=intra_class_mse(x, plain.mean, batch),
                 diagnostics=diagnostics | {"shut": shut},
             )
-
-    def remember(self, z: Tensor, y: Tensor) -> None:
-        """Put a batch into the bank without measuring it; nothing to do without one."""
-        remember(self.bank, z, y, self._first)
 
     def report(self) -> None:
         """Write the `[CEM-GATE]` lines that wait on the device; the loop calls this as it logs."""
