@@ -6,7 +6,7 @@ class of each sample; M_c samples of class c in the batch, N_c in the bank.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -55,12 +55,14 @@ def segment_softmax(
     return e / total.index_select(0, y)  # whose gradient needs no sort, unlike that of total[y]
 
 
-@dataclass(frozen=True)
-class ClassMoments:
-    """Weighted mean and variance per class and dimension, both (c, d)."""
+class Moments(NamedTuple):
+    """Weighted mean and variance per class and dimension, (c, d), or per class and slot, (c, s, d).
 
-    mean: Float[Tensor, "c d"]
-    var: Float[Tensor, "c d"]
+    `mean` and `var` have the same shape.
+    """
+
+    mean: Float[Tensor, "*cells d"]
+    var: Float[Tensor, "*cells d"]
 
 
 class _ClassMoments(torch.autograd.Function):
@@ -105,7 +107,7 @@ class _ClassMoments(torch.autograd.Function):
 
 def class_moments(
     x: Float[Tensor, "n d"], weight: Float[Tensor, " n"], y: Int[Tensor, " n"], num_classes: int
-) -> ClassMoments:
+) -> Moments:
     r"""Moments of each class under weights that sum to 1 within it; two passes.
 
     .. math:: \mu_c = \sum_i \alpha_i x_i, \qquad \sigma_c^2 = \sum_i \alpha_i (x_i - \mu_c)^2
@@ -117,29 +119,12 @@ def class_moments(
     tensor([[1.]])
     """
     moments = _ClassMoments.apply(x, weight, y, num_classes)  # type: ignore[no-untyped-call]
-    return ClassMoments(*cast(tuple[Tensor, Tensor], moments))
+    return Moments(*cast(tuple[Tensor, Tensor], moments))
 
 
 def uniform_weights(y: Int[Tensor, " n"], count: Float[Tensor, " c"]) -> Float[Tensor, " n"]:
     """1/M_c for every sample of class c."""
     return 1.0 / count[y]
-
-
-def effective_sample_size(
-    weight: Float[Tensor, " n"],
-    y: Int[Tensor, " n"],
-    count: Float[Tensor, " c"],
-    counted: Float[Tensor, " c"],
-) -> Float[Tensor, ""]:
-    r"""Share of a class's samples that the weights really use, mean over the `counted` classes.
-
-    .. math:: \mathrm{ESS}_c = 1 / (M_c \sum_i \alpha_i^2) \in [1/M_c, 1]
-
-    1 for uniform weights; near 1/M_c when attention has collapsed onto one sample.
-    """
-    squares = torch.zeros_like(count).index_add(0, y, weight.square())
-    share = counted / (count * squares).clamp_min(1e-30)
-    return share.sum() / counted.sum().clamp_min(1)
 
 
 @dataclass(frozen=True)
@@ -194,6 +179,21 @@ class ClassBatch:
         """
         kept = torch.where(self.counted > 0, per_class, torch.zeros_like(per_class))
         return (self.share * kept).sum()
+
+    def plain_mean(self, per_class: Float[Tensor, " c"]) -> Float[Tensor, ""]:
+        """Mean of v_c over the classes that count, each alike; 0 when there is none."""
+        return (per_class * self.counted).sum() / self.counted.sum().clamp_min(1)
+
+
+def effective_sample_size(weight: Float[Tensor, " n"], batch: ClassBatch) -> Float[Tensor, ""]:
+    r"""Share of a class's samples that the weights really use, mean over the classes that count.
+
+    .. math:: \mathrm{ESS}_c = 1 / (M_c \sum_i \alpha_i^2) \in [1/M_c, 1]
+
+    1 for uniform weights; near 1/M_c when attention has collapsed onto one sample.
+    """
+    squares = torch.zeros_like(batch.count).index_add(0, batch.y, weight.square())
+    return batch.plain_mean(1.0 / (batch.count * squares).clamp_min(1e-30))
 
 
 @dataclass

@@ -12,7 +12,7 @@ from splitveil.surrogates.base import (
     Attention,
     BankedSurrogate,
     ClassBatch,
-    ClassMoments,
+    Moments,
     Statistic,
     class_moments,
     effective_sample_size,
@@ -184,7 +184,7 @@ class GatedAttentionCEM(BankedSurrogate):
         return segment_softmax(logits, batch.y, batch.num_classes)
 
     def penalties(
-        self, moments: ClassMoments, batch: ClassBatch, diagnostics: dict[str, Tensor]
+        self, moments: Moments, batch: ClassBatch, diagnostics: dict[str, Tensor]
     ) -> Float[Tensor, " c"]:
         """R_c of each class; adds the gates' means to `diagnostics`."""
         if self.penalty == "rate":
@@ -198,9 +198,8 @@ class GatedAttentionCEM(BankedSurrogate):
         soft: Tensor = self.dimension_gate(log_var, self.skips)
         hard = snr_gate(moments.mean, moments.var, self.snr_thresh, self.snr_sharp, self.eps)
         base = soft_threshold(excess, self.softplus_beta, self.margin_m)
-        present = batch.counted.sum().clamp_min(1)
         for name, gate in (("soft_gate", soft), ("hard_gate", hard)):
-            diagnostics[name] = (gate.detach().mean(1) * batch.counted).sum() / present
+            diagnostics[name] = batch.plain_mean(gate.detach().mean(1))
         outer = class_gate(batch.share, self.class_gate_a, self.class_gate_b)
         return outer * (soft * hard * base).mean(1)
 
@@ -213,9 +212,7 @@ class GatedAttentionCEM(BankedSurrogate):
             moments = class_moments(x, weight, batch.y, batch.num_classes)
             diagnostics = {
                 "attention_weights": weight.detach()[: batch.own],
-                "effective_sample_size": effective_sample_size(
-                    weight.detach(), batch.y, batch.count, batch.counted
-                ),
+                "effective_sample_size": effective_sample_size(weight.detach(), batch),
             } | rate_diagnostics(moments.var, batch, self.noise_std)
             per_class = self.penalties(moments, batch, diagnostics)
             loss = batch.average(per_class)

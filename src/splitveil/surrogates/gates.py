@@ -13,6 +13,8 @@ from splitveil.gradient import guard_together, scale_gradient
 from splitveil.graphs import tensor_cores
 from splitveil.surrogates.base import positive
 
+Scalar = float | Tensor
+
 
 class _FastLinear(torch.autograd.Function):
     """A linear map whose products run on a GPU's tensor cores, in both directions."""
@@ -76,18 +78,18 @@ def plain_layernorm(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 
 
 def snr_gate(
-    mean: Float[Tensor, "c d"], var: Float[Tensor, "c d"], thresh: float, sharp: float, eps: float
+    mean: Float[Tensor, "c d"], var: Float[Tensor, "c d"], thresh: Scalar, sharp: Scalar, eps: float
 ) -> Float[Tensor, "c d"]:
-    r"""The "hard" gate of the seeds: opens where the spread dominates the mean.
+    r"""The "hard" gate of the reference documents: opens where the spread dominates the mean.
 
     .. math:: \mathrm{sigmoid}(k_{snr}(\sigma^2/(\mu^2+\varepsilon) - t_{snr}))
 
-    The seeds call σ²/μ² a signal-to-noise ratio; it is the inverse of one.
+    The documents call σ²/μ² a signal-to-noise ratio; it is the inverse of one.
     """
     return torch.sigmoid(sharp * (var / (mean.square() + eps) - thresh))
 
 
-def class_gate(share: Float[Tensor, " c"], a: float, b: float) -> Float[Tensor, " c"]:
+def class_gate(share: Float[Tensor, " c"], a: Scalar, b: Scalar) -> Float[Tensor, " c"]:
     r"""Damps rare classes: sigmoid(a(p_c − b)).
 
     >>> class_gate(torch.tensor([0.05]), 10.0, 0.05)
@@ -97,7 +99,7 @@ def class_gate(share: Float[Tensor, " c"], a: float, b: float) -> Float[Tensor, 
 
 
 def soft_threshold(
-    excess: Float[Tensor, "c d"], beta: float, margin: float
+    excess: Float[Tensor, "c d"], beta: Scalar, margin: Scalar
 ) -> Float[Tensor, "c d"]:
     r"""Smooth hinge of the log-variance excess: softplus(β(e − m))/β."""
     return F.softplus(beta * (excess - margin)) / beta

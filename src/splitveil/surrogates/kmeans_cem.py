@@ -188,7 +188,7 @@ class KMeansCEM(nn.Module):
         var = mix * (total / count.clamp_min(1)) + (1 - mix) * stored
         threshold = self.var_threshold * self.noise_std**2
         each = hinge_penalty(var, threshold, self.gamma, log_entropy=self.log_entropy)
-        rate = 0.5 * torch.log1p(var / self.noise_std**2) if self.noise_std else var * torch.nan
+        rate = 0.5 * torch.log1p(var / self.noise_std**2)
         return torch.where((count > 0) & (weight > 0), weight * each, 0.0), rate
 
     def _logdet(

@@ -124,8 +124,6 @@ def rate_diagnostics(
     `surrogate_to_true` is the diagonal rate of `var` over the true rate: 1 for an honest
     estimator, near 0 for one that has talked its own estimate down.
     """
-    if noise_std == 0:
-        return compare_rates(batch.z.new_full((), torch.nan), batch, noise_std)
     own = batch.average(diagonal_rate(var.detach(), noise_std))
     return compare_rates(own, batch, noise_std)
 
@@ -139,14 +137,14 @@ def compare_rates(
     """The true rate, a surrogate's own one as a share of it, and the bank's rows per class.
 
     `true` spares the second look at the batch where the caller has it already. Where there is
-    nothing to see, no class with a spread, nothing is hidden either: the share is 1.
+    nothing to see, no class with a spread, nothing is hidden either: the share is 1. Without noise
+    both are NaN, whatever `own` is.
     """
     true = true_rate(batch, noise_std) if true is None else true
     ratio = torch.where(true == 0, 1.0, own / true)
     found = {"true_rate": true, "surrogate_to_true": ratio}
     if batch.own is not None:
-        rows = ((batch.count - batch.own_count) * batch.counted).sum()
-        found["bank_rows"] = rows / batch.counted.sum().clamp_min(1)
+        found["bank_rows"] = batch.plain_mean(batch.count - batch.own_count)
     return found
 
 

@@ -14,6 +14,7 @@ from splitveil.surrogates.base import (
     Attention,
     BankedSurrogate,
     ClassBatch,
+    Moments,
     Statistic,
     class_moments,
     make_bank,
@@ -28,14 +29,16 @@ from splitveil.surrogates.gates import (
     BoundedScalars,
     DimensionGate,
     Held,
+    class_gate,
     plain_layernorm,
+    snr_gate,
+    soft_threshold,
 )
 from splitveil.surrogates.rate import compare_rates, intra_class_mse
 from splitveil.surrogates.shutoff import EarlyShutoff
 from splitveil.surrogates.slots import (
     GatedCrossAttention,
     SlotAttention,
-    SlotMoments,
     responsibilities,
     slot_moments,
 )
@@ -83,12 +86,7 @@ def slot_sample_size(resp: Float[Tensor, "n s"], batch: ClassBatch) -> Float[Ten
     squares = segment_sum(resp.square(), batch.y, batch.num_classes)
     per_slot = mass.square() / squares.clamp_min(torch.finfo(mass.dtype).tiny)
     per_class = (mass * per_slot).sum(1) / batch.count.clamp_min(1).square()
-    return class_mean(per_class, batch)
-
-
-def class_mean(per_class: Float[Tensor, " c"], batch: ClassBatch) -> Float[Tensor, ""]:
-    """Plain mean over the classes with at least two samples; 0 when there is none."""
-    return (per_class * batch.counted).sum() / batch.counted.sum().clamp_min(1)
+    return batch.plain_mean(per_class)
 
 
 class SlotCrossAttentionCEM(BankedSurrogate):
@@ -211,7 +209,7 @@ class SlotCrossAttentionCEM(BankedSurrogate):
 
     def gated(
         self,
-        moments: SlotMoments,
+        moments: Moments,
         share: Float[Tensor, "c s"],
         batch: ClassBatch,
         scalars: dict[str, Tensor],
@@ -222,17 +220,13 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         var = rearrange(moments.var, "c s d -> (c s) d")
         excess = log_excess(var, self.tau, self.eps, self.gamma)
         soft = gate(excess + math.log(self.tau + self.gamma), self.skips)
-        snr = var / (mean.square() + self.eps)
-        hard = torch.sigmoid(scalars["snr_sharp"] * (snr - scalars["snr_thresh"]))
-        beta = scalars["softplus_beta"]
-        base = F.softplus(beta * (excess - scalars["margin_m"])) / beta
+        hard = snr_gate(mean, var, scalars["snr_thresh"], scalars["snr_sharp"], self.eps)
+        base = soft_threshold(excess, scalars["softplus_beta"], scalars["margin_m"])
         psi = rearrange(soft * hard * base, "(c s) d -> c s d", s=self.num_slots).mean(2)
         within = (slot_weights(share, scalars["slot_power"]) * psi).sum(1)
-        outer = torch.sigmoid(
-            scalars["class_gate_a"] * (batch.share - scalars["class_gate_b"])
-        )  # (c,)
+        outer = class_gate(batch.share, scalars["class_gate_a"], scalars["class_gate_b"])
         soft_mean, hard_mean = (
-            class_mean(rearrange(g.detach(), "(c s) d -> c (s d)", s=self.num_slots).mean(1), batch)
+            batch.plain_mean(rearrange(g.detach(), "(c s) d -> c (s d)", c=len(share)).mean(1))
             for g in (soft, hard)
         )
         return outer * within, soft_mean, hard_mean
@@ -278,14 +272,11 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         var: Float[Tensor, "c s d"],
     ) -> dict[str, Tensor]:
         """Responsibilities, and means over the classes that count; detached."""
-        if self.noise_std == 0:
-            own = batch.z.new_full((), torch.nan)
-        else:
-            own = batch.average(slot_rate(share, var, self.noise_std))
+        own = batch.average(slot_rate(share, var, self.noise_std))
         return compare_rates(own, batch, self.noise_std) | {
             "attention_weights": resp[: batch.own],
             "effective_sample_size": slot_sample_size(resp, batch),
-            "slot_mass_min": class_mean(share.amin(1), batch),
-            "slot_mass_max": class_mean(share.amax(1), batch),
-            "slot_entropy": class_mean(slot_entropy(share), batch),
+            "slot_mass_min": batch.plain_mean(share.amin(1)),
+            "slot_mass_max": batch.plain_mean(share.amax(1)),
+            "slot_entropy": batch.plain_mean(slot_entropy(share)),
         }

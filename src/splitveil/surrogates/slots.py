@@ -4,18 +4,17 @@ Symbols: n samples, d features, c classes, s slots per class; `y` holds the clas
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
 from einops import einsum, rearrange, repeat
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
 from splitveil.rng import normal_like, stream
-from splitveil.surrogates.base import one_of, positive, segment_sum
+from splitveil.surrogates.base import Moments, one_of, positive, segment_sum
 from splitveil.surrogates.gates import Held, plain_layernorm
 
 Aggregate = Literal["mean", "sum"]
@@ -50,33 +49,6 @@ def collect(
     if aggregate == "sum":
         return total
     return total / (segment_sum(share, y, num_classes)[:, :, None] + eps)
-
-
-def own_slots(y: Int[Tensor, " n"], num_classes: int, num_slots: int) -> Bool[Tensor, "n k"]:
-    """Which of all k = c·s slots belong to a sample's class."""
-    classes = torch.arange(num_classes, device=y.device).repeat_interleave(num_slots)
-    return y[:, None] == classes
-
-
-def contest(
-    key: Float[Tensor, "n d"],
-    value: Float[Tensor, "n d"],
-    query: Float[Tensor, "k d"],
-    own: Bool[Tensor, "n k"],
-    *,
-    aggregate: Aggregate,
-    eps: float,
-) -> Float[Tensor, "k d"]:
-    r"""`collect` after `compete` as two matrix products over all slots at once.
-
-    Slots of other classes get logit −∞, so share 0. This costs c times the arithmetic of gathering
-    each sample's own slots, and writes n·c·s numbers instead of n·s·d: on a GPU much faster, on a
-    CPU with many classes slower.
-    """
-    logits = (key @ query.T) / key.shape[1] ** 0.25
-    share = torch.softmax(logits.masked_fill(~own, -torch.inf), 1)
-    total = share.T @ value
-    return total if aggregate == "sum" else total / (share.sum(0)[:, None] + eps)
 
 
 class SlotAttention(nn.Module):
@@ -148,16 +120,12 @@ class SlotAttention(nn.Module):
         slots = repeat(start, "s d -> (c s) d", c=num_classes)
         gru = ("gru_update.weight", "gru_state.weight", "gru_update.bias", "gru_state.bias")
         recurrent = [held[name] for name in gru]
-        own = own_slots(y, num_classes, self.num_slots) if x.is_cuda else None
         for _ in range(self.num_iterations):
             q = held.linear("query", plain_layernorm(slots)) / math.sqrt(x.shape[1])
-            if own is not None:
-                update = contest(key, value, q, own, aggregate=self.aggregate, eps=self.eps)
-            else:
-                share = compete(key, rearrange(q, "(c s) d -> c s d", c=num_classes), y)
-                update = collect(
-                    value, share, y, num_classes, aggregate=self.aggregate, eps=self.eps
-                ).flatten(0, 1)
+            share = compete(key, rearrange(q, "(c s) d -> c s d", c=num_classes), y)
+            update = collect(
+                value, share, y, num_classes, aggregate=self.aggregate, eps=self.eps
+            ).flatten(0, 1)
             slots = torch.gru_cell(update, slots, *recurrent)
             slots = slots + held.linear(
                 "leave", F.relu(held.linear("enter", plain_layernorm(slots)))
@@ -176,14 +144,6 @@ def responsibilities(
     own = F.normalize(slots, dim=2, eps=eps).index_select(0, y)
     cosine = einsum(F.normalize(x, dim=1, eps=eps), own, "n d, n s d -> n s")
     return torch.softmax(temperature * cosine, 1)
-
-
-@dataclass(frozen=True)
-class SlotMoments:
-    """Mean and variance per class, slot and dimension, both (c, s, d)."""
-
-    mean: Float[Tensor, "c s d"]
-    var: Float[Tensor, "c s d"]
 
 
 def _runs(x: Tensor, num_slots: int) -> list[slice]:
@@ -248,7 +208,7 @@ def _class_sums(x: Tensor, y: Tensor, num_classes: int) -> Tensor:
 
 def slot_moments(
     x: Float[Tensor, "n d"], resp: Float[Tensor, "n s"], y: Int[Tensor, " n"], num_classes: int
-) -> SlotMoments:
+) -> Moments:
     r"""Responsibility-weighted moments of each slot about its own mean; two passes.
 
     .. math:: \mu_k = \tfrac{1}{w_k} \sum_m r_{mk} x_m, \qquad
@@ -263,7 +223,7 @@ def slot_moments(
     tensor([[[1.]]])
     """
     moments = _SlotMoments.apply(x, resp, y, num_classes)  # type: ignore[no-untyped-call]
-    return SlotMoments(*cast(tuple[Tensor, Tensor], moments))
+    return Moments(*cast(tuple[Tensor, Tensor], moments))
 
 
 def attend(
@@ -280,23 +240,6 @@ def attend(
     logits = einsum(q, kv, "n h e, n s h e -> n h s") / math.sqrt(q.shape[2])
     read = einsum(torch.softmax(logits, 2), kv, "n h s, n s h e -> n h e")
     return rearrange(read, "n h e -> n (h e)")
-
-
-def attend_all(
-    query: Float[Tensor, "n d"],
-    slots: Float[Tensor, "k d"],
-    own: Bool[Tensor, "n k"],
-    num_heads: int,
-) -> Float[Tensor, "n d"]:
-    """`attend` as matrix products over the k slots of all classes, of which `own` count.
-
-    Nothing of size n·s·d is gathered; see `contest`.
-    """
-    q = rearrange(query, "n (h e) -> h n e", h=num_heads)
-    kv = rearrange(slots, "k (h e) -> h k e", h=num_heads)
-    logits = (q @ kv.mT) / math.sqrt(q.shape[2])
-    read = torch.softmax(logits.masked_fill(~own, -torch.inf), 2) @ kv
-    return rearrange(read, "h n e -> n (h e)")
 
 
 class GatedCrossAttention(nn.Module):
@@ -334,11 +277,7 @@ class GatedCrossAttention(nn.Module):
     ) -> Float[Tensor, "n d"]:
         """x̃ of samples x with labels y; `sign` = −1 lets the parameters ascend."""
         normed = F.layer_norm(slots, slots.shape[2:])
-        if x.is_cuda:
-            own = own_slots(y, *slots.shape[:2])
-            read = attend_all(plain_layernorm(x), normed.flatten(0, 1), own, self.num_heads)
-        else:
-            read = attend(plain_layernorm(x), normed.index_select(0, y), self.num_heads)
+        read = attend(plain_layernorm(x), normed.index_select(0, y), self.num_heads)
         held = Held(self, sign, skips)
         x = x + torch.tanh(held["attention_gate"]) * held.linear("out", read)
         hidden = F.gelu(held.linear("enter", plain_layernorm(x)))
