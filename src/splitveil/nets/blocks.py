@@ -35,6 +35,14 @@ def plain_conv(
     return nn.Sequential(conv, nn.BatchNorm2d(out_channels), nn.ReLU())
 
 
+def shortcut(in_channels: int, out_channels: int, stride: int = 1) -> nn.Module:
+    """What passes a residual block by: the input, or a 1×1 convolution where the shape changes."""
+    if stride == 1 and in_channels == out_channels:
+        return nn.Identity()
+    conv = nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(out_channels))
+
+
 class ResidualBlock(nn.Module):
     """Two 3×3 convolutions with BatchNorm and a shortcut (1×1 where the shape changes)."""
 
@@ -44,15 +52,7 @@ class ResidualBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(out_channels)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(out_channels)
-        same = stride == 1 and in_channels == out_channels
-        self.shortcut: nn.Module = (
-            nn.Identity()
-            if same
-            else nn.Sequential(
-                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False),
-                nn.BatchNorm2d(out_channels),
-            )
-        )
+        self.shortcut = shortcut(in_channels, out_channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """X (n, c, h, w) → (n, c', h/stride, w/stride)."""

@@ -179,17 +179,20 @@ class Clip(nn.Module):
 
 
 class LearnedStage(nn.Module, ABC):
-    """Base of stages whose parameters have the wire's shape."""
+    """Base of stages whose parameters have the wire's shape.
 
-    @property
-    @abstractmethod
-    def shape(self) -> Shape | None:
-        """Shape of one image's smashed data; None before `size_to`."""
+    `shape` is that of one image's smashed data; None before `size_to`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shape: Shape | None = None
 
     def size_to(self, shape: Shape, device: torch.device | str = "cpu") -> None:
         """Make the parameters; a stage that has them must have them in this shape."""
         if self.shape is None:
             self._make(shape, device)
+            self.shape = shape
         if self.shape != shape:
             raise ConfigError(
                 f"{type(self).__name__} was made for smashed data of shape {self.shape}, got "
@@ -240,11 +243,6 @@ class LearnedNoise(LearnedStage):
         self.register_parameter("gain", None)
         self.register_parameter("location", None)
 
-    @property
-    def shape(self) -> Shape | None:
-        """Shape of the scales."""
-        return None if self.gain is None else tuple(self.gain.shape)
-
     def _make(self, shape: Shape, device: torch.device | str) -> None:
         self.gain = nn.Parameter(torch.zeros(shape, device=device))
         if self.moves:
@@ -291,13 +289,7 @@ class SparseCoding(LearnedStage):
         if not 0 <= threshold < float("inf"):
             raise ConfigError(f"sparse_threshold must be a finite number ≥ 0, got {threshold}")
         self.threshold, self.start = threshold, start
-        self._shape: Shape | None = None
         self.register_parameter("dictionary", None)
-
-    @property
-    def shape(self) -> Shape | None:
-        """Shape of what it codes."""
-        return self._shape
 
     def _make(self, shape: Shape, device: torch.device | str) -> None:
         floats = torch.Size(shape).numel()
@@ -306,7 +298,6 @@ class SparseCoding(LearnedStage):
                 f"sparse coding holds wire² numbers, and the wire has {floats}; the most is "
                 f"{MAX_WIRE}: cut later, for example --net resnet20@8 or --net mobilenetv2"
             )
-        self._shape = shape
         # Drawn on the CPU: the same start on any device.
         atoms = torch.empty(floats, floats)
         if self.start == "rows":

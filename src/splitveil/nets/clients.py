@@ -6,7 +6,7 @@ can be asked for by name: ``--net client:residual-16-16.32x2.64-c8`` is the thin
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -82,6 +82,14 @@ class ClientSpec:
     def downsampling(self) -> int:
         """Side of the image over side of the wire's map."""
         return int(2**self.halvings)
+
+    def blocks(self) -> Iterator[tuple[int, int, int]]:
+        """Input channels, output channels and stride of each block, in order."""
+        width = self.stem
+        for stage, (out, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
+            for block in range(depth):
+                yield width, out, 2 if stage > 0 and block == 0 else 1
+                width = out
 
     def wire_shape(self, image_shape: Shape) -> Shape:
         """Shape of what is sent for an image; strides round up."""
@@ -224,11 +232,12 @@ def build_client(spec: ClientSpec, image_shape: Shape) -> nn.Sequential:
             f"client {spec} needs images of at least {least}×{least}, got {image_shape}; "
             "use larger images, the net 'small' or a client that halves less often"
         )
-    layers: list[nn.Module] = [*plain_conv(image_shape[0], spec.stem, spec.stem_stride)]
-    width = spec.stem
-    for stage, (out, depth) in enumerate(zip(spec.widths, spec.depths, strict=True)):
-        for block in range(depth):
-            layers.append(_block(spec, width, out, 2 if stage > 0 and block == 0 else 1))
-            width = out
-    layers += [*_TAILS[spec.family](width), conv3x3(width, spec.wire_channels), nn.Sigmoid()]
+    width = spec.widths[-1]
+    layers = [
+        *plain_conv(image_shape[0], spec.stem, spec.stem_stride),
+        *(_block(spec, *block) for block in spec.blocks()),
+        *_TAILS[spec.family](width),
+        conv3x3(width, spec.wire_channels),
+        nn.Sigmoid(),
+    ]
     return nn.Sequential(*layers)

@@ -158,6 +158,7 @@ class Convolution(NamedTuple):
 class Candidate:
     """A client and what it costs for one image.
 
+    `net` is what `--net` calls it: its registered name, or `client:` and the spec.
     `depth` counts the convolutions one after another, without shortcuts; `receptive_field` is the
     side, in pixels, of the square that one number on the wire can see.
     """
@@ -174,12 +175,9 @@ class Candidate:
 def convolutions(spec: ClientSpec, channels: int) -> Iterator[Convolution]:
     """The convolutions of a client for images of so many channels, in order."""
     yield Convolution(channels, spec.stem, stride=spec.stem_stride)
-    width = spec.stem
-    for stage, (out, depth) in enumerate(zip(spec.widths, spec.depths, strict=True)):
-        for block in range(depth):
-            stride = 2 if stage > 0 and block == 0 else 1
-            yield from _convolutions_of_block(spec, width, out, stride)
-            width = out
+    for block in spec.blocks():
+        yield from _convolutions_of_block(spec, *block)
+    width = spec.widths[-1]
     if spec.family == "residual":
         yield Convolution(width, width, bias=True)
     elif spec.family == "inverted":
@@ -222,8 +220,10 @@ def weigh(spec: ClientSpec, image_shape: ImageShape) -> Candidate:
             depth += 1
         macs += conv.weights * height * width
         params += conv.weights + conv.outputs * (conv.bias + 2 * conv.norm)
+    names = [name for name, known in THIN_CLIENTS.items() if known == spec]
+    named = names and min(image_shape[1:]) >= LARGE_SIDE
     return Candidate(
-        net=net_name(spec, image_shape),
+        net=names[0] if named else f"{CLIENT_PREFIX}{spec}",
         spec=spec,
         macs=macs,
         params=params,
@@ -231,13 +231,6 @@ def weigh(spec: ClientSpec, image_shape: ImageShape) -> Candidate:
         depth=depth,
         receptive_field=field,
     )
-
-
-def net_name(spec: ClientSpec, image_shape: ImageShape) -> str:
-    """What `--net` calls a client: its registered name, or `client:` and the spec."""
-    names = [name for name, known in THIN_CLIENTS.items() if known == spec]
-    large = min(image_shape[1:]) >= LARGE_SIDE
-    return names[0] if names and large else f"{CLIENT_PREFIX}{spec}"
 
 
 def _depths(stages: int) -> set[tuple[int, ...]]:

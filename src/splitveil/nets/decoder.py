@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
-from splitveil.nets.blocks import conv3x3
+from splitveil.nets.blocks import conv3x3, shortcut
 
 Shape = tuple[int, ...]
 
@@ -26,13 +26,7 @@ class PreActBlock(nn.Module):
             nn.ReLU(),
             conv3x3(out_channels, out_channels),
         )
-        self.shortcut: nn.Module = (
-            nn.Identity()
-            if in_channels == out_channels
-            else nn.Sequential(
-                nn.Conv2d(in_channels, out_channels, 1, bias=False), nn.BatchNorm2d(out_channels)
-            )
-        )
+        self.shortcut = shortcut(in_channels, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """X (n, c, h, w) → (n, c', h, w)."""
