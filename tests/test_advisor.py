@@ -23,7 +23,8 @@ from splitveil.attacks import PROFILES
 from splitveil.config import make_config
 from splitveil.data import load
 from splitveil.errors import ConfigError, DataError, RunError
-from splitveil.nets import FAMILIES, THIN_CLIENTS, candidates, parse_client
+from splitveil.nets.clients import FAMILIES, THIN_CLIENTS, parse_client
+from splitveil.nets.cost import candidates
 from splitveil.runs import load_data, load_run
 from splitveil.sweep.pareto import undominated
 from splitveil.trials import measure, placed, ranking_attacks

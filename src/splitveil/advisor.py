@@ -13,7 +13,9 @@ from splitveil.config import ANY_RECIPE, RECIPES, RunConfig
 from splitveil.config.resolve import SMALL_SIDE, resolve
 from splitveil.data import load
 from splitveil.errors import ConfigError, RunError, SplitVeilError
-from splitveil.nets import NETS, THIN_CLIENTS, Candidate, candidates, cut
+from splitveil.nets import NETS, cut
+from splitveil.nets.clients import THIN_CLIENTS
+from splitveil.nets.cost import Candidate, candidates
 from splitveil.runs import ready_teacher
 from splitveil.sweep.pareto import undominated
 from splitveil.trials import ranking_attacks, trial

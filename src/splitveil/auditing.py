@@ -25,7 +25,7 @@ from splitveil.keeping import put_record
 from splitveil.nets import front_of
 from splitveil.passport import model_hash, versions
 from splitveil.runs import Run, load_data
-from splitveil.surrogates.batch import FirstCall, class_batch
+from splitveil.surrogates.base import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
 from splitveil.train.files import atomic_file, check_folder, explain_os_error, held, stamp
 from splitveil.train.state import read_checkpoint

@@ -19,11 +19,9 @@ from splitveil.report import read_run
 from splitveil.rng import stream
 from splitveil.runs import Run, load_data, load_run
 from splitveil.surrogates import GatedAttentionCEM, KMeansCEM, SlotCrossAttentionCEM
-from splitveil.surrogates.bank import join
-from splitveil.surrogates.batch import ClassBatch, FirstCall, class_batch
+from splitveil.surrogates.base import ClassBatch, FirstCall, class_batch, class_moments, join
 from splitveil.surrogates.gates import plain_layernorm, snr_gate
 from splitveil.surrogates.kmeans import assign
-from splitveil.surrogates.segments import class_moments
 from splitveil.surrogates.slots import slot_moments
 from splitveil.train.state import load_module, read_checkpoint
 from splitveil.types import Json

@@ -18,7 +18,7 @@ from splitveil.errors import AuditError, ConfigError
 from splitveil.examining import Claim, NoServer, Subject, measure, record_of
 from splitveil.listening import LISTENED, check_noise, hear, hear_noise, sent_rate
 from splitveil.nets import Channel, GaussianNoise
-from splitveil.nets.split import count_macs
+from splitveil.nets.cost import count_macs
 from splitveil.rng import derive_seed, stream
 from splitveil.stranger import (
     Given,

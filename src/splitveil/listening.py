@@ -19,9 +19,8 @@ from splitveil.audit.residuals import (
 from splitveil.errors import AuditError
 from splitveil.nets import Channel, Clip, GaussianNoise, LearnedNoise, Quantise, SparseCoding, TopK
 from splitveil.rng import stream
-from splitveil.surrogates.batch import FirstCall, class_batch
+from splitveil.surrogates.base import FirstCall, class_batch, class_moments, uniform_weights
 from splitveil.surrogates.rate import diagonal_rate
-from splitveil.surrogates.segments import class_moments, uniform_weights
 from splitveil.types import Json, Labelled, Victim
 
 Clean = Callable[[Tensor], Tensor]

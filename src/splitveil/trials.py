@@ -19,7 +19,7 @@ from splitveil.config import RunConfig, find_profile
 from splitveil.config.resolve import resolve
 from splitveil.data import Dataset
 from splitveil.errors import CheckpointError
-from splitveil.nets import CLIENT_PREFIX
+from splitveil.nets.clients import CLIENT_PREFIX
 from splitveil.runs import Run, fingerprint, fit, ready_teacher
 from splitveil.train.files import write_text
 from splitveil.types import Attack, Json, Progress, silent

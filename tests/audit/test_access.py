@@ -12,7 +12,8 @@ from splitveil.audit import intercept, run_attacks
 from splitveil.audit.access import answer, attacked_rows, send
 from splitveil.audit.gallery import gallery_rows
 from splitveil.errors import AuditError
-from splitveil.nets import Channel, GaussianNoise, SplitModel, cut, small
+from splitveil.nets import Channel, GaussianNoise, SplitModel, cut
+from splitveil.nets.backbones import small
 from splitveil.rng import stream
 from splitveil.types import Access, Labelled
 

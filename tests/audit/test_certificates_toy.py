@@ -16,7 +16,7 @@ from splitveil.audit.certificates import Deployed, Part, certify
 from splitveil.audit.population import population_rate
 from splitveil.errors import ConfigError
 from splitveil.nets import Channel, Dropout, GaussianNoise, Quantise, TopK
-from splitveil.nets.clip import Clip, front_of
+from splitveil.nets.channel import Clip, front_of
 from splitveil.types import Labelled, Observation, Victim
 
 DIMS, SPREAD, GAIN = 16, 0.08, 2.0

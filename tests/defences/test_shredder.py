@@ -11,7 +11,7 @@ from splitveil.defences import DEFENCES
 from splitveil.defences.shredder import Amplifier, Shredder
 from splitveil.errors import ConfigError
 from splitveil.nets import LearnedNoise
-from splitveil.nets.stages import RATE
+from splitveil.nets.channel import RATE
 from splitveil.runs import load_run
 from splitveil.types import Companion
 

@@ -17,7 +17,8 @@ from splitveil.defences import DEFENCES
 from splitveil.defences.base import NoiseOnly, Price, Together
 from splitveil.defences.nopeek import DistanceCorrelation
 from splitveil.errors import ConfigError
-from splitveil.nets import SplitModel, cut, sized, small
+from splitveil.nets import SplitModel, cut, sized
+from splitveil.nets.backbones import small
 from splitveil.train.state import read_checkpoint
 from splitveil.types import Companion
 

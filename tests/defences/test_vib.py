@@ -18,7 +18,7 @@ from splitveil.defences.vib import (
 )
 from splitveil.errors import ConfigError
 from splitveil.nets import NETS, Channel, LearnedNoise, SplitModel, cut
-from splitveil.nets.stages import RATE
+from splitveil.nets.channel import RATE
 from splitveil.runs import load_run
 from splitveil.types import Companion
 

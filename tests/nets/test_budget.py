@@ -7,20 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets import (
-    FAMILIES,
-    NETS,
-    THIN_CLIENTS,
-    Candidate,
-    build_client,
-    candidates,
-    count_macs,
-    cut,
-    grid,
-    nothing_fits,
-    parse_client,
-    weigh,
-)
+from splitveil.nets import NETS, cut
+from splitveil.nets.clients import FAMILIES, THIN_CLIENTS, build_client, parse_client
+from splitveil.nets.cost import Candidate, candidates, count_macs, grid, nothing_fits, weigh
 
 IMAGE = (3, 32, 32)
 Shape = tuple[int, int, int]

@@ -11,19 +11,17 @@ from torch import Tensor, nn
 
 from splitveil.config import find_net
 from splitveil.errors import ConfigError
-from splitveil.nets import (
+from splitveil.nets import NETS, cut
+from splitveil.nets.backbones import client_net, thin_resnet
+from splitveil.nets.clients import (
     FAMILIES,
-    NETS,
     THIN_CLIENTS,
     ClientSpec,
     build_client,
-    client_net,
-    count_macs,
-    cut,
     parse_client,
     parse_image,
-    thin_resnet,
 )
+from splitveil.nets.cost import count_macs
 
 IMAGE = (3, 32, 32)
 Shape = tuple[int, int, int]

@@ -22,7 +22,7 @@ from splitveil.nets import (
     learned_stages,
     sized,
 )
-from splitveil.nets.stages import MAX_WIRE, RATE, standard_noise
+from splitveil.nets.channel import MAX_WIRE, RATE, standard_noise
 from splitveil.train.state import Checkpoint, load_module, read_checkpoint, write_checkpoint
 
 STAGES: dict[str, Callable[[], LearnedStage]] = {

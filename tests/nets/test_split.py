@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets import Channel, GaussianNoise, SplitModel, count_macs, cut, small, vgg11
+from splitveil.nets import Channel, GaussianNoise, SplitModel, cut, vgg11
+from splitveil.nets.backbones import small
+from splitveil.nets.cost import count_macs
 
 
 def mlp() -> nn.Sequential:

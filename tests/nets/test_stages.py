@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets import Channel, Dropout, GaussianNoise, Quantise, TopK, cut, with_channel
+from splitveil.nets import Channel, Dropout, GaussianNoise, Quantise, TopK, cut
+from splitveil.nets.split import with_channel
 from splitveil.types import Victim
 
 STAGES: dict[str, Callable[[], nn.Module]] = {

@@ -8,7 +8,7 @@ from oracles import slots, surrogates
 from torch import Tensor
 
 from splitveil.surrogates import GatedAttentionCEM, Rate, SlotCrossAttentionCEM
-from splitveil.surrogates.bank import ClassBank
+from splitveil.surrogates.base import ClassBank
 
 Module = Rate | GatedAttentionCEM | SlotCrossAttentionCEM
 

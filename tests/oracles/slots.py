@@ -3,6 +3,7 @@
 import math
 
 import torch
+from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -132,3 +133,27 @@ def cem(module: SlotCrossAttentionCEM, z: Tensor, y: Tensor) -> tuple[Tensor, Te
         stacked = torch.stack(x)
         intra = intra + p * ((stacked - stacked.mean(0)) ** 2).mean()
     return rob, intra.detach()
+
+
+def own_slots(y: Tensor, num_classes: int, num_slots: int) -> Tensor:
+    """Which of all k = c·s slots belong to a sample's class, (n, k)."""
+    classes = torch.arange(num_classes).repeat_interleave(num_slots)
+    return y[:, None] == classes
+
+
+def contest(
+    key: Tensor, value: Tensor, query: Tensor, own: Tensor, *, aggregate: str, eps: float
+) -> Tensor:
+    """`collect` after `compete` as matrix products: slots of other classes have logit −∞."""
+    logits = (key @ query.T) / key.shape[1] ** 0.25
+    share = torch.softmax(logits.masked_fill(~own, -torch.inf), 1)
+    total = share.T @ value
+    return total if aggregate == "sum" else total / (share.sum(0)[:, None] + eps)
+
+
+def attend_all(query: Tensor, slots: Tensor, own: Tensor, num_heads: int) -> Tensor:
+    """`attend` as matrix products over the k slots of all classes, of which `own` count."""
+    q, kv = (rearrange(v, "n (h e) -> h n e", h=num_heads) for v in (query, slots))
+    logits = (q @ kv.mT) / math.sqrt(q.shape[2])
+    read = torch.softmax(logits.masked_fill(~own, -torch.inf), 2) @ kv
+    return rearrange(read, "h n e -> n (h e)")

@@ -18,9 +18,14 @@ from torch.testing import assert_close
 from splitveil.defences import DEFENCES, GatedAttention, SlotCross
 from splitveil.errors import ConfigError, DataError
 from splitveil.surrogates import GatedAttentionCEM, Rate, SlotCrossAttentionCEM, rate
-from splitveil.surrogates.bank import ClassBank, join
-from splitveil.surrogates.batch import FirstCall, class_batch
-from splitveil.surrogates.segments import class_moments, uniform_weights
+from splitveil.surrogates.base import (
+    ClassBank,
+    FirstCall,
+    class_batch,
+    class_moments,
+    join,
+    uniform_weights,
+)
 
 CEM: dict[str, Any] = {"kind": GatedAttentionCEM, "reg_strength": 0.5}
 SLOTS = {**CEM, "kind": SlotCrossAttentionCEM, "num_slots": 2, "num_heads": 2, "eps": 1e-12}

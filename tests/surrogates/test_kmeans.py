@@ -10,12 +10,11 @@ from sklearn.cluster import KMeans
 from torch import Generator, Tensor
 from torch.testing import assert_close
 
-from splitveil.errors import ConfigError
 from splitveil.surrogates import kmeans as module
 from splitveil.surrogates.kmeans import (
-    Reservoir,
     assign,
     cluster_sums,
+    drawn_rows,
     fair_quota,
     kmeans,
     lloyd_step,
@@ -181,49 +180,22 @@ def test_the_quota_is_the_largest_that_fits(seen: list[int], spare: int) -> None
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    rows=st.integers(4, 40),
-    sizes=st.lists(st.integers(0, 15), min_size=1, max_size=8),
-    seed=st.integers(0, 999),
-)
-def test_the_reservoir_is_fair_and_within_its_budget(
-    rows: int, sizes: list[int], seed: int
-) -> None:
-    """Features carry their own label and number, so that each row held can be traced."""
-    g, budget = seeded(seed), rows * 2 * 4 + 3
-    held = Reservoir(torch.empty(0, 2), 4, budget)
-    total, all_labels = 0, []
-    for size in sizes:
-        y = (
-            torch.randint(4, (size,), generator=g).clamp_max(2)
-            if seed % 2
-            else torch.arange(size) % 4
-        )
-        z = torch.stack([y.float(), torch.arange(total, total + size).float()], 1)
-        held.add(z, y, g)
-        total += size
-        all_labels += y.tolist()
-        assert held.store.numel() * held.store.element_size() <= budget
-        seen = torch.bincount(torch.tensor(all_labels, dtype=torch.long), minlength=4)
-        expected = seen.clamp_max(fair_quota(seen, rows))
-        assert torch.equal(torch.bincount(held.labels, minlength=4), expected)
-        assert torch.equal(held.features[:, 0].long(), held.labels)
-        assert len(set(held.features[:, 1].tolist())) == len(held.labels)
-        assert held.complete == (total <= rows)
+@given(rows=st.integers(4, 40), size=st.integers(1, 90), seed=st.integers(0, 999))
+def test_a_sample_is_fair_and_within_its_budget(rows: int, size: int, seed: int) -> None:
+    g = seeded(seed)
+    y = torch.randint(4, (size,), generator=g).clamp_max(2) if seed % 2 else torch.arange(size) % 4
+    kept = drawn_rows(y, 4, rows, g)
+    seen = torch.bincount(y, minlength=4)
+    expected = seen.clamp_max(fair_quota(seen, rows))
+    assert torch.equal(torch.bincount(y[kept], minlength=4), expected)
+    assert int(kept.sum()) <= rows
+    assert bool(kept.all()) == (size <= rows)
 
 
-def test_the_reservoir_samples_a_class_uniformly() -> None:
-    """Each of 12 samples is held with probability 1/3, wherever it stood in the stream."""
+def test_a_class_is_sampled_uniformly() -> None:
+    """Each of 12 samples is kept with probability 1/3, wherever it stands."""
     g, trials, hits = seeded(1), 600, torch.zeros(12)
     for _ in range(trials):
-        held = Reservoir(torch.empty(0, 1), 1, 4 * 4)
-        for part in torch.arange(12.0).split([5, 4, 3]):  # type: ignore[no-untyped-call]
-            held.add(part[:, None], torch.zeros(len(part), dtype=torch.long), g)
-        hits[held.features[:, 0].long()] += 1
+        hits += drawn_rows(torch.zeros(12, dtype=torch.long), 1, 4, g)
     error = (1 / 3 * 2 / 3 / trials) ** 0.5
     assert_close(hits / trials, torch.full((12,), 1 / 3), rtol=0, atol=4 * error)
-
-
-def test_a_budget_below_one_sample_per_class_is_refused() -> None:
-    with pytest.raises(ConfigError, match="one sample of each of 3 classes, 24 bytes, got 23"):
-        Reservoir(torch.empty(0, 2), 3, 23)

@@ -17,8 +17,7 @@ from torch.distributions import MultivariateNormal, Normal
 from torch.testing import assert_close
 
 from splitveil.errors import ConfigError, DataError
-from splitveil.surrogates.cluster_penalties import full_logdet
-from splitveil.surrogates.kmeans_cem import KMeansCEM
+from splitveil.surrogates.kmeans_cem import KMeansCEM, full_logdet
 
 SEEDS = st.integers(0, 999)
 
@@ -279,8 +278,8 @@ def test_bad_features_are_refused_and_change_nothing() -> None:
         cem.refit(z[:0], y[:0])
     with pytest.raises(DataError, match="got none"):
         cem.refit_stream(lambda: [], seeded())
-    with pytest.raises(ConfigError, match="memory_budget"):
-        cem.refit_stream(in_batches(z, y, 2), seeded(), 16)
+    with pytest.raises(ConfigError, match="one sample of each of 3 classes, 48 bytes, got 47"):
+        cem.refit_stream(in_batches(z, y, 2), seeded(), 47)
     once = iter([(z, y)])
     with pytest.raises(DataError, match="second pass"):
         cem.refit_stream(lambda: once, seeded(), 3 * 16)

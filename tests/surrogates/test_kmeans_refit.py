@@ -6,11 +6,11 @@ import pytest
 import torch
 from oracles import kmeans as oracle
 from oracles.kmeans_cases import VARIANTS, build, features, in_batches, seeded
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.testing import assert_close
 
 from splitveil.surrogates import kmeans_cem
-from splitveil.surrogates.kmeans import Reservoir
+from splitveil.surrogates.kmeans import kmeans
 from splitveil.surrogates.kmeans_cem import KMeansCEM
 
 
@@ -79,23 +79,24 @@ def test_streaming_is_refit_when_the_budget_suffices(variant: dict[str, Any], sp
 
 
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
-def test_streaming_counts_all_samples_about_centroids_of_a_reservoir(
+def test_streaming_counts_all_samples_about_centroids_of_a_sample(
     covariance: Any,  # noqa: ANN401
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sizes: list[int] = []
+    clustered: list[Tensor] = []
 
-    class Watched(Reservoir):
-        def add(self, z: Tensor, y: Tensor, generator: Generator) -> None:
-            super().add(z, y, generator)
-            sizes.append(self.features.numel() * self.features.element_size())
+    def watched(z: Tensor, y: Tensor, centroids: Tensor, valid: Tensor) -> Tensor:
+        clustered.append(z)
+        return kmeans(z, y, centroids, valid)
 
-    monkeypatch.setattr(kmeans_cem, "Reservoir", Watched)
+    monkeypatch.setattr(kmeans_cem, "kmeans", watched)
     z, y = features(90, 3, 3, 6)
     cem = KMeansCEM(3, 3, clusters=3, form="logdet", covariance=covariance).double()
     cem.refit_stream(in_batches(z, y, 8), seeded(2), 40 * 3 * 8)
-    assert len(sizes) == 12
-    assert 38 * 3 * 8 <= max(sizes) <= 40 * 3 * 8
+    (held,) = clustered
+    assert 38 <= len(held) <= 40
+    places = [(z == row).all(1).nonzero().item() for row in held]
+    assert places == sorted(set(places))
     count, diagonal, full = oracle.statistics(z, y, cem.centroids, cem.seeded)
     assert cem.class_counts.tolist() == torch.bincount(y).tolist()
     assert_close(cem.weights, count / count.sum(1, keepdim=True).double())

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from splitveil.surrogates.segments import class_moments, segment_softmax, segment_sum
+from splitveil.surrogates.base import class_moments, segment_softmax, segment_sum
 
 
 @settings(max_examples=40, deadline=None)

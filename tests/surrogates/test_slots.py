@@ -11,15 +11,14 @@ from oracles.batches import draw
 from torch.testing import assert_close
 
 from splitveil.errors import ConfigError
-from splitveil.surrogates.cross_attention import GatedCrossAttention, attend, attend_all
-from splitveil.surrogates.scalars import Bounded, BoundedScalars
+from splitveil.surrogates.gates import Bounded, BoundedScalars
 from splitveil.surrogates.slots import (
     Aggregate,
+    GatedCrossAttention,
     SlotAttention,
+    attend,
     collect,
     compete,
-    contest,
-    own_slots,
     slot_moments,
 )
 
@@ -240,7 +239,7 @@ def test_bad_arguments_are_refused() -> None:
     seed=st.integers(0, 99),
 )
 @settings(max_examples=25, deadline=None)
-def test_products_over_all_slots_equal_those_over_each_samples_own(
+def test_products_over_each_samples_own_slots_equal_those_over_all(
     num_classes: int, num_slots: int, n: int, aggregate: Aggregate, seed: int
 ) -> None:
     g = torch.Generator().manual_seed(seed)
@@ -249,10 +248,11 @@ def test_products_over_all_slots_equal_those_over_each_samples_own(
         torch.randn(*shape, 8, generator=g, dtype=torch.float64).requires_grad_()
         for shape in ((n,), (n,), (num_classes, num_slots), (num_classes, num_slots))
     )
-    own = own_slots(y, num_classes, num_slots)
+    own = oracle.own_slots(y, num_classes, num_slots)
     gathered = collect(value, compete(key, query, y), y, num_classes, aggregate=aggregate, eps=1e-6)
-    whole = contest(key, value, query.flatten(0, 1), own, aggregate=aggregate, eps=1e-6)
-    read, all_read = attend(key, slots[y], 2), attend_all(key, slots.flatten(0, 1), own, 2)
+    whole = oracle.contest(key, value, query.flatten(0, 1), own, aggregate=aggregate, eps=1e-6)
+    read = attend(key, slots[y], 2)
+    all_read = oracle.attend_all(key, slots.flatten(0, 1), own, 2)
     assert_close(whole, gathered.flatten(0, 1), rtol=0, atol=1e-12)
     assert_close(all_read, read, rtol=0, atol=1e-12)
     inputs = (key, value, query, slots)

@@ -9,14 +9,13 @@ import functools
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torchmetrics.functional.image import structural_similarity_index_measure
 
+from splitveil.similarity import SSIM_RADIUS, ssim_per_image
 from splitveil.types import check_images
 
 MSE_FLOOR = 1e-10  # PSNR of a perfect copy is infinite; it is reported as 100 dB
 LPIPS_SIDE = 32
-_RADIUS, _SIGMA, _C1, _C2 = 5, 1.5, 0.01**2, 0.03**2
 
 Images = Float[Tensor, "n c h w"]
 PerImage = Float[Tensor, " n"]
@@ -47,7 +46,7 @@ def ssim(x: Images, guess: Images) -> PerImage | None:
     None for images under 6 pixels, which cannot be reflected by the window's radius of 5.
     """
     _check(x, guess)
-    if min(x.shape[2:]) <= _RADIUS:
+    if min(x.shape[2:]) <= SSIM_RADIUS:
         return None
     value = structural_similarity_index_measure(guess, x, data_range=1.0, reduction="none")
     assert isinstance(value, Tensor)  # noqa: S101 - a pair only when the full image is asked for
@@ -57,15 +56,15 @@ def ssim(x: Images, guess: Images) -> PerImage | None:
 def ssim_zeropad(x: Images, guess: Images) -> PerImage:
     """Structural similarity with zero padding: the CEM code's and the seeds' convention."""
     _check(x, guess)
-    return _ssim(x, guess, _RADIUS)
+    return ssim_per_image(x, guess, padding=SSIM_RADIUS)
 
 
 def ssim_valid(x: Images, guess: Images) -> PerImage | None:
     """Structural similarity over whole windows only: scikit-image's; None under 11 pixels."""
     _check(x, guess)
-    if min(x.shape[2:]) < 2 * _RADIUS + 1:
+    if min(x.shape[2:]) < 2 * SSIM_RADIUS + 1:
         return None
-    return _ssim(x, guess, 0)
+    return ssim_per_image(x, guess, padding=0)
 
 
 def lpips(x: Images, guess: Images) -> PerImage | None:
@@ -92,25 +91,6 @@ def _lpips_net(device: torch.device) -> nn.Module | None:
         return None
     net: nn.Module = package.LPIPS(net="alex", verbose=False)
     return net.eval().requires_grad_(requires_grad=False).to(device)
-
-
-def _ssim(x: Tensor, guess: Tensor, padding: int) -> Tensor:
-    offsets = torch.arange(-_RADIUS, _RADIUS + 1, dtype=x.dtype, device=x.device)
-    line = torch.exp(-offsets.square() / (2 * _SIGMA**2))
-    window = torch.outer(line, line) / line.sum().square()  # (11, 11), sums to 1
-    channels = x.shape[1]
-    kernel = window.expand(channels, 1, *window.shape)
-
-    def blur(image: Tensor) -> Tensor:
-        return F.conv2d(image, kernel, padding=padding, groups=channels)
-
-    mean_x, mean_g = blur(x), blur(guess)
-    var_x = blur(x * x) - mean_x.square()
-    var_g = blur(guess * guess) - mean_g.square()
-    covariance = blur(x * guess) - mean_x * mean_g
-    luminance = (2 * mean_x * mean_g + _C1) / (mean_x.square() + mean_g.square() + _C1)
-    contrast = (2 * covariance + _C2) / (var_x + var_g + _C2)
-    return (luminance * contrast).flatten(1).mean(1)
 
 
 def _check(x: Tensor, guess: Tensor) -> None:

@@ -78,7 +78,7 @@ def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil clients --macs 21.9e6 --wire 512 --backbone mynets:resnet`
     """
-    from splitveil.nets import parse_image
+    from splitveil.nets.clients import parse_image
 
     run = {
         "dataset": dataset, "defence": defence, "epochs": epochs, "seed": seed, "device": device,
@@ -128,7 +128,7 @@ def show_clients(
     """The clients that fit a budget, by their costs alone."""
     from splitveil.console import show_json
     from splitveil.errors import ConfigError
-    from splitveil.nets import candidates, nothing_fits
+    from splitveil.nets.cost import candidates, nothing_fits
 
     if limit < 1:
         raise ConfigError(f"limit must be at least 1, got {limit}")
@@ -169,7 +169,7 @@ def show_advice(
     from splitveil.console import progress_bar, setup_logging, show_json, warn
     from splitveil.data import load
     from splitveil.errors import ConfigError
-    from splitveil.nets import nothing_fits
+    from splitveil.nets.cost import nothing_fits
     from splitveil.runs import prepare_process
 
     prepare_process()

@@ -10,7 +10,7 @@ from splitveil.imports import current_folder_first, find_object
 if TYPE_CHECKING:
     from torch import nn
 
-    from splitveil.nets import CutCost
+    from splitveil.nets.cost import CutCost
 
 Shape = tuple[int, int, int]
 
@@ -23,7 +23,9 @@ def show_cuts(
 
     from splitveil.config import find_net
     from splitveil.console import show_json
-    from splitveil.nets import NETS, cuts_of_nets, every_cut, suggest_cuts
+    from splitveil.nets import NETS
+    from splitveil.nets.catalogue import every_cut
+    from splitveil.nets.cost import cuts_of_nets, suggest_cuts
 
     base, at, _ = name.partition("@")
     named = base in NETS

@@ -16,17 +16,11 @@ from splitveil.data import DATASETS, Dataset
 from splitveil.defences.base import Defence
 from splitveil.defences.catalogue import find_defence
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets import (
-    CLIENT_PREFIX,
-    NETS,
-    Net,
-    SplitModel,
-    client_net,
-    cut,
-    cut_elsewhere,
-    parse_client,
-    with_channel,
-)
+from splitveil.nets import NETS, Net, SplitModel, cut
+from splitveil.nets.backbones import client_net
+from splitveil.nets.catalogue import cut_elsewhere
+from splitveil.nets.clients import CLIENT_PREFIX, parse_client
+from splitveil.nets.split import with_channel
 from splitveil.rng import derive_seed, seeded_globals
 from splitveil.types import Attack, Json
 

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from splitveil.defences.base import NonNegative, Penalised, Positive, Share
 from splitveil.dependence import distances
-from splitveil.surrogates.batch import FirstCall, class_batch
+from splitveil.surrogates.base import FirstCall, class_batch, class_moments, uniform_weights
 from splitveil.surrogates.rate import true_rate
-from splitveil.surrogates.segments import class_moments, uniform_weights
 from splitveil.types import SurrogateOutput
 
 

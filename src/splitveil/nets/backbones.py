@@ -4,25 +4,30 @@
 ``cut(vgg11(...), at=4)`` is the split of the published tables.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
-from inspect import signature
-from itertools import count
+import itertools
 
-import torch
 from torch import nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets.blocks import ResidualBlock, conv3x3, conv_bn_relu, xavier_init
-from splitveil.nets.budget import LARGE_SIDE, THIN_CLIENTS
-from splitveil.nets.clients import ClientSpec, build_client
-from splitveil.nets.entries import check_cutlayer, with_bottleneck
-from splitveil.nets.mobilenet import mobilenetv2
-from splitveil.nets.resnet import resnet20
+from splitveil.nets.blocks import (
+    ResidualBlock,
+    Shape,
+    check_cutlayer,
+    check_side,
+    conv3x3,
+    conv_bn_relu,
+    plain_conv,
+    with_bottleneck,
+    xavier_init,
+)
+from splitveil.nets.clients import (
+    LARGE_SIDE,
+    THIN_CLIENTS,
+    ClientSpec,
+    InvertedBlock,
+    build_client,
+)
 
-Shape = tuple[int, int, int]
 _VGG11 = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
 
 
@@ -83,15 +88,10 @@ def vgg11(
     server, part of the entries before and after the cut; None leaves it out. At 3×32×32, cut 4,
     the client has 85,256 parameters, 21.2 MMAC and sends 8×8×8 numbers.
     """
-    channels, side = image_shape[0], min(image_shape[1:])
-    if side < 32:  # noqa: PLR2004 - five halvings must leave a pixel
-        raise ConfigError(
-            f"vgg11 needs images of at least 32×32, got {image_shape}; "
-            "use larger images or the net 'small'"
-        )
+    check_side("vgg11", image_shape, LARGE_SIDE)
     check_cutlayer(cutlayer, len(_VGG11) - 1)
     width = [w for w in _VGG11[:cutlayer] if isinstance(w, int)][-1]
-    entries = with_bottleneck(_vgg_entries(channels, 0), cutlayer, width, bottleneck)
+    entries = with_bottleneck(_vgg_entries(image_shape[0], 0), cutlayer, width, bottleneck)
     for entry in entries[:cutlayer]:
         xavier_init(entry)
     features = 512 * (image_shape[1] // 32) * (image_shape[2] // 32)
@@ -104,33 +104,14 @@ def thin_resnet(image_shape: Shape, num_classes: int) -> nn.Sequential:
     Client: stem 16, residual blocks 16, 32 (stride 2), 32, 64 (stride 2), a 3×3 convolution 64,
     one to 8 channels, sigmoid. At 3×32×32: 19.87 MMAC and 8×8×8 numbers on the wire. Cut at 1.
     """
-    channels, side = image_shape[0], min(image_shape[1:])
-    if side < 32:  # noqa: PLR2004 - the server halves three times after the client's two
-        raise ConfigError(
-            f"thin-resnet needs images of at least 32×32, got {image_shape}; "
-            "use larger images or the net 'small'"
-        )
-    client = nn.Sequential(
-        nn.Conv2d(channels, 16, 3, padding=1, bias=False),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        ResidualBlock(16, 16),
-        ResidualBlock(16, 32, 2),
-        ResidualBlock(32, 32),
-        ResidualBlock(32, 64, 2),
-        conv_bn_relu(64, 64),
-        conv3x3(64, 8),
-        nn.Sigmoid(),
-    )
-    # The client's strides round up, the server's pools round down.
-    height, width = (-(-side // 4) for side in image_shape[1:])
-    return nn.Sequential(client, *_rest_of_vgg11((8, height, width), 2, num_classes))
+    check_side("thin-resnet", image_shape, LARGE_SIDE)
+    return client_net(THIN_CLIENTS["thin-resnet"], image_shape, num_classes)
 
 
 def client_net(spec: ClientSpec, image_shape: Shape, num_classes: int) -> nn.Sequential:
-    """A thin client in front of the rest of VGG11, of the small net's server under 32×32. Cut at 1.
+    """A thin client in front of the rest of VGG11, or under 32×32 of the small net's server.
 
-    With the thin ResNet's spec it is `thin_resnet`, bit for bit.
+    Cut at 1.
     """
     client = build_client(spec, image_shape)
     if min(image_shape[1:]) < LARGE_SIDE:
@@ -162,70 +143,70 @@ def small(image_shape: Shape, num_classes: int) -> nn.Sequential:
     return nn.Sequential(client, _small_server(4, num_classes))
 
 
-@dataclass(frozen=True)
-class Net:
-    """A backbone that can be asked for by name, and where it is cut."""
-
-    summary: str
-    build: Callable[[Shape, int], nn.Sequential]
-    cut_at: int
+_RESNET_WIDTHS, _RESNET_DEPTH = (16, 32, 64), 3
 
 
-def has_cuts(net: Net) -> bool:
-    """Whether a net can be cut elsewhere than at its own place."""
-    return "cutlayer" in signature(net.build).parameters
+def resnet20(
+    image_shape: Shape, num_classes: int, *, cutlayer: int = 5, bottleneck: int | None = 8
+) -> nn.Sequential:
+    """Stem, nine residual blocks, pool, linear map; entry `cutlayer` ends in vgg11's bottleneck.
 
-
-def every_cut(name: str) -> list[Net]:
-    """The net of this name at each place where it can be cut.
-
-    >>> len(every_cut("resnet20")), len(every_cut("small"))
-    (10, 1)
+    ResNet-20 of He et al. (2016, section 4.2). Stages of 16, 32 and 64 channels, the last two begin
+    with stride 2; a shortcut that changes the shape is a 1×1 convolution (option B). With
+    `bottleneck=None` it has 272,474 parameters and 40.8 MMAC at 3×32×32 and ten classes. `cutlayer`
+    counts as the CEM code does for ResNets: stem 1, blocks 2 to 10. Cut 5, where CEM cuts on
+    TinyImageNet, is the first block after the first stage. CEM's own net is wider (32, 64, 128) and
+    halves in every stage, so its wire is smaller there.
     """
-    if not has_cuts(NETS[name]):
-        return [NETS[name]]
-    found: list[Net] = []
-    with suppress(ConfigError):  # beyond the last place
-        for at in count(1):
-            found.append(cut_elsewhere(name, at))
-    return found
+    check_side("resnet20", image_shape, 4)
+    widths = [_RESNET_WIDTHS[0], *(w for w in _RESNET_WIDTHS for _ in range(_RESNET_DEPTH))]
+    check_cutlayer(cutlayer, len(widths))
+    entries: list[nn.Module] = [plain_conv(image_shape[0], widths[0])]
+    for width, out in itertools.pairwise(widths):
+        entries.append(ResidualBlock(width, out, 1 if out == width else 2))
+    entries += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], num_classes)]
+    return nn.Sequential(*with_bottleneck(entries, cutlayer, widths[cutlayer - 1], bottleneck))
 
 
-def cut_elsewhere(name: str, at: int) -> Net:
-    """The net of this name, cut after entry `at` instead of at its own place.
+# Expansion, channels, blocks, stride of the first block.
+_MOBILENET_STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+_MOBILENET_STEM, _MOBILENET_LAST = 32, 1280
+_PHOTOGRAPH_SIDE = 64  # from here on MobileNetV2's strides are those for photographs
 
-    A place that it does not have is refused here, before any data is fetched for it.
+
+def mobilenetv2(
+    image_shape: Shape, num_classes: int, *, cutlayer: int = 8, bottleneck: int | None = 8
+) -> nn.Sequential:
+    """Stem, 17 inverted blocks, 1×1 convolution, pool, linear map; a bottleneck as vgg11's.
+
+    MobileNetV2 of Sandler et al. (2018, table 2). From 64×64 on it halves the map five times, as
+    published; below, stem and second stage keep it, as is usual for CIFAR. ReLU stands for ReLU6,
+    whose bound serves arithmetic of few bits. With `bottleneck=None` it has 3,504,872 parameters
+    and 300.8 MMAC at 3×224×224 and 1000 classes.
+
+    `cutlayer` counts the stem as 1, block b as b + 1, the 1×1 convolution as 19. Cut 8 is the first
+    block of 64 channels: 8×8×8 numbers for 32×32, 8×4×4 for 64×64.
     """
-    net = NETS[name]
-    if not has_cuts(net):
-        movable = [n for n, one in NETS.items() if has_cuts(one)]
-        raise ConfigError(f"{name} has one cut only; NAME@N is for {', '.join(movable)}")
-    summary = f"{name} cut after entry {at}, C8 bottleneck"
-    build = partial(net.build, cutlayer=at)  # type: ignore[call-arg]
-    with torch.device("meta"):  # tensors without values: nothing is allocated or drawn
-        build((3, 64, 64), 2)
-    return Net(summary, build, at)
-
-
-NETS: Mapping[str, Net] = {
-    "mobilenetv2": Net("MobileNetV2 cut after block 7, C8 bottleneck, 29.9 MMAC", mobilenetv2, 8),
-    "resnet20": Net("ResNet-20 cut after block 4, C8 bottleneck, 18.9 MMAC", resnet20, 5),
-    "small": Net("residual client for small images (8×8 to 28×28)", small, 1),
-    "thin-deep": Net(
-        "deep inverted-residual client to a 4×4 map, 19.9 MMAC, VGG11 server",
-        partial(client_net, THIN_CLIENTS["thin-deep"]),
-        1,
-    ),
-    "thin-mobilenet": Net(
-        "thin inverted-residual client, 21.0 MMAC, VGG11 server",
-        partial(client_net, THIN_CLIENTS["thin-mobilenet"]),
-        1,
-    ),
-    "thin-resnet": Net("thin residual client, 19.9 MMAC, VGG11 server", thin_resnet, 1),
-    "thin-strided": Net(
-        "thin client of plain strided convolutions, 19.6 MMAC, VGG11 server",
-        partial(client_net, THIN_CLIENTS["thin-strided"]),
-        1,
-    ),
-    "vgg11": Net("VGG11-BN cut after entry 4, C8 bottleneck, 21.2 MMAC", vgg11, 4),
-}
+    check_side("mobilenetv2", image_shape, 8)
+    large = min(image_shape[1:]) >= _PHOTOGRAPH_SIDE
+    widths = [_MOBILENET_STEM]  # of what each entry gives
+    entries: list[nn.Module] = [plain_conv(image_shape[0], widths[0], 2 if large else 1)]
+    for stage, (expansion, out, depth, first) in enumerate(_MOBILENET_STAGES):
+        for block in range(depth):
+            stride = first if block == 0 and (large or stage > 1) else 1
+            entries.append(InvertedBlock(widths[-1], out, stride, expansion=expansion))
+            widths.append(out)
+    entries.append(plain_conv(widths[-1], _MOBILENET_LAST, kernel=1))
+    widths.append(_MOBILENET_LAST)
+    check_cutlayer(cutlayer, len(widths))
+    classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(_MOBILENET_LAST, num_classes))
+    entries += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), classifier]
+    return nn.Sequential(*with_bottleneck(entries, cutlayer, widths[cutlayer - 1], bottleneck))

@@ -6,15 +6,13 @@ can be asked for by name: ``--net client:residual-16-16.32x2.64-c8`` is the thin
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets.blocks import ResidualBlock, conv3x3, conv_bn_relu
-
-Shape = tuple[int, int, int]
+from splitveil.nets.blocks import ResidualBlock, Shape, conv3x3, conv_bn_relu, plain_conv
 
 FAMILIES: Mapping[str, str] = {
     "inverted": "inverted residual blocks with depthwise convolutions, as in MobileNetV2",
@@ -51,39 +49,29 @@ class ClientSpec:
     stem_stride: int = 1
 
     def __post_init__(self) -> None:
-        sizes = (self.stem, self.wire_channels, *self.widths)
-        problems = [
-            f"{name} must be {rule}, got {value}"
-            for name, value, rule, good in (
-                ("widths", sizes, f"in 1..{_MAX_WIDTH}", _all_in(sizes, _MAX_WIDTH)),
-                ("depths", self.depths, f"in 1..{_MAX_DEPTH}", _all_in(self.depths, _MAX_DEPTH)),
-                (
-                    "depths",
-                    self.depths,
-                    f"as many as widths {self.widths}",
-                    len(self.depths) == len(self.widths),
-                ),
-                ("stem_stride", self.stem_stride, "1 or 2", self.stem_stride in (1, 2)),
-                (
-                    "halvings",
-                    self.halvings,
-                    f"in 1..{_MAX_HALVINGS} (one per stage after the first, and a strided stem)",
-                    1 <= self.halvings <= _MAX_HALVINGS,
-                ),
-                (
-                    "expansion",
-                    self.expansion,
-                    f"in 1..{_MAX_EXPANSION} for inverted clients and 1 for others",
-                    self.expansion == 1
-                    or (self.family == "inverted" and 1 < self.expansion <= _MAX_EXPANSION),
-                ),
-            )
-            if not good
-        ]
+        sizes, depths = (self.stem, self.wire_channels, *self.widths), self.depths
+        expansions = _MAX_EXPANSION if self.family == "inverted" else 1
         if self.family not in FAMILIES:
-            problems.insert(0, unknown("client family", self.family, FAMILIES))
-        if problems:
-            raise ConfigError("; ".join(problems))
+            raise ConfigError(unknown("client family", self.family, FAMILIES))
+        require(
+            (_all_in(sizes, _MAX_WIDTH), f"widths must be in 1..{_MAX_WIDTH}, got {sizes}"),
+            (_all_in(depths, _MAX_DEPTH), f"depths must be in 1..{_MAX_DEPTH}, got {depths}"),
+            (
+                len(depths) == len(self.widths),
+                f"depths must be as many as widths {self.widths}, got {depths}",
+            ),
+            (self.stem_stride in (1, 2), f"stem_stride must be 1 or 2, got {self.stem_stride}"),
+            (
+                1 <= self.halvings <= _MAX_HALVINGS,
+                f"halvings must be in 1..{_MAX_HALVINGS} (one per stage after the first, and a "
+                f"strided stem), got {self.halvings}",
+            ),
+            (
+                1 <= self.expansion <= expansions,
+                f"expansion must be in 1..{_MAX_EXPANSION} for inverted clients and 1 for others, "
+                f"got {self.expansion}",
+            ),
+        )
 
     @property
     def halvings(self) -> int:
@@ -94,6 +82,14 @@ class ClientSpec:
     def downsampling(self) -> int:
         """Side of the image over side of the wire's map."""
         return int(2**self.halvings)
+
+    def blocks(self) -> Iterator[tuple[int, int, int]]:
+        """Input channels, output channels and stride of each block, in order."""
+        width = self.stem
+        for stage, (out, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
+            for block in range(depth):
+                yield width, out, 2 if stage > 0 and block == 0 else 1
+                width = out
 
     def wire_shape(self, image_shape: Shape) -> Shape:
         """Shape of what is sent for an image; strides round up."""
@@ -108,6 +104,13 @@ class ClientSpec:
         )
         inside = f"-e{self.expansion}" if self.family == "inverted" else ""
         return f"{self.family}-{stem}-{stages}{inside}-c{self.wire_channels}"
+
+
+def require(*rules: tuple[bool, str]) -> None:
+    """Raise one error of all the sentences whose rule does not hold."""
+    problems = [problem for holds, problem in rules if not holds]
+    if problems:
+        raise ConfigError("; ".join(problems))
 
 
 def _all_in(values: tuple[int, ...], high: int) -> bool:
@@ -152,6 +155,15 @@ def parse_client(text: str) -> ClientSpec:
     return spec
 
 
+THIN_CLIENTS: Mapping[str, ClientSpec] = {
+    "thin-deep": parse_client("inverted-16-16.24x3.64x3.128x3-e4-c32"),
+    "thin-mobilenet": parse_client("inverted-16-16.32x4.64x4-e4-c8"),
+    "thin-resnet": parse_client("residual-16-16.32x2.64-c8"),
+    "thin-strided": parse_client("strided-16-16x3.32x3.64x3-c8"),
+}
+LARGE_SIDE = 32  # from here on VGG11's server can stand behind a client
+
+
 def parse_image(text: str) -> Shape:
     """Channels, height and width of an image.
 
@@ -178,8 +190,8 @@ class InvertedBlock(nn.Module):
         super().__init__()
         inside = in_channels * expansion
         self.body = nn.Sequential(
-            *(_conv(in_channels, inside, kernel=1) if expansion > 1 else ()),
-            *_conv(inside, inside, stride, groups=inside),
+            *(plain_conv(in_channels, inside, kernel=1) if expansion > 1 else ()),
+            *plain_conv(inside, inside, stride, groups=inside),
             nn.Conv2d(inside, out_channels, 1, bias=False),
             nn.BatchNorm2d(out_channels),
         )
@@ -191,28 +203,18 @@ class InvertedBlock(nn.Module):
         return x + out if self.same else out
 
 
-def _conv(
-    in_channels: int, out_channels: int, stride: int = 1, *, kernel: int = 3, groups: int = 1
-) -> tuple[nn.Module, nn.Module, nn.Module]:
-    """Convolution without bias, BatchNorm, ReLU."""
-    conv = nn.Conv2d(
-        in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False
-    )
-    return conv, nn.BatchNorm2d(out_channels), nn.ReLU()
-
-
 def _block(spec: ClientSpec, in_channels: int, out_channels: int, stride: int) -> nn.Module:
     if spec.family == "residual":
         return ResidualBlock(in_channels, out_channels, stride)
     if spec.family == "inverted":
         return InvertedBlock(in_channels, out_channels, stride, expansion=spec.expansion)
-    return nn.Sequential(*_conv(in_channels, out_channels, stride))
+    return plain_conv(in_channels, out_channels, stride)
 
 
 # What stands between the last stage and the convolution to the wire.
 _TAILS: Mapping[str, Callable[[int], tuple[nn.Module, ...]]] = {
     "residual": lambda width: (conv_bn_relu(width, width),),
-    "inverted": lambda width: (nn.Sequential(*_conv(width, width, kernel=1)),),
+    "inverted": lambda width: (plain_conv(width, width, kernel=1),),
     "strided": lambda width: (),
 }
 
@@ -230,11 +232,12 @@ def build_client(spec: ClientSpec, image_shape: Shape) -> nn.Sequential:
             f"client {spec} needs images of at least {least}×{least}, got {image_shape}; "
             "use larger images, the net 'small' or a client that halves less often"
         )
-    layers: list[nn.Module] = [*_conv(image_shape[0], spec.stem, spec.stem_stride)]
-    width = spec.stem
-    for stage, (out, depth) in enumerate(zip(spec.widths, spec.depths, strict=True)):
-        for block in range(depth):
-            layers.append(_block(spec, width, out, 2 if stage > 0 and block == 0 else 1))
-            width = out
-    layers += [*_TAILS[spec.family](width), conv3x3(width, spec.wire_channels), nn.Sigmoid()]
+    width = spec.widths[-1]
+    layers = [
+        *plain_conv(image_shape[0], spec.stem, spec.stem_stride),
+        *(_block(spec, *block) for block in spec.blocks()),
+        *_TAILS[spec.family](width),
+        conv3x3(width, spec.wire_channels),
+        nn.Sigmoid(),
+    ]
     return nn.Sequential(*layers)

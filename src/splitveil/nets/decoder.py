@@ -4,9 +4,34 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
-from splitveil.nets.blocks import PreActBlock
+from splitveil.nets.blocks import conv3x3, shortcut
 
 Shape = tuple[int, ...]
+
+
+class PreActBlock(nn.Module):
+    """Pre-activation residual block of the decoder of He et al. and ResSFL.
+
+    BN-ReLU-Conv-BN-ReLU-Conv, with a 1×1 convolution and BatchNorm as shortcut where the width
+    changes.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.BatchNorm2d(in_channels),
+            nn.ReLU(),
+            conv3x3(in_channels, out_channels),
+            nn.BatchNorm2d(out_channels),
+            nn.ReLU(),
+            conv3x3(out_channels, out_channels),
+        )
+        self.shortcut = shortcut(in_channels, out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X (n, c, h, w) → (n, c', h, w)."""
+        out: Tensor = self.body(x) + self.shortcut(x)
+        return out
 
 
 class ResidualDecoder(nn.Module):

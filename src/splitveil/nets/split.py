@@ -1,21 +1,20 @@
-"""Cutting a backbone in two, and counting what the client's half costs."""
+"""A model in two halves, a client and a server: made by cutting a backbone."""
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple, cast
+import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from splitveil.errors import ConfigError
 from splitveil.graphs import compiled
-from splitveil.nets.channel import Channel
+from splitveil.nets.blocks import stages_of
+from splitveil.nets.channel import Channel, learned_stages
+from splitveil.nets.cost import Cost, Shape, wire_shape
 from splitveil.types import Victim
 
-Shape = tuple[int, ...]
 Tap = Callable[[Tensor], None]
 
 
@@ -60,15 +59,15 @@ class SplitModel(nn.Module):
 
     def macs(self, input_shape: Shape) -> int:
         """Multiply-adds of the client's convolutions and linear maps for one image (c, h, w)."""
-        return count_macs(self.encoder, input_shape)
+        return Cost.of(self.encoder, input_shape).macs
 
     def wire_shape(self, input_shape: Shape) -> Shape:
         """Shape of the smashed data of one image."""
-        return tuple(_passed(_probe(self.encoder), input_shape).shape[1:])
+        return wire_shape(self.encoder, input_shape)
 
     def wire_floats(self, input_shape: Shape) -> int:
         """How many numbers cross the wire for one image."""
-        return int(torch.Size(self.wire_shape(input_shape)).numel())
+        return math.prod(self.wire_shape(input_shape))
 
     def client_params(self) -> int:
         """Parameters the client must store."""
@@ -85,73 +84,45 @@ def cut(backbone: nn.Module, at: int, channel: nn.Module | None = None) -> Split
     >>> model.macs((1, 2, 2)), model.wire_floats((1, 2, 2))
     (12, 3)
     """
-    plain = isinstance(backbone, nn.Sequential) and type(backbone).forward is nn.Sequential.forward
-    if not (plain and isinstance(backbone, nn.Sequential)):
+    stages = stages_of(backbone)
+    if not isinstance(at, int) or isinstance(at, bool) or not 1 <= at < len(stages):
         raise ConfigError(
-            f"cut needs a plain nn.Sequential, got {type(backbone).__name__}; wrap the stages of "
-            "your model: nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
+            f"at must leave a layer on both sides: 1..{len(stages) - 1} for this backbone of "
+            f"{len(stages)} children, got {at!r}"
         )
-    # Not children(): that would yield a module used twice, one ReLU say, only once.
-    children = list(backbone)
-    if len(children) <= 1:
-        raise ConfigError(
-            f"a backbone of {'one child' if children else 'no children'} cannot be cut; wrap its "
-            "stages: nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
-        )
-    if not isinstance(at, int) or isinstance(at, bool) or not 1 <= at < len(children):
-        raise ConfigError(
-            f"at must leave a layer on both sides: 1..{len(children) - 1} for this backbone of "
-            f"{len(children)} children, got {at!r}"
-        )
-    encoder, head = nn.Sequential(*children[:at]), nn.Sequential(*children[at:])
+    encoder, head = nn.Sequential(*stages[:at]), nn.Sequential(*stages[at:])
     return SplitModel(encoder, Channel() if channel is None else channel, head)
 
 
-def count_macs(module: nn.Module, input_shape: Shape) -> int:
-    """Multiply-adds of the convolutions and matrix products of `module` for one input.
-
-    Attention is counted by the products it consists of, whichever fused kernel would run; so are
-    functional calls.
-
-    >>> count_macs(nn.Conv1d(3, 5, 3), (3, 10))  # 8 places, 5 channels, 3·3 weights
-    360
-    """
-    probe = _probe(module)
-    with _unfused(), FlopCounterMode(display=False) as counter:
-        _passed(probe, input_shape)
-    return int(counter.get_total_flops()) // 2  # a multiply-add is two operations
-
-
-@contextmanager
-def _unfused() -> Iterator[None]:
-    """Layers as the matrix products they consist of: a fused kernel is not counted."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-
-
-def _probe(module: nn.Module) -> nn.Module:
-    """A copy in eval mode: counting must not move BatchNorm statistics.
-
-    Of what torch.compile wraps it is the module inside, whose products can be seen.
-    """
-    plain: nn.Module = getattr(module, "_orig_mod", module)
-    return copy.deepcopy(plain).eval()
+def sized(model: SplitModel, image_shape: Shape) -> SplitModel:
+    """The same model, its stages with parameters for images (c, h, w); the net is not touched."""
+    for stage in learned_stages(model.channel):
+        where = next(model.encoder.parameters(), torch.zeros(())).device
+        stage.size_to(model.wire_shape(image_shape), where)
+    return model
 
 
 @torch.no_grad()
-def _passed(probe: nn.Module, input_shape: Shape) -> Tensor:
-    """What comes out for an image of zeros."""
-    first = next(probe.parameters(), None)
+def with_channel(model: SplitModel, channel: object, image_shape: Shape) -> SplitModel:
+    """The same model, `sized`, with this channel; refuses one that does not keep z's shape."""
+    if not isinstance(channel, Channel):
+        raise ConfigError(
+            f"a defence's channel must be a Channel, got {type(channel).__name__}; "
+            "return Channel([stage, …]), without stages if nothing happens before the wire"
+        )
+    model.channel = channel
+    z = torch.zeros(2, *sized(model, image_shape).wire_shape(image_shape))
     try:
-        zeros = torch.zeros(1, *input_shape)
-        return cast(Tensor, probe(zeros if first is None else zeros.to(first)))
+        sent = copy.deepcopy(channel)(z, torch.Generator())  # a copy: a stage may count its calls
     except (RuntimeError, TypeError, ValueError) as err:
         raise ConfigError(
-            f"no image of shape {input_shape!r} passes through the client; give channels, height "
-            f"and width, for example (3, 32, 32): {err}"
+            f"smashed data of shape {tuple(z.shape)} does not pass the channel: {err}; a stage is "
+            "called with (z, generator)"
         ) from err
+    if not isinstance(sent, Tensor) or sent.shape != z.shape:
+        got = f"shape {tuple(sent.shape)}" if isinstance(sent, Tensor) else type(sent).__name__
+        raise ConfigError(
+            f"a channel must keep the shape of smashed data, {tuple(z.shape)}, got {got}; "
+            "make a layer that changes it part of the client: the defence's `encoder`"
+        )
+    return model

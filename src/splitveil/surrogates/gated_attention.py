@@ -8,15 +8,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
-from splitveil.surrogates.bank import join, make_bank, remember
-from splitveil.surrogates.batch import (
+from splitveil.surrogates.base import (
     Attention,
+    BankedSurrogate,
     ClassBatch,
-    FirstCall,
+    Moments,
     Statistic,
-    class_batch,
+    class_moments,
+    effective_sample_size,
+    make_bank,
     one_of,
     positive,
+    segment_softmax,
+    uniform_weights,
 )
 from splitveil.surrogates.gates import (
     DimensionGate,
@@ -31,13 +35,6 @@ from splitveil.surrogates.rate import (
     diagonal_rate,
     intra_class_mse,
     rate_diagnostics,
-)
-from splitveil.surrogates.segments import (
-    ClassMoments,
-    class_moments,
-    effective_sample_size,
-    segment_softmax,
-    uniform_weights,
 )
 from splitveil.types import SurrogateOutput
 
@@ -57,6 +54,17 @@ def log_excess(
 ) -> Float[Tensor, "c d"]:
     r"""log(max(σ², ε) + γ) − log(τ + γ): how far a log-variance stands above the threshold."""
     return torch.log(var.clamp_min(eps) + gamma) - math.log(tau + gamma)
+
+
+def check_threshold(penalty: str | None, noise_std: float, floor: float) -> None:
+    """Refuse a rate without channel noise, and a log-variance threshold τ + γ = `floor` of 0."""
+    if penalty == "rate":
+        check_noise(noise_std)
+    elif floor == 0:
+        raise ConfigError(
+            "the threshold τ + γ must be > 0: var_threshold·reg_strength² + gamma is 0; "
+            "raise var_threshold, reg_strength (the channel's noise) or gamma"
+        )
 
 
 class GatedAttentionPooling(nn.Module):
@@ -93,7 +101,7 @@ class GatedAttentionPooling(nn.Module):
         return torch.softmax(self.logits(x), 0)[:, None]
 
 
-class GatedAttentionCEM(nn.Module):
+class GatedAttentionCEM(BankedSurrogate):
     r"""Class-conditional entropy surrogate weighted by gated attention; minimise `loss`.
 
     .. math:: \mathrm{rob} = \sum_c p_c R_c, \qquad p_c = M_c / B
@@ -140,7 +148,7 @@ class GatedAttentionCEM(nn.Module):
         slot_power: float = 2.0,
         bank: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(feature_dim, num_classes)
         one_of("form", form, ("gated", "hinge", "trace"))
         one_of("attention", attention, ("minimise", "maximise", "uniform"))
         one_of("penalty", penalty or "rate", ("rate",))
@@ -148,23 +156,12 @@ class GatedAttentionCEM(nn.Module):
         if statistic is None:
             statistic = "raw" if form == "trace" or penalty == "rate" else "layernorm"
         one_of("statistic", statistic, ("layernorm", "raw"))
-        positive("noise_std", noise, zero=True)
-        positive("eps", eps)
-        positive("gamma", gamma, zero=True)
-        positive("softplus_beta", softplus_beta)
-        positive("var_threshold", var_threshold, zero=True)
-        positive("reg_strength", reg_strength, zero=True)
-        positive("slot_power", slot_power)
+        positive(eps=eps, softplus_beta=softplus_beta, slot_power=slot_power)
+        positive(zero=True, noise_std=noise, gamma=gamma)
+        positive(zero=True, var_threshold=var_threshold, reg_strength=reg_strength)
         tau = var_threshold * reg_strength**2
-        if penalty == "rate":
-            check_noise(noise)
-        elif form != "trace" and tau + gamma == 0:
-            raise ConfigError(
-                "the threshold τ + γ must be > 0: var_threshold·reg_strength² + gamma is 0; "
-                "raise var_threshold, reg_strength (the channel's noise) or gamma"
-            )
-        self.feature_dim, self.num_classes = feature_dim, num_classes
-        self._first = FirstCall()
+        if penalty == "rate" or form != "trace":  # whose logarithms have ε: τ may be 0
+            check_threshold(penalty, noise, tau + gamma)
         self.form, self.attention, self.statistic = form, attention, statistic
         self.penalty, self.noise_std, self.tau = penalty, noise, tau
         self.attention_norm, self.gamma, self.eps = attention_norm, gamma, eps
@@ -177,10 +174,6 @@ class GatedAttentionCEM(nn.Module):
         self.bank = make_bank(num_classes, bank, feature_dim)
         self.register_buffer("skips", torch.zeros((), dtype=torch.long))
 
-    def remember(self, z: Tensor, y: Tensor) -> None:
-        """Put a batch into the bank without measuring it; nothing to do without one."""
-        remember(self.bank, z, y, self._first)
-
     def weights(self, batch: ClassBatch) -> Float[Tensor, " n"]:
         """Attention weight of each sample within its class."""
         if self.attention == "uniform":
@@ -191,7 +184,7 @@ class GatedAttentionCEM(nn.Module):
         return segment_softmax(logits, batch.y, batch.num_classes)
 
     def penalties(
-        self, moments: ClassMoments, batch: ClassBatch, diagnostics: dict[str, Tensor]
+        self, moments: Moments, batch: ClassBatch, diagnostics: dict[str, Tensor]
     ) -> Float[Tensor, " c"]:
         """R_c of each class; adds the gates' means to `diagnostics`."""
         if self.penalty == "rate":
@@ -205,25 +198,21 @@ class GatedAttentionCEM(nn.Module):
         soft: Tensor = self.dimension_gate(log_var, self.skips)
         hard = snr_gate(moments.mean, moments.var, self.snr_thresh, self.snr_sharp, self.eps)
         base = soft_threshold(excess, self.softplus_beta, self.margin_m)
-        present = batch.counted.sum().clamp_min(1)
         for name, gate in (("soft_gate", soft), ("hard_gate", hard)):
-            diagnostics[name] = (gate.detach().mean(1) * batch.counted).sum() / present
+            diagnostics[name] = batch.plain_mean(gate.detach().mean(1))
         outer = class_gate(batch.share, self.class_gate_a, self.class_gate_b)
         return outer * (soft * hard * base).mean(1)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Penalty of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
         with torch.autocast(z.device.type, enabled=False):
-            batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first)
-            batch = join(batch, self.bank, push=self.training, skips=self.skips)
+            batch = self.batch_of(z, y)
             x = plain_layernorm(batch.z) if self.statistic == "layernorm" else batch.z
             weight = self.weights(batch)
             moments = class_moments(x, weight, batch.y, batch.num_classes)
             diagnostics = {
                 "attention_weights": weight.detach()[: batch.own],
-                "effective_sample_size": effective_sample_size(
-                    weight.detach(), batch.y, batch.count, batch.counted
-                ),
+                "effective_sample_size": effective_sample_size(weight.detach(), batch),
             } | rate_diagnostics(moments.var, batch, self.noise_std)
             per_class = self.penalties(moments, batch, diagnostics)
             loss = batch.average(per_class)

@@ -1,5 +1,6 @@
-"""The gates of the gated surrogates: pure functions, and the one gate that has parameters."""
+"""Gates of the gated surrogates, and learnable scalars that stay between stated bounds."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -7,8 +8,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.gradient import guard_together
+from splitveil.errors import ConfigError
+from splitveil.gradient import guard_together, scale_gradient
 from splitveil.graphs import tensor_cores
+from splitveil.surrogates.base import positive
+
+Scalar = float | Tensor
 
 
 class _FastLinear(torch.autograd.Function):
@@ -73,18 +78,18 @@ def plain_layernorm(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 
 
 def snr_gate(
-    mean: Float[Tensor, "c d"], var: Float[Tensor, "c d"], thresh: float, sharp: float, eps: float
+    mean: Float[Tensor, "c d"], var: Float[Tensor, "c d"], thresh: Scalar, sharp: Scalar, eps: float
 ) -> Float[Tensor, "c d"]:
-    r"""The "hard" gate of the seeds: opens where the spread dominates the mean.
+    r"""The "hard" gate of the reference documents: opens where the spread dominates the mean.
 
     .. math:: \mathrm{sigmoid}(k_{snr}(\sigma^2/(\mu^2+\varepsilon) - t_{snr}))
 
-    The seeds call σ²/μ² a signal-to-noise ratio; it is the inverse of one.
+    The documents call σ²/μ² a signal-to-noise ratio; it is the inverse of one.
     """
     return torch.sigmoid(sharp * (var / (mean.square() + eps) - thresh))
 
 
-def class_gate(share: Float[Tensor, " c"], a: float, b: float) -> Float[Tensor, " c"]:
+def class_gate(share: Float[Tensor, " c"], a: Scalar, b: Scalar) -> Float[Tensor, " c"]:
     r"""Damps rare classes: sigmoid(a(p_c − b)).
 
     >>> class_gate(torch.tensor([0.05]), 10.0, 0.05)
@@ -94,7 +99,7 @@ def class_gate(share: Float[Tensor, " c"], a: float, b: float) -> Float[Tensor, 
 
 
 def soft_threshold(
-    excess: Float[Tensor, "c d"], beta: float, margin: float
+    excess: Float[Tensor, "c d"], beta: Scalar, margin: Scalar
 ) -> Float[Tensor, "c d"]:
     r"""Smooth hinge of the log-variance excess: softplus(β(e − m))/β."""
     return F.softplus(beta * (excess - margin)) / beta
@@ -117,3 +122,71 @@ class DimensionGate(nn.Module):
         held = Held(self, 1.0, skips)
         hidden = F.relu(held.linear("enter", plain_layernorm(log_var)))
         return torch.sigmoid(held.linear("leave", hidden))
+
+
+@dataclass(frozen=True)
+class Bounded:
+    r"""A scalar's start and its bounds, symmetric about it.
+
+    .. math:: v = v_0\, 2^{t} \in [v_0/2, 2v_0] \quad\text{or}\quad
+        v = v_0 + \delta t \in [v_0 - \delta, v_0 + \delta], \qquad
+        t = 2\,\mathrm{sigmoid}(\theta) - 1
+
+    The first form (`reach=None`) is for scales, which must stay positive; the second, with
+    δ = `reach`, for thresholds. θ = 0 gives the start exactly, in any float type, and weight
+    decay pulls towards it.
+    """
+
+    start: float
+    reach: float | None = None
+
+    @property
+    def lower(self) -> float:
+        """Smallest value that can be reached."""
+        return self.start / 2 if self.reach is None else self.start - self.reach
+
+    @property
+    def upper(self) -> float:
+        """Largest value that can be reached."""
+        return self.start * 2 if self.reach is None else self.start + self.reach
+
+
+class BoundedScalars(nn.Module):
+    """Named `Bounded` scalars over one vector of free parameters, `free`, in the given order.
+
+    Their gradient is guarded as one: not finite in one of them means 0 in all. It never flips.
+    """
+
+    start: Tensor
+    reach: Tensor
+    scales: Tensor
+
+    def __init__(self, **bounds: Bounded) -> None:
+        super().__init__()
+        for name, bound in bounds.items():
+            if bound.reach is None:
+                positive(zero=False, **{name: bound.start})
+            elif not abs(bound.start) < float("inf"):
+                raise ConfigError(f"{name} must be a finite number, got {bound.start}")
+        self.bounds = dict(bounds)
+        every = bounds.values()
+        facts = {
+            "start": torch.tensor([b.start for b in every], dtype=torch.float64),
+            "reach": torch.tensor([b.reach or 0.0 for b in every], dtype=torch.float64),
+            "scales": torch.tensor([b.reach is None for b in every]),
+        }
+        for name, value in facts.items():
+            self.register_buffer(name, value, persistent=False)
+        self.free = nn.Parameter(torch.zeros(len(bounds)))
+
+    def forward(self, skips: Tensor | None = None) -> dict[str, Float[Tensor, ""]]:
+        """Present values by name.
+
+        >>> {k: v.item() for k, v in BoundedScalars(gain=Bounded(3.0), edge=Bounded(0.0, 0.5))()
+        ... .items()}
+        {'gain': 3.0, 'edge': 0.0}
+        """
+        step = 2.0 * torch.sigmoid(scale_gradient(self.free, 1.0, skips)) - 1.0
+        start, reach = self.start.to(step), self.reach.to(step)
+        value = torch.where(self.scales, start * torch.exp2(step), start + reach * step)
+        return dict(zip(self.bounds, value.unbind(), strict=True))

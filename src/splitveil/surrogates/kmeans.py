@@ -1,4 +1,4 @@
-"""K-means inside every class at once: seeding, Lloyd's steps, statistics, a fair reservoir.
+"""K-means inside every class at once: seeding, Lloyd's steps, statistics, a fair sample.
 
 Segment operations over all classes: no Python loop over classes, no host sync on an accelerator.
 Symbols: n samples, d features, c classes, k clusters per class; `valid` marks the clusters that
@@ -12,8 +12,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
-from splitveil.errors import ConfigError
-from splitveil.surrogates.segments import class_count, segment_sum
+from splitveil.surrogates.base import class_count, segment_sum
 
 CHUNK_NUMBERS = 2**22  # numbers in a temporary; 16 MiB in float32
 
@@ -217,72 +216,18 @@ def fair_quota(seen: Int[Tensor, " c"], capacity: int) -> Int[Tensor, ""]:
     return torch.minimum(share.amax(), size[-1])
 
 
-class Reservoir:
-    """A uniform sample of each class of a stream, in at most `budget` bytes of features.
+def drawn_rows(
+    y: Int[Tensor, " n"], num_classes: int, capacity: int, generator: Generator
+) -> Bool[Tensor, " n"]:
+    """Which at most `capacity` samples to keep: drawn from each class, the same number of each.
 
-    Holds R = budget // (bytes per number · d) rows, allocated once; it keeps all samples while
-    they fit, in order and without a random draw, then the same quota of every class (all of a
-    class that has fewer). Each sample has a random key and the smallest keys of a class stay: the
-    quota never grows, so no sample is dropped that a later quota would have kept. Besides the
-    features it needs 16 bytes a row (label, key) and one batch.
+    A class that has fewer keeps all of its own.
     """
-
-    def __init__(self, like: Float[Tensor, "n d"], num_classes: int, budget: int) -> None:
-        self.capacity = budget // (like.element_size() * like.shape[1])
-        if self.capacity < num_classes:
-            raise ConfigError(
-                f"memory_budget must hold one sample of each of {num_classes} classes, "
-                f"{num_classes * like.element_size() * like.shape[1]} bytes, got {budget}; raise it"
-            )
-        self.store = like.new_empty(self.capacity, like.shape[1])
-        self.labels = torch.empty(0, dtype=torch.long, device=like.device)
-        self.seen = torch.zeros(num_classes, dtype=torch.long, device=like.device)
-        self.keys: Tensor | None = None  # drawn at the first overflow
-
-    @property
-    def features(self) -> Float[Tensor, "n d"]:
-        """The rows held, a view."""
-        return self.store[: len(self.labels)]
-
-    @property
-    def complete(self) -> bool:
-        """Whether every sample seen is held."""
-        return self.keys is None
-
-    def add(self, z: Float[Tensor, "n d"], y: Int[Tensor, " n"], generator: Generator) -> None:
-        """Offer a batch."""
-        held = len(self.labels)
-        self.seen.index_add_(0, y, torch.ones_like(y))
-        labels = torch.cat([self.labels, y])
-        if self.keys is None and len(labels) <= self.capacity:
-            self.store[held : len(labels)] = z
-            self.labels = labels
-            return
-        old = self._draw(held, generator) if self.keys is None else self.keys
-        keys = torch.cat([old, self._draw(len(y), generator)])
-        keep = self._kept(labels, keys)
-        size = int(keep.sum())
-        slot = torch.arange(len(keep), device=keep.device)
-        hole = (slot < size) & ~(keep & (slot < held))
-        late = keep & (slot >= size) & (slot < held)  # held rows behind the new end move forward
-        source, target = torch.cat([slot[late], slot[keep & (slot >= held)]]), slot[hole]
-        moved = int(late.sum())
-        self.store[target[:moved]] = self.store[source[:moved]]
-        self.store[target[moved:]] = z[source[moved:] - held]
-        for values in (labels, keys):
-            values[target] = values[source]
-        self.labels, self.keys = labels[:size].clone(), keys[:size].clone()
-
-    def _draw(self, n: int, generator: Generator) -> Float[Tensor, " n"]:
-        keys = torch.rand(n, generator=generator, device=generator.device, dtype=torch.float64)
-        return keys.to(self.store.device)
-
-    def _kept(self, labels: Int[Tensor, " n"], keys: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """The samples whose key is among the quota smallest of their class."""
-        order = keys.argsort()
-        order = order[labels[order].argsort(stable=True)]  # by class, then by key
-        start = torch.searchsorted(labels[order], torch.arange(len(self.seen), device=keys.device))
-        rank = torch.arange(len(keys), device=keys.device) - start[labels[order]]
-        keep = torch.empty_like(labels, dtype=torch.bool)
-        keep[order] = rank < fair_quota(self.seen, self.capacity)
-        return keep
+    count = torch.bincount(y, minlength=num_classes)
+    shuffled = torch.randperm(len(y), generator=generator, device=generator.device).to(y.device)
+    order = shuffled[y[shuffled].argsort(stable=True)]  # by class, in random order within it
+    start = count.cumsum(0) - count
+    rank = torch.arange(len(y), device=y.device) - start[y[order]]
+    keep = torch.empty_like(y, dtype=torch.bool)
+    keep[order] = rank < fair_quota(count, capacity)
+    return keep

@@ -1,6 +1,10 @@
 """`KMeansCEM`: the surrogate of CEM (CVPR 2025), the spread of each class about its clusters."""
 
+import math
 from collections.abc import Callable, Iterable
+from functools import reduce
+from itertools import starmap
+from operator import add
 from typing import Literal
 
 import torch
@@ -9,20 +13,26 @@ from torch import Generator, Tensor, nn
 
 from splitveil.errors import ConfigError, DataError
 from splitveil.gradient import scale_gradient
-from splitveil.surrogates.batch import FirstCall, class_batch, one_of, positive
-from splitveil.surrogates.cluster_penalties import full_logdet, hinge_penalty
+from splitveil.surrogates.base import (
+    FirstCall,
+    class_batch,
+    class_count,
+    class_moments,
+    one_of,
+    positive,
+    segment_sum,
+    uniform_weights,
+)
 from splitveil.surrogates.kmeans import (
     ClusterStatistics,
-    ClusterSums,
-    Reservoir,
     assign,
     cell_covariance,
     cluster_sums,
+    drawn_rows,
     kmeans,
     plus_plus,
 )
 from splitveil.surrogates.rate import Covariance, check_noise, compare_rates, intra_class_mse
-from splitveil.surrogates.segments import class_count, class_moments, segment_sum, uniform_weights
 from splitveil.types import SurrogateOutput
 
 Form = Literal["hinge", "logdet"]
@@ -31,6 +41,35 @@ Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 BATCH_GAIN = 10.0  # the published code weighs the batch ten times its share; not in the paper
 UNCHECKED = FirstCall(over=True)  # refit looks at the values; the loss is 0 before it
 MIX_LIMIT = 0.99
+LINEAR_OFFSET = 0.001  # of the published variant without the logarithm
+
+
+def hinge_penalty(
+    var: Float[Tensor, " j"], threshold: float, gamma: float, *, log_entropy: bool = True
+) -> Float[Tensor, " j"]:
+    r"""ReLU(log(v + γ) − log(t + γ)) of each cluster, or v + .001 without `log_entropy`.
+
+    >>> hinge_penalty(torch.tensor([0.0, 0.09]), 0.0, 0.01)  # log ten
+    tensor([0.0000, 2.3026])
+    """
+    if not log_entropy:
+        return var + LINEAR_OFFSET
+    floor = threshold + gamma  # the clamp is the ReLU, without log(0) behind a zero gradient
+    return torch.log((var + gamma).clamp_min(floor)) - math.log(floor)
+
+
+def full_logdet(cov: Float[Tensor, "j d d"], noise_std: float) -> Float[Tensor, " j"]:
+    r"""½ log|Σ_j + σ²I|/|σ²I|, nats, through Cholesky in float64.
+
+    The rounding of Σ, of precision ε, moves no eigenvalue of Σ/σ² by more than 4ε‖Σ‖/σ². Where that
+    is below ½ it cannot undo positivity; what exceeds ½ is added to the diagonal.
+    """
+    scaled = cov.double() / noise_std**2
+    moved = 4 * torch.finfo(cov.dtype).eps * scaled.detach().flatten(1).norm(dim=1)  # (j,)
+    ridge = 1.0 + (moved - 0.5).clamp_min(0)
+    eye = torch.eye(cov.shape[1], dtype=scaled.dtype, device=scaled.device)
+    factor = torch.linalg.cholesky_ex(scaled + ridge[:, None, None] * eye).L
+    return torch.log(factor.diagonal(dim1=1, dim2=2)).sum(1).to(cov)
 
 
 class KMeansCEM(nn.Module):
@@ -80,17 +119,11 @@ class KMeansCEM(nn.Module):
         super().__init__()
         one_of("form", form, ("hinge", "logdet"))
         one_of("covariance", covariance, ("diagonal", "full"))
-        counts = (
-            ("clusters", clusters),
-            ("feature_dim", feature_dim),
-            ("num_classes", num_classes),
-        )
-        for name, got in counts:
+        sizes = {"clusters": clusters, "feature_dim": feature_dim, "num_classes": num_classes}
+        for name, got in sizes.items():
             if got < 1:
                 raise ConfigError(f"{name} must be at least 1, got {got}; CEM uses 5 clusters")
-        positive("noise_std", noise_std, zero=True)
-        positive("var_threshold", var_threshold, zero=True)
-        positive("gamma", gamma, zero=True)
+        positive(zero=True, noise_std=noise_std, var_threshold=var_threshold, gamma=gamma)
         if form == "logdet":
             check_noise(noise_std)
         elif log_entropy and var_threshold * noise_std**2 + gamma == 0:
@@ -155,7 +188,7 @@ class KMeansCEM(nn.Module):
         var = mix * (total / count.clamp_min(1)) + (1 - mix) * stored
         threshold = self.var_threshold * self.noise_std**2
         each = hinge_penalty(var, threshold, self.gamma, log_entropy=self.log_entropy)
-        rate = 0.5 * torch.log1p(var / self.noise_std**2) if self.noise_std else var * torch.nan
+        rate = 0.5 * torch.log1p(var / self.noise_std**2)
         return torch.where((count > 0) & (weight > 0), weight * each, 0.0), rate
 
     def _logdet(
@@ -204,37 +237,63 @@ class KMeansCEM(nn.Module):
     ) -> None:
         """`refit` for features that do not fit into memory; `batches()` starts a pass over them.
 
-        Pass 1 keeps a reservoir of R = memory_budget // (4·d) samples (8·d in float64), a uniform
-        sample with the same quota of each class, and runs k-means on it. Pass 2 takes counts,
-        weights and variances of all samples about those centroids. If all n samples fit,
-        n·d·4 ≤ memory_budget, there is no second pass and the result is that of `refit`.
-        Bytes at most, in float32: memory_budget + R·(64 + 9·clusters) for labels, keys and
-        distances + 32 MiB of temporaries + one batch + the statistics.
+        Pass 1 keeps features while n·d·4 ≤ memory_budget (d·8 in float64) and reads all labels. If
+        all samples fit, the result is that of `refit`. Otherwise R = memory_budget // (4·d) rows
+        are drawn, the same number of each class where it has as many, pass 2 fetches them for
+        k-means, and pass 3 takes counts, weights and variances of all samples about the centroids.
+        Bytes at most, in float32: memory_budget + 16 n + R·9·clusters for labels and distances
+        + 32 MiB of temporaries + one batch + the statistics.
         """
-        reservoir: Reservoir | None = None
-        for z, y in batches():
-            flat, labels = self._checked(z, y)
-            if reservoir is None:
-                reservoir = Reservoir(flat, self.num_classes, memory_budget)
-            reservoir.add(flat, labels, generator)
-        if reservoir is None:
+        store, labels, held = None, [], 0
+        for flat, y in starmap(self._checked, batches()):
+            if store is None:
+                store = self._room(flat, memory_budget)
+            room = store[held : held + len(flat)]
+            room.copy_(flat[: len(room)])
+            held += len(flat)
+            labels.append(y)
+        if store is None:
             raise DataError("refit_stream needs features, got none; batches() must yield (z, y)")
-        if reservoir.complete:
-            self.refit(reservoir.features, reservoir.labels, generator)
+        every = torch.cat(labels)
+        if held <= len(store):
+            self.refit(store[:held], every, generator)
             return
-        centroids, seeded = self._clustered(reservoir.features, reservoir.labels, generator)
-        del reservoir
-        total: ClusterSums | None = None
-        for z, y in batches():
-            flat, labels = self._checked(z, y)
-            part = cluster_sums(flat, labels, centroids, seeded, full=self.logdets is not None)
-            total = part if total is None else total + part
-        if total is None:
+        kept = drawn_rows(every, self.num_classes, len(store), generator)
+        sample = self._fetched(store, kept, batches)
+        centroids, seeded = self._clustered(sample, every[kept], generator)
+        del store, sample
+        full = self.logdets is not None
+        parts = (
+            cluster_sums(z, y, centroids, seeded, full=full)
+            for z, y in starmap(self._checked, batches())
+        )
+        self._keep(centroids, seeded, reduce(add, parts).statistics())
+
+    def _fetched(
+        self, store: Float[Tensor, "r d"], kept: Bool[Tensor, " n"], batches: Batches
+    ) -> Float[Tensor, "m d"]:
+        """The kept rows of a pass, in its order, in the store's memory."""
+        read = filled = 0
+        for flat, _ in starmap(self._checked, batches()):
+            rows = flat[kept[read : read + len(flat)]]
+            store[filled : filled + len(rows)] = rows
+            read, filled = read + len(flat), filled + len(rows)
+        if read != len(kept):
             raise DataError(
-                "the second pass got no features; batches() must start a new pass at each call, "
-                "not hand out one iterator twice"
+                f"the second pass got {read} samples, the first {len(kept)}; batches() must start "
+                "a new pass at each call, not hand out one iterator twice"
             )
-        self._keep(centroids, seeded, total.statistics())
+        return store[:filled]
+
+    def _room(self, like: Float[Tensor, "n d"], budget: int) -> Float[Tensor, "r d"]:
+        """Room for as many rows as the budget allows."""
+        row = like.element_size() * self.feature_dim
+        if budget < self.num_classes * row:
+            raise ConfigError(
+                f"memory_budget must hold one sample of each of {self.num_classes} classes, "
+                f"{self.num_classes * row} bytes, got {budget}; raise it"
+            )
+        return like.new_empty(budget // row, self.feature_dim)
 
     def _checked(self, z: Tensor, y: Tensor) -> tuple[Float[Tensor, "n d"], Int[Tensor, " n"]]:
         """Flat features in float32 or better and labels, after checks that may sync."""

@@ -10,14 +10,20 @@ from typing import Literal
 import torch
 from einops import rearrange
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
-from splitveil.surrogates.bank import join, make_bank, remember
-from splitveil.surrogates.batch import ClassBatch, FirstCall, class_batch, one_of, positive
+from splitveil.surrogates.base import (
+    BankedSurrogate,
+    ClassBatch,
+    class_moments,
+    make_bank,
+    one_of,
+    positive,
+    uniform_weights,
+)
 from splitveil.surrogates.kmeans import cell_covariance
-from splitveil.surrogates.segments import class_moments, uniform_weights
 from splitveil.types import SurrogateOutput
 
 Covariance = Literal["diagonal", "full"]
@@ -118,8 +124,6 @@ def rate_diagnostics(
     `surrogate_to_true` is the diagonal rate of `var` over the true rate: 1 for an honest
     estimator, near 0 for one that has talked its own estimate down.
     """
-    if noise_std == 0:
-        return compare_rates(batch.z.new_full((), torch.nan), batch, noise_std)
     own = batch.average(diagonal_rate(var.detach(), noise_std))
     return compare_rates(own, batch, noise_std)
 
@@ -133,14 +137,14 @@ def compare_rates(
     """The true rate, a surrogate's own one as a share of it, and the bank's rows per class.
 
     `true` spares the second look at the batch where the caller has it already. Where there is
-    nothing to see, no class with a spread, nothing is hidden either: the share is 1.
+    nothing to see, no class with a spread, nothing is hidden either: the share is 1. Without noise
+    both are NaN, whatever `own` is.
     """
     true = true_rate(batch, noise_std) if true is None else true
     ratio = torch.where(true == 0, 1.0, own / true)
     found = {"true_rate": true, "surrogate_to_true": ratio}
     if batch.own is not None:
-        rows = ((batch.count - batch.own_count) * batch.counted).sum()
-        found["bank_rows"] = rows / batch.counted.sum().clamp_min(1)
+        found["bank_rows"] = batch.plain_mean(batch.count - batch.own_count)
     return found
 
 
@@ -155,7 +159,7 @@ def intra_class_mse(
         return batch.average(per_class / batch.own_count.clamp_min(1))
 
 
-class Rate(nn.Module):
+class Rate(BankedSurrogate):
     """The rate with uniform weights, nats per dimension: the honest surrogate, no parameters.
 
     `covariance="full"` uses the whole covariance of each class. A batch with M_c samples of a
@@ -163,8 +167,6 @@ class Rate(nn.Module):
     (d = 512, M = 51: 28 % of the truth). `bank` rows of each class, the last ones seen in train
     mode, join the batch's in every statistic: make them many times d.
     """
-
-    skips: Tensor | None
 
     def __init__(
         self,
@@ -175,24 +177,17 @@ class Rate(nn.Module):
         covariance: Covariance = "diagonal",
         bank: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(feature_dim, num_classes)
         one_of("covariance", covariance, ("diagonal", "full"))
         check_noise(noise_std)
-        self.feature_dim, self.num_classes = feature_dim, num_classes
         self.noise_std, self.covariance = noise_std, covariance
-        self._first = FirstCall()
         self.bank = make_bank(num_classes, bank, feature_dim)
         self.register_buffer("skips", torch.zeros((), dtype=torch.long) if bank else None)
-
-    def remember(self, z: Tensor, y: Tensor) -> None:
-        """Put a batch into the bank without measuring it; nothing to do without one."""
-        remember(self.bank, z, y, self._first)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Rate of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
         with torch.autocast(z.device.type, enabled=False):
-            batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first)
-            batch = join(batch, self.bank, push=self.training, skips=self.skips)
+            batch = self.batch_of(z, y)
             weight = uniform_weights(batch.y, batch.count)
             moments = class_moments(batch.z, weight, batch.y, batch.num_classes)
             loss = batch.average(diagonal_rate(moments.var, self.noise_std))
@@ -212,7 +207,7 @@ class Rate(nn.Module):
 
 def check_noise(noise_std: float) -> None:
     """Refuse a rate against a channel without noise: it would be infinite."""
-    positive("noise_std", noise_std, zero=True)
+    positive(zero=True, noise_std=noise_std)
     if noise_std == 0:
         raise ConfigError(
             "a rate penalty needs channel noise: noise_std must be > 0, got 0; "

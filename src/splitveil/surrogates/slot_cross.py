@@ -10,24 +10,38 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
-from splitveil.surrogates.bank import join, make_bank, remember
-from splitveil.surrogates.batch import (
+from splitveil.surrogates.base import (
     Attention,
+    BankedSurrogate,
     ClassBatch,
-    FirstCall,
+    Moments,
     Statistic,
-    class_batch,
+    class_moments,
+    make_bank,
     one_of,
     positive,
+    segment_sum,
+    uniform_weights,
 )
-from splitveil.surrogates.cross_attention import GatedCrossAttention
-from splitveil.surrogates.gated_attention import log_excess
-from splitveil.surrogates.gates import DimensionGate, Held, plain_layernorm
-from splitveil.surrogates.rate import check_noise, compare_rates, intra_class_mse
-from splitveil.surrogates.scalars import Bounded, BoundedScalars
-from splitveil.surrogates.segments import class_moments, segment_sum, uniform_weights
+from splitveil.surrogates.gated_attention import check_threshold, log_excess
+from splitveil.surrogates.gates import (
+    Bounded,
+    BoundedScalars,
+    DimensionGate,
+    Held,
+    class_gate,
+    plain_layernorm,
+    snr_gate,
+    soft_threshold,
+)
+from splitveil.surrogates.rate import compare_rates, intra_class_mse
 from splitveil.surrogates.shutoff import EarlyShutoff
-from splitveil.surrogates.slots import SlotAttention, SlotMoments, responsibilities, slot_moments
+from splitveil.surrogates.slots import (
+    GatedCrossAttention,
+    SlotAttention,
+    responsibilities,
+    slot_moments,
+)
 from splitveil.types import SurrogateOutput
 
 
@@ -72,15 +86,10 @@ def slot_sample_size(resp: Float[Tensor, "n s"], batch: ClassBatch) -> Float[Ten
     squares = segment_sum(resp.square(), batch.y, batch.num_classes)
     per_slot = mass.square() / squares.clamp_min(torch.finfo(mass.dtype).tiny)
     per_class = (mass * per_slot).sum(1) / batch.count.clamp_min(1).square()
-    return class_mean(per_class, batch)
+    return batch.plain_mean(per_class)
 
 
-def class_mean(per_class: Float[Tensor, " c"], batch: ClassBatch) -> Float[Tensor, ""]:
-    """Plain mean over the classes with at least two samples; 0 when there is none."""
-    return (per_class * batch.counted).sum() / batch.counted.sum().clamp_min(1)
-
-
-class SlotCrossAttentionCEM(nn.Module):
+class SlotCrossAttentionCEM(BankedSurrogate):
     r"""Class-conditional entropy surrogate over slots; minimise `loss` (seeds 001, 004).
 
     .. math:: \mathrm{rob} = \sum_c p_c g_c \frac1d \sum_{j,k} \tilde w_k\,
@@ -137,7 +146,7 @@ class SlotCrossAttentionCEM(nn.Module):
         eps: float = 1e-6,
         bank: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(feature_dim, num_classes)
         one_of("attention", attention, ("minimise", "maximise", "uniform"))
         one_of("penalty", penalty or "rate", ("rate",))
         if statistic is None:
@@ -150,41 +159,28 @@ class SlotCrossAttentionCEM(nn.Module):
                 f"got {feature_dim}, {num_classes} and {slot_dim}"
             )
         noise = reg_strength if noise_std is None else noise_std
-        positive("noise_std", noise, zero=True)
-        positive("eps", eps)
-        for name, got in (
-            ("gamma", gamma),
-            ("var_threshold", var_threshold),
-            ("reg_strength", reg_strength),
-        ):
-            positive(name, got, zero=True)
+        positive(eps=eps)
+        positive(zero=True, noise_std=noise, gamma=gamma)
+        positive(zero=True, var_threshold=var_threshold, reg_strength=reg_strength)
         tau = var_threshold * reg_strength**2
-        if penalty == "rate":
-            check_noise(noise)
-        elif tau + gamma == 0:
-            raise ConfigError(
-                "the threshold τ + γ must be > 0: var_threshold·reg_strength² + gamma is 0; "
-                "raise var_threshold, reg_strength (the channel's noise) or gamma"
-            )
-        self.feature_dim, self.num_classes, self.num_slots = feature_dim, num_classes, num_slots
+        check_threshold(penalty, noise, tau + gamma)
+        self.num_slots = num_slots
         self.attention, self.statistic, self.penalty = attention, statistic, penalty
         self.noise_std, self.tau, self.gamma, self.eps = noise, tau, gamma, eps
         self.noise_generator: Generator | None = None
-        self._first = FirstCall()
         self.project = None if slot_dim is None else nn.Linear(feature_dim, slot_dim)
         self.slots = SlotAttention(width, num_slots, num_iterations, eps=eps)
         self.cross = GatedCrossAttention(width, num_heads)
-        bounds = {
-            "assign_temp": Bounded(assign_temp),
-            "slot_power": Bounded(slot_power),
-            "snr_thresh": Bounded(snr_thresh, 0.25),
-            "snr_sharp": Bounded(snr_sharp),
-            "softplus_beta": Bounded(softplus_beta),
-            "margin_m": Bounded(margin_m, 0.5),
-            "class_gate_a": Bounded(class_gate_a),
-            "class_gate_b": Bounded(class_gate_b, 0.04),
-        }
-        self.scalars = BoundedScalars(**bounds)
+        self.scalars = BoundedScalars(
+            assign_temp=Bounded(assign_temp),
+            slot_power=Bounded(slot_power),
+            snr_thresh=Bounded(snr_thresh, 0.25),
+            snr_sharp=Bounded(snr_sharp),
+            softplus_beta=Bounded(softplus_beta),
+            margin_m=Bounded(margin_m, 0.5),
+            class_gate_a=Bounded(class_gate_a),
+            class_gate_b=Bounded(class_gate_b, 0.04),
+        )
         measured = feature_dim if statistic == "raw" else width
         self.dimension_gate = None if penalty == "rate" else DimensionGate(measured)
         self.shutoff = EarlyShutoff(early_shut_steps, early_hard_thresh, early_gate_thresh)
@@ -213,7 +209,7 @@ class SlotCrossAttentionCEM(nn.Module):
 
     def gated(
         self,
-        moments: SlotMoments,
+        moments: Moments,
         share: Float[Tensor, "c s"],
         batch: ClassBatch,
         scalars: dict[str, Tensor],
@@ -224,17 +220,13 @@ class SlotCrossAttentionCEM(nn.Module):
         var = rearrange(moments.var, "c s d -> (c s) d")
         excess = log_excess(var, self.tau, self.eps, self.gamma)
         soft = gate(excess + math.log(self.tau + self.gamma), self.skips)
-        snr = var / (mean.square() + self.eps)
-        hard = torch.sigmoid(scalars["snr_sharp"] * (snr - scalars["snr_thresh"]))
-        beta = scalars["softplus_beta"]
-        base = F.softplus(beta * (excess - scalars["margin_m"])) / beta
+        hard = snr_gate(mean, var, scalars["snr_thresh"], scalars["snr_sharp"], self.eps)
+        base = soft_threshold(excess, scalars["softplus_beta"], scalars["margin_m"])
         psi = rearrange(soft * hard * base, "(c s) d -> c s d", s=self.num_slots).mean(2)
         within = (slot_weights(share, scalars["slot_power"]) * psi).sum(1)
-        outer = torch.sigmoid(
-            scalars["class_gate_a"] * (batch.share - scalars["class_gate_b"])
-        )  # (c,)
+        outer = class_gate(batch.share, scalars["class_gate_a"], scalars["class_gate_b"])
         soft_mean, hard_mean = (
-            class_mean(rearrange(g.detach(), "(c s) d -> c (s d)", s=self.num_slots).mean(1), batch)
+            batch.plain_mean(rearrange(g.detach(), "(c s) d -> c (s d)", c=len(share)).mean(1))
             for g in (soft, hard)
         )
         return outer * within, soft_mean, hard_mean
@@ -242,8 +234,7 @@ class SlotCrossAttentionCEM(nn.Module):
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Penalty of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
         with torch.autocast(z.device.type, enabled=False):
-            batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first)
-            batch = join(batch, self.bank, push=self.training, skips=self.skips)
+            batch = self.batch_of(z, y)
             scalars = self.scalars(self.skips)
             x, resp = self.assign(batch, scalars["assign_temp"])
             moments = slot_moments(x, resp, batch.y, batch.num_classes)
@@ -269,10 +260,6 @@ class SlotCrossAttentionCEM(nn.Module):
                 diagnostics=diagnostics | {"shut": shut},
             )
 
-    def remember(self, z: Tensor, y: Tensor) -> None:
-        """Put a batch into the bank without measuring it; nothing to do without one."""
-        remember(self.bank, z, y, self._first)
-
     def report(self) -> None:
         """Write the `[CEM-GATE]` lines that wait on the device; the loop calls this as it logs."""
         self.shutoff.report()
@@ -285,14 +272,11 @@ class SlotCrossAttentionCEM(nn.Module):
         var: Float[Tensor, "c s d"],
     ) -> dict[str, Tensor]:
         """Responsibilities, and means over the classes that count; detached."""
-        if self.noise_std == 0:
-            own = batch.z.new_full((), torch.nan)
-        else:
-            own = batch.average(slot_rate(share, var, self.noise_std))
+        own = batch.average(slot_rate(share, var, self.noise_std))
         return compare_rates(own, batch, self.noise_std) | {
             "attention_weights": resp[: batch.own],
             "effective_sample_size": slot_sample_size(resp, batch),
-            "slot_mass_min": class_mean(share.amin(1), batch),
-            "slot_mass_max": class_mean(share.amax(1), batch),
-            "slot_entropy": class_mean(slot_entropy(share), batch),
+            "slot_mass_min": batch.plain_mean(share.amin(1)),
+            "slot_mass_max": batch.plain_mean(share.amax(1)),
+            "slot_entropy": batch.plain_mean(slot_entropy(share)),
         }

@@ -1,32 +1,25 @@
-"""Slots: a few learned representatives of each class, and the statistics of what they hold.
+"""Slots: a few learned representatives of each class, their statistics, attention over them.
 
 Symbols: n samples, d features, c classes, s slots per class; `y` holds the class of each sample.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, cast
 
 import torch
 from einops import einsum, rearrange, repeat
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
 from splitveil.rng import normal_like, stream
-from splitveil.surrogates.batch import one_of, positive
+from splitveil.surrogates.base import Moments, one_of, positive, segment_sum
 from splitveil.surrogates.gates import Held, plain_layernorm
-from splitveil.surrogates.segments import segment_sum
 
 Aggregate = Literal["mean", "sum"]
 
-
-class Rule(TypedDict):
-    """How a slot adds up what it receives."""
-
-    aggregate: Aggregate
-    eps: float
+GATE_START = 0.1
 
 
 def compete(
@@ -58,33 +51,6 @@ def collect(
     return total / (segment_sum(share, y, num_classes)[:, :, None] + eps)
 
 
-def own_slots(y: Int[Tensor, " n"], num_classes: int, num_slots: int) -> Bool[Tensor, "n k"]:
-    """Which of all k = c·s slots belong to a sample's class."""
-    classes = torch.arange(num_classes, device=y.device).repeat_interleave(num_slots)
-    return y[:, None] == classes
-
-
-def contest(
-    key: Float[Tensor, "n d"],
-    value: Float[Tensor, "n d"],
-    query: Float[Tensor, "k d"],
-    own: Bool[Tensor, "n k"],
-    *,
-    aggregate: Aggregate,
-    eps: float,
-) -> Float[Tensor, "k d"]:
-    r"""`collect` after `compete` as two matrix products over all slots at once.
-
-    Slots of other classes get logit −∞, so share 0. This costs c times the arithmetic of gathering
-    each sample's own slots, and writes n·c·s numbers instead of n·s·d: on a GPU much faster, on a
-    CPU with many classes slower.
-    """
-    logits = (key @ query.T) / key.shape[1] ** 0.25
-    share = torch.softmax(logits.masked_fill(~own, -torch.inf), 1)
-    total = share.T @ value
-    return total if aggregate == "sum" else total / (share.sum(0)[:, None] + eps)
-
-
 class SlotAttention(nn.Module):
     r"""Slots of every class after T rounds of competition (Locatello et al. 2020; seed 001 §3.1).
 
@@ -113,7 +79,7 @@ class SlotAttention(nn.Module):
     ) -> None:
         super().__init__()
         one_of("aggregate", aggregate, ("mean", "sum"))
-        positive("eps", eps)
+        positive(eps=eps)
         sizes = {"dim": dim, "num_slots": num_slots, "num_iterations": num_iterations}
         for name, got in sizes.items():
             if got < 1:
@@ -154,15 +120,12 @@ class SlotAttention(nn.Module):
         slots = repeat(start, "s d -> (c s) d", c=num_classes)
         gru = ("gru_update.weight", "gru_state.weight", "gru_update.bias", "gru_state.bias")
         recurrent = [held[name] for name in gru]
-        rule: Rule = {"aggregate": self.aggregate, "eps": self.eps}
-        own = own_slots(y, num_classes, self.num_slots) if x.is_cuda else None
         for _ in range(self.num_iterations):
             q = held.linear("query", plain_layernorm(slots)) / math.sqrt(x.shape[1])
-            if own is not None:
-                update = contest(key, value, q, own, **rule)
-            else:
-                share = compete(key, rearrange(q, "(c s) d -> c s d", c=num_classes), y)
-                update = collect(value, share, y, num_classes, **rule).flatten(0, 1)
+            share = compete(key, rearrange(q, "(c s) d -> c s d", c=num_classes), y)
+            update = collect(
+                value, share, y, num_classes, aggregate=self.aggregate, eps=self.eps
+            ).flatten(0, 1)
             slots = torch.gru_cell(update, slots, *recurrent)
             slots = slots + held.linear(
                 "leave", F.relu(held.linear("enter", plain_layernorm(slots)))
@@ -181,14 +144,6 @@ def responsibilities(
     own = F.normalize(slots, dim=2, eps=eps).index_select(0, y)
     cosine = einsum(F.normalize(x, dim=1, eps=eps), own, "n d, n s d -> n s")
     return torch.softmax(temperature * cosine, 1)
-
-
-@dataclass(frozen=True)
-class SlotMoments:
-    """Mean and variance per class, slot and dimension, both (c, s, d)."""
-
-    mean: Float[Tensor, "c s d"]
-    var: Float[Tensor, "c s d"]
 
 
 def _runs(x: Tensor, num_slots: int) -> list[slice]:
@@ -253,7 +208,7 @@ def _class_sums(x: Tensor, y: Tensor, num_classes: int) -> Tensor:
 
 def slot_moments(
     x: Float[Tensor, "n d"], resp: Float[Tensor, "n s"], y: Int[Tensor, " n"], num_classes: int
-) -> SlotMoments:
+) -> Moments:
     r"""Responsibility-weighted moments of each slot about its own mean; two passes.
 
     .. math:: \mu_k = \tfrac{1}{w_k} \sum_m r_{mk} x_m, \qquad
@@ -268,4 +223,62 @@ def slot_moments(
     tensor([[[1.]]])
     """
     moments = _SlotMoments.apply(x, resp, y, num_classes)  # type: ignore[no-untyped-call]
-    return SlotMoments(*cast(tuple[Tensor, Tensor], moments))
+    return Moments(*cast(tuple[Tensor, Tensor], moments))
+
+
+def attend(
+    query: Float[Tensor, "n d"], slots: Float[Tensor, "n s d"], num_heads: int
+) -> Float[Tensor, "n d"]:
+    r"""Multi-head attention of each sample over its own s slots, which are keys and values.
+
+    .. math:: h = \mathrm{softmax}(q K^\top / \sqrt{d_h})\, V, \qquad K = V = S
+
+    Heads split the features; there are no projections but W_o, as in seed 001 eq. 8–10.
+    """
+    q = rearrange(query, "n (h e) -> n h e", h=num_heads)
+    kv = rearrange(slots, "n s (h e) -> n s h e", h=num_heads)
+    logits = einsum(q, kv, "n h e, n s h e -> n h s") / math.sqrt(q.shape[2])
+    read = einsum(torch.softmax(logits, 2), kv, "n h s, n s h e -> n h e")
+    return rearrange(read, "n h e -> n (h e)")
+
+
+class GatedCrossAttention(nn.Module):
+    r"""Sample features enriched by what the slots of the sample's class hold.
+
+    .. math::
+        y = x + \tanh(\alpha_x)\, W_o\, \mathrm{attend}(LN(x), LN(S)), \qquad
+        \tilde x = y + \tanh(\alpha_f)\, \mathrm{FFN}(LN(y))
+
+    α_x and α_f start at 0.1: close to the identity. LayerNorms carry no parameters; W_o has no
+    bias; FFN is Linear to 4d, GELU, Linear. The gathered slots take n·s·d numbers.
+    """
+
+    def __init__(self, dim: int, num_heads: int = 4) -> None:
+        super().__init__()
+        if dim < 1 or num_heads < 1 or dim % num_heads:
+            raise ConfigError(
+                f"num_heads must be at least 1 and divide the width {dim} of the slots, "
+                f"got {num_heads}; change num_heads or slot_dim"
+            )
+        self.num_heads = num_heads
+        self.out = nn.Linear(dim, dim, bias=False)
+        self.enter = nn.Linear(dim, 4 * dim)
+        self.leave = nn.Linear(4 * dim, dim)
+        self.attention_gate = nn.Parameter(torch.tensor(GATE_START))
+        self.ffn_gate = nn.Parameter(torch.tensor(GATE_START))
+
+    def forward(
+        self,
+        x: Float[Tensor, "n d"],
+        slots: Float[Tensor, "c s d"],
+        y: Int[Tensor, " n"],
+        sign: float = 1.0,
+        skips: Tensor | None = None,
+    ) -> Float[Tensor, "n d"]:
+        """x̃ of samples x with labels y; `sign` = −1 lets the parameters ascend."""
+        normed = F.layer_norm(slots, slots.shape[2:])
+        read = attend(plain_layernorm(x), normed.index_select(0, y), self.num_heads)
+        held = Held(self, sign, skips)
+        x = x + torch.tanh(held["attention_gate"]) * held.linear("out", read)
+        hidden = F.gelu(held.linear("enter", plain_layernorm(x)))
+        return x + torch.tanh(held["ffn_gate"]) * held.linear("leave", hidden)

@@ -1,0 +1,85 @@
+"""Nets by name, each with the place where it is cut; `NAME@N` cuts a backbone elsewhere."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from itertools import count
+
+import torch
+from torch import nn
+
+from splitveil.errors import ConfigError
+from splitveil.nets.backbones import client_net, mobilenetv2, resnet20, small, thin_resnet, vgg11
+from splitveil.nets.blocks import Shape
+from splitveil.nets.clients import THIN_CLIENTS
+
+
+@dataclass(frozen=True)
+class Net:
+    """A backbone that can be asked for by name, and where it is cut."""
+
+    summary: str
+    build: Callable[[Shape, int], nn.Sequential]
+    cut_at: int
+
+
+def has_cuts(net: Net) -> bool:
+    """Whether a net can be cut elsewhere than at its own place."""
+    return "cutlayer" in signature(net.build).parameters
+
+
+def every_cut(name: str) -> list[Net]:
+    """The net of this name at each place where it can be cut.
+
+    >>> len(every_cut("resnet20")), len(every_cut("small"))
+    (10, 1)
+    """
+    if not has_cuts(NETS[name]):
+        return [NETS[name]]
+    found: list[Net] = []
+    with suppress(ConfigError):  # beyond the last place
+        for at in count(1):
+            found.append(cut_elsewhere(name, at))
+    return found
+
+
+def cut_elsewhere(name: str, at: int) -> Net:
+    """The net of this name, cut after entry `at` instead of at its own place.
+
+    A place that it does not have is refused here, before any data is fetched for it.
+    """
+    net = NETS[name]
+    if not has_cuts(net):
+        movable = [n for n, one in NETS.items() if has_cuts(one)]
+        raise ConfigError(f"{name} has one cut only; NAME@N is for {', '.join(movable)}")
+    summary = f"{name} cut after entry {at}, C8 bottleneck"
+    build = partial(net.build, cutlayer=at)  # type: ignore[call-arg]
+    with torch.device("meta"):  # tensors without values: nothing is allocated or drawn
+        build((3, 64, 64), 2)
+    return Net(summary, build, at)
+
+
+NETS: Mapping[str, Net] = {
+    "mobilenetv2": Net("MobileNetV2 cut after block 7, C8 bottleneck, 29.9 MMAC", mobilenetv2, 8),
+    "resnet20": Net("ResNet-20 cut after block 4, C8 bottleneck, 18.9 MMAC", resnet20, 5),
+    "small": Net("residual client for small images (8×8 to 28×28)", small, 1),
+    "thin-deep": Net(
+        "deep inverted-residual client to a 4×4 map, 19.9 MMAC, VGG11 server",
+        partial(client_net, THIN_CLIENTS["thin-deep"]),
+        1,
+    ),
+    "thin-mobilenet": Net(
+        "thin inverted-residual client, 21.0 MMAC, VGG11 server",
+        partial(client_net, THIN_CLIENTS["thin-mobilenet"]),
+        1,
+    ),
+    "thin-resnet": Net("thin residual client, 19.9 MMAC, VGG11 server", thin_resnet, 1),
+    "thin-strided": Net(
+        "thin client of plain strided convolutions, 19.6 MMAC, VGG11 server",
+        partial(client_net, THIN_CLIENTS["thin-strided"]),
+        1,
+    ),
+    "vgg11": Net("VGG11-BN cut after entry 4, C8 bottleneck, 21.2 MMAC", vgg11, 4),
+}

@@ -1,0 +1,482 @@
+"""What a client costs for one image, and which clients and cuts fit a budget.
+
+`Cost.of` counts a built client; the costs of a `ClientSpec` come from a table of its convolutions,
+so that thousands of specs can be weighed without building one. The tests hold the table against
+the built clients.
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from itertools import zip_longest
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from splitveil.errors import ConfigError, unknown
+from splitveil.nets.blocks import stages_of
+from splitveil.nets.catalogue import Net
+from splitveil.nets.clients import (
+    CLIENT_PREFIX,
+    FAMILIES,
+    LARGE_SIDE,
+    MIN_SIDE,
+    THIN_CLIENTS,
+    ClientSpec,
+    require,
+)
+
+Shape = tuple[int, ...]
+ImageShape = tuple[int, int, int]
+
+_TAPS = 9  # of a 3×3 kernel
+_MAP = 3  # dimensions of a map: channels, height, width
+_WIDTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96)
+_EXPANSIONS = (2, 4, 6)
+_DEEPEST = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a client costs for one image: multiply-adds, parameters, and the numbers it sends."""
+
+    macs: int
+    params: int
+    wire_shape: Shape
+    wire_floats: int
+
+    @classmethod
+    def of(cls, client: nn.Module, image_shape: Shape) -> "Cost":
+        """Count a client by passing one image of zeros through a copy of it.
+
+        >>> Cost.of(nn.Linear(4, 3), (4,))
+        Cost(macs=12, params=15, wire_shape=(3,), wire_floats=3)
+        """
+        with _counted() as counter:
+            shape = wire_shape(client, image_shape)
+        return cls(
+            macs=_macs(counter),
+            params=sum(p.numel() for p in client.parameters()),
+            wire_shape=shape,
+            wire_floats=math.prod(shape),
+        )
+
+
+def wire_shape(client: nn.Module, image_shape: Shape) -> Shape:
+    """Shape of what a client makes of one image (c, h, w)."""
+    return tuple(_passed(client, image_shape).shape[1:])
+
+
+def count_macs(module: nn.Module, input_shape: Shape) -> int:
+    """Multiply-adds of the convolutions and matrix products of `module` for one input.
+
+    Attention is counted by the products it consists of, whichever fused kernel would run; so are
+    functional calls.
+
+    >>> count_macs(nn.Conv1d(3, 5, 3), (3, 10))  # 8 places, 5 channels, 3·3 weights
+    360
+    """
+    with _counted() as counter:
+        _passed(module, input_shape)
+    return _macs(counter)
+
+
+@contextmanager
+def _counted() -> Iterator[FlopCounterMode]:
+    """Count operations inside, with layers as the matrix products they consist of.
+
+    A fused kernel would not be counted.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            yield counter
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _macs(counter: FlopCounterMode) -> int:
+    return int(counter.get_total_flops()) // 2  # a multiply-add is two operations
+
+
+def _passed(client: nn.Module, image_shape: Shape) -> Tensor:
+    try:
+        return cast(Tensor, _output(client, image_shape))
+    except (RuntimeError, TypeError, ValueError) as err:
+        raise ConfigError(
+            f"no image of shape {image_shape!r} passes through the client; give channels, height "
+            f"and width, for example (3, 32, 32): {err}"
+        ) from err
+
+
+@torch.no_grad()
+def _output(module: nn.Module, shape: Shape) -> object:
+    """What a copy in eval mode makes of zeros: BatchNorm statistics must not move.
+
+    Of what torch.compile wraps it is the module inside, whose products can be counted.
+    """
+    probe: nn.Module = copy.deepcopy(getattr(module, "_orig_mod", module)).eval()
+    weight = next(probe.parameters(), torch.zeros(()))
+    return probe(torch.zeros(1, *shape).to(weight))
+
+
+def check_budget(max_macs: float | int, wire_floats: int, max_params: int | None = None) -> None:
+    """Refuse a budget that nothing could keep."""
+    require(
+        (0 < max_macs < math.inf, f"macs must be a finite number > 0, got {max_macs}"),
+        (wire_floats >= 1, f"wire must be at least 1, got {wire_floats}"),
+        (max_params is None or max_params >= 1, f"params must be at least 1, got {max_params}"),
+    )
+
+
+class Convolution(NamedTuple):
+    """One convolution; `beside` is one on a shortcut, `norm` one that BatchNorm follows."""
+
+    inputs: int
+    outputs: int
+    kernel: int = 3
+    stride: int = 1
+    groups: int = 1
+    bias: bool = False
+    norm: bool = True
+    beside: bool = False
+
+    @property
+    def weights(self) -> int:
+        """Numbers in the kernel: multiply-adds at each position of the output."""
+        return self.outputs * (self.inputs // self.groups) * self.kernel**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A client and what it costs for one image.
+
+    `net` is what `--net` calls it: its registered name, or `client:` and the spec.
+    `depth` counts the convolutions one after another, without shortcuts; `receptive_field` is the
+    side, in pixels, of the square that one number on the wire can see.
+    """
+
+    net: str
+    spec: ClientSpec
+    macs: int
+    params: int
+    wire_floats: int
+    depth: int
+    receptive_field: int
+
+
+def convolutions(spec: ClientSpec, channels: int) -> Iterator[Convolution]:
+    """The convolutions of a client for images of so many channels, in order."""
+    yield Convolution(channels, spec.stem, stride=spec.stem_stride)
+    for block in spec.blocks():
+        yield from _convolutions_of_block(spec, *block)
+    width = spec.widths[-1]
+    if spec.family == "residual":
+        yield Convolution(width, width, bias=True)
+    elif spec.family == "inverted":
+        yield Convolution(width, width, 1)
+    yield Convolution(width, spec.wire_channels, bias=True, norm=False)
+
+
+def _convolutions_of_block(
+    spec: ClientSpec, width: int, out: int, stride: int
+) -> Iterator[Convolution]:
+    if spec.family == "inverted":
+        inside = width * spec.expansion
+        if spec.expansion > 1:
+            yield Convolution(width, inside, 1)
+        yield Convolution(inside, inside, stride=stride, groups=inside)
+        yield Convolution(inside, out, 1)
+        return
+    yield Convolution(width, out, stride=stride)
+    if spec.family == "residual":
+        yield Convolution(out, out)
+        if stride > 1 or width != out:
+            yield Convolution(width, out, 1, stride, beside=True)
+
+
+@lru_cache(maxsize=2**14)
+def weigh(spec: ClientSpec, image_shape: ImageShape) -> Candidate:
+    """The costs of a client for one image (c, h, w).
+
+    >>> found = weigh(THIN_CLIENTS["thin-resnet"], (3, 32, 32))
+    >>> found.macs, found.wire_floats, found.depth, found.receptive_field
+    (19873792, 512, 11, 49)
+    """
+    height, width = image_shape[1:]
+    macs = params = depth = 0
+    field = step = 1
+    for conv in convolutions(spec, image_shape[0]):
+        if not conv.beside:  # a shortcut ends on the map its block has already made
+            height, width = -(-height // conv.stride), -(-width // conv.stride)
+            field, step = field + (conv.kernel - 1) * step, step * conv.stride
+            depth += 1
+        macs += conv.weights * height * width
+        params += conv.weights + conv.outputs * (conv.bias + 2 * conv.norm)
+    names = [name for name, known in THIN_CLIENTS.items() if known == spec]
+    named = names and min(image_shape[1:]) >= LARGE_SIDE
+    return Candidate(
+        net=names[0] if named else f"{CLIENT_PREFIX}{spec}",
+        spec=spec,
+        macs=macs,
+        params=params,
+        wire_floats=math.prod(spec.wire_shape(image_shape)),
+        depth=depth,
+        receptive_field=field,
+    )
+
+
+def _depths(stages: int) -> set[tuple[int, ...]]:
+    """Every stage alike, all but the first deeper, or only the middle ones deeper."""
+    found: set[tuple[int, ...]] = set()
+    for depth in range(1, _DEEPEST + 1):
+        found |= {
+            (depth,) * stages,
+            (1, *[depth] * (stages - 1)),
+            (1, *[depth] * (stages - 2), 1)[:stages],
+        }
+    return found
+
+
+@cache
+def _bodies() -> tuple[ClientSpec, ...]:
+    """The named clients and a grid whose widths double with every stage; `grid` sets the wires."""
+    found: list[ClientSpec] = [*THIN_CLIENTS.values()]
+    for stem_stride in (1, 2):
+        for stages in range(3 - stem_stride, 5 - stem_stride + 1):
+            for width in _WIDTHS:
+                widths = tuple(width * 2**i for i in range(stages))
+                for depths in sorted(_depths(stages)):
+                    base = ClientSpec(
+                        family="residual", stem=width, widths=widths, depths=depths,
+                        wire_channels=1, stem_stride=stem_stride,
+                    )  # fmt: skip
+                    found += [base, replace(base, family="strided")]
+                    found += [replace(base, family="inverted", expansion=e) for e in _EXPANSIONS]
+    return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def grid(
+    image_shape: ImageShape, *, wire_floats: int, family: str | None = None, smaller: bool = False
+) -> tuple[ClientSpec, ...]:
+    """The specs of the grid that send at most `wire_floats` numbers for an image.
+
+    Each sends as many channels as fit, but no more than its last stage has; with `smaller` also
+    a half, a quarter and so on of them.
+    """
+    if family is not None and family not in FAMILIES:
+        raise ConfigError(unknown("client family", family, FAMILIES))
+    if min(image_shape[1:]) < MIN_SIDE or image_shape[0] < 1:
+        raise ConfigError(f"images must be at least 1×{MIN_SIDE}×{MIN_SIDE}, got {image_shape}")
+    found: dict[ClientSpec, None] = {}  # in place of a set, for its order
+    for body in _bodies():
+        if family not in (None, body.family) or body.downsampling > min(image_shape[1:]):
+            continue
+        _, height, width = body.wire_shape(image_shape)
+        channels = min(wire_floats // (height * width), body.widths[-1])
+        while channels >= 1:
+            found[replace(body, wire_channels=channels)] = None
+            channels = channels // 2 if smaller else 0
+    return tuple(found)
+
+
+def candidates(
+    image_shape: ImageShape,
+    *,
+    max_macs: float | int,
+    wire_floats: int,
+    max_params: int | None = None,
+    family: str | None = None,
+    smaller: bool = False,
+) -> list[Candidate]:
+    """The clients of the grid within a budget, those that spend it on depth first.
+
+    At equal cost depth protects better than width. So those that use the same tenth of wire and
+    multiply-adds are taken as equals, and among them nets with a name of their own stand first,
+    then the deeper ones. The families take turns: depth does not compare between them, an inverted
+    block has three convolutions where a plain one has one. Which is private only an audit can tell.
+
+    >>> found = candidates((3, 32, 32), max_macs=21.9e6, wire_floats=512, family="residual")
+    >>> [(client.net, client.depth) for client in found[:2]]
+    [('thin-resnet', 11), ('client:residual-12-12.24x3.48x3.96-c32', 19)]
+    """
+    check_budget(max_macs, wire_floats, max_params)
+    specs = grid(image_shape, wire_floats=wire_floats, family=family, smaller=smaller)
+    weighed = (weigh(spec, image_shape) for spec in specs)
+    fitting = [
+        found
+        for found in weighed
+        if found.macs <= max_macs and (max_params is None or found.params <= max_params)
+    ]
+
+    def merit(found: Candidate) -> tuple[int, int, bool, int, int, str]:
+        wire = math.ceil(10 * found.wire_floats / wire_floats)
+        macs = math.ceil(10 * found.macs / max_macs)
+        named = found.net in THIN_CLIENTS
+        return -wire, -macs, not named, -found.depth, -found.macs, str(found.spec)
+
+    by_family: dict[str, list[Candidate]] = {}
+    for found in sorted(fitting, key=merit):
+        by_family.setdefault(found.spec.family, []).append(found)
+    turns = zip_longest(*(by_family[name] for name in sorted(by_family)))
+    return [found for turn in turns for found in turn if found is not None]
+
+
+def nothing_fits(
+    image_shape: ImageShape,
+    *,
+    max_macs: float | int,
+    wire_floats: int,
+    max_params: int | None = None,
+    family: str | None = None,
+) -> str:
+    """Why a budget leaves no client, with the cost of the cheapest one."""
+    kind = "client" if family is None else f"{family} client"
+    specs = grid(image_shape, wire_floats=wire_floats, family=family)
+    if not specs:
+        all_specs = grid(image_shape, wire_floats=math.prod(image_shape), family=family)
+        least = min(math.prod(spec.wire_shape(image_shape)[1:]) for spec in all_specs)
+        return f"no {kind} sends {wire_floats} numbers or fewer; the smallest wire has {least}"
+    weighed = [weigh(spec, image_shape) for spec in specs]
+    cheap, small = min(weighed, key=lambda c: c.macs), min(weighed, key=lambda c: c.params)
+    stored = "" if max_params is None else f", {max_params:,} parameters"
+    return (
+        f"no {kind} fits {max_macs:,.0f} multiply-adds{stored} and {wire_floats} numbers on the "
+        f"wire; the cheapest, {cheap.net}, costs {cheap.macs:,} multiply-adds, and the smallest, "
+        f"{small.net}, has {small.params:,} parameters"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bottleneck:
+    """A 3×3 convolution (padding 1, with bias) to `channels`, and a sigmoid, before the wire.
+
+    `macs` and `params` are its own; the client's come on top.
+    """
+
+    channels: int
+    macs: int
+    params: int
+    wire_floats: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutCost(Cost):
+    """What the client of ``cut(backbone, at)`` costs for one image.
+
+    `layer` is the kind of its last layer. `fits`: it keeps the budget as it is. `bottleneck` is the
+    widest that makes it fit; None where none is needed, or none would do.
+    """
+
+    at: int
+    layer: str
+    fits: bool
+    bottleneck: Bottleneck | None = None
+
+
+def suggest_cuts(
+    backbone: nn.Sequential, image_shape: Shape, max_macs: float | int, wire_floats: int
+) -> list[CutCost]:
+    """Every place where a backbone can be cut, with its costs, in the order of its layers.
+
+    The backbone is only looked at: neither its weights nor its mode change.
+
+    >>> net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Flatten(), nn.Linear(128, 2))
+    >>> first, second = suggest_cuts(net, (1, 4, 4), max_macs=5000, wire_floats=50)
+    >>> first.macs, first.wire_floats, first.bottleneck
+    (1152, 128, Bottleneck(channels=3, macs=3456, params=219, wire_floats=48))
+    >>> second.fits, second.bottleneck
+    (False, None)
+    """
+    check_budget(max_macs, wire_floats)
+    stages = stages_of(backbone)
+    found, macs, shape = [], 0, image_shape
+    for at in range(1, len(stages)):
+        more, shape = _cost_of_stage(stages, at, shape, image_shape)
+        macs += more
+        client = nn.Sequential(*stages[:at])
+        params, sent = sum(p.numel() for p in client.parameters()), math.prod(shape)
+        cost = Cost(macs=macs, params=params, wire_shape=shape, wire_floats=sent)
+        one = _cut_cost(cost, at, stages, max_macs, wire_floats)
+        if not one.fits:
+            one = replace(one, bottleneck=_bottleneck(shape, max_macs - macs, wire_floats))
+        found.append(one)
+    return found
+
+
+def cuts_of_nets(
+    nets: Sequence[Net],
+    image_shape: ImageShape,
+    num_classes: int,
+    max_macs: float | int,
+    wire_floats: int,
+) -> list[CutCost]:
+    """What each net costs where it is cut, its own bottleneck included.
+
+    >>> from splitveil.nets.catalogue import NETS
+    >>> [found] = cuts_of_nets([NETS["vgg11"]], (3, 32, 32), 10, max_macs=21.9e6, wire_floats=512)
+    >>> found.at, found.macs, found.wire_shape, found.fits
+    (4, 21233664, (8, 8, 8), True)
+    """
+    check_budget(max_macs, wire_floats)
+    found = []
+    for net in nets:
+        with torch.device("meta"):  # tensors without values: nothing is allocated or drawn
+            stages = stages_of(net.build(image_shape, num_classes))
+            cost = Cost.of(nn.Sequential(*stages[: net.cut_at]), image_shape)
+        found.append(_cut_cost(cost, net.cut_at, stages, max_macs, wire_floats))
+    return found
+
+
+def _cut_cost(
+    cost: Cost, at: int, stages: Sequence[nn.Module], max_macs: float | int, wire_floats: int
+) -> CutCost:
+    fits = cost.macs <= max_macs and cost.wire_floats <= wire_floats
+    return CutCost(**vars(cost), at=at, layer=type(stages[at - 1]).__name__, fits=fits)
+
+
+def _cost_of_stage(
+    stages: Sequence[nn.Module], at: int, shape: Shape, image_shape: Shape
+) -> tuple[int, Shape]:
+    """Multiply-adds of stage `at` for an input of this shape, and the shape of what it gives."""
+    stage = stages[at - 1]
+    where = f"layer {at} ({type(stage).__name__}) of the backbone"
+    try:
+        with _counted() as counter:
+            out = _output(stage, shape)
+    except (RuntimeError, ValueError, TypeError, IndexError) as err:
+        raise ConfigError(
+            f"{where} cannot take an input of shape {shape}: {err}; the images here are "
+            f"{image_shape}, change them with --image or mend the layer"
+        ) from err
+    if not isinstance(out, Tensor) or out.ndim < 2:  # noqa: PLR2004 - images and their features
+        raise ConfigError(
+            f"{where} gives a {type(out).__name__}, not a tensor of one row per image; wrap it "
+            "together with the layer that reads it"
+        )
+    return _macs(counter), tuple(out.shape[1:])
+
+
+def _bottleneck(shape: Shape, macs_left: float | int, wire_floats: int) -> Bottleneck | None:
+    """The most channels that wire and multiply-adds leave room for; None where not even one."""
+    if len(shape) != _MAP:
+        return None
+    inputs, pixels = shape[0], shape[1] * shape[2]
+    weights = _TAPS * inputs  # of each channel it makes
+    channels = int(min(wire_floats // pixels, macs_left // (weights * pixels)))
+    if channels < 1:
+        return None
+    return Bottleneck(
+        channels=channels,
+        macs=channels * weights * pixels,
+        params=channels * (weights + 1),
+        wire_floats=channels * pixels,
+    )

@@ -1,0 +1,397 @@
+"""What every surrogate stands on: a batch by class, class-wise sums and moments, the class bank.
+
+Segment operations: one set of kernels whatever the number of classes, no Python loop over classes,
+no host sync. Symbols: n samples, d features, c classes, k rows of the bank per class; `y` holds the
+class of each sample; M_c samples of class c in the batch, N_c in the bank.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from splitveil.errors import ConfigError, DataError
+from splitveil.gradient import scale_gradient
+
+Attention = Literal["minimise", "maximise", "uniform"]
+Statistic = Literal["layernorm", "raw"]
+
+
+def class_count(y: Int[Tensor, " n"], num_classes: int, like: Tensor) -> Float[Tensor, " c"]:
+    """Samples per class, M_c, in the float type of `like`.
+
+    >>> class_count(torch.tensor([0, 2, 2]), 3, torch.empty(0))
+    tensor([1., 0., 2.])
+    """
+    zeros = torch.zeros(num_classes, dtype=like.dtype, device=y.device)
+    return zeros.scatter_add_(0, y, torch.ones_like(y, dtype=like.dtype))
+
+
+def segment_sum(
+    x: Float[Tensor, "n d"], y: Int[Tensor, " n"], num_classes: int
+) -> Float[Tensor, "c d"]:
+    """Sum of the rows of each class; an absent class gets 0."""
+    return x.new_zeros(num_classes, x.shape[1]).index_add(0, y, x)
+
+
+def segment_softmax(
+    logits: Float[Tensor, " n"], y: Int[Tensor, " n"], num_classes: int
+) -> Float[Tensor, " n"]:
+    r"""Softmax over the samples of the same class.
+
+    .. math:: \alpha_i = e^{a_i} / \sum_{j : y_j = y_i} e^{a_j}
+
+    The class maximum is detached: it cancels in value, and in the gradient.
+
+    >>> segment_softmax(torch.zeros(3), torch.tensor([0, 1, 1]), 2)
+    tensor([1.0000, 0.5000, 0.5000])
+    """
+    floor = logits.new_full((num_classes,), -torch.inf)
+    top = floor.scatter_reduce(0, y, logits.detach(), "amax")
+    e = torch.exp(logits - top[y])
+    total = torch.zeros_like(top).index_add(0, y, e)
+    return e / total.index_select(0, y)  # whose gradient needs no sort, unlike that of total[y]
+
+
+class Moments(NamedTuple):
+    """Weighted mean and variance per class and dimension, (c, d), or per class and slot, (c, s, d).
+
+    `mean` and `var` have the same shape.
+    """
+
+    mean: Float[Tensor, "*cells d"]
+    var: Float[Tensor, "*cells d"]
+
+
+class _ClassMoments(torch.autograd.Function):
+    """Moments with the gradient written out: nothing is scattered on the way back.
+
+    Because the weights of a class sum to 1, Σ_i α_i (x_i − μ_c) = 0 and the variance has no
+    gradient through the mean.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
+        x: Tensor,
+        weight: Tensor,
+        y: Tensor,
+        num_classes: int,
+    ) -> tuple[Tensor, Tensor]:
+        mean = segment_sum(weight[:, None] * x, y, num_classes)  # (c, d)
+        spread = (x - mean[y]).square_().mul_(weight[:, None])
+        ctx.save_for_backward(x, weight, y, mean)
+        ctx.set_materialize_grads(False)
+        return mean, segment_sum(spread, y, num_classes)
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
+        grad_mean: Tensor | None,
+        grad_var: Tensor | None,
+    ) -> tuple[Tensor, Tensor, None, None]:
+        x, weight, y, mean = ctx.saved_tensors
+        pull, push = torch.zeros_like(mean[:1]), torch.zeros_like(weight)
+        if grad_mean is not None:
+            pull = grad_mean[y]
+            push = (pull * x).sum(1) if ctx.needs_input_grad[1] else push
+        if grad_var is not None:
+            off = x - mean[y]
+            drawn = grad_var[y] * off
+            pull = pull + 2.0 * drawn
+            push = push + (drawn * off).sum(1) if ctx.needs_input_grad[1] else push
+        return weight[:, None] * pull, push, None, None
+
+
+def class_moments(
+    x: Float[Tensor, "n d"], weight: Float[Tensor, " n"], y: Int[Tensor, " n"], num_classes: int
+) -> Moments:
+    r"""Moments of each class under weights that sum to 1 within it; two passes.
+
+    .. math:: \mu_c = \sum_i \alpha_i x_i, \qquad \sigma_c^2 = \sum_i \alpha_i (x_i - \mu_c)^2
+
+    Backward keeps x, α and the means: n·d numbers that exist anyway and c·d new ones.
+
+    >>> x = torch.tensor([[-1.0], [1.0]])
+    >>> class_moments(x, torch.tensor([0.5, 0.5]), torch.tensor([0, 0]), 1).var
+    tensor([[1.]])
+    """
+    moments = _ClassMoments.apply(x, weight, y, num_classes)  # type: ignore[no-untyped-call]
+    return Moments(*cast(tuple[Tensor, Tensor], moments))
+
+
+def uniform_weights(y: Int[Tensor, " n"], count: Float[Tensor, " c"]) -> Float[Tensor, " n"]:
+    """1/M_c for every sample of class c."""
+    return 1.0 / count[y]
+
+
+@dataclass(frozen=True)
+class ClassBatch:
+    """A batch ready for class-wise statistics: z (n, d) in float32 or better, labels, counts.
+
+    `count` is M_c, `share` p_c, `counted` 1 for the classes that have a spread (M_c ≥ 2), else 0.
+    With a bank (see `join`) its rows follow the batch's `own` ones, and `count` is M_c + N_c.
+    """
+
+    z: Float[Tensor, "n d"]
+    y: Int[Tensor, " n"]
+    count: Float[Tensor, " c"]
+    share: Float[Tensor, " c"]
+    counted: Float[Tensor, " c"]
+    own: int | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, present or not."""
+        return len(self.count)
+
+    @property
+    def own_count(self) -> Float[Tensor, " c"]:
+        """M_c of the batch alone."""
+        if self.own is None:
+            return self.count
+        return class_count(self.y[: self.own], self.num_classes, self.z)
+
+    def compact(self) -> "ClassBatch":
+        """The same batch with only the classes that count, in at most ⌊n/2⌋ + 1 rows.
+
+        With many classes most are absent or have one sample; statistics need rows only for the
+        others, of which a batch of n holds at most ⌊n/2⌋. The last row takes everything else and
+        does not count. The number of rows follows from shapes, so nothing waits for the device.
+        """
+        rows = len(self.y) // 2 + 1
+        if self.num_classes <= rows:
+            return self
+        kept = self.counted.long()
+        row = torch.where(kept > 0, kept.cumsum(0) - 1, rows - 1)  # (c,)
+        y = row[self.y]
+        count = class_count(y, rows, self.z)
+        counted = (torch.arange(rows, device=y.device) < kept.sum()).to(count.dtype)
+        return ClassBatch(self.z, y, count, count / max(len(y), 1), counted)
+
+    def average(self, per_class: Float[Tensor, " c"]) -> Float[Tensor, ""]:
+        """Σ_c p_c v_c over the classes that count.
+
+        p_c = M_c/B over all samples, not renormalised after the skip; `where` before the product
+        keeps what a skipped class holds out of value and gradient.
+        """
+        kept = torch.where(self.counted > 0, per_class, torch.zeros_like(per_class))
+        return (self.share * kept).sum()
+
+    def plain_mean(self, per_class: Float[Tensor, " c"]) -> Float[Tensor, ""]:
+        """Mean of v_c over the classes that count, each alike; 0 when there is none."""
+        return (per_class * self.counted).sum() / self.counted.sum().clamp_min(1)
+
+
+def effective_sample_size(weight: Float[Tensor, " n"], batch: ClassBatch) -> Float[Tensor, ""]:
+    r"""Share of a class's samples that the weights really use, mean over the classes that count.
+
+    .. math:: \mathrm{ESS}_c = 1 / (M_c \sum_i \alpha_i^2) \in [1/M_c, 1]
+
+    1 for uniform weights; near 1/M_c when attention has collapsed onto one sample.
+    """
+    squares = torch.zeros_like(batch.count).index_add(0, batch.y, weight.square())
+    return batch.plain_mean(1.0 / (batch.count * squares).clamp_min(1e-30))
+
+
+@dataclass
+class FirstCall:
+    """Remembers whether a surrogate has seen a batch: values are checked on its first call.
+
+    On an accelerator looking at values stalls the stream, so later calls do without.
+    """
+
+    over: bool = False
+
+    def check(self, z: Float[Tensor, "n d"], y: Int[Tensor, " n"], num_classes: int) -> None:
+        """Refuse features that are not finite and labels out of range."""
+        if len(y) and not (self.over and y.device.type != "cpu"):
+            low, high = (int(v) for v in torch.aminmax(y))
+            if not 0 <= low <= high < num_classes:
+                raise DataError(
+                    f"labels must lie in 0..{num_classes - 1} (num_classes={num_classes}), "
+                    f"got {low}..{high}"
+                )
+        if not self.over and not bool(torch.isfinite(z).all()):
+            bad = int((~torch.isfinite(z)).any(1).sum())
+            raise DataError(
+                f"z must be finite, got NaN or infinity in {bad} of {len(z)} samples; "
+                "look at the encoder's output before adding a penalty"
+            )
+        self.over = True
+
+
+def class_batch(
+    z: Tensor, y: Tensor, feature_dim: int, num_classes: int, first: FirstCall
+) -> ClassBatch:
+    """Flatten z (n, …) to (n, d), check shapes and types, and count the classes.
+
+    Half-precision features become float32: variances of nearly equal numbers need the bits.
+    Values are looked at on the first call; the label range on every call on a CPU, where that
+    costs nothing.
+    """
+    flat = z.flatten(1) if z.ndim > 1 else z
+    if flat.ndim != 2 or flat.shape[1] != feature_dim:  # noqa: PLR2004
+        raise ConfigError(
+            f"z must be (n, …) with {feature_dim} features per sample (feature_dim), "
+            f"got shape {tuple(z.shape)}; build the surrogate with the wire size of your cut"
+        )
+    if not flat.is_floating_point():
+        raise ConfigError(f"z must be floating point, got {z.dtype}")
+    if y.shape != (len(flat),) or y.is_floating_point() or y.dtype == torch.bool:
+        raise DataError(
+            f"labels must be {len(flat)} integers in one dimension, "
+            f"got {y.dtype} of shape {tuple(y.shape)}"
+        )
+    y = y.long()
+    first.check(flat.detach(), y, num_classes)
+    if flat.dtype in (torch.float16, torch.bfloat16):
+        flat = flat.float()
+    count = class_count(y, num_classes, flat)
+    counted = (count >= 2).to(flat.dtype)  # noqa: PLR2004 - one sample has no spread
+    return ClassBatch(flat, y, count, count / max(len(y), 1), counted)
+
+
+def one_of(name: str, got: str, allowed: tuple[str, ...]) -> None:
+    """Refuse a word that is not one of the allowed ones."""
+    if got not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got '{got}'")
+
+
+def positive(*, zero: bool = False, **numbers: float) -> None:
+    """Refuse numbers that are not finite and positive (or zero, where that is allowed)."""
+    bound = "≥ 0" if zero else "> 0"
+    for name, got in numbers.items():
+        if not (0 < got < float("inf") or (zero and got == 0)):
+            raise ConfigError(f"{name} must be a finite number {bound}, got {got}")
+
+
+class ClassBank(nn.Module):
+    """The last `capacity` smashed data of each class, as one ring of rows per class.
+
+    `held` says how many rows of a class are valid, `head` where its next one goes; all three are
+    buffers, so a checkpoint keeps them. They take c·(k·d·4 + 16) bytes in float32.
+
+    >>> bank = ClassBank(num_classes=2, capacity=2, feature_dim=1)
+    >>> bank.push(torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([0, 1, 0, 0]))
+    >>> bank.rows[0, :, 0].tolist(), bank.held.tolist(), bank.head.tolist()
+    ([4.0, 3.0], [2, 1], [1, 1])
+    """
+
+    rows: Tensor
+    held: Tensor
+    head: Tensor
+
+    def __init__(self, num_classes: int, capacity: int, feature_dim: int) -> None:
+        super().__init__()
+        sizes = {"num_classes": num_classes, "capacity": capacity, "feature_dim": feature_dim}
+        for name, got in sizes.items():
+            if got < 1:
+                raise ConfigError(f"a bank's {name} must be at least 1, got {got}")
+        self.register_buffer("rows", torch.zeros(num_classes, capacity, feature_dim))
+        self.register_buffer("held", torch.zeros(num_classes, dtype=torch.long))
+        self.register_buffer("head", torch.zeros(num_classes, dtype=torch.long))
+
+    @torch.no_grad()
+    def push(self, z: Float[Tensor, "n d"], y: Int[Tensor, " n"]) -> None:
+        """Store the samples in their order, the oldest giving way; what is not finite is left out.
+
+        Shapes and the number of operations depend on n alone and nothing is read by the host.
+        Samples that meet at one position all carry the value of the last of them there, and a
+        class without finite samples writes back what it held: the scatter has one outcome.
+        """
+        if len(y) == 0:
+            return
+        capacity = self.rows.shape[1]
+        value = z.to(self.rows.dtype)
+        bad = ~torch.isfinite(value).all(1)  # after the cast, which can overflow
+        order = torch.argsort(2 * y + bad, stable=True)  # by class, its finite samples first
+        kind = y[order]
+        count = torch.zeros_like(self.held).scatter_add_(0, y, torch.ones_like(y))
+        finite = torch.zeros_like(self.held).scatter_add_(0, y, (~bad).long())
+        start = count.cumsum(0) - count  # (c,), where a class begins in `order`
+        last = (finite[kind] - 1).clamp_min(0)
+        rank = torch.minimum(torch.arange(len(y), device=y.device) - start[kind], last)
+        position = (self.head[kind] + rank) % capacity
+        winner = rank + (last - rank) // capacity * capacity  # the last one at this position
+        source = value[order[start[kind] + winner]]  # (n, d)
+        some = finite[kind] > 0
+        self.rows[kind, position] = torch.where(some[:, None], source, self.rows[kind, position])
+        self.head.copy_((self.head + finite) % capacity)
+        self.held.copy_((self.held + finite).clamp_max(capacity))
+
+
+def make_bank(num_classes: int, capacity: int, feature_dim: int) -> ClassBank | None:
+    """A bank of `capacity` rows per class; None for 0."""
+    if capacity < 0:
+        raise ConfigError(
+            f"bank must be a number of rows per class ≥ 0, got {capacity}; 0 means no bank"
+        )
+    return ClassBank(num_classes, capacity, feature_dim) if capacity else None
+
+
+def join(
+    batch: ClassBatch, bank: ClassBank | None, *, push: bool, skips: Tensor | None
+) -> ClassBatch:
+    r"""Batch ∪ bank: the batch's own rows, then k rows for each of p = min(n, c) classes.
+
+    The classes are all c, or those in the batch, of which there are at most n. A row p + 1 takes
+    what the bank does not hold yet and never counts. p_c = M_c/n is the batch's; a class counts
+    with M_c ≥ 1 and M_c + N_c ≥ 2. The bank's rows get no gradient, the batch's get
+
+    .. math:: \frac{M_c + N_c}{M_c} \, \partial L / \partial z_i
+
+    or the weight of the penalty would fall with the length of the bank. `push` then stores the
+    batch; the rows handed out are copies. Without a bank this is `batch.compact()`.
+    """
+    if bank is None:
+        return batch.compact()
+    size, y = len(batch.y), batch.y
+    p = min(size, batch.num_classes)
+    rows = torch.arange(p, device=y.device)
+    chosen = rows
+    if p < batch.num_classes:
+        present = (batch.count > 0).to(torch.uint8)
+        chosen = torch.argsort(present, descending=True, stable=True)[:p]
+        y = torch.zeros_like(bank.held).scatter_(0, chosen, rows)[y]
+    valid = torch.arange(bank.rows.shape[1], device=y.device) < bank.held[chosen][:, None]
+    spare = torch.where(valid, rows[:, None], p).flatten()  # (p·k,)
+    count, own = (class_count(v, p + 1, batch.z) for v in (torch.cat([y, spare]), y))
+    gain = (count / own.clamp_min(1))[y][:, None]  # (n, 1)
+    stored = bank.rows[chosen].to(batch.z.dtype).flatten(0, 1)
+    joined = ClassBatch(
+        z=torch.cat([scale_gradient(batch.z, gain, skips), stored]),
+        y=torch.cat([y, spare]),
+        count=count,
+        share=own / max(size, 1),
+        counted=((own >= 1) & (count >= 2)).to(count.dtype),  # noqa: PLR2004 - one has no spread
+        own=size,
+    )
+    if push:
+        bank.push(batch.z.detach(), batch.y)
+    return joined
+
+
+class BankedSurrogate(nn.Module):
+    """A surrogate whose batches the `bank` joins; its own constructor makes bank and `skips`."""
+
+    bank: ClassBank | None
+    skips: Tensor | None
+
+    def __init__(self, feature_dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.feature_dim, self.num_classes = feature_dim, num_classes
+        self._first = FirstCall()
+
+    def batch_of(self, z: Tensor, y: Tensor) -> ClassBatch:
+        """The batch z (n, …), y (n,) joined by the bank, which keeps it in train mode."""
+        batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first)
+        return join(batch, self.bank, push=self.training, skips=self.skips)
+
+    def remember(self, z: Tensor, y: Tensor) -> None:
+        """Put a batch into the bank without measuring it; nothing to do without one."""
+        if self.bank is not None:
+            batch = class_batch(z.detach(), y, self.feature_dim, self.num_classes, self._first)
+            self.bank.push(batch.z, batch.y)
