@@ -53,10 +53,11 @@ def test_a_run_that_was_stopped_goes_on(how: str, tmp_path: Path, images: Tensor
     old = EXPECTED["veil"]["last_epoch"]
     assert list(lines[-1]) == list(old)
     assert [line["epoch"] for line in lines] == list(range(1, old["epoch"] + 1))
-    for key, value in old.items():
-        if key != "seconds":  # what is scheduled is exact, what is measured is nearly the same
-            near = 1e-9 if key in ("kind", "step", "epoch", "lr", "weight", "skipped") else 0.02
-            assert lines[-1][key] == pytest.approx(value, rel=near, abs=1e-9), key
+    assert lines[-1]["kind"] == old["kind"]
+    for key in old.keys() - {"kind", "seconds"}:
+        # What is scheduled is exact, what is measured is nearly the same on every machine.
+        near = 1e-9 if key in ("step", "epoch", "lr", "weight", "skipped") else 0.02
+        assert lines[-1][key] == pytest.approx(old[key], rel=near, abs=1e-9), key
     assert sv.load_run(place).model.encoder(images).shape == (8, 1, 4, 4)
     assert (place / "record.unfinished.json").is_file()
     assert not (place / "record.json").exists()
