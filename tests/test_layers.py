@@ -238,7 +238,12 @@ PLANTED = [
     ("attacks/spy.py", "if x:\n    pass\nelse:\n    import splitveil.data", 4, "splitveil.data"),
     ("attacks/spy.py", "m = importlib.import_module('splitveil.data')", 1, "import_module"),
     ("attacks/spy.py", "m = __import__('splitveil.data')", 1, "__import__"),
-    ("report/spy.py", "from splitveil.nets import cut", 1, "report may import errors, train.files, types"),
+    (
+        "report/spy.py",
+        "from splitveil.nets import cut",
+        1,
+        "report may import errors, train.files, types",
+    ),
     ("report/spy.py", "from splitveil.rng import stream", 1, "not splitveil.rng.stream"),
     ("nets/spy.py", "import torchvision", 1, "torchvision is banned"),
     ("data/spy.py", "def f():\n    from torchvision.datasets import CIFAR10", 2, "torchvision"),
