@@ -11,7 +11,7 @@ import pytest
 import splitveil
 
 SOURCE = Path(splitveil.__file__).parent
-MAX_LINES = 300
+MAX_LINES = 600
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ MAY_IMPORT: dict[str, Rule] = {
     "graphs": room(libraries=("torch",)),
     "similarity": room(libraries=("torch",)),
     "dependence": room(libraries=("torch",)),
-    "data": room(*FIRST_ROW),
+    "data": room(*FIRST_ROW, "train.files"),
     "nets": room(*FIRST_ROW),
     "surrogates": room(*FIRST_ROW, libraries=("torch", "einops", "jaxtyping")),
     "defences": room(*FIRST_ROW, "surrogates", "nets"),
     "train": room(*FIRST_ROW),
     "attacks": room(*FIRST_ROW, "nets"),
     "audit": room(*FIRST_ROW, "attacks"),
-    "report": room("types", "errors"),
+    "report": room("types", "errors", "train.files"),
     "serve": room(*FIRST_ROW, "nets", "train.checkpoint"),
     "serve.faults": room("errors", libraries=()),
     **{
@@ -217,7 +217,7 @@ def test_the_laws_of_the_table() -> None:
     attacks, audit = MAY_IMPORT["attacks"].rooms, MAY_IMPORT["audit"].rooms
     assert not attacks & {"*", "defences", "train", "data", "audit"}
     assert not audit & {"*", "defences", "train", "data"}
-    assert MAY_IMPORT["report"].rooms == {"types", "errors"}
+    assert MAY_IMPORT["report"].rooms == {"types", "errors", "train.files"}
     assert MAY_IMPORT["serve"].rooms == {*FIRST_ROW, "nets", "train.checkpoint"}
 
 
@@ -237,7 +237,12 @@ PLANTED = [
     ("attacks/spy.py", "if x:\n    pass\nelse:\n    import splitveil.data", 4, "splitveil.data"),
     ("attacks/spy.py", "m = importlib.import_module('splitveil.data')", 1, "import_module"),
     ("attacks/spy.py", "m = __import__('splitveil.data')", 1, "__import__"),
-    ("report/spy.py", "from splitveil.nets import cut", 1, "report may import errors, types"),
+    (
+        "report/spy.py",
+        "from splitveil.nets import cut",
+        1,
+        "report may import errors, train.files, types",
+    ),
     ("report/spy.py", "from splitveil.rng import stream", 1, "not splitveil.rng.stream"),
     ("nets/spy.py", "import torchvision", 1, "torchvision is banned"),
     ("data/spy.py", "def f():\n    from torchvision.datasets import CIFAR10", 2, "torchvision"),
@@ -257,7 +262,7 @@ PLANTED = [
     ("data/spy.py", "np.load(f, allow_pickle=True)", 1, "allow_pickle is banned"),
     ("nets/spy.py", "eval('1')", 1, "eval() is banned"),
     ("nets/spy.py", "y = [exec(t) for t in x]", 1, "exec() is banned"),
-    ("nets/long.py", "x = 1\n" * 301, 301, "at most 300 lines, this one 301"),
+    ("nets/long.py", "x = 1\n" * 601, 601, "at most 600 lines, this one 601"),
     ("kitchen/sink.py", "x = 1", 1, "kitchen.sink has no rule"),
     ("utils.py", "x = 1", 1, "utils has no rule"),
 ]
@@ -285,7 +290,7 @@ ALLOWED = [
     ("serve/client.py", "import numpy\nimport json\nfrom splitveil.serve.wire import decode"),
     ("passport.py", "from splitveil import __version__"),
     ("nets/spy.py", "model.eval()\nre.compile('a')\nnp.load(f, allow_pickle=False)"),
-    ("nets/long.py", "x = 1\n" * 300),
+    ("nets/long.py", "x = 1\n" * 600),
     ("cli.py", "from splitveil.audit import metrics\nimport splitveil"),
     ("__init__.py", "x = import_module(f'splitveil.{name}')"),
 ]

@@ -272,7 +272,6 @@ class Prior:
             self.restarts, model.basis.shape[1], generator=generator, device=generator.device
         ).to(victim.device)
         seed = draw_seed(generator)
-
         moves = has_gradient(victim.encoder, x[:1])
 
         def make_search() -> Search:

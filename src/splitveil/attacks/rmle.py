@@ -192,7 +192,6 @@ class Rmle:
         energy = Energy(victim.encoder, victim.channel, facts, spread, self.tv, self.prior)
         others = torch.cat([aux.images.mean(0, keepdim=True), used.images[: self.restarts]]).to(x)
         seed = draw_seed(generator)
-
         steps = self.steps if has_gradient(victim.encoder, x[:1]) else 0
 
         def make_search() -> Search:

@@ -21,18 +21,7 @@ UBYTE = 0x08
 URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 FOLDER = "fashion-mnist"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+CLASSES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
 # MD5 of a file as the project serves it (.gz), and of the bytes inside.
 PACKED = {
     "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
@@ -87,8 +76,9 @@ def assemble(files: Mapping[str, Path]) -> Dataset:
                 f"{path} holds bytes of MD5 {got}, expected {UNPACKED[name]}; it is not "
                 "Fashion-MNIST (MNIST has the same file names): delete it and fetch it again"
             )
-    data = join("fashion-mnist", train, test)
-    return make_dataset("fashion-mnist", data, CLASSES, first=len(train[0]), crop_pad=2, flip=True)
+    classes = tuple(CLASSES.split(","))
+    data, first = join("fashion-mnist", train, test), len(train[0])
+    return make_dataset("fashion-mnist", data, classes, first=first, crop_pad=2, flip=True)
 
 
 def pair(blobs: Mapping[str, bytes], part: str) -> Arrays:
