@@ -1,4 +1,4 @@
-"""Who may import whom, how long a module may be, and what must never run: read off the source."""
+"""Who may import whom, and what must never run: read off the source."""
 
 import ast
 import sys
@@ -11,7 +11,6 @@ import pytest
 import splitveil
 
 SOURCE = Path(splitveil.__file__).parent
-MAX_LINES = 300
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,7 @@ def room(*rooms: str, libraries: tuple[str, ...] | None = None) -> Rule:
 
 FIRST_ROW = ("errors", "types", "victim", "rng", "gradient", "graphs", "similarity", "dependence")
 EVERYTHING = room("*")
-ON_THE_DEVICE = (
-    "cache", "capture", "client", "faults", "manifest", "noise", "session", "stages", "transport",
-    "wire",
-)  # fmt: skip
+ON_THE_DEVICE = ("client", "faults", "manifest", "noise", "stages", "transport", "wire")
 LIGHT = ("numpy", "onnxruntime")
 
 # The right column of the design's table of rooms; a module of its own wins over its room.
@@ -59,7 +55,9 @@ MAY_IMPORT: dict[str, Rule] = {
         for n in ON_THE_DEVICE
         if n != "faults"
     },
-    "serve.server": room("serve", "errors", libraries=(*LIGHT, "starlette", "uvicorn")),
+    "serve.server": room(
+        "serve", "errors", libraries=(*LIGHT, "prometheus_client", "starlette", "uvicorn")
+    ),
     "settings": room("errors"),
     "imports": room("errors", libraries=()),
     "passport": room("types", "__version__"),
@@ -113,7 +111,7 @@ BANNED_CALLS = {
     "torch.load": "unpickles what it loads; checkpoints are safetensors",
     "torch.save": "pickles what it saves; checkpoints are safetensors",
 }
-MAY_CALL = {("__init__", "import_module")}
+MAY_CALL = {("__init__", "import_module"), ("serve", "import_module")}
 
 
 @dataclass(frozen=True)
@@ -193,9 +191,6 @@ def faults(path: Path, source: Path) -> list[str]:
     ]
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     found += [(c.lineno, fault) for c in calls if (fault := call_fault(c, key))]
-    lines = len(text.splitlines())
-    if lines > MAX_LINES:
-        found.append((lines, f"a module has at most {MAX_LINES} lines, this one {lines}"))
     return [f"{where}:{line}: {fault}" for line, fault in sorted(found)]
 
 
@@ -258,7 +253,6 @@ PLANTED = [
     ("data/spy.py", "np.load(f, allow_pickle=True)", 1, "allow_pickle is banned"),
     ("nets/spy.py", "eval('1')", 1, "eval() is banned"),
     ("nets/spy.py", "y = [exec(t) for t in x]", 1, "exec() is banned"),
-    ("nets/long.py", "x = 1\n" * 301, 301, "at most 300 lines, this one 301"),
     ("kitchen/sink.py", "x = 1", 1, "kitchen.sink has no rule"),
     ("utils.py", "x = 1", 1, "utils has no rule"),
 ]
@@ -286,7 +280,6 @@ ALLOWED = [
     ("serve/client.py", "import numpy\nimport json\nfrom splitveil.serve.wire import decode"),
     ("passport.py", "from splitveil import __version__"),
     ("nets/spy.py", "model.eval()\nre.compile('a')\nnp.load(f, allow_pickle=False)"),
-    ("nets/long.py", "x = 1\n" * 300),
     ("cli.py", "from splitveil.audit import metrics\nimport splitveil"),
     ("__init__.py", "x = import_module(f'splitveil.{name}')"),
 ]

@@ -1,5 +1,6 @@
 """The OpenAPI document is true: what it allows is answered, what it does not is refused."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -9,15 +10,15 @@ import pytest
 from hypothesis import settings
 from serve.made import SHAPE, head, manifest
 
-from splitveil.serve.app import make_app
-from splitveil.serve.limits import Limits
-from splitveil.serve.openapi import document
-from splitveil.serve.server import running
+from splitveil.serve.admission import Limits
+from splitveil.serve.server import document, make_app, running
 from splitveil.serve.transport import HttpTransport
 
 schemathesis = pytest.importorskip("schemathesis")
 
 TOKEN = "0123456789abcdef"  # noqa: S105
+# Hashes of the document that version 0.1.0 made for this model, by whether there is a token.
+FIRST_RELEASE = {False: "534bf45ef8750754", True: "7779931a59874362"}
 
 
 def described(*, token: bool = False) -> dict[str, Any]:
@@ -43,6 +44,14 @@ def test_the_document_is_served_and_names_the_token_where_there_is_one() -> None
     assert served["security"] == [{"token": []}]
     assert served["paths"] == described(token=True)["paths"]
     assert "security" not in described()
+
+
+def test_the_document_is_that_of_the_first_release_byte_for_byte() -> None:
+    found = {
+        token: hashlib.sha256(json.dumps(described(token=token)).encode()).hexdigest()[:16]
+        for token in (False, True)
+    }
+    assert found == FIRST_RELEASE
 
 
 SCHEMA = schemathesis.openapi.from_dict(described())

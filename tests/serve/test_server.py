@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 from serve.made import CLASSES, SHAPE, head, manifest, pictures, write_export
 
-from splitveil.serve.app import make_app
+from splitveil.serve.admission import Limits
 from splitveil.serve.client import Client
 from splitveil.serve.faults import ServerError
-from splitveil.serve.limits import Limits
-from splitveil.serve.server import Tls, address, listen, load_app, running
+from splitveil.serve.server import Tls, address, listen, load_app, make_app, running
 from splitveil.serve.transport import HttpTransport
 
 TOKEN = "0123456789abcdef"  # noqa: S105

@@ -8,30 +8,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.serve.cache import DrawCache
-from splitveil.serve.capture import Recorder
 from splitveil.serve.faults import ServerError, WireError
 from splitveil.serve.manifest import (
     CLIENT,
     CLIENT_INT8,
     LOGITS,
     WIRE,
+    load_half,
     read_manifest,
     read_stages,
 )
-from splitveil.serve.session import load_half
+from splitveil.serve.noise import DrawCache
 from splitveil.serve.stages import apply_stages
 from splitveil.serve.transport import (
     HttpTransport,
     Persistent,
+    Recorder,
     Reply,
     Transport,
     printable,
     shown,
 )
-from splitveil.serve.wire import HEADER_LENGTH, TensorSpec, decode_answer, encode_request
-
-Rows = NDArray[np.float32]
+from splitveil.serve.wire import HEADER_LENGTH, Rows, TensorSpec, decode_answer, encode_request
 
 OK, UNAUTHORISED, MISSING = 200, 401, 404
 
@@ -80,16 +78,16 @@ class Client:
         """
         if token is not None and not (token and printable(token)):
             raise ServerError("a token is printable ASCII without spaces; take the server's own")
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         place = Path(folder)
         self.manifest = read_manifest(place)
         self._stages = read_stages(place, self.manifest)
         self._encoder = load_half(place, self.manifest, CLIENT_INT8 if int8 else CLIENT, threads)
-        once = HttpTransport(server, timeout=timeout, ca_file=ca_file) if isinstance(
-            server, str
-        ) else server  # fmt: skip
-        self._once, call = once, Persistent(once=once, patience=patience, waiting=waiting)
+        if isinstance(server, str):
+            server = HttpTransport(server, timeout=timeout, ca_file=ca_file)
+        self._once = server
+        call = Persistent(once=server, patience=patience, waiting=waiting)
         self._call: Transport = call if capture is None else Recorder(call, Path(capture))
-        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._cache, self._batch, self._binary = DrawCache(cache), batch, binary
         self._wire = TensorSpec(name=WIRE, shape=self.manifest.wire_shape)
         self._logits = TensorSpec(name=LOGITS, shape=(self.manifest.num_classes,))
@@ -107,9 +105,10 @@ class Client:
             drawn = apply_stages(z, self._stages)
             for digest, row in zip(new, drawn, strict=True):
                 kept[digest] = self._cache.keep(digest, row.copy())
-        return np.stack([kept[d] for d in digests]) if digests else np.zeros(
-            (0, *self.manifest.wire_shape), np.float32
-        )  # fmt: skip
+        rows = np.zeros((len(x), *self.manifest.wire_shape), np.float32)
+        for row, digest in zip(rows, digests, strict=True):
+            row[:] = kept[digest]
+        return rows
 
     def infer(self, images: NDArray[Any]) -> Rows:
         """Logits (n, classes) from the server; raises `ServerError` when it cannot be had."""
