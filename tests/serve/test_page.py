@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import mimetypes
 import re
 import tomllib
 from collections.abc import Coroutine
@@ -108,9 +109,15 @@ def test_a_browser_that_has_the_file_is_told_so(export: Path) -> None:
             assert again.headers[name] == first.headers[name]
 
 
-def test_the_files_are_those_of_the_folder_and_nothing_beside_it(export: Path) -> None:
+def test_the_files_are_those_of_the_folder_and_nothing_beside_it(
+    export: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a system that has no table of types of its own.
+    own_table = mimetypes.MimeTypes(())
+    monkeypatch.setattr("starlette.responses.guess_type", own_table.guess_type)
     app = load_app(export, token=TOKEN)
     for path, file in FILES.items():
+        assert run(call(app, "GET", path)).headers["content-type"] == TYPES[file.suffix]
         assert run(call(app, "GET", path)).body == file.read_bytes()
     for path in ("/page/../server.py", "/page/%2e%2e/server.py", "/page//etc/passwd", "/page/x.js",
                  "/page/", "/page/ort/../../server.py"):  # fmt: skip
@@ -135,6 +142,14 @@ def test_without_the_runtime_the_page_says_so(
     without = load_app(export, token=TOKEN)
     runtime = run(call(without, "GET", f"/page/{RUNTIME}/ort.wasm.min.mjs"))
     assert (runtime.status, runtime.json["error"][-18:]) == (404, "fetch it: make web")
+    (tmp_path / RUNTIME).mkdir()
+    for name in RUNTIME_FILES:
+        (tmp_path / RUNTIME / name).write_bytes(name.encode())
+        fetched = run(call(without, "GET", f"/page/{RUNTIME}/{name}"))
+        assert (fetched.status, fetched.body) == (200, name.encode())
+        kind = "application/wasm" if name.endswith(".wasm") else "text/javascript; charset=utf-8"
+        assert fetched.headers["content-type"] == kind
+        assert fetched.headers["cross-origin-resource-policy"] == "same-origin"
 
 
 def test_an_application_without_a_folder_has_no_page() -> None:

@@ -5,7 +5,7 @@ import sys
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -185,29 +185,18 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
         export_dir, server, token=read_token(token_file), ca_file=ca, int8=int8, capture=capture,
         waiting=retry_notice(server),
     ) as client:  # fmt: skip
-        manifest = client.manifest
         try:
             client.meet()
         except BaseException:
             if capture is not None:  # nothing was sent: the same command may be given again
                 capture.unlink(missing_ok=True)
             raise
-        logits = client.infer(pixels)
-    shares = np.exp(logits - logits.max(1, keepdims=True))
-    shares /= shares.sum(1, keepdims=True)
-    rows: list[dict[str, Any]] = [
-        {
-            "image": str(path),
-            "class": int(p.argmax()),
-            "name": manifest.class_name(int(p.argmax())),
-            "share": float(p.max()),
-        }
-        for path, p in zip(images, shares, strict=True)
-    ]
+        answers = client.classify(pixels)
+    rows = [{"image": str(path)} | found for path, found in zip(images, answers, strict=True)]
     if json_:
-        show_json([r | {"logits": line.tolist()} for r, line in zip(rows, logits, strict=True)])
-        return
-    print_lines(*(f"{shown(r['image'])}: {r['name']} ({100 * r['share']:.1f} %)" for r in rows))
+        show_json(rows)
+    else:
+        print_lines(*(f"{shown(r['image'])}: {r['name']} ({100 * r['share']:.1f} %)" for r in rows))
 
 
 def retry_notice(server: str) -> "Callable[[str, float], None]":

@@ -9,15 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.serve.faults import ServerError, WireError
-from splitveil.serve.manifest import (
-    CLIENT,
-    CLIENT_INT8,
-    LOGITS,
-    WIRE,
-    load_half,
-    read_manifest,
-    read_stages,
-)
+from splitveil.serve.manifest import CLIENT, CLIENT_INT8, load_half, read_manifest, read_stages
 from splitveil.serve.noise import DrawCache
 from splitveil.serve.stages import apply_stages
 from splitveil.serve.transport import (
@@ -29,7 +21,7 @@ from splitveil.serve.transport import (
     printable,
     shown,
 )
-from splitveil.serve.wire import HEADER_LENGTH, Rows, TensorSpec, decode_answer, encode_request
+from splitveil.serve.wire import HEADER_LENGTH, Json, Rows, decode_answer, encode_request
 
 OK, UNAUTHORISED, MISSING = 200, 401, 404
 
@@ -89,8 +81,6 @@ class Client:
         call = Persistent(once=server, patience=patience, waiting=waiting)
         self._call: Transport = call if capture is None else Recorder(call, Path(capture))
         self._cache, self._batch, self._binary = DrawCache(cache), batch, binary
-        self._wire = TensorSpec(name=WIRE, shape=self.manifest.wire_shape)
-        self._logits = TensorSpec(name=LOGITS, shape=(self.manifest.num_classes,))
         self._path = f"/v2/models/{self.manifest.name}"
         self._met = False
 
@@ -118,6 +108,21 @@ class Client:
         answers = [self._ask(part) for part in parts]
         return np.concatenate([np.zeros((0, self.manifest.num_classes), np.float32), *answers])
 
+    def classify(self, images: NDArray[Any]) -> list[Json]:
+        """The likeliest class of each image, its name, its share of the softmax, and all logits."""
+        logits = self.infer(images)
+        shares = np.exp(logits - logits.max(1, keepdims=True))
+        shares /= shares.sum(1, keepdims=True)
+        return [
+            {
+                "class": int(row.argmax()),
+                "name": self.manifest.class_name(int(row.argmax())),
+                "share": float(row.max()),
+                "logits": line.tolist(),
+            }
+            for row, line in zip(shares, logits, strict=True)
+        ]
+
     def close(self) -> None:
         """Close the connections; the client can be used again."""
         if isinstance(self._once, HttpTransport):
@@ -140,7 +145,7 @@ class Client:
             other = told.get("parameters", {}).get("export", self.manifest.identity)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
             raise ServerError(f"the server describes its model in no known way: {err!r}") from err
-        expected = [(WIRE, "FP32", [-1, *self.manifest.wire_shape])]
+        expected = [tuple(self.manifest.wire.metadata().values())]
         if inputs != expected or other != self.manifest.identity:
             raise ServerError(
                 f"the server's half is of another export: it takes {shown(str(inputs))}, export "
@@ -150,12 +155,13 @@ class Client:
         self._met = True
 
     def _ask(self, rows: Rows) -> Rows:
-        message = encode_request(rows, self._wire, LOGITS, binary=self._binary)
+        wire, logits = self.manifest.wire, self.manifest.logits
+        message = encode_request(rows, wire, logits.name, binary=self._binary)
         headers = {**self._headers, **message.headers}
         reply = self._checked(self._call("POST", f"{self._path}/infer", message.body, headers))
         try:
             length = reply.headers.get(HEADER_LENGTH.lower())
-            return decode_answer(reply.body, length, self._logits, len(rows))
+            return decode_answer(reply.body, length, logits, len(rows))
         except WireError as err:
             raise ServerError(f"the server's answer cannot be read: {err}") from err
 

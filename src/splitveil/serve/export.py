@@ -50,7 +50,7 @@ from splitveil.serve.manifest import (
     open_half,
     replaced,
 )
-from splitveil.serve.stages import mean_std, pack_noise
+from splitveil.serve.stages import STAGES, mean_std, pack_noise
 from splitveil.serve.wire import Json, Rows, Shape
 
 OPSET = 18
@@ -60,13 +60,13 @@ CALIBRATION_BATCH = 64
 REPOSITORY = "repository"  # for Triton, and for KServe, which runs Triton
 MAX_BATCH, MAX_DELAY_US = 64, 2000  # of Triton
 
-_STAGES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
-    GaussianNoise: ("gaussian", ("std",)),
-    Dropout: ("dropout", ("p",)),
-    TopK: ("topk", ("prune",)),
-    Quantise: ("quantise", ("bits",)),
-    Clip: ("clip", ("low", "high")),
-    LearnedNoise: ("learned", ()),
+_KINDS: dict[type[nn.Module], str] = {  # what the client calls a stage
+    GaussianNoise: "gaussian",
+    Dropout: "dropout",
+    TopK: "topk",
+    Quantise: "quantise",
+    Clip: "clip",
+    LearnedNoise: "learned",
 }
 
 
@@ -288,8 +288,8 @@ def stages_of(channel: nn.Module | Sequence[nn.Module]) -> tuple[Json, ...]:
                 "channel stage SparseCoding stands behind another stage and cannot be exported; "
                 "the client's network ends before its channel: put sparse coding first"
             )
-        if type(stage) not in _STAGES:
-            known = ", ".join(["SparseCoding", *(kind.__name__ for kind in _STAGES)])
+        if type(stage) not in _KINDS:
+            known = ", ".join(["SparseCoding", *(kind.__name__ for kind in _KINDS)])
             raise ExportError(
                 f"channel stage {type(stage).__name__} cannot be exported; the client knows "
                 f"{known}. A stage that draws nothing can be part of the encoder instead"
@@ -298,11 +298,11 @@ def stages_of(channel: nn.Module | Sequence[nn.Module]) -> tuple[Json, ...]:
 
 
 def _described(number: int, stage: nn.Module) -> Json:
-    kind, keys = _STAGES[type(stage)]
+    kind = _KINDS[type(stage)]
     if isinstance(stage, LearnedNoise):
         std = mean_std(_scale(stage).numpy(), stage.kind)
         return {"kind": kind, "noise": stage.kind, "file": f"noise-{number}.f32", "std": std}
-    return {"kind": kind} | {k: getattr(stage, k) for k in keys}
+    return {"kind": kind} | {key: getattr(stage, key) for key in STAGES[kind][1]}
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from splitveil.serve.faults import ExportError
 from splitveil.serve.stages import Stage, check_stages, total_noise, with_noise
-from splitveil.serve.wire import DATATYPE, Json, Rows, Shape
+from splitveil.serve.wire import DATATYPE, Json, Rows, Shape, TensorSpec
 
 Half = Callable[[Rows], Rows]  # the client's or the server's network
 
@@ -79,6 +79,16 @@ class Manifest:
     def noise_std(self) -> float:
         """Standard deviation of the noise the client adds in all, see `total_noise`."""
         return total_noise(self.stages)
+
+    @property
+    def wire(self) -> TensorSpec:
+        """What the client sends."""
+        return TensorSpec(name=WIRE, shape=self.wire_shape)
+
+    @property
+    def logits(self) -> TensorSpec:
+        """What the server answers."""
+        return TensorSpec(name=LOGITS, shape=(self.num_classes,))
 
     @property
     def wire_floats(self) -> int:

@@ -22,6 +22,9 @@ OWN, EXPORT = "/page/", "/export/"
 PIECE = 1 << 16  # bytes given to a browser at once: a slow one holds no more in memory
 RUNTIME = "ort"  # folder with the files of onnxruntime-web, which `make web` fetches
 RUNTIME_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+# Browsers run nothing that is called otherwise, and the tables of operating systems differ.
+JAVASCRIPT = "text/javascript; charset=utf-8"
+TYPES = {".js": JAVASCRIPT, ".mjs": JAVASCRIPT, ".wasm": "application/wasm"}
 
 # Nothing but this server can be reached from the page, whatever a script would try. A browser may
 # keep a file but must ask whether it is still the same.
@@ -65,6 +68,8 @@ class OwnFiles(StaticFiles):
                 raise WireError(f"{path} is not here; fetch it: make web", 404) from err
             raise
         found.headers.update(HEADERS)
+        if kind := TYPES.get(Path(path).suffix):
+            found.headers["Content-Type"] = kind
         return found
 
 

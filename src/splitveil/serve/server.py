@@ -26,28 +26,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from splitveil.serve import page
-from splitveil.serve.admission import (
-    OPEN_PATHS,
-    RETRY,
-    Batcher,
-    BusyError,
-    ClosingError,
-    Gate,
-    Limits,
-    ServerMetrics,
-    refuse,
-)
+from splitveil.serve import admission, page
+from splitveil.serve.admission import RETRY, BusyError, ClosingError, Limits, refuse
 from splitveil.serve.faults import ServerError, WireError
-from splitveil.serve.manifest import LOGITS, SERVER, WIRE, Half, Manifest, load_half, read_manifest
-from splitveil.serve.wire import (
-    DATATYPE,
-    HEADER_LENGTH,
-    Json,
-    TensorSpec,
-    decode_request,
-    encode_answer,
-)
+from splitveil.serve.manifest import SERVER, Half, Manifest, load_half, read_manifest
+from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_answer
 
 VERSION = "1"  # an export holds one version of its model
 BACKLOG = 1024  # connections the system holds before they are accepted
@@ -68,17 +51,15 @@ class Service:
 
     def __init__(self, manifest: Manifest, head: Half, limits: Limits, *, token: bool) -> None:
         self.manifest, self.limits, self._head = manifest, limits, head
-        self.batcher: Batcher | None = None
-        self.metrics = ServerMetrics()
-        self._wire = TensorSpec(name=WIRE, shape=manifest.wire_shape)
-        self._logits = TensorSpec(name=LOGITS, shape=(manifest.num_classes,))
-        self._max_body = self._wire.max_body(limits.max_batch)
+        self.batcher: admission.Batcher | None = None
+        self.metrics = admission.ServerMetrics()
+        self._max_body = manifest.wire.max_body(limits.max_batch)
         self._document = document(manifest, version("splitveil"), limits.max_batch, token=token)
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         """Ready between start and stop; stopping answers what was accepted."""
-        self.batcher = batcher = Batcher(self._head, self.limits, self.metrics)
+        self.batcher = batcher = admission.Batcher(self._head, self.limits, self.metrics)
         batcher.start()
         yield
         await batcher.close()
@@ -111,13 +92,14 @@ class Service:
             raise BusyError
         body = await self._body(request)
         length = request.headers.get(HEADER_LENGTH)
-        asked = decode_request(body, length, self._wire, LOGITS, self.limits.max_batch)
+        wire, logits = self.manifest.wire, self.manifest.logits
+        asked = decode_request(body, length, wire, logits.name, self.limits.max_batch)
         async with asyncio.timeout(self.limits.answer_seconds):
-            logits = await self.batcher.submit(asked.rows)
-        if not np.isfinite(logits).all():  # finite numbers far from any z can overflow in the head
+            found = await self.batcher.submit(asked.rows)
+        if not np.isfinite(found).all():  # finite numbers far from any z can overflow in the head
             raise WireError("the model has no finite answer for these numbers", 422)
         answer = encode_answer(
-            logits, self._logits, self.manifest.name, asked.id, binary=asked.binary_answer
+            found, logits, self.manifest.name, asked.id, binary=asked.binary_answer
         )
         self.metrics.seconds.observe(time.perf_counter() - began)
         return Response(answer.body, headers=dict(answer.headers))
@@ -160,17 +142,13 @@ class Service:
     async def model(self, request: Request) -> Response:
         """The model's metadata."""
         self._known(request)
-
-        def tensor(spec: TensorSpec) -> Json:
-            return {"name": spec.name, "datatype": DATATYPE, "shape": [-1, *spec.shape]}
-
         return JSONResponse(
             {
                 "name": self.manifest.name,
                 "versions": [VERSION],
                 "platform": "onnxruntime_onnx",
-                "inputs": [tensor(self._wire)],
-                "outputs": [tensor(self._logits)],
+                "inputs": [self.manifest.wire.metadata()],
+                "outputs": [self.manifest.logits.metadata()],
                 "parameters": {"export": self.manifest.identity},
             }
         )
@@ -254,12 +232,12 @@ def make_app(
     )
     limit = service.limits.max_in_flight
     if folder is None:
-        return Gate(app, service.metrics, limit, token)
+        return admission.Gate(app, service.metrics, limit, token)
 
     def is_open(path: str) -> bool:
-        return path in OPEN_PATHS or page.is_own(path)
+        return path in admission.OPEN_PATHS or page.is_own(path)
 
-    return Gate(app, service.metrics, limit, token, is_open=is_open, is_page=page.is_page)
+    return admission.Gate(app, service.metrics, limit, token, is_open=is_open, is_page=page.is_page)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,10 @@ class TensorSpec:
         """Bytes of the largest message that can carry so many rows."""
         return HEADER_BYTES + max_rows * math.prod(self.shape) * JSON_BYTES_PER_FLOAT
 
+    def metadata(self) -> Json:
+        """How a server describes it; -1 stands for any number of rows."""
+        return {"name": self.name, "datatype": DATATYPE, "shape": [-1, *self.shape]}
+
 
 @dataclass(frozen=True)
 class Message:
