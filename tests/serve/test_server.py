@@ -104,6 +104,19 @@ def test_our_client_through_the_socket(folder: Path, url: str, binary: bool) -> 
         client.infer(x)
 
 
+def test_our_client_names_the_likeliest_class(folder: Path, url: str) -> None:
+    x = pictures(5)
+    with Client(folder, url, token=TOKEN) as client:
+        found, logits = client.classify(x), client.infer(x)
+        assert client.classify(x[:0]) == []
+    assert [answer["class"] for answer in found] == logits.argmax(1).tolist()
+    assert [answer["name"] for answer in found] == [f"class {k}" for k in logits.argmax(1)]
+    odds = np.exp(logits.astype(np.float64))
+    shares = (odds / odds.sum(1, keepdims=True)).max(1)
+    assert [answer["share"] for answer in found] == pytest.approx(shares.tolist(), rel=1e-5)
+    np.testing.assert_allclose([answer["logits"] for answer in found], logits, rtol=1e-5)
+
+
 def test_a_refused_body_does_not_poison_the_connection(folder: Path, url: str) -> None:
     port = int(url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitveil.errors import ConfigError
+from splitveil.serve.page import is_own, is_page
 from splitveil.serve.transport import printable
 from splitveil.serve.wire import Rows
 
@@ -261,8 +262,7 @@ class Bounded:
 class Gate:
     """Lets in who has the token, as many as fit, and counts every answer.
 
-    `is_open` says which paths need no token, `is_page` which are of the page: they have a bound of
-    their own.
+    Where the application has a page, its paths have a bound of their own, and some need no token.
     """
 
     def __init__(
@@ -272,19 +272,17 @@ class Gate:
         max_in_flight: int,
         token: str | None,
         *,
-        is_open: Callable[[str], bool] = OPEN_PATHS.__contains__,
-        is_page: Callable[[str], bool] = lambda path: False,
+        has_page: bool,
     ) -> None:
         if token is not None and not (printable(token) and len(token) >= MIN_TOKEN):
             raise ConfigError(
                 f"a token is at least {MIN_TOKEN} printable ASCII characters without spaces; "
                 "make one: python -c 'import secrets; print(secrets.token_urlsafe())'"
             )
-        self._app, self._metrics = app, metrics
+        self._app, self._metrics, self._has_page = app, metrics, has_page
         self._calls = Bounded(app, max_in_flight, "too many requests at once")
         self._visits = Bounded(app, MAX_VISITORS, "too many load the page")
         metrics.in_flight.set_function(lambda: self._calls.now)
-        self._is_open, self._is_page = is_open, is_page
         self._token = None if token is None else _digest(token.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -303,12 +301,11 @@ class Gate:
     def _choose(self, scope: Scope) -> ASGIApp:
         """Who answers a request."""
         path = scope["path"]
-        if not (self._is_open(path) or self._allowed(scope)):
+        if path in OPEN_PATHS:  # a full server is alive: no reason to restart it
+            return self._app
+        if not (self._has_page and is_own(path)) and not self._allowed(scope):
             return refuse(401, "a valid bearer token is needed", BEARER)
-        if self._is_page(path):
-            return self._visits
-        # A full server is alive: no reason to restart it.
-        return self._app if path in OPEN_PATHS else self._calls
+        return self._visits if self._has_page and is_page(path) else self._calls
 
     def _allowed(self, scope: Scope) -> bool:
         if self._token is None:

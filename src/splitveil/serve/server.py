@@ -231,13 +231,7 @@ def make_app(
         exception_handlers=dict.fromkeys((HTTPException, WireError, *_ANSWERS), service.failed),
     )
     limit = service.limits.max_in_flight
-    if folder is None:
-        return admission.Gate(app, service.metrics, limit, token)
-
-    def is_open(path: str) -> bool:
-        return path in admission.OPEN_PATHS or page.is_own(path)
-
-    return admission.Gate(app, service.metrics, limit, token, is_open=is_open, is_page=page.is_page)
+    return admission.Gate(app, service.metrics, limit, token, has_page=folder is not None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from splitveil.serve.wire import HEADER_LENGTH
 TRY_AGAIN = frozenset({429, 502, 503, 504})  # busy, restarting or slow: the same call may succeed
 NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 MOST_BYTES = 1 << 26  # of an answer: more than any logits, and no danger to the device's memory
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds, at most
 CAPTURE_FORMAT = "splitveil-capture-1"
 
 
@@ -125,10 +126,8 @@ def shown(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:200])
 
 
-def pause(
-    attempt: int, jitter: float, asked: float = 0.0, *, first: float = 0.05, longest: float = 2.0
-) -> float:
-    """Seconds before attempt + 1: doubling from `first` to `longest`, after what the server asked.
+def pause(attempt: int, jitter: float, asked: float = 0.0) -> float:
+    """Seconds before attempt + 1: what the server asked, then a time that doubles each attempt.
 
     `jitter` in [0, 1) spreads clients that failed together over the upper half of the pause.
 
@@ -137,8 +136,7 @@ def pause(
     >>> pause(0, 0.5, asked=10.0)
     10.0375
     """
-    backed = min(longest, first * 2.0 ** min(attempt, 30)) * (1 + jitter) / 2
-    return asked + backed
+    return asked + min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempt, 30)) * (1 + jitter) / 2
 
 
 def _asked(reply: Reply) -> float:
