@@ -32,10 +32,9 @@ import torch
 
 from splitveil.nets import NETS, Channel, cut
 from splitveil.passport import device_name, versions
+from splitveil.serve.admission import Limits
 from splitveil.serve.export import export_model
-from splitveil.serve.limits import Limits
-from splitveil.serve.manifest import LOGITS, SERVER, WIRE, Manifest
-from splitveil.serve.session import Half, load_half
+from splitveil.serve.manifest import LOGITS, SERVER, WIRE, Half, Manifest, load_half
 from splitveil.serve.wire import Message, TensorSpec, encode_request
 
 SHAPE, CLASSES = (3, 32, 32), 10

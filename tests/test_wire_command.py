@@ -88,7 +88,7 @@ def test_an_address_is_sent_to_and_what_went_there_is_audited(
         return [captured]
 
     monkeypatch.setattr(wiretap, "send_through", send)
-    monkeypatch.setattr("splitveil.commands.wire.find_export", lambda path: path / "export")
+    monkeypatch.setattr("splitveil.commands.exporting.find_export", lambda path: path / "export")
     token = tmp_path / "token"
     token.write_text("0123456789abcdef")
     words = ("audit", run, "--wire", "http://host:1", "--token-file", token, "--profile", "smoke")

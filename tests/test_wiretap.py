@@ -17,10 +17,9 @@ from splitveil.auditing import Opened
 from splitveil.config import resolve as configuration
 from splitveil.data import load
 from splitveil.errors import AuditError, DataError
-from splitveil.serve.capture import Recorder
 from splitveil.serve.faults import WireError
 from splitveil.serve.manifest import LOGITS, WIRE
-from splitveil.serve.transport import Reply
+from splitveil.serve.transport import Recorder, Reply
 from splitveil.serve.wire import TensorSpec, encode_request
 from splitveil.types import Attack, Record
 from splitveil.wiretap import (

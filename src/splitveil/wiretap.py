@@ -23,10 +23,9 @@ from splitveil.errors import AuditError, DataError
 from splitveil.listening import Clean, hear
 from splitveil.report.rows import per_image_mse
 from splitveil.runs import Run, fingerprint
-from splitveil.serve.capture import read_capture
 from splitveil.serve.faults import WireError
-from splitveil.serve.manifest import CLIENT_INT8, LOGITS, WIRE, read_manifest
-from splitveil.serve.transport import Transport
+from splitveil.serve.manifest import CLIENT_INT8, LOGITS, WIRE, load_half, read_manifest
+from splitveil.serve.transport import Transport, read_capture
 from splitveil.serve.wire import TensorSpec, decode_request
 from splitveil.train.files import explain_os_error
 from splitveil.types import Json, Labelled, Observation, Progress, Record, silent
@@ -175,8 +174,6 @@ def kept_if_used(folder: Path) -> Iterator[None]:
 
 def int8_encoder(export: Path) -> Clean:
     """The client in eight bits of an export, without its channel."""
-    from splitveil.serve.session import load_half
-
     half = load_half(export, read_manifest(export), CLIENT_INT8)
     return lambda x: torch.from_numpy(half(x.numpy()))
 

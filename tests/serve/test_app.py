@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import json
+import re
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -13,8 +14,8 @@ from serve.made import SHAPE, Answer, Rows, call, head, manifest, pictures, star
 from starlette.types import ASGIApp
 
 from splitveil.errors import ConfigError
-from splitveil.serve.app import make_app
-from splitveil.serve.limits import Limits
+from splitveil.serve.admission import Limits
+from splitveil.serve.server import make_app
 from splitveil.serve.wire import HEADER_LENGTH, TensorSpec, decode_answer, encode_request
 
 Z = TensorSpec(name="z", shape=SHAPE)
@@ -277,16 +278,48 @@ def test_the_counters_count() -> None:
     text = ask(good, good, ("POST", INFER, b"junk"), ("GET", "/metrics"))[-1].body.decode()
     lines = set(text.splitlines())
     assert lines >= {
-        'splitveil_requests_total{code="200"} 2',
-        'splitveil_requests_total{code="400"} 1',
-        'splitveil_refused_total{reason="WireError"} 1',
-        'splitveil_batch_rows_bucket{le="2"} 0',
-        'splitveil_batch_rows_bucket{le="4"} 2',
-        "splitveil_batch_rows_sum 6.000000",
-        "splitveil_infer_seconds_count 2",
-        "splitveil_rows_waiting 0",
-        "splitveil_requests_in_flight 1",
+        'splitveil_requests_total{code="200"} 2.0',
+        'splitveil_requests_total{code="400"} 1.0',
+        'splitveil_refused_total{reason="WireError"} 1.0',
+        'splitveil_batch_rows_bucket{le="2.0"} 0.0',
+        'splitveil_batch_rows_bucket{le="4.0"} 2.0',
+        "splitveil_batch_rows_sum 6.0",
+        "splitveil_infer_seconds_count 2.0",
+        "splitveil_rows_waiting 0.0",
+        "splitveil_requests_in_flight 1.0",
     }
+
+
+def test_the_names_of_the_counters_stay_what_dashboards_ask_for() -> None:
+    message = encode_request(pictures(3), Z, "logits")
+    good = ("POST", INFER, message.body, message.headers)
+    answer = ask(good, ("POST", INFER, b"junk"), ("GET", "/metrics"))[-1]
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    lines = answer.body.decode().splitlines()
+    histograms = ("infer_seconds", "batch_rows", "batch_seconds")
+    assert [line.removeprefix("# TYPE splitveil_") for line in lines if "# TYPE" in line] == [
+        "requests_total counter",
+        "refused_total counter",
+        *(f"{name} histogram" for name in histograms),
+        "rows_waiting gauge",
+        "requests_in_flight gauge",
+    ]
+    assert {re.split("[{ ]", line)[0] for line in lines if not line.startswith("#")} == {
+        f"splitveil_{name}"
+        for name in (
+            "requests_total", "refused_total", "rows_waiting", "requests_in_flight",
+            *(f"{h}_{part}" for h in histograms for part in ("bucket", "sum", "count")),
+        )
+    }  # fmt: skip
+
+
+def test_two_servers_in_one_process_count_for_themselves() -> None:
+    busy, idle = (make_app(manifest(), head, FAST) for _ in range(2))
+    ask(("GET", "/v2"), ("GET", "/v2"), app=busy)
+    (text,) = ask(("GET", "/metrics"), app=idle)
+    assert b"splitveil_requests_total{" not in text.body
+    (text,) = ask(("GET", "/metrics"), app=busy)
+    assert b'splitveil_requests_total{code="200"} 2.0' in text.body
 
 
 @pytest.mark.parametrize(

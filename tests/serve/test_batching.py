@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from splitveil.serve.batching import Batcher, BusyError, ClosingError
+from splitveil.serve.admission import Batcher, BusyError, ClosingError, Limits, ServerMetrics
 
 Rows = NDArray[np.float32]
 
@@ -40,8 +40,9 @@ def run(
     **limits: Any,  # noqa: ANN401
 ) -> None:
     async def play() -> None:
-        settings_ = {"max_batch": 8, "max_delay": 0.02, "max_waiting": 16} | limits
-        batcher = Batcher(model, **settings_)
+        patient = {"read_seconds": 100.0, "answer_seconds": 100.0}  # longer than any delay here
+        found = Limits(**{"max_batch": 8, "max_delay": 0.02, "max_waiting": 16} | patient | limits)
+        batcher = Batcher(model, found, ServerMetrics())
         batcher.start()
         await scene(batcher)
         await batcher.close()

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from serve.made import NOISY, SHAPE, head, pictures, write_export
 
-from splitveil.serve.capture import FORMAT, Recorder, Sent, read_capture
 from splitveil.serve.client import Client
 from splitveil.serve.faults import ServerError, WireError
 from splitveil.serve.manifest import LOGITS, WIRE
 from splitveil.serve.manifest import Manifest as _Manifest
-from splitveil.serve.transport import Reply
+from splitveil.serve.transport import CAPTURE_FORMAT, Recorder, Reply, Sent, read_capture
 from splitveil.serve.wire import HEADER_LENGTH, TensorSpec, decode_request, encode_answer
 
 SPEC = TensorSpec(name=WIRE, shape=SHAPE)
-FIRST = json.dumps({"format": FORMAT})
+FIRST = json.dumps({"format": CAPTURE_FORMAT})
 TOKEN = "0123456789abcdef"  # noqa: S105
 GOOD = Sent("/v2/models/tiny/infer", b"{}").to_line()
 

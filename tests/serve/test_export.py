@@ -18,18 +18,21 @@ from splitveil.serve import export
 from splitveil.serve.client import Client
 from splitveil.serve.export import compare, export_model, verdict, write_attacker
 from splitveil.serve.faults import ExportError
-from splitveil.serve.folders import check_target, replaced
 from splitveil.serve.manifest import (
     ATTACKER,
     CLIENT,
     CLIENT_INT8,
     FILE,
     SERVER,
+    Half,
+    check_target,
+    load_half,
+    open_half,
     read_manifest,
+    replaced,
     sha256,
 )
 from splitveil.serve.server import load_app, running
-from splitveil.serve.session import Half, load_half, open_half
 
 
 def halves(exported: Exported) -> tuple[Half, Half, Half]:

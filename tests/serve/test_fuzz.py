@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from serve.made import SHAPE, call, head, manifest, pictures, started
 
-from splitveil.serve.app import make_app
-from splitveil.serve.limits import Limits
+from splitveil.serve.admission import Limits
+from splitveil.serve.server import make_app
 from splitveil.serve.wire import HEADER_LENGTH, TensorSpec, encode_request
 
 Z = TensorSpec(name="z", shape=SHAPE)

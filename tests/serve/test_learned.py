@@ -13,13 +13,11 @@ import torch
 from torch import nn
 
 from splitveil.nets import Channel, GaussianNoise, LearnedNoise, SparseCoding, SplitModel, sized
-from splitveil.serve.channel import parts_of, stages_of
 from splitveil.serve.client import Client
-from splitveil.serve.export import export_model
+from splitveil.serve.export import export_model, parts_of, stages_of
 from splitveil.serve.faults import ExportError
-from splitveil.serve.manifest import CLIENT, FILE, Manifest, read_manifest, read_stages
+from splitveil.serve.manifest import CLIENT, FILE, Manifest, load_half, read_manifest, read_stages
 from splitveil.serve.server import load_app, running
-from splitveil.serve.session import load_half
 from splitveil.serve.stages import apply_stages, laplaces, mean_std, pack_noise, with_noise
 
 IMAGE = (1, 4, 4)

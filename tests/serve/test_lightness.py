@@ -11,7 +11,10 @@ began = time.perf_counter()
 {code}
 print(time.perf_counter() - began, *[m for m in {heavy!r} if m in sys.modules])
 """
-HEAVY = ("torch", "onnx", "starlette", "uvicorn", "httpx", "PIL", "scipy", "rich", "typer")
+HEAVY = (
+    "torch", "onnx", "prometheus_client", "starlette", "uvicorn", "httpx", "PIL", "scipy", "rich",
+    "typer",
+)  # fmt: skip
 
 
 def loaded(code: str) -> set[str]:
@@ -37,6 +40,7 @@ def test_the_measure_sees_an_import() -> None:
     [
         "from splitveil.serve import Client",
         "import splitveil; from splitveil.serve import client, wire, noise, stages, manifest",
+        "from splitveil.serve import transport",
         "from splitveil.serve import Manifest, ExportError, ServerError, WireError; dir()",
     ],
 )
@@ -46,7 +50,7 @@ def test_a_client_needs_numpy_and_onnxruntime_only(code: str) -> None:
 
 def test_a_server_needs_no_torch() -> None:
     code = "from splitveil.serve import serve, Limits, make_app, running"
-    assert loaded(code) == {"starlette", "uvicorn"}
+    assert loaded(code) == {"prometheus_client", "starlette", "uvicorn"}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

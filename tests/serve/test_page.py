@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import mimetypes
 import re
 import tomllib
 from collections.abc import Coroutine
@@ -15,18 +16,23 @@ import pytest
 from serve.made import NOISY, Answer, call, head, manifest, started, write_export
 
 from splitveil.serve import page
-from splitveil.serve.app import make_app
-from splitveil.serve.gate import MAX_VISITORS
-from splitveil.serve.limits import Limits
+from splitveil.serve.admission import MAX_VISITORS, Limits
 from splitveil.serve.manifest import ATTACKER, CLIENT, SERVER, read_manifest, sha256
-from splitveil.serve.page import ASSETS, FOLDER, RUNTIME, pieces
-from splitveil.serve.server import load_app
+from splitveil.serve.page import FOLDER, RUNTIME, RUNTIME_FILES, pieces
+from splitveil.serve.server import load_app, make_app
 from splitveil.serve.stages import pack_noise
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "0123456789abcdef"  # noqa: S105
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
-OWN = [path for path in ASSETS if f"/{RUNTIME}/" not in path]
+TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+FILES = {f"/page/{p.name}": p for p in sorted(FOLDER.glob("*.*")) if p.name != "index.html"}
+OWN = {"/": FOLDER / "index.html", **FILES}
 
 
 def run(what: Coroutine[Any, Any, Answer]) -> Answer:
@@ -52,6 +58,10 @@ def test_the_page_and_its_files_need_no_token_and_allow_nothing_else(
     assert set(rules.values()) == {"'none'", "'self'", "'self' 'wasm-unsafe-eval'"}
     assert found.headers["x-content-type-options"] == "nosniff"
     assert found.headers["referrer-policy"] == "no-referrer"
+    assert found.headers["cross-origin-opener-policy"] == "same-origin"
+    assert found.headers["cross-origin-resource-policy"] == "same-origin"
+    assert found.headers["permissions-policy"] == "camera=(), geolocation=(), microphone=()"
+    assert found.headers["content-type"] == TYPES[OWN[path].suffix]
 
 
 def test_files_of_the_export_need_the_token_and_the_servers_half_stays(export: Path) -> None:
@@ -95,6 +105,25 @@ def test_a_browser_that_has_the_file_is_told_so(export: Path) -> None:
         again = run(call(app, "GET", path, b"", {"If-None-Match": first.headers["etag"]}))
         assert (again.status, again.body) == (304, b"")
         assert first.headers["cache-control"] == "no-cache"
+        for name in ("cache-control", "content-security-policy", "etag", "x-content-type-options"):
+            assert again.headers[name] == first.headers[name]
+
+
+def test_the_files_are_those_of_the_folder_and_nothing_beside_it(
+    export: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a system that has no table of types of its own.
+    own_table = mimetypes.MimeTypes(())
+    monkeypatch.setattr("starlette.responses.guess_type", own_table.guess_type)
+    app = load_app(export, token=TOKEN)
+    for path, file in FILES.items():
+        assert run(call(app, "GET", path)).headers["content-type"] == TYPES[file.suffix]
+        assert run(call(app, "GET", path)).body == file.read_bytes()
+    for path in ("/page/../server.py", "/page/%2e%2e/server.py", "/page//etc/passwd", "/page/x.js",
+                 "/page/", "/page/ort/../../server.py"):  # fmt: skip
+        refused = run(call(app, "GET", path))
+        assert (refused.status, set(refused.json)) == (404, {"error"}), path
+    assert run(call(app, "POST", "/page/main.js")).status == 405
 
 
 def test_without_the_runtime_the_page_says_so(
@@ -108,11 +137,19 @@ def test_without_the_runtime_the_page_says_so(
     monkeypatch.setattr(page, "has_runtime", lambda: True)
     here = run(call(load_app(export), "GET", "/")).body.decode()
     assert '<body data-runtime="here" data-token="none">' in here
+    monkeypatch.undo()
     monkeypatch.setattr(page, "FOLDER", tmp_path)
-    page._asset.cache_clear()
-    runtime = run(call(app, "GET", f"/page/{RUNTIME}/ort.wasm.min.mjs"))
-    page._asset.cache_clear()
+    without = load_app(export, token=TOKEN)
+    runtime = run(call(without, "GET", f"/page/{RUNTIME}/ort.wasm.min.mjs"))
     assert (runtime.status, runtime.json["error"][-18:]) == (404, "fetch it: make web")
+    (tmp_path / RUNTIME).mkdir()
+    for name in RUNTIME_FILES:
+        (tmp_path / RUNTIME / name).write_bytes(name.encode())
+        fetched = run(call(without, "GET", f"/page/{RUNTIME}/{name}"))
+        assert (fetched.status, fetched.body) == (200, name.encode())
+        kind = "application/wasm" if name.endswith(".wasm") else "text/javascript; charset=utf-8"
+        assert fetched.headers["content-type"] == kind
+        assert fetched.headers["cross-origin-resource-policy"] == "same-origin"
 
 
 def test_an_application_without_a_folder_has_no_page() -> None:
@@ -214,12 +251,13 @@ def test_scripts_reach_for_nothing_outside() -> None:
 
 
 def test_every_file_is_served_and_packed() -> None:
-    files = {p.relative_to(FOLDER).as_posix() for p in FOLDER.glob("*.*")}
-    assert files == {ASSETS[path] for path in OWN}
+    runtime = [f"{RUNTIME}/{name}" for name in RUNTIME_FILES]
+    names = [*(p.name for p in OWN.values()), *runtime]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["splitveil"]
-    for name in ASSETS.values():
+    for name in names:
         assert any(fnmatch(f"serve/web/{name}", pattern) for pattern in patterns), name
+    assert "serve/openapi.json" in patterns
 
 
 def test_the_lock_file_names_no_host_and_has_every_hash() -> None:

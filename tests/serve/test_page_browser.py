@@ -16,8 +16,7 @@ from serve.conftest import NOISE, Exported
 from serve.web import READY, Recorder, send, served, shown, text, upload, visit, with_attacker
 
 from splitveil.serve import page
-from splitveil.serve.manifest import ATTACKER, CLIENT, SERVER, read_manifest
-from splitveil.serve.session import Half, load_half
+from splitveil.serve.manifest import ATTACKER, CLIENT, SERVER, Half, load_half, read_manifest
 from splitveil.serve.stages import STAGES, apply_stages
 
 pytestmark = pytest.mark.browser

@@ -26,7 +26,6 @@ from splitveil.data import load
 from splitveil.errors import SplitVeilError
 from splitveil.runs import fingerprint
 from splitveil.serve import export as exporting
-from splitveil.serve import int8
 from splitveil.serve import server as serving
 from splitveil.serve.manifest import FILE, read_manifest
 from splitveil.serve.server import load_app, running
@@ -89,8 +88,8 @@ def without_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(exporting, "write_onnx", quick)
     monkeypatch.setattr(exporting, "compare", same)
-    monkeypatch.setattr(int8, "compare", same)
-    monkeypatch.setattr(int8, "quantise_client", nothing)
+    monkeypatch.setattr(exporting, "compare_int8", same)
+    monkeypatch.setattr(exporting, "quantise_client", nothing)
 
 
 @pytest.mark.usefixtures("without_exporter")
@@ -153,8 +152,8 @@ def test_export_carries_the_audits_verdict_and_calibrates_on_training_images(
 @pytest.mark.usefixtures("without_exporter")
 def test_serve_finds_the_export_of_a_run_and_refuses_a_stale_one(run: Path) -> None:
     call("export", str(run), "--overwrite")
-    assert commands_serve.find_export(run) == run / "export"
-    assert commands_serve.find_export(run / "export") == run / "export"
+    assert exporting_run.find_export(run) == run / "export"
+    assert exporting_run.find_export(run / "export") == run / "export"
     data = json.loads((run / "export" / FILE).read_text())
     data["source"]["checkpoint"] = "0"
     (run / "export" / FILE).write_text(json.dumps(data))
@@ -167,7 +166,7 @@ def test_serve_exports_a_run_that_has_no_export(run: Path, tmp_path: Path) -> No
     import shutil
 
     copy = Path(shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("export")))
-    assert read_manifest(commands_serve.find_export(copy)).name == "copy"
+    assert read_manifest(exporting_run.find_export(copy)).name == "copy"
 
 
 def test_serve_passes_on_what_it_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 from serve.made import CLASSES, SHAPE, head, manifest, pictures, write_export
 
-from splitveil.serve.app import make_app
+from splitveil.serve.admission import Limits
 from splitveil.serve.client import Client
 from splitveil.serve.faults import ServerError
-from splitveil.serve.limits import Limits
-from splitveil.serve.server import Tls, address, listen, load_app, running
+from splitveil.serve.server import Tls, address, listen, load_app, make_app, running
 from splitveil.serve.transport import HttpTransport
 
 TOKEN = "0123456789abcdef"  # noqa: S105
@@ -103,6 +102,19 @@ def test_our_client_through_the_socket(folder: Path, url: str, binary: bool) -> 
         pytest.raises(ServerError, match="refused with 401"),
     ):
         client.infer(x)
+
+
+def test_our_client_names_the_likeliest_class(folder: Path, url: str) -> None:
+    x = pictures(5)
+    with Client(folder, url, token=TOKEN) as client:
+        found, logits = client.classify(x), client.infer(x)
+        assert client.classify(x[:0]) == []
+    assert [answer["class"] for answer in found] == logits.argmax(1).tolist()
+    assert [answer["name"] for answer in found] == [f"class {k}" for k in logits.argmax(1)]
+    odds = np.exp(logits.astype(np.float64))
+    shares = (odds / odds.sum(1, keepdims=True)).max(1)
+    assert [answer["share"] for answer in found] == pytest.approx(shares.tolist(), rel=1e-5)
+    np.testing.assert_allclose([answer["logits"] for answer in found], logits, rtol=1e-5)
 
 
 def test_a_refused_body_does_not_poison_the_connection(folder: Path, url: str) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from splitveil.nets import Channel, Dropout, GaussianNoise, Quantise, TopK
 from splitveil.nets.channel import Clip
-from splitveil.serve.channel import stages_of
+from splitveil.serve.export import stages_of
 from splitveil.serve.faults import ExportError
 from splitveil.serve.stages import STAGES, apply_stages, check_stages, total_noise
 

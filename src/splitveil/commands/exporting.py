@@ -1,66 +1,69 @@
 """From a run to an export: its audit's verdict, images to calibrate on, the audit's attacker."""
 
+import json
+import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
+import numpy as np
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
-    from splitveil.attacks.base import InUnits
-    from splitveil.runs import Run
-    from splitveil.serve.export import Attacker
-    from splitveil.types import Observation, Progress, Reconstruct, Record
+from splitveil.attacks import Decoder
+from splitveil.attacks.base import InUnits
+from splitveil.audit import intercept
+from splitveil.audit.access import view
+from splitveil.audit.metrics import mse
+from splitveil.auditing import open_run
+from splitveil.commands import last_epoch
+from splitveil.config import find_profile
+from splitveil.errors import AuditError, ConfigError, RunError
+from splitveil.rng import stream
+from splitveil.runs import Run, load_data, load_run
+from splitveil.serve.export import Attacker, export_model, verdict, wire_name
+from splitveil.serve.manifest import FILE, Manifest, check_target, read_manifest, sha256
+from splitveil.serve.wire import Rows
+from splitveil.train.state import read_checkpoint
+from splitveil.types import Json, Observation, Progress, Reconstruct, Record, silent
 
+log = logging.getLogger("splitveil")
+
+EXPORT_FOLDER = "export"  # below a run
+CHECKPOINT = "checkpoint.safetensors"
 CALIBRATION_IMAGES = 512
 
 
 def export_run(
-    run: "Run",
+    run: Run,
     target: Path,
     *,
     name: str | None = None,
     int8: bool = False,
     attacker: bool = False,
     overwrite: bool = False,
-) -> Any:  # noqa: ANN401 - Manifest, which must not be imported at module level
-    """Export a run with its audit's verdict; warns when it has none."""
-    from splitveil.console import progress_bar, warn
-    from splitveil.errors import ConfigError
-    from splitveil.serve.export import export_model, verdict
-    from splitveil.serve.folders import check_target
+    progress: Progress = silent,
+) -> Manifest:
+    """Export a run with its audit's verdict; warns when it has none.
 
+    Args:
+        run: A trained run.
+        target: Folder to write; appears when it is complete.
+        name: What the model is called on the wire; None: as the run.
+        int8: Also a client in eight bits, calibrated on images of the training set.
+        attacker: Also the strongest decoder of the run's audit, fitted again.
+        overwrite: Replace an existing export.
+        progress: Told how far the attacker's fit has come.
+
+    Returns:
+        The manifest as it was written.
+    """
     check_target(target, overwrite=overwrite)
-    done = epochs_of(run.path)
-    if done is not None and done < (run.config.epochs or 1):
-        warn(
-            f"the training of {run.path} has not ended, it is at epoch {done} of "
-            f"{run.config.epochs}; finish it with --resume and export again"
+    warn_unfinished(run)
+    record = usable_record(run)
+    if attacker and record is None:
+        raise ConfigError(
+            f"--attacker needs an audit of this state of {run.path}; audit it first: "
+            f"splitveil audit {run.path}"
         )
-    record = run.record
-    if record is None:
-        warn(f"{run.path} has no audit: nobody has measured what its wire gives away; audit it")
-    elif record.training.get("steps") != steps_of(run.path):
-        warn(
-            f"the audit of {run.path} is of another state of its training and is left out; "
-            "audit it again"
-        )
-        record = None
-    elif record.audit.get("aux") == "val":
-        warn(
-            f"the audit of {run.path} is of validation images, by which settings are chosen; audit "
-            "its test images before anybody relies on it"
-        )
-    fitted = None
-    if attacker:
-        if record is None:
-            raise ConfigError(
-                f"--attacker needs an audit of this state of {run.path}; audit it first: "
-                f"splitveil audit {run.path}"
-            )
-        with progress_bar("attacker") as bar:
-            fitted = fit_attacker(run, record, bar)
     return export_model(
         run.model,
         run.built.image_shape,
@@ -69,89 +72,97 @@ def export_run(
         audit=None if record is None else verdict(record.to_dict()),
         source=source_of(run.path),
         calibration=calibration_images(run) if int8 else None,
-        attacker=fitted,
-        classes=class_names(run),
+        attacker=fit_attacker(run, record, progress) if attacker and record else None,
+        classes=class_names(run.path, run.built.num_classes),
         overwrite=overwrite,
     )
 
 
-def wire_name(run: str) -> str:
-    """A run's name as a model's, which allows less.
+def find_export(path: Path) -> Path:
+    """The export at `path`, or that of the run there, made now if it has none."""
+    if (path / FILE).is_file() or not (path / "config.toml").is_file():
+        return path
+    inside = path / EXPORT_FOLDER
+    if not inside.exists():
+        export_run(load_run(path), inside)
+    elif not (path / CHECKPOINT).is_file():
+        raise RunError(
+            f"{path} has no checkpoint to compare its export with; serve the export itself: "
+            f"splitveil serve {inside}"
+        )
+    elif read_manifest(inside).source.get("checkpoint") != source_of(path)["checkpoint"]:
+        raise RunError(
+            f"{inside} was made from another checkpoint than {path} has now; export it again: "
+            f"splitveil export {path} --overwrite"
+        )
+    return inside
 
-    >>> wire_name("clip+noise"), wire_name("+_" + "x" * 99) == "x" * 64
-    ('clip-noise', True)
-    """
-    import re
 
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", run).lstrip("._-")[:64] or "model"
-
-
-def class_names(run: "Run") -> tuple[str, ...]:
-    """Names of the classes as the audit wrote them into the run's gallery; empty without one."""
-    import json
-
+def warn_unfinished(run: Run) -> None:
+    """Warn where the run's log says that its training has not ended."""
     try:
-        found = json.loads((run.path / "gallery.json").read_text(encoding="utf-8"))["classes"]
+        done = last_epoch(run.path).get("epoch")
+    except RunError:  # there is no log to ask
+        return
+    if done is not None and done < (run.config.epochs or 1):
+        log.warning(
+            f"the training of {run.path} has not ended, it is at epoch {done} of "
+            f"{run.config.epochs}; finish it with --resume and export again"
+        )
+
+
+def usable_record(run: Run) -> Record | None:
+    """The record of this state of a run; None, with a warning, where there is none."""
+    record = run.record
+    if record is None:
+        log.warning(
+            f"{run.path} has no audit: nobody has measured what its wire gives away; audit it"
+        )
+    elif record.training.get("steps") != read_checkpoint(run.path / CHECKPOINT).meta.get("step"):
+        log.warning(
+            f"the audit of {run.path} is of another state of its training and is left out; "
+            "audit it again"
+        )
+        return None
+    elif record.audit.get("aux") == "val":
+        log.warning(
+            f"the audit of {run.path} is of validation images, by which settings are chosen; audit "
+            "its test images before anybody relies on it"
+        )
+    return record
+
+
+def class_names(path: Path, num_classes: int) -> tuple[str, ...]:
+    """Names of the classes as the audit wrote them into a run's gallery; empty without one."""
+    try:
+        found = json.loads((path / "gallery.json").read_text(encoding="utf-8"))["classes"]
     except (OSError, ValueError, KeyError, TypeError):
         return ()
-    right = isinstance(found, list) and len(found) == run.built.num_classes
+    right = isinstance(found, list) and len(found) == num_classes
     return tuple(map(str, found)) if right else ()
 
 
-def steps_of(run: Path) -> int | None:
-    """How many steps the checkpoint of a run has seen."""
-    from splitveil.train.state import read_checkpoint
-
-    return read_checkpoint(run / "checkpoint.safetensors").meta.get("step")
-
-
-def epochs_of(run: Path) -> int | None:
-    """How many epochs a run was trained for; None where its log does not tell."""
-    from splitveil.commands import last_epoch
-    from splitveil.errors import RunError
-
-    try:
-        return last_epoch(run).get("epoch")
-    except RunError:
-        return None
-
-
-def source_of(run: Path) -> dict[str, Any]:
+def source_of(run: Path) -> Json:
     """Which run and which state of it an export is made from."""
-    from splitveil.serve.manifest import sha256
-
-    content = (run / "checkpoint.safetensors").read_bytes()
-    return {"run": run.resolve().name, "checkpoint": sha256(content)}
+    return {"run": run.resolve().name, "checkpoint": sha256((run / CHECKPOINT).read_bytes())}
 
 
-def calibration_images(run: "Run") -> "NDArray[np.float32]":
+def calibration_images(run: Run) -> Rows:
     """Training images, evenly spread over the training set, as floats in [0, 1]."""
-    import numpy as np
-
-    from splitveil.runs import load_data
-
     dataset, splits = load_data(run)
     rows = splits.train.cpu().numpy()
     chosen = rows[np.linspace(0, len(rows) - 1, min(CALIBRATION_IMAGES, len(rows))).astype(int)]
     return np.asarray(dataset.images.cpu().numpy()[chosen] / 255, np.float32)
 
 
-def fit_attacker(run: "Run", record: "Record", progress: "Progress") -> "Attacker":
+def fit_attacker(run: Run, record: Record, progress: Progress) -> Attacker:
     """The decoder attack with the lowest error of an audit, on the same aux and with its seed.
 
     An audit keeps what its attacks made, not their networks; on the same machine the fit is the
     same again, bit for bit on a CPU.
     """
-    from splitveil.audit import intercept
-    from splitveil.audit.access import view
-    from splitveil.audit.metrics import mse
-    from splitveil.auditing import open_run
-    from splitveil.config import find_profile
-    from splitveil.rng import stream
-    from splitveil.serve.export import Attacker
-
-    profile, aux, seed = (str(record.audit["profile"]), str(record.audit["aux"]),
-                          int(record.seeds["attack"]))  # fmt: skip
+    profile, aux = str(record.audit["profile"]), str(record.audit["aux"])
+    seed = int(record.seeds["attack"])
     name = strongest_decoder(record, profile)
     case = open_run(run, aux=aux, progress=progress).case
     wire = intercept(case, seed)
@@ -172,12 +183,8 @@ def fit_attacker(run: "Run", record: "Record", progress: "Progress") -> "Attacke
     )
 
 
-def strongest_decoder(record: "Record", profile: str) -> str:
+def strongest_decoder(record: Record, profile: str) -> str:
     """Name of the decoder attack with the lowest mean squared error in a record."""
-    from splitveil.attacks import Decoder
-    from splitveil.config import find_profile
-    from splitveil.errors import AuditError
-
     decoders = [name for name, a in find_profile(profile).items() if isinstance(a, Decoder)]
     errors = {n: float(record.attacks[n]["mse"]) for n in decoders if n in record.attacks}
     if not errors:
@@ -188,14 +195,8 @@ def strongest_decoder(record: "Record", profile: str) -> str:
     return min(errors, key=lambda name: errors[name])
 
 
-def caught(fitted: "Reconstruct", seen: "Observation") -> "tuple[InUnits, Tensor]":
+def caught(fitted: Reconstruct, seen: Observation) -> tuple[InUnits, Tensor]:
     """The decoder that a fitted attack calls, and its images for what was observed."""
-    from torch import nn
-    from torch.nn.modules.module import register_module_forward_hook
-
-    from splitveil.attacks.base import InUnits
-    from splitveil.errors import AuditError
-
     found: list[InUnits] = []
 
     def look(module: nn.Module, given: object, made: object) -> None:

@@ -3,12 +3,14 @@
 import os
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitveil.commands.exporting import export_run, source_of
+from splitveil.commands import print_lines
+from splitveil.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,17 +18,18 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from splitveil.serve.manifest import Manifest
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 TokenFile = Annotated[
     Path | None,
     typer.Option(help="File with the bearer token (default: the variable SPLITVEIL_TOKEN)."),
 ]
 
-EXPORT_FOLDER = "export"  # below a run
 TOKEN_VARIABLE = "SPLITVEIL_TOKEN"  # noqa: S105 - the name of a variable
 NOTICE_SECONDS = 1.0  # of trying, before the user is told
 PICTURE_MODES = {1: ("1", "L"), 3: ("RGB",)}  # by channels; other modes would lose something
-NEEDED = ("onnx", "onnxruntime", "onnxscript", "starlette", "uvicorn")
+NEEDED = ("onnx", "onnxruntime", "onnxscript", "prometheus_client", "starlette", "uvicorn")
 
 
 def export(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -52,25 +55,39 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
     Example: `splitveil export runs/first --int8`
     """
     with_extra()
-    from splitveil.console import out, show_json
+    from splitveil.commands.exporting import EXPORT_FOLDER, export_run
+    from splitveil.console import progress_bar, setup_logging, show_json
     from splitveil.runs import load_run, prepare_process
+    from splitveil.types import silent
 
     prepare_process()
-    loaded = load_run(run)
+    setup_logging()
     target = run / EXPORT_FOLDER if out_dir is None else out_dir
-    manifest = export_run(
-        loaded, target, name=name, int8=int8, attacker=attacker, overwrite=overwrite
-    )
+    with progress_bar("attacker") if attacker else nullcontext(silent) as progress:
+        manifest = export_run(
+            load_run(run),
+            target,
+            name=name,
+            int8=int8,
+            attacker=attacker,
+            overwrite=overwrite,
+            progress=progress,
+        )
     if json_:
         show_json({"export": str(target), "manifest": manifest.to_dict()})
-        return
+    else:
+        print_lines(*export_lines(target, manifest))
+
+
+def export_lines(target: Path, manifest: "Manifest") -> list[str]:
+    """What was exported, and what to do with it."""
     told = manifest.parity
     lines = [
         f"{target}: model '{manifest.name}', noise {manifest.noise_std:g}, "
         f"{manifest.wire_floats} numbers on the wire",
         f"ONNX and torch: logits differ by at most {told['logits_max_abs_diff']:.2g}",
     ]
-    if int8:
+    if "int8_same_answer" in told:
         lines.append(
             f"int8 client: same answer for {100 * told['int8_same_answer']:.2f} % of "
             f"{told['int8_images']} images"
@@ -80,8 +97,7 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
             f"attacker: '{manifest.attacker['attack']}' of the audit, mean squared error "
             f"{manifest.attacker['mse']:.4f} (audit: {manifest.attacker['audited_mse']:.4f})"
         )
-    for line in (*lines, f"next: splitveil serve {target}"):
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+    return [*lines, f"next: splitveil serve {target}"]
 
 
 def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -110,9 +126,9 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     Example: `splitveil serve runs/first --port 8000`
     """
     with_extra()
+    from splitveil.commands.exporting import find_export
     from splitveil.console import err, setup_logging, show_json, warn
-    from splitveil.errors import ConfigError
-    from splitveil.serve.limits import Limits
+    from splitveil.serve.admission import Limits
     from splitveil.serve.server import Tls, load_app
     from splitveil.serve.server import serve as run_server
 
@@ -137,31 +153,6 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     run_server(app, host=host, port=port, tls=tls, ready=ready)
 
 
-def find_export(path: Path) -> Path:
-    """The export at `path`, or that of the run there, made now if it has none."""
-    from splitveil.errors import RunError
-    from splitveil.serve.manifest import FILE, read_manifest
-
-    if (path / FILE).is_file() or not (path / "config.toml").is_file():
-        return path
-    inside = path / EXPORT_FOLDER
-    if not inside.exists():
-        from splitveil.runs import load_run
-
-        export_run(load_run(path), inside)
-    elif not (path / "checkpoint.safetensors").is_file():
-        raise RunError(
-            f"{path} has no checkpoint to compare its export with; serve the export itself: "
-            f"splitveil serve {inside}"
-        )
-    elif read_manifest(inside).source.get("checkpoint") != source_of(path)["checkpoint"]:
-        raise RunError(
-            f"{inside} was made from another checkpoint than {path} has now; export it again: "
-            f"splitveil export {path} --overwrite"
-        )
-    return inside
-
-
 def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     images: Annotated[list[Path], typer.Argument(help="Image files (PNG, JPEG, …).")],
     server: Annotated[str, typer.Option(help="Address of the server.")],
@@ -183,7 +174,7 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     with_extra("onnxruntime")
     import numpy as np
 
-    from splitveil.console import out, show_json
+    from splitveil.console import show_json
     from splitveil.serve.client import Client
     from splitveil.serve.manifest import read_manifest
     from splitveil.serve.transport import shown
@@ -194,31 +185,18 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
         export_dir, server, token=read_token(token_file), ca_file=ca, int8=int8, capture=capture,
         waiting=retry_notice(server),
     ) as client:  # fmt: skip
-        manifest = client.manifest
         try:
             client.meet()
         except BaseException:
             if capture is not None:  # nothing was sent: the same command may be given again
                 capture.unlink(missing_ok=True)
             raise
-        logits = client.infer(pixels)
-    shares = np.exp(logits - logits.max(1, keepdims=True))
-    shares /= shares.sum(1, keepdims=True)
-    rows: list[dict[str, Any]] = [
-        {
-            "image": str(path),
-            "class": int(p.argmax()),
-            "name": manifest.class_name(int(p.argmax())),
-            "share": float(p.max()),
-        }
-        for path, p in zip(images, shares, strict=True)
-    ]
+        answers = client.classify(pixels)
+    rows = [{"image": str(path)} | found for path, found in zip(images, answers, strict=True)]
     if json_:
-        show_json([r | {"logits": line.tolist()} for r, line in zip(rows, logits, strict=True)])
-        return
-    for row in rows:
-        line = f"{shown(row['image'])}: {row['name']} ({100 * row['share']:.1f} %)"
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+        show_json(rows)
+    else:
+        print_lines(*(f"{shown(r['image'])}: {r['name']} ({100 * r['share']:.1f} %)" for r in rows))
 
 
 def retry_notice(server: str) -> "Callable[[str, float], None]":
@@ -240,8 +218,6 @@ def read_picture(path: Path, shape: tuple[int, ...]) -> "NDArray[np.uint8]":
     import numpy as np
     from PIL import Image
 
-    from splitveil.errors import DataError
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -256,8 +232,6 @@ def read_picture(path: Path, shape: tuple[int, ...]) -> "NDArray[np.uint8]":
 
 def _check_picture(path: Path, mode: str, size: tuple[int, int], shape: tuple[int, ...]) -> None:
     """Refuse a picture of another colour or size than the model's (c, h, w)."""
-    from splitveil.errors import DataError
-
     if mode not in PICTURE_MODES.get(shape[0], ()):
         raise DataError(
             f"{path} has mode {mode}, the model takes {'grey (L)' if shape[0] == 1 else 'RGB'}; "
@@ -272,8 +246,6 @@ def _check_picture(path: Path, mode: str, size: tuple[int, int], shape: tuple[in
 
 def read_token(file: Path | None) -> str | None:
     """The token of a file, else of the environment; never of the command line, which others see."""
-    from splitveil.errors import ConfigError
-
     if file is None:
         return os.environ.get(TOKEN_VARIABLE) or None
     try:
@@ -288,8 +260,6 @@ def read_token(file: Path | None) -> str | None:
 def with_extra(*libraries: str) -> None:
     """Say what to install when the optional libraries are missing."""
     from importlib.util import find_spec
-
-    from splitveil.errors import ConfigError
 
     missing = [name for name in libraries or NEEDED if find_spec(name) is None]
     if missing:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splitveil import commands
-from splitveil.commands.serve import find_export, read_token, retry_notice, with_extra
+from splitveil.commands.serve import read_token, retry_notice, with_extra
 
 if TYPE_CHECKING:
     from splitveil.auditing import Opened
@@ -40,6 +40,7 @@ def audit_wire(
 
     from splitveil import load_run
     from splitveil.auditing import COPY, folder_store
+    from splitveil.commands.exporting import find_export
     from splitveil.console import progress_bar, show_json
     from splitveil.data import load
     from splitveil.keeping import put_record
@@ -104,6 +105,7 @@ def results_folder(run: Path, out: Path | None) -> Path:
 
 def send(opened: "Opened", given: Given, folder: Path) -> list[Path]:
     """Send the scored images to the server by two starts of the run's client, and record them."""
+    from splitveil.commands.exporting import find_export
     from splitveil.wiretap import send_through
 
     return send_through(

@@ -4,45 +4,44 @@ Names are imported when they are first used: a client must not wait for torch, a
 have it.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from splitveil.serve.client import Client
-    from splitveil.serve.export import export_model
-    from splitveil.serve.faults import ExportError, ServerError, WireError
-    from splitveil.serve.manifest import Manifest, read_manifest
-    from splitveil.serve.server import Limits, make_app, running, serve
+    from splitveil.serve.admission import Limits as Limits
+    from splitveil.serve.client import Client as Client
+    from splitveil.serve.export import export_model as export_model
+    from splitveil.serve.faults import ExportError as ExportError
+    from splitveil.serve.faults import ServerError as ServerError
+    from splitveil.serve.faults import WireError as WireError
+    from splitveil.serve.manifest import Manifest as Manifest
+    from splitveil.serve.manifest import read_manifest as read_manifest
+    from splitveil.serve.server import make_app as make_app
+    from splitveil.serve.server import running as running
+    from splitveil.serve.server import serve as serve
 
-__all__ = [
-    "Client",
-    "ExportError",
-    "Limits",
-    "Manifest",
-    "ServerError",
-    "WireError",
-    "export_model",
-    "make_app",
-    "read_manifest",
-    "running",
-    "serve",
-]
+_HOME = {
+    "Client": "client",
+    "ExportError": "faults",
+    "Limits": "admission",
+    "Manifest": "manifest",
+    "ServerError": "faults",
+    "WireError": "faults",
+    "export_model": "export",
+    "make_app": "server",
+    "read_manifest": "manifest",
+    "running": "server",
+    "serve": "server",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605 - one table
 
 
 def __getattr__(name: str) -> object:
     """Find a public name in its module (PEP 562)."""
-    if name == "Client":
-        from splitveil.serve import client as home
-    elif name in ("ExportError", "ServerError", "WireError"):
-        from splitveil.serve import faults as home  # type: ignore[no-redef]
-    elif name in ("Manifest", "read_manifest"):
-        from splitveil.serve import manifest as home  # type: ignore[no-redef]
-    elif name == "export_model":
-        from splitveil.serve import export as home  # type: ignore[no-redef]
-    elif name in __all__:
-        from splitveil.serve import server as home  # type: ignore[no-redef]
-    else:
+    if name not in _HOME:
         raise AttributeError(f"module 'splitveil.serve' has no attribute '{name}'")
-    return getattr(home, name)
+    return getattr(import_module(f"splitveil.serve.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

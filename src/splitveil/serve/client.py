@@ -8,30 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.serve.cache import DrawCache
-from splitveil.serve.capture import Recorder
 from splitveil.serve.faults import ServerError, WireError
-from splitveil.serve.manifest import (
-    CLIENT,
-    CLIENT_INT8,
-    LOGITS,
-    WIRE,
-    read_manifest,
-    read_stages,
-)
-from splitveil.serve.session import load_half
+from splitveil.serve.manifest import CLIENT, CLIENT_INT8, load_half, read_manifest, read_stages
+from splitveil.serve.noise import DrawCache
 from splitveil.serve.stages import apply_stages
 from splitveil.serve.transport import (
     HttpTransport,
     Persistent,
+    Recorder,
     Reply,
     Transport,
     printable,
     shown,
 )
-from splitveil.serve.wire import HEADER_LENGTH, TensorSpec, decode_answer, encode_request
-
-Rows = NDArray[np.float32]
+from splitveil.serve.wire import HEADER_LENGTH, Json, Rows, decode_answer, encode_request
 
 OK, UNAUTHORISED, MISSING = 200, 401, 404
 
@@ -80,19 +70,17 @@ class Client:
         """
         if token is not None and not (token and printable(token)):
             raise ServerError("a token is printable ASCII without spaces; take the server's own")
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         place = Path(folder)
         self.manifest = read_manifest(place)
         self._stages = read_stages(place, self.manifest)
         self._encoder = load_half(place, self.manifest, CLIENT_INT8 if int8 else CLIENT, threads)
-        once = HttpTransport(server, timeout=timeout, ca_file=ca_file) if isinstance(
-            server, str
-        ) else server  # fmt: skip
-        self._once, call = once, Persistent(once=once, patience=patience, waiting=waiting)
+        if isinstance(server, str):
+            server = HttpTransport(server, timeout=timeout, ca_file=ca_file)
+        self._once = server
+        call = Persistent(once=server, patience=patience, waiting=waiting)
         self._call: Transport = call if capture is None else Recorder(call, Path(capture))
-        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._cache, self._batch, self._binary = DrawCache(cache), batch, binary
-        self._wire = TensorSpec(name=WIRE, shape=self.manifest.wire_shape)
-        self._logits = TensorSpec(name=LOGITS, shape=(self.manifest.num_classes,))
         self._path = f"/v2/models/{self.manifest.name}"
         self._met = False
 
@@ -107,9 +95,10 @@ class Client:
             drawn = apply_stages(z, self._stages)
             for digest, row in zip(new, drawn, strict=True):
                 kept[digest] = self._cache.keep(digest, row.copy())
-        return np.stack([kept[d] for d in digests]) if digests else np.zeros(
-            (0, *self.manifest.wire_shape), np.float32
-        )  # fmt: skip
+        rows = np.zeros((len(x), *self.manifest.wire_shape), np.float32)
+        for row, digest in zip(rows, digests, strict=True):
+            row[:] = kept[digest]
+        return rows
 
     def infer(self, images: NDArray[Any]) -> Rows:
         """Logits (n, classes) from the server; raises `ServerError` when it cannot be had."""
@@ -118,6 +107,21 @@ class Client:
         parts = [sent[i : i + self._batch] for i in range(0, len(sent), self._batch)]
         answers = [self._ask(part) for part in parts]
         return np.concatenate([np.zeros((0, self.manifest.num_classes), np.float32), *answers])
+
+    def classify(self, images: NDArray[Any]) -> list[Json]:
+        """The likeliest class of each image, its name, its share of the softmax, and all logits."""
+        logits = self.infer(images)
+        shares = np.exp(logits - logits.max(1, keepdims=True))
+        shares /= shares.sum(1, keepdims=True)
+        return [
+            {
+                "class": int(row.argmax()),
+                "name": self.manifest.class_name(int(row.argmax())),
+                "share": float(row.max()),
+                "logits": line.tolist(),
+            }
+            for row, line in zip(shares, logits, strict=True)
+        ]
 
     def close(self) -> None:
         """Close the connections; the client can be used again."""
@@ -141,7 +145,7 @@ class Client:
             other = told.get("parameters", {}).get("export", self.manifest.identity)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
             raise ServerError(f"the server describes its model in no known way: {err!r}") from err
-        expected = [(WIRE, "FP32", [-1, *self.manifest.wire_shape])]
+        expected = [tuple(self.manifest.wire.metadata().values())]
         if inputs != expected or other != self.manifest.identity:
             raise ServerError(
                 f"the server's half is of another export: it takes {shown(str(inputs))}, export "
@@ -151,12 +155,13 @@ class Client:
         self._met = True
 
     def _ask(self, rows: Rows) -> Rows:
-        message = encode_request(rows, self._wire, LOGITS, binary=self._binary)
+        wire, logits = self.manifest.wire, self.manifest.logits
+        message = encode_request(rows, wire, logits.name, binary=self._binary)
         headers = {**self._headers, **message.headers}
         reply = self._checked(self._call("POST", f"{self._path}/infer", message.body, headers))
         try:
             length = reply.headers.get(HEADER_LENGTH.lower())
-            return decode_answer(reply.body, length, self._logits, len(rows))
+            return decode_answer(reply.body, length, logits, len(rows))
         except WireError as err:
             raise ServerError(f"the server's answer cannot be read: {err}") from err
 

@@ -1,31 +1,34 @@
-"""The manifest of an exported folder: what the halves are, and the hashes of their files."""
+"""An export's folder: its manifest, the hashes of its files, and its halves as functions.
+
+The folder is complete or absent, and never replaced unasked.
+"""
 
 import hashlib
 import json
 import math
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from splitveil.serve.faults import ExportError
 from splitveil.serve.stages import Stage, check_stages, total_noise, with_noise
+from splitveil.serve.wire import DATATYPE, Json, Rows, Shape, TensorSpec
 
-Json = dict[str, Any]
-Shape = tuple[int, ...]
+Half = Callable[[Rows], Rows]  # the client's or the server's network
 
 FORMAT = "splitveil-export-1"
-FILE, CLIENT, CLIENT_INT8, SERVER, ATTACKER = (
-    "manifest.json",
-    "client.onnx",
-    "client-int8.onnx",
-    "server.onnx",
-    "attacker.onnx",
-)
+FILE = "manifest.json"
+CLIENT, CLIENT_INT8, SERVER = "client.onnx", "client-int8.onnx", "server.onnx"
+ATTACKER = "attacker.onnx"
 IMAGE, WIRE, LOGITS = "image", "z", "logits"  # names of the tensors
-DATATYPE = "FP32"
 PREPROCESSING: Json = {"layout": "NCHW", "range": [0.0, 1.0], "uint8_divisor": 255}
+
+ERRORS_ONLY = 3  # onnxruntime's level of logging
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -78,6 +81,16 @@ class Manifest:
         return total_noise(self.stages)
 
     @property
+    def wire(self) -> TensorSpec:
+        """What the client sends."""
+        return TensorSpec(name=WIRE, shape=self.wire_shape)
+
+    @property
+    def logits(self) -> TensorSpec:
+        """What the server answers."""
+        return TensorSpec(name=LOGITS, shape=(self.num_classes,))
+
+    @property
     def wire_floats(self) -> int:
         """Numbers sent for one image."""
         return math.prod(self.wire_shape)
@@ -85,8 +98,7 @@ class Manifest:
     @property
     def identity(self) -> str:
         """Names this pair of halves: a client and a server of different exports do not fit."""
-        halves = f"{self.files.get(CLIENT, '')}/{self.files.get(SERVER, '')}"
-        return hashlib.sha256(halves.encode()).hexdigest()[:16]
+        return sha256(f"{self.files.get(CLIENT, '')}/{self.files.get(SERVER, '')}".encode())[:16]
 
     def to_dict(self) -> Json:
         """The JSON of `manifest.json`."""
@@ -137,20 +149,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _from_dict(data: Json) -> Manifest:
-    return Manifest(
-        name=data["name"],
-        image_shape=tuple(data["image_shape"]),
-        wire_shape=tuple(data["wire_shape"]),
-        num_classes=data["num_classes"],
-        stages=tuple(data["stages"]),
-        files=dict(data["files"]),
-        parity=data["parity"],
-        audit=data["audit"],
-        versions=data["versions"],
-        source=data["source"],
-        attacker=data.get("attacker"),
-        classes=tuple(data.get("classes", ())),
-    )
+    data = {"attacker": None, "classes": (), **data}  # the first exports have neither
+    own = {f.name: data[f.name] for f in fields(Manifest)}
+    for name in ("image_shape", "wire_shape", "stages", "classes"):
+        own[name] = tuple(own[name])
+    return Manifest(**own | {"files": dict(own["files"])})
 
 
 def sha256(content: bytes) -> str:
@@ -187,3 +190,75 @@ def read_stages(folder: Path, manifest: Manifest) -> tuple[Stage, ...]:
         else s
         for s in manifest.stages
     )
+
+
+def load_half(folder: Path, manifest: Manifest, file: str, threads: int = 0) -> Half:
+    """One half of an export, its hash checked; `threads` 0 lets onnxruntime choose."""
+    return open_half(read_verified(folder, manifest, file), threads, where=str(folder / file))
+
+
+def open_half(model: bytes, threads: int = 0, *, where: str = "the model") -> Half:
+    """An ONNX model with one input and one output as a function of rows."""
+    # A manifest can be read where onnxruntime is not installed.
+    import onnxruntime as ort  # type: ignore[import-untyped]
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = ERRORS_ONLY
+    try:
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as err:  # onnxruntime's own errors have no common parent below this
+        raise ExportError(f"{where} cannot be loaded by onnxruntime: {err}; export again") from err
+    (name,) = (i.name for i in session.get_inputs())
+
+    def half(rows: Rows) -> Rows:
+        found: Rows = session.run(None, {name: rows})[0]
+        return found
+
+    return half
+
+
+def hashes(place: Path) -> dict[str, str]:
+    """SHA-256 of every file below a folder, by relative path."""
+    files = sorted(p for p in place.rglob("*") if p.is_file())
+    return {p.relative_to(place).as_posix(): sha256(p.read_bytes()) for p in files}
+
+
+def check_target(folder: Path, *, overwrite: bool) -> None:
+    """Refuse to replace what was not asked to be replaced, or is no export."""
+    if not (folder.exists() or folder.is_symlink()):
+        return
+    if not overwrite:
+        raise ExportError(f"{folder} exists already; choose another --out or give --overwrite")
+    if not (folder / FILE).is_file():
+        raise ExportError(
+            f"{folder} is no export (it has no {FILE}) and will not be overwritten; choose another "
+            "--out or remove it yourself"
+        )
+
+
+@contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+    """A new folder to fill, which takes the place of `folder` when the block succeeds.
+
+    A link stays, and what it points to is replaced.
+    """
+    folder = folder.resolve() if folder.is_symlink() else folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as err:
+        raise ExportError(f"cannot write {folder}: {err.strerror}; choose another --out") from err
+    fresh, old = scratch / "new", scratch / "old"
+    try:
+        fresh.mkdir()
+        yield fresh
+        if folder.exists():
+            os.rename(folder, old)
+        os.rename(fresh, folder)
+    except OSError as err:
+        if old.exists() and not folder.exists():
+            os.rename(old, folder)
+        raise ExportError(f"cannot write {folder}: {err.strerror or err}; free some space") from err
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,27 +1,237 @@
-"""The server: the head behind the KServe v2 protocol. Uvicorn and onnxruntime, no torch."""
+"""The server: the head behind the KServe v2 protocol. Uvicorn and onnxruntime, no torch.
+
+A request meets, in this order: the token, the bound on requests in flight, the bound on its size,
+the time it may take to arrive, the checks of `wire`, the bound on the queue, the time it may wait.
+Whatever fails is answered with a status and a reason; the model never sees it.
+"""
 
 import asyncio
+import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import uvicorn
+from prometheus_client import generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from splitveil.serve.app import make_app
-from splitveil.serve.faults import ServerError
-from splitveil.serve.limits import Limits
-from splitveil.serve.manifest import SERVER, read_manifest
-from splitveil.serve.session import load_half
+from splitveil.serve import admission, page
+from splitveil.serve.admission import RETRY, BusyError, ClosingError, Limits, refuse
+from splitveil.serve.faults import ServerError, WireError
+from splitveil.serve.manifest import SERVER, Half, Manifest, load_half, read_manifest
+from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_answer
 
-__all__ = ["Limits", "Tls", "load_app", "make_app", "running", "serve"]
-
+VERSION = "1"  # an export holds one version of its model
 BACKLOG = 1024  # connections the system holds before they are accepted
 DRAIN_SECONDS = 30  # for what was accepted, when told to stop
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus' text format
+
+_ANSWERS: Mapping[type[Exception], tuple[int, str, Mapping[str, str] | None]] = {
+    BusyError: (429, "too many rows are waiting; try again later", RETRY),
+    ClosingError: (503, "the server is shutting down", RETRY),
+    TimeoutError: (504, "the answer took too long; try again later", RETRY),
+    ClientDisconnect: (400, "the client went away before its body was read", None),
+    Exception: (500, "the server failed; its log says more", None),
+}
+
+
+class Service:
+    """One head, its queue and its counters."""
+
+    def __init__(self, manifest: Manifest, head: Half, limits: Limits, *, token: bool) -> None:
+        self.manifest, self.limits, self._head = manifest, limits, head
+        self.batcher: admission.Batcher | None = None
+        self.metrics = admission.ServerMetrics()
+        self._max_body = manifest.wire.max_body(limits.max_batch)
+        self._document = document(manifest, version("splitveil"), limits.max_batch, token=token)
+
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """Ready between start and stop; stopping answers what was accepted."""
+        self.batcher = batcher = admission.Batcher(self._head, self.limits, self.metrics)
+        batcher.start()
+        yield
+        await batcher.close()
+        self.batcher = None
+
+    def routes(self) -> list[Route]:
+        """Everything but the page."""
+        routes = [
+            Route("/openapi.json", self.openapi),
+            Route("/v2", self.about),
+            Route("/v2/health/live", self.live),
+            Route("/v2/health/ready", self.ready),
+            Route("/metrics", self.scrape),
+        ]
+        for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+            routes += [
+                Route(model, self.model),
+                Route(f"{model}/ready", self.model_ready),
+                Route(f"{model}/infer", self.infer, methods=["POST"]),
+            ]
+        return routes
+
+    async def infer(self, request: Request) -> Response:
+        """Answer one infer call."""
+        self._known(request)
+        began = time.perf_counter()
+        if self.batcher is None:
+            raise ClosingError
+        if self.batcher.full:  # said before the body costs anything
+            raise BusyError
+        body = await self._body(request)
+        length = request.headers.get(HEADER_LENGTH)
+        wire, logits = self.manifest.wire, self.manifest.logits
+        asked = decode_request(body, length, wire, logits.name, self.limits.max_batch)
+        async with asyncio.timeout(self.limits.answer_seconds):
+            found = await self.batcher.submit(asked.rows)
+        if not np.isfinite(found).all():  # finite numbers far from any z can overflow in the head
+            raise WireError("the model has no finite answer for these numbers", 422)
+        answer = encode_answer(
+            found, logits, self.manifest.name, asked.id, binary=asked.binary_answer
+        )
+        self.metrics.seconds.observe(time.perf_counter() - began)
+        return Response(answer.body, headers=dict(answer.headers))
+
+    async def _body(self, request: Request) -> bytes:
+        """The body, never more than the largest valid one."""
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            raise WireError("compressed bodies are not read; send it plain", 415)
+        told = request.headers.get("content-length", "0")
+        if told.isdigit() and int(told[:19]) > self._max_body:
+            raise WireError(f"the body is {told[:19]} bytes; the limit is {self._max_body}", 413)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.read_seconds):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > self._max_body:
+                        raise WireError(
+                            f"the body exceeds the limit of {self._max_body} bytes", 413
+                        )
+        except TimeoutError as err:
+            limit = self.limits.read_seconds
+            raise WireError(f"the body did not arrive within {limit:g} s", 408) from err
+        return bytes(body)
+
+    def _known(self, request: Request) -> None:
+        asked = request.path_params["name"], request.path_params.get("version", VERSION)
+        if asked != (self.manifest.name, VERSION):
+            raise WireError(f"the only model is '{self.manifest.name}', version {VERSION}", 404)
+
+    async def about(self, _: Request) -> Response:
+        """The server's metadata."""
+        told = {"name": "splitveil", "version": version("splitveil")}
+        return JSONResponse(told | {"extensions": ["binary_tensor_data"]})
+
+    async def openapi(self, _: Request) -> Response:
+        """What may be asked, for machines."""
+        return JSONResponse(self._document)
+
+    async def model(self, request: Request) -> Response:
+        """The model's metadata."""
+        self._known(request)
+        return JSONResponse(
+            {
+                "name": self.manifest.name,
+                "versions": [VERSION],
+                "platform": "onnxruntime_onnx",
+                "inputs": [self.manifest.wire.metadata()],
+                "outputs": [self.manifest.logits.metadata()],
+                "parameters": {"export": self.manifest.identity},
+            }
+        )
+
+    async def model_ready(self, request: Request) -> Response:
+        """200 while the model answers."""
+        self._known(request)
+        return await self.ready(request)
+
+    async def ready(self, _: Request) -> Response:
+        """200 between start and stop."""
+        if self.batcher is None:
+            return refuse(503, "the server is starting or stopping", RETRY)
+        return JSONResponse({"ready": True})
+
+    async def live(self, _: Request) -> Response:
+        """200 while the process answers."""
+        return JSONResponse({"live": True})
+
+    async def scrape(self, _: Request) -> Response:
+        """The counters, for Prometheus."""
+        return Response(generate_latest(self.metrics), headers={"Content-Type": METRICS_TYPE})
+
+    async def failed(self, _: Request, error: Exception) -> Response:
+        """Whatever was raised, as an answer with a reason."""
+        self.metrics.refusals.labels(type(error).__name__).inc()
+        if isinstance(error, WireError):
+            return refuse(error.status, str(error))
+        if isinstance(error, HTTPException):
+            return refuse(error.status_code, error.detail, error.headers)
+        return refuse(*next(told for kind, told in _ANSWERS.items() if isinstance(error, kind)))
+
+
+def document(manifest: Manifest, release: str, max_rows: int, *, token: bool) -> Json:
+    """The OpenAPI 3.1 document of one model: what may be asked of its server.
+
+    >>> from splitveil.serve.manifest import Manifest
+    >>> m = Manifest(name="m", image_shape=(1, 2, 2), wire_shape=(3,), num_classes=2)
+    >>> sorted(document(m, "1", 64, token=False)["paths"])[:2]
+    ['/metrics', '/v2']
+    """
+    text = Path(__file__).with_name("openapi.json").read_text(encoding="utf-8")
+    found: Json = json.loads(
+        text.replace("{{name}}", manifest.name)
+        .replace("{{version}}", release)
+        .replace('"{{wire_shape}}"', _shape_schema(max_rows, manifest.wire_shape))
+        .replace('"{{logits_shape}}"', _shape_schema(max_rows, (manifest.num_classes,)))
+    )
+    if token:
+        found["components"] = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
+        found["security"] = [{"token": []}]
+    return found
+
+
+def _shape_schema(max_rows: int, shape: tuple[int, ...]) -> str:
+    """JSON schema of a tensor's shape: 1 to `max_rows` rows of exactly this shape."""
+    rows = {"type": "integer", "minimum": 1, "maximum": max_rows}
+    sizes = [rows, *({"const": n} for n in shape)]
+    n = len(sizes)
+    return json.dumps({"type": "array", "prefixItems": sizes, "minItems": n, "maxItems": n})
+
+
+def make_app(
+    manifest: Manifest,
+    head: Half,
+    limits: Limits | None = None,
+    token: str | None = None,
+    *,
+    folder: Path | None = None,
+) -> ASGIApp:
+    """The application of one model, with a page at `/` where the export's `folder` is given.
+
+    With a token, only `OPEN_PATHS` and the page's own files answer without it.
+    """
+    service = Service(manifest, head, limits or Limits(), token=token is not None)
+    pages = [] if folder is None else page.routes(manifest, folder, token=token is not None)
+    app = Starlette(
+        routes=[*service.routes(), *pages],
+        lifespan=service.lifespan,
+        exception_handlers=dict.fromkeys((HTTPException, WireError, *_ANSWERS), service.failed),
+    )
+    limit = service.limits.max_in_flight
+    return admission.Gate(app, service.metrics, limit, token, has_page=folder is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +267,12 @@ def make_server(app: ASGIApp, tls: Tls | None = None) -> uvicorn.Server:
         ssl_certfile=None if tls is None else str(tls.certificate),
         ssl_keyfile=None if tls is None else str(tls.key),
     )
+    try:
+        config.load()
+    except OSError as err:  # ssl.SSLError is one
+        raise ServerError(
+            f"cannot use the certificate or its key: {err}; give PEM files that belong together"
+        ) from err
     return uvicorn.Server(config)
 
 
@@ -97,7 +313,7 @@ def serve(
 
     `ready` is told the address once connections are accepted by the system.
     """
-    server = _checked_server(app, tls)
+    server = make_server(app, tls)
     with listen(host, port) as listening:
         ready(address(listening, tls))
         # Uvicorn drains on Ctrl-C and then raises it again; here it is the ordinary way to stop.
@@ -110,7 +326,7 @@ def running(
     app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0, tls: Tls | None = None
 ) -> Iterator[str]:
     """Serve from a thread while the block runs; gives the address. For tests and notebooks."""
-    server = _checked_server(app, tls)
+    server = make_server(app, tls)
     with listen(host, port) as listening:
         thread = threading.Thread(
             target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True
@@ -123,14 +339,3 @@ def running(
         finally:
             server.should_exit = True
             thread.join()
-
-
-def _checked_server(app: ASGIApp, tls: Tls | None) -> uvicorn.Server:
-    server = make_server(app, tls)
-    try:
-        server.config.load()
-    except OSError as err:  # ssl.SSLError is one
-        raise ServerError(
-            f"cannot use the certificate or its key: {err}; give PEM files that belong together"
-        ) from err
-    return server

@@ -1,20 +1,32 @@
-"""HTTP from the client's side, by the standard library: one call, and calls that do not give up."""
+"""HTTP from the client's side, by the standard library: calls that do not give up, and captures.
 
+A capture keeps the bodies of infer calls as they left a client, for an audit of the wire. It is
+text, one JSON object on each line. The first is ``{"format": "splitveil-capture-1"}``; each other
+is one call: ``path``, ``header_length`` (the header Inference-Header-Content-Length, null for a
+body that is all JSON) and ``body`` in base64. Other headers, the token among them, are not kept.
+Any proxy can write such a file; nothing in it is ever run.
+"""
+
+import base64
 import http.client
+import json
 import secrets
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from splitveil.serve.faults import ServerError
+from splitveil.serve.faults import ServerError, WireError
+from splitveil.serve.wire import HEADER_LENGTH
 
 TRY_AGAIN = frozenset({429, 502, 503, 504})  # busy, restarting or slow: the same call may succeed
 NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 MOST_BYTES = 1 << 26  # of an answer: more than any logits, and no danger to the device's memory
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds, at most
+CAPTURE_FORMAT = "splitveil-capture-1"
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,6 @@ class HttpTransport:
         """Send and wait; a connection that failed is not used again."""
         with self._lock:
             connection = self._idle.pop() if self._idle else self._new()
-        done = False
         try:
             connection.request(method, self._base + path, body or None, dict(headers))
             answer = connection.getresponse()
@@ -57,11 +68,10 @@ class HttpTransport:
             content = answer.read() if short else answer.read(MOST_BYTES + 1)
             if len(content) > MOST_BYTES:
                 raise ServerError(f"the answer exceeds {MOST_BYTES} bytes; is this the server?")
-            done = True
-        finally:
-            if not done:
-                connection.close()
-                self.close()  # the idle ones lead to the same server
+        except BaseException:
+            connection.close()
+            self.close()  # the idle ones lead to the same server
+            raise
         with self._lock:
             self._idle.append(connection)
         return Reply(answer.status, content, {k.lower(): v for k, v in answer.getheaders()})
@@ -94,12 +104,8 @@ def _parts(url: str) -> tuple[str, int | None, str, bool]:
         host = (parts.hostname or "").encode("idna").decode("ascii")
     except ValueError as err:
         raise ServerError(wrong) from err
-    if (
-        parts.scheme not in ("http", "https")
-        or not host
-        or parts.query
-        or not printable(parts.path)
-    ):
+    known = parts.scheme in ("http", "https")
+    if not (known and host and printable(parts.path)) or parts.query:
         raise ServerError(wrong)
     if parts.username is not None:
         raise ServerError("a server's address holds no user or password; give a token instead")
@@ -120,10 +126,8 @@ def shown(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:200])
 
 
-def pause(
-    attempt: int, jitter: float, asked: float = 0.0, *, first: float = 0.05, longest: float = 2.0
-) -> float:
-    """Seconds before attempt + 1: doubling from `first` to `longest`, after what the server asked.
+def pause(attempt: int, jitter: float, asked: float = 0.0) -> float:
+    """Seconds before attempt + 1: what the server asked, then a time that doubles each attempt.
 
     `jitter` in [0, 1) spreads clients that failed together over the upper half of the pause.
 
@@ -132,14 +136,27 @@ def pause(
     >>> pause(0, 0.5, asked=10.0)
     10.0375
     """
-    backed = min(longest, first * 2.0 ** min(attempt, 30)) * (1 + jitter) / 2
-    return asked + backed
+    return asked + min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempt, 30)) * (1 + jitter) / 2
 
 
 def _asked(reply: Reply) -> float:
     """The server's Retry-After in seconds; a date or nonsense counts as 0."""
     value = reply.headers.get("retry-after", "")
     return float(value) if value.isascii() and value.isdigit() and len(value) < 6 else 0.0  # noqa: PLR2004
+
+
+def _check_tls(err: Exception) -> None:
+    """Raise `ServerError` for a fault of TLS that no further attempt would mend."""
+    if isinstance(err, ssl.SSLCertVerificationError):
+        raise ServerError(
+            f"the server's certificate is not trusted: {err.verify_message}; give the file of its "
+            "authority with --ca"
+        ) from err
+    if isinstance(err, ssl.SSLError) and getattr(err, "reason", None) in NO_TLS:
+        raise ServerError(
+            f"the server does not speak TLS ({err.reason}); use an http:// address, or start it "
+            "with a certificate"
+        ) from err
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,19 +184,8 @@ class Persistent:
                 if reply.status not in TRY_AGAIN:
                     return reply
                 problem, asked = f"answered {reply.status}", _asked(reply)
-            except ssl.SSLCertVerificationError as err:
-                raise ServerError(
-                    f"the server's certificate is not trusted: {err.verify_message}; give the file "
-                    "of its authority with --ca"
-                ) from err
-            except ssl.SSLError as err:
-                if getattr(err, "reason", None) in NO_TLS:
-                    raise ServerError(
-                        f"the server does not speak TLS ({err.reason}); use an http:// address, or "
-                        "start it with a certificate"
-                    ) from err
-                problem = f"{type(err).__name__}: {shown(str(err))}"
             except (OSError, http.client.HTTPException) as err:
+                _check_tls(err)
                 problem = f"{type(err).__name__}: {shown(str(err))}"
             wait = pause(attempt, secrets.randbelow(1000) / 1000, asked)
             spent = self.clock() - began
@@ -191,3 +197,90 @@ class Persistent:
             self.waiting(problem, spent)
             self.sleep(wait)
             attempt += 1
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One infer call: its path, its bytes, and the header that says where its JSON ends."""
+
+    path: str
+    body: bytes
+    header_length: str | None = None
+
+    def to_line(self) -> str:
+        """Its line of a capture.
+
+        >>> Sent("/v2/models/m/infer", b"{}").to_line()
+        '{"path": "/v2/models/m/infer", "header_length": null, "body": "e30="}'
+        """
+        length = None if self.header_length is None else int(self.header_length)
+        text = base64.b64encode(self.body).decode("ascii")
+        return json.dumps({"path": self.path, "header_length": length, "body": text})
+
+
+class Recorder:
+    """A transport that writes every infer call into a new file before it is made."""
+
+    def __init__(self, call: Transport, file: Path) -> None:
+        self._call, self._file, self._lock = call, file, threading.Lock()
+        try:
+            with file.open("x", encoding="ascii") as new:
+                new.write(json.dumps({"format": CAPTURE_FORMAT}) + "\n")
+        except OSError as err:
+            raise ServerError(
+                f"cannot begin a capture in {file}: {err.strerror}; name a new file in a folder "
+                "that exists"
+            ) from err
+
+    def __call__(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+        """Record and pass on; calls without a body, as for metadata, are only passed on."""
+        if body:
+            line = Sent(path, body, headers.get(HEADER_LENGTH)).to_line()
+            with self._lock, self._file.open("a", encoding="ascii") as file:
+                file.write(line + "\n")
+        return self._call(method, path, body, headers)
+
+
+def read_capture(file: Path) -> Iterator[Sent]:
+    """The calls of a capture, in the order they were made; a line that is none is refused."""
+    try:
+        with file.open(encoding="ascii") as lines:
+            for number, line in enumerate(lines, start=1):
+                where = f"{file}, line {number}"
+                found = _object(line, where)
+                if number > 1:
+                    yield _sent(found, where)
+                elif found.get("format") != CAPTURE_FORMAT:
+                    raise WireError(
+                        f"{file} is no capture: its first line must be "
+                        f'{{"format": "{CAPTURE_FORMAT}"}}, got {line[:80]!r}'
+                    )
+    except (OSError, UnicodeDecodeError) as err:
+        raise WireError(f"cannot read the capture {file}: {err}") from err
+
+
+def _object(line: str, where: str) -> Mapping[str, object]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as err:
+        raise WireError(
+            f"{where} is not JSON: {str(err)[:80]}; a capture that was cut off must end after a "
+            "whole line"
+        ) from err
+    if not isinstance(found, dict):
+        raise WireError(f"{where} must be a JSON object, got {type(found).__name__}")
+    return found
+
+
+def _sent(found: Mapping[str, object], where: str) -> Sent:
+    path, length, body = (found.get(key) for key in ("path", "header_length", "body"))
+    whole = length is None or (type(length) is int and length >= 0)
+    if not (isinstance(path, str) and isinstance(body, str) and whole):
+        raise WireError(
+            f"{where} must have a path, a body in base64, and header_length, a whole number or null"
+        )
+    try:
+        content = base64.b64decode(body, validate=True)
+    except ValueError as err:
+        raise WireError(f"{where}: the body is not base64: {err}") from err
+    return Sent(path, content, None if length is None else str(length))

@@ -39,6 +39,10 @@ class TensorSpec:
         """Bytes of the largest message that can carry so many rows."""
         return HEADER_BYTES + max_rows * math.prod(self.shape) * JSON_BYTES_PER_FLOAT
 
+    def metadata(self) -> Json:
+        """How a server describes it; -1 stands for any number of rows."""
+        return {"name": self.name, "datatype": DATATYPE, "shape": [-1, *self.shape]}
+
 
 @dataclass(frozen=True)
 class Message:
@@ -68,13 +72,9 @@ def encode_answer(
 ) -> Message:
     """The server's rows as the body of its answer."""
     head = {"model_name": model, "model_version": "1"}
-    return _encode(
-        head if request_id is None else head | {"id": request_id},
-        "outputs",
-        rows,
-        spec.name,
-        binary=binary,
-    )
+    if request_id is not None:
+        head["id"] = request_id
+    return _encode(head, "outputs", rows, spec.name, binary=binary)
 
 
 def _encode(head: Json, key: str, rows: Rows, name: str, *, binary: bool) -> Message:
@@ -141,9 +141,10 @@ def _one_tensor(head: Json, key: str, raw: bytes, spec: TensorSpec, max_rows: in
     if tensor.get("datatype") != DATATYPE:
         raise WireError(f"datatype must be {DATATYPE}, got {_shown(tensor.get('datatype'))}")
     shape = _shape(tensor.get("shape"), spec, max_rows)
-    rows = _from_bytes(tensor, raw, shape) if raw or "data" not in tensor else _from_json(
-        tensor["data"], shape
-    )  # fmt: skip
+    if raw or "data" not in tensor:
+        rows = _from_bytes(tensor, raw, shape)
+    else:
+        rows = _from_json(tensor["data"], shape)
     if "data" in tensor and _parameters(tensor):
         raise WireError("a tensor has either data or parameters for its bytes, not both")
     if not np.isfinite(rows).all():
@@ -156,8 +157,8 @@ def _shown(value: object) -> str:
 
 
 def _shape(sizes: object, spec: TensorSpec, max_rows: int) -> Shape:
-    good = isinstance(sizes, list) and all(type(n) is int for n in sizes)
-    if not (good and isinstance(sizes, list) and tuple(sizes[1:]) == spec.shape):
+    whole = isinstance(sizes, list) and all(type(n) is int for n in sizes)
+    if not (whole and isinstance(sizes, list) and tuple(sizes[1:]) == spec.shape):
         wanted = ", ".join(str(n) for n in spec.shape)
         raise WireError(f"shape must be [rows, {wanted}], got {_shown(sizes)}")
     if not 1 <= sizes[0] <= max_rows:

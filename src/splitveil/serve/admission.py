@@ -1,0 +1,321 @@
+"""What a request meets before the model: the token, bounds, a queue; and what is counted.
+
+Requests that arrive close together run as one batch. Everything but the model's call happens on
+the event loop, so no lock is needed.
+"""
+
+import asyncio
+import hashlib
+import hmac
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from splitveil.errors import ConfigError
+from splitveil.serve.page import is_own, is_page
+from splitveil.serve.transport import printable
+from splitveil.serve.wire import Rows
+
+OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")  # for probes, which have no token
+RETRY = {"Retry-After": "1"}
+BEARER = {"WWW-Authenticate": "Bearer"}
+MIN_TOKEN = 16
+MAX_VISITORS = 32  # who load the page: they may be slow, and must not keep requests out
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+
+
+class BusyError(Exception):
+    """As many rows wait as may wait; the caller should come back later."""
+
+
+class ClosingError(Exception):
+    """The server is shutting down and takes nothing new."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much a server takes on before it says no.
+
+    Args:
+        max_batch: Rows the model runs at once, and the most one request may have.
+        max_delay: Seconds a row may wait for others to share its batch.
+        max_waiting: Rows that may wait; beyond, requests are answered 429.
+        max_in_flight: Requests that may be read or answered at once; beyond, 503.
+        read_seconds: How long a body may take to arrive; beyond, 408.
+        answer_seconds: How long an answer may take; beyond, 504.
+    """
+
+    max_batch: int = 64
+    max_delay: float = 0.002
+    max_waiting: int = 1024
+    max_in_flight: int = 256
+    read_seconds: float = 10.0
+    answer_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if min(self.max_batch, self.max_in_flight) < 1 or self.max_waiting < self.max_batch:
+            raise ConfigError(
+                "max_batch and max_in_flight must be at least 1, max_waiting at least max_batch, "
+                f"got {self.max_batch}, {self.max_in_flight} and {self.max_waiting}"
+            )
+        if not 0 <= self.max_delay < min(self.read_seconds, self.answer_seconds):
+            raise ConfigError(
+                f"max_delay must be in [0, read_seconds and answer_seconds), got {self.max_delay}, "
+                f"{self.read_seconds} and {self.answer_seconds}"
+            )
+
+
+class ServerMetrics(CollectorRegistry):
+    """What one server counts; nothing in it depends on the content of a request.
+
+    Values of a label come from a small fixed set, never from a request.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests = Counter(
+            "splitveil_requests_total", "Answers by HTTP status.", ["code"], registry=self
+        )
+        self.refusals = Counter(
+            "splitveil_refused_total",
+            "Requests refused before the model, by reason.",
+            ["reason"],
+            registry=self,
+        )
+        self.seconds = self._histogram(
+            "splitveil_infer_seconds", "From an infer call's headers to its answer.", SECONDS
+        )
+        self.batch_rows = self._histogram(
+            "splitveil_batch_rows", "Rows the model ran at once.", ROWS
+        )
+        self.batch_seconds = self._histogram(
+            "splitveil_batch_seconds", "Seconds of the model for a batch.", SECONDS
+        )
+        self.waiting = Gauge(
+            "splitveil_rows_waiting", "Rows that wait for the model.", registry=self
+        )
+        self.in_flight = Gauge(
+            "splitveil_requests_in_flight", "Requests being answered.", registry=self
+        )
+
+    def _histogram(self, name: str, about: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(name, about, buckets=bounds, registry=self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, without the time series `_created` that the library would add."""
+        for metric in super().collect():
+            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+            yield metric
+
+
+@dataclass(frozen=True, eq=False)
+class Waiting:
+    """Rows in the queue, since when, and where their answer goes."""
+
+    rows: Rows
+    since: float
+    answer: asyncio.Future[Rows]
+
+
+class Batcher:
+    """Runs `model` on up to `max_batch` rows at a time, waiting at most `max_delay` s for more.
+
+    At most `max_waiting` rows wait, those that run not counted. `metrics` are told of every batch.
+    """
+
+    def __init__(
+        self, model: Callable[[Rows], Rows], limits: Limits, metrics: ServerMetrics
+    ) -> None:
+        self._model, self._limits, self._metrics = model, limits, metrics
+        metrics.waiting.set_function(lambda: self.waiting)
+        self._queue: deque[Waiting] = deque()
+        self._more = asyncio.Event()
+        self._closing = False
+        self._worker: asyncio.Task[None] | None = None
+        self._pool = ThreadPoolExecutor(1, "splitveil-model")
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait to run."""
+        return sum(len(w.rows) for w in self._queue)
+
+    @property
+    def full(self) -> bool:
+        """Whether not even one row more may wait."""
+        return self.waiting >= self._limits.max_waiting
+
+    def start(self) -> None:
+        """Begin to work; call on the running event loop."""
+        self._worker = asyncio.create_task(self._work())
+
+    async def submit(self, rows: Rows) -> Rows:
+        """The model's answer for rows (1..max_batch, …); raises when too many wait.
+
+        Cancelled while it waits, it leaves the queue.
+        """
+        if self._closing:
+            raise ClosingError
+        if self.waiting + len(rows) > self._limits.max_waiting:
+            raise BusyError
+        loop = asyncio.get_running_loop()
+        entry = Waiting(rows, loop.time(), loop.create_future())
+        self._queue.append(entry)
+        self._more.set()
+        try:
+            return await entry.answer
+        finally:
+            if entry in self._queue:
+                self._queue.remove(entry)
+
+    async def close(self) -> None:
+        """Take nothing new, answer what was accepted, stop."""
+        self._closing = True
+        self._more.set()
+        if self._worker is not None:
+            await self._worker
+        self._pool.shutdown()
+
+    async def _work(self) -> None:
+        while batch := await self._collect():
+            await self._run(batch)
+
+    async def _collect(self) -> list[Waiting]:
+        """The next batch, oldest first; empty when closing and nothing waits."""
+        while not self._queue:
+            if self._closing:
+                return []
+            await self._something_new(None)
+        due = self._queue[0].since + self._limits.max_delay
+        while self._queue and self.waiting < self._limits.max_batch and not self._closing:
+            if not await self._something_new(due):
+                break
+        batch: list[Waiting] = []
+        room = self._limits.max_batch
+        while self._queue and len(self._queue[0].rows) <= room:
+            entry = self._queue.popleft()
+            room -= len(entry.rows)
+            batch.append(entry)
+        # Everyone may have left while the batch was gathering.
+        return batch or await self._collect()
+
+    async def _something_new(self, until: float | None) -> bool:
+        """Wait for a new entry or for the closing; False when the time came first."""
+        self._more.clear()
+        try:
+            async with asyncio.timeout_at(until):
+                await self._more.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _run(self, batch: list[Waiting]) -> None:
+        loop = asyncio.get_running_loop()
+        rows = np.concatenate([w.rows for w in batch])
+        began = loop.time()
+        try:
+            found = await loop.run_in_executor(self._pool, self._model, rows)
+        except Exception as err:  # whatever the model raises belongs to those who asked
+            for entry in batch:
+                if not entry.answer.done():
+                    entry.answer.set_exception(err)
+            return
+        self._metrics.batch_rows.observe(len(rows))
+        self._metrics.batch_seconds.observe(loop.time() - began)
+        start = 0
+        for entry in batch:
+            if not entry.answer.done():
+                entry.answer.set_result(found[start : start + len(entry.rows)])
+            start += len(entry.rows)
+
+
+def refuse(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """An answer that says no, and why."""
+    return JSONResponse({"error": reason}, status, headers)
+
+
+class Bounded:
+    """An application that answers at most `limit` requests at once, the others with 503."""
+
+    def __init__(self, app: ASGIApp, limit: int, reason: str) -> None:
+        self._app, self._limit, self._reason = app, limit, reason
+        self.now = 0  # requests being answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if self.now >= self._limit:
+            await refuse(503, f"{self._reason}; try again later", RETRY)(scope, receive, send)
+            return
+        self.now += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self.now -= 1
+
+
+class Gate:
+    """Lets in who has the token, as many as fit, and counts every answer.
+
+    Where the application has a page, its paths have a bound of their own, and some need no token.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: ServerMetrics,
+        max_in_flight: int,
+        token: str | None,
+        *,
+        has_page: bool,
+    ) -> None:
+        if token is not None and not (printable(token) and len(token) >= MIN_TOKEN):
+            raise ConfigError(
+                f"a token is at least {MIN_TOKEN} printable ASCII characters without spaces; "
+                "make one: python -c 'import secrets; print(secrets.token_urlsafe())'"
+            )
+        self._app, self._metrics, self._has_page = app, metrics, has_page
+        self._calls = Bounded(app, max_in_flight, "too many requests at once")
+        self._visits = Bounded(app, MAX_VISITORS, "too many load the page")
+        metrics.in_flight.set_function(lambda: self._calls.now)
+        self._token = None if token is None else _digest(token.encode())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, or the lifespan."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.requests.labels(str(message["status"])).inc()
+            await send(message)
+
+        await self._choose(scope)(scope, receive, counted)
+
+    def _choose(self, scope: Scope) -> ASGIApp:
+        """Who answers a request."""
+        path = scope["path"]
+        if path in OPEN_PATHS:  # a full server is alive: no reason to restart it
+            return self._app
+        if not (self._has_page and is_own(path)) and not self._allowed(scope):
+            return refuse(401, "a valid bearer token is needed", BEARER)
+        return self._visits if self._has_page and is_page(path) else self._calls
+
+    def _allowed(self, scope: Scope) -> bool:
+        if self._token is None:
+            return True
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, sent = (given[0] if given else b"").partition(b" ")
+        # Digests have one length: the comparison takes the same time whatever was sent.
+        equal = hmac.compare_digest(_digest(sent), self._token)
+        return equal and scheme.lower() == b"bearer"
+
+
+def _digest(value: bytes) -> bytes:
+    return hashlib.sha256(value).digest()
