@@ -54,7 +54,7 @@ def ssim(x: Images, guess: Images) -> PerImage | None:
 
 
 def ssim_zeropad(x: Images, guess: Images) -> PerImage:
-    """Structural similarity with zero padding: the CEM code's and the seeds' convention."""
+    """Structural similarity with zero padding: CEM's and the reference documents' way."""
     _check(x, guess)
     return ssim_per_image(x, guess, padding=SSIM_RADIUS)
 

@@ -42,7 +42,7 @@ Form = Literal["gated", "hinge", "trace"]
 
 
 def trace_penalty(var: Float[Tensor, "c d"], tau: float, eps: float) -> Float[Tensor, " c"]:
-    r"""Form `trace` (seed 002 §5.2): max(0, log(v_c + ε) − log(τ + ε)), v_c = Σ_j σ²_cj.
+    r"""Form `trace` (R2 §5.2): max(0, log(v_c + ε) − log(τ + ε)), v_c = Σ_j σ²_cj.
 
     v_c is a sum over d dimensions, so τ is not per dimension here.
     """
@@ -106,16 +106,16 @@ class GatedAttentionCEM(BankedSurrogate):
 
     .. math:: \mathrm{rob} = \sum_c p_c R_c, \qquad p_c = M_c / B
 
-    R_c by `form`, with τ = var_threshold·reg_strength²:
-    `trace` (seed 002) and `hinge` (seed 000) threshold the log-variance, `gated` (seed 003)
-    multiplies a softplus threshold by dimension, SNR and class gates. `penalty="rate"` replaces
-    them by the rate (1/2d) Σ_j log(1 + σ²_cj/noise_std²); form, τ and gates are then unused.
+    R_c by `form`, with τ = var_threshold·reg_strength²: `trace` (R2) and `hinge` (R0) threshold the
+    log-variance, `gated` (R3) multiplies a softplus threshold by dimension, SNR and class gates.
+    `penalty="rate"` replaces them by the rate (1/2d) Σ_j log(1 + σ²_cj/noise_std²); form, τ and
+    gates are then unused.
 
-    `attention` says what the weights are trained for: to lower the loss as the seeds do
-    (`minimise`: it can collapse, see docs/maths.md), to find the leakiest samples (`maximise`:
-    only the attention's parameters ascend, in the same backward pass), or nothing (`uniform`).
-    `statistic` says what is measured: LayerNorm(z), or z itself (`raw`).
-    `slot_power` is kept for the seeds' configurations: with a single pool the normalised slot
+    `attention` says what the weights are trained for: to lower the loss as the reference documents
+    R0–R4 do (`minimise`: it can collapse, see docs/maths.md), to find the leakiest samples
+    (`maximise`: only the attention's parameters ascend, in the same backward pass), or nothing
+    (`uniform`). `statistic` says what is measured: LayerNorm(z), or z itself (`raw`).
+    `slot_power` is kept for the documents' configurations: with a single pool the normalised slot
     weight is 1, so it has no effect.
     `bank` rows of each class join the batch's in every statistic and under the attention.
     """

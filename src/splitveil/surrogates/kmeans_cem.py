@@ -1,7 +1,6 @@
 """`KMeansCEM`: the surrogate of CEM (CVPR 2025), the spread of each class about its clusters."""
 
 import math
-from collections.abc import Callable, Iterable
 from functools import reduce
 from itertools import starmap
 from operator import add
@@ -33,10 +32,9 @@ from splitveil.surrogates.kmeans import (
     plus_plus,
 )
 from splitveil.surrogates.rate import Covariance, check_noise, compare_rates, intra_class_mse
-from splitveil.types import SurrogateOutput
+from splitveil.types import Features, SurrogateOutput
 
 Form = Literal["hinge", "logdet"]
-Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 
 BATCH_GAIN = 10.0  # the published code weighs the batch ten times its share; not in the paper
 UNCHECKED = FirstCall(over=True)  # refit looks at the values; the loss is 0 before it
@@ -233,7 +231,7 @@ class KMeansCEM(nn.Module):
 
     @torch.no_grad()
     def refit_stream(
-        self, batches: Batches, generator: Generator, memory_budget: int = 2**30
+        self, batches: Features, generator: Generator, memory_budget: int = 2**30
     ) -> None:
         """`refit` for features that do not fit into memory; `batches()` starts a pass over them.
 
@@ -241,8 +239,8 @@ class KMeansCEM(nn.Module):
         all samples fit, the result is that of `refit`. Otherwise R = memory_budget // (4·d) rows
         are drawn, the same number of each class where it has as many, pass 2 fetches them for
         k-means, and pass 3 takes counts, weights and variances of all samples about the centroids.
-        Bytes at most, in float32: memory_budget + 16 n + R·9·clusters for labels and distances
-        + 32 MiB of temporaries + one batch + the statistics.
+        Bytes at most, in float32: memory_budget + 48·n for labels and the draw + R·9·clusters for
+        distances + 32 MiB of temporaries + one batch + the statistics.
         """
         store, labels, held = None, [], 0
         for flat, y in starmap(self._checked, batches()):
@@ -270,7 +268,7 @@ class KMeansCEM(nn.Module):
         self._keep(centroids, seeded, reduce(add, parts).statistics())
 
     def _fetched(
-        self, store: Float[Tensor, "r d"], kept: Bool[Tensor, " n"], batches: Batches
+        self, store: Float[Tensor, "r d"], kept: Bool[Tensor, " n"], batches: Features
     ) -> Float[Tensor, "m d"]:
         """The kept rows of a pass, in its order, in the store's memory."""
         read = filled = 0

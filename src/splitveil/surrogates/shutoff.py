@@ -18,7 +18,7 @@ log = logging.getLogger("splitveil")
 
 
 class EarlyShutoff(nn.Module):
-    r"""Replaces the loss by 0, graph kept, while one of three rules holds (seed 001 §4.1).
+    r"""Replaces the loss by 0, graph kept, while one of three rules holds (R1 §4.1).
 
     SHUTOFF while calls ≤ `steps`, or EMA(hard) > `hard_thresh`, or EMA(soft) > `soft_thresh`;
     the first rule that holds, in this order, is the one named. Each EMA has decay 0.9 and starts

@@ -69,7 +69,7 @@ def slot_rate(
 
 
 def slot_weights(share: Float[Tensor, "c s"], power: Float[Tensor, ""]) -> Float[Tensor, "c s"]:
-    r"""w̃_k ∝ π_k^γ: heavier slots count for more than their share (seed 001 eq. 18)."""
+    r"""w̃_k ∝ π_k^γ: heavier slots count for more than their share (R1 eq. 18)."""
     return torch.softmax(power * torch.log(share.clamp_min(torch.finfo(share.dtype).tiny)), 1)
 
 
@@ -90,7 +90,7 @@ def slot_sample_size(resp: Float[Tensor, "n s"], batch: ClassBatch) -> Float[Ten
 
 
 class SlotCrossAttentionCEM(BankedSurrogate):
-    r"""Class-conditional entropy surrogate over slots; minimise `loss` (seeds 001, 004).
+    r"""Class-conditional entropy surrogate over slots; minimise `loss` (R1, R4).
 
     .. math:: \mathrm{rob} = \sum_c p_c g_c \frac1d \sum_{j,k} \tilde w_k\,
         \mathrm{gate}_{kj}\, \mathrm{hard}_{kj}\, \mathrm{softplus}(\beta(e_{kj} - m))/\beta

@@ -52,14 +52,14 @@ def collect(
 
 
 class SlotAttention(nn.Module):
-    r"""Slots of every class after T rounds of competition (Locatello et al. 2020; seed 001 §3.1).
+    r"""Slots of every class after T rounds of competition (Locatello et al. 2020; R1 §3.1).
 
     .. math::
         u_k = \textstyle\sum_n A_{nk} v_n / (\sum_n A_{nk} + \varepsilon), \qquad
         h = \mathrm{GRU}(u_k, s_k), \qquad s_k \leftarrow h + \mathrm{MLP}(LN(h))
 
     with k, v = W LN(x), q = W_q LN(s)/√d (no biases), an MLP Linear to 2d, ReLU, Linear, and
-    LayerNorms without parameters. `aggregate="sum"` leaves the division out, as seed 001 does.
+    LayerNorms without parameters. `aggregate="sum"` leaves the division out, as R1 does.
 
     Slots start at μ + exp(logσ)·noise. The noise is (s, d) and the same for every class, so the
     classes' names do not matter; in eval mode it is the buffer `eval_noise`, fixed for all time,
@@ -233,7 +233,7 @@ def attend(
 
     .. math:: h = \mathrm{softmax}(q K^\top / \sqrt{d_h})\, V, \qquad K = V = S
 
-    Heads split the features; there are no projections but W_o, as in seed 001 eq. 8–10.
+    Heads split the features; there are no projections but W_o, as in R1 eq. 8–10.
     """
     q = rearrange(query, "n (h e) -> n h e", h=num_heads)
     kv = rearrange(slots, "n s (h e) -> n s h e", h=num_heads)
