@@ -9,7 +9,7 @@ from splitveil.nets import Channel, GaussianNoise, SplitModel
 from splitveil.surrogates import GatedAttentionCEM, Rate
 from splitveil.train.schedule import Weights
 from splitveil.train.state import TrainState, new_state
-from splitveil.train.step import Stepper, TrainSet
+from splitveil.train.step import StepLoss, Stepper, TrainSet
 from splitveil.types import PenaltyPlan
 
 CLASSES, WIRE = 3, 8
@@ -30,9 +30,8 @@ def prepared(
     model = SplitModel(encoder, Channel([GaussianNoise(0.05)]), nn.Linear(WIRE, CLASSES))
     if surrogate is not None:
         surrogate.to(fabric.device)
-    wrapped = fabric.setup_module(model)
-    wrapped.mark_forward_method("split_forward")
-    stepped = model.compiled(backend="aot_eager") if compiled else wrapped
+    fabric.to_device(model)
+    stepped = model.compiled(backend="aot_eager") if compiled else model
     plan = PenaltyPlan(lambd=0.3, attention_lr=1e-3)
     state = new_state(model, surrogate, plan, 0, momentum=0.9, weight_decay=5e-4)
     generator = torch.Generator().manual_seed(1)
@@ -44,7 +43,8 @@ def prepared(
         augment=lambda x, g: x + 0.01 * torch.rand(x.shape, generator=g, device=x.device),
     )
     model.train()
-    return Stepper(stepped, data, state, fabric, remembers=remembers, capture=capture), state
+    loss = StepLoss(stepped, state, fabric, remembers=remembers)
+    return Stepper(loss, data, state, fabric, capture=capture), state
 
 
 def train(stepper: Stepper, steps: int, weights: Weights | None, device: str = "cpu") -> None:

@@ -5,7 +5,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from splitveil.config import Parts, Plan
 from splitveil.data import Dataset, Splits, augment
 from splitveil.errors import RunError
 from splitveil.graphs import compile_methods, set_rates, to_device
+from splitveil.nets import SplitModel
 from splitveil.passport import versions
 from splitveil.rng import derive_seed, seeded_globals, stream
 from splitveil.train.distillation import Teacher
@@ -37,7 +38,7 @@ from splitveil.train.state import (
     snapshot,
     write_checkpoint,
 )
-from splitveil.train.step import Stepper, Task, TrainSet, own_rows, unit_floats
+from splitveil.train.step import StepLoss, Stepper, Task, TrainSet, own_rows, unit_floats
 from splitveil.types import Json, Labelled, Paced, Progress, Refits, Reports
 
 log = logging.getLogger("splitveil")
@@ -59,6 +60,18 @@ def epoch_order(
     [0, 1, 2, 3, 4]
     """
     return torch.randperm(n, generator=stream(seed, f"order/{epoch}")).to(device)
+
+
+def epoch_batches(
+    rows: Tensor, size: int, schedule: Schedule, seed: int, first: int
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Of every step from `first` on: its epoch, the order of that epoch, and the batch's rows."""
+    order = torch.empty(0)
+    for step in range(first, schedule.total_steps):
+        epoch, index = schedule.epoch_of(step), step % schedule.steps_per_epoch
+        if index == 0 or step == first:
+            order = rows[epoch_order(len(rows), epoch, seed, rows.device)]
+        yield epoch, order, order[index * size : (index + 1) * size]
 
 
 def train_run(
@@ -120,19 +133,19 @@ def train_run(
             share=config.teacher_share,
             temperature=config.teacher_temperature,
         )
-        model = _as_stepped(parts, fabric, compiled=config.compile)
-        step = Stepper(model, data, state, fabric, task=task, remembers=schedule.penalty.lambd > 0)
+        model = _compiled(parts) if config.compile else parts.model
+        remembers = schedule.penalty.lambd > 0
+        loss = StepLoss(model, state, fabric, task=task, remembers=remembers)
+        step, rates = Stepper(loss, data, state, fabric), companion_rates(parts.companion)
         parts.model.train()
         clock = Clock(state.seconds)
         with catch_interrupt() as interrupted, MetricsLog(folder, state.log_offset) as metrics:
-            order, last = torch.empty(0), ""
-            while state.step < schedule.total_steps:
-                epoch, index = schedule.epoch_of(state.step), state.step % schedule.steps_per_epoch
-                if index == 0 or not len(order):
-                    order = rows[epoch_order(len(rows), epoch, config.seed, device)]
-                _set_companion_rates(state, schedule)
+            last = ""
+            batches = epoch_batches(rows, batch, schedule, config.seed, state.step)
+            for epoch, order, chosen in batches:
+                _set_companion_rates(state, rates, schedule)
                 step(
-                    own_rows(order[index * batch : (index + 1) * batch], fabric),
+                    own_rows(chosen, fabric),
                     schedule.lr_at(state.step),
                     schedule.weights_at(state.step),
                 )
@@ -140,7 +153,7 @@ def train_run(
                 if isinstance(state.companion, Paced):
                     state.companion.pace(state.step / schedule.total_steps)
 
-                epoch_ends = index + 1 == schedule.steps_per_epoch
+                epoch_ends = state.step % schedule.steps_per_epoch == 0
                 if epoch_ends or state.step % LOG_EVERY == 0:
                     line = log_line("epoch" if epoch_ends else "step", state, schedule, clock)
                     if epoch_ends:
@@ -175,20 +188,16 @@ def _new_state(plan: Plan, parts: Parts, schedule: Schedule, fabric: Fabric) -> 
     )
 
 
-def _as_stepped(parts: Parts, fabric: Fabric, *, compiled: bool) -> nn.Module:
-    """The model as a step calls it: wrapped by Fabric; compiled if asked, and alone."""
-    wrapped = fabric.setup_module(parts.model)
-    wrapped.mark_forward_method("split_forward")
-    if not compiled or fabric.world_size > 1:
-        return cast(nn.Module, wrapped)
+def _compiled(parts: Parts) -> SplitModel:
+    """The model with both halves compiled; what a companion computes is compiled in place."""
     for part in companions(parts.companion):
         compile_methods(part, "learn", "penalty")
     return parts.model.compiled()
 
 
-def _set_companion_rates(state: TrainState, schedule: Schedule) -> None:
+def _set_companion_rates(state: TrainState, rates: Sequence[float], schedule: Schedule) -> None:
     """A companion's optimiser is the last one, and has a schedule of its own."""
-    if rates := companion_rates(state.companion):
+    if rates:
         done = state.step / schedule.total_steps
         set_rates(state.optimisers[-1], [companion_rate(done, rate) for rate in rates])
 
