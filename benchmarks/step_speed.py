@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from lightning_fabric import Fabric
 
+from splitveil.config import Parts, RunConfig
 from splitveil.defences import DEFENCES
 from splitveil.nets import NETS, SplitModel, cut
 from splitveil.passport import device_name, versions
@@ -41,16 +42,13 @@ def steps_of(name: str | None, net: str, fabric: Fabric, *, capture: bool) -> St
         surrogate = Rate(wire, CLASSES, noise_std=NOISE)
     if name is None:
         surrogate, plan = None, PenaltyPlan()
-    model.to(fabric.device)
-    if fabric.device.type == "cuda":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = torch.randint(256, (IMAGES, *SHAPE), dtype=torch.uint8).to(fabric.device)
     labels = torch.randint(CLASSES, (IMAGES,)).to(fabric.device)
     if surrogate is not None:
         surrogate.to(fabric.device)
     if isinstance(surrogate, KMeansCEM):
         surrogate.refit(torch.rand(IMAGES, wire, device=fabric.device), labels)
-    state = new_state(model, surrogate, plan, 0, momentum=0.9, weight_decay=5e-4)
+    state = new_state(Parts(model, surrogate, None), plan, RunConfig(), fabric.device)
     model.train()
     data = TrainSet(images=images, labels=labels, augment=lambda x, _: x)
     return Stepper(StepLoss(model, state, fabric), data, state, fabric, capture=capture)

@@ -4,6 +4,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from splitveil.config import Parts, RunConfig
 from splitveil.nets import Channel, SplitModel
 from splitveil.surrogates import GatedAttentionCEM
 from splitveil.train import Weights
@@ -39,7 +40,8 @@ def one_step(fabric: Fabric, attention: str, *, rate: bool) -> dict[str, Tensor]
     )
     x, y = torch.rand(32, 1, 3, 3), torch.randint(4, (32,))
     model = SplitModel(encoder, Channel(), head)
-    state = new_state(model, cem, PenaltyPlan(lambd=1.0), 0, momentum=0.9, weight_decay=0.0)
+    config = RunConfig(weight_decay=0.0)
+    state = new_state(Parts(model, cem, None), PenaltyPlan(lambd=1.0), config, fabric.device)
     rows = own_rows(torch.arange(32), fabric)
     weights = Weights(encoder=3.0, scale=0.5)
     wrapped = fabric.setup_module(StepLoss(model, state, fabric))

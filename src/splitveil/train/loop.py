@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from splitveil.config import Parts, Plan
 from splitveil.data import Dataset, Splits, augment
 from splitveil.errors import RunError
-from splitveil.graphs import compile_methods, set_rates, to_device
+from splitveil.graphs import compile_methods, set_rates
 from splitveil.nets import SplitModel
 from splitveil.passport import versions
 from splitveil.rng import derive_seed, seeded_globals, stream
@@ -124,7 +124,7 @@ def train_run(
     passport: Json = {"versions": versions(), "splits": splits.hashes()}
     passport |= {} if teacher is None else {"teacher": teacher.noted}
     with seeded_globals(derive_seed(config.seed, "global"), device):
-        state = _new_state(plan, parts, schedule, fabric)
+        state = new_state(parts, schedule.penalty, config, device)
         if resume:
             restore(state, read_checkpoint(folder / CHECKPOINT))
         task = Task(
@@ -172,22 +172,6 @@ def train_run(
                     raise KeyboardInterrupt
 
 
-def _new_state(plan: Plan, parts: Parts, schedule: Schedule, fabric: Fabric) -> TrainState:
-    """The parts on the device, and the state before the first step."""
-    for part in (parts.model, parts.surrogate, parts.companion):
-        if part is not None:
-            to_device(part, fabric.device)
-    return new_state(
-        parts.model,
-        parts.surrogate,
-        schedule.penalty,
-        plan.config.seed,
-        momentum=plan.config.momentum,
-        weight_decay=plan.config.weight_decay,
-        companion=parts.companion,
-    )
-
-
 def _compiled(parts: Parts) -> SplitModel:
     """The model with both halves compiled; what a companion computes is compiled in place."""
     for part in companions(parts.companion):
@@ -203,12 +187,16 @@ def _set_companion_rates(state: TrainState, rates: Sequence[float], schedule: Sc
 
 
 def _save_now(schedule: Schedule, step: int, clock: "Clock") -> bool:
-    """At the end, after a while, and at the ends of about fifty epochs unless that takes long."""
+    """At the end, after a while, and at the ends of about fifty epochs unless that takes long.
+
+    That is, unless writing takes more than a fiftieth of the time since the last checkpoint.
+    """
     every = max(1, schedule.epochs // 50) * schedule.steps_per_epoch
+    affordable = clock.since_saving() >= SAVING_SHARE * clock.cost
     return (
         step == schedule.total_steps
-        or (step % every == 0 and clock.affordable())
-        or clock.overdue(CHECKPOINT_SECONDS)
+        or (step % every == 0 and affordable)
+        or clock.since_saving() > CHECKPOINT_SECONDS
     )
 
 
@@ -253,31 +241,27 @@ def clean_features(
 
 
 class Clock:
-    """Seconds of training, over all sittings, and since the last checkpoint."""
+    """Seconds of training, over all sittings, and what the last checkpoint took."""
 
     def __init__(self, before: float) -> None:
-        self._start = self._last = time.perf_counter()
-        self._before, self._cost = before, 0.0
+        self._start = self._saved = time.perf_counter()
+        self._before, self.cost = before, 0.0
 
     def seconds(self) -> float:
         """Seconds of training so far."""
         return round(self._before + time.perf_counter() - self._start, 3)
+
+    def since_saving(self) -> float:
+        """Seconds since the last checkpoint."""
+        return time.perf_counter() - self._saved
 
     @contextmanager
     def saving(self) -> Iterator[None]:
         """A checkpoint is written inside."""
         begun = time.perf_counter()
         yield
-        self._last = time.perf_counter()
-        self._cost = self._last - begun
-
-    def affordable(self) -> bool:
-        """Whether another one would take less than a fiftieth of the time since the last."""
-        return time.perf_counter() - self._last >= SAVING_SHARE * self._cost
-
-    def overdue(self, seconds: float) -> bool:
-        """Whether the last checkpoint is older than that."""
-        return time.perf_counter() - self._last > seconds
+        self._saved = time.perf_counter()
+        self.cost = self._saved - begun
 
 
 def log_line(kind: str, state: TrainState, schedule: Schedule, clock: Clock) -> Json:
