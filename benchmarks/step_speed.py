@@ -15,13 +15,14 @@ from pathlib import Path
 import torch
 from lightning_fabric import Fabric
 
+from splitveil.config import Parts, RunConfig
 from splitveil.defences import DEFENCES
 from splitveil.nets import NETS, SplitModel, cut
 from splitveil.passport import device_name, versions
 from splitveil.surrogates import KMeansCEM, Rate
 from splitveil.train.schedule import Weights
 from splitveil.train.state import new_state
-from splitveil.train.step import Stepper, TrainSet
+from splitveil.train.step import StepLoss, Stepper, TrainSet
 from splitveil.types import PenaltyPlan
 
 SHAPE, CLASSES, IMAGES, NOISE = (3, 32, 32), 10, 4096, 0.025
@@ -41,21 +42,16 @@ def steps_of(name: str | None, net: str, fabric: Fabric, *, capture: bool) -> St
         surrogate = Rate(wire, CLASSES, noise_std=NOISE)
     if name is None:
         surrogate, plan = None, PenaltyPlan()
-    model.to(fabric.device)
-    if fabric.device.type == "cuda":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    wrapped = fabric.setup_module(model)
-    wrapped.mark_forward_method("split_forward")
     images = torch.randint(256, (IMAGES, *SHAPE), dtype=torch.uint8).to(fabric.device)
     labels = torch.randint(CLASSES, (IMAGES,)).to(fabric.device)
     if surrogate is not None:
         surrogate.to(fabric.device)
     if isinstance(surrogate, KMeansCEM):
         surrogate.refit(torch.rand(IMAGES, wire, device=fabric.device), labels)
-    state = new_state(model, surrogate, plan, 0, momentum=0.9, weight_decay=5e-4)
+    state = new_state(Parts(model, surrogate, None), plan, RunConfig(), fabric.device)
     model.train()
     data = TrainSet(images=images, labels=labels, augment=lambda x, _: x)
-    return Stepper(wrapped, data, state, fabric, capture=capture)
+    return Stepper(StepLoss(model, state, fabric), data, state, fabric, capture=capture)
 
 
 def measure(

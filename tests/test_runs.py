@@ -12,7 +12,8 @@ from short_runs import config
 
 import splitveil as sv
 from splitveil.attacks import PROFILES
-from splitveil.config import flat_config
+from splitveil.config import build_defence, flat_config, resolve
+from splitveil.defences import Defence
 from splitveil.errors import AuditError, CheckpointError, ConfigError, DataError, RunError
 from splitveil.train.state import read_checkpoint
 from splitveil.types import Labelled
@@ -30,6 +31,18 @@ def veil(tmp_path_factory: pytest.TempPathFactory) -> sv.Run:
 @pytest.fixture(scope="module")
 def record(veil: sv.Run) -> sv.Record:
     return sv.audit(veil, profile="smoke")
+
+
+def test_a_run_builds_its_defence_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+
+    def noted(config: sv.RunConfig) -> Defence:
+        built.append(config.defence)
+        return build_defence(config)
+
+    monkeypatch.setattr(resolve, "build_defence", noted)
+    sv.fit(config(tmp_path, "veil"))
+    assert built == ["veil"]
 
 
 @pytest.mark.parametrize("defence", ["gated-att", "gated-att-trace", "veil"])

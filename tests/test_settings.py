@@ -1,10 +1,12 @@
 """Settings from text: types, near names, TOML there and back."""
 
+import math
 import re
 import subprocess
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated, Any
 from unittest.mock import patch
 
 import pytest
@@ -13,7 +15,7 @@ import splitveil as sv
 from splitveil.config import RunConfig, flat_config, make_config
 from splitveil.config.settings import parse_pairs, read_toml, write_toml
 from splitveil.defences import DEFENCES, Defence
-from splitveil.errors import ConfigError
+from splitveil.errors import ConfigError, Range
 
 
 def test_pairs_have_toml_types() -> None:
@@ -149,3 +151,31 @@ def test_a_defence_whose_run_could_not_be_read_back_is_refused_before_it_is_trai
     ):
         sv.fit(config)
     assert not (tmp_path / "runs").exists()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranged(Defence):
+    """Declares its ranges at the fields."""
+
+    share: Annotated[float, Range(0, 1, below=True, hint="0 is nothing")] = 0.5
+    rate: Annotated[float, Range(0, above=True)] | None = None
+    rounds: Annotated[int, Range(1)] = 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"share": 1.0}, "share must be in [0, 1), got 1.0; 0 is nothing"),
+        ({"share": math.nan}, "share must be in [0, 1), got nan; 0 is nothing"),
+        ({"rate": 0.0}, "rate must be a finite number > 0, got 0.0"),
+        ({"rate": math.inf}, "rate must be a finite number > 0, got inf"),
+        ({"rounds": 0, "share": -1.0}, "share must be in [0, 1), got -1.0; 0 is nothing; rounds"),
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+    ],
+)
+def test_a_field_outside_the_range_it_declares_is_refused(
+    settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        Ranged(summary="").with_settings(settings)
+    assert Ranged(summary="", share=0.0, rate=1e-9, rounds=1).setting_types()["share"] is float

@@ -3,13 +3,12 @@
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 from torch import Generator, Tensor, nn
 
 Step = Callable[[], None]
-T = TypeVar("T")
 WARM_UP = 3  # eager calls before the capture: cuDNN picks its kernels, optimisers their buffers
 
 
@@ -128,13 +127,15 @@ class Aside:
         on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device, priority=-1) if on_gpu else None  # type: ignore[no-untyped-call]
 
-    def run(self, work: Callable[[Tensor], T], x: Tensor) -> T:
-        """`work(x)`; a copy of x is given to it, so that both streams own what they free."""
+    @contextmanager
+    def beside(self, x: Tensor) -> Iterator[Tensor]:
+        """Work inside runs on that stream, on a copy of x: both streams own what they free."""
         if self._stream is None:
-            return work(x)
+            yield x
+            return
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            return work(x.clone())
+            yield x.clone()
 
     def join(self) -> None:
         """What follows waits for the work."""

@@ -4,11 +4,12 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from splitveil.config import Parts, RunConfig
 from splitveil.nets import Channel, SplitModel
 from splitveil.surrogates import GatedAttentionCEM
 from splitveil.train import Weights
 from splitveil.train.state import new_state
-from splitveil.train.step import Stepper, TrainSet, own_rows
+from splitveil.train.step import StepLoss, own_rows
 from splitveil.types import PenaltyPlan
 
 
@@ -39,13 +40,12 @@ def one_step(fabric: Fabric, attention: str, *, rate: bool) -> dict[str, Tensor]
     )
     x, y = torch.rand(32, 1, 3, 3), torch.randint(4, (32,))
     model = SplitModel(encoder, Channel(), head)
-    wrapped = fabric.setup_module(model)
-    wrapped.mark_forward_method("split_forward")
-    state = new_state(model, cem, PenaltyPlan(lambd=1.0), 0, momentum=0.9, weight_decay=0.0)
+    config = RunConfig(weight_decay=0.0)
+    state = new_state(Parts(model, cem, None), PenaltyPlan(lambd=1.0), config, fabric.device)
     rows = own_rows(torch.arange(32), fabric)
     weights = Weights(encoder=3.0, scale=0.5)
-    data = TrainSet(images=x, labels=y, augment=lambda images, _: images)
-    loss, values = Stepper(wrapped, data, state, fabric).loss(x[rows], y[rows], weights)
+    wrapped = fabric.setup_module(StepLoss(model, state, fabric))
+    loss, values = wrapped(x[rows], y[rows], weights)
     fabric.backward(loss)
     found = {"rob_loss": values["rob_loss"].detach()}
     for name, module in (("model", model), ("cem", cem)):

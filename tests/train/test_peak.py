@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from splitveil.config import Parts, RunConfig
+from splitveil.nets import Channel, SplitModel
 from splitveil.train import state as training
 from splitveil.train.state import TrainState, forget_peak, new_state, peak_bytes, restore, snapshot
 from splitveil.types import PenaltyPlan
@@ -12,7 +14,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def fresh() -> TrainState:
-    return new_state(nn.Linear(2, 2), None, PenaltyPlan(), 0, momentum=0.9, weight_decay=0.0)
+    model = SplitModel(nn.Linear(2, 2), Channel(), nn.Linear(2, 2))
+    return new_state(Parts(model, None, None), PenaltyPlan(), RunConfig(), CPU)
 
 
 def test_a_training_begins_with_the_peak_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

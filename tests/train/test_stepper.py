@@ -5,11 +5,12 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
+from splitveil.config import Parts, RunConfig
 from splitveil.nets import Channel, GaussianNoise, SplitModel
 from splitveil.surrogates import GatedAttentionCEM, Rate
 from splitveil.train.schedule import Weights
 from splitveil.train.state import TrainState, new_state
-from splitveil.train.step import Stepper, TrainSet
+from splitveil.train.step import StepLoss, Stepper, TrainSet
 from splitveil.types import PenaltyPlan
 
 CLASSES, WIRE = 3, 8
@@ -28,13 +29,9 @@ def prepared(
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(16, WIRE), nn.BatchNorm1d(WIRE), nn.Sigmoid())
     model = SplitModel(encoder, Channel([GaussianNoise(0.05)]), nn.Linear(WIRE, CLASSES))
-    if surrogate is not None:
-        surrogate.to(fabric.device)
-    wrapped = fabric.setup_module(model)
-    wrapped.mark_forward_method("split_forward")
-    stepped = model.compiled(backend="aot_eager") if compiled else wrapped
+    stepped = model.compiled(backend="aot_eager") if compiled else model
     plan = PenaltyPlan(lambd=0.3, attention_lr=1e-3)
-    state = new_state(model, surrogate, plan, 0, momentum=0.9, weight_decay=5e-4)
+    state = new_state(Parts(model, surrogate, None), plan, RunConfig(), fabric.device)
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(256, (24, 1, 4, 4), dtype=torch.uint8, generator=generator)
     labels = torch.arange(24) % CLASSES
@@ -44,7 +41,8 @@ def prepared(
         augment=lambda x, g: x + 0.01 * torch.rand(x.shape, generator=g, device=x.device),
     )
     model.train()
-    return Stepper(stepped, data, state, fabric, remembers=remembers, capture=capture), state
+    loss = StepLoss(stepped, state, fabric, remembers=remembers)
+    return Stepper(loss, data, state, fabric, capture=capture), state
 
 
 def train(stepper: Stepper, steps: int, weights: Weights | None, device: str = "cpu") -> None:

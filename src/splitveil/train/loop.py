@@ -5,7 +5,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from splitveil.config import Parts, Plan
 from splitveil.data import Dataset, Splits, augment
 from splitveil.errors import RunError
-from splitveil.graphs import compile_methods, set_rates, to_device
+from splitveil.graphs import compile_methods, set_rates
+from splitveil.nets import SplitModel
 from splitveil.passport import versions
 from splitveil.rng import derive_seed, seeded_globals, stream
 from splitveil.train.distillation import Teacher
@@ -37,7 +38,7 @@ from splitveil.train.state import (
     snapshot,
     write_checkpoint,
 )
-from splitveil.train.step import Stepper, Task, TrainSet, own_rows, unit_floats
+from splitveil.train.step import StepLoss, Stepper, Task, TrainSet, own_rows, unit_floats
 from splitveil.types import Json, Labelled, Paced, Progress, Refits, Reports
 
 log = logging.getLogger("splitveil")
@@ -59,6 +60,18 @@ def epoch_order(
     [0, 1, 2, 3, 4]
     """
     return torch.randperm(n, generator=stream(seed, f"order/{epoch}")).to(device)
+
+
+def epoch_batches(
+    rows: Tensor, size: int, schedule: Schedule, seed: int, first: int
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Of every step from `first` on: its epoch, the order of that epoch, and the batch's rows."""
+    order = torch.empty(0)
+    for step in range(first, schedule.total_steps):
+        epoch, index = schedule.epoch_of(step), step % schedule.steps_per_epoch
+        if index == 0 or step == first:
+            order = rows[epoch_order(len(rows), epoch, seed, rows.device)]
+        yield epoch, order, order[index * size : (index + 1) * size]
 
 
 def train_run(
@@ -111,7 +124,7 @@ def train_run(
     passport: Json = {"versions": versions(), "splits": splits.hashes()}
     passport |= {} if teacher is None else {"teacher": teacher.noted}
     with seeded_globals(derive_seed(config.seed, "global"), device):
-        state = _new_state(plan, parts, schedule, fabric)
+        state = new_state(parts, schedule.penalty, config, device)
         if resume:
             restore(state, read_checkpoint(folder / CHECKPOINT))
         task = Task(
@@ -120,19 +133,19 @@ def train_run(
             share=config.teacher_share,
             temperature=config.teacher_temperature,
         )
-        model = _as_stepped(parts, fabric, compiled=config.compile)
-        step = Stepper(model, data, state, fabric, task=task, remembers=schedule.penalty.lambd > 0)
+        model = _compiled(parts) if config.compile else parts.model
+        remembers = schedule.penalty.lambd > 0
+        loss = StepLoss(model, state, fabric, task=task, remembers=remembers)
+        step, rates = Stepper(loss, data, state, fabric), companion_rates(parts.companion)
         parts.model.train()
         clock = Clock(state.seconds)
         with catch_interrupt() as interrupted, MetricsLog(folder, state.log_offset) as metrics:
-            order, last = torch.empty(0), ""
-            while state.step < schedule.total_steps:
-                epoch, index = schedule.epoch_of(state.step), state.step % schedule.steps_per_epoch
-                if index == 0 or not len(order):
-                    order = rows[epoch_order(len(rows), epoch, config.seed, device)]
-                _set_companion_rates(state, schedule)
+            last = ""
+            batches = epoch_batches(rows, batch, schedule, config.seed, state.step)
+            for epoch, order, chosen in batches:
+                _set_companion_rates(state, rates, schedule)
                 step(
-                    own_rows(order[index * batch : (index + 1) * batch], fabric),
+                    own_rows(chosen, fabric),
                     schedule.lr_at(state.step),
                     schedule.weights_at(state.step),
                 )
@@ -140,7 +153,7 @@ def train_run(
                 if isinstance(state.companion, Paced):
                     state.companion.pace(state.step / schedule.total_steps)
 
-                epoch_ends = index + 1 == schedule.steps_per_epoch
+                epoch_ends = state.step % schedule.steps_per_epoch == 0
                 if epoch_ends or state.step % LOG_EVERY == 0:
                     line = log_line("epoch" if epoch_ends else "step", state, schedule, clock)
                     if epoch_ends:
@@ -159,47 +172,31 @@ def train_run(
                     raise KeyboardInterrupt
 
 
-def _new_state(plan: Plan, parts: Parts, schedule: Schedule, fabric: Fabric) -> TrainState:
-    """The parts on the device, and the state before the first step."""
-    for part in (parts.model, parts.surrogate, parts.companion):
-        if part is not None:
-            to_device(part, fabric.device)
-    return new_state(
-        parts.model,
-        parts.surrogate,
-        schedule.penalty,
-        plan.config.seed,
-        momentum=plan.config.momentum,
-        weight_decay=plan.config.weight_decay,
-        companion=parts.companion,
-    )
-
-
-def _as_stepped(parts: Parts, fabric: Fabric, *, compiled: bool) -> nn.Module:
-    """The model as a step calls it: wrapped by Fabric; compiled if asked, and alone."""
-    wrapped = fabric.setup_module(parts.model)
-    wrapped.mark_forward_method("split_forward")
-    if not compiled or fabric.world_size > 1:
-        return cast(nn.Module, wrapped)
+def _compiled(parts: Parts) -> SplitModel:
+    """The model with both halves compiled; what a companion computes is compiled in place."""
     for part in companions(parts.companion):
         compile_methods(part, "learn", "penalty")
     return parts.model.compiled()
 
 
-def _set_companion_rates(state: TrainState, schedule: Schedule) -> None:
+def _set_companion_rates(state: TrainState, rates: Sequence[float], schedule: Schedule) -> None:
     """A companion's optimiser is the last one, and has a schedule of its own."""
-    if rates := companion_rates(state.companion):
+    if rates:
         done = state.step / schedule.total_steps
         set_rates(state.optimisers[-1], [companion_rate(done, rate) for rate in rates])
 
 
 def _save_now(schedule: Schedule, step: int, clock: "Clock") -> bool:
-    """At the end, after a while, and at the ends of about fifty epochs unless that takes long."""
+    """At the end, after a while, and at the ends of about fifty epochs unless that takes long.
+
+    That is, unless writing takes more than a fiftieth of the time since the last checkpoint.
+    """
     every = max(1, schedule.epochs // 50) * schedule.steps_per_epoch
+    affordable = clock.since_saving() >= SAVING_SHARE * clock.cost
     return (
         step == schedule.total_steps
-        or (step % every == 0 and clock.affordable())
-        or clock.overdue(CHECKPOINT_SECONDS)
+        or (step % every == 0 and affordable)
+        or clock.since_saving() > CHECKPOINT_SECONDS
     )
 
 
@@ -244,31 +241,27 @@ def clean_features(
 
 
 class Clock:
-    """Seconds of training, over all sittings, and since the last checkpoint."""
+    """Seconds of training, over all sittings, and what the last checkpoint took."""
 
     def __init__(self, before: float) -> None:
-        self._start = self._last = time.perf_counter()
-        self._before, self._cost = before, 0.0
+        self._start = self._saved = time.perf_counter()
+        self._before, self.cost = before, 0.0
 
     def seconds(self) -> float:
         """Seconds of training so far."""
         return round(self._before + time.perf_counter() - self._start, 3)
+
+    def since_saving(self) -> float:
+        """Seconds since the last checkpoint."""
+        return time.perf_counter() - self._saved
 
     @contextmanager
     def saving(self) -> Iterator[None]:
         """A checkpoint is written inside."""
         begun = time.perf_counter()
         yield
-        self._last = time.perf_counter()
-        self._cost = self._last - begun
-
-    def affordable(self) -> bool:
-        """Whether another one would take less than a fiftieth of the time since the last."""
-        return time.perf_counter() - self._last >= SAVING_SHARE * self._cost
-
-    def overdue(self, seconds: float) -> bool:
-        """Whether the last checkpoint is older than that."""
-        return time.perf_counter() - self._last > seconds
+        self._saved = time.perf_counter()
+        self.cost = self._saved - begun
 
 
 def log_line(kind: str, state: TrainState, schedule: Schedule, clock: Clock) -> Json:

@@ -16,8 +16,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Generator, Tensor, nn
 
+from splitveil.config import Parts, RunConfig
 from splitveil.errors import CheckpointError
-from splitveil.graphs import Aside
+from splitveil.graphs import Aside, to_device
 from splitveil.rng import load_states, save_states, stream
 from splitveil.train.files import atomic_file
 from splitveil.types import Companion, Json, PenaltyPlan
@@ -118,22 +119,18 @@ class TrainState:
 
 
 def new_state(
-    model: nn.Module,
-    surrogate: nn.Module | None,
-    penalty: PenaltyPlan,
-    seed: int,
-    *,
-    momentum: float,
-    weight_decay: float,
-    companion: nn.Module | None = None,
+    parts: Parts, penalty: PenaltyPlan, config: RunConfig, device: torch.device
 ) -> TrainState:
-    """A run before its first step.
+    """A run before its first step, its parts moved to the device.
 
     SGD for the model; the surrogate's own parameters join it as a second group with the same
     settings (the reference documents), or get Adam at `penalty.attention_lr`. A companion's
     optimiser is the last one.
     """
-    device = next(model.parameters()).device
+    model, surrogate, companion = parts.model, parts.surrogate, parts.companion
+    for part in (model, surrogate, companion):
+        if part is not None:
+            to_device(part, device)
     on_gpu = device.type == "cuda"
     forget_peak(device)
     groups = [{"params": list(model.parameters())}]
@@ -143,7 +140,11 @@ def new_state(
     lr = torch.zeros((), device=device) if on_gpu else 0.0  # a replayed step reads a tensor
     optimisers: list[torch.optim.Optimizer] = [
         torch.optim.SGD(
-            groups, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=on_gpu or None
+            groups,
+            lr=lr,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            fused=on_gpu or None,
         )
     ]
     if own and penalty.attention_lr is not None:
@@ -156,7 +157,7 @@ def new_state(
         surrogate,
         companion,
         optimisers,
-        streams={name: stream(seed, name, device) for name in STREAMS},
+        streams={name: stream(config.seed, name, device) for name in STREAMS},
         guard=Guard.on(device),
         meters=Meters(device),
         aside=Aside(device),

@@ -95,6 +95,79 @@ class TrainSet:
     augment: Callable[[Tensor, Generator], Tensor]
 
 
+class StepLoss(nn.Module):
+    """The loss of one batch: a module, so that Fabric can wrap it for several processes.
+
+    Args:
+        model: The split model, or its compiled twin.
+        state: What the step moves; its surrogate and its companion look at z.
+        fabric: The device and its precision.
+        task: What the answers are held against.
+        remembers: Whether a surrogate with a memory keeps batches until the penalty starts.
+    """
+
+    def __init__(
+        self,
+        model: SplitModel,
+        state: TrainState,
+        fabric: Fabric,
+        *,
+        task: Task = LABELS,
+        remembers: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model, self._state, self._fabric = model, state, fabric
+        self._task, self._remembers = task, remembers
+
+    def forward(self, x: Tensor, y: Tensor, weights: Weights | None) -> tuple[Tensor, Values]:
+        """The loss of one batch, and what to log of it.
+
+        With several processes the task's loss is that of this rank's images; penalty and
+        companions see the whole batch.
+
+        Args:
+            x: Images (n, c, h, w) as floats in [0, 1], augmented.
+            y: Their labels (n,).
+            weights: The penalty's weights; None while it is not active.
+        """
+        with self._fabric.autocast():
+            z = self.model.encoder(x)
+            terms, values = self._beside(z, x, y, weights)
+            sent = self.model.channel(z, self._state.streams["channel"])
+            answers = self.model.head(sent).float()
+            taught = self._task.taught(x)
+        loss = self._task.loss(answers, y, taught)
+        if "rob_loss" in values:
+            self._state.aside.join()
+        right = (answers.detach().argmax(1) == y).float().mean()
+        return sum(terms, loss), {"task_loss": loss, "train_accuracy": right} | values
+
+    def _beside(
+        self, z: Tensor, x: Tensor, y: Tensor, weights: Weights | None
+    ) -> tuple[list[Tensor], Values]:
+        """Losses on z beside the server's answer: the penalty and the companions'."""
+        state, fabric = self._state, self._fabric
+        terms: list[Tensor] = []
+        values: Values = {}
+        labels = gathered(y, fabric)
+        if state.surrogate is not None and weights is not None:
+            whole = gathered(z, fabric, sync_grads=True)
+            with state.aside.beside(whole) as seen:  # while the head works, on a GPU
+                rob, out = penalty(
+                    seen, labels, state.surrogate, weights=weights, guard=state.guard
+                )
+            terms.append(rob)
+            values |= {"rob_loss": out.loss, "intra_mse": out.intra_mse}
+            values |= {k: v for k, v in out.diagnostics.items() if v.ndim == 0}
+        elif self._remembers and isinstance(state.surrogate, Remembers):
+            state.surrogate.remember(gathered(z.detach(), fabric), labels)
+        if state.companion is not None:
+            whole, images = gathered(z, fabric, sync_grads=True), gathered(x, fabric)
+            own, said = companion_losses(state.companion, whole, images, labels, state.guard)
+            terms, values = terms + own, values | said
+        return terms, values
+
+
 class Stepper:
     """Batch, loss, one backward pass and the update, for given rows, learning rate and weights.
 
@@ -103,33 +176,30 @@ class Stepper:
     written.
 
     Args:
-        model: The model as a step calls it: wrapped by Fabric, or compiled.
+        loss: Of one batch.
         data: The training images, on the device.
         state: What the step moves.
         fabric: The device and its precision.
-        task: What the answers are held against.
-        remembers: Whether a surrogate with a memory keeps batches until the penalty starts.
         capture: False runs the step as written anywhere.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        loss: StepLoss,
         data: TrainSet,
         state: TrainState,
         fabric: Fabric,
         *,
-        task: Task = LABELS,
-        remembers: bool = False,
         capture: bool = True,
     ) -> None:
-        self._model, self._data, self._state, self._fabric = model, data, state, fabric
-        self._task, self._remembers = task, remembers
+        alone = fabric.world_size == 1
+        self._loss = loss if alone else fabric.setup_module(loss)
+        self._data, self._state, self._fabric = data, state, fabric
         self._optimisers = [
             cast(torch.optim.Optimizer, fabric.setup_optimizers(o)) for o in state.optimisers
         ]
         self._on_gpu = fabric.device.type == "cuda"
-        self._capture = capture and self._on_gpu and fabric.world_size == 1
+        self._capture = capture and self._on_gpu and alone
         self._rows: Tensor | None = None
         self._weights = Weights(*torch.zeros(2, device=fabric.device))
         self._replays: dict[bool, Callable[[], None]] = {}
@@ -163,64 +233,12 @@ class Stepper:
         x = data.augment(unit_floats(data.images[self._rows]), state.streams["augment"])
         if self._on_gpu:
             x = x.contiguous(memory_format=torch.channels_last)
-        loss, values = self.loss(x, data.labels[self._rows], weights)
+        loss, values = self._loss(x, data.labels[self._rows], weights)
         self._fabric.backward(loss)
         for optimiser in self._optimisers:
             optimiser.step()
         state.meters.add(values)
         self._logged[weights is not None] = tuple(values)
-
-    def loss(self, x: Tensor, y: Tensor, weights: Weights | None) -> tuple[Tensor, Values]:
-        """The loss of one batch, and what to log of it.
-
-        With several processes the task's loss is that of this rank's images; penalty and
-        companions see the whole batch.
-
-        Args:
-            x: Images (n, c, h, w) as floats in [0, 1], augmented.
-            y: Their labels (n,).
-            weights: The penalty's weights; None while it is not active.
-        """
-        state, fabric, task = self._state, self._fabric, self._task
-        seen: list[tuple[list[Tensor], Values]] = []
-
-        def beside(z: Tensor) -> None:  # called before the channel and the head run
-            seen.append(self._beside(z, x, y, weights))
-
-        with fabric.autocast():  # the wrapper enters it only where it wraps, under DDP
-            model = cast(SplitModel, self._model)
-            answers = model.split_forward(x, state.streams["channel"], beside).logits
-            taught = task.taught(x)
-        loss = task.loss(answers, y, taught)
-        ((terms, values),) = seen
-        if "rob_loss" in values:
-            state.aside.join()
-        right = (answers.detach().argmax(1) == y).float().mean()
-        return sum(terms, loss), {"task_loss": loss, "train_accuracy": right} | values
-
-    def _beside(
-        self, z: Tensor, x: Tensor, y: Tensor, weights: Weights | None
-    ) -> tuple[list[Tensor], Values]:
-        """Losses on z beside the server's answer: the penalty and the companions'."""
-        state, fabric = self._state, self._fabric
-        terms: list[Tensor] = []
-        values: Values = {}
-        labels = gathered(y, fabric)
-        if state.surrogate is not None and weights is not None:
-            work = partial(
-                penalty, y=labels, surrogate=state.surrogate, weights=weights, guard=state.guard
-            )
-            rob, out = state.aside.run(work, gathered(z, fabric, sync_grads=True))
-            terms.append(rob)
-            values |= {"rob_loss": out.loss, "intra_mse": out.intra_mse}
-            values |= {k: v for k, v in out.diagnostics.items() if v.ndim == 0}
-        elif self._remembers and isinstance(state.surrogate, Remembers):
-            state.surrogate.remember(gathered(z.detach(), fabric), labels)
-        if state.companion is not None:
-            whole, images = gathered(z, fabric, sync_grads=True), gathered(x, fabric)
-            own, said = companion_losses(state.companion, whole, images, labels, state.guard)
-            terms, values = terms + own, values | said
-        return terms, values
 
 
 def penalty(
