@@ -11,7 +11,7 @@ import pytest
 import splitveil
 
 SOURCE = Path(splitveil.__file__).parent
-MAX_LINES = 300
+MAX_LINES = 1000
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,7 @@ MAY_IMPORT: dict[str, Rule] = {
     "unrounded": room("errors", "types", "audit.statistics", "report", "comparing"),
     "bench": room("types", "passport", "surrogates"),
     "recipes": room("errors", libraries=()),
-    "trials": EVERYTHING,
-    "advisor": EVERYTHING,
+    "experiments": EVERYTHING,
     "foreign": EVERYTHING,
     "listening": room(*FIRST_ROW, "audit", "nets", "surrogates"),
     "stranger": room(*FIRST_ROW),

@@ -6,9 +6,9 @@ from types import ModuleType
 from tables.made import Planned, settings_of
 
 from splitveil.config import build_defence, make_config
+from splitveil.experiments.reproduction import EXPERIMENTS
 from splitveil.recipes import find_recipe
 from splitveil.report.bases import TABLE1
-from splitveil.reproduce import EXPERIMENTS
 
 
 def test_table1_has_every_row_of_the_built_page_and_each_is_a_run(
