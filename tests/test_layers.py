@@ -257,7 +257,7 @@ PLANTED = [
     ("data/spy.py", "np.load(f, allow_pickle=True)", 1, "allow_pickle is banned"),
     ("nets/spy.py", "eval('1')", 1, "eval() is banned"),
     ("nets/spy.py", "y = [exec(t) for t in x]", 1, "exec() is banned"),
-    ("nets/long.py", "x = 1\n" * 301, 301, "at most 300 lines, this one 301"),
+    ("nets/long.py", "x = 1\n" * 1001, 1001, "at most 1000 lines, this one 1001"),
     ("kitchen/sink.py", "x = 1", 1, "kitchen.sink has no rule"),
     ("utils.py", "x = 1", 1, "utils has no rule"),
 ]
@@ -285,7 +285,7 @@ ALLOWED = [
     ("serve/client.py", "import numpy\nimport json\nfrom splitveil.serve.wire import decode"),
     ("passport.py", "from splitveil import __version__"),
     ("nets/spy.py", "model.eval()\nre.compile('a')\nnp.load(f, allow_pickle=False)"),
-    ("nets/long.py", "x = 1\n" * 300),
+    ("nets/long.py", "x = 1\n" * 1000),
     ("cli.py", "from splitveil.audit import metrics\nimport splitveil"),
     ("__init__.py", "x = import_module(f'splitveil.{name}')"),
 ]

@@ -46,7 +46,6 @@ from splitveil.train.files import write_text
 from splitveil.types import Attack, Json, Progress, Record, silent
 
 FILE = "trial.json"
-FOUND = ("accuracy", "mse", "attack", "ceiling", "leakage")  # what `validate_on_val` measures
 MAX_MESSAGE = 500
 RUNNING_SHOWN = 8
 REACH_S = 5.0  # for a cluster to answer; Ray itself would try for minutes
@@ -268,9 +267,9 @@ def _validated(
     started, folder = time.perf_counter(), trial.config.folder
     key = _digest([folder.name, repr(attacks)])
     saved = read_trial(folder / FILE) if resume else {}
-    if saved.get("key") == key and {*FOUND} <= saved["found"].keys():
-        found = {name: saved["found"][name] for name in FOUND}
-        return Result(trial=trial, folder=folder, found=found, seconds=saved.get("seconds", 0.0))
+    if saved.get("key") == key:
+        seconds = saved.get("seconds", 0.0)  # version 0.1.0 did not note them
+        return Result(trial=trial, folder=folder, found=saved["found"], seconds=seconds)
     try:
         run = _trained(trial.config, resume, progress)
     except CheckpointError:  # the folder is named after the settings, so it is a broken one
