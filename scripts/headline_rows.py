@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from splitveil.config.recipes import Setting
-from splitveil.reproduce import EXPERIMENTS
+from splitveil.experiments.reproduction import EXPERIMENTS
 
 OWN_OPTIONS = ("dataset", "defence", "net", "epochs")  # the others are given with --set
 QUIET = 0.01  # the smallest noise of CEM's scripts: neither penalty is defined without any
@@ -163,7 +163,7 @@ def _seed_003() -> tuple[Row, ...]:
     every = {"sparse+gated-att": (Audit(),)}
     both = every | {"sparse+gated-att-simple": (Audit(),)}
     return (
-        *(row(name, defence, *both.get(name, ())) for name, defence in experiment.rows.items()),
+        *(row(name, name, *both.get(name, ())) for name in experiment.rows),
         row("sparse", "sparse"),
         *(row(f"{n}-wire", n, *every.get(n, ()), sparse_place="wire") for n in layers),
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from splitveil.comparing import contrasts, sheets
+from splitveil.experiments.reproduction import EXPERIMENTS, SEED_003
 from splitveil.report import read_run
 from splitveil.report.bases import TABLE1, base_section
 from splitveil.report.breadth import breadth
@@ -23,7 +24,7 @@ from splitveil.report.published import Published, read_published
 from splitveil.report.rows import Found, Group, find_records
 from splitveil.report.tracks import Track, tracks
 from splitveil.report.tradeoff import marks, tradeoff
-from splitveil.reproduce import EXPERIMENTS, SEED_003, section
+from splitveil.reproduce import section
 
 if TYPE_CHECKING:
     from scripts.readme_commands import audit_command, train_command

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 import torch
+from experiments.made import Instant
 from typer.testing import CliRunner
 
 import splitveil as sv
 from splitveil.attacks import PROFILES
 from splitveil.cli import app
 from splitveil.config import RunConfig
-from splitveil.types import Json
 
 BUDGET = ("clients", "--macs", "21.9e6", "--wire", "512")
 
@@ -126,7 +126,7 @@ def test_clients_are_ranked_by_a_trial_and_the_second_call_only_reads(
     monkeypatch.setitem(cast("dict[str, Any]", PROFILES), "smoke", few)
     first = call(*RANK, "--runs-dir", str(tmp_path), "--json")
     assert first.exit_code == 0, text(first)
-    assert re.search(r"rank .* 100%.* done", text(first))
+    assert re.search(r"client:strided-\S+ 1/1 0 ", text(first))
     found = json.loads(first.stdout)
     assert found["image_shape"] == [1, 8, 8]
     assert (found["dataset"], found["defence"], found["epochs"]) == ("digits", "noise", 8)
@@ -160,13 +160,12 @@ def test_clients_are_ranked_by_a_trial_and_the_second_call_only_reads(
 def test_a_failed_trial_is_named_and_none_is_recommended_at_chance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def trial(config: RunConfig, *_: object) -> tuple[Path, Json]:
+    def work(config: RunConfig) -> tuple[float, float]:
         if "x3" in config.net:
             raise RuntimeError("out of memory")
-        found = {"accuracy": 0.1, "mse": 0.04, "attack": "linear", "ceiling": 0.05, "leakage": 0.2}
-        return tmp_path, found
+        return 0.1, 0.2
 
-    monkeypatch.setattr("splitveil.advisor.trial", trial)
+    Instant(monkeypatch, work)
     result = call(*RANK, "--runs-dir", str(tmp_path))
     assert result.exit_code == 0, text(result)
     assert "client:strided-4s2-4.8x3.16x3-c16 failed: out of memory" in text(result)

@@ -8,16 +8,16 @@ import pytest
 
 from splitveil.config import build_defence, make_config
 from splitveil.errors import ConfigError
-from splitveil.report.rows import Group
-from splitveil.reproduce import (
+from splitveil.experiments.reproduction import (
     EXPERIMENTS,
     SEED_003,
     chosen_rows,
     find_experiment,
     group_table,
-    section,
     table,
 )
+from splitveil.report.rows import Group
+from splitveil.reproduce import section
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SEED = EXPERIMENTS["seed-003"]
@@ -25,7 +25,7 @@ SEED = EXPERIMENTS["seed-003"]
 
 @pytest.mark.parametrize("row", SEED.rows)
 def test_every_row_is_a_run_of_the_documents_experiment(row: str) -> None:
-    config = make_config({**SEED.common, "defence": SEED.rows[row]})
+    config = make_config({**SEED.common, "defence": row})
     assert (config.dataset, config.epochs, config.net) == ("cifar10", 240, "vgg11")
     assert build_defence(config).penalty_plan().lambd == 16
     assert config.final  # the public scripts hold no training image back

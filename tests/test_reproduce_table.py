@@ -10,14 +10,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from splitveil import reproduce
 from splitveil.cli import app
 from splitveil.config import RunConfig
 from splitveil.console import show_table
 from splitveil.errors import CheckpointError, DataError, RunError
+from splitveil.experiments import runner
+from splitveil.experiments.reproduction import (
+    EXPERIMENTS,
+    finished,
+    folder_name,
+    next_step,
+    table,
+)
 from splitveil.nets import SplitModel
 from splitveil.report.rows import Group
-from splitveil.reproduce import EXPERIMENTS, advice, claims, finished, folder_name, table
+from splitveil.reproduce import claims
 from splitveil.runs import Run, fit
 from splitveil.types import Progress
 
@@ -135,7 +142,7 @@ def test_nothing_of_a_row_is_held_while_the_next_one_trains(
         held.append(sum(issubclass(type(thing), SplitModel) for thing in gc.get_objects()))
         return fit(config, resume=resume, overwrite=overwrite, progress=progress)
 
-    monkeypatch.setattr(reproduce, "fit", watched)
+    monkeypatch.setattr(runner, "fit", watched)
     assert command(runs, "--only", "cem", "--only", "gated-att").exit_code == 0
     assert len(held) == 2
     assert held[1] <= held[0]
@@ -171,7 +178,7 @@ def test_a_rehearsal_has_a_folder_of_its_own(
         raise RunError(f"{config.net} stops here")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(reproduce, "fit", asked)
+    monkeypatch.setattr(runner, "fit", asked)
     words = ["reproduce", "seed-003", "--only", "cem", "--epochs", "3"]
     assert "auto stops here" in CliRunner().invoke(app, [*words, "--dataset", "digits"]).output
     assert "vgg11 stops here" in CliRunner().invoke(app, [*words, "--dataset", "cifar10"]).output
@@ -188,8 +195,10 @@ def test_an_error_names_what_the_command_has(runs: Path) -> None:
     assert "another --runs-dir" in said
     assert "--name" not in said
     kept = "no data; give --data-dir"
-    assert advice(DataError(kept)) == kept
-    assert "--overwrite" not in advice(CheckpointError("x lacks y; train again with --overwrite"))
+    assert next_step(DataError(kept)) == kept
+    assert "--overwrite" not in next_step(
+        CheckpointError("x lacks y; train again with --overwrite")
+    )
 
 
 def test_an_interrupt_names_what_the_command_has(
@@ -198,7 +207,7 @@ def test_an_interrupt_names_what_the_command_has(
     def stopped(*_: object, **__: object) -> Run:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reproduce, "fit", stopped)
+    monkeypatch.setattr(runner, "fit", stopped)
     result = command(tmp_path, "--only", "cem")
     assert result.exit_code == 130
     said = " ".join(result.output.split())

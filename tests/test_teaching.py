@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 
 import splitveil as sv
 from splitveil.cli import app
-from splitveil.commands.sweep import plan_of
 from splitveil.data import load, make_splits
 from splitveil.errors import CheckpointError, ConfigError
+from splitveil.experiments.runner import with_own_folder
+from splitveil.experiments.search import plan_of
 from splitveil.passport import model_hash
 from splitveil.replay import replay
 from splitveil.train.distillation import Undivided
 from splitveil.train.state import read_checkpoint
 from splitveil.train.step import divergence
-from splitveil.trials import placed
 
 
 @pytest.fixture(scope="module")
@@ -198,11 +198,11 @@ def test_a_pupil_may_go_on_when_its_teacher_was_moved(teacher: sv.Run, tmp_path:
 def test_a_trial_under_another_teacher_is_another_trial(teacher: sv.Run, tmp_path: Path) -> None:
     place = tmp_path / "wise"
     shutil.copytree(teacher.path, place)
-    options, dataset = config(tmp_path, teacher=str(place)), load("digits")
-    first = placed(options, dataset).name
-    assert placed(options, dataset).name == first
+    options = config(tmp_path, teacher=str(place))
+    first = with_own_folder(options).name
+    assert with_own_folder(options).name == first
     sv.fit(config(tmp_path, "noise", name="wise", epochs=1, seed=3), overwrite=True)
-    assert placed(options, dataset).name != first
+    assert with_own_folder(options).name != first
 
 
 def test_a_sweep_hears_of_its_teacher_before_it_starts_and_keeps_to_it(

@@ -10,14 +10,12 @@ from typer.core import TyperGroup
 from splitveil import __version__, commands
 from splitveil.commands import (
     audit,
-    clients,
     compare,
+    experiments,
     explain,
     lists,
     report,
-    reproduce,
     serve,
-    sweep,
 )
 from splitveil.errors import SplitVeilError
 
@@ -105,36 +103,7 @@ def _start() -> None:
     setup_logging()
 
 
-@app.command()
-def demo(
-    runs_dir: Annotated[str, typer.Option(help="Where the demo's runs go.")] = "runs/demo",
-    epochs: Annotated[int | None, typer.Option(help="Fewer epochs for a hasty look.")] = None,
-    profile: Annotated[str, typer.Option(help="Attack budget.")] = "quick",
-    json_: JsonFlag = False,
-) -> None:
-    """Train, attack and compare `none`, `gated-att` and `veil` on digits, in minutes on a CPU.
-
-    Example: `splitveil demo`
-    """
-    _start()
-    from splitveil import fit
-    from splitveil.config import find_profile, make_config
-    from splitveil.console import out, progress_bar
-
-    find_profile(profile)  # a typing error must not cost a training
-    paths = []
-    for defence in ("none", "gated-att", "veil"):
-        options = {"dataset": "digits", "defence": defence, "name": defence, "runs_dir": runs_dir}
-        config = make_config(options | ({} if epochs is None else {"epochs": epochs}))
-        with progress_bar(f"train {defence:<9}") as bar:
-            run = fit(config, overwrite=True, progress=bar)
-        with progress_bar(f"audit {defence:<9}") as bar:
-            run.audit(profile, progress=bar)
-        paths.append(run.path)
-    page = commands.write_page(paths, Path(runs_dir))
-    commands.show_runs(paths, json_=json_)
-    if not json_:
-        out.print(f"\nOpen {page.resolve()} to see what the attacker saw.", soft_wrap=True)
+app.command()(experiments.demo)
 
 
 @app.command()
@@ -236,10 +205,10 @@ for command in (
     lists.defences,
     lists.attacks,
     lists.recipes,
-    clients.clients,
+    experiments.clients,
     compare.compare,
-    sweep.sweep,
-    reproduce.reproduce,
+    experiments.sweep,
+    experiments.reproduce,
     explain.doctor,
     explain.explain,
     serve.export,

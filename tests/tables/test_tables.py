@@ -7,8 +7,8 @@ from tables.made import Planned, settings_of
 
 from splitveil.config import build_defence, make_config
 from splitveil.config.recipes import find_recipe
+from splitveil.experiments.reproduction import EXPERIMENTS
 from splitveil.report.bases import TABLE1
-from splitveil.reproduce import EXPERIMENTS
 
 
 def test_table1_has_every_row_of_the_built_page_and_each_is_a_run(
@@ -69,9 +69,9 @@ def test_seed_003_is_the_experiment_that_the_command_runs(planned: Planned, tmp_
         assert behind.pop("sparse_place") == "wire"
         before = settings_of(trained[f"seed-003-{row}-s0"])
         assert behind | {"name": before["name"]} == before
-    for row, defence in experiment.rows.items():
+    for row in experiment.rows:
         name = f"seed-003-{row}-s0"
-        wanted = {**experiment.common, "defence": defence, "seed": 0, "name": name}
+        wanted = {**experiment.common, "defence": row, "seed": 0, "name": name}
         made = {**settings_of(trained[name]), "final": "--final" in trained[name]}
         assert make_config(made) == make_config(wanted)
     audits = [c for c in commands if c[1] == "audit"]

@@ -6,16 +6,12 @@ counts as 0.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Point = tuple[float, float]
 Array = NDArray[np.float64]
-
-DRAWS = 1000  # resamples of the validation images
-LEVEL = 0.95
 
 
 def undominated(points: Sequence[Point]) -> list[bool]:
@@ -54,34 +50,6 @@ def hypervolume(accuracy: Array, leakage: Array, chance: float) -> float:
     order = np.argsort(-gain, kind="stable")
     right, height = gain[order], np.maximum.accumulate(private[order])
     return float(np.sum(right * np.diff(height, prepend=0.0)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """A hypervolume and its limits."""
-
-    value: float
-    low: float
-    high: float
-
-
-def hypervolume_interval(
-    found: tuple[Array, Array], images: tuple[Array, Array], *, ceiling: float, chance: float
-) -> Spread:
-    """The hypervolume, and its 95 % percentile interval over resampled validation images.
-
-    `found` is accuracy and leakage of t trials, (t,) each; `images` the share of right answers and
-    the MSE of each of n images, (t, n) each. The same images are drawn for every trial, and the
-    front is found anew in each draw. Training seeds are not resampled.
-    """
-    right, mse = images
-    n = right.shape[1]
-    random = np.random.default_rng(0)
-    times = random.multinomial(n, np.full(n, 1 / n), size=DRAWS) / n  # (draws, n)
-    accuracy, leakage = times @ right.T, 1.0 - times @ mse.T / ceiling  # (draws, t)
-    drawn = [hypervolume(a, b, chance) for a, b in zip(accuracy, leakage, strict=True)]
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Spread(value=hypervolume(*found, chance), low=float(low), high=float(high))
 
 
 def most_private(points: Sequence[Point], least: float) -> int | None:

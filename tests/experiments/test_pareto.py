@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitveil.sweep.pareto import front, hypervolume, hypervolume_interval, most_private
+from splitveil.sweep.pareto import front, hypervolume, most_private
 
 few = st.integers(0, 6).map(lambda i: i / 6)
 points = st.lists(st.tuples(few, few), min_size=1, max_size=9)
@@ -70,41 +70,6 @@ def test_another_point_never_shrinks_it_and_a_beaten_one_changes_nothing(
     if not front(more)[-1]:
         assert volume(more) == pytest.approx(volume(pairs), abs=1e-12)
     assert volume(more) == pytest.approx(volume(more[::-1]), abs=1e-12)
-
-
-def test_without_spread_over_images_the_interval_is_a_point() -> None:
-    right, mse = np.ones((1, 40)), np.full((1, 40), 0.025)
-    found = hypervolume_interval(
-        (np.array([1.0]), np.array([0.5])), (right, mse), ceiling=0.05, chance=0.1
-    )
-    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
-
-
-def test_the_interval_of_one_trial_is_that_of_its_accuracy() -> None:
-    n, p = 400, 0.8
-    right, mse = (np.arange(n) < p * n).astype(float)[None], np.full((1, n), 0.05)
-    found = hypervolume_interval(
-        (np.array([p]), np.array([0.0])), (right, mse), ceiling=0.05, chance=0.0
-    )
-    half = 1.96 * np.sqrt(p * (1 - p) / n)
-    assert found.low == pytest.approx(p - half, abs=0.15 * half)
-    assert found.high == pytest.approx(p + half, abs=0.15 * half)
-
-
-def test_the_interval_covers_the_population_as_often_as_it_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("splitveil.sweep.pareto.DRAWS", 200)
-    random = np.random.default_rng(1)
-    true, hits, rounds = 0.7 * 0.5, 0, 200
-    for _ in range(rounds):
-        right = (random.random((1, 100)) < 0.7).astype(float)
-        mse = random.exponential(0.025, (1, 100))
-        found = hypervolume_interval(
-            (right.mean(1), 1 - mse.mean(1) / 0.05), (right, mse), ceiling=0.05, chance=0.0
-        )
-        hits += found.low <= true <= found.high
-    assert 0.90 <= hits / rounds <= 0.99
 
 
 def test_the_most_private_of_those_accurate_enough_is_chosen() -> None:

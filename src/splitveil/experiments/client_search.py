@@ -5,31 +5,29 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from splitveil.audit.suite import Share
-from splitveil.config import ANY_RECIPE, RECIPES, RunConfig
+from splitveil.config import RunConfig
 from splitveil.config.resolve import SMALL_SIDE, resolve
 from splitveil.data import load
-from splitveil.errors import ConfigError, RunError, SplitVeilError
+from splitveil.errors import ConfigError, RunError
+from splitveil.experiments.runner import LiveTable, Trial, ranking_attacks, run_many
 from splitveil.nets import NETS, cut
 from splitveil.nets.clients import THIN_CLIENTS
-from splitveil.nets.cost import Candidate, candidates
+from splitveil.nets.cost import Candidate, candidates, nothing_fits
 from splitveil.runs import ready_teacher
 from splitveil.sweep.pareto import undominated
-from splitveil.trials import ranking_attacks, trial
-from splitveil.types import Progress, silent
 
 Shape = tuple[int, int, int]
 
 SCORE = "accuracy above chance × MSE of the strongest attack over the ceiling, at most 1"
 TOP = 4
-_SHARE = 4  # a trial takes this part of the epochs of a full training
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entrant:
+class Contender:
     """A client that may compete: its name for `--net` and its costs for one image."""
 
     net: str
@@ -39,17 +37,13 @@ class Entrant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class RankedClient(Contender):
     """What a trial measured on the validation images, and its score.
 
     `mse` is that of the strongest attack, `attack` its name; `pareto`: no other client of the
     comparison is at least as accurate and as private, and better in one of them.
     """
 
-    net: str
-    macs: int
-    params: int
-    wire_floats: int
     accuracy: float
     mse: float
     attack: str
@@ -61,22 +55,15 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A client whose trial ended in an error."""
+class Ranking:
+    """Clients, best score first, and the errors of those whose trial failed, by net."""
 
-    net: str
-    error: str
-
-
-@dataclass(frozen=True)
-class Advice:
-    """Findings, best score first, and the clients whose trial failed."""
-
-    findings: tuple[Finding, ...]
-    failures: tuple[Failure, ...]
+    image_shape: Shape
+    clients: tuple[RankedClient, ...]
+    failed: dict[str, str]
 
 
-def entrants(
+def contenders(
     image_shape: Shape,
     *,
     max_macs: float | int,
@@ -84,12 +71,12 @@ def entrants(
     max_params: int | None = None,
     family: str | None = None,
     top: int = TOP,
-) -> list[Entrant]:
+) -> list[Contender]:
     """The named nets that fit a budget, and `top` others: the first of `candidates`, spread.
 
     The families take turns, and within a family the sizes of the map that is sent.
 
-    >>> [e.net for e in entrants((3, 32, 32), max_macs=21.9e6, wire_floats=512, top=1)][-2:]
+    >>> [c.net for c in contenders((3, 32, 32), max_macs=21.9e6, wire_floats=512, top=1)][-2:]
     ['vgg11', 'client:strided-12-12x4.24x4.48x4.96x4-c32']
     """
     if top < 1:
@@ -103,22 +90,22 @@ def entrants(
     )
     most = math.inf if max_params is None else max_params
     named = [
-        entrant
+        client
         for name in _named(image_shape, family)
-        if (entrant := _weighed(name, image_shape)).macs <= max_macs
-        and entrant.wire_floats <= wire_floats
-        and entrant.params <= most
+        if (client := _weighed(name, image_shape)).macs <= max_macs
+        and client.wire_floats <= wire_floats
+        and client.params <= most
     ]
     places: Counter[tuple[str, int]] = Counter()
     turns: list[tuple[int, Candidate]] = []
-    for client in fitting:
-        if client.net not in NETS:
-            kind = client.spec.family, client.spec.downsampling
-            turns.append((places[kind], client))
+    for other in fitting:
+        if other.net not in NETS:
+            kind = other.spec.family, other.spec.downsampling
+            turns.append((places[kind], other))
             places[kind] += 1
     turns.sort(key=lambda turn: turn[0])  # stable: equals stay in the order of `candidates`
     return named + [
-        Entrant(net=c.net, macs=c.macs, params=c.params, wire_floats=c.wire_floats)
+        Contender(net=c.net, macs=c.macs, params=c.params, wire_floats=c.wire_floats)
         for _, c in turns[:top]
     ]
 
@@ -131,10 +118,10 @@ def _named(image_shape: Shape, family: str | None) -> list[str]:
     return [name for name in names if family is None or name in thin]
 
 
-def _weighed(name: str, image_shape: Shape) -> Entrant:
+def _weighed(name: str, image_shape: Shape) -> Contender:
     with torch.device("meta"):  # shapes alone: no memory, no random numbers
         model = cut(NETS[name].build(image_shape, 2), NETS[name].cut_at)
-    return Entrant(
+    return Contender(
         net=name,
         macs=model.macs(image_shape),
         params=model.client_params(),
@@ -156,50 +143,72 @@ def score(accuracy: float, mse: float, ceiling: float, num_classes: int) -> floa
     return max(accuracy - chance, 0.0) / (1 - chance) * min(mse / ceiling, 1.0)
 
 
-def ranked(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+def ranked(clients: Sequence[RankedClient]) -> tuple[RankedClient, ...]:
     """Best score first, with the Pareto-optimal ones marked."""
-    marks = undominated([(f.accuracy, f.mse) for f in findings])
-    marked = [replace(f, pareto=mark) for f, mark in zip(findings, marks, strict=True)]
-    return tuple(sorted(marked, key=lambda f: (-f.score, f.net)))
+    marks = undominated([(c.accuracy, c.mse) for c in clients])
+    marked = [replace(c, pareto=mark) for c, mark in zip(clients, marks, strict=True)]
+    return tuple(sorted(marked, key=lambda c: (-c.score, c.net)))
 
 
-def brief_epochs(dataset: str) -> int:
-    """Epochs of a trial unless the user says otherwise: a quarter of the dataset's own.
+def search_clients(
+    config: RunConfig,
+    profile: str,
+    *,
+    image_shape: Shape | None = None,
+    progress: LiveTable | None = None,
+    **budget: Any,  # noqa: ANN401 - what `contenders` takes
+) -> Ranking:
+    """Rank the clients that fit a budget on the images of the run's dataset.
 
-    >>> brief_epochs("digits")
-    15
+    Args:
+        config: How every client is trained.
+        profile: Budget of the attacks.
+        image_shape: What the caller believes of the images; refused if they are others.
+        progress: The table that shows what happens.
+        budget: See `contenders`.
+
+    Returns:
+        The ranking; refused where nothing fits.
     """
-    return max(1, RECIPES.get(dataset.partition(":")[0], ANY_RECIPE).epochs // _SHARE)
+    shape = load(config.dataset, config.data_dir).image_shape
+    if image_shape not in (None, shape):
+        raise ConfigError(f"the images of '{config.dataset}' are {shape}; leave out --image")
+    found = contenders(shape, **budget)
+    if not found:
+        raise ConfigError(nothing_fits(shape, **{k: v for k, v in budget.items() if k != "top"}))
+    return rank_clients(found, config, profile, progress)
 
 
-def advise(
-    clients: Sequence[Entrant], config: RunConfig, profile: str, progress: Progress = silent
-) -> Advice:
+def rank_clients(
+    clients: Sequence[Contender],
+    config: RunConfig,
+    profile: str,
+    progress: LiveTable | None = None,
+) -> Ranking:
     """Train and attack every client as `config` says, below `runs_dir`/advisor, and rank them.
 
     A trial that was finished with the same settings is read, not repeated, and one that was
     stopped goes on; one that fails is named, and tried again the next time.
     """
-    attacks = ranking_attacks(profile)
+    ranking_attacks(profile)
     dataset = load(config.dataset, config.data_dir)
     below = replace(config, runs_dir=str(Path(config.runs_dir) / "advisor"), name=None)
     resolve(below, dataset)  # what no client can mend is said before the first one is trained
     ready_teacher(below, dataset)
-    findings: list[Finding] = []
-    failures: list[Failure] = []
-    total = len(clients)
-    for place, client in enumerate(clients):
-        part = Share(progress, f"{place + 1}/{total} {client.net}", float(place), 1.0, float(total))
-        part(0, 1)
-        try:
-            folder, found = trial(replace(below, net=client.net), dataset, attacks, part)
-        except (SplitVeilError, RuntimeError) as err:  # torch's own: out of memory, say
-            failures.append(Failure(client.net, str(err)))
+    costs = {client.net: client for client in clients}
+    trials = [Trial(label=net, config=replace(below, net=net)) for net in costs]
+    found: list[RankedClient] = []
+    failed: dict[str, str] = {}
+    for result in run_many(trials, profile=profile, aux="val", progress=progress):
+        net, numbers = result.trial.label, result.found
+        if numbers is None:
+            failed[net] = str(result.error).partition(": ")[2]  # without the exception's name
             continue
-        merit = score(found["accuracy"], found["mse"], found["ceiling"], dataset.num_classes)
-        findings.append(Finding(**asdict(client), **found, score=merit, run=str(folder)))
-    progress(total, total, "done")
-    if not findings:
-        told = "; ".join(f"{f.net}: {f.error}" for f in failures)
+        merit = score(numbers["accuracy"], numbers["mse"], numbers["ceiling"], dataset.num_classes)
+        found.append(
+            RankedClient(**asdict(costs[net]), **numbers, score=merit, run=str(result.folder))
+        )
+    if not found:
+        told = "; ".join(f"{net}: {error}" for net, error in failed.items())
         raise RunError(f"no trial came to an end: {told or 'there was no client to try'}")
-    return Advice(ranked(findings), tuple(failures))
+    return Ranking(dataset.image_shape, ranked(found), failed)

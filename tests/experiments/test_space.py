@@ -9,18 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitveil.errors import ConfigError
-from splitveil.sweep.space import (
-    Choices,
-    Range,
+from splitveil.experiments.search import (
+    Dimension,
     applies,
     corners,
     draw,
     grid,
     grid_size,
-    listed,
     parse_dimension,
     spaces,
-    value_at,
 )
 
 
@@ -35,16 +32,15 @@ def test_every_defence_varies_the_fields_it_has_with_values_of_their_type() -> N
         "veil": ["lambd", "noise_std", "batch_size"],
     }
     lambd = found["veil"][0]
-    assert isinstance(lambd, Choices)
     assert [(v, type(v)) for v in lambd.values] == [(0.1, float), (1.0, float)]
     assert found["none"] == (
-        Range(key="batch_size", low=32.0, high=128.0, log=False, points=None, whole=True),
+        Dimension(key="batch_size", low=32.0, high=128.0, log=False, points=None, whole=True),
     )
 
 
 def test_words_and_switches_can_be_listed() -> None:
     space = spaces(["form=hinge,gated", "skip_first_epoch=true,false"], ["gated-att"])["gated-att"]
-    assert [d.values for d in space if isinstance(d, Choices)] == [
+    assert [d.values for d in space] == [
         ("hinge", "gated"),
         (True, False),
     ]
@@ -100,8 +96,8 @@ def test_a_grid_is_every_combination_and_a_range_gives_it_spaced_points() -> Non
     veil = spaces(["lambd=log:0.01:1:3", "epochs=lin:1:3:3"], ["veil"])["veil"]
     assert grid(veil) == [{"lambd": a, "epochs": b} for a in (0.01, 0.1, 1.0) for b in (1, 2, 3)]
     assert grid(()) == [{}]
-    whole = Range(key="epochs", low=1.0, high=2.0, log=False, points=5, whole=True)
-    assert listed(whole) == [1, 2]
+    whole = Dimension(key="epochs", low=1.0, high=2.0, log=False, points=5, whole=True)
+    assert whole.listed() == [1, 2]
     with pytest.raises(ConfigError, match=r"as in lambd=log:0\.01:1:5"):
         grid((parse_dimension("lambd=log:0.01:1"),))
 
@@ -126,13 +122,13 @@ def test_a_value_lies_in_its_range(
     low, high = sorted((one, other))
     if whole:
         low, high = math.ceil(low), math.ceil(high)
-    value = value_at(Range(key="k", low=float(low), high=float(high), log=log, whole=whole), share)
+    value = Dimension(key="k", low=float(low), high=float(high), log=log, whole=whole).at(share)
     assert low * (1 - 1e-11) <= value <= high * (1 + 1e-11)
     assert isinstance(value, int) == whole
 
 
 def test_a_log_range_is_drawn_evenly_in_its_logarithm() -> None:
-    space = (parse_dimension("lambd=log:0.01:1"), Choices(key="form", values=("a", "b")))
+    space = (parse_dimension("lambd=log:0.01:1"), Dimension(key="form", values=("a", "b")))
     random = Random(0)  # noqa: S311
     drawn: list[Any] = [draw(space, random) for _ in range(2000)]
     below = sum(d["lambd"] < 0.1 for d in drawn) / len(drawn)
@@ -141,6 +137,6 @@ def test_a_log_range_is_drawn_evenly_in_its_logarithm() -> None:
 
 
 def test_the_corners_hold_every_listed_value_and_both_ends() -> None:
-    space = (Choices(key="a", values=(1, 2, 3)), Range(key="b", low=0.0, high=1.0, log=False))
+    space = (Dimension(key="a", values=(1, 2, 3)), Dimension(key="b", low=0.0, high=1.0, log=False))
     assert corners(space) == [{"a": 1, "b": 0.0}, {"a": 2, "b": 1.0}, {"a": 3, "b": 0.0}]
     assert corners(()) == [{}]

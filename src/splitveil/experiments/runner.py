@@ -1,0 +1,483 @@
+"""Many runs, one after the other or on Ray: trained or continued, attacked or read.
+
+A trial that chooses something (`aux="val"`) is measured on validation images, because what chooses
+must not see the test images. Its result is `trial.json` in its run's folder, the only journal there
+is; of a run that is audited in full, `record.json` says what is finished.
+"""
+
+import gc
+import hashlib
+import json
+import math
+import os
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from splitveil import __version__
+from splitveil.audit import accuracy, ceiling_mse, run_attacks, strongest
+from splitveil.audit.flags import UNFINISHED
+from splitveil.audit.suite import Share
+from splitveil.auditing import ACCURACY_DRAWS, PLACES, folder_store, open_run
+from splitveil.config import ANY_RECIPE, RECIPES, RunConfig, find_device, find_profile
+from splitveil.config.resolve import resolve
+from splitveil.data import Dataset, load
+from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, unknown
+from splitveil.nets.clients import CLIENT_PREFIX
+from splitveil.report.rows import flag_names
+from splitveil.runs import Run, fingerprint, fit, prepare_process, ready_teacher
+from splitveil.sweep.pareto import front
+from splitveil.train.files import write_text
+from splitveil.types import Attack, Json, Progress, Record, silent
+
+FILE = "trial.json"
+MAX_MESSAGE = 500
+RUNNING_SHOWN = 8
+REACH_S = 5.0  # for a cluster to answer; Ray itself would try for minutes
+BRIEF_SHARE = 4  # a trial takes this part of the epochs of a full training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A run to make, under a label that is unique among its like; `settings` are the varied ones.
+
+    The run of a configuration without a name gets a folder named after its settings and data.
+    """
+
+    label: str
+    config: RunConfig
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def group(self) -> str:
+        """The label without its number.
+
+        >>> Trial(label="veil/2", config=RunConfig()).group
+        'veil'
+        """
+        return self.label.rpartition("/")[0] or self.label
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of a trial: `found` is what was measured and `error` None, or the other way round.
+
+    `seconds` is the time that a trial on validation images took, 0 where it is not known.
+    """
+
+    trial: Trial
+    folder: Path
+    found: Json | None = None
+    error: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def point(self) -> tuple[float, float]:
+        """Accuracy, and leakage of at least 0: below, there is nothing left to win."""
+        if self.found is None:
+            raise RunError(f"trial {self.trial.label} failed and has no numbers: {self.error}")
+        return float(self.found["accuracy"]), max(float(self.found["leakage"]), 0.0)
+
+
+class LiveTable:
+    """What is done, one line per group of trials, and what runs, one line per trial.
+
+    It shows nothing unless it is made `live`.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Mapping[str, int] = {}
+        self._done: list[Result] = []
+        self._running: dict[str, Text] = {}
+
+    def expect(self, counts: Mapping[str, int]) -> None:
+        """So many trials of each group are to come."""
+        self._counts = counts
+
+    def start(self, trial: Trial) -> Progress:
+        """Show a trial as running; returns whom it tells how far it is."""
+        since = time.monotonic()
+        words = f"{trial.label}  {trial_words(trial.settings, trial.config.seed)}"
+
+        def told(done: int, total: int, note: str = "") -> None:
+            state = f"{time.monotonic() - since:5.0f} s  {100 * done / max(total, 1):3.0f} %"
+            line = f"  running {state}  {words}  {note}"
+            self._running[trial.label] = Text(line, no_wrap=True, overflow="ellipsis")
+
+        told(0, 1)
+        return told
+
+    def finish(self, result: Result) -> None:
+        """Count a trial."""
+        self._running.pop(result.trial.label, None)
+        self._done.append(result)
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """One row of text per group."""
+        done = list(self._done)
+        good = [result for result in done if result.found is not None]
+        marks = front([result.point for result in good])
+        for name, count in self._counts.items():
+            ended = sum(result.trial.group == name for result in done)
+            own = [(r.point, m) for r, m in zip(good, marks, strict=True) if r.trial.group == name]
+            yield (
+                name,
+                f"{ended}/{count}",
+                str(ended - len(own)),
+                str(sum(mark for _, mark in own)),
+                f"{100 * max(accuracy for (accuracy, _), _ in own):.2f}" if own else "–",
+                f"{min(leakage for (_, leakage), _ in own):.3f}" if own else "–",
+            )
+
+    def __rich__(self) -> RenderableType:
+        """The table now."""
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+        for heading in ("run", "done", "failed", "on the front", "best acc %", "least leakage"):
+            table.add_column(heading, justify="left" if heading == "run" else "right")
+        for cells in self.rows():
+            table.add_row(*map(Text, cells))
+        return Group(table, *list(self._running.values())[:RUNNING_SHOWN])
+
+    @contextmanager
+    def live(self, console: Console) -> Iterator["LiveTable"]:
+        """The table on a terminal, drawn anew while it changes; elsewhere once, at the end."""
+        try:
+            with Live(self, console=console, refresh_per_second=4):
+                yield self
+        finally:
+            if not console.is_terminal:  # else its last line has an end already
+                console.line()
+
+
+def trial_words(settings: Mapping[str, Any], seed: int) -> str:
+    """Settings as a user would type them.
+
+    >>> trial_words({"lambd": 0.30000001, "form": "hinge"}, 2)
+    'lambd=0.3 form=hinge seed=2'
+    """
+    words = [f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in settings.items()]
+    return " ".join(words if "seed" in settings else [*words, f"seed={seed}"])
+
+
+def run_many(
+    trials: Iterable[Trial],
+    *,
+    profile: str,
+    aux: str = "train",
+    only: Sequence[str] = (),
+    jobs: int | None = 1,
+    address: str | None = None,
+    resume: bool = True,
+    keep_going: bool = True,
+    progress: LiveTable | None = None,
+) -> Iterator[Result]:
+    """Train and attack every trial; each result is yielded as soon as it is there.
+
+    Trials are taken from the iterable only when they can start, so that a generator may propose
+    them from the results it has seen.
+
+    Args:
+        trials: What to run.
+        profile: Budget of the attacks.
+        aux: What the attacker knows; with "val" only what ranks trials is measured, on validation
+            images, and otherwise the run is audited in full.
+        only: Some attacks of the profile; empty: all.
+        jobs: How many run at a time; more than one needs Ray. None: as many as Ray has cores, or
+            GPUs where the trials use them.
+        address: A Ray cluster to use, "local" for a new one on this machine; None: this process,
+            unless there are several jobs.
+        resume: Read what is finished and continue what was begun, instead of starting anew.
+        keep_going: Turn a failing trial into a result with its error, instead of raising it.
+        progress: The table that shows what happens.
+
+    Returns:
+        The results, in the order in which trials end.
+    """
+    table = progress or LiveTable()
+    if isinstance(trials, Sequence):
+        table.expect(Counter(trial.group for trial in trials))
+    work = partial(
+        run_one, profile=profile, aux=aux, only=only, resume=resume, keep_going=keep_going
+    )
+    if jobs == 1 and address is None:
+        results = (work(trial, progress=table.start(trial)) for trial in trials)
+    else:
+        results = _on_ray(trials, work, jobs, address, table)
+    for result in results:
+        table.finish(result)
+        yield result
+
+
+def run_one(
+    trial: Trial,
+    *,
+    profile: str,
+    aux: str,
+    only: Sequence[str],
+    resume: bool,
+    keep_going: bool,
+    progress: Progress = silent,
+) -> Result:
+    """Train and attack one trial, or read what is finished; see `run_many`."""
+    prepare_process()
+    _free_memory()
+    try:
+        if trial.config.name is None:
+            trial = replace(trial, config=with_own_folder(trial.config))
+        if aux == "val":
+            return _validated(trial, ranking_attacks(profile, only), resume, progress)
+        record = _audited(trial.config, profile, aux, only, resume, progress)
+    except Exception as err:  # a trial may fail in any way; the others go on
+        if not keep_going:
+            raise
+        told = f"{type(err).__name__}: {err}"[:MAX_MESSAGE]
+        result = Result(trial=trial, folder=trial.config.folder, error=told)
+        if aux == "val" and (result.folder / "config.toml").is_file():
+            _write(result, key="")
+        return result
+    found = {"accuracy": record.accuracy, "leakage": record.leakage}
+    return Result(trial=trial, folder=trial.config.folder, found=found)
+
+
+def _free_memory() -> None:
+    """Nothing of a run stays in memory while the next one trains."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _validated(
+    trial: Trial, attacks: Mapping[str, Attack], resume: bool, progress: Progress
+) -> Result:
+    started, folder = time.perf_counter(), trial.config.folder
+    key = _digest([folder.name, repr(attacks)])
+    saved = read_trial(folder / FILE) if resume else {}
+    if saved.get("key") == key:
+        seconds = saved.get("seconds", 0.0)  # version 0.1.0 did not note them
+        return Result(trial=trial, folder=folder, found=saved["found"], seconds=seconds)
+    try:
+        run = _trained(trial.config, resume, progress)
+    except CheckpointError:  # the folder is named after the settings, so it is a broken one
+        run = _trained(trial.config, False, progress)
+    found = validate_on_val(run, attacks, Share(progress, "attacks", 0.5, 0.5, 1.0))
+    bad = [name for name in ("accuracy", "leakage") if not math.isfinite(found[name])]
+    if bad:
+        raise AuditError(f"{' and '.join(bad)} of the trial are not finite numbers; see {folder}")
+    seconds = round(time.perf_counter() - started, 3)
+    result = Result(trial=trial, folder=folder, found=found, seconds=seconds)
+    _write(result, key)
+    return result
+
+
+def _audited(  # noqa: PLR0917 - what an audit takes
+    config: RunConfig, profile: str, aux: str, only: Sequence[str], resume: bool, progress: Progress
+) -> Record:
+    run = _trained(config, resume, progress)
+    if resume:
+        with suppress(RunError):  # a record that cannot be read counts as none
+            record = run.record
+            if record is not None and attacked(record.to_dict(), profile, aux, only):
+                return record
+    told = Share(progress, "attacks", 0.5, 0.5, 1.0)
+    return run.audit(profile, aux=aux, only=only, progress=told)
+
+
+def _trained(config: RunConfig, resume: bool, progress: Progress) -> Run:
+    """Training is the first half of a trial."""
+    begun = resume and (config.folder / "checkpoint.safetensors").is_file()
+    told = Share(progress, "training", 0.0, 0.5, 1.0)
+    return fit(config, resume=begun, overwrite=not begun, progress=told)
+
+
+def attacked(record: Json, profile: str, aux: str, only: Sequence[str]) -> bool:
+    """Whether a record is of these attacks, on a training that had ended."""
+    audit = record.get("audit") or {}
+    there = audit.get("profile"), audit.get("aux"), sorted(audit.get("only") or [])
+    return there == (profile, aux, sorted(only)) and UNFINISHED not in flag_names(record)
+
+
+def _write(result: Result, key: str) -> None:
+    trial = result.trial
+    told = {
+        "key": key, "found": result.found, "label": trial.label, "settings": dict(trial.settings),
+        "seed": trial.config.seed, "seconds": result.seconds, "error": result.error,
+    }  # fmt: skip
+    write_text(result.folder / FILE, json.dumps(told, indent=2, allow_nan=False) + "\n")
+
+
+def read_trial(file: Path) -> Json:
+    """A trial's file; empty where there is none, or it is broken."""
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return saved if isinstance(saved, dict) else {}
+
+
+def ranking_attacks(profile: str, only: Sequence[str] = ()) -> dict[str, Attack]:
+    """The attacks of a profile that see one draw of every image: only those can be `strongest`."""
+    known = {
+        name: attack
+        for name, attack in find_profile(profile).items()
+        if getattr(attack, "limit", None) is None and getattr(attack, "repeats", 1) == 1
+    }
+    for name in only:
+        if name not in known:
+            raise ConfigError(unknown(f"attack of profile '{profile}'", name, known))
+    return {name: known[name] for name in only or known}
+
+
+def validate_on_val(run: Run, attacks: Mapping[str, Attack], progress: Progress = silent) -> Json:
+    """Accuracy and what the strongest attack got, on validation images, attacker knowing train."""
+    case, seed = open_run(run, aux="val", progress=silent).case, run.config.seed
+    store = folder_store(run.path / "audit")
+    best = strongest(run_attacks(case, attacks, seed, progress, store=store))
+    ceiling = ceiling_mse(case.aux, case.scored, case.num_classes)
+    return {
+        "accuracy": accuracy(case, seed, ACCURACY_DRAWS),
+        "mse": best["mse"],
+        "attack": best["mse_by"],
+        "ceiling": ceiling,
+        "leakage": 1.0 - best["mse"] / ceiling,
+    }
+
+
+def brief_epochs(dataset: str) -> int:
+    """Epochs of a trial unless the user says otherwise: a quarter of the dataset's own.
+
+    >>> brief_epochs("digits")
+    15
+    """
+    return max(1, RECIPES.get(dataset.partition(":")[0], ANY_RECIPE).epochs // BRIEF_SHARE)
+
+
+def with_own_folder(config: RunConfig) -> RunConfig:
+    """The run with a name of its own: other settings or other data, another folder."""
+    dataset = _data(config.dataset, config.data_dir)
+    settings = resolve(config, dataset).settings()
+    same = {k: v for k, v in settings.items() if k not in (*PLACES, "name")}
+    if teacher := ready_teacher(config, dataset):
+        same["teacher"] = teacher.noted["model"]
+    words = f"{config.dataset}-{config.defence}-{config.net.removeprefix(CLIENT_PREFIX)}"
+    stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", words)
+    return replace(config, name=f"{stem}-{_digest([same, fingerprint(dataset), __version__])}")
+
+
+@lru_cache(maxsize=1)
+def _data(name: str, data_dir: str | None) -> Dataset:
+    return load(name, data_dir)
+
+
+def _digest(parts: Sequence[object]) -> str:
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _on_ray(
+    trials: Iterable[Trial],
+    work: Callable[[Trial], Result],
+    jobs: int | None,
+    address: str | None,
+    table: LiveTable,
+) -> Generator[Result]:
+    """Trials as tasks of a Ray cluster, whose machines see the same package and folders."""
+    waiting = iter(trials)
+    first = next(waiting, None)
+    if first is None:  # everything is finished: no cluster is needed
+        return
+    waiting = chain([first], waiting)
+    home, gpus = Path.cwd(), int(find_device(first.config.device) == "cuda")
+
+    def task(trial: Trial) -> Result:
+        with suppress(OSError):
+            os.chdir(home)  # relative paths of datasets mean what they mean here
+        prepare_process()
+        torch.set_num_threads(1)
+        return work(trial)
+
+    ray = _start_ray(jobs, address)
+    running: dict[Any, Trial] = {}
+    try:
+        slots = jobs or max(int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1)), 1)
+        remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(task)
+        while True:
+            for trial in islice(waiting, slots - len(running)):
+                table.start(trial)
+                running[remote.remote(trial)] = trial
+            if not running:
+                return
+            ready = ray.wait(list(running), num_returns=1)[0][0]
+            yield _answer(ray, ready, running.pop(ready))
+    finally:
+        ray.shutdown()  # a cluster that was started here ends, another one is left
+
+
+def _answer(ray: Any, ready: Any, trial: Trial) -> Result:  # noqa: ANN401 - Ray has no types
+    """The result of a task; one whose worker died has failed, in Ray's words."""
+    try:
+        result: Result = ray.get(ready)
+    except ray.exceptions.RayError as err:
+        told = f"{type(err).__name__}: {str(err).splitlines()[0]}"
+        return Result(trial=trial, folder=trial.config.folder, error=told)
+    return result
+
+
+def _start_ray(jobs: int | None, address: str | None) -> Any:  # noqa: ANN401 - the module
+    ray = check_ray(jobs, address)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = address or "local"
+    new = {"num_cpus": jobs, "include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **new)
+    except (ConnectionError, RuntimeError, ValueError) as err:
+        raise ConfigError(
+            f"cannot reach Ray at '{address}': {err}; check --address, and "
+            "the token where the cluster wants one (RAY_AUTH_TOKEN)"
+        ) from err
+    return ray
+
+
+def check_ray(jobs: int | None, address: str | None) -> Any:  # noqa: ANN401 - the module
+    """Ray where it is needed, else None; refused if it is not installed or does not answer."""
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"jobs must be at least 1, got {jobs}")
+    if jobs == 1 and address is None:
+        return None
+    try:
+        import ray
+    except ImportError as err:
+        raise ConfigError(
+            "several trials at a time need Ray, which is not installed; "
+            "pip install 'splitveil[sweep]', or use --jobs 1 without --engine ray"
+        ) from err
+    _reach(address or "local")
+    return ray
+
+
+def _reach(address: str) -> None:
+    """Refuse the address of a machine where nobody listens; only Ray understands other ones."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
+    except (OSError, OverflowError, UnicodeError) as err:
+        raise ConfigError(
+            f"nobody answers at '{address}': {err}; check --address and that the cluster runs "
+            "(`ray status` there), or leave --address out for a new one on this machine"
+        ) from err

@@ -1,0 +1,687 @@
+"""A sweep: settings of several defences tried under one budget, and the front they reach.
+
+`--vary` says what differs, a sampler proposes settings, `runner.run_many` trains and attacks them
+on validation images. Grid and random proposals are functions of the plan. Optuna's also depend on
+the trials that were finished before; each is asked of a fresh sampler with a seed of its own, so
+that a sweep that was killed goes on as if it had not been.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from splitveil.config import (
+    RUN_KEYS,
+    RunConfig,
+    find_defence,
+    make_config,
+    one_noise_name,
+)
+from splitveil.config.resolve import resolve
+from splitveil.config.settings import checked, parse_pair, parse_pairs
+from splitveil.data import Dataset, load, make_splits
+from splitveil.errors import AuditError, ConfigError, RunError, unknown
+from splitveil.experiments.runner import (
+    FILE,
+    LiveTable,
+    Result,
+    Trial,
+    brief_epochs,
+    check_ray,
+    ranking_attacks,
+    read_trial,
+    run_many,
+)
+from splitveil.rng import derive_seed
+from splitveil.runs import load_teacher, place_of, ready_teacher
+from splitveil.sweep.pareto import front, hypervolume, most_private
+from splitveil.train.files import explain_os_error, held, write_text
+from splitveil.types import Json
+
+log = logging.getLogger("splitveil")
+
+Settings = dict[str, Any]
+Sampler = Literal["grid", "random", "optuna"]
+
+DEFENCES = ("none", "noise", "veil")
+NAIVE = ("none", "noise")
+OWN = ("defence", "seed", "name", "runs_dir")  # of every trial's; the sweep's are options
+KINDS = ("lin", "log")
+MOST = 10_000  # trials of a defence: what is counted first, so that nothing endless is begun
+FIXED = (  # one for the whole sweep, or its trials could not be compared or found again
+    "dataset", "defence", "name", "data_dir", "runs_dir", "device", "compile", "final",
+    "split_seed", "teacher",
+)  # fmt: skip
+STARTUP = 10  # Optuna's trials at random before it models anything, or a third of the budget
+PLAN_FILE, RESULT_FILE, TRIALS = "sweep.json", "result.json", "trials"
+OLD_JOURNAL = "journal.jsonl"  # of version 0.1.0
+LOSS = 0.01  # accuracy that privacy may cost: one point
+_ROUNDING = 1e-9
+_SHAPE = "key=a,b,c or key=lin:low:high or key=log:low:high, with :count behind it for a grid"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dimension:
+    """A field, and the values it may take or, without any, the interval it is drawn from.
+
+    `points` is how many values a grid takes of an interval; `whole`: they are whole numbers.
+    """
+
+    key: str
+    values: tuple[Any, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    points: int | None = None
+    whole: bool = False
+
+    def at(self, share: float) -> float | int:
+        """The value a share of the way through the interval; through its logarithms for `log`.
+
+        >>> Dimension(key="lambd", low=0.01, high=1.0, log=True).at(0.5)
+        0.1
+        """
+        low, high = self.low, self.high
+        if self.log:
+            raw = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+        else:
+            raw = low + share * (high - low)
+        raw = min(max(raw, low), high)
+        return round(raw) if self.whole else float(f"{raw:.12g}")
+
+    def listed(self) -> list[Any]:
+        """The values a grid takes."""
+        if self.values:
+            return list(self.values)
+        if self.points is None:
+            raise ConfigError(
+                f"a grid needs listed values, and {self.key} is a range; say how many points of "
+                f"it, as in {self.key}={'log' if self.log else 'lin'}:{self.low:g}:"
+                f"{self.high:g}:5, or use --sampler random or optuna"
+            )
+        shares = [i / (self.points - 1) for i in range(self.points)]
+        return list(dict.fromkeys(map(self.at, shares)))
+
+
+Space = tuple[Dimension, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPlan:
+    """Everything that decides which trials a sweep has and how each is measured.
+
+    `options` are the run's common settings, `vary` the texts of what differs; `trials` is the
+    budget of every defence. `attacks` empty: all of the profile that see every image once.
+    `teacher` is the hash of the model that all trials learn from, if there is one.
+    """
+
+    defences: tuple[str, ...]
+    vary: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    trials: int
+    sampler: Sampler
+    profile: str = "quick"
+    attacks: tuple[str, ...] = ()
+    seed: int = 0
+    teacher: str | None = None
+
+
+# What is varied.
+
+
+def parse_dimension(text: str) -> Dimension:
+    """One `--vary`; what its values mean is not known yet.
+
+    >>> parse_dimension("lambd=0.1,1").values
+    (0.1, 1)
+    >>> parse_dimension("noise_std=log:0.01:0.2").at(1.0)
+    0.2
+    """
+    key, equals, raw = (part.strip() for part in text.partition("="))
+    if not equals or not key or not raw:
+        raise ConfigError(f"--vary needs {_SHAPE}; got '{text}'")
+    key = "noise_std" if key == "reg_strength" else key
+    if key in FIXED:
+        raise ConfigError(f"{key} is one for the whole sweep and cannot be varied")
+    kind, colon, rest = raw.partition(":")
+    if colon and kind in KINDS:
+        return _span(key, kind, rest, text)
+    items = [item.strip() for item in raw.split(",")]
+    if "" in items:
+        raise ConfigError(f"--vary {text} has an empty value; give {_SHAPE}")
+    return Dimension(key=key, values=tuple(parse_pair(f"{key}={item}")[1] for item in items))
+
+
+def _span(key: str, kind: str, rest: str, text: str) -> Dimension:
+    try:
+        low, high, *more = (float(word) for word in rest.split(":"))
+        points = None if not more else int(more[0])
+        if len(more) > 1 or (more and points != more[0]):
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise ConfigError(f"--vary {text} is no range; give {_SHAPE}") from None
+    if not math.isfinite(high - low):
+        raise ConfigError(f"--vary {text}: both ends of a range and its width must be finite")
+    if low >= high:
+        raise ConfigError(f"--vary {text} is empty: its low end must be below its high end")
+    if kind == "log" and low <= 0:
+        raise ConfigError(f"--vary {text}: a log range must start above 0; use lin, or raise it")
+    if points is not None and not 2 <= points <= MOST:  # noqa: PLR2004 - the two ends
+        raise ConfigError(
+            f"--vary {text}: a grid takes from 2 to {MOST} points of a range, got {points}; give "
+            "another count, or leave it out and use --sampler random or optuna"
+        )
+    return Dimension(key=key, low=low, high=high, log=kind == "log", points=points)
+
+
+def applies(key: str, defence: str) -> bool:
+    """Whether a defence has this field: noise is none of a defence that adds none."""
+    found = find_defence(defence)
+    return (key in RUN_KEYS or key in found.setting_types()) and (key != "noise_std" or found.noisy)
+
+
+def spaces(texts: Sequence[str], defences: Sequence[str]) -> dict[str, Space]:
+    """What is varied for each defence: the fields it has, with values of their types.
+
+    A field that none of the defences has is refused, and so is one given twice.
+    """
+    dimensions = [parse_dimension(text) for text in texts]
+    keys = [d.key for d in dimensions]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ConfigError(f"--vary {key} is given twice; give it once")
+    _check_known(keys, defences)
+    return {
+        name: tuple(_typed(d, name) for d in dimensions if applies(d.key, name))
+        for name in defences
+    }
+
+
+def _check_known(keys: Iterable[str], defences: Sequence[str]) -> None:
+    """Refuse fields that no defence of the sweep has."""
+    for key in keys:
+        if not any(applies(key, name) for name in defences):
+            known = {k for n in defences for k in (*find_defence(n).setting_types(), *RUN_KEYS)}
+            names = ", ".join(defences)
+            if key in known:
+                raise ConfigError(f"{key} means nothing to {names}; leave it out")
+            raise ConfigError(unknown(f"field of {names}", key, known - {*FIXED}))
+
+
+def _typed(dimension: Dimension, defence: str) -> Dimension:
+    """The dimension with values of its field's type."""
+    types: Mapping[str, Any] = {**find_defence(defence).setting_types(), **RUN_KEYS}
+    kind, key, what = types[dimension.key], dimension.key, f"setting for defence '{defence}'"
+    if dimension.values:
+        values = tuple(checked({key: v}, types, what)[key] for v in dimension.values)
+        if len(set(map(repr, values))) < len(values):
+            raise ConfigError(f"--vary {key} names a value twice: {list(values)}")
+        return replace(dimension, values=values)
+    numbers = {int, float} & {kind, *get_args(kind)}
+    if not numbers:
+        raise ConfigError(f"{key} is no number and has no range; list its values: {key}=a,b")
+    if int in numbers and not (dimension.low.is_integer() and dimension.high.is_integer()):
+        raise ConfigError(
+            f"{key} must be a whole number, got the range {dimension.low:g} to {dimension.high:g}"
+        )
+    return replace(dimension, whole=int in numbers)
+
+
+def grid_size(space: Space) -> int:
+    """How many points a grid has, counted before it is built; refused where it has too many."""
+    counts = {d.key: len(d.listed()) for d in space}
+    size = math.prod(counts.values())
+    if size > MOST:
+        words = " × ".join(f"{count} of {key}" for key, count in counts.items())
+        raise ConfigError(
+            f"a grid of {words} has {size} points, and a defence has at most {MOST} trials; take "
+            "fewer values, or use --sampler random or optuna with --trials"
+        )
+    return size
+
+
+def grid(space: Space) -> list[Settings]:
+    """Every combination, the last field changing fastest.
+
+    >>> grid((Dimension(key="a", values=(1, 2)), Dimension(key="b", values=("x",))))
+    [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'x'}]
+    """
+    grid_size(space)
+    keys = [d.key for d in space]
+    return [dict(zip(keys, row, strict=True)) for row in product(*(d.listed() for d in space))]
+
+
+def draw(space: Space, random: Random) -> Settings:
+    """One point of the space, each field drawn by itself."""
+    return {d.key: random.choice(d.values) if d.values else d.at(random.random()) for d in space}
+
+
+def corners(space: Space) -> list[Settings]:
+    """Settings that together hold every listed value and both ends of every range."""
+    ends = [d.values or (d.at(0.0), d.at(1.0)) for d in space]
+    rows = max(map(len, ends), default=1)
+    return [{d.key: e[i % len(e)] for d, e in zip(space, ends, strict=True)} for i in range(rows)]
+
+
+# The plan.
+
+
+def plan_of(
+    given: Mapping[str, Any],
+    options: Mapping[str, Any],
+    pairs: Sequence[str] = (),
+    saved: Path | None = None,
+) -> SearchPlan:
+    """A plan from what a user gave, None standing for nothing, over that of a saved sweep.
+
+    Args:
+        given: Fields of the plan.
+        options: Settings of all runs.
+        pairs: More of them, as `key=value`.
+        saved: Folder of the sweep to go on with.
+
+    Returns:
+        The plan, with what was left open filled in.
+    """
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    said = {k: v for k, v in given.items() if v is not None}
+    common = one_noise_name(parse_pairs(pairs))
+    for key in OWN:
+        if key in common:
+            option = f"--{key.replace('_', '-')}"
+            raise ConfigError(f"--set {key} would change nothing in a sweep; use {option}")
+    common |= {k: v for k, v in options.items() if v is not None}
+    if saved is None:
+        common = {"dataset": "digits"} | common
+        common.setdefault("epochs", brief_epochs(str(common["dataset"])))
+    else:
+        before = read_plan(saved)
+        said, common = vars(before) | said, {**before.options, **common}
+    teacher = None
+    if (named := common.get("teacher")) not in (None, "none"):
+        place = place_of(str(named)).resolve()
+        common["teacher"], teacher = str(place), load_teacher(place).noted["model"]
+    return make_plan(**said | {"options": common, "teacher": teacher})
+
+
+def make_plan(
+    *,
+    defences: tuple[str, ...] = DEFENCES,
+    vary: tuple[str, ...] = (),
+    trials: int | None = None,
+    sampler: str | None = None,
+    **rest: Any,  # noqa: ANN401 - the other fields of a plan
+) -> SearchPlan:
+    """A plan with what was left open filled in.
+
+    Where everything is listed a grid is taken, with the trials of the largest one; otherwise
+    Optuna, which needs a number of trials.
+    """
+    for name in defences:
+        if defences.count(name) > 1:
+            raise ConfigError(f"--defence {name} is given twice; every defence has one budget")
+    found = spaces(vary, defences)
+    finite = all(d.values or d.points is not None for space in found.values() for d in space)
+    chosen = sampler or ("grid" if finite else "optuna")
+    samplers = get_args(Sampler)
+    if chosen not in samplers:
+        raise ConfigError(f"sampler must be one of {', '.join(samplers)}, got '{chosen}'")
+    if trials is None and chosen != "grid":
+        raise ConfigError(f"--sampler {chosen} needs --trials, the number for each defence")
+    number = max(map(grid_size, found.values())) if trials is None else trials
+    if not 1 <= number <= MOST:
+        raise ConfigError(f"trials must be from 1 to {MOST} for each defence, got {number}")
+    return SearchPlan(defences=defences, vary=vary, trials=number, sampler=chosen, **rest)  # type: ignore[arg-type]
+
+
+def read_plan(folder: Path) -> SearchPlan:
+    """The plan of a sweep's folder."""
+    file = folder / PLAN_FILE
+    if not file.is_file():
+        raise RunError(f"nothing to resume: {folder} holds no sweep; leave out --resume")
+    try:
+        saved = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as err:
+        raise RunError(
+            f"{file} cannot be read: {err}; mend it, or start a new sweep with another --name"
+        ) from err
+    try:
+        lists = {k: tuple(saved[k]) for k in ("defences", "vary", "attacks")}
+        numbers = {k: saved[k] for k in ("trials", "seed")}
+        whole = checked(numbers, {"trials": int, "seed": int}, "field of a plan")
+        return SearchPlan(**saved | lists | whole)
+    except (KeyError, TypeError, ConfigError) as err:
+        raise RunError(f"{file} is not the plan of a sweep: {err}") from err
+
+
+def check(plan: SearchPlan) -> Dataset:
+    """Refuse what could not work before anything starts; returns the data of the sweep."""
+    found = spaces(plan.vary, plan.defences)
+    _check_known((k for k in plan.options if k != "dataset"), plan.defences)
+    clash = {d.key for s in found.values() for d in s} & plan.options.keys()
+    if clash:
+        raise ConfigError(f"{', '.join(sorted(clash))} cannot be both varied and set; do one")
+    ranking_attacks(plan.profile, plan.attacks)
+    if plan.sampler == "optuna":
+        _need_optuna()
+    configs = [
+        config_of(plan, defence, settings, int(settings.get("seed", plan.seed)), Path("unused"))
+        for defence, space in found.items()
+        for settings in corners(space)
+    ]
+    if plan.sampler == "grid":
+        for space in found.values():
+            grid_size(space)
+    data = load(configs[0].dataset, configs[0].data_dir)
+    for config in configs:
+        resolve(config, data).build()
+        ready_teacher(config, data)
+        if config.final or not len(make_splits(data, held_out=config.held_out).val):
+            raise AuditError(
+                f"'{config.dataset}' has no validation images to choose by, and the test "
+                f"images must not be (final={str(config.final).lower()}, "
+                f"held_out={config.held_out}); leave these as they are, or add images"
+            )
+    return data
+
+
+def check_folder(folder: Path, plan: SearchPlan, *, resume: bool) -> None:
+    """Refuse a folder that is taken, or a sweep to go on with that has another plan."""
+    if not resume:
+        if folder.exists():
+            raise RunError(
+                f"{folder} exists already; go on with --resume, choose another --name, "
+                "or remove it yourself"
+            )
+        return
+    old, new = asdict(read_plan(folder)), asdict(plan)
+    changed = [
+        f"{k} was {old[k]!r}, is {new[k]!r}" for k in new if k != "trials" and old[k] != new[k]
+    ]
+    if changed:
+        raise ConfigError(
+            f"cannot resume {folder} with another plan: {'; '.join(changed)}; leave the "
+            "options out, or start a new sweep with another --name"
+        )
+    if new["trials"] < old["trials"]:
+        raise ConfigError(f"the sweep has {old['trials']} trials for each defence; add, or keep")
+
+
+def config_of(
+    plan: SearchPlan, defence: str, settings: Mapping[str, Any], seed: int, folder: Path
+) -> RunConfig:
+    """The run of a trial; common settings that its defence lacks are left out."""
+    common = {k: v for k, v in plan.options.items() if applies(k, defence)}
+    own = {"defence": defence, "seed": seed, "runs_dir": str(folder / TRIALS)}
+    return make_config(common | dict(settings) | own)
+
+
+# Proposals and the sweep itself.
+
+
+def run_sweep(
+    plan: SearchPlan,
+    folder: Path,
+    *,
+    resume: bool = False,
+    jobs: int | None = 1,
+    address: str | None = None,
+    progress: LiveTable | None = None,
+) -> Json:
+    """Run every trial of a plan that is not finished, and say what all of them found.
+
+    Args:
+        plan: What to try.
+        folder: The sweep's folder, which gets `sweep.json`, `trials/` and `result.json`.
+        resume: Go on with the sweep in that folder; trials that failed are tried again.
+        jobs: Trials at a time, see `runner.run_many`.
+        address: A Ray cluster, see `runner.run_many`.
+        progress: The table that shows what happens.
+
+    Returns:
+        What `result.json` holds; refused where no trial came to its end.
+    """
+    table = progress or LiveTable()
+    check_folder(folder, plan, resume=resume)  # before any data is fetched
+    check_ray(jobs, address)
+    classes = check(plan).num_classes
+    if not set(NAIVE) & set(plan.defences):
+        log.warning("no naive baseline takes part; add --defence none or --defence noise")
+    with held(folder, f"another process is working on the sweep in {folder}; wait, or end it"):
+        check_folder(folder, plan, resume=resume)  # others may have been quicker
+        with explain_os_error(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / PLAN_FILE, json.dumps(asdict(plan), indent=2) + "\n")
+        done = finished_trials(plan, folder)
+        failed = [label for label, result in done.items() if result.error is not None]
+        if failed:
+            log.warning("tried again, because they failed: %s", ", ".join(failed))
+        table.expect(dict.fromkeys(plan.defences, plan.trials))
+        for result in done.values():
+            if result.error is None:
+                table.finish(result)
+        for result in run_many(
+            _proposed(plan, folder, done), profile=plan.profile, aux="val", only=plan.attacks,
+            jobs=jobs, address=address, progress=table,
+        ):  # fmt: skip
+            done[result.trial.label] = result
+        summary = summarise(plan, done.values(), folder, classes)
+        write_text(folder / RESULT_FILE, json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    return summary
+
+
+def finished_trials(plan: SearchPlan, folder: Path) -> dict[str, Result]:
+    """The results that lie in a sweep's folder, by label; of version 0.1.0 too."""
+    saved = list(_old_journal(folder / OLD_JOURNAL))
+    for file in sorted((folder / TRIALS).glob(f"*/{FILE}")):
+        told = read_trial(file)
+        if "label" in told:
+            saved.append(told | {"run": file.parent.name})
+    found = {}
+    for told in saved:
+        label, settings, seed = told["label"], told["settings"], told["seed"]
+        config = config_of(plan, label.rpartition("/")[0], settings, seed, folder)
+        found[label] = Result(
+            trial=Trial(label=label, config=config, settings=settings),
+            folder=folder / TRIALS / str(told["run"]),
+            found=told["found"],
+            error=told["error"],
+            seconds=told["seconds"],
+        )
+    return {label: found[label] for label in sorted(found, key=_number)}
+
+
+def _old_journal(file: Path) -> Iterator[Json]:
+    """Trials as version 0.1.0 kept them, a line each; a killed process left the last one torn."""
+    lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            entry = json.loads(line)
+            yield entry | {"label": f"{entry['defence']}/{entry['number']}"}
+        except (ValueError, TypeError, KeyError) as err:
+            raise RunError(
+                f"{file}, line {number} is not a finished trial: {err}; remove that line, and its "
+                "trial will be run again"
+            ) from err
+
+
+def _proposed(plan: SearchPlan, folder: Path, done: Mapping[str, Result]) -> Iterator[Trial]:
+    """What is left to run: failed trials first, then new ones, the defences in turns.
+
+    Each is proposed when it is asked for, from what is in `done` by then.
+    """
+    begun = {label: result.trial for label, result in done.items()}
+    yield from [result.trial for result in done.values() if result.error is not None]
+    found = spaces(plan.vary, plan.defences)
+    lists = {name: _listed_settings(plan, name, found[name]) for name in plan.defences}
+    for number, defence in product(range(plan.trials), plan.defences):
+        label = f"{defence}/{number}"
+        if label in begun:
+            continue
+        if plan.sampler == "optuna":
+            settings = _ask_optuna(plan, label, found[defence], begun, done)
+        else:
+            settings = lists[defence][number]
+        used = {
+            t.config.seed
+            for t in begun.values()
+            if t.group == defence and _without_seed(t.settings) == _without_seed(settings)
+        }
+        seed = int(settings.get("seed", plan.seed))
+        while seed in used:  # few settings: the budget goes into seeds, and no trial is a twin
+            seed += 1
+        config = config_of(plan, defence, settings, seed, folder)
+        begun[label] = Trial(label=label, config=config, settings=settings)
+        yield begun[label]
+
+
+def _without_seed(settings: Mapping[str, Any]) -> Settings:
+    return {k: v for k, v in settings.items() if k != "seed"}
+
+
+def _listed_settings(plan: SearchPlan, defence: str, space: Space) -> list[Settings]:
+    """The settings of every trial of a defence, by a sampler that does not learn."""
+    name = f"sweep/{defence}"
+    if plan.sampler == "random":
+        seeds = [derive_seed(plan.seed, f"{name}/{number}") for number in range(plan.trials)]
+        return [draw(space, Random(seed)) for seed in seeds]  # noqa: S311 - no secret
+    if plan.sampler == "optuna":
+        return []
+    points = grid(space)
+    if plan.trials < len(points):
+        Random(derive_seed(plan.seed, name)).shuffle(points)  # noqa: S311 - no secret
+    return [points[number % len(points)] for number in range(plan.trials)]
+
+
+def _need_optuna() -> Any:  # noqa: ANN401 - the module
+    try:
+        import optuna
+    except ImportError as err:
+        raise ConfigError(
+            "--sampler optuna needs Optuna, which is not installed; "
+            "pip install 'splitveil[sweep]', or use --sampler random"
+        ) from err
+    return optuna
+
+
+def _ask_optuna(
+    plan: SearchPlan,
+    label: str,
+    space: Space,
+    begun: Mapping[str, Trial],
+    done: Mapping[str, Result],
+) -> Settings:
+    """Optuna's next point (multi-objective TPE): accuracy up, leakage down."""
+    optuna = _need_optuna()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    defence = label.rpartition("/")[0]
+    mine = sorted((k for k, t in begun.items() if t.group == defence), key=_number)
+    sampler = optuna.samplers.TPESampler(
+        seed=derive_seed(plan.seed, f"sweep/{label}") % 2**32,
+        n_startup_trials=min(STARTUP, max(1, plan.trials // 3)),
+        constant_liar=any(name not in done for name in mine),  # what runs is not proposed again
+    )
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    kinds = {d.key: _distribution(optuna.distributions, d) for d in space}
+    states = optuna.trial.TrialState
+    for name in mine:
+        state, values = states.RUNNING, None
+        if name in done:
+            state = states.FAIL if done[name].found is None else states.COMPLETE
+            values = None if done[name].found is None else done[name].point
+        params = {d.key: begun[name].settings[d.key] for d in space}
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=state, params=params, distributions=kinds, values=values
+            )
+        )
+    asked = study.ask(kinds).params
+    return {d.key: asked[d.key] for d in space}
+
+
+def _number(label: str) -> int:
+    return int(label.rpartition("/")[2])
+
+
+def _distribution(kinds: Any, dimension: Dimension) -> Any:  # noqa: ANN401 - Optuna's, if it is there
+    if dimension.values:
+        return kinds.CategoricalDistribution(dimension.values)
+    low, high = dimension.low, dimension.high
+    if dimension.whole:
+        return kinds.IntDistribution(int(low), int(high), log=dimension.log)
+    return kinds.FloatDistribution(low, high, log=dimension.log)
+
+
+# What was found.
+
+
+def _row(result: Result) -> Json:
+    """One finished trial as JSON."""
+    trial = result.trial
+    told = {
+        "trial": trial.label, "defence": trial.group, "settings": dict(trial.settings),
+        "seed": trial.config.seed, "seconds": result.seconds,
+    }  # fmt: skip
+    if result.found is None:
+        return told | {"error": result.error}
+    found = {k: v for k, v in result.found.items() if k != "classes"}
+    return told | found | {"run": str(result.folder)}
+
+
+def summarise(plan: SearchPlan, results: Iterable[Result], folder: Path, classes: int) -> Json:
+    """Front, hypervolumes and the best of each defence; refused where no trial came to its end."""
+    place = {name: i for i, name in enumerate(plan.defences)}
+    every = sorted(results, key=lambda r: (_number(r.trial.label), place[r.trial.group]))
+    good = [r for r in every if r.found is not None]
+    if not good:
+        told = "; ".join(f"{r.trial.label}: {r.error}" for r in every[:3])
+        raise RunError(f"no trial came to an end: {told}; mend that, and try again with --resume")
+    undefended = [r for r in good if r.trial.group == "none"]
+    base = max(undefended or good, key=lambda r: r.point[0])
+    least = base.point[0] - LOSS - _ROUNDING
+    best = {}
+    for name in plan.defences:
+        own = [r for r in good if r.trial.group == name]
+        chosen = most_private([r.point for r in own], least)
+        count = sum(r.trial.group == name for r in every)
+        best[name] = {
+            "trials": count,
+            "failed": count - len(own),
+            "accuracy": max((r.point[0] for r in own), default=None),
+            "hypervolume": _volume(own, classes),
+            "best": None if chosen is None else _row(own[chosen]),
+        }
+    marks = front([r.point for r in good])
+    members = [r for r, mark in zip(good, marks, strict=True) if mark]
+    attacks = list(ranking_attacks(plan.profile, plan.attacks))
+    return {
+        "sweep": str(folder),
+        "plan": asdict(plan) | {"attacks": attacks},
+        "measured_on": "validation images",
+        "reference_point": {"accuracy": 1.0 / classes, "leakage": 1.0},
+        "hypervolume": _volume(good, classes),
+        "reference_accuracy": {
+            "accuracy": base.point[0], "defence": base.trial.group, "trial": base.trial.label
+        },
+        "allowed_loss": LOSS,
+        "defences": best,
+        "front": [_row(r) for r in sorted(members, key=lambda r: -r.point[0])],
+        "trials": [_row(r) for r in every],
+    }  # fmt: skip
+
+
+def _volume(results: Sequence[Result], classes: int) -> Json | None:
+    if not results:
+        return None
+    accuracy, leakage = np.array([r.point for r in results]).T
+    return {"value": hypervolume(accuracy, leakage, 1.0 / classes)}

@@ -1,0 +1,331 @@
+"""Many runs: trained or continued, attacked or read; here, or handed to Ray."""
+
+import json
+import math
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from experiments.made import Instant, no_memory_at
+
+from splitveil.attacks import PROFILES
+from splitveil.config import make_config
+from splitveil.errors import ConfigError, DataError
+from splitveil.experiments import runner
+from splitveil.experiments.runner import (
+    LiveTable,
+    Result,
+    Trial,
+    brief_epochs,
+    check_ray,
+    ranking_attacks,
+    run_many,
+    validate_on_val,
+    with_own_folder,
+)
+from splitveil.runs import load_data, load_run
+from splitveil.types import Json, Progress
+
+NET = "client:strided-4s2-4.8-c4"
+
+
+def trial(folder: Path, label: str = "one", **options: Any) -> Trial:  # noqa: ANN401
+    given = {"dataset": "digits", "defence": "noise", "epochs": 1, "net": NET}
+    return Trial(label=label, config=make_config({**given, "runs_dir": str(folder), **options}))
+
+
+def on_val(*trials: Trial, **more: Any) -> list[Result]:  # noqa: ANN401
+    return list(run_many(trials, profile="smoke", aux="val", only=("linear",), **more))
+
+
+class Told(LiveTable):
+    """A table that notes what it is told, and can stop a run."""
+
+    def __init__(self, stop_at: str = "never") -> None:
+        super().__init__()
+        self.notes, self.stop_at = list[str](), stop_at
+
+    def expect(self, counts: Mapping[str, int]) -> None:
+        self.notes.append(f"expected {dict(counts)}")
+
+    def start(self, trial: Trial) -> Progress:
+        self.notes.append(f"started {trial.label}")
+
+        def told(done: int, total: int, note: str = "") -> None:
+            if self.stop_at in note:
+                raise KeyboardInterrupt
+
+        return told
+
+    def finish(self, result: Result) -> None:
+        self.notes.append(f"finished {result.trial.label}")
+
+
+def test_a_trial_is_measured_on_validation_images_and_its_file_says_what_was_found(
+    tmp_path: Path,
+) -> None:
+    asked = replace(trial(tmp_path, "noise/3", noise_std=0.1, seed=3), settings={"noise_std": 0.1})
+    (result,) = on_val(asked)
+    assert result.error is None
+    found = result.found
+    assert found is not None
+    assert found["leakage"] == pytest.approx(1 - found["mse"] / found["ceiling"])
+    assert result.point == (found["accuracy"], max(found["leakage"], 0.0))
+    run = load_run(result.folder)
+    assert (run.path.parent, run.config.seed, run.config.noise_std) == (tmp_path, 3, 0.1)
+    saved = json.loads((run.path / "trial.json").read_text())
+    assert saved["found"] == found == validate_on_val(run, ranking_attacks("smoke", ["linear"]))
+    told = saved["label"], saved["settings"], saved["seed"], saved["error"]
+    assert told == ("noise/3", {"noise_std": 0.1}, 3, None)
+    assert saved["seconds"] == result.seconds > 0
+
+    _, splits = load_data(run)
+    seen: list[int] = []
+    run.model.head.register_forward_hook(lambda _, args, __: seen.append(len(args[0])))
+    validate_on_val(run, {"mean": PROFILES["smoke"]["mean"]})
+    assert len(splits.val) in seen
+    assert len(splits.test) not in seen
+
+
+def test_a_stopped_trial_goes_on_and_a_finished_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (whole,) = on_val(trial(tmp_path / "whole", epochs=2))
+    with pytest.raises(KeyboardInterrupt):
+        on_val(trial(tmp_path / "cut", epochs=2), progress=Told(stop_at="epoch 2"))
+    (result,) = on_val(trial(tmp_path / "cut", epochs=2))
+    assert result.found == whole.found
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise RuntimeError("trained again")
+
+    monkeypatch.setattr(runner, "fit", forbidden)
+    assert on_val(trial(tmp_path / "cut", epochs=2)) == [result]
+    (result.folder / "trial.json").write_text("{")
+    assert on_val(trial(tmp_path / "cut", epochs=2))[0].error == "RuntimeError: trained again"
+
+
+def test_a_broken_checkpoint_of_a_trial_is_no_obstacle(tmp_path: Path) -> None:
+    (first,) = on_val(trial(tmp_path))
+    (first.folder / "trial.json").unlink()
+    (first.folder / "checkpoint.safetensors").write_bytes(b"broken")
+    assert on_val(trial(tmp_path))[0].found == first.found
+
+
+def test_a_failure_is_a_result_and_the_others_go_on_unless_it_shall_be_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instant = Instant(monkeypatch, no_memory_at(0.2))
+    trials = [trial(tmp_path, f"noise/{i}", noise_std=n) for i, n in enumerate((0.1, 0.2, 0.3))]
+    told = Told()
+    results = on_val(*trials, progress=told)
+    assert [r.error for r in results] == [None, "RuntimeError: out of memory", None]
+    saved = json.loads((results[1].folder / "trial.json").read_text())
+    assert (saved["found"], saved["error"]) == (None, "RuntimeError: out of memory")
+    assert told.notes[:3] == ["expected {'noise': 3}", "started noise/0", "finished noise/0"]
+    assert len(told.notes) == 7
+    with pytest.raises(RuntimeError, match="out of memory"):
+        on_val(*trials, keep_going=False)
+    assert len(instant.configs) == 4  # the failed one again, the others are read
+
+
+def test_a_diverged_trial_has_failed(tmp_path: Path) -> None:
+    (result,) = on_val(trial(tmp_path, lr=1e30))
+    assert result.error is not None
+    assert "training diverged" in result.error
+
+
+def test_numbers_that_are_not_finite_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Instant(monkeypatch, lambda _: (0.5, math.nan))
+    (result,) = on_val(trial(tmp_path))
+    assert "leakage of the trial are not finite" in str(result.error)
+
+
+def test_without_validation_images_nothing_is_chosen(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nothing must be chosen by the test images"):
+        on_val(trial(tmp_path, final=True), keep_going=False)
+
+
+def test_trials_are_taken_only_when_they_can_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instant, seen = Instant(monkeypatch), list[int]()
+
+    def proposed() -> Iterator[Trial]:
+        for seed in range(3):
+            seen.append(len(instant.configs))
+            yield trial(tmp_path, seed=seed)
+
+    for count, _ in enumerate(run_many(proposed(), profile="smoke", aux="val"), start=1):
+        assert len(seen) == count
+    assert seen == [0, 1, 2]
+
+
+def test_a_named_run_is_audited_in_full_and_made_anew_where_nothing_is_resumed(
+    tmp_path: Path,
+) -> None:
+    named = trial(tmp_path, name="named")
+    kept: Json = {"profile": "smoke", "only": ("linear",)}
+    (first,) = run_many([named], **kept)
+    record = load_run(tmp_path / "named").record
+    assert record is not None
+    assert first.found == {"accuracy": record.accuracy, "leakage": record.leakage}
+    assert (record.audit["aux"], record.audit["only"]) == ("train", ["linear"])
+    before = (tmp_path / "named" / "record.json").stat().st_mtime_ns
+    list(run_many([named], **kept))
+    assert (tmp_path / "named" / "record.json").stat().st_mtime_ns == before
+    list(run_many([named], resume=False, **kept))
+    assert (tmp_path / "named" / "record.json").stat().st_mtime_ns > before
+
+
+def test_trials_are_short_and_use_attacks_that_see_every_image_once() -> None:
+    assert (brief_epochs("cifar10"), brief_epochs("npz:/x")) == (20, 10)
+    kept = ranking_attacks("quick")
+    assert {"linear", "decoder", "nearest"} <= kept.keys()
+    assert {"rmle", "prior", "k-query"} == PROFILES["quick"].keys() - kept.keys()
+    assert list(ranking_attacks("smoke", ["nearest", "linear"])) == ["nearest", "linear"]
+    with pytest.raises(ConfigError, match="unknown attack of profile 'smoke' 'k-query'"):
+        ranking_attacks("smoke", ["k-query"])
+
+
+def test_other_settings_have_another_folder_and_places_do_not_matter() -> None:
+    options: Json = {"dataset": "digits", "defence": "veil", "net": "small", "epochs": 1}
+
+    def name(**other: object) -> str | None:
+        return with_own_folder(make_config(options | other)).name
+
+    assert name() == name(runs_dir="elsewhere")
+    others: list[Json] = [
+        {"lambd": 0.7}, {"epochs": 2}, {"seed": 1}, {"net": NET}, {"defence": "cem"},
+    ]  # fmt: skip
+    assert len({name(), *(name(**other) for other in others)}) == len(others) + 1
+
+
+class FakeRay(ModuleType):
+    """A cluster of one thread with three cores, whose second task loses its worker."""
+
+    class exceptions:  # noqa: N801 - as Ray calls it
+        class RayError(Exception):
+            pass
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.told = dict[str, Any]()
+        self.asked = dict[str, Any]()
+        self.answers = list[Result]()
+        self.most = 0
+        self.is_down = False
+
+    def init(self, **told: Any) -> None:  # noqa: ANN401
+        if told["address"] == "nowhere":
+            raise ConnectionError("nobody there")
+        self.told = told
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 3.0, "GPU": 2.0}
+
+    def remote(self, **asked: Any) -> Any:  # noqa: ANN401
+        self.asked = asked
+
+        def decorate(function: Any) -> SimpleNamespace:  # noqa: ANN401
+            def call(trial: Trial) -> int:
+                self.answers.append(function(trial))
+                return len(self.answers) - 1
+
+            return SimpleNamespace(remote=call)
+
+        return decorate
+
+    def wait(self, refs: list[int], num_returns: int) -> tuple[list[int], list[int]]:
+        assert num_returns == 1
+        self.most = max(self.most, len(refs))
+        return refs[-1:], refs[:-1]
+
+    def get(self, ref: int) -> Result:
+        if ref == 1:
+            raise self.exceptions.RayError("the worker died\nand more")
+        return self.answers[ref]
+
+    def shutdown(self) -> None:
+        self.is_down = True
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    return fake
+
+
+def test_ray_is_asked_for_one_core_a_trial_and_its_losses_are_results(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Instant(monkeypatch, no_memory_at(0.3))
+    monkeypatch.setattr(runner, "_reach", lambda _: None)
+    monkeypatch.setattr(runner, "find_device", lambda _: "cuda")
+    noises = (0.1, 0.2, 0.3, 0.4, 0.5)
+    trials = [trial(tmp_path, f"noise/{i}", noise_std=n) for i, n in enumerate(noises)]
+    results = on_val(*trials, jobs=None, address="head:6379")
+    assert {r.trial.label: r.error for r in results} == {
+        "noise/0": None, "noise/1": "RayError: the worker died",
+        "noise/2": "RuntimeError: out of memory", "noise/3": None, "noise/4": None,
+    }  # fmt: skip
+    assert ray.most == 2  # as many as the cluster has GPUs
+    assert ray.told["address"] == "head:6379"
+    assert "num_cpus" not in ray.told
+    assert ray.asked == {"num_cpus": 1, "num_gpus": 1, "max_retries": 0}
+    assert ray.is_down
+
+
+def test_several_jobs_start_ray_here_and_a_cluster_out_of_reach_is_told(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Instant(monkeypatch)
+    trials = [trial(tmp_path, seed=seed) for seed in range(7)]
+    on_val(*trials, jobs=5)
+    assert (ray.told["address"], ray.told["num_cpus"], ray.most) == ("local", 5, 5)
+    on_val(*trials, jobs=None, address="local")
+    assert ray.asked["num_gpus"] == 0
+    with pytest.raises(ConfigError, match="cannot reach Ray at 'nowhere': nobody there"):
+        on_val(*trials, address="nowhere")
+    ray.told = {}
+    assert on_val(jobs=2) == []  # nothing to do: no cluster is started
+    assert ray.told == {}
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_nobody_listens_is_told_before_ray_tries_for_minutes(
+    scheme: str, ray: FakeRay
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
+        assert check_ray(1, address) is ray
+    with pytest.raises(ConfigError, match=r"nobody answers at '.*refused; check --address"):
+        check_ray(1, address)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", f"{'a' * 70}.invalid:1", ":1"])
+def test_an_address_that_is_none_is_told(address: str, ray: FakeRay) -> None:
+    with pytest.raises(ConfigError, match="nobody answers at"):
+        check_ray(1, address)
+    assert ray.told == {}
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "head:port", "other://head/x:1"])
+def test_only_ray_understands_other_addresses(address: str, ray: FakeRay) -> None:
+    assert check_ray(1, address) is ray
+
+
+def test_what_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for jobs, address in ((2, None), (None, "local"), (1, "head:1")):
+        with pytest.raises(ConfigError, match=r"need Ray.*pip install 'splitveil\[sweep\]'"):
+            check_ray(jobs, address)
+    assert check_ray(1, None) is None
