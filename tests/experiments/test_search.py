@@ -240,7 +240,7 @@ def test_a_sweep_goes_on_only_with_its_own_plan_or_more_trials(
     with pytest.raises(RunError, match="trials must be a whole number, got 'many'"):
         read_plan(folder)
     (folder / "sweep.json").write_text("[1]")
-    with pytest.raises(RunError, match=r"cannot be read.*another --name"):
+    with pytest.raises(RunError, match=r"is not the plan of a sweep.*another --name"):
         read_plan(folder)
 
 

@@ -349,17 +349,15 @@ def read_plan(folder: Path) -> SearchPlan:
         raise RunError(f"nothing to resume: {folder} holds no sweep; leave out --resume")
     try:
         saved = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as err:
-        raise RunError(
-            f"{file} cannot be read: {err}; mend it, or start a new sweep with another --name"
-        ) from err
-    try:
         lists = {k: tuple(saved[k]) for k in ("defences", "vary", "attacks")}
         numbers = {k: saved[k] for k in ("trials", "seed")}
         whole = checked(numbers, {"trials": int, "seed": int}, "field of a plan")
         return SearchPlan(**saved | lists | whole)
-    except (KeyError, TypeError, ConfigError) as err:
-        raise RunError(f"{file} is not the plan of a sweep: {err}") from err
+    except (OSError, ValueError, KeyError, TypeError, ConfigError) as err:
+        raise RunError(
+            f"{file} is not the plan of a sweep: {err}; mend it, or start a new sweep with "
+            "another --name"
+        ) from err
 
 
 def check(plan: SearchPlan) -> Dataset:
