@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from splitveil.config import make_config
-from splitveil.report.published import Published
+from splitveil.report.columns import Published
 from splitveil.report.rows import Group
 from splitveil.runs import flat_config
 from splitveil.settings import parse_pair

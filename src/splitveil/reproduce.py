@@ -14,12 +14,11 @@ from splitveil.audit.flags import UNFINISHED
 from splitveil.config import RunConfig, build_defence, find_profile, make_config
 from splitveil.errors import ConfigError, RunError, SplitVeilError, unknown
 from splitveil.report.claims import claim_lines
-from splitveil.report.compare import Sheet, find_records, test90_sheet
-from splitveil.report.published import Published
-from splitveil.report.rows import Group, flag_names
-from splitveil.report.tables import NOTHING, Column
-from splitveil.report.tracks import TEST90, Track, dataset_of
+from splitveil.report.columns import REFERENCE, Published, Reference
+from splitveil.report.comparison import TEST90, Track, caption, reference_rows
+from splitveil.report.rows import Group, dataset_of, find_records, flag_names
 from splitveil.runs import Run, fit, read_folder
+from splitveil.table import Column, Table, fixed, json_cell
 from splitveil.types import Json, Progress
 
 log = logging.getLogger("splitveil")
@@ -30,7 +29,7 @@ Bar = Callable[[str], Progress]
 class Experiment:
     """Rows by name, each a defence; what they have in common; who attacks them, and how.
 
-    `rough` are the cells of further reported rows, whose numbers are approximate.
+    `rough` are further reported rows, whose numbers are approximate.
     """
 
     summary: str
@@ -40,7 +39,7 @@ class Experiment:
     attacks: Sequence[str]
     against: str
     reported: Mapping[str, Published]
-    rough: Sequence[tuple[str, ...]] = ()
+    rough: Sequence[Reference] = ()
 
 
 # What seed 003 reports; the task's accuracies stand in the public logs of those runs.
@@ -56,10 +55,11 @@ SEED_003: Mapping[str, Published] = {
     ),
 }  # fmt: skip
 # Printed with ≈ and without the settings; no log gives the task's accuracy.
-_TUNED = (
-    "*gated-att tuned*", "vgg11", NOTHING, NOTHING, "≈26", "≈0.045", "decoder", "≈0.40", "≈13.3",
-    "seed 003, approximate; a larger λ and fine tuning, values not stated",
-)  # fmt: skip
+_TUNED: Reference = {
+    "row": "*gated-att tuned*", "net": ["vgg11"], "rec-accuracy": "≈26", "mse": "≈0.045",
+    "by": ["decoder"], "ssim-zeropad": "≈0.40", "psnr": "≈13.3",
+    "source": "seed 003, approximate; a larger λ and fine tuning, values not stated",
+}  # fmt: skip
 # λ, optimiser and length of the public scripts, which train on all training images; `sparse` is the
 # layer that they switch on.
 LAYER, LAYER_KINDS = "sparse", ("", "-wire")  # rows of the second kind have it behind the client
@@ -90,7 +90,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 }
 
 MEMORY = ("training", "peak_bytes")
-_LEFT_OUT = ("seeds", "by", "pooled PSNR")  # of 80 characters; that PSNR is −10 log10 of the MSE
+_LEFT_OUT = ("seeds", "by", "psnr")  # of 80 characters; that PSNR is −10 log10 of the MSE
 _CAPTION = (
     "MSE (with its PSNR) and SSIM are each of the attack strongest in it, so they may be of two "
     "attacks; `by` is the one strongest in MSE. The accuracy is on what `decoder` rebuilt, the "
@@ -224,40 +224,47 @@ def advice(error: SplitVeilError) -> str:
     )
 
 
-def table(experiment: Experiment, runs: Mapping[str, Json]) -> Sheet:
-    """The experiment's table of single runs; `runs` are records by row."""
+def table(experiment: Experiment, runs: Mapping[str, Json]) -> tuple[Table, list[Reference]]:
+    """The experiment's table of single runs with its rows; `runs` are records by row."""
     return group_table(experiment, [Group(name, ((record,),)) for name, record in runs.items()])
 
 
-def group_table(experiment: Experiment, groups: Sequence[Group]) -> Sheet:
+def group_table(experiment: Experiment, groups: Sequence[Group]) -> tuple[Table, list[Reference]]:
     """The experiment's table, with training time and memory as shares of the row it compares with.
 
     Rows stand in the experiment's order, others after them.
     """
     known = list(experiment.rows)
     rank = {name: place for place, name in enumerate(known)}
-    rows = sorted(groups, key=lambda group: rank.get(group.name, len(known)))
-    track = Track(title=TEST90, groups=tuple(rows), aux=experiment.aux)
-    beside = _comparable(experiment, rows)
-    sheet = test90_sheet(track, experiment.reported if beside else {})
+    ordered = sorted(groups, key=lambda group: rank.get(group.name, len(known)))
+    track = Track(title=TEST90, groups=tuple(ordered), aux=experiment.aux)
+    beside = _comparable(experiment, ordered)
+    rows = reference_rows(track, experiment.reported if beside else {})
     against = experiment.against
-    base = next((group for group in rows if group.name == against), None)
-    lines = [
-        (*row, _share(g, base, "seconds", "train"), _share(g, base, *MEMORY))
-        for row, g in zip(sheet.rows, rows, strict=False)
-    ]
-    said = [*sheet.rows[len(rows) :], *(experiment.rough if beside else ())]
-    return Sheet(
+    base = next((group for group in ordered if group.name == against), None)
+    for row, group in zip(rows, ordered, strict=False):
+        row["time"] = _share(group, base, "seconds", "train")
+        row["memory"] = _share(group, base, *MEMORY)
+    made = Table(
+        *(replace(c, brief="") if c.key in _LEFT_OUT else c for c in REFERENCE.columns),
+        Column("time", f"training time / {against}", fmt=fixed(2), brief=f"time /{against}"),
+        Column("memory", f"memory / {against}", fmt=fixed(2), brief=f"mem /{against}"),
         title=experiment.summary,
-        caption=f"{sheet.caption} {_CAPTION}",
-        columns=(
-            *(replace(c, brief="") if c.heading in _LEFT_OUT else c for c in sheet.columns),
-            Column(heading=f"training time / {against}", brief=f"time /{against}"),
-            Column(heading=f"memory / {against}", brief=f"mem /{against}"),
-        ),
-        rows=(*lines, *((*row, NOTHING, NOTHING) for row in said)),
-        notes=sheet.notes,
+        caption=f"{caption(ordered)} {_CAPTION}",
     )
+    return made, [*rows, *(experiment.rough if beside else ())]
+
+
+def shown_json(made: Table, rows: Sequence[Reference]) -> Json:
+    """The table for JSON: one object per row, under the columns' headings; numbers as shown."""
+    cells = [
+        {
+            str(column.heading): json_cell(cell) if column.fmt.numeric else cell.replace("`", "")
+            for column, cell in zip(made.columns, line, strict=True)
+        }
+        for line in made.cells(rows)
+    ]
+    return {"title": made.title, "caption": made.caption, "rows": cells}
 
 
 def _comparable(experiment: Experiment, groups: Sequence[Group]) -> bool:
@@ -265,9 +272,9 @@ def _comparable(experiment: Experiment, groups: Sequence[Group]) -> bool:
     return {dataset_of(group) for group in groups} <= {experiment.common["dataset"]}
 
 
-def _share(group: Group, base: Group | None, *keys: str) -> str:
+def _share(group: Group, base: Group | None, *keys: str) -> float | None:
     own, other = _mean(group, *keys), None if base is None else _mean(base, *keys)
-    return NOTHING if own is None or not other else f"{own / other:.2f}"
+    return None if own is None or not other else own / other
 
 
 def _mean(group: Group, *keys: str) -> float | None:
@@ -286,7 +293,8 @@ def claims(experiment: Experiment, groups: Sequence[Group]) -> list[str]:
 
 def section(experiment: Experiment, groups: Sequence[Group]) -> str:
     """Table, what holds and what does not, what is missing: Markdown."""
-    parts = [group_table(experiment, groups).markdown(3).strip()]
+    made, rows = group_table(experiment, groups)
+    parts = [made.render(rows, "markdown", level=3).strip()]
     if said := claims(experiment, groups):
         parts.append("What holds and what does not:\n\n" + "\n".join(f"- {line}" for line in said))
     known = {group.name for group in groups}

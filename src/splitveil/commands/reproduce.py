@@ -37,7 +37,14 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
     from splitveil.config import find_profile
     from splitveil.console import out, setup_logging, show_error, show_json, show_table
     from splitveil.errors import CheckpointError, RunError
-    from splitveil.reproduce import advice, find_experiment, finished, folder_name, table
+    from splitveil.reproduce import (
+        advice,
+        find_experiment,
+        finished,
+        folder_name,
+        shown_json,
+        table,
+    )
     from splitveil.runs import prepare_process
     from splitveil.train.files import write_text
 
@@ -60,13 +67,13 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
     except KeyboardInterrupt:
         show_error("interrupted; what was complete is saved. The same command again continues")
         raise typer.Exit(INTERRUPTED) from None
-    sheet = table(found, finished(found, last, profile))
+    made, rows = table(found, finished(found, last, profile))
     page = Path(folder) / "table.md"
-    write_text(page, sheet.markdown())
+    write_text(page, made.render(rows, "markdown"))
     if json_:
-        show_json(sheet.to_dict())
+        show_json(shown_json(made, rows))
         return
-    show_table(sheet.title, *sheet.brief())
+    show_table(made.title, *made.brief(rows))
     out.print(f"table: {page}", highlight=False, soft_wrap=True)
 
 

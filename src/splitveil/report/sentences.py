@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from splitveil.report.checks import brief_profile, flags_of
+from splitveil.report.columns import brief_profile, flags_of
 from splitveil.report.fields import flatten, number, section, text
 from splitveil.report.files import RunFiles
 from splitveil.report.kinds import Kind, kinds
-from splitveil.report.rows import Group, spread
-from splitveil.report.tables import NOTHING, SMALL_MSE, format_mse
+from splitveil.report.rows import Group
 from splitveil.report.words import TABLE, Said, Value, said
+from splitveil.table import NOTHING, SMALL_MSE, format_mse, spread
 
 PASSPORT = ("config", "seeds", "splits", "versions", "audit", "client", "training", "seconds")
 MEASURED_ALIKE: Mapping[str, tuple[str, str]] = {

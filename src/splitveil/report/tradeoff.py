@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 from splitveil.errors import RunError
 from splitveil.report.canvas import CEILING, GREY, INK, PALETTE, board, png, shown
+from splitveil.report.columns import Published
 from splitveil.report.labels import MARKER_PX, Box, place
-from splitveil.report.published import Published
-from splitveil.report.rows import Group
-from splitveil.report.tables import format_mse
-from splitveil.report.tracks import aux_of, dataset_of, defences_of
+from splitveil.report.rows import Group, aux_of, dataset_of, defences_of
+from splitveil.table import format_mse
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
