@@ -60,8 +60,9 @@ def test_time_and_memory_are_shares_of_the_row_it_compares_with() -> None:
     assert len(rows) == 2 + len(SEED_003) + len(SEED.rough)
     several = Group("gated-att", ((record(15.0, 300),), (record(25.0, 100),)))
     made, rows = group_table(SEED, [several, Group("cem", ((record(10.0, 100),),))])
-    assert [row["row"] for row in rows[:2]] == ["`cem`", "`gated-att`"]
-    assert made.cells(rows)[1][-2:] == ["2.00", "2.00"]
+    cells = made.cells(rows)
+    assert [line[0] for line in cells[:2]] == ["`cem`", "`gated-att`"]
+    assert cells[1][-2:] == ["2.00", "2.00"]
     alone, rows = group_table(SEED, [several])
     assert alone.cells(rows)[0][-2:] == ["–", "–"]
     assert section(SEED, [several]).endswith("`sparse+slot-cross`.")

@@ -216,10 +216,15 @@ def record(*, dataset: str, device: str = "cuda (H200)", peak: int | None = 100)
 
 
 def test_reported_rows_stand_only_beside_the_same_data() -> None:
-    _, same = table(SEED, {"cem": record(dataset="cifar10")})
-    assert [row["row"] for row in same] == ["`cem`", "*cem*", "*gated-att*", "*gated-att tuned*"]
-    _, other = table(SEED, {"cem": record(dataset="digits")})
-    assert [row["row"] for row in other] == ["`cem`"]
+    made, rows = table(SEED, {"cem": record(dataset="cifar10")})
+    assert [line[0] for line in made.cells(rows)] == [
+        "`cem`",
+        "*cem*",
+        "*gated-att*",
+        "*gated-att tuned*",
+    ]
+    made, rows = table(SEED, {"cem": record(dataset="digits")})
+    assert [line[0] for line in made.cells(rows)] == ["`cem`"]
     both = [
         Group(name, ((record(dataset="digits"),),)) for name in ("cem", "gated-att", "sparse+cem")
     ]

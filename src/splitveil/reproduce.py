@@ -14,7 +14,7 @@ from splitveil.audit.flags import UNFINISHED
 from splitveil.config import RunConfig, build_defence, find_profile, make_config
 from splitveil.errors import ConfigError, RunError, SplitVeilError, unknown
 from splitveil.report.claims import claim_lines
-from splitveil.report.columns import REFERENCE, Published, Reference
+from splitveil.report.columns import REFERENCE, Compared, Published, Reference
 from splitveil.report.comparison import TEST90, Track, caption, reference_rows
 from splitveil.report.rows import Group, dataset_of, find_records, flag_names
 from splitveil.runs import Run, fit, read_folder
@@ -224,12 +224,16 @@ def advice(error: SplitVeilError) -> str:
     )
 
 
-def table(experiment: Experiment, runs: Mapping[str, Json]) -> tuple[Table, list[Reference]]:
+def table(
+    experiment: Experiment, runs: Mapping[str, Json]
+) -> tuple[Table, list[Compared | Reference]]:
     """The experiment's table of single runs with its rows; `runs` are records by row."""
     return group_table(experiment, [Group(name, ((record,),)) for name, record in runs.items()])
 
 
-def group_table(experiment: Experiment, groups: Sequence[Group]) -> tuple[Table, list[Reference]]:
+def group_table(
+    experiment: Experiment, groups: Sequence[Group]
+) -> tuple[Table, list[Compared | Reference]]:
     """The experiment's table, with training time and memory as shares of the row it compares with.
 
     Rows stand in the experiment's order, others after them.
@@ -242,20 +246,27 @@ def group_table(experiment: Experiment, groups: Sequence[Group]) -> tuple[Table,
     rows = reference_rows(track, experiment.reported if beside else {})
     against = experiment.against
     base = next((group for group in ordered if group.name == against), None)
-    for row, group in zip(rows, ordered, strict=False):
-        row["time"] = _share(group, base, "seconds", "train")
-        row["memory"] = _share(group, base, *MEMORY)
+
+    def share(*keys: str) -> Callable[[Compared], float | None]:
+        return lambda row: _share(row.group, base, *keys)
+
     made = Table(
         *(replace(c, brief="") if c.key in _LEFT_OUT else c for c in REFERENCE.columns),
-        Column("time", f"training time / {against}", fmt=fixed(2), brief=f"time /{against}"),
-        Column("memory", f"memory / {against}", fmt=fixed(2), brief=f"mem /{against}"),
+        Column(
+            "time",
+            f"training time / {against}",
+            share("seconds", "train"),
+            fixed(2),
+            brief=f"time /{against}",
+        ),
+        Column("memory", f"memory / {against}", share(*MEMORY), fixed(2), brief=f"mem /{against}"),
         title=experiment.summary,
         caption=f"{caption(ordered)} {_CAPTION}",
     )
     return made, [*rows, *(experiment.rough if beside else ())]
 
 
-def shown_json(made: Table, rows: Sequence[Reference]) -> Json:
+def shown_json(made: Table, rows: Sequence[Compared | Reference]) -> Json:
     """The table for JSON: one object per row, under the columns' headings; numbers as shown."""
     cells = [
         {

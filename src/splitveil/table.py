@@ -7,7 +7,7 @@ import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from html import escape as html_escape
 from itertools import groupby
 from typing import Any, Literal
@@ -98,7 +98,7 @@ class Format:
 
 TEXT = Format(text=lambda value, _: str(value), numeric=False)
 DIGITS = replace(TEXT, numeric=True)
-CODE = replace(TEXT, text=lambda value, _: f"`{value}`")  # a name
+CODE = replace(TEXT, text=lambda name, _: name if name.startswith("*") else f"`{name}`")
 TEXTS = Format(  # the different texts of a row
     text=lambda values, _: ", ".join(values),
     exact=lambda values: (", ".join(v for v in values if v != NOTHING) or None,),
@@ -170,7 +170,8 @@ class Column:
     Args:
         key: Its name for other programs.
         heading: Its name for readers.
-        get: Reads its value off a row; None where nothing is known. Without it, a row is a mapping.
+        get: Reads its value off a row, None where nothing is known. A row that is a mapping from
+            keys to values is read by `key`.
         fmt: How the value is shown.
         unit: Unit of the numbers, in brackets after the heading.
         better: Where the defender wants the number to go.
@@ -181,7 +182,6 @@ class Column:
     heading: Words
     get: Callable[[Any], Any] | None = None
     fmt: Format = TEXT
-    _: KW_ONLY
     unit: Words = ""
     better: Literal["", "up", "down"] = ""
     brief: str = ""
@@ -198,7 +198,7 @@ class Column:
 
     def value(self, row: Any) -> Any:  # noqa: ANN401 - a table does not know its rows
         """What a row has in this column."""
-        return row.get(self.key) if self.get is None else self.get(row)
+        return row.get(self.key) if self.get is None or isinstance(row, Mapping) else self.get(row)
 
     def cell(self, row: Any, lang: str = "en") -> str:  # noqa: ANN401
         """The value as readers see it."""

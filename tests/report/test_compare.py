@@ -156,8 +156,8 @@ def test_rows_under_test90_stand_beside_what_the_seeds_report() -> None:
         found, {"cem-test90": said, "cem": Published(0.9, 0.1, "x", "cifar10")}
     )
     digits = one("cem-test90", record(aux="test90", dataset="digits"))
-    ((_, elsewhere),) = all_tables(Records((digits,), ()), {"cem-test90": said})
-    assert [row["source"] for row in elsewhere] == ["measured"]
+    ((elsewhere, alone),) = all_tables(Records((digits,), ()), {"cem-test90": said})
+    assert [line[-1] for line in elsewhere.cells(alone)] == ["measured"]
     measured, published = (
         dict(zip([c.heading for c in table.columns], line, strict=True))
         for line in table.cells(rows)

@@ -150,25 +150,12 @@ ATTACKS = Table(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class FlagSeen:
-    """A flag of a record: its name, what was seen, and what to do."""
+class FlagSeen(NamedTuple):
+    """A flag of a record: its name, what was seen, what to do; in the reader's words if known."""
 
-    name: str
+    title: Value
     seen: str
-    advice: str
-
-    @property
-    def title(self) -> Value:
-        """The name, in the reader's language where it is known."""
-        key = f"flag.{self.name}"
-        return said(key) if key in TABLE else self.name
-
-    @property
-    def remedy(self) -> Value:
-        """The advice, in the reader's language where it is the usual one."""
-        key = f"advice.{self.name}"
-        return said(key) if TABLE.get(key, ("", ""))[0] == self.advice else self.advice
+    remedy: Value
 
 
 def flags_of(run: RunFiles) -> tuple[FlagSeen, ...] | None:
@@ -179,8 +166,15 @@ def flags_of(run: RunFiles) -> tuple[FlagSeen, ...] | None:
     if not isinstance(found, list) or not all(isinstance(flag, dict) for flag in found):
         raise RunError(f"`flags` must be a list of objects, got {found!r:.60}; audit the run again")
     return tuple(
-        FlagSeen(**{key: text(flag, key) or NOTHING for key in ("name", "seen", "advice")})
-        for flag in found
+        _flag(*(text(flag, key) or NOTHING for key in ("name", "seen", "advice"))) for flag in found
+    )
+
+
+def _flag(name: str, seen: str, advice: str) -> FlagSeen:
+    title, remedy = f"flag.{name}", f"advice.{name}"
+    usual = TABLE.get(remedy, ("", ""))[0] == advice  # not of another version
+    return FlagSeen(
+        said(title) if title in TABLE else name, seen, said(remedy) if usual else advice
     )
 
 
@@ -268,12 +262,7 @@ def audited(runs: Sequence[RunFiles]) -> list[RunFiles]:
     return [r for r in runs if flags_of(r) is not None or section(r.record, "certificates")]
 
 
-DOUBLES = {
-    "between": "repeats.between",
-    "never": "repeats.never",
-    "cannot": "repeats.cannot",
-    "nothing": "repeats.nothing",
-}
+DOUBLES = ("between", "never", "cannot", "nothing")  # what a record may say of the doubling
 
 
 def sendings(runs: Sequence[RunFiles]) -> tuple[Table, list[RunFiles]]:
@@ -300,15 +289,14 @@ def doubles(record: Json | None) -> Value | None:
     """Where a record's leakage doubles; what is of no kind known here as it stands."""
     place = ("leaks", "repeats", "doubles")
     kind, after, by = (text(record, *place, key) for key in ("kind", "after", "by"))
-    key = DOUBLES.get(kind or "")
-    if key is None:
+    if kind not in DOUBLES:
         return text(record, *place, "says")
     if kind == "nothing" and by is not None:
-        key = "repeats.later"
+        kind = "later"
     if kind == "between" and (after, by) == ("1", "2"):
-        key = "repeats.at"
+        kind = "at"
     most = max(_sendings(record), key=int, default=NOTHING)
-    return said(key, after=after or NOTHING, by=by or NOTHING, most=most)
+    return said(f"repeats.{kind}", after=after or NOTHING, by=by or NOTHING, most=most)
 
 
 def _sendings(record: Json | None) -> list[str]:
@@ -498,54 +486,33 @@ def _on_reconstructions(record: Json) -> float | None:
     return None if best is None else number(record, "attacks", best, "accuracy")
 
 
-on_reconstructions = _each(_on_reconstructions)
-
-
-REBUILT, ZERO_PAD = "accuracy on reconstructions", "zero-pad SSIM"
+REPORTED = fixed(2, 100.0, nothing="")
+REBUILT, ZERO_PAD = _of(_each(_on_reconstructions)), _over("strongest.ssim_zeropad")
 COMPARE = Table(
     Column("row", "row", lambda row: row.group.name, CODE, brief="row"),
     Column("net", "net", _distinct("config", "net"), TEXTS),
     Column("seeds", "seeds", _of(seeds_of), SEEDS, brief="n"),
-    Column("accuracy", "accuracy", _over("accuracy"), SHARES, unit="%", better="up", brief="acc%"),
-    Column(
-        "reported-accuracy",
-        "reported accuracy",
-        _reported("accuracy"),
-        fixed(2, 100.0, nothing=""),
-        unit="%",
-    ),
-    Column(
-        "mse", "strongest attack MSE", _over("strongest.mse"), mean_sd(4), better="up", brief="MSE"
-    ),
+    Column("accuracy", "accuracy", _over("accuracy"), SHARES, "%", "up", "acc%"),
+    Column("reported-accuracy", "reported accuracy", _reported("accuracy"), REPORTED, "%"),
+    Column("mse", "strongest attack MSE", _over("strongest.mse"), mean_sd(4), "", "up", "MSE"),
     Column("reported-mse", "reported MSE", _reported("mse"), fixed(4, nothing="")),
     Column("by", "by", _distinct("strongest", "mse_by"), TEXTS, brief="by"),
-    Column("ssim", "SSIM", _over("strongest.ssim"), mean_sd(3), better="down", brief="SSIM"),
-    Column(
-        "psnr", "pooled PSNR", _over("strongest.psnr_pooled"), mean_sd(2), unit="dB", better="down"
-    ),
-    Column("worst", "worst-case MSE", _over("worst_case.mse"), mean_sd(4), better="up"),
-    Column(
-        "leakage", "leakage", _over("leakage"), LEAKAGES, unit="%", better="down", brief="leak%"
-    ),
-    Column("rate", "rate", _over("true_rate_nats"), mean_sd(1), unit="nats", better="down"),
-    Column("macs", "client MMAC", _over("client.macs"), shared(1, 1e-6), better="down"),
-    Column(
-        "params",
-        "client parameters",
-        _over("client.params"),
-        shared(0, 1e-3),
-        unit="k",
-        better="down",
-    ),
-    Column("wire", "wire", _over("client.wire_floats"), shared(0), better="down"),
-    Column("seconds", "train", _over("seconds.train"), mean_sd(0), unit="s"),
-    Column("flags", "flags", _of(_flag_count), fixed(0), better="down"),
+    Column("ssim", "SSIM", _over("strongest.ssim"), mean_sd(3), "", "down", "SSIM"),
+    Column("psnr", "pooled PSNR", _over("strongest.psnr_pooled"), mean_sd(2), "dB", "down"),
+    Column("worst", "worst-case MSE", _over("worst_case.mse"), mean_sd(4), "", "up"),
+    Column("leakage", "leakage", _over("leakage"), LEAKAGES, "%", "down", "leak%"),
+    Column("rate", "rate", _over("true_rate_nats"), mean_sd(1), "nats", "down"),
+    Column("macs", "client MMAC", _over("client.macs"), shared(1, 1e-6), "", "down"),
+    Column("params", "client parameters", _over("client.params"), shared(0, 1e-3), "k", "down"),
+    Column("wire", "wire", _over("client.wire_floats"), shared(0), "", "down"),
+    Column("seconds", "train", _over("seconds.train"), mean_sd(0), "s"),
+    Column("flags", "flags", _of(_flag_count), fixed(0), "", "down"),
     Column("remark", "remark", _of(remarks), TEXTS, brief="remark"),
 )
 EVERYTHING = Table(  # what CSV and JSON hold of a row
     *COMPARE.columns,
-    Column("rec-accuracy", REBUILT, _of(on_reconstructions), SHARES, unit="%", better="down"),
-    Column("ssim-zeropad", ZERO_PAD, _over("strongest.ssim_zeropad"), mean_sd(4), better="down"),
+    Column("rec-accuracy", "accuracy on reconstructions", REBUILT, SHARES, "%", "down", "rec%"),
+    Column("ssim-zeropad", "zero-pad SSIM", ZERO_PAD, mean_sd(4), "", "down", "SSIM₀"),
     Column("defence", "defence", _distinct("config", "defence"), TEXTS),
     Column("dataset", "dataset", _distinct("config", "dataset"), TEXTS),
     Column("aux", "aux", lambda row: [aux_of(row.group)], TEXTS),
@@ -555,37 +522,14 @@ EVERYTHING = Table(  # what CSV and JSON hold of a row
     Column("noise", "noise", _over("config.noise_std"), shared(3)),
     Column("ceiling", "ceiling MSE", _over("ceiling.mse"), mean_sd(4)),
 )
-
-# Rows attacked as in the reference documents; a row is a mapping from keys to values.
-REFERENCE = Table(
-    Column("row", "row", brief="row"),
-    Column("net", "net", fmt=TEXTS),
-    Column("seeds", "seeds", fmt=SEEDS, brief="n"),
-    Column("accuracy", "task accuracy", fmt=SHARES, unit="%", better="up", brief="acc%"),
-    Column("rec-accuracy", REBUILT, fmt=SHARES, unit="%", better="down", brief="rec%"),
-    Column("mse", "strongest attack MSE", fmt=mean_sd(4), better="up", brief="MSE"),
-    Column("by", "by", fmt=TEXTS, brief="by"),
-    Column("ssim-zeropad", ZERO_PAD, fmt=mean_sd(4), better="down", brief="SSIM₀"),
-    Column("psnr", "pooled PSNR", fmt=mean_sd(2), unit="dB", better="down", brief="PSNR"),
-    Column("source", "source"),
+REFERENCE = Table(  # rows attacked as in the reference documents; reported ones are mappings
+    *EVERYTHING.only("row", "net", "seeds").columns,
+    Column("accuracy", "task accuracy", _over("accuracy"), SHARES, "%", "up", "acc%"),
+    *EVERYTHING.only("rec-accuracy", "mse", "by", "ssim-zeropad").columns,
+    Column("psnr", "pooled PSNR", _over("strongest.psnr_pooled"), mean_sd(2), "dB", "down", "PSNR"),
+    Column("source", "source", lambda row: ", ".join(["measured", *remarks(row.group)])),
 )
 Reference = dict[str, Any]
-
-
-def measured_reference(group: Group) -> Reference:
-    """A measured row of `REFERENCE`."""
-    return {
-        "row": f"`{group.name}`",
-        "net": group.distinct("config", "net"),
-        "seeds": seeds_of(group),
-        "accuracy": group.values("accuracy"),
-        "rec-accuracy": on_reconstructions(group),
-        "mse": group.values("strongest", "mse"),
-        "by": group.distinct("strongest", "mse_by"),
-        "ssim-zeropad": group.values("strongest", "ssim_zeropad"),
-        "psnr": group.values("strongest", "psnr_pooled"),
-        "source": ", ".join(["measured", *remarks(group)]),
-    }
 
 
 def reported_reference(name: str, row: Published) -> Reference:

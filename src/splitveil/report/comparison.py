@@ -24,7 +24,6 @@ from splitveil.report.columns import (
     Compared,
     Published,
     Reference,
-    measured_reference,
     reported_reference,
 )
 from splitveil.report.fields import Json, finite, number, parse, section, text
@@ -115,9 +114,9 @@ def _tracks_of(dataset: str, aux: str, rows: list[Group]) -> list[tuple[str, lis
 
 
 def _fits(group: Group) -> bool:
-    macs, floats = group.values("client", "macs"), group.values("client", "wire_floats")
-    return all(m is not None and m <= BUDGET_MACS for m in macs) and all(
-        f is not None and f <= BUDGET_FLOATS for f in floats
+    limits = {"macs": BUDGET_MACS, "wire_floats": BUDGET_FLOATS}
+    return all(
+        v is not None and v <= most for k, most in limits.items() for v in group.values("client", k)
     )
 
 
@@ -169,15 +168,22 @@ def _ceiling(record: Json) -> str:
 
 def _fact(groups: Sequence[Group], read: Callable[[Json], str | None], words: str) -> str:
     """The most frequent value in words, and in brackets the others with their rows."""
-    rows: dict[str, list[str]] = {}
-    for group in groups:
-        for value in sorted({read(record) or NOTHING for record in group.records} - {NOTHING}):
-            rows.setdefault(value, []).append(f"`{group.name}`")
+    rows = _rows_by(groups, lambda record: read(record) or NOTHING)
+    rows.pop(NOTHING, None)
     if not rows:
         return ""
     first, *others = sorted(rows, key=lambda value: -len(rows[value]))
-    listed = "; ".join(f"{value}: {', '.join(rows[value])}" for value in others)
+    listed = "; ".join(f"{v}: {', '.join(f'`{name}`' for name in rows[v])}" for v in others)
     return words.format(first) + (f" ({listed})" if others else "")
+
+
+def _rows_by(groups: Sequence[Group], read: Callable[[Json], str]) -> dict[str, list[str]]:
+    """The rows that have each value of what `read` reads."""
+    rows: dict[str, list[str]] = {}
+    for group in groups:
+        for value in sorted({read(record) for record in group.records}):
+            rows.setdefault(value, []).append(group.name)
+    return rows
 
 
 def _seeds(groups: Sequence[Group]) -> str:
@@ -380,22 +386,13 @@ def _gap(ours: Group, other: Group, *keys: str) -> float | None:
 
 def corrected(made: Sequence[Contrast]) -> list[Contrast]:
     """The contrasts with Holm's correction over all their p-values together."""
-    known = [
-        (i, k)
-        for i, c in enumerate(made)
-        for k in ("p_accuracy", "p_mse")
-        if getattr(c, k) is not None
-    ]
-    adjusted = holm([float(getattr(made[i], k)) for i, k in known])
-    values: dict[int, dict[str, float]] = {}
-    for (i, k), p in zip(known, adjusted, strict=True):
-        values.setdefault(i, {})[k] = p
-    return [
-        replace(
-            c, p_accuracy=values.get(i, {}).get("p_accuracy"), p_mse=values.get(i, {}).get("p_mse")
-        )
-        for i, c in enumerate(made)
-    ]
+    values = [p for c in made for p in (c.p_accuracy, c.p_mse)]
+    adjusted = iter(holm([p for p in values if p is not None]))
+
+    def taken(p: float | None) -> float | None:
+        return None if p is None else next(adjusted)
+
+    return [replace(c, p_accuracy=taken(c.p_accuracy), p_mse=taken(c.p_mse)) for c in made]
 
 
 def contrasts(track: Track, done: Sequence[str] = (), against: str | None = None) -> list[Contrast]:
@@ -413,11 +410,15 @@ def contrasts(track: Track, done: Sequence[str] = (), against: str | None = None
     return corrected([contrast(a, b) for a in ours if a.name not in done for b in others])
 
 
-def _interval(mean: float | None, made: Difference | None) -> object:
+def _gained(name: str) -> Callable[[Contrast], object]:
     """A difference and the ends of its interval, where it has one."""
-    if mean is None:
-        return None
-    return mean, None if made is None else (made.interval.low, made.interval.high)
+
+    def get(contrast: Contrast) -> object:
+        mean, made = getattr(contrast, f"{name}_gap"), getattr(contrast, name)
+        ends = None if made is None else (made.interval.low, made.interval.high)
+        return None if mean is None else (mean, ends)
+
+    return get
 
 
 DIFFERENCES = Table(
@@ -426,21 +427,14 @@ DIFFERENCES = Table(
     Column(
         "accuracy_gap",
         "accuracy gained",
-        lambda c: _interval(c.accuracy_gap, c.accuracy),
+        _gained("accuracy"),
         gap(2, 100.0),
-        unit="points",
-        better="up",
-        brief="Δacc",
+        "points",
+        "up",
+        "Δacc",
     ),
     Column("accuracy_gap_p", "p of accuracy", lambda c: c.p_accuracy, P_VALUE),
-    Column(
-        "mse_gap",
-        "MSE gained",
-        lambda c: _interval(c.mse_gap, c.mse),
-        gap(4),
-        better="up",
-        brief="ΔMSE",
-    ),
+    Column("mse_gap", "MSE gained", _gained("mse"), gap(4), "", "up", "ΔMSE"),
     Column("mse_gap_p", "p of MSE", lambda c: c.p_mse, P_VALUE),
     Column("interval_over", "interval over", lambda c: c.over),
     Column("verdict", "verdict", lambda c: c.verdict, brief="verdict"),
@@ -541,17 +535,12 @@ def track_table(
     return table.titled(track.title, caption(track.groups), notes), rows
 
 
-def reference_rows(track: Track, published: Mapping[str, Published]) -> list[Reference]:
+def reference_rows(track: Track, published: Mapping[str, Published]) -> list[Compared | Reference]:
     """Rows attacked as in the reference documents: what was measured, then what they report."""
     datasets = [dataset_of(group) for group in track.groups]
-    return [
-        *(measured_reference(group) for group in track.groups),
-        *(
-            reported_reference(name, row)
-            for name, row in published.items()
-            if row.aux == track.aux and row.is_of(datasets)
-        ),
-    ]
+    beside = {n: p for n, p in published.items() if p.aux == track.aux and p.is_of(datasets)}
+    reported_rows = [reported_reference(name, row) for name, row in beside.items()]
+    return [*map(Compared, track.groups), *reported_rows]
 
 
 def warnings(found: Records) -> list[str]:
@@ -581,10 +570,7 @@ def warnings(found: Records) -> list[str]:
 
 def _outliers(groups: Sequence[Group], read: Callable[[Json], str], words: str) -> list[str]:
     """A line if the rows' records differ in what `read` reads: each value with its rows."""
-    rows: dict[str, list[str]] = {}
-    for group in groups:
-        for value in sorted({read(record) for record in group.records}):
-            rows.setdefault(value, []).append(group.name)
+    rows = _rows_by(groups, read)
     listed = "; ".join(f"{value} ({', '.join(names)})" for value, names in rows.items())
     return [f"{words}: {listed}"] if len(rows) > 1 else []
 
