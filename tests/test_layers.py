@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, Rule] = {
     "audit": room(*FIRST_ROW, "attacks"),
     "table": room(libraries=()),
     "report": room("types", "errors", "table"),
+    "report.page": room("errors", "table", "report", "sweep.pareto"),
     "report.comparison": room("errors", "table", "audit.statistics", "report"),
     "serve": room(*FIRST_ROW, "nets", "train.checkpoint"),
     "serve.faults": room("errors", libraries=()),

@@ -44,7 +44,7 @@ def test_seeds_are_gathered_into_their_row_and_runs_are_rows(tmp_path: Path) -> 
     alone = put(tmp_path / "runs" / "mine", record(0.80))
     found = find_records([tmp_path / "results", alone])
     assert [(g.name, len(g.records)) for g in found.groups] == [("veil", 2), ("mine", 1)]
-    assert found.broken == ()
+    assert found.broken == {}
 
 
 def test_attack_seeds_are_averaged_before_training_seeds_are_spread(tmp_path: Path) -> None:
@@ -151,12 +151,12 @@ def test_rows_under_test90_stand_beside_what_the_seeds_report() -> None:
     said = Published(
         0.8535, 0.0436, "seed 003", "cifar10", aux="test90", ssim_zeropad=0.4316, psnr_pooled=13.6
     )
-    found = Records((one("cem-test90", record(aux="test90")),), ())
+    found = Records((one("cem-test90", record(aux="test90")),))
     ((table, rows),) = all_tables(
         found, {"cem-test90": said, "cem": Published(0.9, 0.1, "x", "cifar10")}
     )
     digits = one("cem-test90", record(aux="test90", dataset="digits"))
-    ((elsewhere, alone),) = all_tables(Records((digits,), ()), {"cem-test90": said})
+    ((elsewhere, alone),) = all_tables(Records((digits,)), {"cem-test90": said})
     assert [line[-1] for line in elsewhere.cells(alone)] == ["measured"]
     measured, published = (
         dict(zip([c.heading for c in table.columns], line, strict=True))

@@ -175,13 +175,13 @@ def test_our_rows_meet_every_other_row_once() -> None:
 
 def tables(*groups: Group, against: str | None = None) -> list[tuple[Table, list[list[str]]]]:
     """Every table with its cells."""
-    made = compare_records(Records(groups, ()), {}, against)
+    made = compare_records(Records(groups), {}, against)
     pairs = [pair for comparison in made for pair in comparison.tables()]
     return [(table, table.cells(rows)) for table, rows in pairs]
 
 
 def exact(*groups: Group, against: str | None = None) -> list[dict[str, Cell]]:
-    made = compare_records(Records(groups, ()), {}, against)
+    made = compare_records(Records(groups), {}, against)
     return [row for comparison in made for row in comparison.exact()]
 
 

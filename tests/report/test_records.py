@@ -37,7 +37,7 @@ def test_a_frame_has_a_line_per_record_and_dotted_keys(runs: Path) -> None:
 def test_a_pattern_takes_the_audited_runs_among_what_it_matches(runs: Path) -> None:
     found = sv.records(f"{runs}/*")
     assert [group.name for group in found.groups] == ["none", "veil"]
-    assert found.broken == ()
+    assert found.broken == {}
     assert [group.name for group in sv.records([runs / "veil", str(runs / "none")]).groups] == [
         "veil",
         "none",

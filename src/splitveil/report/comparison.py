@@ -52,6 +52,13 @@ TRAINING = (
     "teacher", "held_out",
 )  # fmt: skip
 MEASURED = {"accuracy": ("accuracy",), "MSE": ("strongest", "mse"), "leakage": ("leakage",)}
+ATTACKED_ALIKE: Mapping[str, Callable[[Json], str]] = {
+    "differ in audit profile": lambda r: text(r, "audit", "profile") or NOTHING,
+    "differ in scored images": lambda r: text(r, "splits", "scored") or NOTHING,
+    "were attacked by different suites": lambda r: (
+        ", ".join(sorted(r.get("attacks") or {})) or "none"
+    ),
+}
 OURS = "veil"
 ALPHA = 0.05
 LEAST_SEEDS = 2  # a single training has no spread
@@ -474,15 +481,13 @@ class Comparison:
 
         With a row to compare `against`, the differences to it follow.
         """
-        rows = EVERYTHING.exact(_beside(self.track, self.published))
-        gaps = {str(row.pop("row")): row for row in DIFFERENCES.exact(self.contrasts)}
-        keys = [key for column in DIFFERENCES.columns[1:] for key in column.keys]
+        known = EVERYTHING.exact(_beside(self.track, self.published))
+        rows: list[dict[str, Cell]] = [{"track": self.track.title, **row} for row in known]
         if self.against is None:
-            return [{"track": self.track.title, **row} for row in rows]
-        return [
-            {"track": self.track.title, **row, **gaps.get(str(row["row"]), dict.fromkeys(keys))}
-            for row in rows
-        ]
+            return rows
+        nothing = dict.fromkeys(key for column in DIFFERENCES.columns[1:] for key in column.keys)
+        gaps = {row["row"]: row for row in DIFFERENCES.exact(self.contrasts)}
+        return [row | nothing | gaps.get(row["row"], {}) for row in rows]
 
     def to_dicts(self) -> list[Json]:
         """Both tables without rounding, for JSON."""
@@ -523,16 +528,14 @@ def track_table(
     track: Track, published: Mapping[str, Published], table: Table = COMPARE
 ) -> tuple[Table, Sequence[Any]]:
     """The table of a track with its rows, under the attack of the reference documents their own."""
+    title, words = track.title, caption(track.groups)
     if track.aux == "test90" and table is COMPARE:
-        return REFERENCE.titled(track.title, caption(track.groups)), reference_rows(
-            track, published
-        )
+        return REFERENCE.titled(title, words), reference_rows(track, published)
     rows = _beside(track, published)
     sources = sorted({row.reported.source for row in rows if row.reported is not None})
-    if not any(column.key.startswith("reported") for column in table.columns):
-        sources = []
-    notes = (f"Reported: {'; '.join(sources)}.",) if sources else ()
-    return table.titled(track.title, caption(track.groups), notes), rows
+    named = sources and any(column.key.startswith("reported") for column in table.columns)
+    notes = (f"Reported: {'; '.join(sources)}.",) if named else ()
+    return table.titled(title, words, notes), rows
 
 
 def reference_rows(track: Track, published: Mapping[str, Published]) -> list[Compared | Reference]:
@@ -545,11 +548,7 @@ def reference_rows(track: Track, published: Mapping[str, Published]) -> list[Com
 
 def warnings(found: Records) -> list[str]:
     """What makes rows of one dataset and one kind of attacker incomparable; what was left out."""
-    reasons = [f" ({reason})" for reason in found.reasons] or [""] * len(found.broken)
-    said = [
-        f"skipped, not a record: {name}{reason}"
-        for name, reason in zip(found.broken, reasons, strict=True)
-    ]
+    said = [f"skipped, not a record: {name} ({why})" for name, why in found.broken.items()]
     for group in found.groups:
         said += _inner_faults(group)
     kinds: dict[tuple[str, str], list[Group]] = {}
@@ -562,9 +561,8 @@ def warnings(found: Records) -> list[str]:
         for key in TRAINING:
             told = [g for g in groups if NOTHING not in map(setting(key), g.records)]
             said += _outliers(told, setting(key), f"{where} differ in {key}")
-        said += _outliers(groups, _profile, f"{where} differ in audit profile")
-        said += _outliers(groups, _scored, f"{where} differ in scored images")
-        said += _outliers(groups, _suite, f"{where} were attacked by different suites")
+        for words, read in ATTACKED_ALIKE.items():
+            said += _outliers(groups, read, f"{where} {words}")
     return said
 
 
@@ -573,18 +571,6 @@ def _outliers(groups: Sequence[Group], read: Callable[[Json], str], words: str) 
     rows = _rows_by(groups, read)
     listed = "; ".join(f"{value} ({', '.join(names)})" for value, names in rows.items())
     return [f"{words}: {listed}"] if len(rows) > 1 else []
-
-
-def _profile(record: Json) -> str:
-    return text(record, "audit", "profile") or NOTHING
-
-
-def _scored(record: Json) -> str:
-    return text(record, "splits", "scored") or NOTHING
-
-
-def _suite(record: Json) -> str:
-    return ", ".join(sorted(record.get("attacks") or {})) or "none"
 
 
 def _inner_faults(group: Group) -> list[str]:

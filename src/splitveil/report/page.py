@@ -22,7 +22,7 @@ from splitveil.report.pictures import Pictures, draw
 from splitveil.report.rows import LIMITS, Group, refuse_impossible, row_names
 from splitveil.report.words import LANGS, Lang, Said, Value, listed, said, word
 from splitveil.report.words.reading import TERMS
-from splitveil.table import NOTHING, format_mse, percent
+from splitveil.sweep.pareto import undominated
 
 PAGE = "report.html"
 MANY_CARDS = 8
@@ -85,16 +85,13 @@ def along(runs: Sequence[RunFiles], limit: int) -> list[RunFiles]:
 def front(runs: Sequence[RunFiles]) -> list[RunFiles]:
     """Runs that no other beats in accuracy and in error, in the order given."""
     known = [
-        (run, accuracy, mse)
+        (run, (accuracy, mse))
         for run in runs
         for accuracy, mse in [accuracy_and_error(run)]
         if accuracy is not None and mse is not None
     ]
-    return [
-        run
-        for run, accuracy, mse in known
-        if not any(a >= accuracy and m >= mse and (a, m) != (accuracy, mse) for _, a, m in known)
-    ]
+    kept = undominated([point for _, point in known])
+    return [run for (run, _), best in zip(known, kept, strict=True) if best]
 
 
 def read_runs(paths: Sequence[Path]) -> ReportContent:
@@ -249,17 +246,11 @@ def flag_rows(runs: Sequence[RunFiles], lang: Lang) -> list[list[str]]:
 
 
 def card(run: RunFiles) -> dict[str, str | float | None]:
-    """The key numbers of a run, and the length of its leakage bar in per cent."""
+    """The cells of a run's summary by key, and the length of its leakage bar in per cent."""
     leak = number(run.record, "leakage")
-    accuracy, mse = accuracy_and_error(run)
-    return {
-        "name": run.name,
-        "defence": text(run.record, "config", "defence") or NOTHING,
-        "accuracy": percent(accuracy, 2),
-        "mse": format_mse(mse),
+    cells = zip(SUMMARY.columns, SUMMARY.cells([run])[0], strict=True)
+    return {column.key: cell for column, cell in cells} | {
         "by": text(run.record, "strongest", "mse_by"),
-        "ceiling": format_mse(number(run.record, "ceiling", "mse")),
-        "leakage": percent(leak, 1),
         "bar": None if leak is None else round(100 * min(max(leak, 0.0), 1.0), 1),
     }
 

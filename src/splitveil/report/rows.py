@@ -8,7 +8,7 @@ import os
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import RunError
-from splitveil.report.fields import number, parse, section, text
+from splitveil.report.fields import leaves, number, parse, section, text
 from splitveil.table import NOTHING
 
 if TYPE_CHECKING:
@@ -79,12 +79,11 @@ class Group:
 class Records:
     """What a search for records gave: rows in the order met, and files that are no records.
 
-    `reasons` says what is wrong with each of the broken files.
+    `broken` says what is wrong with each of these files.
     """
 
     groups: tuple[Group, ...]
-    broken: tuple[str, ...]
-    reasons: tuple[str, ...] = ()
+    broken: Mapping[str, str] = field(default_factory=dict)
 
     def to_frame(self) -> "DataFrame":
         """One line per record as a pandas data frame, to filter, sort and choose columns from.
@@ -99,26 +98,8 @@ class Records:
             raise RunError(
                 "a data frame needs pandas; install it: pip install 'splitveil[report]'"
             ) from err
-        return DataFrame(
-            [
-                {"row": group.name, **_leaves(record)}
-                for group in self.groups
-                for record in group.records
-            ]
-        )
-
-
-def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a record by dotted keys.
-
-    >>> _leaves({"strongest": {"mse": 0.1}, "device": "cpu"})
-    {'strongest.mse': 0.1, 'device': 'cpu'}
-    """
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        inner = isinstance(value, Mapping)
-        found |= _leaves(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-    return found
+        named = [(group.name, record) for group in self.groups for record in group.records]
+        return DataFrame([{"row": name, **leaves(record)} for name, record in named])
 
 
 def records(paths: str | Path | Sequence[str | Path]) -> Records:
@@ -204,7 +185,7 @@ def find_records(paths: Sequence[Path]) -> Records:
         Group(names[row], tuple(tuple(seed) for seed in seeds.values()))
         for (row, _), seeds in rows.items()
     )
-    return Records(tuple(groups), tuple(broken), tuple(broken.values()))
+    return Records(tuple(groups), broken)
 
 
 def _below(path: Path) -> list[Path]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from splitveil.report.columns import brief_profile, flags_of
-from splitveil.report.fields import flatten, number, section, text
+from splitveil.report.fields import leaves, number, section, text
 from splitveil.report.files import RunFiles
 from splitveil.report.kinds import Kind, kinds
 from splitveil.report.rows import Group
@@ -177,9 +177,16 @@ def _about_comparison(runs: Sequence[RunFiles]) -> list[Said]:
 
 def passport(run: RunFiles) -> list[tuple[str, str]]:
     """Where a run's numbers come from: (key, value) in a fixed order."""
-    known = {key: section(run.record, key) for key in PASSPORT}
+    known = leaves({key: section(run.record, key) for key in PASSPORT})
     device = text(run.record, "device")
-    return flatten(known) + ([("device", device)] if device is not None else [])
+    told = known if device is None else known | {"device": device}
+    return [(key, _in_words(value)) for key, value in told.items()]
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    return NOTHING if value is None else str(value)
 
 
 def distinct(runs: Sequence[RunFiles], *keys: str) -> list[str]:
