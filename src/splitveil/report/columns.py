@@ -48,10 +48,11 @@ def column(
     words: str,
     get: Callable[[Any], Any],
     fmt: Format = TEXT,
-    **more: Any,  # noqa: ANN401
+    *more: Any,  # noqa: ANN401 - unit, better and brief
+    **named: Any,  # noqa: ANN401
 ) -> Column:
     """A column headed by a word of the table of words; its key is the word's last part."""
-    return Column(words.partition(".")[2], both(words), get, fmt, **more)
+    return Column(words.partition(".")[2], both(words), get, fmt, *more, **named)
 
 
 def _number(*keys: str) -> Callable[[RunFiles], float | None]:
@@ -67,7 +68,7 @@ def written(value: Value, lang: Lang) -> str:
     return value.plain(lang) if isinstance(value, Said) else str(value)
 
 
-LESS_NATS = {"unit": both("unit.nats"), "better": "down"}
+NATS, SECONDS = both("unit.nats"), both("unit.seconds")
 SHARE, LEAK = fixed(2, 100.0), fixed(1, 100.0)  # in per cent
 SHARES, LEAKAGES = mean_sd(2, 100.0), mean_sd(1, 100.0)  # of several seeds
 WORDS = Format(text=written, exact=lambda value: (written(value, "en"),), numeric=False)
@@ -78,17 +79,17 @@ SUMMARY = Table(
     column("column.run", lambda run: run.name, brief="run"),
     column("column.defence", _text("config", "defence")),
     column("column.seed", _text("config", "seed"), DIGITS),
-    column("column.accuracy", _number("accuracy"), SHARE, unit="%", better="up", brief="acc%"),
-    column("column.strongest", _number("strongest", "mse"), MSE, better="up", brief="MSE"),
+    column("column.accuracy", _number("accuracy"), SHARE, "%", "up", "acc%"),
+    column("column.strongest", _number("strongest", "mse"), MSE, "", "up", "MSE"),
     column("column.by", _text("strongest", "mse_by"), brief="by"),
-    column("column.psnr", _number("strongest", "psnr_pooled"), fixed(2), unit="dB", better="down"),
-    column("column.ssim", _number("strongest", "ssim"), fixed(3), better="down", brief="SSIM"),
-    column("column.worst-case", _number("worst_case", "mse"), MSE, better="up"),
+    column("column.psnr", _number("strongest", "psnr_pooled"), fixed(2), "dB", "down"),
+    column("column.ssim", _number("strongest", "ssim"), fixed(3), "", "down", "SSIM"),
+    column("column.worst-case", _number("worst_case", "mse"), MSE, "", "up"),
     column("column.ceiling", _number("ceiling", "mse"), MSE),
-    column("column.leakage", _number("leakage"), LEAK, unit="%", better="down", brief="leak%"),
-    column("column.rate", _number("true_rate_nats"), fixed(2), **LESS_NATS, brief="nats"),
-    column("column.macs", _number("client", "macs"), COUNT, better="down"),
-    column("column.wire", _number("client", "wire_floats"), COUNT, better="down"),
+    column("column.leakage", _number("leakage"), LEAK, "%", "down", "leak%"),
+    column("column.rate", _number("true_rate_nats"), fixed(2), NATS, "down", "nats"),
+    column("column.macs", _number("client", "macs"), COUNT, "", "down"),
+    column("column.wire", _number("client", "wire_floats"), COUNT, "", "down"),
 )
 
 
@@ -135,16 +136,16 @@ def _best_for(row: Attacked) -> Value:
 
 
 ACCESS = Format(text=lambda value, lang: known("access", value, lang), numeric=False)
-LESS_DB = {"unit": "dB", "better": "down", "brief": "PSNR (dB)"}
-SECONDS = {"unit": both("unit.seconds"), "brief": "Time (s)"}
 ATTACKS = Table(
     column("column.run", lambda row: row.run.name),
     column("column.attack", lambda row: row.attack, brief="Attack"),
     column("column.access", lambda row: row.text("access"), ACCESS, brief="Access"),
-    column("column.mse", lambda row: row.number("mse"), MSE, better="up", brief="MSE"),
-    column("column.psnr", lambda row: row.number("psnr_pooled"), fixed(2), **LESS_DB),
-    column("column.ssim", lambda row: row.number("ssim"), fixed(3), better="down", brief="SSIM"),
-    column("column.time", lambda row: row.number("seconds"), fixed(1), **SECONDS),
+    column("column.mse", lambda row: row.number("mse"), MSE, "", "up", "MSE"),
+    column(
+        "column.psnr", lambda row: row.number("psnr_pooled"), fixed(2), "dB", "down", "PSNR (dB)"
+    ),
+    column("column.ssim", lambda row: row.number("ssim"), fixed(3), "", "down", "SSIM"),
+    column("column.time", lambda row: row.number("seconds"), fixed(1), SECONDS, "", "Time (s)"),
     column("column.best", _best_for, WORDS, brief="Strongest in"),
     together=lambda row: row.run.name,
 )
@@ -237,10 +238,10 @@ def _listed(values: Sequence[Value], lang: Lang) -> str:
 CERTIFICATES = Table(
     column("column.run", lambda run: run.name),
     column("column.flags", _flags, Format(text=_listed, numeric=False)),
-    column("column.capacity", _certified("capacity"), BOUND, **LESS_NATS),
-    column("column.gallery", _certified("gallery"), BOUND, **LESS_NATS),
-    column("column.population", _certified("population"), BOUND, **LESS_NATS),
-    column("column.identification", _identification, BOUND, unit="%", better="up"),
+    column("column.capacity", _certified("capacity"), BOUND, NATS, "down"),
+    column("column.gallery", _certified("gallery"), BOUND, NATS, "down"),
+    column("column.population", _certified("population"), BOUND, NATS, "down"),
+    column("column.identification", _identification, BOUND, "%", "up"),
     style="prose",
 )
 
@@ -273,9 +274,7 @@ def sendings(runs: Sequence[RunFiles]) -> tuple[Table, list[RunFiles]]:
     table = Table(
         column("leaks.row", lambda run: run.name),
         *(
-            Column(
-                f"k-{k}", f"k = {k}", _number(*repeats, "leakage", k), LEAK, unit="%", better="down"
-            )
+            Column(f"k-{k}", f"k = {k}", _number(*repeats, "leakage", k), LEAK, "%", "down")
             for k in counts
         ),
         column("repeats.doubles", lambda run: doubles(run.record), WORDS),
@@ -380,14 +379,14 @@ def _given_class(kind: str) -> Callable[[Group], Value | None]:
 
 LEAKS = Table(
     column("leaks.row", lambda group: group.name, CODE),
-    column("leaks.re-id-wire", found_by_wire, LEAKAGES, unit="%", better="down"),
-    column("leaks.re-id-encoder", _found_by_encoder, LEAKAGES, unit="%", better="down"),
-    column("leaks.re-id-picture", _each(_found_by_picture), LEAKAGES, unit="%", better="down"),
-    column("leaks.member-outputs", _each(_member("outputs")), mean_sd(3), better="down"),
-    column("leaks.member-wire", _each(_member("wire")), mean_sd(3), better="down"),
-    column("leaks.attribute", _each(_beyond_answer), LEAKAGES, unit="%", better="down"),
-    column("leaks.gallery", _given_class("gallery"), BOUND, **LESS_NATS),
-    column("leaks.certified", _given_class("population"), BOUND, **LESS_NATS),
+    column("leaks.re-id-wire", found_by_wire, LEAKAGES, "%", "down"),
+    column("leaks.re-id-encoder", _found_by_encoder, LEAKAGES, "%", "down"),
+    column("leaks.re-id-picture", _each(_found_by_picture), LEAKAGES, "%", "down"),
+    column("leaks.member-outputs", _each(_member("outputs")), mean_sd(3), "", "down"),
+    column("leaks.member-wire", _each(_member("wire")), mean_sd(3), "", "down"),
+    column("leaks.attribute", _each(_beyond_answer), LEAKAGES, "%", "down"),
+    column("leaks.gallery", _given_class("gallery"), BOUND, NATS, "down"),
+    column("leaks.certified", _given_class("population"), BOUND, NATS, "down"),
     column(
         "leaks.doubles", _values("certificates.gallery.doubles.repeats"), mean_sd(0), better="up"
     ),
