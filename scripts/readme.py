@@ -13,16 +13,22 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from splitveil.comparing import contrasts, sheets
 from splitveil.experiments.reproduction import EXPERIMENTS, SEED_003
 from splitveil.report import read_run
 from splitveil.report.bases import TABLE1, base_section
 from splitveil.report.breadth import breadth
-from splitveil.report.compare import Sheet, track_sheet, warnings
+from splitveil.report.columns import Published
+from splitveil.report.comparison import (
+    Track,
+    compare_records,
+    contrasts,
+    read_published,
+    track_table,
+    tracks,
+    warnings,
+)
 from splitveil.report.figures import reconstruction_grid
-from splitveil.report.published import Published, read_published
-from splitveil.report.rows import Found, Group, find_records
-from splitveil.report.tracks import Track, tracks
+from splitveil.report.rows import Group, Records, find_records
 from splitveil.report.tradeoff import marks, tradeoff
 from splitveil.reproduce import section
 
@@ -54,12 +60,12 @@ RESULTS = ROOT / "results"
 FIGURE = ROOT / "docs" / "images" / "cifar10.png"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
 BLOCK = re.compile(r"(<!-- built: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-SHORT = ("row", "net", "seeds", "accuracy", "reported accuracy", "strongest attack MSE",
-         "reported MSE", "by", "SSIM", "worst-case MSE", "leakage", "rate")  # fmt: skip
+SHORT = ("row", "net", "seeds", "accuracy", "reported-accuracy", "mse", "reported-mse", "by",
+         "ssim", "worst", "leakage", "rate")  # fmt: skip
 
 
 @cache
-def found(dataset: str) -> Found:
+def found(dataset: str) -> Records:
     """The records of a dataset."""
     return find_records([RESULTS / dataset])
 
@@ -82,12 +88,12 @@ def short(dataset: str) -> str:
     for track in made:
         if any(_within(track, other) for other in made):
             continue
-        sheet = track_sheet(track, published())
+        table, rows = track_table(track, published())
         several = len({group.distinct("config", "net")[0] for group in track.groups}) > 1
-        wanted = set(SHORT) - (set() if several else {"net"})
+        wanted = [key for key in SHORT if several or key != "net"]
         inner = "".join(_told(t) for t in made if _within(t, track))
-        shown = few(sheet, wanted).table()
-        parts += [f"**{sheet.title}.** {inner}{sheet.caption}", shown, *sheet.notes]
+        shown = few(table, rows, wanted)
+        parts += [f"**{table.title}.** {inner}{table.caption}", shown, *table.notes]
     return "\n\n".join(parts)
 
 
@@ -122,8 +128,9 @@ def verdicts(dataset: str) -> str:
 
 def full(dataset: str) -> str:
     """Every table of a dataset, with the differences."""
-    made: list[Sheet] = sheets(found(dataset), published())
-    return "\n".join(sheet.markdown(3) for sheet in made).strip()
+    made = compare_records(found(dataset), published())
+    tables = [pair for comparison in made for pair in comparison.tables()]
+    return "\n".join(t.render(rows, "markdown", level=3) for t, rows in tables).strip()
 
 
 def remarks() -> str:
@@ -208,8 +215,9 @@ def seed_003() -> str:
     beside = [g for g in ours if g.name == f"veil-{experiment.aux}"]
     parts = [section(experiment, [*own, *beside])]
     if every := [group for group in found(folder).groups if group not in own]:
-        sheet = track_sheet(Track(title="Under every attack", groups=tuple(every)), {})
-        parts += [f"### {sheet.title}", sheet.caption, few(sheet, SHORT).table(), breadth(every, 4)]
+        table, rows = track_table(Track(title="Under every attack", groups=tuple(every)), {})
+        shown = few(table, rows, SHORT)
+        parts += [f"### {table.title}", table.caption, shown, breadth(every, 4)]
     return "\n\n".join(parts)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from splitveil.comparing import over_seeds
-from splitveil.report.published import Published
-from splitveil.report.rows import Group, mean_of, spread
-from splitveil.report.tables import NOTHING
+from splitveil.report.columns import Published
+from splitveil.report.comparison import over_seeds
+from splitveil.report.rows import Group, mean_of
+from splitveil.table import NOTHING, spread
 
 DIAGNOSTICS = {
     "surrogate_to_true": "surrogate to true rate",

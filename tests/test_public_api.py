@@ -18,7 +18,7 @@ from splitveil.types import SurrogateOutput
 
 NAMES = {
     "Record", "Run", "RunConfig", "Victim", "__version__", "attacks", "audit", "data", "defences",
-    "errors", "fit", "load_run", "nets", "report", "serve", "surrogates", "train",
+    "errors", "fit", "load_run", "nets", "records", "report", "serve", "surrogates", "train",
 }  # fmt: skip
 
 REQUIRED = inspect.Parameter.empty

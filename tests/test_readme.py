@@ -17,7 +17,7 @@ from PIL import Image
 
 from splitveil.config import flat_config, make_config
 from splitveil.config.settings import parse_pair
-from splitveil.report.published import Published
+from splitveil.report.columns import Published
 from splitveil.report.rows import Group
 
 ROOT = Path(__file__).parents[1]

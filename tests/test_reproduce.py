@@ -53,16 +53,18 @@ def test_time_and_memory_are_shares_of_the_row_it_compares_with() -> None:
             "seconds": {"train": seconds}, "training": {"peak_bytes": peak},
         }  # fmt: skip
 
-    sheet = table(SEED, {"cem": record(10.0, 100), "gated-att": record(15.0, None)})
-    shares = {row[0]: row[-2:] for row in sheet.rows}
-    assert shares["`cem`"] == ("1.00", "1.00")
-    assert shares["`gated-att`"] == ("1.50", "–")
-    assert len(sheet.rows) == 2 + len(SEED_003) + len(SEED.rough)
+    made, rows = table(SEED, {"cem": record(10.0, 100), "gated-att": record(15.0, None)})
+    shares = {line[0]: line[-2:] for line in made.cells(rows)}
+    assert shares["`cem`"] == ["1.00", "1.00"]
+    assert shares["`gated-att`"] == ["1.50", "–"]
+    assert len(rows) == 2 + len(SEED_003) + len(SEED.rough)
     several = Group("gated-att", ((record(15.0, 300),), (record(25.0, 100),)))
-    seeds = group_table(SEED, [several, Group("cem", ((record(10.0, 100),),))])
-    assert [row[0] for row in seeds.rows[:2]] == ["`cem`", "`gated-att`"]
-    assert seeds.rows[1][-2:] == ("2.00", "2.00")
-    assert group_table(SEED, [several]).rows[0][-2:] == ("–", "–")
+    made, rows = group_table(SEED, [several, Group("cem", ((record(10.0, 100),),))])
+    cells = made.cells(rows)
+    assert [line[0] for line in cells[:2]] == ["`cem`", "`gated-att`"]
+    assert cells[1][-2:] == ["2.00", "2.00"]
+    alone, rows = group_table(SEED, [several])
+    assert alone.cells(rows)[0][-2:] == ["–", "–"]
     assert section(SEED, [several]).endswith("`sparse+slot-cross`.")
     assert "`gated-att` against `cem`" in section(SEED, [several, Group("cem", several.seeds)])
 

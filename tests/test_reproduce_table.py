@@ -158,8 +158,8 @@ def test_the_widest_row_fits_eighty_characters(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    sheet = table(SEED, {row: record(dataset="cifar10") for row in SEED.rows})
-    show_table(sheet.title, *sheet.brief())
+    made, rows = table(SEED, {row: record(dataset="cifar10") for row in SEED.rows})
+    show_table(made.title, *made.brief(rows))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > len(SEED.rows)
     assert max(len(line) for line in lines) <= 80
@@ -225,10 +225,15 @@ def record(*, dataset: str, device: str = "cuda (H200)", peak: int | None = 100)
 
 
 def test_reported_rows_stand_only_beside_the_same_data() -> None:
-    same = table(SEED, {"cem": record(dataset="cifar10")})
-    assert [row[0] for row in same.rows] == ["`cem`", "*cem*", "*gated-att*", "*gated-att tuned*"]
-    other = table(SEED, {"cem": record(dataset="digits")})
-    assert [row[0] for row in other.rows] == ["`cem`"]
+    made, rows = table(SEED, {"cem": record(dataset="cifar10")})
+    assert [line[0] for line in made.cells(rows)] == [
+        "`cem`",
+        "*cem*",
+        "*gated-att*",
+        "*gated-att tuned*",
+    ]
+    made, rows = table(SEED, {"cem": record(dataset="digits")})
+    assert [line[0] for line in made.cells(rows)] == ["`cem`"]
     both = [
         Group(name, ((record(dataset="digits"),),)) for name in ("cem", "gated-att", "sparse+cem")
     ]
@@ -236,8 +241,8 @@ def test_reported_rows_stand_only_beside_the_same_data() -> None:
 
 
 def test_the_documents_approximate_row_is_marked() -> None:
-    sheet = table(SEED, {"cem": record(dataset="cifar10")})
-    cells = dict(zip([c.heading for c in sheet.columns], sheet.rows[-1], strict=True))
+    made, rows = table(SEED, {"cem": record(dataset="cifar10")})
+    cells = dict(zip([c.heading for c in made.columns], made.cells(rows)[-1], strict=True))
     assert cells["accuracy on reconstructions"] == "≈26"
     assert cells["strongest attack MSE"] == "≈0.045"
     assert (cells["zero-pad SSIM"], cells["pooled PSNR"]) == ("≈0.40", "≈13.3")
@@ -246,11 +251,12 @@ def test_the_documents_approximate_row_is_marked() -> None:
 
 
 def test_the_caption_says_whose_each_measure_is() -> None:
-    text = table(SEED, {"cem": record(dataset="cifar10")}).caption
+    text = table(SEED, {"cem": record(dataset="cifar10")})[0].caption
     assert "each of the attack strongest in it" in text
 
 
 def test_memory_stated_on_a_cpu_by_older_records_is_not_compared() -> None:
     old = record(dataset="cifar10", device="cpu (x86_64, 1 threads)")
-    assert table(SEED, {"cem": old}).rows[0][-2:] == ("1.00", "–")
-    assert table(SEED, {"cem": record(dataset="cifar10")}).rows[0][-2:] == ("1.00", "1.00")
+    for one, shares in ((old, ["1.00", "–"]), (record(dataset="cifar10"), ["1.00", "1.00"])):
+        made, rows = table(SEED, {"cem": one})
+        assert made.cells(rows)[0][-2:] == shares

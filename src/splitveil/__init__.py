@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from splitveil import attacks, data, defences, errors, nets, report, surrogates, train
     from splitveil.config import RunConfig
+    from splitveil.report.rows import records
     from splitveil.runs import Run, fit, load_run
     from splitveil.types import Progress, Record, Victim, silent
 
@@ -46,6 +47,7 @@ __all__ = [
     "fit",
     "load_run",
     "nets",
+    "records",
     "report",
     "serve",
     "surrogates",
@@ -59,6 +61,7 @@ _HOME = {
     "Victim": "types",
     "fit": "runs",
     "load_run": "runs",
+    "records": "report.rows",
 }
 
 

@@ -18,7 +18,8 @@ def claims(experiment: Experiment, groups: Sequence[Group]) -> list[str]:
 
 def section(experiment: Experiment, groups: Sequence[Group]) -> str:
     """Table, what holds and what does not, what is missing: Markdown."""
-    parts = [group_table(experiment, groups).markdown(3).strip()]
+    made, rows = group_table(experiment, groups)
+    parts = [made.render(rows, "markdown", level=3).strip()]
     if said := claims(experiment, groups):
         parts.append("What holds and what does not:\n\n" + "\n".join(f"- {line}" for line in said))
     known = {group.name for group in groups}

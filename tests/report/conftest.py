@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from splitveil.report import RunFiles, read_run, write_report
+from splitveil.report import ReportContent, RunFiles, read_run, write_report
 
 Json = dict[str, Any]
 ATTACKS = ("mean", "class-mean", "linear", "decoder")
@@ -194,7 +194,9 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> list[RunFiles]:
 @pytest.fixture(scope="session")
 def written(three: list[RunFiles], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The report on `three`, written into a folder that was not there."""
-    return write_report(three, tmp_path_factory.mktemp("report") / "new" / "out")
+    return write_report(
+        ReportContent(runs=three), tmp_path_factory.mktemp("report") / "new" / "out"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -12,14 +12,14 @@ from splitveil.report.bases import (
     against_reported_line,
     base_lines,
     base_section,
-    base_sheet,
+    base_table,
     count_line,
     holding_lines,
     missing_line,
     reported_line,
     rivals_line,
 )
-from splitveil.report.published import Published
+from splitveil.report.columns import Published
 from splitveil.report.rows import Group
 
 BASES = (
@@ -140,13 +140,14 @@ def test_the_table_has_the_bases_order_and_what_is_reported() -> None:
             accuracy=0.8778, mse=0.029, source="CEM paper, Noise_ARL", dataset="cifar10"
         )
     }
-    sheet = base_sheet("Title", BASES, [*ARL, row("stranger", (0.5, 0.05))], said)
-    cells = [dict(zip([c.heading for c in sheet.columns], r, strict=True)) for r in sheet.rows]
+    table, rows = base_table("Title", BASES, [*ARL, row("stranger", (0.5, 0.05))], said)
+    headings = [column.heading for column in table.columns]
+    cells = [dict(zip(headings, line, strict=True)) for line in table.cells(rows)]
     assert [c["row"] for c in cells] == ["`arl`", "`arl+cem`", "`arl+veil`"]
     assert [c["reported MSE"] for c in cells] == ["0.0290", "", ""]
     assert [c["strongest attack MSE"] for c in cells] == ["0.0300", "0.0240", "0.0450"]
-    assert sheet.notes[0].startswith("Reported: Table 1 of the CEM paper")
-    assert base_sheet("Title", BASES, ARL, {}).notes == ()
+    assert table.notes[0].startswith("Reported: Table 1 of the CEM paper")
+    assert base_table("Title", BASES, ARL, {})[0].notes == ()
 
 
 def test_the_section_names_what_has_no_record() -> None:

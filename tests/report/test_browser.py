@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from splitveil.report import RunFiles, write_report
+from splitveil.report import ReportContent, RunFiles, write_deck, write_report
 
 from .devtools import Tab, chromium
 
@@ -70,7 +70,9 @@ def folders(rich: list[RunFiles], tmp_path_factory: pytest.TempPathFactory) -> d
     place = tmp_path_factory.mktemp("report")
     skipped = [('runs/<b>"x"', "no run folder")]
     for lang in ("en", "zh"):
-        write_report(rich, place / lang, lang=lang, skipped=skipped, slides=True)
+        content = ReportContent(runs=rich, lang=lang, skipped=skipped)
+        write_report(content, place / lang)
+        write_deck(content, place / lang)
     return {lang: place / lang for lang in ("en", "zh")}
 
 

@@ -4,15 +4,18 @@ import pytest
 
 from splitveil.errors import RunError
 from splitveil.report import RunFiles
-from splitveil.report.checks import audit_columns, audit_row, audited, flags_of, refusals
-from splitveil.report.page import fill_page
+from splitveil.report.columns import CERTIFICATES, audited, flags_of, refusals
+from splitveil.report.page import ReportContent, fill_page
 from splitveil.report.pictures import Pictures
-from splitveil.report.subject import Subject
 
 from .conftest import MakeRun, make_record, rich_record
 from .markup import Page
 
 EMPTY = Pictures(grid=None, tradeoff=None, attacks=None, curves=())
+
+
+def audit_row(run: RunFiles, lang: str = "en") -> list[str]:
+    return CERTIFICATES.cells([run], lang)[0]
 
 
 def test_golden_audit_rows(rich: list[RunFiles]) -> None:
@@ -21,7 +24,7 @@ def test_golden_audit_rows(rich: list[RunFiles]) -> None:
     assert none == ["none", open_, "refused", "refused", "refused", "refused"]
     assert veil == ["veil", "none, quick audit", "44.4", "5.2, vacuous", "7.8", "12.5"]
     assert audit_row(rich[0], "zh")[1:3] == ["可线性反演、quick 档位审计", "未出具"]
-    assert len(audit_columns()) == len(none)
+    assert len(CERTIFICATES.columns) == len(none)
 
 
 def test_an_audit_with_the_standard_budget_is_not_called_brief(make_run: MakeRun) -> None:
@@ -97,7 +100,7 @@ def test_flags_of_the_wrong_type_are_refused(make_run: MakeRun, flags: object) -
 
 
 def test_the_page_has_the_table_the_flags_and_the_refusals(rich: list[RunFiles]) -> None:
-    page = Page(fill_page(Subject(runs=rich), EMPTY))
+    page = Page(fill_page(ReportContent(runs=rich), EMPTY))
     assert "Flags and certificates" in page.headings
     for run in rich:
         assert audit_row(run) in page.rows

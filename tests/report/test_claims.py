@@ -12,7 +12,7 @@ from splitveil.report.claims import (
     pair_lines,
     span_lines,
 )
-from splitveil.report.published import Published
+from splitveil.report.columns import Published
 from splitveil.report.rows import Group
 
 REPORTED = {

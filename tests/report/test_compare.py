@@ -1,29 +1,41 @@
 """Several records as tables: rows, seeds, tracks, and what makes rows incomparable."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from splitveil.errors import RunError
-from splitveil.report.compare import Sheet, compare_columns, compare_row, track_sheet, warnings
-from splitveil.report.published import Published, read_published, reported
-from splitveil.report.quantities import parse_columns
-from splitveil.report.rows import Found, Group, find_records
-from splitveil.report.tables import Column
-from splitveil.report.tracks import ARCHITECTURE, BUDGET, REST, TEST90, caption, tracks
+from splitveil.report.columns import COMPARE, EVERYTHING, Compared, Published
+from splitveil.report.comparison import (
+    ARCHITECTURE,
+    BUDGET,
+    REST,
+    TEST90,
+    caption,
+    read_published,
+    reported,
+    track_table,
+    tracks,
+    warnings,
+)
+from splitveil.report.rows import Group, Records, find_records
+from splitveil.table import Table
 
 from .made import one, put, record
 
 
-def all_sheets(found: Found, published: dict[str, Published]) -> list[Sheet]:
-    return [track_sheet(track, published) for track in tracks(found.groups)]
+def all_tables(
+    found: Records, published: dict[str, Published]
+) -> list[tuple[Table, Sequence[Any]]]:
+    return [track_table(track, published) for track in tracks(found.groups)]
 
 
 def cells(group: Group, published: dict[str, Published] | None = None) -> dict[str, str]:
-    row = compare_row(group, published or {})
-    return dict(zip([c.heading for c in compare_columns()], row, strict=True))
+    (row,) = COMPARE.cells([Compared(group, reported(group, published or {}))])
+    return dict(zip([str(c.heading) for c in COMPARE.columns], row, strict=True))
 
 
 def test_seeds_are_gathered_into_their_row_and_runs_are_rows(tmp_path: Path) -> None:
@@ -32,7 +44,7 @@ def test_seeds_are_gathered_into_their_row_and_runs_are_rows(tmp_path: Path) -> 
     alone = put(tmp_path / "runs" / "mine", record(0.80))
     found = find_records([tmp_path / "results", alone])
     assert [(g.name, len(g.records)) for g in found.groups] == [("veil", 2), ("mine", 1)]
-    assert found.broken == ()
+    assert found.broken == {}
 
 
 def test_attack_seeds_are_averaged_before_training_seeds_are_spread(tmp_path: Path) -> None:
@@ -139,13 +151,16 @@ def test_rows_under_test90_stand_beside_what_the_seeds_report() -> None:
     said = Published(
         0.8535, 0.0436, "seed 003", "cifar10", aux="test90", ssim_zeropad=0.4316, psnr_pooled=13.6
     )
-    found = Found((one("cem-test90", record(aux="test90")),), ())
-    (sheet,) = all_sheets(found, {"cem-test90": said, "cem": Published(0.9, 0.1, "x", "cifar10")})
+    found = Records((one("cem-test90", record(aux="test90")),))
+    ((table, rows),) = all_tables(
+        found, {"cem-test90": said, "cem": Published(0.9, 0.1, "x", "cifar10")}
+    )
     digits = one("cem-test90", record(aux="test90", dataset="digits"))
-    (elsewhere,) = all_sheets(Found((digits,), ()), {"cem-test90": said})
-    assert [row[-1] for row in elsewhere.rows] == ["measured"]
+    ((elsewhere, alone),) = all_tables(Records((digits,)), {"cem-test90": said})
+    assert [line[-1] for line in elsewhere.cells(alone)] == ["measured"]
     measured, published = (
-        dict(zip([c.heading for c in sheet.columns], row, strict=True)) for row in sheet.rows
+        dict(zip([c.heading for c in table.columns], line, strict=True))
+        for line in table.cells(rows)
     )
     assert measured["accuracy on reconstructions"] == "26.00"
     assert measured["zero-pad SSIM"] == "0.4000"
@@ -154,25 +169,11 @@ def test_rows_under_test90_stand_beside_what_the_seeds_report() -> None:
     assert (published["zero-pad SSIM"], published["pooled PSNR"]) == ("0.4316", "13.60")
 
 
-def test_a_sheet_says_the_same_in_markdown_terminal_and_json() -> None:
-    columns = (
-        Column(heading="row", numeric=False, brief="row"),
-        Column(heading="empty"),
-        Column(heading="MSE", arrow="↑"),
-    )
-    sheet = Sheet(title="T", caption="c.", columns=columns, rows=(("`a`", "", "0.1"),))
-    assert sheet.markdown() == "## T\n\nc.\n\n| row | MSE ↑ |\n| --- | --: |\n| `a` | 0.1 |\n"
-    assert sheet.brief() == (["row"], [["a"]])
-    odd = Sheet(title="T", caption="", columns=columns, rows=(("a|b", "", "0"),))
-    assert odd.table().endswith("| a\\|b | 0 |")
-    assert sheet.to_dict()["rows"] == [{"row": "a", "empty": None, "MSE": 0.1}]
-
-
 def test_the_markdown_has_a_line_per_row_and_as_many_cells(tmp_path: Path) -> None:
     put(tmp_path / "a", record())
     put(tmp_path / "b", record())
-    (sheet,) = all_sheets(find_records([tmp_path]), {})
-    lines = sheet.table().splitlines()
+    ((table, rows),) = all_tables(find_records([tmp_path]), {})
+    lines = table.titled("").render(rows, "markdown").splitlines()
     assert len(lines) == 4
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2].startswith("| `a` | thin-resnet | 1 | 90.00 |")
@@ -222,11 +223,36 @@ def test_columns_can_be_chosen_for_every_track() -> None:
     group = one("cem-test90", record(aux="test90"))
     said = {"cem-test90": Published(0.85, 0.04, "seed 003", "cifar10", aux="test90")}
     (track,) = tracks([group])
-    sheet = track_sheet(track, said, parse_columns("epochs,mse"))
-    assert [c.heading for c in sheet.columns] == ["row", "epochs", "strongest attack MSE"]
-    assert sheet.rows == (("`cem-test90`", "80", "0.0500"),)
-    assert sheet.notes == ()
-    assert track_sheet(track, said, parse_columns("reported-mse")).notes == ("Reported: seed 003.",)
+    table, rows = track_table(track, said, EVERYTHING.only("row", "epochs", "mse"))
+    assert [c.heading for c in table.columns] == ["row", "epochs", "strongest attack MSE"]
+    assert table.cells(rows) == [["`cem-test90`", "80", "0.0500"]]
+    assert table.notes == ()
+    table, _ = track_table(track, said, EVERYTHING.only("reported-mse"))
+    assert table.notes == ("Reported: seed 003.",)
+
+
+def test_a_row_for_other_programs_is_not_rounded() -> None:
+    seeds = [record(0.1, 1 / 3, net="vgg11"), record(0.2, net="vgg11")]
+    seeds[1]["strongest"]["mse"] = None
+    for seed in seeds:
+        seed["config"]["noise_std"] = 0.1
+        del seed["flags"]
+    group = Group("a", tuple((seed,) for seed in seeds))
+    shown = EVERYTHING.only("row", "accuracy", "mse", "noise", "net", "seeds", "flags", "remark")
+    assert shown.exact([Compared(group)]) == [
+        {
+            "row": "a",
+            "accuracy": pytest.approx(0.15),
+            "accuracy_sd": pytest.approx(0.1 / 2**0.5),
+            "mse": 1 / 3,
+            "mse_sd": None,
+            "noise": 0.1,
+            "net": "vgg11",
+            "seeds": 2.0,
+            "flags": None,
+            "remark": None,
+        }
+    ]
 
 
 def test_nothing_to_compare_is_refused(tmp_path: Path) -> None:

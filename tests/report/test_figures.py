@@ -16,6 +16,7 @@ from PIL import Image
 from splitveil.errors import RunError
 from splitveil.report import RunFiles
 from splitveil.report.canvas import CEILING, DPI, PALETTE, Drawing, references, shown
+from splitveil.report.columns import Published
 from splitveil.report.figures import (
     attack_bars,
     comparable,
@@ -25,7 +26,6 @@ from splitveil.report.figures import (
     training_curves,
 )
 from splitveil.report.grid import GAP, HEADER, LABELS, MARGIN, NAMES, TILE, left_out
-from splitveil.report.published import Published
 
 from .conftest import MakeRun, make_gallery, make_metrics, make_record
 

@@ -6,39 +6,38 @@ from pathlib import Path
 import pytest
 
 from splitveil.config import RUN_KEYS, RunConfig
-from splitveil.report.compare import warnings
-from splitveil.report.rows import Found, Group, find_records
-from splitveil.report.tracks import TRAINING, UNSAID, caption
+from splitveil.report.comparison import TRAINING, caption, warnings
+from splitveil.report.rows import UNSAID, Group, Records, find_records
 
 from .made import one, put, record, trained
 
 
 def test_what_makes_rows_incomparable_is_said() -> None:
     more = record(profile="quick") | {"attacks": {"decoder": {}, "rmle": {}}}
-    said = warnings(Found((one("a"), Group("b", ((more,),)), one("c", record(aux="test90"))), ()))
+    said = warnings(Records((one("a"), Group("b", ((more,),)), one("c", record(aux="test90")))))
     start = "cifar10, attacker knows train: rows"
     assert said == [
         f"{start} differ in audit profile: standard (a); quick (b)",
         f"{start} were attacked by different suites: decoder (a); decoder, rmle (b)",
     ]
-    assert warnings(Found((one("a"), one("b")), ())) == []
+    assert warnings(Records((one("a"), one("b")))) == []
 
 
 def test_rows_that_were_trained_otherwise_are_named_below_the_tables() -> None:
     rows = one("a", trained(epochs=160)), one("b", trained(label_smoothing=0.1)), one("c")
     start = "cifar10, attacker knows train: rows differ in"
-    assert warnings(Found(rows, ())) == [
+    assert warnings(Records(rows)) == [
         f"{start} epochs: 160 (a); 80 (b, c)",
         f"{start} label_smoothing: 0.0 (a, c); 0.1 (b)",
     ]
     stranger = record()
     del stranger["config"]["epochs"]  # a client that was trained elsewhere
-    assert warnings(Found((one("a"), one("stranger", stranger)), ())) == []
+    assert warnings(Records((one("a"), one("stranger", stranger)))) == []
 
 
 def test_seeds_of_a_row_that_do_not_belong_together_are_named() -> None:
     other = record(net="vgg11", seed=1)
-    said = warnings(Found((Group("a", ((record(), record()), (other,))),), ()))
+    said = warnings(Records((Group("a", ((record(), record()), (other,))),)))
     assert said == [
         "row a: its seeds differ in net: thin-resnet, vgg11",
         "row a: training seed 0, attack seed 0 is met twice",
@@ -47,30 +46,30 @@ def test_seeds_of_a_row_that_do_not_belong_together_are_named() -> None:
 
 def test_a_setting_of_the_defence_that_seeds_do_not_share_is_named() -> None:
     alike = trained(lambd=0.3, name="s0"), trained(1, lambd=0.3, name="s1", compile=True)
-    assert warnings(Found((Group("a", tuple((r,) for r in alike)),), ())) == []
+    assert warnings(Records((Group("a", tuple((r,) for r in alike)),))) == []
     mixed = trained(lambd=0.3), trained(1, lambd=0.1), trained(2)  # the last does not say it
-    said = warnings(Found((Group("a", tuple((r,) for r in mixed)),), ()))
+    said = warnings(Records((Group("a", tuple((r,) for r in mixed)),)))
     assert said == ["row a: its seeds differ in lambd: 0.1, 0.3"]
 
 
 def test_a_seed_that_does_not_name_a_setting_has_its_default() -> None:
     mixed = trained(), trained(1, label_smoothing=0.1)
-    said = warnings(Found((Group("a", tuple((r,) for r in mixed)),), ()))
+    said = warnings(Records((Group("a", tuple((r,) for r in mixed)),)))
     assert said[0] == "row a: its seeds differ in label_smoothing: 0.0, 0.1"
 
 
 def test_a_mean_of_fewer_seeds_than_are_counted_is_named() -> None:
     nothing = record(seed=1) | {"accuracy": None, "leakage": math.nan}
-    said = warnings(Found((Group("a", ((record(),), (nothing,), (record(seed=2),))),), ()))
+    said = warnings(Records((Group("a", ((record(),), (nothing,), (record(seed=2),))),)))
     assert said == [
         "row a: 1 of its 3 records has no accuracy; the mean is of the others",
         "row a: 1 of its 3 records has no leakage; the mean is of the others",
     ]
-    assert warnings(Found((one("a", nothing),), ())) == []  # it has none at all, and shows none
+    assert warnings(Records((one("a", nothing),))) == []  # it has none at all, and shows none
 
 
 def test_one_training_in_two_folders_is_named() -> None:
-    (said,) = warnings(Found((Group("a", ((record(),), (record(attack=1),))),), ()))
+    (said,) = warnings(Records((Group("a", ((record(),), (record(attack=1),))),)))
     assert said.startswith("row a: 2 folders are of training seed 0, and count as so many seeds")
 
 
@@ -91,7 +90,7 @@ def test_a_record_with_an_impossible_value_is_left_out(
     put(tmp_path / "good", record() | {"leakage": -0.5})  # worse than the label alone: it may be
     found = find_records([tmp_path / "bad", tmp_path / "good"])
     assert [group.name for group in found.groups] == ["good"]
-    assert found.reasons == (said,)
+    assert list(found.broken.values()) == [said]
 
 
 def test_the_caption_names_who_was_trained_otherwise() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from splitveil.report import read_runs, write_report
-from splitveil.report.subject import MANY_CARDS
+from splitveil.report import read_runs, write_deck, write_report
+from splitveil.report.page import MANY_CARDS
 
 from .conftest import STRENGTH, encode, make_metrics, make_record, write_run
 from .markup import Page
@@ -40,7 +40,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = write_run(place / f"run{at}", record, log, None)
         (folder / "gallery.json").write_text(json.dumps(gallery))
         paths.append(folder)
-    return write_report(read_runs(paths).runs, place / "out", slides=True)[0]
+    content = read_runs(paths)
+    write_deck(content, place / "out")
+    return write_report(content, place / "out")[0]
 
 
 def test_the_page_stays_under_fifteen_megabytes(page: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from splitveil.errors import RunError
-from splitveil.report import RunFiles, render, summary_rows, write_report
-from splitveil.report.tables import attack_rows, format_attack_row, format_row
+from splitveil.report import ReportContent, RunFiles, render, write_report
+from splitveil.report.columns import ATTACKS, SUMMARY, attack_rows
 
 from .conftest import MakeRun, make_record
 from .markup import Page
@@ -36,11 +36,8 @@ def test_sections_stand_in_order(html: str) -> None:
 
 def test_every_number_of_the_tables_is_the_records(three: list[RunFiles], html: str) -> None:
     page = Page(html)
-    for row in summary_rows(three):
-        assert format_row(row) in page.rows
-    for run in three:
-        for attack in attack_rows(run):
-            assert format_attack_row(attack) in page.rows
+    for cells in (*SUMMARY.cells(three), *ATTACKS.cells(attack_rows(three))):
+        assert cells in page.rows
     assert ["splits.test", "0718aa"] in page.rows
     assert ["versions.torch", "2.13.0"] in page.rows
     assert ["seconds.audit", "31.25"] in page.rows
@@ -78,7 +75,7 @@ def test_runs_that_were_not_measured_alike_are_called_out(make_run: MakeRun) -> 
     bare = {"gallery": None, "metrics": None}
     runs = [make_run("none", "none", **bare), make_run("a", **bare)]
     runs.append(make_run("b", record=other, **bare))
-    words = " ".join(Page(render(runs, "T")).text.split())
+    words = " ".join(Page(render(ReportContent(runs=runs))).text.split())
     assert "differ in audit profile (quick, standard): do not compare" in words
     assert "differ in attacker's knowledge (train, held-out)" in words
     assert "differ in number of scored images (360, 100)" in words
@@ -94,7 +91,7 @@ def test_a_hostile_name_stays_text(make_run: MakeRun) -> None:
     record["attacks"][evil] = {"mse": 0.01}
     record["strongest"]["mse_by"] = evil
     run = replace(make_run("x", record=record), name=evil)
-    html = render([run, replace(run, gallery=None, metrics=())], title=evil)
+    html = render(ReportContent(runs=[run, replace(run, gallery=None, metrics=())], title=evil))
     page = Page(html)
     assert html.count("<script") == 1
     assert [tag for tag, _ in page.tags].count("script") == 1
@@ -143,13 +140,13 @@ def test_the_page_is_html5_in_english_with_distinct_ids(html: str) -> None:
 def test_what_is_missing_is_said(make_run: MakeRun) -> None:
     full = make_run("full")
     poor = make_run("poor", gallery=None, metrics=None)
-    words = " ".join(Page(render([full, poor], "T")).text.split())
+    words = " ".join(Page(render(ReportContent(runs=[full, poor]))).text.split())
     assert "No reconstructions were saved (no gallery.json) for: poor." in words
     assert "No training log (no metrics.jsonl with finished epochs) for: poor." in words
 
 
 def test_an_unaudited_run_still_makes_a_page(make_run: MakeRun) -> None:
-    page = Page(render([make_run("raw", record=None, gallery=None)], "T"))
+    page = Page(render(ReportContent(runs=[make_run("raw", record=None, gallery=None)])))
     words = " ".join(page.text.split())
     assert page.headings == HEADINGS
     assert ["raw"] + ["–"] * 13 in page.rows
@@ -159,15 +156,13 @@ def test_an_unaudited_run_still_makes_a_page(make_run: MakeRun) -> None:
 
 
 def test_same_files_same_bytes(three: list[RunFiles], html: str) -> None:
-    assert render(three) == html
+    assert render(ReportContent(runs=three)) == html
 
 
 def test_report_and_pictures_are_written_together(written: list[Path]) -> None:
     paths, out = written, written[0].parent
     assert [path.name for path in paths] == [
         "report.html",
-        "report.md",
-        "report.tex",
         *(
             f"{stem}.{kind}"
             for stem in (
@@ -189,7 +184,7 @@ def test_the_page_may_be_named_and_replaced(make_run: MakeRun, tmp_path: Path) -
     run = replace(make_run("x", gallery=None), name="../<b>")
     target = tmp_path / "mine.html"
     target.write_text("old")
-    paths = write_report([run, run], target, title="Mine")
+    paths = write_report(ReportContent(runs=[run, run], title="Mine"), target)
     assert paths[0] == target
     assert "<h1>Mine</h1>" in target.read_text(encoding="utf-8")
     assert {path.parent for path in paths} == {tmp_path}
@@ -200,12 +195,15 @@ def test_the_page_may_be_named_and_replaced(make_run: MakeRun, tmp_path: Path) -
 def test_a_place_that_cannot_be_written_is_named(make_run: MakeRun, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RunError, match=r"cannot write .*file.*choose a folder"):
-        write_report([make_run("x", gallery=None, metrics=None)], tmp_path / "file" / "out")
+        write_report(
+            ReportContent(runs=[make_run("x", gallery=None, metrics=None)]),
+            tmp_path / "file" / "out",
+        )
 
 
 def test_no_runs_is_an_error() -> None:
     with pytest.raises(RunError, match="name at least one run folder"):
-        render([], "T")
+        render(ReportContent(runs=[]))
 
 
 def test_reading_runs_does_not_wait_for_torch_or_matplotlib() -> None:

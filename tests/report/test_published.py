@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from splitveil.cli import app
 from splitveil.errors import RunError
-from splitveil.report.published import Published, elsewhere, read_published
+from splitveil.report.columns import Published
+from splitveil.report.comparison import elsewhere, read_published
 
 from .conftest import make_record, write_run
 

@@ -35,7 +35,7 @@ def test_a_report_in_chinese_with_slides(good: Path, tmp_path: Path) -> None:
         assert '<html lang="zh-CN">' in html
         assert "报告 &lt;1&gt;" in html
     kinds = {path.suffix for path in out.iterdir()}
-    assert kinds == {".html", ".md", ".tex", ".png", ".svg"}
+    assert kinds == {".html", ".png", ".svg"}
 
 
 def test_broken_folders_are_named_and_the_rest_is_reported(good: Path, tmp_path: Path) -> None:

@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 
 from splitveil.report import RunFiles
-from splitveil.report.page import fill_page
+from splitveil.report.columns import doubles, sendings, written
+from splitveil.report.page import ReportContent, fill_page
 from splitveil.report.pictures import Pictures
-from splitveil.report.prose import markdown
-from splitveil.report.sendings import doubles, repeat_sheet
-from splitveil.report.subject import Subject
 
 from .conftest import make_record, rich_record
 from .markup import Page
@@ -44,9 +42,9 @@ def run(name: str, record: Json | None) -> RunFiles:
     ],
 )
 def test_every_kind_of_doubling_has_its_words(said: Json, english: str, chinese: str) -> None:
-    record = counted(**said)
-    assert doubles(record) == english
-    assert chinese in doubles(record, "zh")
+    told = doubles(counted(**said)) or "–"
+    assert written(told, "en") == english
+    assert chinese in written(told, "zh")
 
 
 def test_runs_that_were_not_counted_have_no_row() -> None:
@@ -55,22 +53,22 @@ def test_runs_that_were_not_counted_have_no_row() -> None:
         run("bare", make_record("none")),
         run("unaudited", None),
     ]
-    assert repeat_sheet(runs) is None
-    sheet = repeat_sheet([*runs, run("new", counted(kind="never"))])
-    assert sheet is not None
-    assert [column.label for column in sheet.columns] == [
+    assert sendings(runs)[1] == []
+    table, rows = sendings([*runs, run("new", counted(kind="never"))])
+    assert [column.label() for column in table.columns] == [
         "row", "k = 1 (%) ↓", "k = 2 (%) ↓", "k = 16 (%) ↓", "leakage doubles", "attack", "images",
     ]  # fmt: skip
-    assert sheet.rows == (("`new`", "12.5", "25.0", "50.0", "not within 16", "linear", "200"),)
+    assert table.cells(rows) == [["new", "12.5", "25.0", "50.0", "not within 16", "linear", "200"]]
+    (dash,) = sendings([run("odd", counted())])[0].cells([run("odd", counted())])
+    assert dash[4] == "–"
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
-def test_the_page_and_the_markdown_show_it_and_old_records_do_without(lang: Any) -> None:  # noqa: ANN401
-    old = Subject(runs=[run("old", rich_record("veil"))], lang=lang)
-    new = Subject(runs=[run("new", counted(kind="between", after=2, by=4))], lang=lang)
+def test_the_page_shows_it_and_old_records_do_without(lang: Any) -> None:  # noqa: ANN401
+    old = ReportContent(runs=[run("old", rich_record("veil"))], lang=lang)
+    new = ReportContent(runs=[run("new", counted(kind="between", after=2, by=4))], lang=lang)
     words = {"en": "between 2 and 4 sendings", "zh": "发送 2 到 4 次之间"}[lang]
-    pages = [Page(fill_page(subject, EMPTY)).text for subject in (old, new)]
-    for before, now in (pages, [markdown(subject, EMPTY) for subject in (old, new)]):
-        assert words in now
-        assert "k = 16" in now
-        assert "k = 16" not in before
+    before, now = (Page(fill_page(content, EMPTY)).text for content in (old, new))
+    assert words in now
+    assert "k = 16" in now
+    assert "k = 16" not in before

@@ -3,20 +3,17 @@
 import pytest
 
 from splitveil.errors import RunError
-from splitveil.report import RunFiles, summary_rows
-from splitveil.report.tables import (
-    attack_columns,
-    attack_rows,
-    columns,
-    format_attack_row,
-    format_row,
-)
+from splitveil.report import RunFiles
+from splitveil.report.columns import ATTACKS, SUMMARY, attack_rows
+from splitveil.table import Form
 
 from .conftest import MakeRun, make_record
 
+FORMS: tuple[Form, ...] = ("html", "markdown", "latex")
+
 
 def test_golden_summary_rows(three: list[RunFiles]) -> None:
-    none, _, veil = (format_row(row) for row in summary_rows(three))
+    none, _, veil = SUMMARY.cells(three)
     # fmt: off
     assert none == [
         "none", "none", "0", "98.61", "0.00052", "decoder", "32.84", "0.995", "0.00047", "0.0493",
@@ -30,54 +27,58 @@ def test_golden_summary_rows(three: list[RunFiles]) -> None:
 
 
 def test_headings_carry_unit_and_direction(three: list[RunFiles]) -> None:
-    labels = [column.label for column in columns()]
+    labels = [column.label() for column in SUMMARY.columns]
     assert labels[3:5] == ["Accuracy (%) ↑", "Strongest MSE ↑"]
     assert labels[6:8] == ["PSNR (dB) ↓", "SSIM ↓"]
     assert labels[10:12] == ["Leakage (%) ↓", "Rate (nats) ↓"]
-    assert len(labels) == len(format_row(summary_rows(three)[0]))
+    assert len(labels) == len(SUMMARY.cells(three)[0])
 
 
 def test_golden_attack_rows_mark_each_metric(make_run: MakeRun) -> None:
     record = make_record("gated-att")
     record["strongest"]["ssim_by"] = "linear"
-    rows = [format_attack_row(row) for row in attack_rows(make_run("x", record=record))]
+    rows = ATTACKS.cells(attack_rows([make_run("x", record=record)]))
     assert [row[1] for row in rows] == ["mean", "class-mean", "linear", "decoder"]
     assert rows[0] == ["x", "mean", "none", "0.0712", "11.48", "0.359", "1.2", ""]
     assert rows[2] == ["x", "linear", "black-box", "0.0312", "15.06", "0.719", "1.2", "★ SSIM"]
     assert rows[3][-1] == "★ MSE"
-    assert len(attack_columns()) == len(rows[0])
+    assert len(ATTACKS.columns) == len(rows[0])
 
 
 def test_an_empty_record_is_a_row_of_dashes(make_run: MakeRun) -> None:
-    (row,) = summary_rows([make_run("x", record={})])
-    assert format_row(row) == ["x"] + ["–"] * 13
-    assert attack_rows(make_run("y", record={})) == []
+    assert SUMMARY.cells([make_run("x", record={})]) == [["x"] + ["–"] * 13]
+    assert attack_rows([make_run("y", record={})]) == []
 
 
 def test_a_run_without_a_record_is_a_row_of_dashes(make_run: MakeRun) -> None:
-    (row,) = summary_rows([make_run("x", record=None)])
-    assert format_row(row) == ["x"] + ["–"] * 13
+    assert SUMMARY.cells([make_run("x", record=None)]) == [["x"] + ["–"] * 13]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
 def test_what_is_not_a_finite_number_is_a_dash(make_run: MakeRun, value: float | None) -> None:
-    (row,) = summary_rows([make_run("x", record=make_record("veil") | {"leakage": value})])
-    assert row.leakage is None
+    (row,) = SUMMARY.exact([make_run("x", record=make_record("veil") | {"leakage": value})])
+    assert row["leakage"] is None
 
 
 @pytest.mark.parametrize("value", ["0.98", True, [0.98]])
 def test_a_number_of_the_wrong_type_is_refused(make_run: MakeRun, value: object) -> None:
     run = make_run("x", record=make_record("veil") | {"accuracy": value})
     with pytest.raises(RunError, match="`accuracy` must be a number, got"):
-        summary_rows([run])
+        SUMMARY.cells([run])
 
 
 def test_a_section_of_the_wrong_type_is_refused(make_run: MakeRun) -> None:
     run = make_run("x", record=make_record("veil") | {"strongest": 0.3})
     with pytest.raises(RunError, match="`strongest` must be an object, got float"):
-        summary_rows([run])
+        SUMMARY.cells([run])
 
 
 def test_negative_leakage_is_not_clipped(make_run: MakeRun) -> None:
-    (row,) = summary_rows([make_run("x", record=make_record("veil") | {"leakage": -0.012})])
-    assert format_row(row)[10] == "-1.2"
+    (row,) = SUMMARY.cells([make_run("x", record=make_record("veil") | {"leakage": -0.012})])
+    assert row[10] == "-1.2"
+
+
+def test_every_form_speaks_the_language_that_is_asked_for(three: list[RunFiles]) -> None:
+    for form in FORMS:
+        assert "最强攻击 MSE" in SUMMARY.render(three, form, "zh")
+        assert "Strongest MSE" in SUMMARY.render(three, form)

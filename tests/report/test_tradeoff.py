@@ -13,9 +13,9 @@ from PIL import Image
 from splitveil.errors import RunError
 from splitveil.report import figures as module
 from splitveil.report.canvas import board
+from splitveil.report.columns import Published
 from splitveil.report.figures import Mark
 from splitveil.report.labels import MARKER_PX, Box, place
-from splitveil.report.published import Published
 from splitveil.report.rows import Group
 from splitveil.report.tradeoff import OTHER, OURS, PUBLISHED, marks, tradeoff
 

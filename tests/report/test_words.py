@@ -13,12 +13,11 @@ from splitveil.audit.flags import FLAGS
 from splitveil.errors import ConfigError
 from splitveil.report import RunFiles
 from splitveil.report.canvas import Drawing
-from splitveil.report.page import fill_page
+from splitveil.report.page import ReportContent, fill_page
 from splitveil.report.pictures import Picture, Pictures
 from splitveil.report.sentences import verdict
 from splitveil.report.slides import render_slides
-from splitveil.report.subject import Subject
-from splitveil.report.words import TABLE, Said, language, markdown_text, said, word
+from splitveil.report.words import TABLE, Said, language, said, word
 from splitveil.report.words.reading import TERMS
 from splitveil.types import Access
 
@@ -97,10 +96,10 @@ def test_templates_hold_no_words_of_their_own(template: Path) -> None:
 
 @pytest.mark.parametrize("form", [fill_page, render_slides])
 def test_no_english_is_left_in_chinese(
-    rich: list[RunFiles], form: Callable[[Subject, Pictures], str]
+    rich: list[RunFiles], form: Callable[[ReportContent, Pictures], str]
 ) -> None:
-    subject = Subject(runs=rich, lang="zh", skipped=[("some/path", "no run folder")])
-    page = Page(form(subject, BLANK))
+    content = ReportContent(runs=rich, lang="zh", skipped=[("some/path", "no run folder")])
+    page = Page(form(content, BLANK))
     assert page.tags[0] == ("html", {"lang": "zh-CN"})
     left = {word for part in page.words for word in re.findall(r"[A-Za-z][A-Za-z-]*[A-Za-z]", part)}
     assert left <= NAMES
@@ -126,7 +125,6 @@ def test_values_are_escaped_for_each_dress() -> None:
     assert "<b>|`*{x}, b" in sentence.plain()
     assert "&lt;b&gt;|`*{x}" in sentence.html()
     assert "<code>gallery.json</code>" in sentence.html()
-    assert r"&lt;b&gt;\|\`\*{x}" in sentence.markdown()
     assert "<b>|`*{x}、b" in sentence.plain("zh")
 
 
@@ -134,10 +132,6 @@ def test_a_sentence_inside_a_sentence_takes_its_language() -> None:
     outer = said("caveat.differ", what=said("differ.dataset"), values=("a", "b"))
     assert outer.plain() == "The runs differ in dataset (a, b): do not compare them row by row."
     assert outer.plain("zh").startswith("各运行的数据集不同")
-
-
-def test_a_line_break_cannot_leave_a_markdown_cell() -> None:
-    assert markdown_text("a\n# b") == r"a \# b"
 
 
 def test_unknown_languages_and_words_are_refused() -> None:

@@ -16,22 +16,22 @@ def last_epoch(folder: Path) -> dict[str, Any]:
 
 def write_page(runs: list[Path], folder: Path) -> Path:
     """Write the report of some runs; returns the page's path."""
-    from splitveil.report import read_run, write_report
+    from splitveil.report import ReportContent, read_run, write_report
 
-    return write_report([read_run(path) for path in runs], folder)[0]
+    return write_report(ReportContent(runs=[read_run(path) for path in runs]), folder)[0]
 
 
 def show_runs(paths: list[Path], *, json_: bool) -> None:
     """Print one row per audited run, or their records."""
     from splitveil.console import show_json, show_table
-    from splitveil.report import read_run, summary_rows
-    from splitveil.report.tables import brief_table
+    from splitveil.report import read_run
+    from splitveil.report.columns import SUMMARY
 
     runs = [read_run(path) for path in paths]
     if json_:
         show_json({str(run.path): run.record for run in runs})
     else:
-        show_table("Accuracy, and what the attacker got", *brief_table(summary_rows(runs)))
+        show_table("Accuracy, and what the attacker got", *SUMMARY.brief(runs))
 
 
 def given_run(run: Path | None) -> Path:
@@ -47,10 +47,9 @@ def show_audit(folder: Path, flags: list[dict[str, Any]], page: Path) -> None:
     """Print what the attacks got, the summary, and every flag."""
     from splitveil.console import out, show_table, warn
     from splitveil.report import read_run
-    from splitveil.report.tables import attack_columns, attack_rows, format_attack_row
+    from splitveil.report.columns import ATTACKS, attack_rows
 
-    rows = [format_attack_row(r)[1:] for r in attack_rows(read_run(folder))]  # the title names it
-    show_table(f"Attacks on {folder}", [c.label for c in attack_columns()][1:], rows)
+    show_table(f"Attacks on {folder}", *ATTACKS.brief(attack_rows([read_run(folder)])))
     show_runs([folder], json_=False)
     for flag in flags:
         warn(f"flag: {flag['name']}: {flag['seen']}; {flag['advice']}")

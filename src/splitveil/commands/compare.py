@@ -31,6 +31,19 @@ def refuse_shared(files: Mapping[str, Path | None]) -> None:
             )
 
 
+def refuse_former(options: Mapping[str, object], paths: list[Path]) -> None:
+    """Say what to use instead of options that are gone."""
+    from splitveil.errors import ConfigError
+
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        named = ", ".join(f'"{path}"' for path in paths)
+        raise ConfigError(
+            f"{' and '.join(given)} of compare: gone. Filter, sort and choose columns with pandas: "
+            f"`import splitveil as sv; sv.records([{named}]).to_frame()`"
+        )
+
+
 def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     paths: Annotated[
         list[Path],
@@ -39,19 +52,8 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     published: Annotated[
         Path | None, typer.Option(help="JSON of published rows to stand beside ours.")
     ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(help="Only rows with KEY OP VALUE; join several by 'and', or give it again."),
-    ] = None,
-    sort: Annotated[
-        str | None, typer.Option(help="Sort by these columns, a minus for descending: -mse.")
-    ] = None,
-    columns: Annotated[
-        str | None, typer.Option(help="Show these columns, with commas between.")
-    ] = None,
     against: Annotated[
-        str | None,
-        typer.Option(help="Differences of all rows to this one, seed by seed; filters keep it."),
+        str | None, typer.Option(help="Differences of all rows to this one, seed by seed.")
     ] = None,
     markdown: Annotated[
         Path | None, typer.Option("--md", help="Write the whole tables here as Markdown.")
@@ -65,56 +67,49 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     json_: Annotated[
         bool, typer.Option("--json", help="Print JSON: keys and numbers of --csv.")
     ] = False,
+    where: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
+    sort: Annotated[str | None, typer.Option(hidden=True)] = None,
+    columns: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Compare audited runs: one row per defence, mean ± sd over its seeds, and differences.
 
-    Columns and filters go by these names: row, defence, dataset, net, aux, profile, by, seeds,
-    accuracy, mse, ssim, psnr, worst, leakage, rate, macs, params, wire, seconds, flags, remark,
-    epochs, lambd, noise, ceiling, rec-accuracy, ssim-zeropad, reported-accuracy, reported-mse.
-    Accuracies are shares: `accuracy>=.9` is `accuracy>=90%`. A text may hold a star: `net=thin-*`.
-    A remark says what makes an audit less than a standard one of test images.
+    --csv and --json hold these: row, defence, dataset, net, aux, profile, by, seeds, accuracy, mse,
+    ssim, psnr, worst, leakage, rate, macs, params, wire, seconds, flags, remark, epochs, lambd,
+    noise, ceiling, rec-accuracy, ssim-zeropad, reported-accuracy, reported-mse. Accuracies are
+    shares. A remark says what makes an audit less than a standard one of test images. To filter and
+    sort in Python, `sv.records(paths).to_frame()` gives a pandas data frame.
 
     Example: `splitveil compare results/cifar10 --published results/published.json`
 
-    Example: `splitveil compare results/digits --where "accuracy>=.99" --sort -mse --against none`
+    Example: `splitveil compare results/digits --against none --csv digits.csv`
     """
-    from splitveil import comparing, unrounded
     from splitveil.console import show_json, show_table, warn
-    from splitveil.report import compare as tables
-    from splitveil.report.choosing import View, chosen, parse_filters, parse_order
-    from splitveil.report.exchange import csv_text
-    from splitveil.report.exchange import latex as latex_table
+    from splitveil.report.comparison import compare_records, elsewhere, read_published, warnings
     from splitveil.report.fields import finite
     from splitveil.report.page import put
-    from splitveil.report.published import elsewhere
-    from splitveil.report.quantities import parse_columns
-    from splitveil.report.tracks import dataset_of, tracks
+    from splitveil.report.rows import dataset_of, find_records
+    from splitveil.table import csv_text
 
+    refuse_former({"--where": where, "--sort": sort, "--columns": columns}, paths)
     refuse_shared({"--published": published, "--md": markdown, "--csv": csv, "--latex": latex})
-    view = View(
-        where=tuple(one for text in where or [] for one in parse_filters(text)),
-        sort=() if sort is None else parse_order(sort),
-        columns=None if columns is None else parse_columns(columns),
-        against=against,
-    )
-    beside = {} if published is None else tables.read_published(published)
-    found = chosen(tables.find_records(paths), view, beside)
-    shown = not json_ or markdown is not None or latex is not None
-    sheets = comparing.sheets(found, beside, view) if shown else []
+    beside = {} if published is None else read_published(published)
+    found = find_records(paths)
+    made = compare_records(found, beside, against)
+    tables = [pair for comparison in made for pair in comparison.tables()]
     if markdown is not None:
-        put(markdown, "\n".join(sheet.markdown() for sheet in sheets).encode())
+        put(markdown, "\n".join(t.render(rows, "markdown") for t, rows in tables).encode())
     if csv is not None:
-        put(csv, csv_text(unrounded.plain_rows(found, beside, view)).encode())
+        put(csv, csv_text([row for comparison in made for row in comparison.exact()]).encode())
     if latex is not None:
-        put(latex, "\n".join(latex_table(sheet) for sheet in sheets).encode())
+        put(latex, "\n".join(t.render(rows, "latex") for t, rows in tables).encode())
     if json_:
-        show_json(finite(unrounded.plain_tables(found, beside, view)))
+        show_json(finite([table for comparison in made for table in comparison.to_dicts()]))
     else:
-        for sheet in sheets:
-            show_table(sheet.title, *sheet.brief())
-    for track in tracks(found.groups):
-        if against is not None and against not in {group.name for group in track.groups}:
-            warn(f"{track.title}: no differences, for it has no row {against}")
+        for table, rows in tables:
+            show_table(table.title, *table.brief(rows))
+    for comparison in made:
+        if against is not None and against not in {g.name for g in comparison.track.groups}:
+            warn(f"{comparison.track.title}: no differences, for it has no row {against}")
     datasets = {dataset_of(group) for group in found.groups}
-    for line in (*elsewhere(beside, datasets), *tables.warnings(found)):
+    for line in (*elsewhere(beside, datasets), *warnings(found)):
         warn(line)

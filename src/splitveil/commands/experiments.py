@@ -410,7 +410,7 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
 
     try:
         with LiveTable().live(err) as table:
-            sheet, page = reproduction.reproduce(
+            made, rows, page = reproduction.reproduce(
                 experiment, only=only or [], profile=profile, runs_dir=runs_dir, progress=table,
                 seed=seed, epochs=epochs, dataset=dataset, device=device, data_dir=data_dir,
             )  # fmt: skip
@@ -418,7 +418,7 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
         show_error("interrupted; what was complete is saved. The same command again continues")
         raise typer.Exit(INTERRUPTED) from None
     if json_:
-        show_json(sheet.to_dict())
+        show_json(reproduction.shown_json(made, rows))
         return
-    show_table(sheet.title, *sheet.brief())
+    show_table(made.title, *made.brief(rows))
     out.print(f"table: {page}", highlight=False, soft_wrap=True)

@@ -23,48 +23,44 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
 ) -> None:
     """Build one page with tables and pictures from audited runs.
 
-    A folder that is broken or is no run is named and left out. Beside the page: the same as
-    Markdown, a LaTeX table, and every figure as PNG and SVG.
+    A folder that is broken or is no run is named and left out. Beside the page: every figure as
+    PNG and SVG. `splitveil compare` writes tables as Markdown and LaTeX.
 
     Example: `splitveil report runs/demo/none runs/demo/veil --out page`
 
     Example: `splitveil report runs/demo/* --out page --lang zh --slides`
     """
+    from dataclasses import replace
+
     from splitveil.console import out, show_json, show_table, warn
-    from splitveil.report import read_runs, summary_rows, write_report
+    from splitveil.report import read_runs, write_deck, write_report
+    from splitveil.report.columns import SUMMARY
+    from splitveil.report.comparison import elsewhere, read_published
     from splitveil.report.fields import finite
-    from splitveil.report.published import elsewhere, read_published
     from splitveil.report.rows import shortfalls
     from splitveil.report.sentences import distinct
-    from splitveil.report.tables import brief_table
     from splitveil.report.words import language
 
     chosen = language(lang)
     beside = {} if published is None else read_published(published)
-    gathered = read_runs(runs)
-    for path, reason in gathered.skipped:
+    content = replace(read_runs(runs), lang=chosen, title=title, published=beside)
+    for path, reason in content.skipped:
         warn(f"left out: {path}: {reason}")
-    for line in elsewhere(beside, distinct(gathered.runs, "config", "dataset")):
+    for line in elsewhere(beside, distinct(content.runs, "config", "dataset")):
         warn(line)
-    paths = write_report(
-        gathered.runs,
-        out_dir or gathered.runs[0].path,
-        title=title,
-        lang=chosen,
-        published=beside,
-        skipped=gathered.skipped,
-        slides=slides,
-    )
+    target = out_dir or content.runs[0].path
+    pages = write_report(content, target)[:1]
+    if slides:
+        pages.append(write_deck(content, pages[0].parent))
     if json_:
-        show_json(finite({str(run.path): run.record for run in gathered.runs}))
+        show_json(finite({str(run.path): run.record for run in content.runs}))
         return
-    rows = summary_rows(gathered.runs)
-    show_table("Accuracy, and what the attacker got", *brief_table(rows))
+    show_table("Accuracy, and what the attacker got", *SUMMARY.brief(content.runs))
     less: dict[str, list[str]] = {}
-    for run in gathered.runs:
+    for run in content.runs:
         less.setdefault(", ".join(shortfalls(run.record)), []).append(run.name)
     for words, names in less.items():
         if words:
             warn(f"less than a standard audit of test images ({words}): {', '.join(names)}")
-    for page in paths[: 1 + slides]:
+    for page in pages:
         out.print(f"page: {page}", highlight=False, markup=False, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,11 @@ from typing import Any
 from splitveil.config import RunConfig, build_defence, find_profile, make_config
 from splitveil.errors import CheckpointError, ConfigError, RunError, SplitVeilError, unknown
 from splitveil.experiments.runner import LiveTable, Trial, attacked, run_many
-from splitveil.report.compare import Sheet, find_records, test90_sheet
-from splitveil.report.published import Published
-from splitveil.report.rows import Group
-from splitveil.report.tables import NOTHING, Column
-from splitveil.report.tracks import TEST90, Track, dataset_of
+from splitveil.report.columns import REFERENCE, Compared, Published, Reference
+from splitveil.report.comparison import TEST90, Track, caption, reference_rows
+from splitveil.report.rows import Group, dataset_of, find_records
 from splitveil.runs import read_folder
+from splitveil.table import Column, Table, fixed, json_cell
 from splitveil.train.files import write_text
 from splitveil.types import Json
 
@@ -26,7 +25,7 @@ log = logging.getLogger("splitveil")
 class Experiment:
     """Rows, each called after its defence; what they have in common; who attacks them, and how.
 
-    `rough` are the cells of further reported rows, whose numbers are approximate.
+    `rough` are further reported rows, whose numbers are approximate.
     """
 
     summary: str
@@ -36,7 +35,7 @@ class Experiment:
     attacks: Sequence[str]
     against: str
     reported: Mapping[str, Published]
-    rough: Sequence[tuple[str, ...]] = ()
+    rough: Sequence[Reference] = ()
 
 
 # What seed 003 reports; the task's accuracies stand in the public logs of those runs.
@@ -52,10 +51,11 @@ SEED_003: Mapping[str, Published] = {
     ),
 }  # fmt: skip
 # Printed with ≈ and without the settings; no log gives the task's accuracy.
-_TUNED = (
-    "*gated-att tuned*", "vgg11", NOTHING, NOTHING, "≈26", "≈0.045", "decoder", "≈0.40", "≈13.3",
-    "seed 003, approximate; a larger λ and fine tuning, values not stated",
-)  # fmt: skip
+_TUNED: Reference = {
+    "row": "*gated-att tuned*", "net": ["vgg11"], "rec-accuracy": "≈26", "mse": "≈0.045",
+    "by": ["decoder"], "ssim-zeropad": "≈0.40", "psnr": "≈13.3",
+    "source": "seed 003, approximate; a larger λ and fine tuning, values not stated",
+}  # fmt: skip
 # λ, optimiser and length of the public scripts, which train on all training images.
 _SCRIPT = {
     "dataset": "cifar10", "net": "vgg11", "epochs": 240, "batch_size": 128, "lr": 0.05,
@@ -77,7 +77,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 }
 
 MEMORY = ("training", "peak_bytes")
-_LEFT_OUT = ("seeds", "by", "pooled PSNR")  # of 80 characters; that PSNR is −10 log10 of the MSE
+_LEFT_OUT = ("seeds", "by", "psnr")  # of 80 characters; that PSNR is −10 log10 of the MSE
 _CAPTION = (
     "MSE (with its PSNR) and SSIM are each of the attack strongest in it, so they may be of two "
     "attacks; `by` is the one strongest in MSE. The accuracy is on what `decoder` rebuilt, the "
@@ -123,7 +123,7 @@ def reproduce(
     runs_dir: str | None = None,
     progress: LiveTable | None = None,
     **options: Any,  # noqa: ANN401 - settings of a run
-) -> tuple[Sheet, Path]:
+) -> tuple[Table, list[Compared | Reference], Path]:
     """Run an experiment's rows; what is finished is left, what was interrupted continues.
 
     Args:
@@ -135,7 +135,8 @@ def reproduce(
         options: Settings of a run that replace the experiment's, None for its own; for a rehearsal.
 
     Returns:
-        The table of all rows in that folder that were made alike, and the file it is written to.
+        The table of all rows in that folder that were made alike, those rows, and the file it is
+        written to.
     """
     experiment = find_experiment(name)
     options = {k: v for k, v in options.items() if v is not None}
@@ -156,9 +157,9 @@ def reproduce(
         )  # fmt: skip
     except (RunError, CheckpointError) as error:
         raise type(error)(next_step(error)) from error
-    sheet = table(experiment, finished(experiment, last.folder, profile))
-    write_text(folder / "table.md", sheet.markdown())
-    return sheet, folder / "table.md"
+    made, rows = table(experiment, finished(experiment, last.folder, profile))
+    write_text(folder / "table.md", made.render(rows, "markdown"))
+    return made, rows, folder / "table.md"
 
 
 def _attacks(experiment: Experiment, profile: str) -> list[str]:
@@ -212,39 +213,57 @@ def next_step(error: SplitVeilError) -> str:
     )
 
 
-def table(experiment: Experiment, runs: Mapping[str, Json]) -> Sheet:
-    """The experiment's table of single runs; `runs` are records by row."""
+def table(
+    experiment: Experiment, runs: Mapping[str, Json]
+) -> tuple[Table, list[Compared | Reference]]:
+    """The experiment's table of single runs with its rows; `runs` are records by row."""
     return group_table(experiment, [Group(name, ((record,),)) for name, record in runs.items()])
 
 
-def group_table(experiment: Experiment, groups: Sequence[Group]) -> Sheet:
+def group_table(
+    experiment: Experiment, groups: Sequence[Group]
+) -> tuple[Table, list[Compared | Reference]]:
     """The experiment's table, with training time and memory as shares of the row it compares with.
 
     Rows stand in the experiment's order, others after them.
     """
     rank = {name: place for place, name in enumerate(experiment.rows)}
-    rows = sorted(groups, key=lambda group: rank.get(group.name, len(rank)))
-    track = Track(title=TEST90, groups=tuple(rows), aux=experiment.aux)
-    beside = comparable(experiment, rows)
-    sheet = test90_sheet(track, experiment.reported if beside else {})
+    ordered = sorted(groups, key=lambda group: rank.get(group.name, len(rank)))
+    track = Track(title=TEST90, groups=tuple(ordered), aux=experiment.aux)
+    beside = comparable(experiment, ordered)
+    rows = reference_rows(track, experiment.reported if beside else {})
     against = experiment.against
-    base = next((group for group in rows if group.name == against), None)
-    lines = [
-        (*row, _share(g, base, "seconds", "train"), _share(g, base, *MEMORY))
-        for row, g in zip(sheet.rows, rows, strict=False)
-    ]
-    said = [*sheet.rows[len(rows) :], *(experiment.rough if beside else ())]
-    return Sheet(
-        title=experiment.summary,
-        caption=f"{sheet.caption} {_CAPTION}",
-        columns=(
-            *(replace(c, brief="") if c.heading in _LEFT_OUT else c for c in sheet.columns),
-            Column(heading=f"training time / {against}", brief=f"time /{against}"),
-            Column(heading=f"memory / {against}", brief=f"mem /{against}"),
+    base = next((group for group in ordered if group.name == against), None)
+
+    def share(*keys: str) -> Callable[[Compared], float | None]:
+        return lambda row: _share(row.group, base, *keys)
+
+    made = Table(
+        *(replace(c, brief="") if c.key in _LEFT_OUT else c for c in REFERENCE.columns),
+        Column(
+            "time",
+            f"training time / {against}",
+            share("seconds", "train"),
+            fixed(2),
+            brief=f"time /{against}",
         ),
-        rows=(*lines, *((*row, NOTHING, NOTHING) for row in said)),
-        notes=sheet.notes,
+        Column("memory", f"memory / {against}", share(*MEMORY), fixed(2), brief=f"mem /{against}"),
+        title=experiment.summary,
+        caption=f"{caption(ordered)} {_CAPTION}",
     )
+    return made, [*rows, *(experiment.rough if beside else ())]
+
+
+def shown_json(made: Table, rows: Sequence[Compared | Reference]) -> Json:
+    """The table for JSON: one object per row, under the columns' headings; numbers as shown."""
+    cells = [
+        {
+            str(column.heading): json_cell(cell) if column.fmt.numeric else cell.replace("`", "")
+            for column, cell in zip(made.columns, line, strict=True)
+        }
+        for line in made.cells(rows)
+    ]
+    return {"title": made.title, "caption": made.caption, "rows": cells}
 
 
 def comparable(experiment: Experiment, groups: Sequence[Group]) -> bool:
@@ -252,9 +271,9 @@ def comparable(experiment: Experiment, groups: Sequence[Group]) -> bool:
     return {dataset_of(group) for group in groups} <= {experiment.common["dataset"]}
 
 
-def _share(group: Group, base: Group | None, *keys: str) -> str:
+def _share(group: Group, base: Group | None, *keys: str) -> float | None:
     own, other = _mean(group, *keys), None if base is None else _mean(base, *keys)
-    return NOTHING if own is None or not other else f"{own / other:.2f}"
+    return None if own is None or not other else own / other
 
 
 def _mean(group: Group, *keys: str) -> float | None:

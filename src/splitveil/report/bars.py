@@ -19,7 +19,7 @@ from splitveil.report.canvas import (
 from splitveil.report.fields import number, section
 from splitveil.report.files import RunFiles
 from splitveil.report.kinds import Kind, kinds
-from splitveil.report.tables import format_mse
+from splitveil.table import format_mse
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

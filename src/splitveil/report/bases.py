@@ -1,14 +1,12 @@
 """Defences alone and with a penalty added: Table 1 of the CEM paper from records, and in words."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from splitveil.report.compare import Sheet, track_sheet
-from splitveil.report.published import Published
-from splitveil.report.quantities import QUANTITIES
+from splitveil.report.columns import EVERYTHING, Compared, Published
+from splitveil.report.comparison import Track, track_table
 from splitveil.report.rows import Group
-from splitveil.report.tables import format_mse
-from splitveil.report.tracks import Track
+from splitveil.table import Table, format_mse
 
 HOLDS = 0.5  # a defence holds up whose strongest attack is left with this share of the ceiling
 SHOWN = ("row", "defence", "noise", "seeds", "accuracy", "reported-accuracy", "mse", "reported-mse",
@@ -72,14 +70,14 @@ def points(groups: Sequence[Group]) -> dict[str, Point]:
     return made
 
 
-def base_sheet(
+def base_table(
     title: str, bases: Sequence[Base], groups: Sequence[Group], published: Mapping[str, Published]
-) -> Sheet:
+) -> tuple[Table, Sequence[Compared]]:
     """The rows of each base one below the other, measured beside reported."""
     track = Track(title=title, groups=tuple(measured(bases, groups)))
-    sheet = track_sheet(track, published, tuple(QUANTITIES[key] for key in SHOWN))
+    table, rows = track_table(track, published, EVERYTHING.only(*SHOWN))
     told = "Reported: Table 1 of the CEM paper, a decoder fitted on the training set, one run."
-    return replace(sheet, notes=(told,) if sheet.notes else ())
+    return table.titled(title, table.caption, (told,) if table.notes else ()), rows
 
 
 def base_lines(bases: Sequence[Base], groups: Sequence[Group]) -> list[str]:
@@ -243,7 +241,8 @@ def base_section(
     """Table, a sentence per base, who holds up, what is missing: Markdown."""
 
     def parts() -> Iterator[str]:
-        yield base_sheet(title, bases, groups, published).markdown(3).strip()
+        table, rows = base_table(title, bases, groups, published)
+        yield table.render(rows, "markdown", level=3).strip()
         yield "\n".join(f"- {line}" for line in base_lines(bases, groups))
         yield count_line(bases, groups)
         yield rivals_line(bases, groups)

@@ -2,38 +2,35 @@
 
 from collections.abc import Sequence
 
-from splitveil.report.checks import vacuous
-from splitveil.report.compare import Sheet
+from splitveil.report.columns import LEAKS, WIRE, found_by_wire, leaking, sent_before
 from splitveil.report.fields import number, section, text
-from splitveil.report.rows import Group, mean_of, spread
-from splitveil.report.tables import NOTHING, Column, count
+from splitveil.report.rows import Group, mean_of
 from splitveil.report.words import Lang, said, word
+from splitveil.table import DIGITS, NOTHING, Column, Table, count, spread
 
 Json = dict[str, object]
-WIRE = ("leaks", "re-id", "wire")
 
 
-def attack_sheet(groups: Sequence[Group], *, least: int = 5) -> Sheet | None:
+def attack_table(groups: Sequence[Group], *, least: int = 5) -> tuple[Table, list[dict[str, str]]]:
     """MSE of every attack on every row with at least `least` attacks; a row's lowest is bold.
 
-    None without such a row. Attacks on a subset of the images, or on several sendings, stand in
-    the table and are never bold: they are not ranked with the others. Those on a subset have beside
-    them how they compare with the best black-box attack on the same images.
+    Attacks on a subset of the images, or on several sendings, stand in the table and are never
+    bold: they are not ranked with the others. Those on a subset have beside them how they compare
+    with the best black-box attack on the same images.
     """
     wide = [g for g in groups if all(len(r.get("attacks") or {}) >= least for r in g.records)]
-    if not wide:
-        return None
     names = list(dict.fromkeys(n for g in wide for r in g.records for n in r["attacks"]))
-    cells = {g.name: {n: _attack_mse(g, n) for n in names} for g in wide}
     best = {g.name: ", ".join(g.distinct("strongest", "mse_by")).split(", ") for g in wide}
     rows = []
     for name in names:
-        line = []
+        row = {"attack": _mark(name, wide)}
         for group in wide:
-            shown = cells[group.name][name]
-            line.append(f"**{shown}**" if name in best[group.name] else shown)
-        rows.append((_mark(name, wide), *line))
-    return Sheet(
+            shown = _attack_mse(group, name)
+            row[group.name] = f"**{shown}**" if name in best[group.name] else shown
+        rows.append(row)
+    table = Table(
+        Column("attack", "attack"),
+        *(Column(group.name, group.name, fmt=DIGITS) for group in wide),
         title="Which attack wins where",
         caption="Mean MSE of each attack, lower is stronger; the strongest of a row is bold. "
         "`mean` and `class-mean` are floors that see nothing of z̃ but, at most, the answer. "
@@ -41,10 +38,9 @@ def attack_sheet(groups: Sequence[Group], *, least: int = 5) -> Sheet | None:
         "over that of the best black-box attack (as a rule a decoder) on the same images; above 1 "
         "it is weaker. † the same image sent several times, to a decoder with a shorter fit than "
         "`decoder` has. Neither is ranked, and † is no bound from below.",
-        columns=(Column(heading="attack", numeric=False), *(Column(heading=g.name) for g in wide)),
-        rows=tuple(rows),
         notes=tuple(note for name in names if (note := _against_rival(name, wide))),
     )
+    return table, rows
 
 
 def _attack_mse(group: Group, name: str) -> str:
@@ -97,57 +93,18 @@ def _mark(name: str, groups: Sequence[Group]) -> str:
     return f"`{name}`" + subset + ("†" if any("repeats" in r for r in records) else "")
 
 
-def leak_sheet(groups: Sequence[Group], lang: Lang = "en") -> Sheet | None:
-    """Leaks beyond pixels and certificates of the rows that have them; None without one."""
-    told = [g for g in groups if any(section(r, "leaks") for r in g.records)]
-    if not told:
-        return None
-
-    def column(key: str, unit: str = "", arrow: str = "↓") -> Column:
-        return Column(heading=word(f"leaks.{key}", lang), unit=unit, arrow=arrow)
-
-    nats = word("unit.nats", lang)
-    return Sheet(
-        title=word("heading.leaks", lang),
-        caption=" ".join(filter(None, (word("leaks.caption", lang), _chance(told, lang)))),
-        columns=(
-            Column(heading=word("leaks.row", lang), numeric=False),
-            column("re-id-wire", "%"),
-            column("re-id-encoder", "%"),
-            column("re-id-picture", "%"),
-            column("member-outputs"),
-            column("member-wire"),
-            column("attribute", "%"),
-            column("gallery", nats),
-            column("certified", nats),
-            column("doubles", arrow="↑"),
-        ),
-        rows=tuple(_leak_row(g, lang) for g in told),
-        notes=tuple(filter(None, (_fewer_sendings(told, lang),))),
-    )
-
-
-def _sendings(record: Json) -> int:
-    """How often re-identification had sent each known image; 0 where a record does not say."""
-    return int(number(record, *WIRE, "sendings") or 0)
-
-
-def _by_wire(group: Group) -> list[float | None]:
-    """Share found by z̃ for each training seed, of the records with the most sendings.
-
-    With fewer the gallery is noisier and the attacker weaker: a mean over both is of neither.
-    """
-    most = max(map(_sendings, group.records))
-    return [
-        mean_of([number(r, *WIRE, "rank_1") for r in seed if _sendings(r) == most])
-        for seed in group.seeds
-    ]
+def leak_table(groups: Sequence[Group], lang: Lang = "en") -> tuple[Table, list[Group]]:
+    """Leaks beyond pixels and certificates, with the rows that have them."""
+    told = leaking(groups)
+    caption = " ".join(filter(None, (word("leaks.caption", lang), _chance(told, lang))))
+    notes = tuple(filter(None, (_fewer_sendings(told, lang),)))
+    return LEAKS.titled(word("heading.leaks", lang), caption, notes), told
 
 
 def _fewer_sendings(groups: Sequence[Group], lang: Lang) -> str:
     """Whose attacker had fewer sendings of the known images than others'; may be empty."""
     known = [g for g in groups if any(number(r, *WIRE, "rank_1") is not None for r in g.records)]
-    counts = {g.name: sorted({n for n in map(_sendings, g.records) if n}) for g in known}
+    counts = {g.name: sorted({n for n in map(sent_before, g.records) if n}) for g in known}
     every = sorted({n for ns in counts.values() for n in ns})
     if len(every) <= 1:
         return ""
@@ -157,7 +114,7 @@ def _fewer_sendings(groups: Sequence[Group], lang: Lang) -> str:
         if (names := [name for name, ns in counts.items() if ns and ns[-1] == n])
     ]
     for group in known:
-        few, values = counts[group.name][:-1], _by_wire(group)
+        few, values = counts[group.name][:-1], found_by_wire(group)
         if few:
             parts.append(
                 said(
@@ -182,65 +139,8 @@ def _chance(groups: Sequence[Group], lang: Lang) -> str:
     return said("leaks.chance", n=tuple(count(n) for n in sizes), share=shares).plain(lang)
 
 
-def _leak_row(group: Group, lang: Lang) -> tuple[str, ...]:
-    def over_seeds(*keys: str, scale: float = 1.0, digits: int = 3) -> str:
-        return spread(group.values(*keys), scale, digits)
-
-    def strongest(source: str) -> str:
-        found = []
-        for seed in group.seeds:
-            best = [text(r, "leaks", "membership", "strongest", source) for r in seed]
-            aucs = [
-                number(r, "leaks", "membership", source, name, "auc") if name else None
-                for r, name in zip(seed, best, strict=True)
-            ]
-            found.append(mean_of(aucs))
-        return spread(found, 1.0, 3)
-
-    errors = group.values("certificates", "gallery", "matcher_error")
-    return (
-        f"`{group.name}`",
-        spread(_by_wire(group), 100.0, 1),
-        spread([None if e is None else 1 - e for e in errors], 100.0, 1),
-        spread([mean_of([_by_picture(r) for r in s]) for s in group.seeds], 100.0, 1),
-        strongest("outputs"),
-        strongest("wire"),
-        spread([mean_of([_beyond(r) for r in s]) for s in group.seeds], 100.0, 1),
-        _given_class(group, "gallery", lang),
-        _given_class(group, "population", lang),
-        over_seeds("certificates", "gallery", "doubles", "repeats", digits=0),
-    )
-
-
-def _given_class(group: Group, kind: str, lang: Lang) -> str:
-    """A certificate given the class, called vacuous where records say so, or the refusal's word."""
-    rates = group.values("certificates", kind, "nats_given_class")
-    value = spread(rates, 1.0, 1)
-    if value == NOTHING:
-        refused = group.distinct("certificates", kind, "refused") != [NOTHING]
-        return word("certificate.refused", lang) if refused else NOTHING
-    empty = [any(vacuous(section(r, "certificates", kind)) for r in seed) for seed in group.seeds]
-    known = len(rates) - rates.count(None)
-    if sum(empty) in (0, known):
-        return said("certificate.vacuous", value=value).plain(lang) if any(empty) else value
-    part = {"some": str(sum(empty)), "all": str(known)}
-    return said("certificate.vacuous-in-part", value=value, **part).plain(lang)
-
-
-def _by_picture(record: Json) -> float | None:
-    """The largest rank-1 share of an attack's reconstructions."""
-    found = section(record, "leaks", "re-id")
-    shares = [number(found, name, "rank_1") for name in found if "/" in name]
-    return max((s for s in shares if s is not None), default=None)
-
-
-def _beyond(record: Json) -> float | None:
-    found = section(record, "leaks", "attribute")
-    shares = [number(found, name, "beyond_answer") for name in found]
-    return max((s for s in shares if s is not None), default=None)
-
-
 def breadth(groups: Sequence[Group], level: int = 3) -> str:
     """Both tables as Markdown; a dash where no record has them yet."""
-    made = [sheet.markdown(level) for sheet in (attack_sheet(groups), leak_sheet(groups)) if sheet]
+    both = (attack_table(groups), leak_table(groups))
+    made = [table.render(rows, "markdown", level=level) for table, rows in both if rows]
     return "\n".join(made).strip() or NOTHING

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from splitveil.report.fields import number
 from splitveil.report.files import RunFiles
 from splitveil.report.labels import spread
-from splitveil.report.tables import format_mse
+from splitveil.table import format_mse
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from splitveil.report.published import Published
+from splitveil.report.columns import Published
 from splitveil.report.rows import Group, flag_names
-from splitveil.report.tables import NOTHING, decimals, percent
+from splitveil.table import NOTHING, decimals, percent
 
 SAME_ATTACK = "decoder"  # what the reported figures were measured with
 OF_THE_ATTACK = f"under `{SAME_ATTACK}`, the reported attack"

@@ -93,18 +93,14 @@ def section(data: Mapping[str, Any] | None, *keys: str) -> Json:
     return dict(value)
 
 
-def flatten(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested JSON as (dotted key, text) pairs in file order; null is an en dash.
+def leaves(data: Mapping[str, Any], prefix: str = "") -> Json:
+    """The values of nested JSON by dotted keys, in file order.
 
-    >>> flatten({"seeds": {"train": 0}, "device": "cpu", "rate": None})
-    [('seeds.train', '0'), ('device', 'cpu'), ('rate', '–')]
+    >>> leaves({"seeds": {"train": 0}, "device": "cpu"})
+    {'seeds.train': 0, 'device': 'cpu'}
     """
-    pairs: list[tuple[str, str]] = []
+    found: Json = {}
     for key, value in data.items():
-        if isinstance(value, Mapping):
-            pairs += flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, list | tuple):
-            pairs.append((f"{prefix}{key}", ", ".join(str(item) for item in value)))
-        else:
-            pairs.append((f"{prefix}{key}", "–" if value is None else str(value)))
-    return pairs
+        inner = isinstance(value, Mapping)
+        found |= leaves(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return found

@@ -24,13 +24,13 @@ from splitveil.report.canvas import (
     references,
     shown,
 )
+from splitveil.report.columns import Published
 from splitveil.report.curves import training_curves
 from splitveil.report.fields import number, text
 from splitveil.report.files import RunFiles
 from splitveil.report.grid import draw_grid, reconstruction_grid
 from splitveil.report.kinds import kinds
 from splitveil.report.labels import MARKER_PX, Box, place
-from splitveil.report.published import Published
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

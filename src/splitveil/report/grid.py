@@ -21,7 +21,7 @@ from splitveil.report.canvas import (
 from splitveil.report.fields import number, text
 from splitveil.report.files import RunFiles
 from splitveil.report.gallery import Gallery, Pixels
-from splitveil.report.tables import format_mse, percent
+from splitveil.table import format_mse, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

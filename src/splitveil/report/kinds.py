@@ -9,7 +9,7 @@ from itertools import takewhile
 from splitveil.report.fields import section, text
 from splitveil.report.files import RunFiles
 from splitveil.report.rows import Group
-from splitveil.report.tables import NOTHING
+from splitveil.table import NOTHING
 
 FREE = ("seed", "name", "device", "compile")  # settings in which runs of one kind may differ
 ALIKE = (

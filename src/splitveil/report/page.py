@@ -1,66 +1,163 @@
-"""One self-contained HTML page about some runs; its pictures and other forms beside it."""
+"""One self-contained HTML page about some runs; its pictures beside it."""
 
+import base64
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib import resources
 from pathlib import Path
 
 from splitveil.errors import RunError
-from splitveil.report import checks, grid, sentences, tables, tiles
-from splitveil.report.files import RunFiles
+from splitveil.report import columns, grid, sentences, tiles
+from splitveil.report.columns import ATTACKS, CERTIFICATES, LEAKS, SUMMARY, Published
+from splitveil.report.fields import number, text
+from splitveil.report.figures import comparable
+from splitveil.report.files import RunFiles, read_run
+from splitveil.report.phases import phases
 from splitveil.report.pictures import Pictures, draw
-from splitveil.report.prose import latex, markdown
-from splitveil.report.published import Published
-from splitveil.report.slides import render_slides
-from splitveil.report.subject import Subject
-from splitveil.report.templates import fill
-from splitveil.report.words import Lang, listed, word
+from splitveil.report.rows import LIMITS, Group, refuse_impossible, row_names
+from splitveil.report.words import LANGS, Lang, Said, Value, listed, said, word
 from splitveil.report.words.reading import TERMS
+from splitveil.sweep.pareto import undominated
 from splitveil.train.files import replacing
 
-PAGE, SLIDES, MARKDOWN, LATEX = "report.html", "slides.html", "report.md", "report.tex"
+PAGE = "report.html"
+MANY_CARDS = 8
 
 
-def render(
-    runs: Sequence[RunFiles],
-    title: str | None = None,
-    *,
-    lang: Lang = "en",
-    published: Mapping[str, Published] | None = None,
-    skipped: Sequence[tuple[str, str]] = (),
-) -> str:
+@dataclass(frozen=True, kw_only=True)
+class ReportContent:
+    """What a report is about, before it takes a form.
+
+    Args:
+        runs: The runs, under distinct names.
+        skipped: Path and reason of each folder that was left out.
+        lang: Language of the report.
+        title: Its title; None for the usual one.
+        published: Rows of others, drawn as hollow marks.
+    """
+
+    runs: Sequence[RunFiles]
+    skipped: Sequence[tuple[str, str]] = ()
+    lang: Lang = "en"
+    title: str | None = None
+    published: Mapping[str, Published] = field(default_factory=dict)
+
+    @property
+    def heading(self) -> str:
+        """The title, or the usual one."""
+        return self.title if self.title is not None else word("title", self.lang)
+
+    @property
+    def sources(self) -> Said | None:
+        """Who published the hollow marks, if there are any."""
+        said_by = [row.source for row in comparable(self.runs, self.published).values()]
+        names = {source.rpartition(", ")[0] or source for source in said_by}  # “paper, row”
+        return said("caption.published", sources=tuple(sorted(names))) if names else None
+
+    @property
+    def key_runs(self) -> Sequence[RunFiles]:
+        """Runs that deserve a card: all of a few, else some along the front, most private first."""
+        return self.runs if len(self.runs) <= MANY_CARDS else along(front(self.runs), MANY_CARDS)
+
+    @cached_property
+    def pictures(self) -> Pictures:
+        """Every picture for which the runs have data."""
+        return draw(self.runs, self.published)
+
+
+def accuracy_and_error(run: RunFiles) -> tuple[float | None, float | None]:
+    """A run's accuracy and the strongest attack's MSE."""
+    return number(run.record, "accuracy"), number(run.record, "strongest", "mse")
+
+
+def along(runs: Sequence[RunFiles], limit: int) -> list[RunFiles]:
+    """At most `limit` runs by falling error, both ends and evenly between."""
+    ordered = sorted(runs, key=lambda run: -(accuracy_and_error(run)[1] or 0.0))
+    if len(ordered) <= limit:
+        return ordered
+    return [ordered[round(at * (len(ordered) - 1) / (limit - 1))] for at in range(limit)]
+
+
+def front(runs: Sequence[RunFiles]) -> list[RunFiles]:
+    """Runs that no other beats in accuracy and in error, in the order given."""
+    known = [
+        (run, (accuracy, mse))
+        for run in runs
+        for accuracy, mse in [accuracy_and_error(run)]
+        if accuracy is not None and mse is not None
+    ]
+    kept = undominated([point for _, point in known])
+    return [run for (run, _), best in zip(known, kept, strict=True) if best]
+
+
+def read_runs(paths: Sequence[Path]) -> ReportContent:
+    """Read run folders; one that is broken or foreign is named and left out.
+
+    A folder met twice counts once. Raises RunError, with every reason, when none is left.
+    """
+    folders: dict[Path, Path] = {}
+    for path in paths:
+        folders.setdefault(path.resolve(), path)
+    runs: list[RunFiles] = []
+    skipped: list[tuple[str, str]] = []
+    for path in folders.values():
+        try:
+            run = read_run(path)
+            _probe(run)
+        except RunError as err:
+            skipped.append((str(path), str(err)))
+        else:
+            runs.append(run)
+    if not runs:
+        why = "; ".join(f"{path}: {reason}" for path, reason in skipped)
+        raise RunError(why or "no runs to report; name at least one run folder")
+    names = row_names([run.path.resolve() for run in runs])
+    named = [replace(run, name=names[run.path.resolve()]) for run in runs]
+    return ReportContent(runs=tuple(named), skipped=tuple(skipped))
+
+
+def _probe(run: RunFiles) -> None:
+    """Read everything a report reads; raises RunError where a record is not what it must be."""
+    for read in (sentences.statement, sentences.verdict, sentences.caveats, columns.refusals):
+        read([run])
+    SUMMARY.cells([run])
+    ATTACKS.cells(columns.attack_rows([run]))
+    CERTIFICATES.cells([run])
+    sentences.passport(run)
+    phases(run)
+    if run.record is not None:
+        refuse_impossible(run.record, LIMITS)
+        LEAKS.cells(leaking([run]))
+
+
+def leaking(runs: Sequence[RunFiles]) -> list[Group]:
+    """The runs with leaks beyond pixels, each a row of its own."""
+    return columns.leaking([Group(run.name, ((run.record,),)) for run in runs if run.record])
+
+
+def render(content: ReportContent) -> str:
     """The page as HTML text: one small script inside, no network, pictures inside."""
-    subject = Subject(runs=runs, title=title, lang=lang, published=published or {}, skipped=skipped)
-    return fill_page(subject, draw(runs, subject.published))
+    return fill_page(content, content.pictures)
 
 
-def write_report(
-    runs: Sequence[RunFiles],
-    target: Path,
-    *,
-    title: str | None = None,
-    lang: Lang = "en",
-    published: Mapping[str, Published] | None = None,
-    skipped: Sequence[tuple[str, str]] = (),
-    slides: bool = False,
-) -> list[Path]:
-    """Write the page, the same as Markdown, a LaTeX table, every figure as PNG and SVG.
+def write_report(content: ReportContent, target: Path) -> list[Path]:
+    """Write the page, and every figure as PNG and SVG.
 
-    `target` is a folder (made when absent) or the path of the page itself, ending in .html.
-    `slides` adds a deck. Returns the paths, the page first. Every file is complete or not there.
+    Args:
+        content: What the report is about.
+        target: A folder (made when absent), or the path of the page itself, ending in .html.
+
+    Returns:
+        The paths, the page first. Every file is complete or not there.
     """
     page = target if target.suffix == ".html" else target / PAGE
-    folder = page.parent
-    subject = Subject(runs=runs, title=title, lang=lang, published=published or {}, skipped=skipped)
-    pictures = draw(runs, subject.published)
-    contents = {page: fill_page(subject, pictures)}
-    if slides:
-        contents[folder / SLIDES] = render_slides(subject, pictures)
-    contents[folder / MARKDOWN] = markdown(subject, pictures)
-    contents[folder / LATEX] = latex(subject)
-    files = {path: text.encode("utf-8") for path, text in contents.items()}
-    for picture in pictures.listed():
-        files |= {folder / name: content for name, content in picture.files().items()}
-    return put_all(folder, files)
+    files = {page: render(content).encode("utf-8")}
+    for picture in content.pictures.listed():
+        files |= {page.parent / name: data for name, data in picture.files().items()}
+    return put_all(page.parent, files)
 
 
 @contextmanager
@@ -88,84 +185,113 @@ def put(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def fill_page(subject: Subject, pictures: Pictures) -> str:
+def fill_page(content: ReportContent, pictures: Pictures) -> str:
     """The template of the page with everything in its place."""
-    runs, lang = subject.runs, subject.lang
+    runs, lang = content.runs, content.lang
     strips, cut = tiles.strips(runs)
-    audited = checks.audited(runs)
-    sheet, repeats = subject.leaks, subject.repeats
+    leaks = leaking(runs)
+    repeats, repeated = columns.sendings(runs)
     return fill(
         "page.html.j2",
         lang,
         "page.js.j2",
-        title=subject.heading,
+        title=content.heading,
         statement=sentences.statement(runs),
         verdict=sentences.verdict(runs),
-        skipped=subject.skipped,
-        cards=[card(row) for row in subject.key_rows],
+        skipped=content.skipped,
+        cards=[card(run) for run in content.key_runs],
         all_runs=len(runs),
         pictures=pictures,
-        sources=subject.sources,
+        sources=content.sources,
         albums=[(run.name, [s for s in strips if s.run == run.name]) for run in runs],
         strips_left_out=cut,
         left_out=tuple(grid.left_out(runs)),
         without_gallery=tuple(run.name for run in runs if run.gallery is None),
         without_metrics=tuple(run.name for run in runs if not run.metrics),
-        columns=tables.columns(lang),
-        rows=[tables.format_row(row) for row in subject.rows],
-        attack_columns=tables.attack_columns(lang),
-        attack_groups=attack_groups(subject),
-        audit_columns=checks.audit_columns(lang) if audited else (),
-        audit_rows=[checks.audit_row(run, lang) for run in runs] if audited else [],
-        flags=flag_rows(subject),
-        refusals=[refusal_row(subject, *found) for found in checks.refusals(runs)],
-        leaks=sheet,
-        leak_rows=[[row[0][1:-1], *row[1:]] for row in sheet.rows] if sheet else [],
-        repeats=repeats,
-        repeat_rows=[[row[0][1:-1], *row[1:]] for row in repeats.rows] if repeats else [],
+        summary=SUMMARY.render(runs, "html", lang),
+        attacks=ATTACKS.render(columns.attack_rows(runs), "html", lang),
+        audit=CERTIFICATES.render(runs, "html", lang) if columns.audited(runs) else "",
+        flags=flag_rows(runs, lang),
+        refusals=[
+            (
+                listed(names, lang),
+                listed([word(f"certificate.{k}", lang) for k in kinds], lang),
+                why,
+            )
+            for names, kinds, why in columns.refusals(runs)
+        ],
+        leaks=LEAKS.render(leaks, "html", lang) if leaks else "",
+        repeats=repeats.render(repeated, "html", lang) if repeated else "",
         terms=TERMS,
         caveats=sentences.caveats(runs),
         passports=[(run.name, sentences.passport(run)) for run in runs],
     )
 
 
-def attack_groups(subject: Subject) -> list[list[list[str]]]:
-    """Cells of the attacks, run by run; runs without an attack are left out."""
-    groups = [tables.attack_rows(run, subject.lang) for run in subject.runs]
-    return [[tables.format_attack_row(r, subject.lang) for r in rows] for rows in groups if rows]
-
-
-def flag_rows(subject: Subject) -> list[list[str]]:
+def flag_rows(runs: Sequence[RunFiles], lang: Lang) -> list[list[str]]:
     """Cells of the flags: run, name, what was seen, what to do."""
     return [
-        [run.name, *(checks.written(v, subject.lang) for v in (f.title, f.seen, f.remedy))]
-        for run in subject.runs
-        for f in checks.flags_of(run) or ()
+        [run.name, *(columns.written(value, lang) for value in (f.title, f.seen, f.remedy))]
+        for run in runs
+        for f in columns.flags_of(run) or ()
     ]
 
 
-def refusal_row(
-    subject: Subject, names: tuple[str, ...], kinds: tuple[str, ...], reason: str
-) -> list[str]:
-    """Cells of a refusal: runs, certificates, reason."""
-    lang = subject.lang
-    return [
-        listed(names, lang),
-        listed([word(f"certificate.{k}", lang) for k in kinds], lang),
-        reason,
-    ]
-
-
-def card(row: tables.Row) -> dict[str, str | float | None]:
-    """The key numbers of a run, and the length of its leakage bar in per cent."""
-    leak = row.leakage
-    return {
-        "name": row.name,
-        "defence": row.defence or tables.NOTHING,
-        "accuracy": tables.percent(row.accuracy, 2),
-        "mse": tables.format_mse(row.strongest_mse),
-        "by": row.strongest_by,
-        "ceiling": tables.format_mse(row.ceiling_mse),
-        "leakage": tables.percent(leak, 1),
+def card(run: RunFiles) -> dict[str, str | float | None]:
+    """The cells of a run's summary by key, and the length of its leakage bar in per cent."""
+    leak = number(run.record, "leakage")
+    cells = zip(SUMMARY.columns, SUMMARY.cells([run])[0], strict=True)
+    return {column.key: cell for column, cell in cells} | {
+        "by": text(run.record, "strongest", "mse_by"),
         "bar": None if leak is None else round(100 * min(max(leak, 0.0), 1.0), 1),
     }
+
+
+def resource(name: str) -> str:
+    """The text of a file that ships with this package."""
+    return resources.files("splitveil.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def policy(script: str) -> str:
+    """What a page may do: run this one script, show pictures it carries, and reach nobody."""
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    return (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
+
+
+def fill(name: str, lang: Lang, script: str, **content: object) -> str:
+    """The template `name` with everything in its place: every string is escaped."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from markupsafe import Markup
+
+    def say(key: str, **values: Value) -> Markup:
+        return told(said(key, **values))
+
+    def told(sentence: Said) -> Markup:
+        return Markup(sentence.html(lang))  # noqa: S704 - values are escaped, patterns are ours
+
+    def plain(key: str, **values: Value) -> str:
+        return said(key, **values).plain(lang)
+
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FunctionLoader(resource),
+    )
+
+    def row(names: Sequence[str]) -> str:
+        return listed(names, lang)
+
+    words = {"say": say, "told": told, "plain": plain, "row": row, "html_lang": LANGS[lang]}
+    environment.globals |= words
+    source = resource(script)
+    page: str = environment.get_template(name).render(
+        script=Markup(source),  # noqa: S704 - our own file
+        policy=policy(source),
+        **content,
+    )
+    return page

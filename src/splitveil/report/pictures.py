@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from splitveil.errors import RunError
 from splitveil.report import figures
 from splitveil.report.canvas import PALETTE, Drawing
-from splitveil.report.fields import section, text
+from splitveil.report.columns import Published
+from splitveil.report.fields import number, section, text
 from splitveil.report.files import RunFiles
-from splitveil.report.published import Published
-from splitveil.report.tables import NOTHING, summary_rows
+from splitveil.table import NOTHING
 
 ALONE = 12  # more runs than this share their curves by defence
 
@@ -53,9 +53,12 @@ def draw(runs: Sequence[RunFiles], published: Mapping[str, Published]) -> Pictur
     """Every picture for which the runs have data."""
     if not runs:
         raise RunError("no runs to report; name at least one run folder")
-    rows = summary_rows(runs)
     attacked = any(section(run.record, "attacks") for run in runs)
-    placed = any(row.accuracy is not None and row.strongest_mse is not None for row in rows)
+    placed = any(
+        number(run.record, "accuracy") is not None
+        and number(run.record, "strongest", "mse") is not None
+        for run in runs
+    )
     return Pictures(
         grid=Picture(stem="reconstructions", drawing=figures.draw_grid(runs))
         if any(run.gallery for run in runs)

@@ -2,27 +2,32 @@
 
 import base64
 import binascii
+import glob
 import math
 import os
 import re
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import RunError
-from splitveil.report.fields import number, parse, section, text
-from splitveil.report.tables import NOTHING
+from splitveil.report.fields import leaves, number, parse, section, text
+from splitveil.table import NOTHING
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Json = dict[str, Any]
 ROUNDING = 0.01  # half-precision errors per image average to far less than this share of the mean
 LEAST = 2.0**-25  # but those of images rebuilt all but perfectly: half a step of half precision
 BRIEF = ("smoke", "quick")  # profiles whose numbers say little about a stronger attacker
+UNSAID = {"label_smoothing": "0.0", "teacher": "none"}  # of records that do not name it
 SEED, ATTACK = re.compile(r"seed\d+"), re.compile(r"attack\d+")
 
 
@@ -71,15 +76,54 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Found:
+class Records:
     """What a search for records gave: rows in the order met, and files that are no records.
 
-    `reasons` says what is wrong with each of the broken files.
+    `broken` says what is wrong with each of these files.
     """
 
     groups: tuple[Group, ...]
-    broken: tuple[str, ...]
-    reasons: tuple[str, ...] = ()
+    broken: Mapping[str, str] = field(default_factory=dict)
+
+    def to_frame(self) -> "DataFrame":
+        """One line per record as a pandas data frame, to filter, sort and choose columns from.
+
+        Returns:
+            A column `row` with the name of the record's row, then every value of the records under
+            its keys with dots between, such as `strongest.mse`; accuracies and leakages are shares.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError as err:
+            raise RunError(
+                "a data frame needs pandas; install it: pip install 'splitveil[report]'"
+            ) from err
+        named = [(group.name, record) for group in self.groups for record in group.records]
+        return DataFrame([{"row": name, **leaves(record)} for name, record in named])
+
+
+def records(paths: str | Path | Sequence[str | Path]) -> Records:
+    """Records below some paths: run folders, record files, folders of them, or patterns.
+
+    Args:
+        paths: One path or several. Of a pattern such as `"runs/*"` the audited runs are taken.
+
+    Returns:
+        The records by row; `to_frame()` gives them as a data frame.
+    """
+    given = [paths] if isinstance(paths, str | Path) else paths
+    return find_records([path for one in given for path in _matches(str(one))])
+
+
+def _matches(path: str) -> list[Path]:
+    """The audited runs that match a pattern; a path as it stands."""
+    if os.path.exists(path) or not glob.has_magic(path):
+        return [Path(path)]
+    matches = map(Path, sorted(glob.glob(path)))
+    found = [m for m in matches if (_below(m) if m.is_dir() else m.suffix == ".json")]
+    if not found:
+        raise RunError(f"no audited run matches {path}; audit one: splitveil audit RUN")
+    return found
 
 
 def flag_names(record: Json) -> set[str]:
@@ -108,7 +152,7 @@ def mean_of(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def find_records(paths: Sequence[Path]) -> Found:
+def find_records(paths: Sequence[Path]) -> Records:
     """Records below some paths: run folders, record files, or folders of them.
 
     Folders called seed0, seed1, … are the training seeds of the row they lie in, and attack1, …
@@ -136,12 +180,12 @@ def find_records(paths: Sequence[Path]) -> Found:
     if not rows:
         why = "; ".join(f"{name}: {reason}" for name, reason in broken.items())
         raise RunError(f"none of {len(broken)} is a record; audit the runs again ({why})")
-    names = _names([row for row, _ in rows])
+    names = row_names([row for row, _ in rows])
     groups = (
         Group(names[row], tuple(tuple(seed) for seed in seeds.values()))
         for (row, _), seeds in rows.items()
     )
-    return Found(tuple(groups), tuple(broken), tuple(broken.values()))
+    return Records(tuple(groups), broken)
 
 
 def _below(path: Path) -> list[Path]:
@@ -179,10 +223,10 @@ def _place(file: Path) -> tuple[Path, Path]:
     return (folder.parent if SEED.fullmatch(folder.name) else folder), folder
 
 
-def _names(rows: Sequence[Path]) -> dict[Path, str]:
+def row_names(rows: Sequence[Path]) -> dict[Path, str]:
     """A short name for each folder; namesakes are told apart by as many folders above as it takes.
 
-    >>> list(_names([Path("/a/x"), Path("/b/y/x"), Path("/c/y/x"), Path("/z")]).values())
+    >>> list(row_names([Path("/a/x"), Path("/b/y/x"), Path("/c/y/x"), Path("/z")]).values())
     ['a/x', 'b/y/x', 'c/y/x', 'z']
     """
     names = {row: row.name for row in rows}
@@ -263,14 +307,31 @@ def refuse_impossible(record: Mapping[str, Any], limits: Mapping[str, tuple[floa
             raise RunError(f"`{path}` must {rule}, got {value:g}")
 
 
-def spread(values: Sequence[float | None], scale: float, digits: int) -> str:
-    """Mean ± sd over seeds; a single seed has no sd.
+def dataset_of(group: Group) -> str:
+    """The dataset of a row."""
+    return text(group.records[0], "config", "dataset") or NOTHING
 
-    >>> spread([0.5, 0.7], 100.0, 1), spread([0.5], 1.0, 4), spread([None], 1.0, 2)
-    ('60.0 ± 14.1', '0.5000', '–')
+
+def aux_of(group: Group) -> str:
+    """What the attacker of a row knew."""
+    return text(group.records[0], "audit", "aux") or "train"
+
+
+def defences_of(group: Group) -> tuple[str, ...]:
+    """The presets that a row's defence is a stack of."""
+    return tuple((text(group.records[0], "config", "defence") or NOTHING).split("+"))
+
+
+def setting(key: str) -> Callable[[Json], str]:
+    """A reader of a setting; what a record does not name was the default, where that is known.
+
+    >>> setting("label_smoothing")({"config": {"lr": 0.2}}), setting("lr")({"config": {"lr": 0.2}})
+    ('0.0', '0.2')
     """
-    known = [v * scale for v in values if v is not None]
-    if not known:
-        return NOTHING
-    mean = f"{statistics.fmean(known):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(known):.{digits}f}" if len(known) > 1 else mean
+
+    def read(record: Json) -> str:
+        if key in section(record, "config"):
+            return text(record, "config", key) or "none"
+        return UNSAID.get(key, NOTHING)
+
+    return read

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from splitveil.report.checks import brief_profile, flags_of
-from splitveil.report.fields import flatten, number, section, text
+from splitveil.report.columns import brief_profile, flags_of
+from splitveil.report.fields import leaves, number, section, text
 from splitveil.report.files import RunFiles
 from splitveil.report.kinds import Kind, kinds
-from splitveil.report.rows import Group, spread
-from splitveil.report.tables import NOTHING, SMALL_MSE, format_mse
+from splitveil.report.rows import Group
 from splitveil.report.words import TABLE, Said, Value, said
+from splitveil.table import NOTHING, SMALL_MSE, format_mse, spread
 
 PASSPORT = ("config", "seeds", "splits", "versions", "audit", "client", "training", "seconds")
 MEASURED_ALIKE: Mapping[str, tuple[str, str]] = {
@@ -53,17 +53,15 @@ def verdict(runs: Sequence[RunFiles]) -> Said:
 
 
 def _change(bare: Kind, best: Kind) -> Said:
-    before, after = (_error(kind.group) for kind in (bare, best))
-    start, end = (_share(kind.group, "accuracy") for kind in (bare, best))
     return said(
         "verdict.change",
         bare=_called(bare),
         best=_called(best),
-        before=before,
-        after=after,
+        before=_error(bare.group),
+        after=_error(best.group),
         ceiling=format_mse(best.group.mean("ceiling", "mse")),
-        start=start,
-        end=end,
+        start=_share(bare.group, "accuracy"),
+        end=_share(best.group, "accuracy"),
     )
 
 
@@ -126,11 +124,15 @@ def caveats(runs: Sequence[RunFiles]) -> list[Said]:
     ]
 
 
+def _of(key: str, names: Sequence[str]) -> list[Said]:
+    """A sentence about some names, if there are any."""
+    return [said(key, names=tuple(names))] if names else []
+
+
 def _about_flags(runs: Sequence[RunFiles]) -> list[Said]:
-    flagged = tuple(run.name for run in runs if flags_of(run))
-    brief = tuple(run.name for run in runs if brief_profile(run) is not None)
-    pairs = (("caveat.flags", flagged), ("caveat.brief", brief))
-    return [said(key, names=names) for key, names in pairs if names]
+    flagged = [run.name for run in runs if flags_of(run)]
+    brief = [run.name for run in runs if brief_profile(run) is not None]
+    return [*_of("caveat.flags", flagged), *_of("caveat.brief", brief)]
 
 
 def _about_seeds(runs: Sequence[RunFiles]) -> list[Said]:
@@ -139,25 +141,22 @@ def _about_seeds(runs: Sequence[RunFiles]) -> list[Said]:
         defence = text(run.record, "config", "defence")
         if defence is not None:
             seeds.setdefault(defence, set()).add(text(run.record, "config", "seed") or NOTHING)
-    single = tuple(name for name, found in seeds.items() if len(found) == 1)
-    several = tuple(name for name in seeds if name not in single)
-    pairs = (("caveat.one-seed", single), ("caveat.seeds", several))
-    return [said(key, names=names) for key, names in pairs if names]
+    single = [name for name, found in seeds.items() if len(found) == 1]
+    several = [name for name in seeds if name not in single]
+    return [*_of("caveat.one-seed", single), *_of("caveat.seeds", several)]
 
 
 def _about_attacks(runs: Sequence[RunFiles]) -> list[Said]:
-    names = dict.fromkeys(name for run in runs for name in section(run.record, "attacks"))
-    listed = (
-        ("caveat.attacks", tuple(names)),
-        ("caveat.profile", tuple(distinct(runs, "audit", "profile"))),
-        ("caveat.scored", tuple(distinct(runs, "audit", "scored"))),
-    )
-    knowledge = [
-        said("caveat.knowledge", aux=aux, meaning=_knowledge(aux))
-        for aux in distinct(runs, "audit", "aux")
+    names = list(dict.fromkeys(name for run in runs for name in section(run.record, "attacks")))
+    return [
+        *_of("caveat.attacks", names),
+        *_of("caveat.profile", distinct(runs, "audit", "profile")),
+        *(
+            said("caveat.knowledge", aux=aux, meaning=_knowledge(aux))
+            for aux in distinct(runs, "audit", "aux")
+        ),
+        *_of("caveat.scored", distinct(runs, "audit", "scored")),
     ]
-    attacks, profile, scored = ([said(k, names=v)] if v else [] for k, v in listed)
-    return [*attacks, *profile, *knowledge, *scored]
 
 
 def _knowledge(aux: str) -> Said:
@@ -173,15 +172,21 @@ def _about_comparison(runs: Sequence[RunFiles]) -> list[Said]:
     ]
     if len(distinct(runs, "splits", "test")) > 1:
         made.append(said("caveat.tests"))
-    unaudited = tuple(run.name for run in runs if run.record is None)
-    return made + ([said("caveat.unaudited", names=unaudited)] if unaudited else [])
+    return made + _of("caveat.unaudited", [run.name for run in runs if run.record is None])
 
 
 def passport(run: RunFiles) -> list[tuple[str, str]]:
     """Where a run's numbers come from: (key, value) in a fixed order."""
-    known = {key: section(run.record, key) for key in PASSPORT}
+    known = leaves({key: section(run.record, key) for key in PASSPORT})
     device = text(run.record, "device")
-    return flatten(known) + ([("device", device)] if device is not None else [])
+    told = known if device is None else known | {"device": device}
+    return [(key, _in_words(value)) for key, value in told.items()]
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    return NOTHING if value is None else str(value)
 
 
 def distinct(runs: Sequence[RunFiles], *keys: str) -> list[str]:

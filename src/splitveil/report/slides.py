@@ -1,67 +1,60 @@
 """The report as a deck of slides in one HTML file: arrow keys turn it, it prints one per page."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from splitveil.report import checks, sentences, tables, tiles
+from splitveil.report import sentences, tiles
+from splitveil.report.columns import CERTIFICATES, SUMMARY, audited
 from splitveil.report.files import RunFiles
+from splitveil.report.page import ReportContent, fill, put_all
 from splitveil.report.pictures import Pictures
-from splitveil.report.subject import Subject
-from splitveil.report.templates import fill
 
+SLIDES = "slides.html"
 ROWS = 9  # of a table on a slide
 PER_SLIDE = 4  # runs whose reconstructions share a slide
 PICTURE_SLIDES = 3
 CAVEATS = 8
-SHOWN = (0, 1, 3, 4, 5, 9, 10)  # columns of the summary that fit a slide
+SHOWN = SUMMARY.only("run", "defence", "accuracy", "strongest", "by", "ceiling", "leakage")
 ORIGIN = ("config.dataset", "config.net", "audit.profile", "audit.aux", "audit.scored",
           "versions.splitveil", "versions.commit", "versions.torch", "device")  # fmt: skip
 
 
-def render_slides(subject: Subject, pictures: Pictures) -> str:
+def write_deck(content: ReportContent, folder: Path) -> Path:
+    """Write the deck into a folder (made when absent); returns its path."""
+    deck = render_slides(content, content.pictures)
+    return put_all(folder, {folder / SLIDES: deck.encode("utf-8")})[0]
+
+
+def render_slides(content: ReportContent, pictures: Pictures) -> str:
     """The deck as HTML text."""
-    runs, lang = subject.runs, subject.lang
-    columns = tables.columns(lang)
-    rows = [tables.format_row(row) for row in _shown(subject)]
+    runs, lang = content.runs, content.lang
+    shown = runs if len(runs) <= ROWS else content.key_runs
+    checked = audited(runs)[:ROWS]
     strongest = [strip for strip in tiles.strips(_with_pictures(runs))[0] if strip.strongest]
     albums = [strongest[at : at + PER_SLIDE] for at in range(0, len(strongest), PER_SLIDE)]
     return fill(
         "slides.html.j2",
         lang,
         "slides.js.j2",
-        title=subject.heading,
+        title=content.heading,
         verdict=sentences.verdict(runs),
         statement=sentences.statement(runs),
-        columns=[columns[at] for at in SHOWN],
-        rows=[[row[at] for at in SHOWN] for row in rows],
-        more_rows=len(runs) - len(rows),
+        summary=SHOWN.render(shown, "html", lang),
+        more_rows=len(runs) - len(shown),
         pictures=pictures,
-        sources=subject.sources,
+        sources=content.sources,
         albums=albums,
-        audit_columns=checks.audit_columns(lang),
-        audit_rows=[checks.audit_row(run, lang) for run in _audited(runs)[:ROWS]],
+        audit=CERTIFICATES.render(checked, "html", lang) if checked else "",
         caveats=sentences.caveats(runs)[-CAVEATS:],
         origin=_origin(runs),
     )
-
-
-def _shown(subject: Subject) -> list[tables.Row]:
-    """All rows of a few runs, else those that have cards."""
-    return subject.rows if len(subject.rows) <= ROWS else subject.key_rows
 
 
 def _with_pictures(runs: Sequence[RunFiles]) -> list[RunFiles]:
     return [run for run in runs if run.gallery is not None][: PER_SLIDE * PICTURE_SLIDES]
 
 
-def _audited(runs: Sequence[RunFiles]) -> list[RunFiles]:
-    return [run for run in runs if checks.audited([run])]
-
-
 def _origin(runs: Sequence[RunFiles]) -> list[tuple[str, str]]:
     """What the runs' passports say about the main questions, different values side by side."""
-    found = []
-    for key in ORIGIN:
-        values = sentences.distinct(runs, *key.split("."))
-        if values:
-            found.append((key, ", ".join(values)))
-    return found
+    found = [(key, sentences.distinct(runs, *key.split("."))) for key in ORIGIN]
+    return [(key, ", ".join(values)) for key, values in found if values]

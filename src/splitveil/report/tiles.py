@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from splitveil.report.fields import number, text
 from splitveil.report.files import RunFiles
 from splitveil.report.gallery import Gallery
-from splitveil.report.tables import format_mse
+from splitveil.table import format_mse
 
 LARGEST = 160  # px of a side; larger images are shown smaller
 BUDGET = 5_000_000  # characters of all tiles together; the page must stay small enough to mail

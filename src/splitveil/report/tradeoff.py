@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from splitveil.errors import RunError
 from splitveil.report.canvas import CEILING, CEILING_TEXT, GREY, INK, PALETTE, shown
+from splitveil.report.columns import Published
 from splitveil.report.figures import Mark, draw_tradeoff
-from splitveil.report.published import Published
-from splitveil.report.rows import Group
-from splitveil.report.tracks import aux_of, dataset_of, defences_of
+from splitveil.report.rows import Group, aux_of, dataset_of, defences_of
 
 OURS = Mark(name="", accuracy=0.0, mse=0.0, ink=PALETTE[0])
 OTHER = replace(OURS, ink=PALETTE[1])

@@ -1,7 +1,7 @@
 """Everything a reader of a report can see, in English and beside it in Chinese.
 
 A sentence is a key of the table and the values that go into it (`Said`); the language and the dress
-(plain text, HTML, Markdown) are chosen when it is written down.
+(plain text, HTML) are chosen when it is written down.
 """
 
 import re
@@ -43,10 +43,6 @@ class Said:
     def html(self, lang: Lang = "en") -> str:
         """As HTML: `code` and **strong** become tags, every value is escaped."""
         return self._dressed(lang, _tags, escape)
-
-    def markdown(self, lang: Lang = "en") -> str:
-        """As Markdown: values cannot break out of a line or a table."""
-        return self._dressed(lang, str, markdown_text)
 
     def _dressed(
         self, lang: Lang, pattern: Callable[[str], str], value: Callable[[str], str]
@@ -97,16 +93,6 @@ def language(name: str) -> Lang:
         if lang == name:
             return lang
     raise ConfigError(unknown("language", name, LANGS))
-
-
-def markdown_text(value: str) -> str:
-    r"""Text that Markdown shows as it is, on one line.
-
-    >>> markdown_text("a|b `c` <d>")
-    'a\\|b \\`c\\` &lt;d&gt;'
-    """
-    flat = " ".join(value.split())
-    return re.sub(r"([\\`*_\[\]|~#])", r"\\\1", escape(flat, quote=False))
 
 
 def _tags(pattern: str) -> str:

@@ -43,8 +43,6 @@ PAGE = {
     "column.access": ("Access", "攻击者权限"),
     "column.time": ("Time", "用时"),
     "column.best": ("Strongest in", "最强指标"),
-    "column.key": ("Key", "键"),
-    "column.value": ("Value", "值"),
     "column.seen": ("Seen", "观察到"),
     "column.advice": ("What to do", "应对办法"),
     "column.flag": ("Flag", "警示"),
@@ -138,10 +136,4 @@ PAGE = {
     "slides.previous": ("Previous slide", "上一张"),
     "slides.next": ("Next slide", "下一张"),
     "slides.origin": ("Where the numbers come from", "数字从何而来"),
-    "tex.needs": ("needs the packages {packages}", "需要宏包 {packages}"),
-    "tex.caption": (
-        "Accuracy, and what the strongest attack recovers. Arrows point to where the defender "
-        "wants a number to go.",
-        "准确率与最强攻击的所得。箭头表示防御方希望数字变化的方向。",
-    ),
 }

@@ -9,22 +9,21 @@ from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 
 from splitveil.audit.statistics import Sample, difference
-from splitveil.comparing import (
+from splitveil.errors import ConfigError, RunError
+from splitveil.report.comparison import (
+    BUDGET,
     Contrast,
+    Track,
+    compare_records,
     contrast,
     contrasts,
     corrected,
     image_table,
     matched,
     over_seeds,
-    sheets,
 )
-from splitveil.errors import RunError
-from splitveil.report.choosing import View, parse_filters, parse_order
-from splitveil.report.quantities import parse_columns
-from splitveil.report.rows import Found, Group, per_image_mse
-from splitveil.report.tracks import BUDGET, Track
-from splitveil.unrounded import plain_rows
+from splitveil.report.rows import Group, Records, per_image_mse
+from splitveil.table import Cell, Table
 
 Images = NDArray[np.float64]
 
@@ -174,21 +173,34 @@ def test_our_rows_meet_every_other_row_once() -> None:
     assert all(c.p_mse is not None and c.p_mse < 0.05 for c in made)
 
 
+def tables(*groups: Group, against: str | None = None) -> list[tuple[Table, list[list[str]]]]:
+    """Every table with its cells."""
+    made = compare_records(Records(groups), {}, against)
+    pairs = [pair for comparison in made for pair in comparison.tables()]
+    return [(table, table.cells(rows)) for table, rows in pairs]
+
+
+def exact(*groups: Group, against: str | None = None) -> list[dict[str, Cell]]:
+    made = compare_records(Records(groups), {}, against)
+    return [row for comparison in made for row in comparison.exact()]
+
+
 def test_each_track_is_followed_by_its_differences() -> None:
     thin = good("veil", net="thin-resnet")
-    made = sheets(Found((thin, good("veil-vgg11"), poor()), ()), {})
-    titles = [sheet.title.partition(":")[0] for sheet in made]
+    made = tables(thin, good("veil-vgg11"), poor())
+    titles = [table.title.partition(":")[0] for table, _ in made]
     assert titles == [
         "Same architecture",
         "Differences – Same architecture",
         "Same budget",
         "Differences – Same budget",
     ]
-    assert [r[:2] for r in made[1].rows] == [("`veil-vgg11`", "`cem`")]
-    assert [r[:2] for r in made[3].rows] == [("`veil`", "`cem`")]
-    assert made[3].rows[0][2] == "+3.00 [+2.77, +3.23]"  # t(4) .975 = 2.776, se .1·√(2/3)
-    assert made[3].rows[0][-1] == "dominates"
-    assert [s.title for s in sheets(Found((poor("a"), thin), ()), {})][-1].endswith(BUDGET)
+    first, second = made[1][1], made[3][1]
+    assert [line[:2] for line in first] == [["`veil-vgg11`", "`cem`"]]
+    assert [line[:2] for line in second] == [["`veil`", "`cem`"]]
+    assert second[0][2] == "+3.00 [+2.77, +3.23]"  # t(4) .975 = 2.776, se .1·√(2/3)
+    assert second[0][-1] == "dominates"
+    assert tables(poor("a"), thin)[-1][0].title.endswith(BUDGET)
 
 
 A, B = (0.90, 0.91, 0.93), (0.89, 0.905, 0.91)
@@ -262,22 +274,21 @@ def test_over_pairs_leaves_out_a_seed_that_one_side_did_not_measure() -> None:
 
 
 def test_every_row_meets_the_one_it_is_compared_against() -> None:
-    found = Found((good(), poor(), poor("none")), ())
-    view = View(against="cem", sort=parse_order("-mse,row"), columns=parse_columns("mse"))
-    table, gaps, *budget = sheets(found, {}, view)
-    assert [sheet.rows for sheet in budget] == [table.rows, gaps.rows]  # each track is complete
-    assert [c.heading for c in table.columns] == ["row", "strongest attack MSE"]
-    assert [r[0] for r in table.rows] == ["`veil`", "`cem`", "`none`"]
-    assert [r[:2] for r in gaps.rows] == [("`veil`", "`cem`"), ("`none`", "`cem`")]
-    assert "Paired" not in gaps.caption
-    paired = Found((seeded("a", A, (0, 1, 2)), seeded("b", B, (0, 1, 2))), ())
-    assert "“Paired”: seed by seed" in sheets(paired, {}, View(against="b"))[1].caption
+    table, gaps, *budget = tables(good(), poor(), poor("none"), against="cem")
+    assert [cells for _, cells in budget] == [table[1], gaps[1]]  # each track is complete
+    assert [line[0] for line in table[1]] == ["`cem`", "`none`", "`veil`"]
+    assert [line[:2] for line in gaps[1]] == [["`none`", "`cem`"], ["`veil`", "`cem`"]]
+    assert "Paired" not in gaps[0].caption
+    paired = tables(seeded("a", A, (0, 1, 2)), seeded("b", B, (0, 1, 2)), against="b")
+    assert "“Paired”: seed by seed" in paired[1][0].caption
+    with pytest.raises(
+        ConfigError, match="unknown row to compare against 'ce'; did you mean 'cem'"
+    ):
+        tables(good(), poor(), against="ce")
 
 
-def test_plain_rows_hold_every_digit_of_rows_and_differences() -> None:
-    found = Found((good(), poor(), poor("none")), ())
-    view = View(against="cem", where=parse_filters("defence=veil"), columns=parse_columns("mse"))
-    base, ours = plain_rows(found, {}, view)[:2]
+def test_rows_for_other_programs_hold_every_digit_of_rows_and_differences() -> None:
+    base, ours = exact(good(), poor(), against="cem")[:2]
     made = contrast(good(), poor())
     assert made.mse is not None
     assert (base["row"], base["against"], base["mse_gap"], base["verdict"]) == ("cem", *[None] * 3)
@@ -285,7 +296,7 @@ def test_plain_rows_hold_every_digit_of_rows_and_differences() -> None:
     assert (ours["mse"], ours["mse_gap"]) == (good().mean("strongest", "mse"), made.mse_gap)
     assert ours["mse_gap_low"] == made.mse.interval.low
     assert ours["mse_gap_p"] == max(2 * min(made.p_mse or 1, made.p_accuracy or 1), made.p_mse or 1)
-    without = plain_rows(found, {}, View())
+    without = exact(good(), poor(), poor("none"))
     assert [r["row"] for r in without] == ["cem", "none", "veil"] * 2  # both tracks
     assert "against" not in without[0]
     assert without[0]["defence"] == "cem"

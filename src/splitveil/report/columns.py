@@ -1,0 +1,547 @@
+"""Every column of every table: runs, attacks, checks, leaks, rows to compare, published rows.
+
+The rows of `SUMMARY` and `CERTIFICATES` are runs, those of `ATTACKS` a run and an attack's name,
+those of `LEAKS` groups of records, those of `COMPARE` a group and what is published of it.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from splitveil.errors import RunError
+from splitveil.report.fields import Json, number, section, text
+from splitveil.report.files import RunFiles
+from splitveil.report.rows import BRIEF, Group, aux_of, flag_names, mean_of, shortfalls
+from splitveil.report.words import LANGS, TABLE, Lang, Said, Value, known, listed, said, word
+from splitveil.table import (
+    CODE,
+    COUNT,
+    DIGITS,
+    MSE,
+    NOTHING,
+    TEXT,
+    TEXTS,
+    Column,
+    Format,
+    Table,
+    count,
+    decimals,
+    fixed,
+    format_mse,
+    mean_sd,
+    percent,
+    shared,
+    spread,
+)
+
+KINDS = ("capacity", "gallery", "population")  # of certificates
+VACUOUS = "vacuous"  # how a record begins the reason why a bound that excludes nothing is refused
+WIRE = ("leaks", "re-id", "wire")
+
+
+def both(key: str) -> dict[str, str]:
+    """A word in every language."""
+    return {lang: word(key, lang) for lang in LANGS}
+
+
+def column(
+    words: str,
+    get: Callable[[Any], Any],
+    fmt: Format = TEXT,
+    *more: Any,  # noqa: ANN401 - unit, better and brief
+    **named: Any,  # noqa: ANN401
+) -> Column:
+    """A column headed by a word of the table of words; its key is the word's last part."""
+    return Column(words.partition(".")[2], both(words), get, fmt, *more, **named)
+
+
+def _number(*keys: str) -> Callable[[RunFiles], float | None]:
+    return lambda run: number(run.record, *keys)
+
+
+def _text(*keys: str) -> Callable[[RunFiles], str | None]:
+    return lambda run: text(run.record, *keys)
+
+
+def written(value: Value, lang: Lang) -> str:
+    """A value of a sentence as plain text."""
+    return value.plain(lang) if isinstance(value, Said) else str(value)
+
+
+NATS, SECONDS = both("unit.nats"), both("unit.seconds")
+SHARE, LEAK = fixed(2, 100.0), fixed(1, 100.0)  # in per cent
+SHARES, LEAKAGES = mean_sd(2, 100.0), mean_sd(1, 100.0)  # of several seeds
+WORDS = Format(text=written, exact=lambda value: (written(value, "en"),), numeric=False)
+BOUND = replace(WORDS, numeric=True)  # a number, or a word why there is none
+
+
+SUMMARY = Table(
+    column("column.run", lambda run: run.name, brief="run"),
+    column("column.defence", _text("config", "defence")),
+    column("column.seed", _text("config", "seed"), DIGITS),
+    column("column.accuracy", _number("accuracy"), SHARE, "%", "up", "acc%"),
+    column("column.strongest", _number("strongest", "mse"), MSE, "", "up", "MSE"),
+    column("column.by", _text("strongest", "mse_by"), brief="by"),
+    column("column.psnr", _number("strongest", "psnr_pooled"), fixed(2), "dB", "down"),
+    column("column.ssim", _number("strongest", "ssim"), fixed(3), "", "down", "SSIM"),
+    column("column.worst-case", _number("worst_case", "mse"), MSE, "", "up"),
+    column("column.ceiling", _number("ceiling", "mse"), MSE),
+    column("column.leakage", _number("leakage"), LEAK, "%", "down", "leak%"),
+    column("column.rate", _number("true_rate_nats"), fixed(2), NATS, "down", "nats"),
+    column("column.macs", _number("client", "macs"), COUNT, "", "down"),
+    column("column.wire", _number("client", "wire_floats"), COUNT, "", "down"),
+)
+
+
+class Attacked(NamedTuple):
+    """An attack on a run."""
+
+    run: RunFiles
+    attack: str
+
+    def number(self, *keys: str) -> float | None:
+        """A number of the attack."""
+        return number(self.run.record, "attacks", self.attack, *keys)
+
+    def text(self, *keys: str) -> str | None:
+        """A text of the attack."""
+        return text(self.run.record, "attacks", self.attack, *keys)
+
+
+def attack_rows(runs: Sequence[RunFiles]) -> list[Attacked]:
+    """One row per attack, run by run, in the order of their records."""
+    return [Attacked(run, attack) for run in runs for attack in section(run.record, "attacks")]
+
+
+def _best_for(row: Attacked) -> Value:
+    """The metrics in which an attack is the strongest, else why it is not ranked with the others.
+
+    That is a subset of the images, or several sendings of each.
+    """
+    best = [
+        m for m in ("mse", "ssim") if text(row.run.record, "strongest", f"{m}_by") == row.attack
+    ]
+    if best:
+        return f"★ {', '.join(best).upper()}"
+    repeats = row.number("repeats")
+    if repeats is not None:
+        return said("remark.draws", count=f"{repeats:.0f}")
+    if row.text("subset") is None:
+        return ""
+    images, rival = count(row.number("images")), row.text("beside", "attack")
+    if not rival:
+        return said("remark.images", count=images)
+    there = format_mse(row.number("beside", "mse"))
+    return said("remark.beside", count=images, attack=rival, mse=there)
+
+
+ACCESS = Format(text=lambda value, lang: known("access", value, lang), numeric=False)
+ATTACKS = Table(
+    column("column.run", lambda row: row.run.name),
+    column("column.attack", lambda row: row.attack, brief="Attack"),
+    column("column.access", lambda row: row.text("access"), ACCESS, brief="Access"),
+    column("column.mse", lambda row: row.number("mse"), MSE, "", "up", "MSE"),
+    column(
+        "column.psnr", lambda row: row.number("psnr_pooled"), fixed(2), "dB", "down", "PSNR (dB)"
+    ),
+    column("column.ssim", lambda row: row.number("ssim"), fixed(3), "", "down", "SSIM"),
+    column("column.time", lambda row: row.number("seconds"), fixed(1), SECONDS, "", "Time (s)"),
+    column("column.best", _best_for, WORDS, brief="Strongest in"),
+    together=lambda row: row.run.name,
+)
+
+
+class FlagSeen(NamedTuple):
+    """A flag of a record: its name, what was seen, what to do; in the reader's words if known."""
+
+    title: Value
+    seen: str
+    remedy: Value
+
+
+def flags_of(run: RunFiles) -> tuple[FlagSeen, ...] | None:
+    """The flags an audit raised; None where none was asked for."""
+    found = (run.record or {}).get("flags")
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(isinstance(flag, dict) for flag in found):
+        raise RunError(f"`flags` must be a list of objects, got {found!r:.60}; audit the run again")
+    return tuple(
+        _flag(*(text(flag, key) or NOTHING for key in ("name", "seen", "advice"))) for flag in found
+    )
+
+
+def _flag(name: str, seen: str, advice: str) -> FlagSeen:
+    title, remedy = f"flag.{name}", f"advice.{name}"
+    usual = TABLE.get(remedy, ("", ""))[0] == advice  # not of another version
+    return FlagSeen(
+        said(title) if title in TABLE else name, seen, said(remedy) if usual else advice
+    )
+
+
+def brief_profile(run: RunFiles) -> str | None:
+    """The profile of an audit with less than the standard budget; None where it had that."""
+    profile = text(run.record, "audit", "profile")
+    return profile if profile in BRIEF else None
+
+
+def _flags(run: RunFiles) -> list[Value] | None:
+    """Names of a run's flags, and the profile of an audit with less than the standard budget."""
+    flags, brief = flags_of(run), brief_profile(run)
+    if flags is None:
+        return None
+    names = [flag.title for flag in flags] or [said("flags.none")]
+    return names if brief is None else [*names, said("flags.brief", profile=brief)]
+
+
+def _certified(kind: str) -> Callable[[RunFiles], Value | None]:
+    """A certificate in nats, the word for a refusal, or None for what was not asked for."""
+
+    def get(run: RunFiles) -> Value | None:
+        if text(run.record, "certificates", kind, "refused") is not None:
+            return said("certificate.refused")
+        nats = number(run.record, "certificates", kind, "nats")
+        if nats is None:
+            return None
+        value = decimals(nats, 1)
+        empty = vacuous(section(run.record, "certificates", kind))
+        return said("certificate.vacuous", value=value) if empty else value
+
+    return get
+
+
+def vacuous(certificate: Mapping[str, object]) -> bool:
+    """Whether a certificate says of itself, or through Fano's bound, that it excludes nothing.
+
+    >>> vacuous({"vacuous": False}), vacuous({"identification_error": {"refused": "vacuous: 9 …"}})
+    (False, True)
+    """
+    marked = certificate.get("vacuous")
+    if isinstance(marked, bool):
+        return marked
+    return (text(certificate, "identification_error", "refused") or "").startswith(VACUOUS)
+
+
+def _identification(run: RunFiles) -> Value | None:
+    """Fano's error over the gallery in per cent, the word why there is none, or None."""
+    gallery = section(run.record, "certificates", "gallery")
+    reason = text(gallery, "refused") or text(gallery, "identification_error", "refused")
+    if reason is None:
+        return percent(number(gallery, "identification_error", "at_least"), 1)
+    return said("certificate.empty" if reason.startswith(VACUOUS) else "certificate.refused")
+
+
+def _listed(values: Sequence[Value], lang: Lang) -> str:
+    return listed([written(value, lang) for value in values], lang)
+
+
+CERTIFICATES = Table(
+    column("column.run", lambda run: run.name),
+    column("column.flags", _flags, Format(text=_listed, numeric=False)),
+    column("column.capacity", _certified("capacity"), BOUND, NATS, "down"),
+    column("column.gallery", _certified("gallery"), BOUND, NATS, "down"),
+    column("column.population", _certified("population"), BOUND, NATS, "down"),
+    column("column.identification", _identification, BOUND, "%", "up"),
+    style="prose",
+)
+
+
+def refusals(runs: Sequence[RunFiles]) -> list[tuple[tuple[str, ...], tuple[str, ...], str]]:
+    """Why certificates were refused: (runs, kinds, reason), equal reasons together."""
+    reasons: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for run in runs:
+        for kind in KINDS:
+            reason = text(run.record, "certificates", kind, "refused")
+            if reason is not None:
+                names, kinds = reasons.setdefault(reason, ({}, {}))
+                names[run.name] = kinds[kind] = None
+    return [(tuple(names), tuple(kinds), reason) for reason, (names, kinds) in reasons.items()]
+
+
+def audited(runs: Sequence[RunFiles]) -> list[RunFiles]:
+    """The runs whose records have flags or certificates."""
+    return [r for r in runs if flags_of(r) is not None or section(r.record, "certificates")]
+
+
+DOUBLES = ("between", "never", "cannot", "nothing")  # what a record may say of the doubling
+
+
+def sendings(runs: Sequence[RunFiles]) -> tuple[Table, list[RunFiles]]:
+    """Leakage by the number of sendings, and where it doubles; the runs that were counted."""
+    repeats = ("leaks", "repeats")
+    rows = [run for run in runs if section(run.record, *repeats)]
+    counts = sorted({k for run in rows for k in _sendings(run.record)}, key=int)
+    table = Table(
+        column("leaks.row", lambda run: run.name),
+        *(
+            Column(f"k-{k}", f"k = {k}", _number(*repeats, "leakage", k), LEAK, "%", "down")
+            for k in counts
+        ),
+        column("repeats.doubles", lambda run: doubles(run.record), WORDS),
+        column("repeats.attack", _text(*repeats, "attack")),
+        column("repeats.images", _text(*repeats, "n"), DIGITS),
+    )
+    return table, rows
+
+
+def doubles(record: Json | None) -> Value | None:
+    """Where a record's leakage doubles; what is of no kind known here as it stands."""
+    place = ("leaks", "repeats", "doubles")
+    kind, after, by = (text(record, *place, key) for key in ("kind", "after", "by"))
+    if kind not in DOUBLES:
+        return text(record, *place, "says")
+    if kind == "nothing" and by is not None:
+        kind = "later"
+    if kind == "between" and (after, by) == ("1", "2"):
+        kind = "at"
+    most = max(_sendings(record), key=int, default=NOTHING)
+    return said(f"repeats.{kind}", after=after or NOTHING, by=by or NOTHING, most=most)
+
+
+def _sendings(record: Json | None) -> list[str]:
+    return [k for k in section(record, "leaks", "repeats", "leakage") if k.isdecimal()]
+
+
+def _values(path: str) -> Callable[[Group], list[float | None]]:
+    return lambda group: group.values(*path.split("."))
+
+
+def _each(read: Callable[[Json], float | None]) -> Callable[[Group], list[float | None]]:
+    """A number that is computed from each record, for each training seed."""
+    return lambda group: [mean_of([read(record) for record in seed]) for seed in group.seeds]
+
+
+def sent_before(record: Json) -> int:
+    """How often re-identification had sent each known image; 0 where a record does not say."""
+    return int(number(record, *WIRE, "sendings") or 0)
+
+
+def found_by_wire(group: Group) -> list[float | None]:
+    """Share found by z̃ for each training seed, of the records with the most sendings.
+
+    With fewer the gallery is noisier and the attacker weaker: a mean over both is of neither.
+    """
+    most = max(map(sent_before, group.records))
+    return [
+        mean_of([number(r, *WIRE, "rank_1") for r in seed if sent_before(r) == most])
+        for seed in group.seeds
+    ]
+
+
+def _found_by_encoder(group: Group) -> list[float | None]:
+    errors = group.values("certificates", "gallery", "matcher_error")
+    return [None if error is None else 1 - error for error in errors]
+
+
+def _found_by_picture(record: Json) -> float | None:
+    """The largest rank-1 share of an attack's reconstructions."""
+    found = section(record, "leaks", "re-id")
+    shares = [number(found, name, "rank_1") for name in found if "/" in name]
+    return max((s for s in shares if s is not None), default=None)
+
+
+def _member(source: str) -> Callable[[Json], float | None]:
+    """The area under the curve of the strongest membership score."""
+
+    def read(record: Json) -> float | None:
+        name = text(record, "leaks", "membership", "strongest", source)
+        return number(record, "leaks", "membership", source, name, "auc") if name else None
+
+    return read
+
+
+def _beyond_answer(record: Json) -> float | None:
+    found = section(record, "leaks", "attribute")
+    shares = [number(found, name, "beyond_answer") for name in found]
+    return max((s for s in shares if s is not None), default=None)
+
+
+def _given_class(kind: str) -> Callable[[Group], Value | None]:
+    """A certificate given the class, called vacuous where records say so, or the refusal's word."""
+
+    def get(group: Group) -> Value | None:
+        rates = group.values("certificates", kind, "nats_given_class")
+        measured = len(rates) - rates.count(None)
+        if not measured:
+            refused = group.distinct("certificates", kind, "refused") != [NOTHING]
+            return said("certificate.refused") if refused else None
+        value = spread(rates, 1.0, 1)
+        empty = sum(
+            any(vacuous(section(r, "certificates", kind)) for r in seed) for seed in group.seeds
+        )
+        if empty in (0, measured):
+            return said("certificate.vacuous", value=value) if empty else value
+        part = {"some": str(empty), "all": str(measured)}
+        return said("certificate.vacuous-in-part", value=value, **part)
+
+    return get
+
+
+LEAKS = Table(
+    column("leaks.row", lambda group: group.name, CODE),
+    column("leaks.re-id-wire", found_by_wire, LEAKAGES, "%", "down"),
+    column("leaks.re-id-encoder", _found_by_encoder, LEAKAGES, "%", "down"),
+    column("leaks.re-id-picture", _each(_found_by_picture), LEAKAGES, "%", "down"),
+    column("leaks.member-outputs", _each(_member("outputs")), mean_sd(3), "", "down"),
+    column("leaks.member-wire", _each(_member("wire")), mean_sd(3), "", "down"),
+    column("leaks.attribute", _each(_beyond_answer), LEAKAGES, "%", "down"),
+    column("leaks.gallery", _given_class("gallery"), BOUND, NATS, "down"),
+    column("leaks.certified", _given_class("population"), BOUND, NATS, "down"),
+    column(
+        "leaks.doubles", _values("certificates.gallery.doubles.repeats"), mean_sd(0), better="up"
+    ),
+)
+
+
+def leaking(groups: Sequence[Group]) -> list[Group]:
+    """The rows whose records have leaks beyond pixels."""
+    return [group for group in groups if any(section(r, "leaks") for r in group.records)]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What others report under a row's name; accuracies are shares.
+
+    A row that does not say its dataset stands beside records of any. `aux` is what their attacker
+    knew.
+    """
+
+    accuracy: float
+    mse: float
+    source: str
+    dataset: str | None = None
+    aux: str = "train"
+    reconstruction_accuracy: float | None = None
+    ssim_zeropad: float | None = None
+    psnr_pooled: float | None = None
+
+    def is_of(self, datasets: Collection[str | None]) -> bool:
+        """Whether the row can stand beside records of these datasets."""
+        return self.dataset is None or self.dataset in datasets
+
+
+class Compared(NamedTuple):
+    """A row to compare: its records, and what is published of it."""
+
+    group: Group
+    reported: Published | None = None
+
+
+def _of(get: Callable[[Group], Any]) -> Callable[[Compared], Any]:
+    return lambda row: get(row.group)
+
+
+def _over(path: str) -> Callable[[Compared], list[float | None]]:
+    """A number of the record at a dotted path, for each training seed."""
+    return _of(_values(path))
+
+
+def _distinct(*keys: str) -> Callable[[Compared], list[str]]:
+    return lambda row: row.group.distinct(*keys)
+
+
+def _reported(key: str) -> Callable[[Compared], float | None]:
+    return lambda row: None if row.reported is None else getattr(row.reported, key)
+
+
+def _seeds_text(attacks: Sequence[int], lang: str) -> str:
+    """How many training seeds a row has, and times how many attack seeds where there are several.
+
+    >>> _seeds_text([2, 2, 2], "en"), _seeds_text([1], "en"), _seeds_text([2, 1], "en")
+    ('3×2', '1', '2×1–2')
+    """
+    del lang
+    low, high = min(attacks), max(attacks)
+    times = f"×{high}" if low == high else f"×{low}–{high}"
+    return str(len(attacks)) + ("" if high == 1 else times)
+
+
+SEEDS = Format(text=_seeds_text, exact=lambda attacks: (float(len(attacks)),))
+
+
+def seeds_of(group: Group) -> list[int]:
+    """For each training seed of a row, how many attack seeds it has."""
+    return [len(seed) for seed in group.seeds]
+
+
+def _flag_count(group: Group) -> float | None:
+    """How many different flags the row's audits raised; None where none was asked for."""
+    asked = [record for record in group.records if record.get("flags") is not None]
+    return float(len(set().union(*map(flag_names, asked)))) if asked else None
+
+
+def remarks(group: Group) -> list[str]:
+    """What makes audits of a row less than standard ones of test images."""
+    return list(dict.fromkeys(words for record in group.records for words in shortfalls(record)))
+
+
+def _on_reconstructions(record: Json) -> float | None:
+    """The server's accuracy on what `decoder` rebuilt, the attack of the reference documents.
+
+    Of the strongest attack where `decoder` did not run.
+    """
+    ran = number(record, "attacks", "decoder", "accuracy") is not None
+    best = "decoder" if ran else text(record, "strongest", "mse_by")
+    return None if best is None else number(record, "attacks", best, "accuracy")
+
+
+REPORTED = fixed(2, 100.0, nothing="")
+REBUILT, ZERO_PAD = _of(_each(_on_reconstructions)), _over("strongest.ssim_zeropad")
+COMPARE = Table(
+    Column("row", "row", lambda row: row.group.name, CODE, brief="row"),
+    Column("net", "net", _distinct("config", "net"), TEXTS),
+    Column("seeds", "seeds", _of(seeds_of), SEEDS, brief="n"),
+    Column("accuracy", "accuracy", _over("accuracy"), SHARES, "%", "up", "acc%"),
+    Column("reported-accuracy", "reported accuracy", _reported("accuracy"), REPORTED, "%"),
+    Column("mse", "strongest attack MSE", _over("strongest.mse"), mean_sd(4), "", "up", "MSE"),
+    Column("reported-mse", "reported MSE", _reported("mse"), fixed(4, nothing="")),
+    Column("by", "by", _distinct("strongest", "mse_by"), TEXTS, brief="by"),
+    Column("ssim", "SSIM", _over("strongest.ssim"), mean_sd(3), "", "down", "SSIM"),
+    Column("psnr", "pooled PSNR", _over("strongest.psnr_pooled"), mean_sd(2), "dB", "down"),
+    Column("worst", "worst-case MSE", _over("worst_case.mse"), mean_sd(4), "", "up"),
+    Column("leakage", "leakage", _over("leakage"), LEAKAGES, "%", "down", "leak%"),
+    Column("rate", "rate", _over("true_rate_nats"), mean_sd(1), "nats", "down"),
+    Column("macs", "client MMAC", _over("client.macs"), shared(1, 1e-6), "", "down"),
+    Column("params", "client parameters", _over("client.params"), shared(0, 1e-3), "k", "down"),
+    Column("wire", "wire", _over("client.wire_floats"), shared(0), "", "down"),
+    Column("seconds", "train", _over("seconds.train"), mean_sd(0), "s"),
+    Column("flags", "flags", _of(_flag_count), fixed(0), "", "down"),
+    Column("remark", "remark", _of(remarks), TEXTS, brief="remark"),
+)
+EVERYTHING = Table(  # what CSV and JSON hold of a row
+    *COMPARE.columns,
+    Column("rec-accuracy", "accuracy on reconstructions", REBUILT, SHARES, "%", "down", "rec%"),
+    Column("ssim-zeropad", "zero-pad SSIM", ZERO_PAD, mean_sd(4), "", "down", "SSIM₀"),
+    Column("defence", "defence", _distinct("config", "defence"), TEXTS),
+    Column("dataset", "dataset", _distinct("config", "dataset"), TEXTS),
+    Column("aux", "aux", lambda row: [aux_of(row.group)], TEXTS),
+    Column("profile", "profile", _distinct("audit", "profile"), TEXTS),
+    Column("epochs", "epochs", _over("config.epochs"), shared(0)),
+    Column("lambd", "lambd", _over("config.lambd"), shared(3)),
+    Column("noise", "noise", _over("config.noise_std"), shared(3)),
+    Column("ceiling", "ceiling MSE", _over("ceiling.mse"), mean_sd(4)),
+)
+REFERENCE = Table(  # rows attacked as in the reference documents; reported ones are mappings
+    *EVERYTHING.only("row", "net", "seeds").columns,
+    Column("accuracy", "task accuracy", _over("accuracy"), SHARES, "%", "up", "acc%"),
+    *EVERYTHING.only("rec-accuracy", "mse", "by", "ssim-zeropad").columns,
+    Column("psnr", "pooled PSNR", _over("strongest.psnr_pooled"), mean_sd(2), "dB", "down", "PSNR"),
+    Column("source", "source", lambda row: ", ".join(["measured", *remarks(row.group)])),
+)
+Reference = dict[str, Any]
+
+
+def reported_reference(name: str, row: Published) -> Reference:
+    """A published row of `REFERENCE`: one run against one attack."""
+    return {
+        "row": f"*{name.removesuffix('-test90')}*",
+        "net": ["vgg11"],
+        "seeds": [1],
+        "accuracy": [row.accuracy],
+        "rec-accuracy": [row.reconstruction_accuracy],
+        "mse": [row.mse],
+        "by": ["decoder"],
+        "ssim-zeropad": [row.ssim_zeropad],
+        "psnr": [row.psnr_pooled],
+        "source": row.source,
+    }
