@@ -42,7 +42,11 @@ def half_trained(run: Path, *, epoch: int, saved: int) -> None:
     line = json.dumps({"kind": "epoch", "epoch": epoch, "step": 10 * epoch})
     (run / "metrics.jsonl").write_text(line + '\n{"kind": "step", "ep')
     state = {"state": json.dumps({"step": saved})}
-    save_file({"w": torch.zeros(1)}, run / "checkpoint.safetensors", metadata=state)
+    save_file(
+        {"w": torch.zeros(1)},
+        run / "checkpoint.safetensors",
+        metadata={"format": "splitveil-1", **state},
+    )
 
 
 def test_every_row_is_trained_once_per_seed_and_audited(planned: Planned, tmp_path: Path) -> None:
