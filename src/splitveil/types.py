@@ -89,7 +89,7 @@ class Reports(Protocol):
 class Companion(Protocol):
     """A module that trains beside the model and makes the encoder pay: an adversary, say.
 
-    One that is several has them as `parts`, and `groups()`: the parameters and the rate of each.
+    One that is several has them as `parts`, an `nn.ModuleList`; each learns at its own rate.
     """
 
     @property
