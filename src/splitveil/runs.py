@@ -27,9 +27,9 @@ from splitveil.config.settings import read_toml, write_toml
 from splitveil.data import Dataset, Splits, load, make_splits
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, SplitVeilError
 from splitveil.nets import GaussianNoise, SplitModel
-from splitveil.passport import model_hash
+from splitveil.passport import model_hash, versions
 from splitveil.rng import seeded_globals
-from splitveil.train.distillation import Teacher, TeacherFacts, check_same_teacher, check_teacher
+from splitveil.train.distillation import Teacher, check_same_teacher, check_teacher
 from splitveil.train.files import beside, explain_os_error, held, write_text
 from splitveil.train.state import CHECKPOINT, load_module, read_checkpoint, read_meta
 from splitveil.types import Json, Progress, Record, Victim, silent
@@ -132,6 +132,9 @@ def fit(
         _check_same(folder, plan, built)
         check_same_teacher(teacher, folder)
     parts = plan.build()
+    passport: Json = {"versions": versions(), "splits": splits.hashes()}
+    if teacher is not None:
+        passport["teacher"] = teacher.noted
     from splitveil.train.loop import train_run  # imports Fabric, which takes seconds
 
     with held(folder):
@@ -140,7 +143,10 @@ def fit(
             _set_aside(folder)
         else:
             _start_folder(folder, plan, built)
-        train_run(plan, parts, dataset, splits, progress, teacher=teacher, resume=resume)
+        train_run(
+            plan, parts, dataset, splits, progress, passport=passport, teacher=teacher,
+            resume=resume,
+        )  # fmt: skip
         _set_aside(folder)  # somebody may have audited it meanwhile
     return Run(folder, plan.config, built, parts.model)
 
@@ -193,14 +199,14 @@ def load_teacher(folder: Path) -> Teacher:
             f"the teacher {folder} does more to what it sends than add noise ({', '.join(more)}), "
             "so it cannot answer in one piece; train one with --defence none"
         )
-    facts = TeacherFacts(
+    return Teacher(
+        model=run.model,
         folder=folder,
         config=run.config,
         data_hash=run.built.data_hash,
         model_hash=model_hash(run.model),
         steps=int(read_meta(folder / CHECKPOINT)["step"]),
     )
-    return Teacher(run.model, facts)
 
 
 def place_of(text: str) -> Path:

@@ -15,7 +15,7 @@ from splitveil.config.settings import write_toml
 from splitveil.defences import DEFENCES, Defence
 from splitveil.errors import ConfigError
 from splitveil.nets import NETS, LearnedStage, SplitModel, cut, sized
-from splitveil.train import Schedule
+from splitveil.train.loop import Schedule
 from splitveil.types import Companion, PenaltyPlan, Refits, Surrogate
 
 SIGMA = 0.05

@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from splitveil.surrogates import KMeansCEM
-from splitveil.train import Weights
-from splitveil.train.state import Guard
-from splitveil.train.step import penalty
+from splitveil.train.step import Guard, Weights, penalty
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from surrogate_speed import SURROGATES, draw

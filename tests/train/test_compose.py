@@ -12,9 +12,7 @@ from torch.testing import assert_close
 
 from splitveil.errors import ConfigError
 from splitveil.surrogates import GatedAttentionCEM, Rate
-from splitveil.train import Weights
-from splitveil.train.state import Guard
-from splitveil.train.step import penalty
+from splitveil.train.step import Guard, Weights, penalty
 from splitveil.types import Surrogate, SurrogateOutput
 
 

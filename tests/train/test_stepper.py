@@ -8,9 +8,7 @@ from torch import nn
 from splitveil.config import Parts, RunConfig
 from splitveil.nets import Channel, GaussianNoise, SplitModel
 from splitveil.surrogates import GatedAttentionCEM, Rate
-from splitveil.train.schedule import Weights
-from splitveil.train.state import TrainState, new_state
-from splitveil.train.step import StepLoss, Stepper, TrainSet
+from splitveil.train.step import StepLoss, Stepper, TrainSet, TrainState, Weights, new_state
 from splitveil.types import PenaltyPlan
 
 CLASSES, WIRE = 3, 8
@@ -31,7 +29,7 @@ def prepared(
     model = SplitModel(encoder, Channel([GaussianNoise(0.05)]), nn.Linear(WIRE, CLASSES))
     stepped = model.compiled(backend="aot_eager") if compiled else model
     plan = PenaltyPlan(lambd=0.3, attention_lr=1e-3)
-    state = new_state(Parts(model, surrogate, None), plan, RunConfig(), fabric.device)
+    state = new_state(Parts(model, surrogate, penalty=plan), RunConfig(), fabric.device)
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(256, (24, 1, 4, 4), dtype=torch.uint8, generator=generator)
     labels = torch.arange(24) % CLASSES

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from splitveil.nets.catalogue import cut_elsewhere
 from splitveil.nets.clients import CLIENT_PREFIX, parse_client
 from splitveil.nets.split import with_channel
 from splitveil.rng import derive_seed, seeded_globals
-from splitveil.types import Attack, Json
+from splitveil.types import Attack, Json, PenaltyPlan
 
 SMALL_SIDE = 32  # images under this go through the small net
 ANY_WIRE = 512  # numbers: a penalty's settings are sound for one size or for none
@@ -43,11 +43,12 @@ class Built:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run trains: the model, and what a defence sets beside it."""
+    """What a run trains: the model, what a defence sets beside it, and how its penalty acts."""
 
     model: SplitModel
-    surrogate: nn.Module | None
-    companion: nn.Module | None
+    surrogate: nn.Module | None = None
+    companion: nn.Module | None = None
+    penalty: PenaltyPlan = field(default_factory=PenaltyPlan)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Plan:
             surrogate = self.defence.surrogate(wire, self.num_classes, noise_std)
         with seeded_globals(derive_seed(seed, "init/companion")):
             companion = self.defence.companion(model, self._shape, self.num_classes)
-        return Parts(model, surrogate, companion)
+        return Parts(model, surrogate, companion, self.defence.penalty_plan())
 
     def build_model(self) -> SplitModel:
         """The split model alone, freshly initialised from torch's global stream."""
