@@ -9,9 +9,9 @@ from audit.made import a_case
 
 from splitveil import Run, RunConfig, fit
 from splitveil.attacks import Linear, MeanImage
-from splitveil.audit import intercept, run_attacks
+from splitveil.audits import intercept, run_attacks
+from splitveil.audits.disclosures import Kept, other_leaks
 from splitveil.data import load
-from splitveil.disclosures import Kept, other_leaks
 from splitveil.types import Attack, Json, Labelled
 
 

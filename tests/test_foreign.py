@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from splitveil.attacks import PROFILES, Decoder, KQuery, Linear, MeanImage, Nearest, Rmle
 from splitveil.attacks.floor import ClassMean
-from splitveil.audit import by_attack, run_attacks
-from splitveil.audit.leaks import PLANS
-from splitveil.auditing import rate_nats
+from splitveil.audits import by_attack, run_attacks
+from splitveil.audits.beyond_pixels import PLANS
+from splitveil.audits.listening import check_noise, hear_noise, sent_rate
+from splitveil.audits.own_encoder import Material, Target, examine
+from splitveil.audits.stranger import seeded
+from splitveil.audits.trained_run import rate_nats
 from splitveil.errors import AuditError, ConfigError
-from splitveil.foreign import Material, Target, examine
-from splitveil.listening import check_noise, hear_noise, sent_rate
 from splitveil.nets import Channel, GaussianNoise
 from splitveil.replay import differences
-from splitveil.stranger import seeded
 from splitveil.types import Attack, Json, Labelled, Record, Victim
 
 SMALL = Decoder(width=8, blocks=1, epochs=1, min_steps=4, batch_size=8)

@@ -10,11 +10,11 @@ from audit.made import labelled
 from torch import Tensor, nn
 
 from splitveil.attacks import PROFILES, Linear, MeanImage
-from splitveil.audit.bounds import gallery_rate
-from splitveil.audit.leaks import PLANS
 from splitveil.audit.tables import Attributes
-from splitveil.foreign import UNKNOWN, Material, Target, examine
-from splitveil.stranger import seeded
+from splitveil.audits.beyond_pixels import PLANS
+from splitveil.audits.own_encoder import UNKNOWN, Material, Target, examine
+from splitveil.audits.rates import gallery_rate
+from splitveil.audits.stranger import seeded
 from splitveil.types import Json
 
 STD = 0.2

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 import splitveil as sv
 from splitveil import config as configuration
 from splitveil.attacks import ClassMean, Linear, MeanImage
-from splitveil.audit.suite import source
-from splitveil.auditing import code_hash
+from splitveil.audits.suite import source
+from splitveil.audits.trained_run import code_hash
 from splitveil.cli import app
 from splitveil.errors import AuditError, RunError
 from splitveil.nets import Channel, GaussianNoise
@@ -181,9 +181,11 @@ def test_the_hash_of_a_models_code_is_of_every_stage_and_of_no_readable_one_none
     first = code_hash(model)
     assert first is not None
     assert first == code_hash(nn.Sequential(model[1], nn.ReLU()))
-    monkeypatch.setattr("splitveil.auditing.source", lambda home: f"{source(home)}# other")
+    monkeypatch.setattr(
+        "splitveil.audits.trained_run.source", lambda home: f"{source(home)}# other"
+    )
     assert code_hash(model) != first
-    monkeypatch.setattr("splitveil.auditing.source", source)
+    monkeypatch.setattr("splitveil.audits.trained_run.source", source)
     homeless = type("Homeless", (nn.Identity,), {"__module__": "no.such.module"})
     assert code_hash(nn.Sequential(model, homeless())) is None
 

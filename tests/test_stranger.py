@@ -12,8 +12,8 @@ import torch
 from audit.made import labelled
 from torch import Generator, Tensor, nn
 
+from splitveil.audits.stranger import Server, Stranger, as_rows, meet, seeded
 from splitveil.errors import AuditError, ConfigError
-from splitveil.stranger import Server, Stranger, as_rows, meet, seeded
 
 IMAGES = labelled(6, 0).images
 

@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 
 import splitveil as sv
 from splitveil import config as configuration
-from splitveil import examining, wiretap
 from splitveil.attacks import Linear, MeanImage
+from splitveil.audits import captured_requests as wiretap
+from splitveil.audits import pipeline as examining
+from splitveil.audits.captured_requests import read_tap, send_through
 from splitveil.cli import app
 from splitveil.commands.wire import summary
 from splitveil.data import aux_view
@@ -25,7 +27,6 @@ from splitveil.runs import load_data
 from splitveil.serve.faults import ServerError
 from splitveil.serve.server import load_app, running
 from splitveil.serve.transport import Reply
-from splitveil.wiretap import read_tap, send_through
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,10 +11,15 @@ from torch import Generator, Tensor
 
 import splitveil as sv
 from splitveil import config as configuration
-from splitveil import examining
 from splitveil.attacks import Linear, MeanImage
-from splitveil.audit.certificates import KINDS
-from splitveil.auditing import Opened
+from splitveil.audits import pipeline as examining
+from splitveil.audits.captured_requests import (
+    audit_wire,
+    open_wire,
+    read_tap,
+)
+from splitveil.audits.certificates import KINDS
+from splitveil.audits.trained_run import Opened
 from splitveil.data import load
 from splitveil.errors import AuditError, DataError
 from splitveil.serve.capture import Recorder
@@ -23,11 +28,6 @@ from splitveil.serve.manifest import LOGITS, WIRE
 from splitveil.serve.transport import Reply
 from splitveil.serve.wire import TensorSpec, encode_request
 from splitveil.types import Attack, Record
-from splitveil.wiretap import (
-    audit_wire,
-    open_wire,
-    read_tap,
-)
 
 TINY: dict[str, Attack] = {"mean": MeanImage(), "linear": Linear()}
 Sending = Callable[[Tensor], Tensor]
@@ -174,7 +174,7 @@ def test_what_is_sent_beside_z_is_flagged(opened: Opened, tmp_path: Path) -> Non
 
 
 def test_another_channel_is_heard_by_what_it_allows(opened: Opened, tmp_path: Path) -> None:
-    from splitveil.listening import hear
+    from splitveil.audits.listening import hear
     from splitveil.nets import Channel, Clip, Dropout, GaussianNoise, LearnedNoise, Quantise
 
     encoder, x = opened.run.model.encoder, opened.case.scored.images
@@ -247,7 +247,7 @@ def test_captures_that_cannot_be_matched_with_images_are_refused(
 
 
 def test_stored_attacks_are_those_of_the_same_bytes(opened: Opened, tmp_path: Path) -> None:
-    from splitveil.auditing import folder_store
+    from splitveil.audits.trained_run import folder_store
 
     store = folder_store(tmp_path / "store")
     first, second = (capture(tmp_path / str(s), drawn(opened, s)) for s in (1, 2))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from splitveil.wiretap import kept_if_used, more_than_z, strange_paths
+from splitveil.audits.captured_requests import kept_if_used, more_than_z, strange_paths
 
 
 @pytest.mark.parametrize(

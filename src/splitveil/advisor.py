@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from splitveil.audit.suite import Share
+from splitveil.audits.suite import Share
 from splitveil.config import ANY_RECIPE, RECIPES, SMALL_SIDE, RunConfig, resolve
 from splitveil.data import load
 from splitveil.errors import ConfigError, RunError, SplitVeilError

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from splitveil.auditing import examine
+from splitveil.audits.trained_run import examine
 from splitveil.config import RunConfig
 from splitveil.errors import AuditError, RunError
 from splitveil.passport import model_hash

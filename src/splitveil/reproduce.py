@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from splitveil.audit.flags import UNFINISHED
+from splitveil.audits.flags import UNFINISHED
 from splitveil.config import RunConfig, build_defence, find_profile, make_config
 from splitveil.errors import ConfigError, RunError, SplitVeilError, unknown
 from splitveil.report.claims import claim_lines

@@ -85,12 +85,29 @@ class Run:
         `only` some attacks of the profile, which the record says and flags; `compile` has torch
         compile the decoders on a GPU.
         """
-        from splitveil import auditing
+        from splitveil.audits.trained_run import audit_run
 
-        return auditing.audit_run(
+        return audit_run(
             self, profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only,
             compile=compile,
         )  # fmt: skip
+
+
+def audit(
+    run: Run,
+    profile: str = "quick",
+    *,
+    aux: str = "train",
+    seed: int = 0,
+    progress: Progress = silent,
+    fresh: bool = False,
+    only: Sequence[str] = (),
+    compile: bool = False,
+) -> Record:
+    """Attack a run and return the record; see `Run.audit`."""
+    return run.audit(
+        profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only, compile=compile
+    )
 
 
 def fit(
@@ -257,7 +274,7 @@ def _set_aside(folder: Path) -> None:
 
     It is kept, as `record.unfinished.json` and `gallery.unfinished.json`.
     """
-    from splitveil.audit.flags import UNFINISHED
+    from splitveil.audits.flags import UNFINISHED
 
     try:
         flags = json.loads((folder / "record.json").read_bytes()).get("flags") or []

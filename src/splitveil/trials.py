@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from splitveil import __version__
-from splitveil.audit import accuracy, ceiling_mse, run_attacks, strongest
-from splitveil.audit.suite import Share
-from splitveil.auditing import ACCURACY_DRAWS, PLACES, folder_store, open_run
+from splitveil.audits import accuracy, ceiling_mse, run_attacks, strongest
+from splitveil.audits.suite import Share
+from splitveil.audits.trained_run import ACCURACY_DRAWS, PLACES, folder_store, open_run
 from splitveil.config import RunConfig, find_profile, resolve
 from splitveil.data import Dataset
 from splitveil.errors import CheckpointError

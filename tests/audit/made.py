@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor, nn
 
-from splitveil.audit import Attempt, Case
+from splitveil.audits import Attempt, Case
 from splitveil.nets import Channel, GaussianNoise
 from splitveil.types import (
     Access,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
 from splitveil.attacks import Linear, MeanImage
-from splitveil.audit import intercept, run_attacks
-from splitveil.audit.access import answer, attacked_rows, send
-from splitveil.audit.gallery import gallery_rows
+from splitveil.audits import intercept, run_attacks
+from splitveil.audits.access import answer, attacked_rows, send
+from splitveil.audits.gallery import gallery_rows
 from splitveil.errors import AuditError
 from splitveil.nets import Channel, GaussianNoise, SplitModel, cut, small
 from splitveil.rng import stream

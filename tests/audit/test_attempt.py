@@ -13,8 +13,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from splitveil.attacks import Linear
-from splitveil.audit import Attempt, run_attacks
-from splitveil.audit.attempt import from_bytes, to_bytes
+from splitveil.audits import Attempt, run_attacks
+from splitveil.audits.target import from_bytes, to_bytes
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom  # type: ignore[import-untyped]
 from torch import Generator, Tensor
 
-from splitveil.audit.bounds import gallery_rate, gallery_spectrum
-from splitveil.audit.identification import (
+from splitveil.audits.identification import (
     beaten,
     identification_error,
     matcher_errors,
@@ -19,6 +18,7 @@ from splitveil.audit.identification import (
     repeats_until_double,
     same_class_error,
 )
+from splitveil.audits.rates import gallery_rate, gallery_spectrum
 from splitveil.errors import AuditError
 
 F64 = torch.float64

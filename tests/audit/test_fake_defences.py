@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from splitveil.attacks import Decoder, Linear, MeanImage
-from splitveil.audit import (
+from splitveil.audits import (
     Attempt,
     Case,
     Evidence,

@@ -8,9 +8,9 @@ import torch
 from audit.made import a_case, an_attempt, labelled
 from torch import Generator, Tensor, nn
 
-from splitveil.audit import FLAGS, Attempt, Case, Evidence, floor_mse, intercept, raise_flags
-from splitveil.audit.flags import fall_per_epoch, gradient_masked, varies
-from splitveil.audit.wire_flags import WIRE_CHECKS
+from splitveil.audits import FLAGS, Attempt, Case, Evidence, floor_mse, intercept, raise_flags
+from splitveil.audits.flags import fall_per_epoch, gradient_masked, varies
+from splitveil.audits.wire_flags import WIRE_CHECKS
 from splitveil.nets import Channel
 from splitveil.rng import normal_like
 from splitveil.types import Labelled

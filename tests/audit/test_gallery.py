@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from audit.made import an_attempt
 
-from splitveil.audit import gallery
-from splitveil.audit.gallery import gallery_rows
+from splitveil.audits import gallery
+from splitveil.audits.gallery import gallery_rows
 from splitveil.types import Json, Labelled
 
 LEVELS = torch.arange(5 * 2 * 3 * 4, dtype=torch.uint8).view(5, 2, 3, 4)

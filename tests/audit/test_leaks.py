@@ -15,9 +15,10 @@ from splitveil.attacks import Linear
 from splitveil.attacks.attribute import AttributeHead
 from splitveil.attacks.membership import OUTPUTS, WIRE, Membership
 from splitveil.attacks.reid import ReId
-from splitveil.audit import Case, intercept, metrics, run_attacks
-from splitveil.audit.leaks import PLANS, Guess, Plan, guess, leaks, membership_leaks
 from splitveil.audit.tables import Attributes
+from splitveil.audits import Case, intercept, run_attacks
+from splitveil.audits import similarity as metrics
+from splitveil.audits.beyond_pixels import PLANS, Guess, Plan, guess, leaks, membership_leaks
 from splitveil.errors import AuditError
 from splitveil.rng import stream
 from splitveil.types import Json, Labelled

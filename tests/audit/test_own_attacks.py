@@ -8,7 +8,7 @@ import pytest
 from audit.made import Spy, a_case
 from torch import Generator
 
-from splitveil.audit import run_attacks
+from splitveil.audits import run_attacks
 from splitveil.errors import AuditError
 from splitveil.types import Access, BlackBox, Labelled, Progress, silent
 

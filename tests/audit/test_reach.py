@@ -10,7 +10,7 @@ from audit.reach import models, reachable
 from torch import Generator, Tensor, nn
 
 from splitveil.attacks import MeanImage
-from splitveil.audit import run_attacks
+from splitveil.audits import run_attacks
 from splitveil.types import Access, BlackBox, Labelled, Progress, Reconstruct, Victim, WhiteBox
 
 CPU = torch.device("cpu")

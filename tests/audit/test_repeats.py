@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
 from splitveil.attacks import KQuery, Linear
-from splitveil.audit import Case, ceiling_mse, intercept, run_attacks
-from splitveil.audit.repeats import (
+from splitveil.audits import Case, ceiling_mse, intercept, run_attacks
+from splitveil.audits.repeats import (
     SENDINGS,
     WIDEST,
     doubling,
@@ -133,8 +133,8 @@ def test_no_other_stream_moves() -> None:
 
 
 def test_the_cost_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("splitveil.audit.repeats.AUX", 200)
-    monkeypatch.setattr("splitveil.audit.repeats.SCORED", 50)
+    monkeypatch.setattr("splitveil.audits.repeats.AUX", 200)
+    monkeypatch.setattr("splitveil.audits.repeats.SCORED", 50)
     found = told(case_of(GaussianNoise(0.2)))
     assert (found["aux"], found["n"]) == (200, 50)
 

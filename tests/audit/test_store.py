@@ -12,9 +12,9 @@ from audit.made import Counting, a_case, labelled
 from safetensors.torch import save
 
 from splitveil.attacks import Decoder, Linear, MeanImage
-from splitveil.audit import Case, Store, run_attacks, suite
-from splitveil.audit.suite import attempt_key, source
-from splitveil.auditing import folder_store
+from splitveil.audits import Case, Store, run_attacks, suite
+from splitveil.audits.suite import attempt_key, source
+from splitveil.audits.trained_run import folder_store
 from splitveil.errors import RunError
 from splitveil.types import Attack
 
@@ -164,7 +164,7 @@ def test_the_source_of_an_attack_holds_what_it_is_made_of_and_no_other_attack() 
     assert "def ridge(" in linear
     assert "def ridge(" not in decoder
     assert "def minimise(" not in linear
-    scoring = source("splitveil.audit.suite") or ""
+    scoring = source("splitveil.audits.suite") or ""
     assert "def ssim_zeropad(" in scoring
     assert "def attacked_rows(" in scoring
 
@@ -174,7 +174,7 @@ def test_other_ways_of_scoring_run_again(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def better(module: str) -> str | None:
         text = source(module) or ""
-        return f"{text}# better" if module == "splitveil.audit.suite" else text
+        return f"{text}# better" if module == "splitveil.audits.suite" else text
 
     monkeypatch.setattr(suite, "source", better)
     assert attempt_key("m", "a", Linear(), 0) != before

@@ -10,9 +10,9 @@ from audit.made import Returns, Spy, a_case, labelled
 from torch import Generator, Tensor
 
 from splitveil.attacks import PROFILES, ClassMean, Linear, MeanImage
-from splitveil.audit import accuracy, intercept, run_attacks
-from splitveil.audit.access import answer
-from splitveil.audit.gallery import levels
+from splitveil.audits import accuracy, intercept, run_attacks
+from splitveil.audits.access import answer
+from splitveil.audits.gallery import levels
 from splitveil.errors import AuditError
 from splitveil.rng import stream
 from splitveil.types import (

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitveil.attacks import Linear, MeanImage
-from splitveil.audit import (
+from splitveil.audits import (
     Attempt,
     by_attack,
     ceiling_mse,

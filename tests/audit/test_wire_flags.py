@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from splitveil.audit.wire_flags import WIRE_CHECKS
+from splitveil.audits.wire_flags import WIRE_CHECKS
 from splitveil.types import Json
 
 

@@ -13,9 +13,9 @@ from torch import nn
 
 import splitveil as sv
 from splitveil.attacks import PROFILES
-from splitveil.audit import intercept
-from splitveil.audit.suite import attempt
-from splitveil.auditing import open_run
+from splitveil.audits import intercept
+from splitveil.audits.suite import attempt
+from splitveil.audits.trained_run import open_run
 from splitveil.commands import exporting
 from splitveil.errors import AuditError
 from splitveil.serve import export as serving

@@ -14,7 +14,7 @@ from splitveil.commands.wire import OTHER_OUT
 from splitveil.imports import current_folder_first
 
 if TYPE_CHECKING:
-    from splitveil.foreign import Material, Target
+    from splitveil.audits.own_encoder import Material, Target
     from splitveil.types import Record
 
 CHOOSING = (
@@ -187,7 +187,8 @@ def audit_run(
     json_: bool,
 ) -> None:
     """Attack a run, or measure a record of one again."""
-    from splitveil import auditing, load_run
+    from splitveil import load_run
+    from splitveil.audits import trained_run
     from splitveil.console import out, progress_bar, show_json
 
     if replay is not None:
@@ -205,7 +206,7 @@ def audit_run(
     named = [] if attacks is None else attacks.split(",")
     only = list(dict.fromkeys(name.strip() for name in named))
     with progress_bar("audit") as bar:
-        record = auditing.audit_run(
+        record = trained_run.audit_run(
             loaded, profile, aux=aux, seed=seed, progress=bar, fresh=fresh, only=only,
             compile=compiled, attributes=attributes,
         )  # fmt: skip
@@ -236,8 +237,8 @@ def audit_callable(
     target: "Target", images: "Material", folder: Path, profile: str, seed: int
 ) -> "Record":
     """Attack a callable, and write record, gallery and page."""
+    from splitveil.audits.own_encoder import examine
     from splitveil.console import progress_bar
-    from splitveil.foreign import examine
     from splitveil.keeping import put_record
 
     with progress_bar("audit") as bar:

@@ -142,10 +142,10 @@ def fit_attacker(run: "Run", record: "Record", progress: "Progress") -> "Attacke
     An audit keeps what its attacks made, not their networks; on the same machine the fit is the
     same again, bit for bit on a CPU.
     """
-    from splitveil.audit import intercept
-    from splitveil.audit.access import view
-    from splitveil.audit.metrics import mse
-    from splitveil.auditing import open_run
+    from splitveil.audits import intercept
+    from splitveil.audits.access import view
+    from splitveil.audits.similarity import mse
+    from splitveil.audits.trained_run import open_run
     from splitveil.config import find_profile
     from splitveil.rng import stream
     from splitveil.serve.export import Attacker

@@ -8,8 +8,8 @@ from splitveil.imports import find_object
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from splitveil.audits.own_encoder import Material, Target
     from splitveil.data import Dataset
-    from splitveil.foreign import Material, Target
 
 Kind = tuple[tuple[str, ...], tuple[int, ...]]  # classes, and shape of an image
 
@@ -20,9 +20,9 @@ def find_target(
     """The callables that are named, as what is to be audited."""
     from typing import get_args
 
+    from splitveil.audits.own_encoder import Target
+    from splitveil.audits.stranger import Given
     from splitveil.errors import ConfigError, unknown
-    from splitveil.foreign import Target
-    from splitveil.stranger import Given
 
     if given not in get_args(Given):
         raise ConfigError(unknown("input", given, get_args(Given)))
@@ -39,8 +39,8 @@ def find_target(
 
 def find_safely(name: str, what: str) -> object:
     """What MODULE:FUNCTION stands for; its import may neither end this process nor change torch."""
+    from splitveil.audits.stranger import unchanged
     from splitveil.errors import ConfigError
-    from splitveil.stranger import unchanged
 
     try:
         with unchanged():
@@ -75,10 +75,10 @@ def material(
 def one_set(data: str | None, aux: str, attributes: Path | None, *, alone: bool) -> "Material":
     """One dataset divided into its parts."""
     from splitveil.audit.tables import attributes_of, read_table
+    from splitveil.audits.own_encoder import Material
     from splitveil.data import aux_view, load, make_splits
     from splitveil.data.folder import file_names
     from splitveil.errors import ConfigError
-    from splitveil.foreign import Material
     from splitveil.runs import fingerprint
 
     if data is None or not alone:
@@ -117,9 +117,9 @@ def two_sets(
     import torch
 
     from splitveil.audit.tables import attributes_of, read_table
+    from splitveil.audits.own_encoder import Material
     from splitveil.data.splits import hash_all
     from splitveil.errors import DataError
-    from splitveil.foreign import Material
     from splitveil.runs import fingerprint
 
     kinds = ((d.classes, d.image_shape) for d in (known, scored))

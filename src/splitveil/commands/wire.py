@@ -8,7 +8,7 @@ from splitveil import commands
 from splitveil.commands.serve import find_export, read_token, retry_notice, with_extra
 
 if TYPE_CHECKING:
-    from splitveil.auditing import Opened
+    from splitveil.audits.trained_run import Opened
 
 FOLDER = "wire"  # below a run
 SCHEMES = ("http://", "https://")
@@ -39,13 +39,13 @@ def audit_wire(
     from dataclasses import replace
 
     from splitveil import load_run
-    from splitveil.auditing import COPY, folder_store
+    from splitveil.audits.captured_requests import audit_wire as attack
+    from splitveil.audits.captured_requests import int8_encoder, open_wire
+    from splitveil.audits.trained_run import COPY, folder_store
     from splitveil.console import progress_bar, show_json
     from splitveil.data import load
     from splitveil.keeping import put_record
     from splitveil.train.files import check_folder
-    from splitveil.wiretap import audit_wire as attack
-    from splitveil.wiretap import int8_encoder, open_wire
 
     check_given(given)
     loaded = load_run(run)
@@ -104,7 +104,7 @@ def results_folder(run: Path, out: Path | None) -> Path:
 
 def send(opened: "Opened", given: Given, folder: Path) -> list[Path]:
     """Send the scored images to the server by two starts of the run's client, and record them."""
-    from splitveil.wiretap import send_through
+    from splitveil.audits.captured_requests import send_through
 
     return send_through(
         find_export(opened.run.path),

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from splitveil.audit.access import answer, send
-from splitveil.audit.attempt import Attempt, from_bytes
-from splitveil.auditing import ACCURACY_DRAWS
+from splitveil.audits.access import answer, send
+from splitveil.audits.target import Attempt, from_bytes
+from splitveil.audits.trained_run import ACCURACY_DRAWS
 from splitveil.config import make_config
 from splitveil.data import Dataset, load
 from splitveil.errors import AuditError, ConfigError, unknown

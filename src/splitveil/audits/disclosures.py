@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from splitveil.audit import Attempt, Case, Wire, strongest_blackbox
-from splitveil.audit.certificates import Deployed
-from splitveil.audit.gallery import levels
-from splitveil.audit.leaks import PLANS, Guess, guess, leaks
-from splitveil.audit.repeats import repeat_leaks
 from splitveil.audit.tables import Attributes
+from splitveil.audits import Attempt, Case, Wire, strongest_blackbox
+from splitveil.audits.beyond_pixels import PLANS, Guess, guess, leaks
+from splitveil.audits.certificates import Deployed
+from splitveil.audits.gallery import levels
+from splitveil.audits.repeats import repeat_leaks
 from splitveil.errors import AuditError
 from splitveil.nets import front_of
 from splitveil.types import Attack, Json, Labelled

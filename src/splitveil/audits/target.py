@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from splitveil.audit import metrics
+from splitveil.audits import similarity as metrics
 from splitveil.types import Json, Scores
 
 PER_IMAGE = ("mse", "psnr", "ssim", "ssim_zeropad", "ssim_valid", "lpips")

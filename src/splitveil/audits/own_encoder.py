@@ -8,19 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor, nn
 
-from splitveil.audit import Case, Wire, intercept
-from splitveil.audit.access import finite
-from splitveil.audit.certificates import Part, fingerprints, refusals
 from splitveil.audit.tables import Attributes
-from splitveil.config import find_profile
-from splitveil.disclosures import deployed
-from splitveil.errors import AuditError, ConfigError
-from splitveil.examining import Claim, NoServer, Subject, measure, record_of
-from splitveil.listening import LISTENED, check_noise, hear, hear_noise, sent_rate
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.nets.split import count_macs
-from splitveil.rng import derive_seed, stream
-from splitveil.stranger import (
+from splitveil.audits import Case, Wire, intercept
+from splitveil.audits.access import finite
+from splitveil.audits.certificates import Part, fingerprints, refusals
+from splitveil.audits.disclosures import deployed
+from splitveil.audits.listening import LISTENED, check_noise, hear, hear_noise, sent_rate
+from splitveil.audits.pipeline import Claim, NoServer, Subject, measure, record_of
+from splitveil.audits.stranger import (
     Given,
     InRows,
     InShape,
@@ -30,6 +25,11 @@ from splitveil.stranger import (
     own_copy,
     seeded,
 )
+from splitveil.config import find_profile
+from splitveil.errors import AuditError, ConfigError
+from splitveil.nets import Channel, GaussianNoise
+from splitveil.nets.split import count_macs
+from splitveil.rng import derive_seed, stream
 from splitveil.types import Access, Attack, Json, Labelled, Progress, Record, Victim, silent
 from splitveil.victim import Send, by_rows, check_images
 

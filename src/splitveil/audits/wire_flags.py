@@ -1,4 +1,4 @@
-"""Flags of a real wire: what `splitveil.audit.residuals` heard, in words. See `docs/flags.md`."""
+"""Flags of a real wire: what `noise_tests` heard, in words. See `docs/flags.md`."""
 
 from collections.abc import Callable, Mapping
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import torch
 
 from splitveil.attacks import class_means
-from splitveil.audit import metrics
-from splitveil.audit.attempt import Attempt
+from splitveil.audits import similarity as metrics
+from splitveil.audits.target import Attempt
 from splitveil.types import Access, Json, Labelled
 
 HIGH_IS_BETTER = {

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from splitveil.audit.bounds import NoiseVar, noise_variance
+from splitveil.audits.rates import NoiseVar, noise_variance
 from splitveil.errors import AuditError
 
 Clean = Callable[[Tensor, Generator | None], Tensor]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from splitveil.audit.attempt import Attempt
+from splitveil.audits.target import Attempt
 from splitveil.types import Json, Labelled
 
 SHOWN = 10

@@ -14,8 +14,10 @@ from torch import Tensor
 from splitveil.attacks.attribute import AttributeHead, image_attributes
 from splitveil.attacks.membership import OUTPUTS, WIRE, Membership, Verdict
 from splitveil.attacks.reid import ReId, centred, ranks
-from splitveil.audit import shares
-from splitveil.audit.access import (
+from splitveil.audit.statistics import Sample, interval
+from splitveil.audit.tables import Attributes
+from splitveil.audits import metrics as shares
+from splitveil.audits.access import (
     Case,
     Wire,
     allowed,
@@ -25,10 +27,8 @@ from splitveil.audit.access import (
     intercept,
     view,
 )
-from splitveil.audit.access import send as send_all
-from splitveil.audit.shares import named, share
-from splitveil.audit.statistics import Sample, interval
-from splitveil.audit.tables import Attributes
+from splitveil.audits.access import send as send_all
+from splitveil.audits.metrics import named, share
 from splitveil.errors import AuditError
 from splitveil.rng import stream
 from splitveil.types import Attack, Json, Labelled, Progress, check_images, silent

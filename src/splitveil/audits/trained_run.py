@@ -10,17 +10,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from splitveil.audit import Attempt, Case, Store, Wire, intercept
-from splitveil.audit.certificates import Part, fingerprints, refusals
-from splitveil.audit.suite import source
 from splitveil.audit.tables import Attributes, attributes_of, read_table
+from splitveil.audits import Attempt, Case, Store, Wire, intercept
+from splitveil.audits.certificates import Part, fingerprints, refusals
+from splitveil.audits.disclosures import deployed
+from splitveil.audits.pipeline import ACCURACY_DRAWS as ACCURACY_DRAWS  # noqa: PLC0414 - re-exported
+from splitveil.audits.pipeline import Claim, Subject, measure
+from splitveil.audits.suite import source
 from splitveil.config import find_profile
 from splitveil.data import AuxView, Dataset, Splits, aux_view
 from splitveil.data.folder import file_names
-from splitveil.disclosures import deployed
 from splitveil.errors import ConfigError, RunError
-from splitveil.examining import ACCURACY_DRAWS as ACCURACY_DRAWS  # noqa: PLC0414 - re-exported
-from splitveil.examining import Claim, Subject, measure
 from splitveil.keeping import put_record
 from splitveil.nets import front_of
 from splitveil.passport import model_hash, versions

@@ -11,9 +11,9 @@ from torch import Generator, Tensor
 
 from splitveil.attacks.linear import Linear, ridge
 from splitveil.attacks.units import units_of
-from splitveil.audit import metrics
-from splitveil.audit.access import Case, Wire, attacked_rows, view
-from splitveil.audit.summary import ceiling_mse
+from splitveil.audits import similarity as metrics
+from splitveil.audits.access import Case, Wire, attacked_rows, view
+from splitveil.audits.summary import ceiling_mse
 from splitveil.errors import AuditError
 from splitveil.rng import derive_seed, seeded_globals, stream
 from splitveil.types import Access, Json, Labelled

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from splitveil.audit.access import finite, send
-from splitveil.audit.certificates import fingerprints
-from splitveil.audit.residuals import (
+from splitveil.audits.access import finite, send
+from splitveil.audits.certificates import fingerprints
+from splitveil.audits.noise_tests import (
     SIMULATED,
     Outcome,
     judged,

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from splitveil.audit.bounds import (
+from splitveil.audits.rates import (
     Covariance,
     NoiseVar,
     by_class,

@@ -13,14 +13,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Generator, Tensor
 
-from splitveil.audit.bounds import (
-    Covariance,
-    capacity,
-    gallery_spectrum,
-    noise_variance,
-)
-from splitveil.audit.fisher import PROBES, Clean, dfil
-from splitveil.audit.identification import (
+from splitveil.audits.bounds import inside_box, population_rate
+from splitveil.audits.fisher import PROBES, Clean, dfil
+from splitveil.audits.identification import (
     beaten,
     identification_error,
     matcher_errors,
@@ -28,7 +23,12 @@ from splitveil.audit.identification import (
     repeats_until_double,
     same_class_error,
 )
-from splitveil.audit.population import inside_box, population_rate
+from splitveil.audits.rates import (
+    Covariance,
+    capacity,
+    gallery_spectrum,
+    noise_variance,
+)
 from splitveil.errors import AuditError, ConfigError, unknown
 from splitveil.types import Json, Labelled
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from splitveil.audit.gallery import gallery_rows
+from splitveil.audits.gallery import gallery_rows
 from splitveil.errors import AuditError
 from splitveil.rng import stream
 from splitveil.types import Access, BlackBox, Labelled, Observation, Victim

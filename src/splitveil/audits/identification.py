@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from splitveil.audit.bounds import NoiseVar, Spectrum, whiten
+from splitveil.audits.rates import NoiseVar, Spectrum, whiten
 from splitveil.errors import AuditError
 from splitveil.rng import normal_like
 

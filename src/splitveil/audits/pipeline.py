@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from torch import Tensor, nn
 
 from splitveil.attacks import for_images
-from splitveil.audit import (
+from splitveil.audit.tables import Attributes
+from splitveil.audits import (
     Attempt,
     Case,
     Evidence,
@@ -24,9 +25,8 @@ from splitveil.audit import (
     strongest_blackbox,
     worst_case,
 )
-from splitveil.audit.certificates import Deployed, Part, certify, count_copies
-from splitveil.audit.tables import Attributes
-from splitveil.disclosures import Kept, other_leaks
+from splitveil.audits.certificates import Deployed, Part, certify, count_copies
+from splitveil.audits.disclosures import Kept, other_leaks
 from splitveil.errors import AuditError
 from splitveil.passport import command, device_name, versions
 from splitveil.rng import stream

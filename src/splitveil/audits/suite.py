@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitveil.audit import metrics
-from splitveil.audit.access import (
+from splitveil.audits import similarity as metrics
+from splitveil.audits.access import (
     Case,
     Wire,
     allowed,
@@ -22,8 +22,8 @@ from splitveil.audit.access import (
     send,
     view,
 )
-from splitveil.audit.attempt import Attempt, from_bytes, to_bytes
-from splitveil.audit.gallery import gallery_rows, levels
+from splitveil.audits.gallery import gallery_rows, levels
+from splitveil.audits.target import Attempt, from_bytes, to_bytes
 from splitveil.errors import AuditError
 from splitveil.rng import stream
 from splitveil.types import Access, Attack, Observation, Progress, check_images, silent

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitveil.audit import Attempt, Store, Wire
-from splitveil.audit.access import answer
-from splitveil.audit.certificates import count_copies
 from splitveil.audit.statistics import Sample, difference
-from splitveil.auditing import Opened, examine_wire, open_run
+from splitveil.audits import Attempt, Store, Wire
+from splitveil.audits.access import answer
+from splitveil.audits.certificates import count_copies
+from splitveil.audits.listening import Clean, hear
+from splitveil.audits.trained_run import Opened, examine_wire, open_run
 from splitveil.data import Dataset
 from splitveil.errors import AuditError, DataError
-from splitveil.listening import Clean, hear
 from splitveil.report.rows import per_image_mse
 from splitveil.runs import Run, fingerprint
 from splitveil.serve.capture import read_capture

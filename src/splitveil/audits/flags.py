@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from splitveil.audit.access import Case, Wire, finite
-from splitveil.audit.attempt import Attempt
-from splitveil.audit.identification import beaten
-from splitveil.audit.summary import comparable, floor_mse
-from splitveil.audit.wire_flags import WIRE_CHECKS
+from splitveil.audits.access import Case, Wire, finite
+from splitveil.audits.identification import beaten
+from splitveil.audits.summary import comparable, floor_mse
+from splitveil.audits.target import Attempt
+from splitveil.audits.wire_flags import WIRE_CHECKS
 from splitveil.rng import normal_like, stream
 from splitveil.types import Access, Json, Victim
 
@@ -37,8 +37,8 @@ class Flag:
 class Evidence:
     """What the checks look at.
 
-    `heard` is what `splitveil.audit.residuals` says of a real wire; `left_out` are the attacks of
-    the profile that somebody chose not to run; `copies` says how many scored images are known.
+    `heard` is what `noise_tests` says of a real wire; `left_out` are the attacks of the
+    profile that somebody chose not to run; `copies` says how many scored images are known.
     """
 
     case: Case
