@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, Rule] = {
     },
     "serve.server": room("serve", "errors", libraries=(*LIGHT, "starlette", "uvicorn")),
     "settings": room("errors"),
-    "imports": room("errors", libraries=()),
+    "imports": room("errors", libraries=("torch",)),
     "passport": room("types", "__version__"),
     "console": room(),
     "config": EVERYTHING,

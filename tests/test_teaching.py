@@ -13,12 +13,12 @@ from short_runs import config
 from typer.testing import CliRunner
 
 import splitveil as sv
+from splitveil.audits.trained_run import replay
 from splitveil.cli import app
 from splitveil.commands.sweep import plan_of
 from splitveil.data import load, make_splits
 from splitveil.errors import CheckpointError, ConfigError
 from splitveil.passport import model_hash
-from splitveil.replay import replay
 from splitveil.teaching import Undivided
 from splitveil.train.checkpoint import read_checkpoint
 from splitveil.train.task import divergence

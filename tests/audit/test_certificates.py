@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
+from splitveil.audits.bounds import capacity, gallery_rate
 from splitveil.audits.certificates import (
     Deployed,
     Part,
     certify,
+    dfil,
     fingerprints,
     refuse_overlap,
 )
-from splitveil.audits.fisher import dfil
-from splitveil.audits.rates import capacity, gallery_rate
 from splitveil.errors import AuditError
 from splitveil.types import Labelled
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from splitveil.audits.rates import Covariance, capacity, gallery_rate, gallery_spectrum
+from splitveil.audits.bounds import Covariance, capacity, gallery_rate, gallery_spectrum
 from splitveil.errors import AuditError
 
 HALF_LOG_2 = 0.5 * math.log(2)

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from scipy.stats import binom  # type: ignore[import-untyped]
 from torch import Generator, Tensor
 
-from splitveil.audits.identification import (
+from splitveil.audits.bounds import (
     beaten,
+    gallery_rate,
+    gallery_spectrum,
     identification_error,
     matcher_errors,
     pair_error,
@@ -18,7 +20,6 @@ from splitveil.audits.identification import (
     repeats_until_double,
     same_class_error,
 )
-from splitveil.audits.rates import gallery_rate, gallery_spectrum
 from splitveil.errors import AuditError
 
 F64 = torch.float64

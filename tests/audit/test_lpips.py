@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitveil.audits import similarity as metrics
+from splitveil.audits import metrics
 from splitveil.audits.suite import measured
 
 

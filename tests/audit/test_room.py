@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,9 +49,10 @@ class RunLike(splitveil.Run):
         fresh: bool = False,
         only: Sequence[str] = (),
         compile: bool = False,
+        attributes: Path | None = None,
     ) -> Record:
         self.heard = {"profile": profile, "aux": aux, "seed": seed, "progress": progress}
-        self.heard |= {"fresh": fresh, "only": only, "compile": compile}
+        self.heard |= {"fresh": fresh, "only": only, "compile": compile, "attributes": attributes}
         return self.answer
 
 
@@ -61,6 +63,7 @@ USUAL = {
     "fresh": False,
     "only": (),
     "compile": False,
+    "attributes": None,
 }
 
 
@@ -80,6 +83,7 @@ def test_calling_it_passes_every_argument_on() -> None:
 
     run = RunLike()
     more = {"aux": "test90", "seed": 7, "progress": bar, "fresh": True, "only": ["a"]}
+    more |= {"attributes": Path("table.csv")}
     assert audit(run, profile="smoke", compile=True, **more) is run.answer
     assert run.heard == {"profile": "smoke", "compile": True} | more
     audit(run, "paper")

@@ -1,5 +1,6 @@
 """Modules on their way to other rooms; while they are here, the package answers as `sv.audit`."""
 
+import inspect
 import sys
 from types import ModuleType
 
@@ -7,6 +8,12 @@ from splitveil.types import Record
 
 
 class _UntilMoved(ModuleType):
+    @property
+    def __signature__(self) -> inspect.Signature:
+        from splitveil.runs import audit
+
+        return inspect.signature(audit)
+
     def __call__(self, *args: object, **options: object) -> Record:
         from splitveil.runs import audit
 

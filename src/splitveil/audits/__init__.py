@@ -1,38 +1,19 @@
 """The audits: attacks on a deployed client, and what they got."""
 
-from splitveil.audits.access import Case, Wire, intercept
-from splitveil.audits.flags import FLAGS, Evidence, Flag, raise_flags
-from splitveil.audits.gallery import gallery
-from splitveil.audits.suite import Store, accuracy, run_attacks
-from splitveil.audits.summary import (
-    by_attack,
-    ceiling_mse,
-    floor_mse,
-    per_image,
-    strongest,
-    strongest_blackbox,
-    worst_case,
-)
-from splitveil.audits.target import Attempt
-
-__all__ = [
-    "FLAGS",
-    "Attempt",
-    "Case",
-    "Evidence",
-    "Flag",
-    "Store",
-    "Wire",
-    "accuracy",
-    "by_attack",
-    "ceiling_mse",
-    "floor_mse",
-    "gallery",
-    "intercept",
-    "per_image",
-    "raise_flags",
-    "run_attacks",
-    "strongest",
-    "strongest_blackbox",
-    "worst_case",
-]
+from splitveil.audits.flags import FLAGS as FLAGS
+from splitveil.audits.flags import Evidence as Evidence
+from splitveil.audits.flags import Flag as Flag
+from splitveil.audits.flags import raise_flags as raise_flags
+from splitveil.audits.suite import Store as Store
+from splitveil.audits.suite import accuracy as accuracy
+from splitveil.audits.suite import run_attacks as run_attacks
+from splitveil.audits.summary import by_attack as by_attack
+from splitveil.audits.summary import ceiling_mse as ceiling_mse
+from splitveil.audits.summary import floor_mse as floor_mse
+from splitveil.audits.summary import per_image as per_image
+from splitveil.audits.summary import strongest as strongest
+from splitveil.audits.summary import strongest_blackbox as strongest_blackbox
+from splitveil.audits.summary import worst_case as worst_case
+from splitveil.audits.target import Attempt as Attempt
+from splitveil.audits.target import Target as Target
+from splitveil.audits.target import gallery as gallery

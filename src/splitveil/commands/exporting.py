@@ -6,12 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
 
-    from splitveil.attacks.units import InUnits
     from splitveil.runs import Run
-    from splitveil.serve.export import Attacker
-    from splitveil.types import Observation, Progress, Reconstruct, Record
 
 CALIBRATION_IMAGES = 512
 
@@ -26,9 +22,10 @@ def export_run(
     overwrite: bool = False,
 ) -> Any:  # noqa: ANN401 - Manifest, which must not be imported at module level
     """Export a run with its audit's verdict; warns when it has none."""
+    from splitveil.audits.trained_run import fit_attacker
     from splitveil.console import progress_bar, warn
     from splitveil.errors import ConfigError
-    from splitveil.serve.export import export_model, verdict
+    from splitveil.serve.export import Attacker, export_model, verdict
     from splitveil.serve.folders import check_target
 
     check_target(target, overwrite=overwrite)
@@ -60,7 +57,8 @@ def export_run(
                 f"splitveil audit {run.path}"
             )
         with progress_bar("attacker") as bar:
-            fitted = fit_attacker(run, record, bar)
+            net, facts = fit_attacker(run, record, bar)
+            fitted = Attacker(net=net, facts=facts)
     return export_model(
         run.model,
         run.built.image_shape,
@@ -134,77 +132,3 @@ def calibration_images(run: "Run") -> "NDArray[np.float32]":
     rows = splits.train.cpu().numpy()
     chosen = rows[np.linspace(0, len(rows) - 1, min(CALIBRATION_IMAGES, len(rows))).astype(int)]
     return np.asarray(dataset.images.cpu().numpy()[chosen] / 255, np.float32)
-
-
-def fit_attacker(run: "Run", record: "Record", progress: "Progress") -> "Attacker":
-    """The decoder attack with the lowest error of an audit, on the same aux and with its seed.
-
-    An audit keeps what its attacks made, not their networks; on the same machine the fit is the
-    same again, bit for bit on a CPU.
-    """
-    from splitveil.audits import intercept
-    from splitveil.audits.access import view
-    from splitveil.audits.similarity import mse
-    from splitveil.audits.trained_run import open_run
-    from splitveil.config import find_profile
-    from splitveil.rng import stream
-    from splitveil.serve.export import Attacker
-
-    profile, aux, seed = (str(record.audit["profile"]), str(record.audit["aux"]),
-                          int(record.seeds["attack"]))  # fmt: skip
-    name = strongest_decoder(record, profile)
-    case = open_run(run, aux=aux, progress=progress).case
-    wire = intercept(case, seed)
-    attack = find_profile(profile)[name]
-    generator = stream(seed, f"attack/{name}", case.victim.device)
-    fitted = attack.fit(view(case, attack.access, wire), case.aux, generator, progress)
-    net, images = caught(fitted, wire.seen)
-    return Attacker(
-        net=net,
-        facts={
-            "attack": name,
-            "profile": profile,
-            "aux": aux,
-            "seed": seed,
-            "mse": float(mse(case.scored.images, images).mean()),
-            "audited_mse": record.attacks[name]["mse"],
-        },
-    )
-
-
-def strongest_decoder(record: "Record", profile: str) -> str:
-    """Name of the decoder attack with the lowest mean squared error in a record."""
-    from splitveil.attacks import Decoder
-    from splitveil.config import find_profile
-    from splitveil.errors import AuditError
-
-    decoders = [name for name, a in find_profile(profile).items() if isinstance(a, Decoder)]
-    errors = {n: float(record.attacks[n]["mse"]) for n in decoders if n in record.attacks}
-    if not errors:
-        raise AuditError(
-            f"the audit (profile '{profile}') has no decoder attack to export; audit the run "
-            "without --attacks, or with a decoder among them"
-        )
-    return min(errors, key=lambda name: errors[name])
-
-
-def caught(fitted: "Reconstruct", seen: "Observation") -> "tuple[InUnits, Tensor]":
-    """The decoder that a fitted attack calls, and its images for what was observed."""
-    from torch import nn
-    from torch.nn.modules.module import register_module_forward_hook
-
-    from splitveil.attacks.units import InUnits
-    from splitveil.errors import AuditError
-
-    found: list[InUnits] = []
-
-    def look(module: nn.Module, given: object, made: object) -> None:
-        del given, made
-        if isinstance(module, InUnits) and module not in found:
-            found.append(module)
-
-    with register_module_forward_hook(look):
-        images = fitted(seen)
-    if len(found) != 1:
-        raise AuditError(f"the attack calls {len(found)} decoders, expected one; leave --attacker")
-    return found[0], images

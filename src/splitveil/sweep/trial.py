@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from splitveil.audits.access import answer, send
-from splitveil.audits.target import Attempt, from_bytes
-from splitveil.audits.trained_run import ACCURACY_DRAWS
+from splitveil.audits.pipeline import ACCURACY_DRAWS
+from splitveil.audits.target import Attempt, answer, from_bytes, send
 from splitveil.config import make_config
 from splitveil.data import Dataset, load
 from splitveil.errors import AuditError, ConfigError, unknown
