@@ -10,8 +10,9 @@ from audit.made import a_target, labelled
 
 from splitveil import Run, RunConfig, fit
 from splitveil.attacks import Linear, MeanImage
-from splitveil.audits import Store, run_attacks
+from splitveil.audits import run_attacks
 from splitveil.audits.beyond_pixels import LEAK_BUDGETS, leaks_beyond_pixels
+from splitveil.audits.suite import Store
 from splitveil.data import load
 from splitveil.types import Attack, Json, Labelled
 

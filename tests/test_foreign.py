@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from splitveil.attacks import PROFILES, Decoder, KQuery, Linear, MeanImage, Nearest, Rmle
 from splitveil.attacks.floor import ClassMean
-from splitveil.audits import by_attack, run_attacks
+from splitveil.audits import run_attacks
 from splitveil.audits.beyond_pixels import LEAK_BUDGETS
 from splitveil.audits.noise_tests import check_noise, hear_noise, sent_rate
 from splitveil.audits.own_encoder import AuditImages, OwnEncoder, audit_encoder, seeded
+from splitveil.audits.summary import by_attack
 from splitveil.audits.trained_run import differences, rate_nats
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets import Channel, GaussianNoise

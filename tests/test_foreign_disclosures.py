@@ -6,13 +6,12 @@ from typing import Any, cast
 
 import pytest
 import torch
-from audit.made import labelled
+from audit.made import gallery_rate, labelled
 from torch import Tensor, nn
 
 from splitveil.attacks import PROFILES, Linear, MeanImage
 from splitveil.audit.tables import Attributes
 from splitveil.audits.beyond_pixels import LEAK_BUDGETS
-from splitveil.audits.bounds import gallery_rate
 from splitveil.audits.own_encoder import UNKNOWN, AuditImages, OwnEncoder, audit_encoder, seeded
 from splitveil.types import Json
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from splitveil import __version__
-from splitveil.audits import accuracy, ceiling_mse, run_attacks, strongest
+from splitveil.audits import ceiling_mse, run_attacks, strongest
 from splitveil.audits.pipeline import ACCURACY_DRAWS
-from splitveil.audits.suite import Share, folder_store
+from splitveil.audits.suite import Share, accuracy, folder_store
 from splitveil.audits.trained_run import PLACES, open_run
 from splitveil.config import RunConfig, find_profile, resolve
 from splitveil.data import Dataset

@@ -7,6 +7,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from splitveil.audits import Attempt, Target
+from splitveil.audits.bounds import Covariance, gallery_spectrum
 from splitveil.nets import Channel, GaussianNoise
 from splitveil.types import (
     Access,
@@ -159,3 +160,14 @@ class Counting:
             return level.expand(len(seen.z), 1, 8, 8)
 
         return Fitted(reconstruct, (0.5, 0.25))
+
+
+def gallery_rate(
+    z: Tensor,
+    noise_var: float | Tensor | None,
+    labels: Tensor | None = None,
+    covariance: Covariance = "diagonal",
+    repeats: int = 1,
+) -> float:
+    """The bound in nats for a list of images, in one call."""
+    return gallery_spectrum(z, noise_var, labels, covariance).rate(repeats)

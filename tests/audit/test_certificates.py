@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from audit.made import gallery_rate
 from torch import Generator, Tensor, nn
 
-from splitveil.audits.bounds import capacity, gallery_rate
+from splitveil.audits.bounds import capacity
 from splitveil.audits.certificates import (
     Deployed,
     Part,

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from audit.made import gallery_rate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom  # type: ignore[import-untyped]
@@ -11,7 +12,6 @@ from torch import Generator, Tensor
 
 from splitveil.audits.bounds import (
     beaten,
-    gallery_rate,
     gallery_spectrum,
     identification_error,
     matcher_errors,

@@ -9,14 +9,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from splitveil.attacks import Decoder, Linear, MeanImage
-from splitveil.audits import (
-    Attempt,
-    Evidence,
-    Target,
-    raise_flags,
-    run_attacks,
-    strongest,
-)
+from splitveil.audits import Attempt, Target, run_attacks, strongest
+from splitveil.audits.flags import Evidence, raise_flags
 from splitveil.nets import Channel, GaussianNoise
 from splitveil.rng import normal_like
 from splitveil.types import (

@@ -9,8 +9,16 @@ import torch
 from audit.made import a_target, an_attempt, labelled
 from torch import Generator, Tensor, nn
 
-from splitveil.audits import FLAGS, Attempt, Evidence, Target, floor_mse, raise_flags
-from splitveil.audits.flags import fall_per_epoch, gradient_masked, varies
+from splitveil.audits import Attempt, Target
+from splitveil.audits.flags import (
+    FLAGS,
+    Evidence,
+    fall_per_epoch,
+    gradient_masked,
+    raise_flags,
+    varies,
+)
+from splitveil.audits.summary import floor_mse
 from splitveil.nets import Channel
 from splitveil.rng import normal_like
 from splitveil.types import Labelled

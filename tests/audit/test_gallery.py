@@ -10,8 +10,7 @@ from audit.made import a_target, an_attempt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.audits import gallery
-from splitveil.audits.target import gallery_rows
+from splitveil.audits.target import gallery, gallery_rows
 from splitveil.types import Json, Labelled
 
 LEVELS = torch.arange(5 * 2 * 3 * 4, dtype=torch.uint8).view(5, 2, 3, 4)

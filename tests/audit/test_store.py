@@ -9,8 +9,8 @@ from audit.made import Counting, a_target, labelled
 from safetensors.torch import save
 
 from splitveil.attacks import MeanImage
-from splitveil.audits import Store, Target, run_attacks
-from splitveil.audits.suite import attempt_key, code_version, folder_store
+from splitveil.audits import Target, run_attacks
+from splitveil.audits.suite import Store, attempt_key, code_version, folder_store
 from splitveil.errors import RunError
 from splitveil.types import Attack
 

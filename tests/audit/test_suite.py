@@ -10,7 +10,8 @@ from audit.made import Returns, Spy, a_target, labelled
 from torch import Generator, Tensor
 
 from splitveil.attacks import PROFILES, ClassMean, Linear, MeanImage
-from splitveil.audits import accuracy, run_attacks
+from splitveil.audits import run_attacks
+from splitveil.audits.suite import accuracy
 from splitveil.audits.target import answer, levels
 from splitveil.errors import AuditError
 from splitveil.rng import stream

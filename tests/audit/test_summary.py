@@ -11,17 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitveil.attacks import Linear, MeanImage
-from splitveil.audits import (
-    Attempt,
-    by_attack,
-    ceiling_mse,
-    floor_mse,
-    per_image,
-    run_attacks,
-    strongest,
-    strongest_blackbox,
-    worst_case,
-)
+from splitveil.audits import Attempt, ceiling_mse, run_attacks, strongest
+from splitveil.audits.summary import by_attack, floor_mse, per_image, strongest_blackbox, worst_case
 from splitveil.types import Access, Attack, Labelled
 
 # `even` is better on average; `lucky` nails the first image and fails on the second.

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from audit.made import a_target
 
-from splitveil.audits import FLAGS, Evidence
+from splitveil.audits.flags import FLAGS, Evidence
 from splitveil.types import Json
 
 

@@ -122,7 +122,18 @@ def gallery_spectrum(
     labels: Int64[Tensor, " n"] | None = None,
     covariance: Covariance = "diagonal",
 ) -> Spectrum:
-    """Signal-to-noise ratios of the listed images, by the plug-in (1/N) covariance."""
+    r"""Signal-to-noise ratios of the listed images, by the plug-in (1/N) covariance.
+
+    Its `rate(k)` bounds I(x; z̃), given the class where labels are, for x uniform over N listed
+    images and k sendings:
+
+    .. math:: I \le \sum_c \frac{N_c}{N} \tfrac12 \log\det(I + k D^{-1} \mathrm{Cov}_c)
+
+    It holds exactly, without an interval: the covariance is that of the list itself.
+
+    >>> gallery_spectrum(torch.tensor([[-1.0], [1.0]]), 1.0).rate() == 0.5 * math.log(2)
+    True
+    """
     found, sizes = [], []
     for rows in by_class(whiten(z, noise_var), labels).values():
         sizes.append(len(rows))
@@ -135,25 +146,6 @@ def gallery_spectrum(
         found.append(torch.linalg.eigvalsh(square / len(centred)).clamp_min(0))
     snr = torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
     return Spectrum(snr=snr, count=torch.tensor(sizes, device=z.device))
-
-
-def gallery_rate(
-    z: Float[Tensor, "n d"],
-    noise_var: NoiseVar | None,
-    labels: Int64[Tensor, " n"] | None = None,
-    covariance: Covariance = "diagonal",
-    repeats: int = 1,
-) -> float:
-    r"""Bound on I(x; z̃), given the class where labels are, for x uniform over N listed images.
-
-    .. math:: I \le \sum_c \frac{N_c}{N} \tfrac12 \log\det(I + k D^{-1} \mathrm{Cov}_c)
-
-    It holds exactly, without an interval: the covariance is that of the list itself.
-
-    >>> gallery_rate(torch.tensor([[-1.0], [1.0]]), 1.0) == 0.5 * math.log(2)
-    True
-    """
-    return gallery_spectrum(z, noise_var, labels, covariance).rate(repeats)
 
 
 def capacity(noise_var: NoiseVar | None, low: float, high: float, dims: int) -> float:
@@ -424,13 +416,7 @@ def population_rate(
         raise AuditError("labels must be given for both splits, or for neither")
     low, high = inside_box(fresh_z, low, high)
     reference = fit_reference(
-        fit_z,
-        fit_y,
-        noise_var=noise_var,
-        low=low,
-        high=high,
-        covariance=covariance,
-        guard=guard,
+        fit_z, fit_y, noise_var=noise_var, low=low, high=high, covariance=covariance, guard=guard
     )
     values = reference.divergence(whiten(fresh_z, noise_var), fresh_y)
     span = reference.range

@@ -162,11 +162,7 @@ def _draws(client: Deployed, z: Tensor, images: Tensor, generator: Generator) ->
 
 
 def _gallery(
-    client: Deployed,
-    gallery: Labelled,
-    z: Tensor,
-    covariance: Covariance,
-    generator: Generator,
+    client: Deployed, gallery: Labelled, z: Tensor, covariance: Covariance, generator: Generator
 ) -> Json:
     """Everything that holds for the listed images alone, whose z is given."""
     noise_var = client.noise_var

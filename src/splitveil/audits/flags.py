@@ -312,22 +312,13 @@ FLAGS: Mapping[str, tuple[Check, str]] = {
         gradient_masked,
         "do not count the failure of white-box attacks as protection",
     ),
-    "one draw of a random channel": (
-        one_draw,
-        "add k-query, or use a profile that has it",
-    ),
+    "one draw of a random channel": (one_draw, "add k-query, or use a profile that has it"),
     "noise only in training": (
         train_only_noise,
         "make the noise a channel stage, active in eval mode",
     ),
-    "linearly invertible": (
-        linearly_invertible,
-        "treat the client as sending the image itself",
-    ),
-    "attack overfitted": (
-        attack_overfitted,
-        "give the attacker more aux images",
-    ),
+    "linearly invertible": (linearly_invertible, "treat the client as sending the image itself"),
+    "attack overfitted": (attack_overfitted, "give the attacker more aux images"),
     "certificate beaten": (
         certificate_beaten,
         "believe neither: the channel is not what the certificate was told it is",
@@ -340,10 +331,7 @@ FLAGS: Mapping[str, tuple[Check, str]] = {
         lambda evidence: evidence.target.unfinished,
         "continue it with --resume, then audit again: this is not the model that will be deployed",
     ),
-    "attacks left out": (
-        attacks_left_out,
-        "audit without --attacks before reporting the number",
-    ),
+    "attacks left out": (attacks_left_out, "audit without --attacks before reporting the number"),
     "validation images scored": (
         validation_scored,
         "choose, train once with --final, and report an audit of test images",
@@ -368,10 +356,7 @@ FLAGS: Mapping[str, tuple[Check, str]] = {
         wire_of_another,
         "deploy the encoder of this run, or audit the one that is deployed",
     ),
-    "more than z on the wire": (
-        wire_carries_more,
-        "send the tensor and its description alone",
-    ),
+    "more than z on the wire": (wire_carries_more, "send the tensor and its description alone"),
     "wire leaks more than the audit": (
         wire_leaks_more,
         "believe this record, and find out what the deployed client does differently",

@@ -12,6 +12,13 @@ from dataclasses import asdict, dataclass
 
 import torch
 from jaxtyping import Float, Int64
+from scipy.special import (  # type: ignore[import-untyped]
+    chdtr,
+    chdtrc,
+    chdtri,
+    kolmogorov,
+    stdtr,
+)
 from torch import Tensor, nn
 
 from splitveil.audits.certificates import fingerprints
@@ -206,7 +213,6 @@ def listen_to_any(
     Of a sound client the mean squared distance from z is one more draw of a known distribution,
     normal for so many numbers; and two starts send equal rows no more than two draws do.
     """
-    from scipy.special import stdtr  # type: ignore[import-untyped]
 
     def distance(z: Tensor) -> Tensor:
         return (z.double() - clean.double()).square().mean()
@@ -290,24 +296,18 @@ def std_limits(count: int, alpha: float) -> tuple[float, float]:
     >>> [round(v, 4) for v in std_limits(10, 0.05)]  # χ² of 10: 3.2470 and 20.4832
     [0.5698, 1.4312]
     """
-    from scipy.special import chdtri
-
     low, high = chdtri(count, 1 - alpha / 2), chdtri(count, alpha / 2)
     return math.sqrt(low / count), math.sqrt(high / count)
 
 
 def quieter(e: Rows) -> Outcome:
     """Less noise than declared: P(χ²_N ≤ Σe²); `seen` is the measured over the declared σ."""
-    from scipy.special import chdtr
-
     total = float(e.square().sum())
     return Outcome(math.sqrt(total / e.numel()), float(chdtr(e.numel(), total)))
 
 
 def louder(e: Rows) -> Outcome:
     """More noise than declared: P(χ²_N ≥ Σe²)."""
-    from scipy.special import chdtrc
-
     total = float(e.square().sum())
     return Outcome(math.sqrt(total / e.numel()), float(chdtrc(e.numel(), total)))
 
@@ -372,8 +372,6 @@ def shape(e: Rows) -> Outcome:
     They are divided by their own deviation, so that their size is not judged twice; the p-value is
     then too large, never too small.
     """
-    from scipy.special import kolmogorov
-
     values = e.flatten()[:SHAPED]
     scale = values.square().mean().sqrt()
     if float(scale) == 0:
@@ -390,8 +388,6 @@ def closest(e: Rows, other: Float[Tensor, "m d"] | None = None) -> Outcome:
     `seen` is the distance of the nearest rows per number, √2 for independent ones; half its square
     is χ² with d degrees, and the smallest of so many pairs at most as many times less likely.
     """
-    from scipy.special import chdtr
-
     mine = e if other is None else other
     pairs = len(e) * (len(e) - 1) // 2 if other is None else len(e) * len(mine)
     size = mine.square().sum(1)

@@ -166,7 +166,8 @@ def _two_sets(known: Dataset, scored: Dataset, name: str, attributes: Path | Non
     """Every image of the first for the attacker, every image of the second to score."""
     aux_rows, rows = torch.arange(len(known)), torch.arange(len(scored))
     aux, test = known.labelled(aux_rows), scored.labelled(rows)
-    _check_agree("--aux-data", known, "--test-data", scored.classes, scored.image_shape)
+    theirs = (scored.classes, scored.image_shape)
+    _check_agree("--aux-data", known, "--test-data", theirs)
     if count := count_copies(test.images, [aux.images]):
         raise DataError(
             f"{count} images of --test-data are in --aux-data too; the attacker may not know "
@@ -192,7 +193,7 @@ def _two_sets(known: Dataset, scored: Dataset, name: str, attributes: Path | Non
 def _with_members(found: AuditImages, members: Dataset) -> AuditImages:
     """The same images, and those the client was trained on; none of them may be scored."""
     shape = tuple(found.test.images.shape[1:])
-    _check_agree("--members", members, "--data or --test-data", found.classes, shape)
+    _check_agree("--members", members, "--data or --test-data", (found.classes, shape))
     trained = members.labelled(torch.arange(len(members)))
     if count := count_copies(found.test.images, [trained.images]):
         raise DataError(
@@ -204,14 +205,11 @@ def _with_members(found: AuditImages, members: Dataset) -> AuditImages:
 
 
 def _check_agree(
-    one: str, dataset: Dataset, other: str, classes: tuple[str, ...], shape: Shape
+    one: str, dataset: Dataset, other: str, theirs: tuple[tuple[str, ...], Shape]
 ) -> None:
     """Refuse two sets of images of other classes or shapes."""
-    pairs = {
-        "classes": (dataset.classes, classes),
-        "images of shape": (dataset.image_shape, shape),
-    }
-    for what, (here, there) in pairs.items():
+    ours = (dataset.classes, dataset.image_shape)
+    for what, here, there in zip(("classes", "images of shape"), ours, theirs, strict=True):
         if here != there:
             raise DataError(f"{one} has {what} {here}, {other} {there}; they must agree")
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from splitveil import __version__
 from splitveil.audits import metrics
 from splitveil.audits.target import (
+    PER_IMAGE,
     Attempt,
     Target,
     answer,
@@ -192,18 +193,11 @@ def attempt(target: Target, name: str, attack: Attack, progress: Progress = sile
 
 def measured(x: Tensor, guess: Tensor) -> dict[str, Tensor | None]:
     """Per-image metrics, a part of the images at a time."""
-    kinds = {
-        "mse": metrics.mse,
-        "psnr": metrics.psnr,
-        "ssim": metrics.ssim,
-        "ssim_zeropad": metrics.ssim_zeropad,
-        "ssim_valid": metrics.ssim_valid,
-        "lpips": metrics.lpips,
-    }
     chunk = chunk_for(x)
     pairs = list(zip(torch.split(x, chunk), torch.split(guess, chunk), strict=True))
     found: dict[str, Tensor | None] = {}
-    for name, metric in kinds.items():
+    for name in PER_IMAGE:
+        metric = getattr(metrics, name)
         parts = [value for pair in pairs if (value := metric(*pair)) is not None]
         found[name] = torch.cat(parts) if parts else None
     return found
