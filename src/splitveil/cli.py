@@ -185,7 +185,11 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
         )
 
 
-app.command()(audit.audit)
+# `audit` itself says what to use in place of options that it no longer has.
+app.command(context_settings={"ignore_unknown_options": True})(audit.audit)
+app.command()(audit.audit_encoder)
+app.command()(audit.audit_wire)
+app.command()(audit.replay)
 app.command()(report.report)
 
 

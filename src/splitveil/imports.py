@@ -37,3 +37,30 @@ def current_folder_first() -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """What changes of torch's default type, its gradients and the current folder lasts inside."""
+    import torch
+
+    dtype, gradients, folder = torch.get_default_dtype(), torch.is_grad_enabled(), os.getcwd()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(gradients)
+        os.chdir(folder)
+
+
+def find_safely(name: str, what: str) -> object:
+    """What MODULE:FUNCTION stands for; its import may neither end this process nor change torch."""
+    try:
+        with unchanged():
+            found: object = find_object(name, what)
+    except SystemExit as err:
+        raise ConfigError(
+            f"'{name.partition(':')[0]}' ends the process when it is imported (exit {err.code}); "
+            "put what it does as a script below: if __name__ == '__main__':"
+        ) from err
+    return found

@@ -3,10 +3,10 @@
 import json
 import logging
 import re
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-from splitveil.attacks import PROFILES
 from splitveil.errors import RunError
 from splitveil.report.fields import parse, section, text
 from splitveil.train.files import explain_os_error, write_text
@@ -16,17 +16,18 @@ log = logging.getLogger(__name__)
 SAME = (("audit", "model"), ("audit", "aux"), ("splits", "scored"), ("seeds", "attack"))
 
 
-def put_record(folder: Path, record: Record, pictures: Json) -> None:
+def put_record(folder: Path, record: Record, pictures: Json, profiles: Sequence[str]) -> None:
     """Write `record.json` and `gallery.json` into a folder, which is made where it is missing.
 
     An earlier record there that says something which this one does not is kept beside it, as
     `record.<profile>-<aux>-seed<N>.json`, with its gallery; a line says so.
+    `profiles` are the names of the audits' profiles, by rising budget.
     """
     with explain_os_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
     old = _read(folder / "record.json")
-    if old is not None and not covers(record.to_dict(), old):
-        name = _free_name(folder, old)
+    if old is not None and not covers(record.to_dict(), old, profiles):
+        name = _free_name(folder, old, profiles)
         for kind in ("gallery", "record"):
             file = folder / f"{kind}.json"
             with explain_os_error(file):
@@ -41,7 +42,7 @@ def put_record(folder: Path, record: Record, pictures: Json) -> None:
     write_text(folder / "record.json", record.to_json())
 
 
-def covers(new: Json, old: Json) -> bool:
+def covers(new: Json, old: Json, profiles: Sequence[str]) -> bool:
     """Whether a record can take another one's place.
 
     It is of the same model, images and attack seed, by attackers who know as much and are at least
@@ -53,7 +54,7 @@ def covers(new: Json, old: Json) -> bool:
         return False
     if not set(section(old, "leaks")) - {"refused"} <= set(section(new, "leaks")):
         return False
-    new_rank, old_rank = _rank(new), _rank(old)
+    new_rank, old_rank = _rank(new, profiles), _rank(old, profiles)
     stronger = new_rank > old_rank and _whole(new)
     return stronger or (
         new_rank >= old_rank and set(section(old, "attacks")) <= set(section(new, "attacks"))
@@ -65,10 +66,10 @@ def _attributes(record: Json) -> list[str]:
     return [str(name) for name in found]
 
 
-def _rank(record: Json) -> int:
+def _rank(record: Json, profiles: Sequence[str]) -> int:
     """The place of a record's profile among all, by budget; an unknown one is the first."""
     profile = text(record, "audit", "profile") or ""
-    return list(PROFILES).index(profile) if profile in PROFILES else -1
+    return profiles.index(profile) if profile in profiles else -1
 
 
 def _whole(record: Json) -> bool:
@@ -77,25 +78,25 @@ def _whole(record: Json) -> bool:
     return not told.get("only") and not told.get("left_out")
 
 
-def _free_name(folder: Path, old: Json) -> str:
+def _free_name(folder: Path, old: Json, profiles: Sequence[str]) -> str:
     """A name for a record to keep that no other one has which it does not cover."""
     profile, aux = text(old, "audit", "profile"), text(old, "audit", "aux")
     seed = text(old, "seeds", "attack")
     stem = re.sub(r"[^\w.-]+", "-", f"{profile}-{aux}-seed{seed}")
     names = (stem if at == 1 else f"{stem}-{at}" for at in count(1))
-    return next(name for name in names if _may_hold(folder / f"record.{name}.json", old))
+    return next(n for n in names if _may_hold(folder / f"record.{n}.json", old, profiles))
 
 
-def _may_hold(file: Path, record: Json) -> bool:
+def _may_hold(file: Path, record: Json, profiles: Sequence[str]) -> bool:
     """Whether nothing is lost if a record takes this file's place."""
     there = _read(file)
-    return not file.exists() or (there is not None and covers(record, there))
+    return not file.exists() or (there is not None and covers(record, there, profiles))
 
 
 def _read(file: Path) -> Json | None:
     """The record in a file; None where there is none that could be judged."""
     try:
         record = parse(file.read_text(encoding="utf-8"))
-        return record if isinstance(record, dict) and covers(record, record) else None
+        return record if isinstance(record, dict) and covers(record, record, ()) else None
     except (OSError, ValueError, TypeError, RunError):
         return None

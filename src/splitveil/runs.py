@@ -73,6 +73,20 @@ class Run:
         except (ValueError, TypeError) as err:
             raise RunError(f"{path} is broken: {err}; audit the run again") from err
 
+    def data(self, progress: Progress = silent) -> tuple[Dataset, Splits]:
+        """The dataset and splits it was trained with; refuses data that have changed since."""
+        return load_data(self, progress)
+
+    def trained(self) -> Json:
+        """Its training: `steps`, `seconds`, `peak_bytes`, and `teacher` or None."""
+        meta = read_checkpoint(self.path / "checkpoint.safetensors").meta
+        return {
+            "steps": meta["step"],
+            "seconds": meta.get("seconds"),
+            "peak_bytes": meta.get("peak_bytes"),
+            "teacher": meta.get("passport", {}).get("teacher"),
+        }
+
     def audit(
         self,
         profile: str = "quick",
@@ -83,19 +97,39 @@ class Run:
         fresh: bool = False,
         only: Sequence[str] = (),
         compile: bool = False,
+        attributes: Path | None = None,
     ) -> Record:
         """Attack the run, write `record.json` and `gallery.json`, and return the record.
 
         Attacks finished before on the same model and data are not repeated, unless `fresh`.
         `only` some attacks of the profile, which the record says and flags; `compile` has torch
-        compile the decoders on a GPU.
+        compile the decoders on a GPU. `attributes` is a table of attributes of the images.
         """
-        from splitveil import auditing
+        from splitveil.audits.trained_run import audit_run
 
-        return auditing.audit_run(
+        return audit_run(
             self, profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only,
-            compile=compile,
+            compile=compile, attributes=attributes,
         )  # fmt: skip
+
+
+def audit(
+    run: Run,
+    profile: str = "quick",
+    *,
+    aux: str = "train",
+    seed: int = 0,
+    progress: Progress = silent,
+    fresh: bool = False,
+    only: Sequence[str] = (),
+    compile: bool = False,
+    attributes: Path | None = None,
+) -> Record:
+    """Attack a run and return the record; see `Run.audit`."""
+    return run.audit(
+        profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only, compile=compile,
+        attributes=attributes,
+    )  # fmt: skip
 
 
 def fit(
@@ -316,7 +350,7 @@ def _set_aside(folder: Path) -> None:
 
     It is kept, as `record.unfinished.json` and `gallery.unfinished.json`.
     """
-    from splitveil.audit.flags import UNFINISHED
+    from splitveil.audits.flags import UNFINISHED
 
     try:
         flags = json.loads((folder / "record.json").read_bytes()).get("flags") or []

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from splitveil.victim import BlackBox as BlackBox  # noqa: PLC0414 - re-exported
 from splitveil.victim import Victim as Victim  # noqa: PLC0414 - re-exported
@@ -175,10 +175,11 @@ Reconstruct = Callable[[Observation], Tensor]
 
 @dataclass(frozen=True)
 class Fitted:
-    """A reconstructor and the training loss of each epoch it was fitted for."""
+    """A reconstructor, the training loss of each epoch it was fitted for, and its one network."""
 
     reconstruct: Reconstruct
     curve: tuple[float, ...] = ()
+    net: nn.Module | None = None
 
     def __call__(self, seen: Observation) -> Tensor:
         """Images for what was observed."""
@@ -210,7 +211,8 @@ class Attack(Protocol):
 class Scores:
     """Means over the scored images; `mse` low and `ssim`, `psnr` high favour the attacker.
 
-    `accuracy` is the server's on the reconstructions: what they still tell of the class.
+    `accuracy` is the server's on the reconstructions: what they still tell of the class; None if
+    nobody answers.
     """
 
     mse: float
@@ -219,15 +221,18 @@ class Scores:
     ssim: float | None
     ssim_zeropad: float
     ssim_valid: float | None
-    accuracy: float
+    accuracy: float | None
     lpips: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Everything measured of one run, with its passport; `record.json` is its `to_dict`."""
+    """Everything measured of one run, with its passport; `record.json` is its `to_dict`.
 
-    accuracy: float
+    `accuracy` is None if nobody answers what the client sends.
+    """
+
+    accuracy: float | None
     attacks: Mapping[str, Json]
     strongest: Json
     worst_case: Json

@@ -1,7 +1,6 @@
 """The deployed client as an attacker meets it, and what each kind of attacker can reach of it."""
 
 import copy
-import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -54,14 +53,26 @@ def by_rows(send: Send, images: Tensor) -> Send:
     return send_rows
 
 
-def sealed(function: F) -> F:
-    """The same function behind a handle from which no attribute or closure leads to it.
+class _Sealed:
+    """One call; no attribute leads to the function behind it."""
 
-    An uncached `lru_cache` keeps what it wraps in C; without `__wrapped__` it only passes calls on.
-    """
-    handle = functools.lru_cache(maxsize=0)(function)
-    vars(handle).clear()
-    return cast(F, handle)
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._function = function
+
+    def __call__(self, *args: object, **options: object) -> object:
+        return object.__getattribute__(self, "_function")(*args, **options)
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "__class__":
+            return _Sealed
+        raise AttributeError(f"a sealed function has no attribute '{name}'")
+
+
+def sealed(function: F) -> F:
+    """The same function behind a handle from which no attribute or closure leads to it."""
+    return cast(F, _Sealed(function))
 
 
 class Clean(NamedTuple):

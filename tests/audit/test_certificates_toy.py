@@ -12,8 +12,8 @@ from torch import Generator, Tensor, nn
 
 from splitveil.attacks import Linear
 from splitveil.attacks.linear import ridge
-from splitveil.audit.certificates import Deployed, Part, certify
-from splitveil.audit.population import population_rate
+from splitveil.audits.bounds import population_rate
+from splitveil.audits.certificates import Deployed, Part, certify
 from splitveil.errors import ConfigError
 from splitveil.nets import Channel, Dropout, GaussianNoise, Quantise, TopK
 from splitveil.nets.channel import Clip, front_of

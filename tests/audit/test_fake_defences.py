@@ -9,15 +9,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from splitveil.attacks import Decoder, Linear, MeanImage
-from splitveil.audit import (
-    Attempt,
-    Case,
-    Evidence,
-    intercept,
-    raise_flags,
-    run_attacks,
-    strongest,
-)
+from splitveil.audits import Attempt, Target, run_attacks, strongest
+from splitveil.audits.flags import Evidence, raise_flags
 from splitveil.nets import Channel, GaussianNoise
 from splitveil.rng import normal_like
 from splitveil.types import (
@@ -138,13 +131,12 @@ class Server(nn.Module):
 def audited(
     encoder: nn.Module, channel: nn.Module, without: str = ""
 ) -> tuple[set[str], dict[str, Attempt]]:
-    case = Case(
-        victim=Victim(encoder, channel), head=Server(), num_classes=4, aux=AUX, scored=SCORED
+    target = Target(
+        victim=Victim(encoder, channel), head=Server(), classes="abcd", aux=AUX, scored=SCORED
     )
-    wire = intercept(case, 0)
     chosen = {name: attack for name, attack in ATTACKS.items() if name != without}
-    attempts = run_attacks(case, chosen, 0, wire=wire)
-    return {flag.name for flag in raise_flags(Evidence(case, wire, attempts))}, attempts
+    attempts = run_attacks(target, chosen)
+    return {flag.name for flag in raise_flags(Evidence(target, attempts))}, attempts
 
 
 @pytest.mark.parametrize("kind", FAKES)

@@ -10,7 +10,7 @@ from hypothesis.strategies import integers
 from scipy import stats  # type: ignore[import-untyped]
 from torch import Generator, Tensor
 
-from splitveil.audit.residuals import (
+from splitveil.audits.noise_tests import (
     ALPHA,
     closest,
     first_rows,

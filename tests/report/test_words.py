@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import splitveil.report
-from splitveil.audit.flags import FLAGS
+from splitveil.audits.flags import FLAGS
 from splitveil.errors import ConfigError
 from splitveil.report import RunFiles
 from splitveil.report.canvas import Drawing

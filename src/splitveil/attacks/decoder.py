@@ -225,7 +225,7 @@ class Decoder:
             images = torch.cat([_decode(reader, z) for z in torch.split(seen.z, 1000)])
             return images.clamp(0, 1)
 
-        return Fitted(reconstruct, curve)
+        return Fitted(reconstruct, curve, reader)
 
     def _objective(
         self, aux: Labelled, generator: Generator, device: torch.device, progress: Progress

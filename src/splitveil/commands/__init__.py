@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import typer
-
 
 def last_epoch(folder: Path) -> dict[str, Any]:
     """The last epoch's line of a run's log; empty before the first."""
@@ -34,15 +32,6 @@ def show_runs(paths: list[Path], *, json_: bool) -> None:
         show_table("Accuracy, and what the attacker got", *SUMMARY.brief(runs))
 
 
-def given_run(run: Path | None) -> Path:
-    """The folder named on the command line; a run is needed."""
-    from splitveil.errors import ConfigError
-
-    if run is None:
-        raise ConfigError("which run? give its folder, for example: splitveil audit runs/first")
-    return run
-
-
 def show_audit(folder: Path, flags: list[dict[str, Any]], page: Path) -> None:
     """Print what the attacks got, the summary, and every flag."""
     from splitveil.console import out, show_table, warn
@@ -54,29 +43,6 @@ def show_audit(folder: Path, flags: list[dict[str, Any]], page: Path) -> None:
     for flag in flags:
         warn(f"flag: {flag['name']}: {flag['seen']}; {flag['advice']}")
     out.print(f"page: {page}", highlight=False, soft_wrap=True)
-
-
-def replay(run: Path | None, record: Path, *, json_: bool) -> None:
-    """Measure a record again; exit code 1 when a number differs."""
-    from splitveil import load_run
-    from splitveil.console import out, progress_bar, show_json
-    from splitveil.replay import read_record
-    from splitveil.replay import replay as again
-
-    known = read_record(record)
-    loaded = load_run(record.parent if run is None else run)
-    with progress_bar("replay") as bar:
-        found = again(loaded, known, bar)
-    if json_:
-        show_json({"record": str(record), "differences": found})
-    elif found:
-        for line in found:
-            out.print(line, highlight=False, markup=False, soft_wrap=True)
-        out.print(f"{len(found)} differences", highlight=False)
-    else:
-        out.print("every number is the same, bit for bit", highlight=False)
-    if found:
-        raise typer.Exit(1)
 
 
 def show_catalogue(title: str, entries: dict[str, str], *, json_: bool) -> None:

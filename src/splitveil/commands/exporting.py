@@ -5,25 +5,16 @@ import logging
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
-from splitveil.attacks import Decoder
-from splitveil.attacks.base import InUnits
-from splitveil.audit import intercept
-from splitveil.audit.access import view
-from splitveil.audit.metrics import mse
-from splitveil.auditing import open_run
+from splitveil.audits.trained_run import fit_attacker
 from splitveil.commands import last_epoch
-from splitveil.config import find_profile
-from splitveil.errors import AuditError, ConfigError, RunError
-from splitveil.rng import stream
-from splitveil.runs import Run, load_data, load_run
+from splitveil.errors import ConfigError, RunError
+from splitveil.runs import Run, load_run
 from splitveil.serve.export import Attacker, export_model, verdict, wire_name
 from splitveil.serve.manifest import FILE, Manifest, check_target, read_manifest, sha256
 from splitveil.serve.wire import Rows
 from splitveil.train.state import read_checkpoint
-from splitveil.types import Json, Observation, Progress, Reconstruct, Record, silent
+from splitveil.types import Json, Progress, Record, silent
 
 log = logging.getLogger("splitveil")
 
@@ -64,6 +55,10 @@ def export_run(
             f"--attacker needs an audit of this state of {run.path}; audit it first: "
             f"splitveil audit {run.path}"
         )
+    fitted = None
+    if attacker and record is not None:
+        net, facts = fit_attacker(run, record, progress)
+        fitted = Attacker(net=net, facts=facts)
     return export_model(
         run.model,
         run.built.image_shape,
@@ -72,7 +67,7 @@ def export_run(
         audit=None if record is None else verdict(record.to_dict()),
         source=source_of(run.path),
         calibration=calibration_images(run) if int8 else None,
-        attacker=fit_attacker(run, record, progress) if attacker and record else None,
+        attacker=fitted,
         classes=class_names(run.path, run.built.num_classes),
         overwrite=overwrite,
     )
@@ -149,63 +144,7 @@ def source_of(run: Path) -> Json:
 
 def calibration_images(run: Run) -> Rows:
     """Training images, evenly spread over the training set, as floats in [0, 1]."""
-    dataset, splits = load_data(run)
+    dataset, splits = run.data()
     rows = splits.train.cpu().numpy()
     chosen = rows[np.linspace(0, len(rows) - 1, min(CALIBRATION_IMAGES, len(rows))).astype(int)]
     return np.asarray(dataset.images.cpu().numpy()[chosen] / 255, np.float32)
-
-
-def fit_attacker(run: Run, record: Record, progress: Progress) -> Attacker:
-    """The decoder attack with the lowest error of an audit, on the same aux and with its seed.
-
-    An audit keeps what its attacks made, not their networks; on the same machine the fit is the
-    same again, bit for bit on a CPU.
-    """
-    profile, aux = str(record.audit["profile"]), str(record.audit["aux"])
-    seed = int(record.seeds["attack"])
-    name = strongest_decoder(record, profile)
-    case = open_run(run, aux=aux, progress=progress).case
-    wire = intercept(case, seed)
-    attack = find_profile(profile)[name]
-    generator = stream(seed, f"attack/{name}", case.victim.device)
-    fitted = attack.fit(view(case, attack.access, wire), case.aux, generator, progress)
-    net, images = caught(fitted, wire.seen)
-    return Attacker(
-        net=net,
-        facts={
-            "attack": name,
-            "profile": profile,
-            "aux": aux,
-            "seed": seed,
-            "mse": float(mse(case.scored.images, images).mean()),
-            "audited_mse": record.attacks[name]["mse"],
-        },
-    )
-
-
-def strongest_decoder(record: Record, profile: str) -> str:
-    """Name of the decoder attack with the lowest mean squared error in a record."""
-    decoders = [name for name, a in find_profile(profile).items() if isinstance(a, Decoder)]
-    errors = {n: float(record.attacks[n]["mse"]) for n in decoders if n in record.attacks}
-    if not errors:
-        raise AuditError(
-            f"the audit (profile '{profile}') has no decoder attack to export; audit the run "
-            "without --attacks, or with a decoder among them"
-        )
-    return min(errors, key=lambda name: errors[name])
-
-
-def caught(fitted: Reconstruct, seen: Observation) -> tuple[InUnits, Tensor]:
-    """The decoder that a fitted attack calls, and its images for what was observed."""
-    found: list[InUnits] = []
-
-    def look(module: nn.Module, given: object, made: object) -> None:
-        del given, made
-        if isinstance(module, InUnits) and module not in found:
-            found.append(module)
-
-    with register_module_forward_hook(look):
-        images = fitted(seen)
-    if len(found) != 1:
-        raise AuditError(f"the attack calls {len(found)} decoders, expected one; leave --attacker")
-    return found[0], images

@@ -163,7 +163,7 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     ca: Annotated[Path | None, typer.Option(help="Certificates to trust for TLS.")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Use the client in eight bits.")] = False,
     capture: Annotated[
-        Path | None, typer.Option(help="New file that keeps what is sent, for `audit --wire`.")
+        Path | None, typer.Option(help="New file that keeps what is sent, for `audit-wire`.")
     ] = None,
     json_: JsonFlag = False,
 ) -> None:

@@ -30,10 +30,11 @@ from rich.table import Table
 from rich.text import Text
 
 from splitveil import __version__
-from splitveil.audit import accuracy, ceiling_mse, run_attacks, strongest
-from splitveil.audit.flags import UNFINISHED
-from splitveil.audit.suite import Share
-from splitveil.auditing import ACCURACY_DRAWS, PLACES, folder_store, open_run
+from splitveil.audits import ceiling_mse, run_attacks, strongest
+from splitveil.audits.flags import UNFINISHED
+from splitveil.audits.pipeline import ACCURACY_DRAWS
+from splitveil.audits.suite import Share, accuracy, folder_store
+from splitveil.audits.trained_run import PLACES, open_run
 from splitveil.config import ANY_RECIPE, RECIPES, RunConfig, find_device, find_profile
 from splitveil.config.resolve import resolve
 from splitveil.data import Dataset, load
@@ -344,12 +345,12 @@ def ranking_attacks(profile: str, only: Sequence[str] = ()) -> dict[str, Attack]
 
 def validate_on_val(run: Run, attacks: Mapping[str, Attack], progress: Progress = silent) -> Json:
     """Accuracy and what the strongest attack got, on validation images, attacker knowing train."""
-    case, seed = open_run(run, aux="val", progress=silent).case, run.config.seed
-    store = folder_store(run.path / "audit")
-    best = strongest(run_attacks(case, attacks, seed, progress, store=store))
-    ceiling = ceiling_mse(case.aux, case.scored, case.num_classes)
+    target, _ = open_run(run, aux="val", seed=run.config.seed)
+    store = folder_store(run.path / "audit", __version__)  # a trial's folder is of one version
+    best = strongest(run_attacks(target, attacks, progress, store=store))
+    ceiling = ceiling_mse(target.aux, target.scored, target.num_classes)
     return {
-        "accuracy": accuracy(case, seed, ACCURACY_DRAWS),
+        "accuracy": accuracy(target, ACCURACY_DRAWS),
         "mse": best["mse"],
         "attack": best["mse_by"],
         "ceiling": ceiling,

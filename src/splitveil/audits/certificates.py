@@ -11,27 +11,30 @@ from typing import get_args
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
-from splitveil.audit.bounds import (
+from splitveil.audits.bounds import (
     Covariance,
+    NoiseVar,
+    beaten,
     capacity,
     gallery_spectrum,
-    noise_variance,
-)
-from splitveil.audit.fisher import PROBES, Clean, dfil
-from splitveil.audit.identification import (
-    beaten,
     identification_error,
+    inside_box,
     matcher_errors,
+    noise_variance,
     pairwise_error,
+    population_rate,
     repeats_until_double,
     same_class_error,
 )
-from splitveil.audit.population import inside_box, population_rate
 from splitveil.errors import AuditError, ConfigError, unknown
+from splitveil.nets import front_of
 from splitveil.types import Json, Labelled
 
+Clean = Callable[[Tensor, Generator | None], Tensor]
+
+PROBES = 32
 KINDS = ("capacity", "gallery", "population", "diagnostics")
 CHUNK = 1000
 PROBED = 16  # images whose Jacobian is looked at
@@ -55,6 +58,22 @@ class Deployed:
     noise_var: float | Tensor | None
     bounds: tuple[float, float] | None
     random: bool = False
+
+
+def deployed(encoder: nn.Module, channel: nn.Module, device: torch.device) -> Deployed:
+    """A client of known networks as certificates see it."""
+    front = front_of(encoder, channel)
+
+    def clean(x: Tensor, generator: torch.Generator | None) -> Tensor:
+        z: Tensor = front.stages(encoder(x.to(device)), generator)
+        return z
+
+    return Deployed(
+        clean=clean,
+        noise_var=None if front.noise_std is None else front.noise_std**2,
+        bounds=front.bounds,
+        random=front.random,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,11 +162,7 @@ def _draws(client: Deployed, z: Tensor, images: Tensor, generator: Generator) ->
 
 
 def _gallery(
-    client: Deployed,
-    gallery: Labelled,
-    z: Tensor,
-    covariance: Covariance,
-    generator: Generator,
+    client: Deployed, gallery: Labelled, z: Tensor, covariance: Covariance, generator: Generator
 ) -> Json:
     """Everything that holds for the listed images alone, whose z is given."""
     noise_var = client.noise_var
@@ -292,3 +307,39 @@ def certify(
 
     made = (most, listed, sampled, slope)
     return {kind: _or_refused(make) for kind, make in zip(KINDS, made, strict=True)}
+
+
+def dfil(
+    clean: Clean,
+    x: Float[Tensor, "n c h w"],
+    noise_var: NoiseVar | None,
+    *,
+    generator: Generator,
+    probes: int | None = PROBES,
+) -> Float[Tensor, " n"]:
+    r"""Fisher information of z̃ about each image, per pixel: a diagnostic, never a certificate.
+
+    .. math:: \mathrm{tr}(J^\top D^{-1} J) / d_x = E_v \Vert J^\top D^{-1/2} v \Vert^2 / d_x
+
+    It bounds unbiased attacks only, and every attack worth its name is biased. Exact with
+    `probes=None`, one backward pass for each number of z; else Hutchinson's estimate with that
+    many random signs v.
+    """
+    with torch.enable_grad():
+        x = x.detach().clone().requires_grad_()
+        z = clean(x, generator).flatten(1)
+        if not z.requires_grad:
+            raise AuditError("no gradient reaches the image: the encoder's Jacobian is hidden")
+        scaled = z / noise_variance(noise_var, z.shape[1], z.device).sqrt().to(z.dtype)
+        total = torch.zeros(len(x), dtype=torch.float64, device=z.device)
+        for i in range(z.shape[1] if probes is None else probes):
+            if probes is None:
+                seed = torch.zeros_like(z)
+                seed[:, i] = 1.0
+            else:
+                where = generator.device
+                coin = torch.randint(2, z.shape, generator=generator, device=where)
+                seed = (2 * coin - 1).to(z)
+            (slope,) = torch.autograd.grad(scaled, x, seed, retain_graph=True)
+            total += slope.flatten(1).double().square().sum(1).to(z.device)
+    return total / x[0].numel() / (probes or 1)

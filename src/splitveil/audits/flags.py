@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from splitveil.audit.access import Case, Wire, finite
-from splitveil.audit.attempt import Attempt
-from splitveil.audit.identification import beaten
-from splitveil.audit.summary import comparable, floor_mse
-from splitveil.audit.wire_flags import WIRE_CHECKS
+from splitveil.audits.bounds import beaten
+from splitveil.audits.certificates import count_copies
+from splitveil.audits.summary import comparable, floor_mse
+from splitveil.audits.target import Attempt, Target, finite
 from splitveil.rng import normal_like, stream
-from splitveil.types import Access, Json, Victim
+from splitveil.types import Access, Json, Labelled, Victim
 
 WEAKER = 1.05  # a white-box attack this much worse than the best black-box one is suspect
 FALLING = 0.02  # relative fall of the training loss per epoch at the end
@@ -22,6 +21,8 @@ OVERFIT = 0.7
 UNFINISHED = "training unfinished"
 PROBED = 64
 MASKED = 1e-3  # gradient over what a small change of the image really does
+SILENT = 0.01  # of the declared noise: less is none
+SURE = 1e-3  # p-value below which two audits differ
 
 
 @dataclass(frozen=True)
@@ -37,25 +38,16 @@ class Flag:
 class Evidence:
     """What the checks look at.
 
-    `heard` is what `splitveil.audit.residuals` says of a real wire; `left_out` are the attacks of
-    the profile that somebody chose not to run; `copies` says how many scored images are known.
+    `wire` is what captured requests say; `left_out` are the attacks of the profile that somebody
+    chose not to run.
     """
 
-    case: Case
-    wire: Wire
+    target: Target
     attempts: Mapping[str, Attempt]
     certificates: Json = field(default_factory=dict)
-    heard: Json = field(default_factory=dict)
-    left_out: Sequence[str] = ()
     leaks: Json = field(default_factory=dict)
-    unfinished: str | None = None
-    knowledge: str = "train"
-    copies: str | None = None
-
-    @property
-    def seed(self) -> int:
-        """Seed of the audit."""
-        return self.wire.seed
+    wire: Json = field(default_factory=dict)
+    left_out: Sequence[str] = ()
 
 
 def white_box_weaker(evidence: Evidence) -> str | None:
@@ -66,7 +58,7 @@ def white_box_weaker(evidence: Evidence) -> str | None:
     for name, attempt in evidence.attempts.items():
         if attempt.access != Access.WHITE_BOX or not rivals:
             continue
-        there = {n: a.scores_at(attempt.rows).mse for n, a in rivals.items()}
+        there = {n: a.scores(attempt.rows).mse for n, a in rivals.items()}
         best = min(there, key=lambda n: there[n])
         own = attempt.scores().mse
         if own > WEAKER * there[best]:
@@ -108,10 +100,10 @@ def not_converged(evidence: Evidence) -> str | None:
 
 def gradient_masked(evidence: Evidence) -> str | None:
     """An encoder that reacts to its input but hands back no gradient misleads white-box attacks."""
-    case = evidence.case
-    box = case.victim.white_box()
-    x = case.scored.images[:PROBED].to(box.device)
-    generator = stream(evidence.seed, "flags/gradient", box.device)
+    target = evidence.target
+    box = target.victim.white_box()
+    x = target.scored.images[:PROBED].to(box.device)
+    generator = stream(target.seed, "flags/gradient", box.device)
     step = 0.02 * normal_like(x, generator)
     with torch.no_grad():
         z = box.encoder(x)
@@ -135,7 +127,7 @@ def gradient_masked(evidence: Evidence) -> str | None:
 
 def one_draw(evidence: Evidence) -> str | None:
     """A random channel must also meet an attacker who sees several draws of one image."""
-    if varies(evidence.case, evidence.seed, training=False) and not any(
+    if varies(evidence.target, training=False) and not any(
         a.repeats > 1 for a in evidence.attempts.values()
     ):
         return "two sendings of one image differ, and no attack with repeats was run"
@@ -144,20 +136,20 @@ def one_draw(evidence: Evidence) -> str | None:
 
 def train_only_noise(evidence: Evidence) -> str | None:
     """Noise that is gone in deployment protects nobody."""
-    case, seed = evidence.case, evidence.seed
-    if varies(case, seed, training=True) and not varies(case, seed, training=False):
+    target = evidence.target
+    if varies(target, training=True) and not varies(target, training=False):
         return "two sendings of one image differ in train mode and are equal in eval mode"
     return None
 
 
 @torch.no_grad()
-def varies(case: Case, seed: int, *, training: bool) -> bool:
+def varies(target: Target, *, training: bool) -> bool:
     """Whether sending the same images twice gives different values, in either mode."""
-    box = case.victim.white_box()
+    box = target.victim.white_box()
     victim = Victim(box.encoder, box.channel)
-    x = case.scored.images[:PROBED].to(box.device)
+    x = target.scored.images[:PROBED].to(box.device)
     x = torch.cat([x, x])  # BatchNorm in train mode needs two
-    generator = stream(seed, "flags/draws", box.device)
+    generator = stream(target.seed, "flags/draws", box.device)
     encoder, channel = box.encoder.train(training), box.channel.train(training)
 
     def once() -> Tensor:
@@ -168,18 +160,18 @@ def varies(case: Case, seed: int, *, training: bool) -> bool:
         return not torch.equal(once(), once())
 
 
-def linearly_open(evidence: Evidence) -> str | None:
+def linearly_invertible(evidence: Evidence) -> str | None:
     """A client that a fixed linear map undoes hides nothing, whatever other attacks say."""
-    linear = evidence.attempts.get("linear")
+    linear, target = evidence.attempts.get("linear"), evidence.target
     if linear is None:
         return None
-    own, floor = linear.scores().mse, floor_mse(evidence.case.aux, evidence.case.scored)
+    own, floor = linear.scores().mse, floor_mse(target.aux, target.scored)
     if own < LINEAR_SHARE * floor:
         return f"ridge regression has MSE {own:.2g}, {100 * own / floor:.1f} % of the mean image's"
     return None
 
 
-def overfitted(evidence: Evidence) -> str | None:
+def attack_overfitted(evidence: Evidence) -> str | None:
     """An attack far better on its own images than on new ones needs more images, not belief."""
     for name, attempt in comparable(evidence.attempts).items():
         if attempt.aux_mse is None or name == "nearest":  # the nearest aux image is itself
@@ -192,11 +184,11 @@ def overfitted(evidence: Evidence) -> str | None:
 
 def not_finite(evidence: Evidence) -> str | None:
     """A client that sends NaN or infinity for some images."""
-    broken = evidence.wire.broken
+    broken = evidence.target.sent.broken
     if not broken:
         return None
     named = ", ".join(str(i) for i in broken[:8]) + (", …" if len(broken) > 8 else "")  # noqa: PLR2004
-    return f"{len(broken)} of {len(evidence.case.scored)} scored images: {named}"
+    return f"{len(broken)} of {len(evidence.target.scored)} scored images: {named}"
 
 
 def certificate_beaten(evidence: Evidence) -> str | None:
@@ -218,20 +210,94 @@ def certificate_beaten(evidence: Evidence) -> str | None:
     return None
 
 
-def picked(evidence: Evidence) -> str | None:
+def attacks_left_out(evidence: Evidence) -> str | None:
     """The strongest of some attacks is not the strongest of all."""
     if not evidence.left_out:
         return None
     return f"{', '.join(evidence.left_out)} did not run"
 
 
+def validation_scored(evidence: Evidence) -> str | None:
+    """Settings are chosen by validation images: an audit of them is too kind."""
+    return "settings are chosen by them" if evidence.target.knowledge == "val" else None
+
+
+def known_before(evidence: Evidence) -> str | None:
+    """Scored images that are no new ones look better than images in use will."""
+    target = evidence.target
+    if not target.own_data:
+        return None
+    known = [some.images for some in (target.aux, target.members) if isinstance(some, Labelled)]
+    count = count_copies(target.scored.images, known)
+    if not count:
+        return None
+    return (
+        f"{count} of {len(target.scored)} are copies of images that were trained on or that the "
+        "attacker has"
+    )
+
+
+def _failed(evidence: Evidence, *names: str) -> str | None:
+    """What the first failed test of some of the wire saw."""
+    for name in evidence.wire.get("failed", ()):
+        if name in names:
+            test = evidence.wire["tests"][name]
+            return f"test '{name}' saw {test['seen']:.3g}, p = {test['p']:.2g}"
+    return None
+
+
+def _no_noise(evidence: Evidence) -> bool:
+    """Whether nothing was added on the wire: then nothing repeats or has another shape."""
+    noise = evidence.wire.get("noise")
+    return noise is not None and bool(noise["measured"] < SILENT * noise["declared"])
+
+
+def wire_without_noise(evidence: Evidence) -> str | None:
+    """A client whose noise is off, or weaker than the one that was audited."""
+    noise = evidence.wire.get("noise")
+    seen = _failed(evidence, "quieter", "nearer")
+    if seen is None or noise is None:
+        return seen
+    return (
+        f"the noise of {evidence.wire['images']} images has deviation {noise['measured']:.4g}; "
+        f"declared is {noise['declared']:.4g}, which gives no less than {noise['measured_low']:.4g}"
+    )
+
+
+def wire_noise_repeats(evidence: Evidence) -> str | None:
+    """Noise that can be seen twice can be taken away: it came from a seed."""
+    return None if _no_noise(evidence) else _failed(evidence, "repeats", "starts")
+
+
+def wire_noise_differs(evidence: Evidence) -> str | None:
+    """Noise of another size, kind or order than the channel's."""
+    tests = ("louder", "farther", "shape", "next image", "next number", "other number")
+    return None if _no_noise(evidence) else _failed(evidence, *tests)
+
+
+def wire_of_another(evidence: Evidence) -> str | None:
+    """What was sent is not centred on the z of the audited encoder."""
+    return _failed(evidence, "offset", "slope", "different")
+
+
+def wire_carries_more(evidence: Evidence) -> str | None:
+    """Fields of a request that no attack looked at."""
+    beside = evidence.wire.get("beside", ())
+    return f"requests hold {', '.join(beside)}" if beside else None
+
+
+def wire_leaks_more(evidence: Evidence) -> str | None:
+    """The same attack does better on the wire than it did in the run's audit."""
+    found = evidence.wire.get("offline", {})
+    if found.get("p", 1.0) >= SURE or found["difference"] >= 0:
+        return None
+    return (
+        f"{found['attack']} has MSE {found['mse'] + found['difference']:.4f} on the wire, "
+        f"{found['mse']:.4f} in the run's audit"
+    )
+
+
 Check = Callable[[Evidence], str | None]
-
-
-def of_the_wire(check: Callable[[Json], str | None]) -> Check:
-    """A check of what was heard on the wire as a check of all the evidence."""
-    return lambda evidence: check(evidence.heard)
-
 
 FLAGS: Mapping[str, tuple[Check, str]] = {
     "white-box weaker than black-box": (
@@ -246,22 +312,13 @@ FLAGS: Mapping[str, tuple[Check, str]] = {
         gradient_masked,
         "do not count the failure of white-box attacks as protection",
     ),
-    "one draw of a random channel": (
-        one_draw,
-        "add k-query, or use a profile that has it",
-    ),
+    "one draw of a random channel": (one_draw, "add k-query, or use a profile that has it"),
     "noise only in training": (
         train_only_noise,
         "make the noise a channel stage, active in eval mode",
     ),
-    "linearly invertible": (
-        linearly_open,
-        "treat the client as sending the image itself",
-    ),
-    "attack overfitted": (
-        overfitted,
-        "give the attacker more aux images",
-    ),
+    "linearly invertible": (linearly_invertible, "treat the client as sending the image itself"),
+    "attack overfitted": (attack_overfitted, "give the attacker more aux images"),
     "certificate beaten": (
         certificate_beaten,
         "believe neither: the channel is not what the certificate was told it is",
@@ -271,22 +328,39 @@ FLAGS: Mapping[str, tuple[Check, str]] = {
         "mend the encoder; these images count as they are, attacked through zeros",
     ),
     UNFINISHED: (
-        lambda evidence: evidence.unfinished,
+        lambda evidence: evidence.target.unfinished,
         "continue it with --resume, then audit again: this is not the model that will be deployed",
     ),
-    "attacks left out": (
-        picked,
-        "audit without --attacks before reporting the number",
-    ),
+    "attacks left out": (attacks_left_out, "audit without --attacks before reporting the number"),
     "validation images scored": (
-        lambda evidence: "settings are chosen by them" if evidence.knowledge == "val" else None,
+        validation_scored,
         "choose, train once with --final, and report an audit of test images",
     ),
     "scored images known before": (
-        lambda evidence: evidence.copies,
+        known_before,
         "take the copies out of one of the parts, train and audit again",
     ),
-    **{name: (of_the_wire(check), advice) for name, (check, advice) in WIRE_CHECKS.items()},
+    "noise missing on the wire": (
+        wire_without_noise,
+        "do not use this client: switch its noise on, or audit a run with the noise it has",
+    ),
+    "noise repeats on the wire": (
+        wire_noise_repeats,
+        "draw noise from the operating system's generator, without a seed",
+    ),
+    "noise not as declared on the wire": (
+        wire_noise_differs,
+        "make the client's channel the one that was audited",
+    ),
+    "another client on the wire": (
+        wire_of_another,
+        "deploy the encoder of this run, or audit the one that is deployed",
+    ),
+    "more than z on the wire": (wire_carries_more, "send the tensor and its description alone"),
+    "wire leaks more than the audit": (
+        wire_leaks_more,
+        "believe this record, and find out what the deployed client does differently",
+    ),
 }
 
 

@@ -6,14 +6,30 @@ from collections.abc import Mapping
 import torch
 
 from splitveil.attacks import class_means
-from splitveil.audit import metrics
-from splitveil.audit.attempt import Attempt
+from splitveil.audits import metrics
+from splitveil.audits.target import Attempt, Target
 from splitveil.types import Access, Json, Labelled
 
 HIGH_IS_BETTER = {
     "mse": -1, "psnr": 1, "psnr_pooled": 1, "ssim": 1, "ssim_zeropad": 1, "ssim_valid": 1,
     "lpips": -1,
 }  # fmt: skip
+
+
+def summarise(target: Target, attempts: Mapping[str, Attempt]) -> Json:
+    """The fields of a record that say what the attacks got."""
+    ceiling = ceiling_mse(target.aux, target.scored, target.num_classes)
+    headline = strongest(attempts)
+    return {
+        "attacks": by_attack(attempts),
+        "strongest": headline,
+        "strongest_blackbox": strongest_blackbox(attempts),
+        "worst_case": worst_case(attempts),
+        "ceiling": {"mse": ceiling},
+        "floor": {"mse": floor_mse(target.aux, target.scored)},
+        "leakage": 1.0 - headline["mse"] / ceiling,
+        "per_image": per_image(attempts),
+    }
 
 
 def comparable(attempts: Mapping[str, Attempt]) -> dict[str, Attempt]:
@@ -78,7 +94,7 @@ def by_attack(attempts: Mapping[str, Attempt]) -> dict[str, Json]:
     for name, attempt in attempts.items():
         said[name] = attempt.to_json()
         if not attempt.whole and whole:
-            there = {n: a.scores_at(attempt.rows) for n, a in whole.items()}
+            there = {n: a.scores(attempt.rows) for n, a in whole.items()}
             rival = min(there, key=lambda n: there[n].mse)
             said[name]["beside"] = {
                 "attack": rival, "mse": there[rival].mse, "ssim": there[rival].ssim,

@@ -1,17 +1,105 @@
-"""Shares of hits, areas under ROC curves and hit rates, each with a 95 % interval over images.
+"""Per-image metrics of reconstructions, and shares and ROC areas with their 95 % intervals.
 
-And what they are compared with: the best guess from the answer, pairs of the same class.
+Images are floats in [0, 1], shape (n, c, h, w). Names carry their conventions: three SSIMs and two
+PSNRs are in use in this field and differ by up to .15 and several dB on the same images.
 """
 
+import functools
 import math
 
 import torch
 from jaxtyping import Bool, Float, Int64
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
+from torchmetrics.functional.image import structural_similarity_index_measure
 
 from splitveil.attacks.membership import placements
 from splitveil.errors import AuditError
-from splitveil.types import Json
+from splitveil.similarity import SSIM_RADIUS, ssim_per_image
+from splitveil.types import Json, check_images
+
+MSE_FLOOR = 1e-10  # PSNR of a perfect copy is infinite; it is reported as 100 dB
+LPIPS_SIDE = 32
+
+Images = Float[Tensor, "n c h w"]
+PerImage = Float[Tensor, " n"]
+
+
+def mse(x: Images, guess: Images) -> PerImage:
+    """Mean squared error of each image; low favours the attacker.
+
+    >>> mse(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.5))
+    tensor([0.2500])
+    """
+    _check_pair(x, guess)
+    return (x - guess).square().flatten(1).mean(1)
+
+
+def psnr(x: Images, guess: Images) -> PerImage:
+    """Peak signal-to-noise ratio of each image, dB, peak 1; high favours the attacker.
+
+    >>> round(float(psnr(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.1))), 4)
+    20.0
+    """
+    return -10.0 * torch.log10(mse(x, guess).clamp_min(MSE_FLOOR))
+
+
+def ssim(x: Images, guess: Images) -> PerImage | None:
+    """Structural similarity of each image in torchmetrics' convention (reflected borders).
+
+    None for images under 6 pixels, which cannot be reflected by the window's radius of 5.
+    """
+    _check_pair(x, guess)
+    if min(x.shape[2:]) <= SSIM_RADIUS:
+        return None
+    value = structural_similarity_index_measure(guess, x, data_range=1.0, reduction="none")
+    assert isinstance(value, Tensor)  # noqa: S101 - a pair only when the full image is asked for
+    return value.reshape(len(x))
+
+
+def ssim_zeropad(x: Images, guess: Images) -> PerImage:
+    """Structural similarity with zero padding: CEM's and the reference documents' way."""
+    _check_pair(x, guess)
+    return ssim_per_image(x, guess, padding=SSIM_RADIUS)
+
+
+def ssim_valid(x: Images, guess: Images) -> PerImage | None:
+    """Structural similarity over whole windows only: scikit-image's; None under 11 pixels."""
+    _check_pair(x, guess)
+    if min(x.shape[2:]) < 2 * SSIM_RADIUS + 1:
+        return None
+    return ssim_per_image(x, guess, padding=0)
+
+
+def lpips(x: Images, guess: Images) -> PerImage | None:
+    """Learned perceptual distance (AlexNet) of each image; low favours the attacker.
+
+    None unless the package `lpips` with its weights is installed, and under 32 pixels, where its
+    network has nothing left to compare. Grey images are shown to it in three equal channels.
+    """
+    _check_pair(x, guess)
+    if min(x.shape[2:]) < LPIPS_SIDE or (net := _lpips_net(x.device)) is None:
+        return None
+    pair = [image.expand(-1, 3, -1, -1) if image.shape[1] == 1 else image for image in (x, guess)]
+    with torch.no_grad():
+        value: Tensor = net(pair[0] * 2 - 1, pair[1] * 2 - 1)
+    return value.reshape(len(x)).float()
+
+
+@functools.cache
+def _lpips_net(device: torch.device) -> nn.Module | None:
+    """The package's network, fetched once; None where it is not installed."""
+    try:
+        import lpips as package  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    net: nn.Module = package.LPIPS(net="alex", verbose=False)
+    return net.eval().requires_grad_(requires_grad=False).to(device)
+
+
+def _check_pair(x: Tensor, guess: Tensor) -> None:
+    check_images(x, "images given to a metric")
+    check_images(guess, "reconstructions given to a metric")
+
 
 _TAIL = 0.025
 _Z = 1.959963984540054  # Φ⁻¹(1 − _TAIL)
@@ -30,7 +118,7 @@ def wilson(hits: int, n: int) -> Limits:
     >>> [round(limit, 4) for limit in wilson(8, 10)]
     [0.4902, 0.9433]
     """
-    _check(hits, n)
+    _check_share(hits, n)
     p, c = hits / n, _Z**2 / n
     half = _Z * math.sqrt(p * (1 - p) / n + c / (4 * n))
     low, high = ((p + c / 2 + side * half) / (1 + c) for side in (-1, 1))
@@ -45,13 +133,13 @@ def exact(hits: int, n: int) -> Limits:
     """
     from scipy.special import betaincinv  # type: ignore[import-untyped]
 
-    _check(hits, n)
+    _check_share(hits, n)
     low = float(betaincinv(hits, n - hits + 1, _TAIL)) if hits else 0.0
     high = float(betaincinv(hits + 1, n - hits, 1 - _TAIL)) if hits < n else 1.0
     return low, high
 
 
-def _check(hits: int, n: int) -> None:
+def _check_share(hits: int, n: int) -> None:
     if not 0 <= hits <= n or n < 1:
         raise AuditError(f"a share needs 0 ≤ hits ≤ n and n ≥ 1, got {hits} of {n}")
 

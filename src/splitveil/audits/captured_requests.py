@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,22 +14,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitveil.audit import Attempt, Store, Wire
-from splitveil.audit.access import answer
-from splitveil.audit.certificates import count_copies
 from splitveil.audit.statistics import Sample, difference
-from splitveil.auditing import Opened, examine_wire, open_run
+from splitveil.audits.certificates import count_copies, refusals
+from splitveil.audits.noise_tests import Clean, hear
+from splitveil.audits.pipeline import Facts, measure
+from splitveil.audits.suite import Store
+from splitveil.audits.target import Attempt, Target
+from splitveil.audits.trained_run import Audited, open_run
+from splitveil.config import find_profile
 from splitveil.data import Dataset
 from splitveil.errors import AuditError, DataError
-from splitveil.listening import Clean, hear
 from splitveil.report.rows import per_image_mse
-from splitveil.runs import Run, fingerprint
+from splitveil.runs import fingerprint
 from splitveil.serve.faults import WireError
 from splitveil.serve.manifest import CLIENT_INT8, LOGITS, WIRE, load_half, read_manifest
 from splitveil.serve.transport import Transport, read_capture
 from splitveil.serve.wire import TensorSpec, decode_request
 from splitveil.train.files import explain_os_error
-from splitveil.types import Json, Labelled, Observation, Progress, Record, silent
+from splitveil.types import Json, Labelled, Progress, Record, silent
 
 AGAIN = 256  # images that a second start of the client sends
 ADDRESS = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/infer")
@@ -42,7 +45,7 @@ EXPECTED = {
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Tap:
+class CapturedData:
     """What a capture holds: z̃ (n, …) in the order it was sent, and facts about its bytes."""
 
     z: Tensor
@@ -50,7 +53,7 @@ class Tap:
     beside: tuple[str, ...]
 
 
-def read_tap(file: Path, shape: Sequence[int], most: int) -> Tap:
+def read_captured(file: Path, shape: Sequence[int], most: int) -> CapturedData:
     """The smashed data of a capture, of at most so many rows of this shape."""
     spec = TensorSpec(name=WIRE, shape=tuple(shape))
     rows: list[Tensor] = []
@@ -61,7 +64,7 @@ def read_tap(file: Path, shape: Sequence[int], most: int) -> Tap:
         except WireError as err:
             raise WireError(f"call {number} of {file}: {err}") from err
         rows.append(torch.from_numpy(np.array(request.rows)))
-        beside |= set(more_than_z(sent.body, sent.header_length))
+        beside |= set(unexpected_fields(sent.body, sent.header_length))
         paths.add(sent.path)
         digest.update(sent.body)
         size += len(sent.body)
@@ -70,7 +73,9 @@ def read_tap(file: Path, shape: Sequence[int], most: int) -> Tap:
     beside |= set(strange_paths(paths))
     z = torch.cat(rows)
     facts = {"capture": file.name, "sha256": digest.hexdigest(), "calls": len(rows)}
-    return Tap(z=z, facts=facts | {"rows": len(z), "bytes": size}, beside=tuple(sorted(beside)))
+    return CapturedData(
+        z=z, facts=facts | {"rows": len(z), "bytes": size}, beside=tuple(sorted(beside))
+    )
 
 
 def strange_paths(paths: Collection[str]) -> list[str]:
@@ -89,10 +94,10 @@ def strange_paths(paths: Collection[str]) -> list[str]:
     return found
 
 
-def more_than_z(body: bytes, header_length: str | None) -> list[str]:
+def unexpected_fields(body: bytes, header_length: str | None) -> list[str]:
     """Names in a request that the protocol does not ask for: each could carry the image itself.
 
-    >>> more_than_z(b'{"inputs": [{"name": "z", "exif": 1}], "note": ""}', None)
+    >>> unexpected_fields(b'{"inputs": [{"name": "z", "exif": 1}], "note": ""}', None)
     ['note in a request', 'exif in its tensor']
     """
     twice: list[str] = []
@@ -115,19 +120,7 @@ def more_than_z(body: bytes, header_length: str | None) -> list[str]:
     ]
 
 
-def open_wire(
-    run: Run, *, aux: str = "train", images: Dataset | None = None, progress: Progress = silent
-) -> Opened:
-    """A run with its data; `images`, if given, are scored in place of the run's own."""
-    opened = open_run(run, aux=aux, progress=progress)
-    if images is None:
-        return opened
-    case = replace(opened.case, scored=own_images(opened, images))
-    hashes = opened.hashes | {"scored": fingerprint(images)}
-    return replace(opened, case=case, hashes=hashes, own_data=True)
-
-
-def send_through(
+def send_and_capture(
     export: Path,
     server: str | Transport,
     images: Tensor,
@@ -179,51 +172,64 @@ def int8_encoder(export: Path) -> Clean:
 
 
 def audit_wire(
-    opened: Opened,
-    captures: Sequence[Path],
+    run: Audited,
+    captures: Sequence[Path] | Callable[[Tensor], Sequence[Path]],
     profile: str,
     *,
+    aux: str = "train",
+    images: Dataset | None = None,
     seed: int = 0,
     clean: Clean | None = None,
-    progress: Progress = silent,
     store: Store | None = None,
+    progress: Progress = silent,
 ) -> tuple[Record, Json]:
     """The record of attacks on what was captured, and the pictures; writes nothing.
 
-    The first capture holds the scored images in their order; a second one holds the first of them
-    again, sent by another start of the client. `clean` gives z of images where the client's encoder
-    is not the run's own, as in eight bits.
+    Args:
+        run: The run whose client sent it.
+        captures: One or two captures, or a function that sends the scored images and returns
+            them. The first holds the scored images in their order; the second holds the first of
+            them again, sent by another start of the client.
+        profile: Name of the attacks' profile.
+        aux: What the attacker knows.
+        images: Those that were sent, in place of the run's own scored ones.
+        seed: Seed of the attacks.
+        clean: Gives z of images if the client's encoder is not the run's own, as in eight bits.
+        store: Where finished attacks are kept.
+        progress: Told how far the attacks have come.
     """
-    run, case = opened.run, opened.case
+    attacks = find_profile(profile)
+    target, facts = open_run(run, aux=aux, seed=seed, progress=progress)
+    if images is not None:
+        scored = own_images(target, images)
+        target = replace(target, scored=scored, own_data=True)
+        hashes = facts.fields["splits"] | {"scored": fingerprint(images)}
+        facts = replace(facts, fields=facts.fields | {"splits": hashes})
+    files = captures(target.scored.images) if callable(captures) else captures
     shape = run.model.wire_shape(run.built.image_shape)
-    first, *others = (read_tap(file, shape, len(case.scored)) for file in captures)
-    check_rows(first, others, len(case.scored))
-    z = first.z.to(case.victim.device)
-    wire = Wire(Observation(z, answer(case.head, z)), seed)
-    heard = {
-        "captures": [tap.facts for tap in (first, *others)],
-        "beside": sorted({name for tap in (first, *others) for name in tap.beside}),
-        "accuracy": float((wire.seen.answer == case.scored.labels).double().mean()),
-        **hear(
-            clean or run.model.encoder,
-            run.model.channel,
-            first.z,
-            case.scored.images.cpu(),
-            again=others[0].z if others else None,
-            seed=seed,
-        ),
-    }
-    identity = json.dumps([case.identity, first.facts["sha256"]])
-    return examine_wire(
-        replace(opened, case=replace(case, identity=identity)),
-        profile,
-        wire,
-        progress=progress,
-        store=store,
-        heard=heard,
-        uncertified=_not_the_runs(heard["failed"], eight_bits=clean is not None),
-        versus=against(opened, profile, seed),
+    first, *others = (read_captured(file, shape, len(target.scored)) for file in files)
+    check_rows(first, others, len(target.scored))
+    tests = hear(
+        clean or run.model.encoder, run.model.channel, first.z, target.scored.images.cpu(),
+        again=others[0].z if others else None, seed=seed,
+    )  # fmt: skip
+    identity = json.dumps([target.identity, first.facts["sha256"]]) if target.identity else ""
+    target = replace(
+        target,
+        captured=first.z.to(target.device),
+        identity=identity,
+        compare=partial(compare_with_audit, run.record, profile, facts),
     )
+    wire = {
+        "captures": [data.facts for data in (first, *others)],
+        "beside": sorted({name for data in (first, *others) for name in data.beside}),
+        "accuracy": float((target.sent.answer == target.scored.labels).double().mean()),
+        **tests,
+    }
+    target = replace(target, wire=wire)
+    if reason := _not_the_runs(tests["failed"], eight_bits=clean is not None):
+        target = replace(target, certify=lambda target: (refusals(reason), None))
+    return measure(target, attacks, profile, facts, store=store, progress=progress)
 
 
 def _not_the_runs(failed: Sequence[str], *, eight_bits: bool) -> str | None:
@@ -234,22 +240,20 @@ def _not_the_runs(failed: Sequence[str], *, eight_bits: bool) -> str | None:
     return told + ", ".join(failed) if failed else None
 
 
-def own_images(opened: Opened, images: Dataset) -> Labelled:
+def own_images(target: Target, images: Dataset) -> Labelled:
     """The auditor's images in place of the scored ones; refuses those the attacker knows."""
-    own = opened.dataset
-    if strangers := sorted(set(images.classes) - set(own.classes)):
+    classes, shape = list(target.classes), tuple(target.scored.images.shape[1:])
+    if unknown := sorted(set(images.classes) - set(classes)):
         raise DataError(
-            f"--sent has classes that the run has not: {', '.join(strangers)}; the run has "
-            f"{', '.join(own.classes)}"
+            f"--sent has classes that the run has not: {', '.join(unknown)}; the run has "
+            f"{', '.join(classes)}"
         )
-    if images.image_shape != own.image_shape:
-        raise DataError(
-            f"--sent has images of shape {images.image_shape}, the run takes {own.image_shape}"
-        )
-    found = images.to(own.images.device).labelled(torch.arange(len(images)))
-    places = torch.tensor([own.classes.index(name) for name in images.classes])
+    if images.image_shape != shape:
+        raise DataError(f"--sent has images of shape {images.image_shape}, the run takes {shape}")
+    found = images.to(target.scored.images.device).labelled(torch.arange(len(images)))
+    places = torch.tensor([classes.index(name) for name in images.classes])
     found = replace(found, labels=places.to(found.labels.device)[found.labels])
-    if shared := count_copies(found.images, [opened.case.aux.images]):
+    if shared := count_copies(found.images, [target.aux.images]):
         raise DataError(
             f"{shared} images of --sent are among the attacker's own; he may not know the images "
             "that are scored: send others"
@@ -257,7 +261,7 @@ def own_images(opened: Opened, images: Dataset) -> Labelled:
     return found
 
 
-def check_rows(first: Tap, others: Sequence[Tap], images: int) -> None:
+def check_rows(first: CapturedData, others: Sequence[CapturedData], images: int) -> None:
     """Refuse captures whose rows cannot be told which image they are of."""
     if len(others) > 1:
         raise AuditError("give one capture, and at most one of another start of the client")
@@ -268,29 +272,27 @@ def check_rows(first: Tap, others: Sequence[Tap], images: int) -> None:
         )
 
 
-def against(opened: Opened, profile: str, seed: int) -> Callable[[Mapping[str, Attempt]], Json]:
-    """Compares attempts on the wire with the run's own audit, image by image."""
-    old = opened.run.record
-    wanted = (profile, seed, opened.model, opened.hashes["aux"], opened.hashes["scored"])
-
-    def compare(attempts: Mapping[str, Attempt]) -> Json:
-        if old is None or wanted != (
-            old.audit.get("profile"), old.seeds.get("attack"), old.audit.get("model"),
-            old.splits.get("aux"), old.splits.get("scored"),
-        ):  # fmt: skip
-            return {"refused": "the run has no audit of this model, profile, seed and images"}
-        theirs, name = per_image_mse(old.to_dict()), str(old.per_image.get("attack"))
-        if theirs is None or name not in attempts:
-            return {"refused": "the run's audit kept no errors of single images"}
-        ours = attempts[name].mse.double().cpu().numpy()
-        found = difference(Sample.of(ours[None]), Sample.of(theirs[None]), paired=True)
-        return {
-            "attack": name,
-            "mse": float(theirs.mean()),
-            "difference": found.interval.mean,
-            "difference_low": found.interval.low,
-            "difference_high": found.interval.high,
-            "p": found.p_value,
-        }
-
-    return compare
+def compare_with_audit(
+    old: Record | None, profile: str, facts: Facts, attempts: Mapping[str, Attempt]
+) -> Json:
+    """Compares attempts on captured requests with the run's own audit, image by image."""
+    splits, seeds = facts.fields["splits"], facts.fields["seeds"]
+    wanted = (profile, seeds["attack"], facts.audit["model"], splits["aux"], splits["scored"])
+    if old is None or wanted != (
+        old.audit.get("profile"), old.seeds.get("attack"), old.audit.get("model"),
+        old.splits.get("aux"), old.splits.get("scored"),
+    ):  # fmt: skip
+        return {"refused": "the run has no audit of this model, profile, seed and images"}
+    theirs, name = per_image_mse(old.to_dict()), str(old.per_image.get("attack"))
+    if theirs is None or name not in attempts:
+        return {"refused": "the run's audit kept no errors of single images"}
+    ours = attempts[name].mse.double().cpu().numpy()
+    found = difference(Sample.of(ours[None]), Sample.of(theirs[None]), paired=True)
+    return {
+        "attack": name,
+        "mse": float(theirs.mean()),
+        "difference": found.interval.mean,
+        "difference_low": found.interval.low,
+        "difference_high": found.interval.high,
+        "p": found.p_value,
+    }
