@@ -212,7 +212,7 @@ def test_an_unknown_profile_costs_no_training(words: tuple[str, ...], tmp_path: 
         ("--net resnet20@99", "cutlayer must be in 1..10, got 99"),
         ("--net resnet21", "did you mean 'resnet20'"),
         ("--defence none --set noise_std=0.1", "adds no noise"),
-        ("--defence arl --set explained_threshold=3", "between 0 and 1, got 3.0"),
+        ("--defence arl --set explained_threshold=3", "in [0, 1], got 3.0"),
         ("--device cpu --set compile=true", "compile=true is for a GPU"),
         ("--set noise_std=0", "needs channel noise"),
         ("--set bank=-2", "bank must be a number of rows per class"),

@@ -15,7 +15,7 @@ from torch import Generator
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil import config as configuration
+from splitveil.config import resolve as configuration
 from splitveil.attacks import Linear, MeanImage
 from splitveil.audits import captured_requests as wiretap
 from splitveil.audits import pipeline

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 import splitveil as sv
-from splitveil import config as configuration
+from splitveil.config import resolve as configuration
 from splitveil.attacks import Linear, MeanImage
 from splitveil.audits import pipeline, trained_run
 from splitveil.audits.captured_requests import (

@@ -123,7 +123,7 @@ def _mark_phases(axes: "Axes", found: Sequence[Phase], ink: str, *, named: bool)
                 zorder=0.5,
             )
         if named:
-            axes.annotate(
+            word = axes.annotate(
                 phase.kind,
                 (phase.first - 0.4, 0.98),
                 xycoords=("data", "axes fraction"),
@@ -132,6 +132,7 @@ def _mark_phases(axes: "Axes", found: Sequence[Phase], ink: str, *, named: bool)
                 rotation=90,
                 va="top",
             )
+            word.set_in_layout(False)  # it may lie outside the epochs shown
 
 
 def _values(run: RunFiles, key: str) -> tuple[list[float], list[float]]:
