@@ -15,13 +15,13 @@ from torch import Generator
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil.config import resolve as configuration
 from splitveil.attacks import Linear, MeanImage
 from splitveil.audits import captured_requests as wiretap
 from splitveil.audits import pipeline
 from splitveil.audits.captured_requests import read_captured, send_and_capture
 from splitveil.cli import app
 from splitveil.commands.audit import wire_lines
+from splitveil.config import resolve as configuration
 from splitveil.data import aux_view
 from splitveil.runs import load_data
 from splitveil.serve.faults import ServerError

@@ -11,7 +11,6 @@ import torch
 from torch import Generator, Tensor
 
 import splitveil as sv
-from splitveil.config import resolve as configuration
 from splitveil.attacks import Linear, MeanImage
 from splitveil.audits import pipeline, trained_run
 from splitveil.audits.captured_requests import (
@@ -23,6 +22,7 @@ from splitveil.audits.certificates import KINDS
 from splitveil.audits.suite import folder_store
 from splitveil.audits.target import Target
 from splitveil.audits.trained_run import open_run
+from splitveil.config import resolve as configuration
 from splitveil.data import load
 from splitveil.errors import AuditError, DataError
 from splitveil.serve.faults import WireError
