@@ -251,6 +251,7 @@ def test_finished_attacks_are_kept_until_a_fresh_audit(
     monkeypatch.setenv("SPLITVEIL_COMMIT", "a-commit")  # code with changes would keep nothing
     folder = tmp_path / "copy"
     shutil.copytree(run.path, folder)
+    shutil.rmtree(folder / "audit", ignore_errors=True)
     first = sv.load_run(folder).audit("smoke", seed=3)
     SUBSET.fits.clear()
     again = sv.load_run(folder).audit("smoke", seed=3)
