@@ -133,7 +133,17 @@ def read_images(
             "give --data, whose training part the attacker knows and whose test part is scored, "
             "or both --aux-data and --test-data: folder:PATH, npz:PATH or a dataset's name"
         )
-    return found if members is None else _with_members(found, load(members))
+    if members is None:
+        return found
+    trained = load(members)
+    known = trained.labelled(torch.arange(len(trained)))
+    _check_agree("--members", trained, "--data or --test-data", found.classes, found.test)
+    if count := count_copies(found.test.images, [known.images]):
+        raise DataError(
+            f"{count} images of --members are among those that are scored; a client is not "
+            "scored on what it was trained on: divide the images yourself"
+        )
+    return replace(found, members=known, hashes=found.hashes | {"members": fingerprint(trained)})
 
 
 def _one_set(data: str, aux: str, attributes: Path | None) -> AuditImages:
@@ -166,8 +176,7 @@ def _two_sets(known: Dataset, scored: Dataset, name: str, attributes: Path | Non
     """Every image of the first for the attacker, every image of the second to score."""
     aux_rows, rows = torch.arange(len(known)), torch.arange(len(scored))
     aux, test = known.labelled(aux_rows), scored.labelled(rows)
-    theirs = (scored.classes, scored.image_shape)
-    _check_agree("--aux-data", known, "--test-data", theirs)
+    _check_agree("--aux-data", known, "--test-data", scored.classes, test)
     if count := count_copies(test.images, [aux.images]):
         raise DataError(
             f"{count} images of --test-data are in --aux-data too; the attacker may not know "
@@ -177,6 +186,7 @@ def _two_sets(known: Dataset, scored: Dataset, name: str, attributes: Path | Non
     if attributes is not None:  # the rows of the attacker's images, then those of the others
         lines = read_table(attributes, len(known) + len(scored))
         table = attributes_of(attributes, lines, aux_rows, len(known) + rows)
+    hashes = hash_all({"aux": aux_rows, "scored": rows, "test": rows})
     return AuditImages(
         name=name,
         classes=scored.classes,
@@ -184,34 +194,19 @@ def _two_sets(known: Dataset, scored: Dataset, name: str, attributes: Path | Non
         scored=test,
         test=test,
         knowledge="aux-data",
-        hashes=hash_all({"aux": aux_rows, "scored": rows, "test": rows})
-        | {"data": fingerprint(scored), "aux_data": fingerprint(known)},
+        hashes=hashes | {"data": fingerprint(scored), "aux_data": fingerprint(known)},
         attributes=table,
     )
 
 
-def _with_members(found: AuditImages, members: Dataset) -> AuditImages:
-    """The same images, and those the client was trained on; none of them may be scored."""
-    shape = tuple(found.test.images.shape[1:])
-    _check_agree("--members", members, "--data or --test-data", (found.classes, shape))
-    trained = members.labelled(torch.arange(len(members)))
-    if count := count_copies(found.test.images, [trained.images]):
-        raise DataError(
-            f"{count} images of --members are among those that are scored; a client is not "
-            "scored on what it was trained on: divide the images yourself"
-        )
-    hashes = found.hashes | {"members": fingerprint(members)}
-    return replace(found, members=trained, hashes=hashes)
-
-
 def _check_agree(
-    one: str, dataset: Dataset, other: str, theirs: tuple[tuple[str, ...], Shape]
+    one: str, dataset: Dataset, other: str, classes: tuple[str, ...], images: Labelled
 ) -> None:
     """Refuse two sets of images of other classes or shapes."""
-    ours = (dataset.classes, dataset.image_shape)
+    ours, theirs = (dataset.classes, dataset.image_shape), (classes, images.images.shape[1:])
     for what, here, there in zip(("classes", "images of shape"), ours, theirs, strict=True):
-        if here != there:
-            raise DataError(f"{one} has {what} {here}, {other} {there}; they must agree")
+        if here != tuple(there):
+            raise DataError(f"{one} has {what} {here}, {other} {tuple(there)}; they must agree")
 
 
 class CallError(AuditError):
