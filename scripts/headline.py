@@ -27,15 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 from splitveil.config.settings import read_toml
 from splitveil.errors import RunError, SplitVeilError
-from splitveil.train.files import explain_os_error, write_text
+from splitveil.io import explain_os_error, write_text
 from splitveil.train.state import read_meta
 
 if TYPE_CHECKING:
     from scripts.headline_options import GRACE_S, parse
     from scripts.headline_rows import TABLES, Audit, Row
-else:
-    from headline_options import GRACE_S, parse
-    from headline_rows import TABLES, Audit, Row
+
 
 INTERRUPTED = 130  # as a shell says of Ctrl-C
 

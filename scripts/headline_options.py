@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from splitveil.config import find_profile
+from splitveil.config.resolve import find_profile
 from splitveil.errors import ConfigError, SplitVeilError
-from splitveil.train.files import check_folder
+from splitveil.io import check_folder
 
 if TYPE_CHECKING:
     from scripts.headline_rows import TABLES, Row
-else:
-    from headline_rows import TABLES, Row
+
 
 ROOT = Path(__file__).parents[1]
 GRACE_S = 20.0  # for a training to save its state

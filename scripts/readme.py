@@ -13,10 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paper.bases import TABLE1, base_section
+from paper.breadth import breadth
+from paper.reference import section
+from paper.tradeoff import marks, tradeoff
 from splitveil.experiments.reproduction import EXPERIMENTS, SEED_003
-from splitveil.report import read_run
-from splitveil.report.bases import TABLE1, base_section
-from splitveil.report.breadth import breadth
+from splitveil.record.groups import Group, Records, find_records
 from splitveil.report.columns import Published
 from splitveil.report.comparison import (
     Track,
@@ -27,10 +29,8 @@ from splitveil.report.comparison import (
     tracks,
     warnings,
 )
-from splitveil.report.figures import reconstruction_grid
-from splitveil.report.rows import Group, Records, find_records
-from splitveil.report.tradeoff import marks, tradeoff
-from splitveil.reproduce import section
+from splitveil.report.files import read_run
+from splitveil.report.grid import reconstruction_grid
 
 if TYPE_CHECKING:
     from scripts.readme_commands import audit_command, train_command
@@ -43,17 +43,7 @@ if TYPE_CHECKING:
         flagged,
         in_a_sentence,
     )
-else:
-    from readme_commands import audit_command, train_command
-    from readme_laws import CLIENTS, STATISTICS, few, seen_in
-    from readme_parts import (
-        before_units,
-        client_alone,
-        epoch_times,
-        estimators,
-        flagged,
-        in_a_sentence,
-    )
+
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

@@ -5,7 +5,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from splitveil.config import ANY_RECIPE, RECIPES, RUN_KEYS, RunConfig, find_defence
+from splitveil.config.run_config import ANY_RECIPE, RECIPES, RUN_KEYS, RunConfig
+from splitveil.defences.catalogue import find_defence
 from splitveil.runs import EARLIER
 
 OPTIONS = ("dataset", "defence", "net", "epochs", "seed", "name")  # options of their own

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Iterable, Sequence
 
+from splitveil.record.groups import Group
 from splitveil.report.columns import Compared
 from splitveil.report.comparison import Track, least_private_first, track_table
-from splitveil.report.rows import Group
 from splitveil.table import Table
 
 COLUMNS = ("row", "net", "seeds", "accuracy", "mse", "by", "leakage", "rate")

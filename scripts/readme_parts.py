@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from splitveil.record.groups import Group, mean_of
 from splitveil.report.columns import Published
 from splitveil.report.comparison import over_seeds
-from splitveil.report.rows import Group, mean_of
 from splitveil.table import NOTHING, spread
 
 DIAGNOSTICS = {

@@ -12,9 +12,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil.attacks import PROFILES, Linear, MeanImage
-from splitveil.cli import app
-from splitveil.data import load
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
+from splitveil.attacks.profiles import PROFILES
+from splitveil.cli.app import app
+from splitveil.data.catalogue import load
 from splitveil.data.folder import file_names
 
 CODE = """

@@ -10,8 +10,9 @@ from unittest.mock import patch
 import pytest
 from typer.testing import CliRunner
 
-from splitveil.attacks import PROFILES, Linear
-from splitveil.cli import app
+from splitveil.attacks.linear import Linear
+from splitveil.attacks.profiles import PROFILES
+from splitveil.cli.app import app
 
 
 def call(*words: str) -> Any:  # noqa: ANN401 - typer's result type is not public

@@ -9,12 +9,12 @@ import torch
 from audit.made import a_target, labelled
 
 from splitveil import Run, RunConfig, fit
-from splitveil.attacks import Linear, MeanImage
-from splitveil.audits import run_attacks
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
 from splitveil.audits.beyond_pixels import LEAK_BUDGETS, leaks_beyond_pixels
-from splitveil.audits.suite import Store
-from splitveil.data import load
-from splitveil.types import Attack, Json, Labelled
+from splitveil.audits.suite import Store, run_attacks
+from splitveil.data.catalogue import load
+from splitveil.threat import Attack, Json, Labelled
 
 BUDGET = LEAK_BUDGETS["smoke"]
 

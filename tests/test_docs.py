@@ -11,8 +11,10 @@ import torch
 import typer
 from documents import FENCE, ROOT, table
 
-from splitveil.attacks import ATTACKS, PROFILES, Decoder
-from splitveil.cli import app
+from splitveil.attacks.catalogue import ATTACKS
+from splitveil.attacks.decoder import Decoder
+from splitveil.attacks.profiles import PROFILES
+from splitveil.cli.app import app
 
 PACKAGE = ROOT / "src" / "splitveil"
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]

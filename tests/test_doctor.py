@@ -18,9 +18,11 @@ from planted_runs import (
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil.cli import app
-from splitveil.defences import DEFENCES
-from splitveil.doctor import RULES, Case, Finding, Plain, diagnose, read_case
+from splitveil.cli.app import app
+from splitveil.defences.catalogue import DEFENCES
+from splitveil.doctor import RULES, diagnose
+from splitveil.doctor.case import Case, Finding, Plain
+from splitveil.doctor.reading import read_case
 from splitveil.errors import ConfigError, RunError
 
 

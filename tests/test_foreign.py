@@ -10,17 +10,22 @@ import torch
 from audit.made import BrightestQuarter, a_target, labelled
 from torch import Tensor, nn
 
-from splitveil.attacks import PROFILES, Decoder, KQuery, Linear, MeanImage, Nearest, Rmle
-from splitveil.attacks.baseline import ClassMean
-from splitveil.audits import run_attacks
+from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest
+from splitveil.attacks.decoder import Decoder
+from splitveil.attacks.k_query import KQuery
+from splitveil.attacks.linear import Linear
+from splitveil.attacks.profiles import PROFILES
+from splitveil.attacks.rmle import Rmle
 from splitveil.audits.beyond_pixels import LEAK_BUDGETS
 from splitveil.audits.noise_tests import check_noise, hear_noise, sent_rate
 from splitveil.audits.own_encoder import AuditImages, OwnEncoder, audit_encoder, seeded
+from splitveil.audits.suite import run_attacks
 from splitveil.audits.summary import by_attack
 from splitveil.audits.trained_run import differences, rate_nats
 from splitveil.errors import AuditError, ConfigError
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import Attack, Json, Labelled, Record, Victim
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.threat import Attack, Json, Labelled, Record
+from splitveil.victim import Victim
 
 SMALL = Decoder(width=8, blocks=1, epochs=1, min_steps=4, batch_size=8)
 TINY: dict[str, Attack] = {

@@ -11,9 +11,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from splitveil.attacks import PROFILES, ClassMean, Decoder, KQuery, Linear, MeanImage, Nearest, Rmle
+from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest
+from splitveil.attacks.decoder import Decoder
+from splitveil.attacks.k_query import KQuery
+from splitveil.attacks.linear import Linear
+from splitveil.attacks.profiles import PROFILES
+from splitveil.attacks.rmle import Rmle
 from splitveil.audits.trained_run import differences
-from splitveil.cli import app
+from splitveil.cli.app import app
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "foreign_encoder.py"
 PAGE = Path(__file__).parents[1] / "docs" / "your-encoder.md"

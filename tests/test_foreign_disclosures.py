@@ -9,11 +9,13 @@ import torch
 from audit.made import gallery_rate, labelled
 from torch import Tensor, nn
 
-from splitveil.attacks import PROFILES, Linear, MeanImage
-from splitveil.audit.tables import Attributes
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
+from splitveil.attacks.profiles import PROFILES
 from splitveil.audits.beyond_pixels import LEAK_BUDGETS
 from splitveil.audits.own_encoder import UNKNOWN, AuditImages, OwnEncoder, audit_encoder, seeded
-from splitveil.types import Json
+from splitveil.data.attributes import Attributes
+from splitveil.threat import Json
 
 STD = 0.2
 MEMBERS = labelled(60, 7)

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from splitveil.config import flat_config, make_config
+from splitveil.config.resolve import flat_config, make_config
 from splitveil.config.settings import parse_pair
+from splitveil.record.groups import Group
 from splitveil.report.columns import Published
-from splitveil.report.rows import Group
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

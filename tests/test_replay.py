@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil.attacks import ClassMean, Linear, MeanImage
+from splitveil.attacks.baseline import ClassMean, MeanImage
+from splitveil.attacks.linear import Linear
 from splitveil.audits.trained_run import differences, open_run, replay
-from splitveil.cli import app
+from splitveil.cli.app import app
 from splitveil.config import resolve as configuration
 from splitveil.errors import AuditError, RunError
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.passport import model_hash
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.provenance import model_hash
 from splitveil.replay import read_record
-from splitveil.types import Access, Attack
+from splitveil.threat import Access, Attack
 
 SUBSET = Counting(access=Access.WHITE_BOX, limit=11)
 TINY: Mapping[str, Attack] = {

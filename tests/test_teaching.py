@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 import splitveil as sv
 from splitveil.audits.trained_run import replay
-from splitveil.cli import app
-from splitveil.data import load, make_splits
+from splitveil.cli.app import app
+from splitveil.data.catalogue import load
+from splitveil.data.splits import make_splits
 from splitveil.errors import CheckpointError, ConfigError
 from splitveil.experiments.runner import with_own_folder
 from splitveil.experiments.search import plan_of
-from splitveil.passport import model_hash
+from splitveil.provenance import model_hash
 from splitveil.train.distillation import Undivided
 from splitveil.train.state import read_checkpoint
 from splitveil.train.step import divergence

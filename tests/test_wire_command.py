@@ -15,14 +15,15 @@ from torch import Generator
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil.attacks import Linear, MeanImage
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
 from splitveil.audits import captured_requests as wiretap
 from splitveil.audits import pipeline
 from splitveil.audits.captured_requests import read_captured, send_and_capture
-from splitveil.cli import app
-from splitveil.commands.audit import wire_lines
+from splitveil.cli.app import app
+from splitveil.cli.audits import wire_lines
 from splitveil.config import resolve as configuration
-from splitveil.data import aux_view
+from splitveil.data.splits import aux_view
 from splitveil.runs import load_data
 from splitveil.serve.faults import ServerError
 from splitveil.serve.server import load_app, running
@@ -89,7 +90,7 @@ def test_an_address_is_sent_to_and_what_went_there_is_audited(
         return [captured]
 
     monkeypatch.setattr(wiretap, "send_and_capture", send)
-    monkeypatch.setattr("splitveil.commands.audit.find_export", lambda path: path / "export")
+    monkeypatch.setattr("splitveil.cli.audits.find_export", lambda path: path / "export")
     token = tmp_path / "token"
     token.write_text("0123456789abcdef")
     words = ("audit-wire", run, "http://host:1", "--token-file", token, "--profile", "smoke")

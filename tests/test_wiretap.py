@@ -11,25 +11,22 @@ import torch
 from torch import Generator, Tensor
 
 import splitveil as sv
-from splitveil.attacks import Linear, MeanImage
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
 from splitveil.audits import pipeline, trained_run
-from splitveil.audits.captured_requests import (
-    audit_wire,
-    own_images,
-    read_captured,
-)
+from splitveil.audits.captured_requests import audit_wire, own_images, read_captured
 from splitveil.audits.certificates import KINDS
 from splitveil.audits.suite import folder_store
 from splitveil.audits.target import Target
 from splitveil.audits.trained_run import open_run
 from splitveil.config import resolve as configuration
-from splitveil.data import load
+from splitveil.data.catalogue import load
 from splitveil.errors import AuditError, DataError
 from splitveil.serve.faults import WireError
 from splitveil.serve.manifest import LOGITS, WIRE
 from splitveil.serve.transport import Recorder, Reply
 from splitveil.serve.wire import TensorSpec, encode_request
-from splitveil.types import Attack, Record
+from splitveil.threat import Attack, Record
 
 TINY: dict[str, Attack] = {"mean": MeanImage(), "linear": Linear()}
 Sending = Callable[[Tensor], Tensor]
@@ -186,7 +183,14 @@ def test_what_is_sent_beside_z_is_flagged(run: sv.Run, target: Target, tmp_path:
 
 def test_another_channel_is_heard_by_what_it_allows(run: sv.Run, target: Target) -> None:
     from splitveil.audits.noise_tests import hear
-    from splitveil.nets import Channel, Clip, Dropout, GaussianNoise, LearnedNoise, Quantise
+    from splitveil.nets.channel import (
+        Channel,
+        Clip,
+        Dropout,
+        GaussianNoise,
+        LearnedNoise,
+        Quantise,
+    )
 
     encoder, x = run.model.encoder, target.scored.images
     z = clean(target)

@@ -8,11 +8,13 @@ from itertools import count
 from pathlib import Path
 
 from splitveil.errors import RunError
-from splitveil.report.fields import parse, section, text
-from splitveil.train.files import explain_os_error, write_text
-from splitveil.types import Json, Record
+from splitveil.io import explain_os_error, write_text
+from splitveil.record.schema import parse, section, text
+from splitveil.threat import Json, Record
 
 log = logging.getLogger(__name__)
+
+
 SAME = (("audit", "model"), ("audit", "aux"), ("splits", "scored"), ("seeds", "attack"))
 
 

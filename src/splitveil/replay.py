@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from splitveil.errors import RunError
-from splitveil.types import Record
+from splitveil.threat import Record
 
 
 def read_record(path: Path) -> Record:

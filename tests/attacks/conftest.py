@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import Labelled, Victim
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.threat import Labelled
+from splitveil.victim import Victim
 
 MakeAux = Callable[..., Labelled]
 

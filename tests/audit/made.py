@@ -6,19 +6,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor, nn
 
-from splitveil.audits import Attempt, Target
 from splitveil.audits.bounds import Covariance, gallery_spectrum
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import (
-    Access,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    Victim,
-    silent,
-)
+from splitveil.audits.target import Attempt, Target
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.threat import Access, Fitted, Labelled, Observation, Progress, silent
+from splitveil.victim import BlackBox, Victim
 
 SHAPE = (1, 8, 8)
 

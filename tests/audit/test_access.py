@@ -7,14 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
-from splitveil.attacks import Linear, MeanImage
-from splitveil.audits import run_attacks
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
+from splitveil.audits.suite import run_attacks
 from splitveil.audits.target import answer, attacked_rows, gallery_rows, send
 from splitveil.errors import AuditError
-from splitveil.nets import Channel, GaussianNoise, SplitModel, cut
 from splitveil.nets.backbones import small
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.nets.split import SplitModel, cut
 from splitveil.rng import stream
-from splitveil.types import Access, Labelled
+from splitveil.threat import Access, Labelled
 
 
 def seen_by(spy: Spy, seed: int = 5) -> Spy:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
-from splitveil.attacks import Linear
-from splitveil.audits import Attempt, run_attacks
-from splitveil.audits.target import from_bytes, to_bytes
+from splitveil.attacks.linear import Linear
+from splitveil.audits.suite import run_attacks
+from splitveil.audits.target import Attempt, from_bytes, to_bytes
 
 CPU = torch.device("cpu")
 

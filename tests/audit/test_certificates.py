@@ -20,7 +20,7 @@ from splitveil.audits.certificates import (
     refuse_overlap,
 )
 from splitveil.errors import AuditError
-from splitveil.types import Labelled
+from splitveil.threat import Labelled
 
 STD = 0.2
 

@@ -8,22 +8,17 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from splitveil.attacks import Decoder, Linear, MeanImage
-from splitveil.audits import Attempt, Target, run_attacks, strongest
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.decoder import Decoder
+from splitveil.attacks.linear import Linear
 from splitveil.audits.flags import Evidence, raise_flags
-from splitveil.nets import Channel, GaussianNoise
+from splitveil.audits.suite import run_attacks
+from splitveil.audits.summary import strongest
+from splitveil.audits.target import Attempt, Target
+from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.rng import normal_like
-from splitveil.types import (
-    Access,
-    Attack,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    Victim,
-    silent,
-)
+from splitveil.threat import Access, Attack, Fitted, Labelled, Observation, Progress, silent
+from splitveil.victim import BlackBox, Victim
 
 
 def pictures(n: int, seed: int) -> Labelled:

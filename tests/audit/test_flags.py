@@ -9,7 +9,6 @@ import torch
 from audit.made import a_target, an_attempt, labelled
 from torch import Generator, Tensor, nn
 
-from splitveil.audits import Attempt, Target
 from splitveil.audits.flags import (
     FLAGS,
     Evidence,
@@ -19,9 +18,10 @@ from splitveil.audits.flags import (
     varies,
 )
 from splitveil.audits.summary import floor_mse
-from splitveil.nets import Channel
+from splitveil.audits.target import Attempt, Target
+from splitveil.nets.channel import Channel
 from splitveil.rng import normal_like
-from splitveil.types import Labelled
+from splitveil.threat import Labelled
 
 
 class Rounds(nn.Module):

@@ -12,12 +12,12 @@ from audit.made import a_target, an_attempt
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.attacks import Linear, MeanImage
 from splitveil.attacks.attribute import AttributeHead
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
 from splitveil.attacks.membership import OUTPUTS, WIRE, Membership
 from splitveil.attacks.reid import ReId
-from splitveil.audit.tables import Attributes
-from splitveil.audits import Attempt, Target, metrics, run_attacks
+from splitveil.audits import metrics
 from splitveil.audits.beyond_pixels import (
     LEAK_BUDGETS,
     LeakBudget,
@@ -26,10 +26,12 @@ from splitveil.audits.beyond_pixels import (
     leaks_beyond_pixels,
     membership_leaks,
 )
-from splitveil.audits.target import levels
+from splitveil.audits.suite import run_attacks
+from splitveil.audits.target import Attempt, Target, levels
+from splitveil.data.attributes import Attributes
 from splitveil.errors import AuditError
 from splitveil.rng import stream
-from splitveil.types import Json, Labelled
+from splitveil.threat import Json, Labelled
 
 PLAN = LeakBudget(
     attribute=AttributeHead(epochs=1, min_steps=100, batch_size=64),
@@ -274,7 +276,7 @@ def test_the_victim_and_the_server_stay_as_they_were(memory: Target) -> None:
 
 
 def test_every_profile_has_a_plan() -> None:
-    from splitveil.attacks import PROFILES
+    from splitveil.attacks.profiles import PROFILES
 
     assert set(LEAK_BUDGETS) == set(PROFILES)
 

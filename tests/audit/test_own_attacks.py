@@ -8,9 +8,10 @@ import pytest
 from audit.made import Spy, a_target
 from torch import Generator
 
-from splitveil.audits import run_attacks
+from splitveil.audits.suite import run_attacks
 from splitveil.errors import AuditError
-from splitveil.types import Access, BlackBox, Labelled, Progress, silent
+from splitveil.threat import Access, Labelled, Progress, silent
+from splitveil.victim import BlackBox
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from audit.made import Spy, a_target
 from audit.reach import models, reachable
 from torch import Generator, Tensor, nn
 
-from splitveil.attacks import MeanImage
-from splitveil.audits import run_attacks
-from splitveil.types import Access, BlackBox, Labelled, Progress, Reconstruct, Victim, WhiteBox
+from splitveil.attacks.baseline import MeanImage
+from splitveil.audits.suite import run_attacks
+from splitveil.threat import Access, Labelled, Progress, Reconstruct
+from splitveil.victim import BlackBox, Victim, WhiteBox
 
 CPU = torch.device("cpu")
 

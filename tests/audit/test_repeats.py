@@ -10,18 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
-from splitveil.attacks import KQuery, Linear
-from splitveil.audits import Target, ceiling_mse, run_attacks
-from splitveil.audits.beyond_pixels import (
-    SENDINGS,
-    WIDEST,
-    doubling,
-    repeat_leaks,
-    running_max,
-)
+from splitveil.attacks.k_query import KQuery
+from splitveil.attacks.linear import Linear
+from splitveil.audits.beyond_pixels import SENDINGS, WIDEST, doubling, repeat_leaks, running_max
+from splitveil.audits.suite import run_attacks
+from splitveil.audits.summary import ceiling_mse
+from splitveil.audits.target import Target
 from splitveil.errors import AuditError
-from splitveil.nets import Channel, Dropout, GaussianNoise
-from splitveil.types import Json, Labelled, Victim
+from splitveil.nets.channel import Channel, Dropout, GaussianNoise
+from splitveil.threat import Json, Labelled
+from splitveil.victim import Victim
 
 SPREAD = 0.1  # of a pixel around grey: five deviations to black and white
 BETWEEN = "doubles between {} and {} sendings of one image"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import splitveil
-from splitveil.types import Progress, Record, silent
+from splitveil.threat import Progress, Record, silent
 
 
 def record() -> Record:

@@ -8,11 +8,11 @@ import torch
 from audit.made import Counting, a_target, labelled
 from safetensors.torch import save
 
-from splitveil.attacks import MeanImage
-from splitveil.audits import Target, run_attacks
-from splitveil.audits.suite import Store, attempt_key, code_version, folder_store
+from splitveil.attacks.baseline import MeanImage
+from splitveil.audits.suite import Store, attempt_key, code_version, folder_store, run_attacks
+from splitveil.audits.target import Target
 from splitveil.errors import RunError
-from splitveil.types import Attack
+from splitveil.threat import Attack
 
 
 class Shelf(dict[str, bytes]):

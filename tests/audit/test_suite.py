@@ -9,22 +9,15 @@ import torch
 from audit.made import Returns, Spy, a_target, labelled
 from torch import Generator, Tensor
 
-from splitveil.attacks import PROFILES, ClassMean, Linear, MeanImage
-from splitveil.audits import run_attacks
-from splitveil.audits.suite import accuracy
+from splitveil.attacks.baseline import ClassMean, MeanImage
+from splitveil.attacks.linear import Linear
+from splitveil.attacks.profiles import PROFILES
+from splitveil.audits.suite import accuracy, run_attacks
 from splitveil.audits.target import answer, levels
 from splitveil.errors import AuditError
 from splitveil.rng import stream
-from splitveil.types import (
-    Access,
-    Attack,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    silent,
-)
+from splitveil.threat import Access, Attack, Fitted, Labelled, Observation, Progress, silent
+from splitveil.victim import BlackBox
 
 
 def test_accuracy_is_through_the_channel_and_averaged_over_draws() -> None:

@@ -10,10 +10,20 @@ from audit.made import Counting, Returns, a_target, an_attempt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitveil.attacks import Linear, MeanImage
-from splitveil.audits import Attempt, ceiling_mse, run_attacks, strongest
-from splitveil.audits.summary import by_attack, floor_mse, per_image, strongest_blackbox, worst_case
-from splitveil.types import Access, Attack, Labelled
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
+from splitveil.audits.suite import run_attacks
+from splitveil.audits.summary import (
+    by_attack,
+    ceiling_mse,
+    floor_mse,
+    per_image,
+    strongest,
+    strongest_blackbox,
+    worst_case,
+)
+from splitveil.audits.target import Attempt
+from splitveil.threat import Access, Attack, Labelled
 
 # `even` is better on average; `lucky` nails the first image and fails on the second.
 EVEN = an_attempt([0.25, 0.25], [6.0, 6.0], [0.5, 0.25], [0.25, 0.25])

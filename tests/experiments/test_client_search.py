@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitveil.attacks import PROFILES
-from splitveil.config import make_config
+from splitveil.attacks.profiles import PROFILES
+from splitveil.config.resolve import make_config
 from splitveil.errors import ConfigError, RunError
 from splitveil.experiments import runner
 from splitveil.experiments.client_search import (

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from experiments.made import Instant, no_memory_at
 
-from splitveil.attacks import PROFILES
-from splitveil.config import make_config
+from splitveil.attacks.profiles import PROFILES
+from splitveil.config.resolve import make_config
 from splitveil.errors import ConfigError, DataError
 from splitveil.experiments import runner
 from splitveil.experiments.runner import (
@@ -29,7 +29,7 @@ from splitveil.experiments.runner import (
     with_own_folder,
 )
 from splitveil.runs import load_data, load_run
-from splitveil.types import Json, Progress
+from splitveil.threat import Json, Progress
 
 NET = "client:strided-4s2-4.8-c4"
 

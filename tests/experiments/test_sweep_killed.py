@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from splitveil.runs import load_run
-from splitveil.types import Json
+from splitveil.threat import Json
 
 STEEP = 1e30  # a learning rate at which every training diverges: its trials fail
 SWEEP = (

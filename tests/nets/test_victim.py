@@ -9,9 +9,10 @@ from audit.reach import models, reachable
 from torch import Tensor, nn
 
 from splitveil.errors import AuditError
-from splitveil.nets import Channel, GaussianNoise, SplitModel, cut
 from splitveil.nets.backbones import small
-from splitveil.types import BlackBox, Victim, sealed
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.nets.split import SplitModel, cut
+from splitveil.victim import BlackBox, Victim, sealed
 
 IMAGE = (1, 8, 8)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitveil.nets import Channel
-from splitveil.types import Victim
+from splitveil.nets.channel import Channel
+from splitveil.victim import Victim
 
 
 @pytest.fixture

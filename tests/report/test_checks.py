@@ -3,8 +3,8 @@
 import pytest
 
 from splitveil.errors import RunError
-from splitveil.report import RunFiles
 from splitveil.report.columns import CERTIFICATES, audited, flags_of, refusals
+from splitveil.report.files import RunFiles
 from splitveil.report.page import ReportContent, fill_page
 from splitveil.report.pictures import Pictures
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from matplotlib.colors import to_hex
 
-from splitveil.report import RunFiles
 from splitveil.report.bars import PER_PANEL, attack_bars
 from splitveil.report.canvas import colour
 from splitveil.report.figures import scatter
+from splitveil.report.files import RunFiles
 from splitveil.report.kinds import kinds
 
 from .conftest import MakeRun, make_record

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from splitveil.report import RunFiles
 from splitveil.report.columns import doubles, sendings, written
+from splitveil.report.files import RunFiles
 from splitveil.report.page import ReportContent, fill_page
 from splitveil.report.pictures import Pictures
 

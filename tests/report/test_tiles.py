@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from splitveil.report import RunFiles
+from splitveil.report.files import RunFiles
 from splitveil.report.tiles import LARGEST, image_errors, picks, strips
 
 from .conftest import MakeRun, make_gallery

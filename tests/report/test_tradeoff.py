@@ -10,14 +10,14 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from paper.tradeoff import OTHER, OURS, PUBLISHED, marks, tradeoff
 from splitveil.errors import RunError
+from splitveil.record.groups import Group
 from splitveil.report import figures as module
 from splitveil.report.canvas import board
 from splitveil.report.columns import Published
 from splitveil.report.figures import Mark
 from splitveil.report.labels import MARKER_PX, Box, place
-from splitveil.report.rows import Group
-from splitveil.report.tradeoff import OTHER, OURS, PUBLISHED, marks, tradeoff
 
 
 def record(accuracy: float, mse: float, **config: str) -> dict[str, Any]:

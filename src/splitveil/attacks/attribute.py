@@ -9,13 +9,24 @@ from torch.nn import functional as F
 
 from splitveil.attacks.base import Budget, fresh_weights, minimise, need_aux
 from splitveil.errors import AuditError
-from splitveil.types import Access, BlackBox, Labelled, Observation, Progress, silent
+from splitveil.threat import Access, Labelled, Observation, Progress, silent
+from splitveil.victim import BlackBox
 
 QUERIES = 1000  # images per query
+
+
 SHOWN = 5000  # images that features are standardised by
+
+
 MAX_VALUES = 256  # of one attribute
+
+
 HEADS = ("linear", "mlp")
+
+
 _HELD = 5  # one image in five is held back to choose between the heads
+
+
 _COLOURS = 3
 
 

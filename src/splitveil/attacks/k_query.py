@@ -8,17 +8,8 @@ from torch import Generator, Tensor
 from splitveil.attacks.decoder import Decoder
 from splitveil.errors import AuditError, ConfigError
 from splitveil.rng import stream
-from splitveil.types import (
-    Access,
-    Attack,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    silent,
-)
-from splitveil.victim import Send
+from splitveil.threat import Access, Attack, Fitted, Labelled, Observation, Progress, silent
+from splitveil.victim import BlackBox, Send
 
 INNER = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
 

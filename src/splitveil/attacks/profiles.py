@@ -19,7 +19,7 @@ from splitveil.attacks.linear import Linear
 from splitveil.attacks.prior import Prior
 from splitveil.attacks.rmle import Rmle
 from splitveil.attacks.wgan import Wgan
-from splitveil.types import Attack
+from splitveil.threat import Attack
 
 _CHEAP: Mapping[str, Attack] = {
     "mean": MeanImage(),
@@ -49,9 +49,16 @@ def _full_size(base: Decoder, brief: Decoder) -> dict[str, Attack]:
 
 
 _TINY = Decoder(width=16, blocks=1, epochs=0, min_steps=60, batch_size=32, lr=1e-2)
+
+
 _QUICK = Decoder(blocks=2, epochs=1, min_steps=600, batch_size=64, lr=8e-3)
+
+
 _STANDARD = Decoder(epochs=16, min_steps=3000)
+
+
 _PAPER = Decoder(epochs=50, lr=1e-3, weight_decay=1e-4, schedule="cosine", min_steps=3000)
+
 
 PROFILES: Mapping[str, Mapping[str, Attack]] = {
     "smoke": {

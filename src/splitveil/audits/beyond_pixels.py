@@ -17,27 +17,47 @@ from splitveil.attacks.base import units_of
 from splitveil.attacks.linear import Linear, ridge
 from splitveil.attacks.membership import OUTPUTS, WIRE, Membership, Verdict
 from splitveil.attacks.reid import ReId, centred, ranks
-from splitveil.audit.statistics import Sample, interval
-from splitveil.audit.tables import Attributes
 from splitveil.audits import metrics
 from splitveil.audits.metrics import named, share
 from splitveil.audits.summary import ceiling_mse, strongest_blackbox
 from splitveil.audits.target import Attempt, Target, answer, attacked_rows, finite, send
+from splitveil.data.attributes import Attributes
 from splitveil.errors import AuditError
+from splitveil.record.statistics import Sample, interval
 from splitveil.rng import derive_seed, seeded_globals, stream
-from splitveil.types import Access, Json, Labelled
+from splitveil.threat import Access, Json, Labelled
 from splitveil.victim import CHUNK, Send
 
 FPR = 0.01
+
+
 LEAST_PAIRS = 20  # members, and as many non-members
+
+
 ANSWERED = 5000  # aux images whose answers say what an answer tells of an attribute
+
+
 TOP = 5
+
+
 ALWAYS = "linear"  # whose reconstructions are looked up beside the strongest attack's
+
+
 SENDINGS = (1, 2, 4, 8, 16)
+
+
 AUX, SCORED = 10_000, 1000  # images at most: the cost does not grow with the dataset
+
+
 WIDEST = 4096  # numbers of z̃; solving takes their third power, once for each k
+
+
 HALF = 0.5  # of all that an image has
+
+
 STREAM = "leaks/repeats"
+
+
 _ROUNDING = 1e-12  # relative; a leakage that is exactly twice another must count as such
 
 
@@ -55,6 +75,8 @@ _FULL = LeakBudget(
     membership=Membership(draws=8, limit=10000, min_steps=1500),
     reid=ReId(),
 )
+
+
 LEAK_BUDGETS: Mapping[str, LeakBudget] = {
     "smoke": LeakBudget(
         attribute=AttributeHead(epochs=0, min_steps=40, batch_size=32),

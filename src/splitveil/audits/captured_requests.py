@@ -14,27 +14,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitveil.audit.statistics import Sample, difference
 from splitveil.audits.certificates import count_copies, refusals
 from splitveil.audits.noise_tests import Clean, hear
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.suite import Store
 from splitveil.audits.target import Attempt, Target
 from splitveil.audits.trained_run import Audited, open_run
-from splitveil.config import find_profile
-from splitveil.data import Dataset
+from splitveil.config.resolve import find_profile
+from splitveil.data.dataset import Dataset
 from splitveil.errors import AuditError, DataError
-from splitveil.report.rows import per_image_mse
+from splitveil.io import explain_os_error
+from splitveil.record.groups import per_image_mse
+from splitveil.record.statistics import Sample, difference
 from splitveil.runs import fingerprint
 from splitveil.serve.faults import WireError
 from splitveil.serve.manifest import CLIENT_INT8, LOGITS, WIRE, load_half, read_manifest
 from splitveil.serve.transport import Transport, read_capture
 from splitveil.serve.wire import TensorSpec, decode_request
-from splitveil.train.files import explain_os_error
-from splitveil.types import Json, Labelled, Progress, Record, silent
+from splitveil.threat import Json, Labelled, Progress, Record, silent
 
 AGAIN = 256  # images that a second start of the client sends
+
+
 ADDRESS = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/infer")
+
+
 EXPECTED = {
     "a request": {"inputs", "outputs", "parameters"},
     "its parameters": {"binary_data_output"},

@@ -11,17 +11,36 @@ from splitveil.audits.certificates import count_copies
 from splitveil.audits.summary import comparable, floor_mse
 from splitveil.audits.target import Attempt, Target, finite
 from splitveil.rng import normal_like, stream
-from splitveil.types import Access, Json, Labelled, Victim
+from splitveil.threat import Access, Json, Labelled
+from splitveil.victim import Victim
 
 WEAKER = 1.05  # a white-box attack this much worse than the best black-box one is suspect
+
+
 FALLING = 0.02  # relative fall of the training loss per epoch at the end
+
+
 LARGER_LOSES = 1.02
+
+
 LINEAR_SHARE = 0.05  # of the mean image's error: what a linear map leaves of an open client
+
+
 OVERFIT = 0.7
+
+
 UNFINISHED = "training unfinished"
+
+
 PROBED = 64
+
+
 MASKED = 1e-3  # gradient over what a small change of the image really does
+
+
 SILENT = 0.01  # of the declared noise: less is none
+
+
 SURE = 1e-3  # p-value below which two audits differ
 
 
@@ -298,6 +317,7 @@ def wire_leaks_more(evidence: Evidence) -> str | None:
 
 
 Check = Callable[[Evidence], str | None]
+
 
 FLAGS: Mapping[str, tuple[Check, str]] = {
     "white-box weaker than black-box": (

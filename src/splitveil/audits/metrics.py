@@ -15,12 +15,18 @@ from torchmetrics.functional.image import structural_similarity_index_measure
 from splitveil.attacks.membership import placements
 from splitveil.errors import AuditError
 from splitveil.similarity import SSIM_RADIUS, ssim_per_image
-from splitveil.types import Json, check_images
+from splitveil.threat import Json
+from splitveil.victim import check_images
 
 MSE_FLOOR = 1e-10  # PSNR of a perfect copy is infinite; it is reported as 100 dB
+
+
 LPIPS_SIDE = 32
 
+
 Images = Float[Tensor, "n c h w"]
+
+
 PerImage = Float[Tensor, " n"]
 
 
@@ -102,11 +108,20 @@ def _check_pair(x: Tensor, guess: Tensor) -> None:
 
 
 _TAIL = 0.025
+
+
 _Z = 1.959963984540054  # Φ⁻¹(1 − _TAIL)
+
+
 ROUNDS = 500  # of the bootstrap
 
+
 Limits = tuple[float, float]
+
+
 Members = Float[Tensor, " a"]
+
+
 Others = Float[Tensor, " b"]
 
 

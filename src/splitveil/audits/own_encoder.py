@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from splitveil.audit.tables import Attributes, attributes_of, read_table
 from splitveil.audits.certificates import (
     Part,
     certify,
@@ -27,29 +26,48 @@ from splitveil.audits.certificates import (
 from splitveil.audits.noise_tests import LISTENED, check_noise, hear, hear_noise, sent_rate
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.target import Target, finite
-from splitveil.config import find_profile
-from splitveil.data import Dataset, aux_view, load, make_splits
+from splitveil.config.resolve import find_profile
+from splitveil.data.attributes import Attributes, attributes_of, read_table
+from splitveil.data.catalogue import load
+from splitveil.data.dataset import Dataset
 from splitveil.data.folder import file_names
-from splitveil.data.splits import hash_all
+from splitveil.data.splits import aux_view, hash_all, make_splits
 from splitveil.errors import AuditError, ConfigError, DataError, unknown
 from splitveil.imports import find_safely, unchanged
-from splitveil.nets import Channel, GaussianNoise
+from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.cost import count_macs
 from splitveil.rng import derive_seed, seeded_globals, stream
 from splitveil.runs import fingerprint
-from splitveil.types import Access, Attack, Json, Labelled, Progress, Record, Victim, silent
-from splitveil.victim import Send, by_rows, check_images
+from splitveil.threat import Access, Attack, Json, Labelled, Progress, Record, silent
+from splitveil.victim import Send, Victim, by_rows, check_images
 
 Function = Callable[..., Any]
+
+
 Given = Literal["auto", "numpy", "torch"]
+
+
 Shape = tuple[int, ...]
 
+
 NUMPY = "numpy"
+
+
 ATTACKED = (1, 3)  # axes of one image's smashed data that attacks take: vectors and maps
+
+
 SERVER_SEED = 0
+
+
 PROBED = 2
+
+
 MET = 16  # images that are encoded alone
+
+
 SAME = 1e-3  # deviations of the noise: less is rounding
+
+
 UNKNOWN = "no images are known to be training data; name them with --members"
 
 

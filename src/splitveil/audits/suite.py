@@ -24,13 +24,15 @@ from splitveil.audits.target import (
     to_bytes,
 )
 from splitveil.errors import AuditError
-from splitveil.passport import commit
+from splitveil.io import atomic_file, explain_os_error
+from splitveil.provenance import commit
 from splitveil.rng import stream
-from splitveil.train.files import atomic_file, explain_os_error
-from splitveil.types import Access, Attack, Observation, Progress, check_images, silent
-from splitveil.victim import chunk_for
+from splitveil.threat import Access, Attack, Observation, Progress, silent
+from splitveil.victim import check_images, chunk_for
 
 AUX_SHOWN = 1000  # images an attack was fitted on that it is scored on too: does it overfit?
+
+
 OWN_PACKAGE = __name__.partition(".")[0]
 
 

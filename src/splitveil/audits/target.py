@@ -13,17 +13,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from splitveil.audit.tables import Attributes
 from splitveil.audits import metrics
 from splitveil.audits.certificates import refusals
+from splitveil.data.attributes import Attributes
 from splitveil.errors import AuditError
 from splitveil.rng import stream
-from splitveil.types import Access, BlackBox, Json, Labelled, Observation, Scores, Victim
-from splitveil.victim import CHUNK, Send, sealed
+from splitveil.threat import Access, Json, Labelled, Observation, Scores
+from splitveil.victim import CHUNK, BlackBox, Send, Victim, sealed
 
 SHOWN = 10
+
+
 NO_ANSWER = "–"
+
+
 PER_IMAGE = ("mse", "psnr", "ssim", "ssim_zeropad", "ssim_valid", "lpips")
+
+
 META = ("access", "scored", "repeats", "curve", "aux_mse", "seconds")
 
 

@@ -10,30 +10,40 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from splitveil.attacks import PROFILES, Decoder
-from splitveil.audit.tables import attributes_of, read_table
+from splitveil.attacks.decoder import Decoder
+from splitveil.attacks.profiles import PROFILES
 from splitveil.audits import metrics
 from splitveil.audits.certificates import Part, certify, deployed, fingerprints
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.suite import OWN_PACKAGE, Store, code_version, folder_store
 from splitveil.audits.target import Target
-from splitveil.config import RunConfig, find_profile
-from splitveil.config.resolve import Built, flat_config, planned_steps
-from splitveil.data import Dataset, Splits, aux_view
+from splitveil.config.resolve import Built, find_profile, flat_config, planned_steps
+from splitveil.config.run_config import RunConfig
+from splitveil.data.attributes import attributes_of, read_table
+from splitveil.data.dataset import Dataset
 from splitveil.data.folder import file_names
+from splitveil.data.splits import Splits, aux_view
 from splitveil.errors import AuditError, ConfigError, RunError
+from splitveil.io import check_folder, held, stamp
 from splitveil.keeping import put_record
-from splitveil.nets import SplitModel, front_of
-from splitveil.passport import model_hash, versions
+from splitveil.nets.channel import front_of
+from splitveil.nets.split import SplitModel
+from splitveil.provenance import model_hash, versions
 from splitveil.rng import stream
 from splitveil.surrogates.base import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
-from splitveil.train.files import check_folder, held, stamp
-from splitveil.types import Fitted, Json, Labelled, Progress, Record, Victim, silent
+from splitveil.threat import Fitted, Json, Labelled, Progress, Record, silent
+from splitveil.victim import Victim
 
 PLACES = ("data_dir", "runs_dir")  # where files lay says nothing about a result
+
+
 COPY = "Copy the run's folder to a place where you may write, and audit the copy"
+
+
 RECENT = ("label_smoothing", "teacher_share", "teacher_temperature")  # older records lack them
+
+
 TIMES = ("seconds", "command", "commit")  # what may differ between two equal audits
 
 
@@ -203,7 +213,7 @@ def audit_run(
     Attacks that were finished before on the same model and data are taken from `audit/` in the
     run's folder, unless `fresh`: then all are run, and replace what was there. `only` names attacks
     of the profile, which the record says and flags. `compile`: see `Run.audit`. `attributes` is a
-    table of them, see `splitveil.audit.tables`.
+    table of them, see `splitveil.data.attributes`.
     """
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"the seed of an audit is a whole number from 0 on, got {seed!r}")

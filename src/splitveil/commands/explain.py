@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 RunFolder = Annotated[Path, typer.Argument(help="Folder of the run.")]
+
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -23,7 +25,8 @@ def doctor(
     Example: `splitveil doctor runs/first`
     """
     from splitveil.console import out, show_json
-    from splitveil.doctor import RULES, diagnose, read_case
+    from splitveil.doctor import RULES, diagnose
+    from splitveil.doctor.reading import read_case
 
     findings = diagnose(read_case(run, plain))
     if json_:
@@ -54,7 +57,7 @@ def explain(
 
     prepare_process()
     setup_logging()
-    from splitveil.explaining import explain_run
+    from splitveil.insight.explanation import explain_run
 
     paths, numbers = explain_run(run, out_dir)
     if json_:

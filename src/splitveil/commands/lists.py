@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from splitveil.commands import show_catalogue
+from splitveil.cli.console import show_catalogue
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -14,7 +14,7 @@ def datasets(json_: JsonFlag = False) -> None:
 
     Example: `splitveil datasets --json`
     """
-    from splitveil.data import DATASETS
+    from splitveil.data.catalogue import DATASETS
 
     names = {k + (":PATH" if v.needs_path else ""): v.summary for k, v in DATASETS.items()}
     show_catalogue("Datasets", names, json_=json_)
@@ -30,7 +30,7 @@ def defences(json_: JsonFlag = False) -> None:
     from dataclasses import asdict
 
     from splitveil.console import show_json
-    from splitveil.defences import DEFENCES
+    from splitveil.defences.catalogue import DEFENCES
 
     if json_:
         show_json({name: asdict(d) for name, d in DEFENCES.items()})
@@ -43,8 +43,8 @@ def attacks(json_: JsonFlag = False) -> None:
 
     Example: `splitveil attacks`
     """
-    from splitveil.attacks import PROFILES
-    from splitveil.types import Attack
+    from splitveil.attacks.profiles import PROFILES
+    from splitveil.threat import Attack
 
     def words(attack: Attack) -> str:
         lines = (getattr(attack, "summary", "") or attack.__doc__ or "").strip().splitlines()

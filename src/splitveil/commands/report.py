@@ -33,11 +33,12 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     from dataclasses import replace
 
     from splitveil.console import out, show_json, show_table, warn
-    from splitveil.report import read_runs, write_deck, write_report
+    from splitveil.record.groups import shortfalls
+    from splitveil.record.schema import finite
     from splitveil.report.columns import SUMMARY
     from splitveil.report.comparison import elsewhere, read_published
-    from splitveil.report.fields import finite
-    from splitveil.report.rows import shortfalls
+    from splitveil.report.deck import write_deck
+    from splitveil.report.page import read_runs, write_report
     from splitveil.report.sentences import distinct
     from splitveil.report.words import language
 

@@ -9,25 +9,33 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from splitveil.attacks import PROFILES, fused
+from splitveil.attacks.decoder import fused
+from splitveil.attacks.profiles import PROFILES
 from splitveil.config.run_config import RUN_KEYS, RunConfig, one_noise_name, recipe_of
 from splitveil.config.settings import checked, refuse_fields
-from splitveil.data import DATASETS, Dataset
+from splitveil.data.catalogue import DATASETS
+from splitveil.data.dataset import Dataset
 from splitveil.defences.base import Defence
 from splitveil.defences.catalogue import find_defence
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets import NETS, Net, SplitModel, cut
 from splitveil.nets.backbones import client_net
-from splitveil.nets.catalogue import cut_elsewhere
+from splitveil.nets.catalogue import NETS, Net, cut_elsewhere
 from splitveil.nets.clients import CLIENT_PREFIX, parse_client
-from splitveil.nets.split import with_channel
+from splitveil.nets.split import SplitModel, cut, with_channel
 from splitveil.rng import derive_seed, seeded_globals
-from splitveil.types import Attack, Json
+from splitveil.threat import Attack, Json
 
 SMALL_SIDE = 32  # images under this go through the small net
+
+
 ANY_WIRE = 512  # numbers: a penalty's settings are sound for one size or for none
+
+
 DEVICES = ("auto", "cpu", "cuda")
+
+
 FLOORS = ("mean", "class-mean")  # every audit has them: they cost nothing
+
 
 Shape = tuple[int, int, int]
 

@@ -10,7 +10,8 @@ from torch.func import functional_call
 
 from splitveil.defences.base import NoiseOnly, Shape
 from splitveil.errors import Range
-from splitveil.nets import ResidualDecoder, SplitModel
+from splitveil.nets.decoder import ResidualDecoder
+from splitveil.nets.split import SplitModel
 from splitveil.similarity import ssim
 
 Measure = Literal["ssim", "explained"]

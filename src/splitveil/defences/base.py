@@ -9,14 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError, Range, check_ranges, unknown
-from splitveil.nets import Channel, Clip, GaussianNoise, SparseCoding, SplitModel
-from splitveil.types import Companion, Paced, PenaltyPlan
+from splitveil.nets.channel import Channel, Clip, GaussianNoise, SparseCoding
+from splitveil.nets.split import SplitModel
+from splitveil.threat import Companion, Paced, PenaltyPlan
 
 Shape = tuple[int, ...]
+
+
 DESCRIPTION = ("summary", "client")  # fields that no user sets
 
+
 NonNegative = Annotated[float, Range(0, hint="0 switches it off")]
+
+
 Positive = Annotated[float, Range(0, above=True)]
+
+
 Share = Annotated[float, Range(0, 1)]
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from statistics import fmean
 
-from splitveil.report.fields import number
-from splitveil.types import Json
+from splitveil.record.schema import number
+from splitveil.threat import Json
 
 TAIL = 3  # epochs that stand for "at the end"
 

@@ -4,14 +4,26 @@ import math
 from statistics import fmean
 
 from splitveil.doctor.case import TAIL, Case, turn
-from splitveil.report.fields import number
+from splitveil.record.schema import number
 
 Seen = tuple[str, str]
+
+
 LOST = 0.02
+
+
 HALF_LOG_TWO = 0.5 * math.log(2)  # nats per dimension where signal and noise are equally strong
+
+
 STEEP = 0.02  # relative fall of the task loss per epoch
+
+
 LEARNED = 0.02  # task loss under which there is nothing left to learn
+
+
 BESIDE_RATES = ("adversary_lr", "patrol_lr", "scissors_lr")  # of what learns beside the model
+
+
 STRENGTHS = ("_strength", "_beta", "dropout", "prune", "noise_std")  # ends of knobs to halve
 
 

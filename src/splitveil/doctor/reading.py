@@ -5,10 +5,12 @@ from pathlib import Path
 from splitveil.config.settings import read_toml
 from splitveil.doctor.case import Case, Plain
 from splitveil.errors import RunError, SplitVeilError
-from splitveil.report import read_run
-from splitveil.types import Json
+from splitveil.report.files import read_run
+from splitveil.threat import Json
 
 SAME = ("dataset", "net", "split_seed")
+
+
 PLAIN = ("none", "noise")  # defences without a penalty, the plainest first
 
 
@@ -28,7 +30,7 @@ def read_case(folder: Path, plain: Path | None = None) -> Case:
 
 
 def _read(folder: Path) -> Case:
-    from splitveil.config import flat_config
+    from splitveil.config.resolve import flat_config
     from splitveil.runs import read_folder
 
     files = read_run(folder, audited=False)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from splitveil.config import find_profile, make_config
+from splitveil.config.resolve import find_profile, make_config
 from splitveil.experiments.runner import LiveTable, Trial, run_many
-from splitveil.types import Json
+from splitveil.threat import Json
 
 DEFENCES = ("none", "gated-att", "veil")
 

@@ -30,26 +30,35 @@ from rich.table import Table
 from rich.text import Text
 
 from splitveil import __version__
-from splitveil.audits import ceiling_mse, run_attacks, strongest
 from splitveil.audits.flags import UNFINISHED
 from splitveil.audits.pipeline import ACCURACY_DRAWS
-from splitveil.audits.suite import Share, accuracy, folder_store
+from splitveil.audits.suite import Share, accuracy, folder_store, run_attacks
+from splitveil.audits.summary import ceiling_mse, strongest
 from splitveil.audits.trained_run import PLACES, open_run
-from splitveil.config import ANY_RECIPE, RECIPES, RunConfig, find_device, find_profile
-from splitveil.config.resolve import resolve
-from splitveil.data import Dataset, load
+from splitveil.config.resolve import find_device, find_profile, resolve
+from splitveil.config.run_config import ANY_RECIPE, RECIPES, RunConfig
+from splitveil.data.catalogue import load
+from splitveil.data.dataset import Dataset
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, unknown
+from splitveil.io import write_text
 from splitveil.nets.clients import CLIENT_PREFIX
-from splitveil.report.rows import flag_names
+from splitveil.record.groups import flag_names
 from splitveil.runs import Run, fingerprint, fit, prepare_process, ready_teacher
 from splitveil.sweep.pareto import front
-from splitveil.train.files import write_text
-from splitveil.types import Attack, Json, Progress, Record, silent
+from splitveil.threat import Attack, Json, Progress, Record, silent
 
 FILE = "trial.json"
+
+
 MAX_MESSAGE = 500
+
+
 RUNNING_SHOWN = 8
+
+
 REACH_S = 5.0  # for a cluster to answer; Ray itself would try for minutes
+
+
 BRIEF_SHARE = 4  # a trial takes this part of the epochs of a full training
 
 

@@ -3,14 +3,19 @@
 import textwrap
 from typing import TYPE_CHECKING
 
-from splitveil.explain.flow import Box, Flow
 from splitveil.report.canvas import GREY, INK, PALETTE, board, png, shown
+from splitveil.report.flow_chart import Box, Flow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+
 WIDE, TALL, GAP = 1.42, 1.12, 0.3  # inches
+
+
 SIGNS = 22  # per line of a box
+
+
 TOP, LOW = "#e8f1f8", "#fdeee4"
 
 

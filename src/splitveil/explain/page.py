@@ -29,7 +29,7 @@ def render(title: str, lead: str, panels: Sequence[Panel]) -> str:
     """The page as HTML text; every string is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    pages = PackageLoader("splitveil.explain")
+    pages = PackageLoader("splitveil.insight")
     environment = Environment(
         loader=pages, autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.explain import groups, spread, weights
+from splitveil.explain import groups, spread
 from splitveil.explain.chart import flow_chart
-from splitveil.explain.flow import Flow
 from splitveil.explain.page import Panel
-from splitveil.report.fields import number
-from splitveil.types import Json
+from splitveil.insight import pictures
+from splitveil.record.schema import number
+from splitveil.report.flow_chart import Flow
+from splitveil.threat import Json
 
 Floats = NDArray[np.floating]
 
@@ -22,7 +23,7 @@ class Attention:
 
     relative: Floats
     text: str
-    words: weights.Words = weights.PLAIN_WORDS
+    words: pictures.Words = pictures.PLAIN_WORDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +75,9 @@ def panels(story: Story) -> list[Panel]:
 
 def _attention(story: Story) -> list[Panel]:
     if isinstance(story.attention, str):
-        return [Panel(title=weights.PLAIN_WORDS.heading, text=story.attention)]
+        return [Panel(title=pictures.PLAIN_WORDS.heading, text=story.attention)]
     found, y, classes = story.attention, story.labels, story.classes
-    left = sum(bool((y == c).any()) for c in range(len(classes))) - weights.ROWS
+    left = sum(bool((y == c).any()) for c in range(len(classes))) - pictures.ROWS
     more = f" {left} classes more are left out." if left > 0 else ""
     return [
         Panel(
@@ -84,13 +85,13 @@ def _attention(story: Story) -> list[Panel]:
             file="attention-classes.png",
             text=f"{found.text} Of {len(y)} training images. Each row is a class, its samples "
             f"sorted; orange lies above “{found.words.equal}”, blue below.{more}",
-            png=weights.attention_heatmap(found.relative, y, classes, found.words),
+            png=pictures.attention_heatmap(found.relative, y, classes, found.words),
         ),
         Panel(
             title=found.words.chosen,
             file="attention-samples.png",
             text="The images of each class at both ends of the order.",
-            png=weights.weighted_samples(found.relative, y, story.images, classes, found.words),
+            png=pictures.weighted_samples(found.relative, y, story.images, classes, found.words),
         ),
     ]
 
@@ -106,7 +107,7 @@ def _sizes(story: Story) -> Panel:
         file="sample-size.png",
         text="Share of a class's samples behind its statistics, mean over classes. 1: all weigh "
         "the same. At the dotted line one sample has all the weight and its variance says nothing.",
-        png=weights.sample_size_over_time(
+        png=pictures.sample_size_over_time(
             epochs,
             [number(e, "effective_sample_size") or 0.0 for e in lines],
             floor=1 / max(story.per_class, 1.0),

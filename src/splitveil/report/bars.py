@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from splitveil.errors import RunError
+from splitveil.record.schema import number, section
 from splitveil.report.canvas import (
     CEILING,
     CEILING_TEXT,
@@ -16,7 +17,6 @@ from splitveil.report.canvas import (
     references,
     shown,
 )
-from splitveil.report.fields import number, section
 from splitveil.report.files import RunFiles
 from splitveil.report.kinds import Kind, kinds
 from splitveil.table import format_mse
@@ -24,12 +24,25 @@ from splitveil.table import format_mse
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+
 Panel = list[tuple[int, Kind, RunFiles]]  # the place of a run's kind, which gives its colour
+
+
 PER_PANEL = len(PALETTE)  # more runs than colours go into another panel
+
+
 PER_LEGEND_LINE = 4
+
+
 MANY_BARS = 18  # from here the numbers stand upright
+
+
 MANY_RUNS = 2 * PER_PANEL  # beyond, the numbers stand in the table alone
+
+
 MARGINS, TALL, NAME = 2.45, 3.9, 0.9  # inches: both sides, a panel, an attack's name
+
+
 LONG_NAME = 10
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
-from splitveil.report.fields import number
+from splitveil.record.schema import number
 from splitveil.report.files import RunFiles
 from splitveil.report.labels import spread
 from splitveil.table import format_mse
@@ -15,15 +15,28 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 DPI = 150
+
+
 INK, GREY, RULE = "#1f2933", "#5b6773", "#c9d1d9"
+
+
 CEILING, FLOOR, WRONG = "#7a3e00", "#5b6773", "#b3261e"
+
+
 CEILING_TEXT = "ceiling: label only"
+
+
 TEXT_SHARE = 0.11  # of the axes' height that two lines of text take
+
 
 # Okabe and Ito's colours, told apart with any colour vision; the yellow is too pale for lines.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")  # not as many as colours: pairs repeat late
+
 
 STYLE: dict[str, object] = {
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same pixels on every machine

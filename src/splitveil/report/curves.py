@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from splitveil.record.schema import number
 from splitveil.report.canvas import GREY, Drawing, board, colour, shown
-from splitveil.report.fields import number
 from splitveil.report.files import RunFiles
 from splitveil.report.phases import Phase, phases
 
@@ -15,10 +15,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+
 Dash = Literal["-", "--"]
+
+
 UNUSED = "not used by this defence"
+
+
 PER_LEGEND_LINE = 5
+
+
 WIDE, TALL, LEGEND_LINE = 2.75, 2.6, 0.22  # inches: a panel, and a line of the legend
+
+
 FEW_EPOCHS = 40  # up to here every epoch gets its dot
 
 
@@ -41,6 +50,8 @@ class Panel:
 
 
 PENALTY = Panel(title="Penalty (rob_loss)", series=(Series(key="rob_loss"),))
+
+
 PANELS = (
     Panel(
         title="Accuracy (%)",

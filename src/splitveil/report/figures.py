@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from splitveil.errors import RunError
-from splitveil.report.bars import attack_bars
+from splitveil.record.schema import number, text
 from splitveil.report.canvas import (
     CEILING,
     CEILING_TEXT,
@@ -25,15 +25,13 @@ from splitveil.report.canvas import (
     shown,
 )
 from splitveil.report.columns import Published
-from splitveil.report.curves import training_curves
-from splitveil.report.fields import number, text
 from splitveil.report.files import RunFiles
-from splitveil.report.grid import draw_grid, reconstruction_grid
 from splitveil.report.kinds import kinds
 from splitveil.report.labels import MARKER_PX, Box, place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 __all__ = [
     "Mark",
@@ -45,10 +43,19 @@ __all__ = [
     "training_curves",
 ]
 
+
 FLOOR_TEXT = "attack floor: mean image"
+
+
 NEAR_PX = 26  # a name further than this from its mark gets a line to it
+
+
 CROWD_PX = (150, 40)  # marks nearer than this compete for places
+
+
 MANY_MARKS = 12
+
+
 FOOT, HEAD = 0.576, 0.32  # inches under and over the plot
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splitveil.errors import RunError
-from splitveil.report.fields import Json, parse
-from splitveil.report.gallery import Gallery, parse_gallery
+from splitveil.record.files import Gallery, parse_gallery
+from splitveil.record.schema import Json, parse
 
 
 @dataclass(frozen=True, kw_only=True)

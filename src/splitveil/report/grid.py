@@ -7,30 +7,30 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from splitveil.errors import RunError
-from splitveil.report.canvas import (
-    CEILING,
-    DPI,
-    GREY,
-    INK,
-    RULE,
-    WRONG,
-    Drawing,
-    board,
-    shown,
-)
-from splitveil.report.fields import number, text
+from splitveil.record.files import Gallery, Pixels
+from splitveil.record.schema import number, text
+from splitveil.report.canvas import CEILING, DPI, GREY, INK, RULE, WRONG, Drawing, board, shown
 from splitveil.report.files import RunFiles
-from splitveil.report.gallery import Gallery, Pixels
 from splitveil.table import format_mse, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+
 MAX_COLUMNS = 10
+
+
 MAX_RUNS, MAX_VALUES = 12, 1_500_000  # a larger picture is not read, and too heavy for a page
+
+
 MAX_CLASS_NAME = 11
+
+
 TILE, GAP, LABELS, MARGIN = 0.74, 0.07, 2.05, 0.12  # inches
+
+
 NAMES, HEADER, BETWEEN = 0.24, 0.52, 0.34  # inches: class names, head of a model, between grids
+
 
 Album = list[tuple[RunFiles, Gallery]]  # runs that show the same images
 

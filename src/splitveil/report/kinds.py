@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from splitveil.report.fields import section, text
+from splitveil.record.groups import Group
+from splitveil.record.schema import section, text
 from splitveil.report.files import RunFiles
-from splitveil.report.rows import Group
 from splitveil.table import NOTHING
 
 FREE = ("seed", "name", "device", "compile")  # settings in which runs of one kind may differ
+
+
 ALIKE = (
     ("audit", "profile"), ("audit", "aux"), ("audit", "only"), ("splits", "scored"),
     ("splits", "test"),

@@ -10,20 +10,22 @@ from importlib import resources
 from pathlib import Path
 
 from splitveil.errors import RunError
+from splitveil.io import replacing
+from splitveil.record.groups import LIMITS, Group, refuse_impossible, row_names
+from splitveil.record.schema import number, text
 from splitveil.report import columns, grid, sentences, tiles
 from splitveil.report.columns import ATTACKS, CERTIFICATES, LEAKS, SUMMARY, Published
-from splitveil.report.fields import number, text
 from splitveil.report.figures import comparable
 from splitveil.report.files import RunFiles, read_run
 from splitveil.report.phases import phases
 from splitveil.report.pictures import Pictures, draw
-from splitveil.report.rows import LIMITS, Group, refuse_impossible, row_names
 from splitveil.report.words import LANGS, Lang, Said, Value, listed, said, word
 from splitveil.report.words.reading import TERMS
 from splitveil.sweep.pareto import undominated
-from splitveil.train.files import replacing
 
 PAGE = "report.html"
+
+
 MANY_CARDS = 8
 
 

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from splitveil.report.fields import number, text
+from splitveil.record.schema import number, text
 from splitveil.report.files import RunFiles
 
 Kind = Literal["warm-up", "shut off", "full weight"]
+
+
 SHUT = 0.5  # share of an epoch's steps from which it counts as shut off
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from splitveil.errors import RunError
-from splitveil.report import figures
+from splitveil.record.schema import number, section, text
+from splitveil.report import bars, curves, figures, grid
 from splitveil.report.canvas import PALETTE, Drawing
 from splitveil.report.columns import Published
-from splitveil.report.fields import number, section, text
 from splitveil.report.files import RunFiles
 from splitveil.table import NOTHING
 
@@ -60,17 +60,17 @@ def draw(runs: Sequence[RunFiles], published: Mapping[str, Published]) -> Pictur
         for run in runs
     )
     return Pictures(
-        grid=Picture(stem="reconstructions", drawing=figures.draw_grid(runs))
+        grid=Picture(stem="reconstructions", drawing=grid.draw_grid(runs))
         if any(run.gallery for run in runs)
         else None,
         tradeoff=Picture(stem="tradeoff", drawing=figures.scatter(runs, published))
         if placed
         else None,
-        attacks=Picture(stem="attacks", drawing=figures.attack_bars(runs)) if attacked else None,
+        attacks=Picture(stem="attacks", drawing=bars.attack_bars(runs)) if attacked else None,
         curves=tuple(
             Picture(
                 stem=f"curves-{slug}",
-                drawing=figures.training_curves(group),
+                drawing=curves.training_curves(group),
                 runs=tuple(run.name for run in group),
             )
             for slug, group in _groups([run for run in runs if run.metrics])

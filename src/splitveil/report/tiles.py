@@ -9,12 +9,14 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.report.fields import number, text
+from splitveil.record.files import Gallery
+from splitveil.record.schema import number, text
 from splitveil.report.files import RunFiles
-from splitveil.report.gallery import Gallery
 from splitveil.table import format_mse
 
 LARGEST = 160  # px of a side; larger images are shown smaller
+
+
 BUDGET = 5_000_000  # characters of all tiles together; the page must stay small enough to mail
 
 

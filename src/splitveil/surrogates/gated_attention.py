@@ -30,13 +30,8 @@ from splitveil.surrogates.gates import (
     snr_gate,
     soft_threshold,
 )
-from splitveil.surrogates.rate import (
-    check_noise,
-    diagonal_rate,
-    intra_class_mse,
-    rate_diagnostics,
-)
-from splitveil.types import SurrogateOutput
+from splitveil.surrogates.rate import check_noise, diagonal_rate, intra_class_mse, rate_diagnostics
+from splitveil.threat import SurrogateOutput
 
 Form = Literal["gated", "hinge", "trace"]
 

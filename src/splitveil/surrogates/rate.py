@@ -24,7 +24,7 @@ from splitveil.surrogates.base import (
     uniform_weights,
 )
 from splitveil.surrogates.kmeans import cell_covariance
-from splitveil.types import SurrogateOutput
+from splitveil.threat import SurrogateOutput
 
 Covariance = Literal["diagonal", "full"]
 

@@ -42,7 +42,7 @@ from splitveil.surrogates.slots import (
     responsibilities,
     slot_moments,
 )
-from splitveil.types import SurrogateOutput
+from splitveil.threat import SurrogateOutput
 
 
 def slot_entropy(share: Float[Tensor, "c s"]) -> Float[Tensor, " c"]:

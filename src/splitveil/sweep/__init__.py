@@ -1,1 +1,1 @@
-"""Front and hypervolume of many runs."""
+"""Room."""

@@ -17,15 +17,18 @@ from jaxtyping import Int64
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from splitveil.config import Parts, Plan
-from splitveil.data import Dataset, Splits, augment
+from splitveil.config.resolve import Parts, Plan
+from splitveil.cuda import compile_methods, set_rates
+from splitveil.data.augment import augment
+from splitveil.data.dataset import Dataset
+from splitveil.data.splits import Splits
 from splitveil.errors import RunError
-from splitveil.graphs import compile_methods, set_rates
-from splitveil.nets import SplitModel
-from splitveil.passport import versions
+from splitveil.io import explain_os_error
+from splitveil.nets.split import SplitModel
+from splitveil.provenance import versions
 from splitveil.rng import derive_seed, seeded_globals, stream
+from splitveil.threat import Json, Labelled, Paced, Progress, Refits, Reports
 from splitveil.train.distillation import Teacher
-from splitveil.train.files import explain_os_error
 from splitveil.train.schedule import Schedule, companion_rate
 from splitveil.train.state import (
     CHECKPOINT,
@@ -39,13 +42,22 @@ from splitveil.train.state import (
     write_checkpoint,
 )
 from splitveil.train.step import StepLoss, Stepper, Task, TrainSet, own_rows, unit_floats
-from splitveil.types import Json, Labelled, Paced, Progress, Refits, Reports
 
 log = logging.getLogger("splitveil")
+
+
 CHUNK = 1000  # images per pass where no gradient is needed
+
+
 LOG_EVERY = 50  # steps
+
+
 CHECKPOINT_SECONDS = 60.0
+
+
 SAVING_SHARE = 50
+
+
 COLLAPSE_STEPS = 100
 
 

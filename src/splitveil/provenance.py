@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from splitveil import __version__
-from splitveil.types import Json
+from splitveil.threat import Json
 
 
 def versions() -> Json:

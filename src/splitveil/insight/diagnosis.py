@@ -4,14 +4,26 @@ import math
 from statistics import fmean
 
 from splitveil.doctor.case import TAIL, Case, turn
-from splitveil.report.fields import number
+from splitveil.record.schema import number
 
 Seen = tuple[str, str]
+
+
 ZERO = 1e-9
+
+
 SHUT = 0.999
+
+
 COLLAPSED = 0.5
+
+
 FEW_PER_CLASS = 4.0
+
+
 CLOSED_GATE = 0.25
+
+
 STILL = 0.9  # share of the first spread that still counts as not fallen
 
 

@@ -8,11 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Generator, Tensor, nn
 
-from splitveil.victim import BlackBox as BlackBox  # noqa: PLC0414 - re-exported
-from splitveil.victim import Victim as Victim  # noqa: PLC0414 - re-exported
-from splitveil.victim import WhiteBox as WhiteBox  # noqa: PLC0414 - re-exported
-from splitveil.victim import check_images as check_images  # noqa: PLC0414 - re-exported
-from splitveil.victim import sealed as sealed  # noqa: PLC0414 - re-exported
+from splitveil.victim import BlackBox
 
 Json = dict[str, Any]
 

@@ -9,6 +9,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 Step = Callable[[], None]
+
+
 WARM_UP = 3  # eager calls before the capture: cuDNN picks its kernels, optimisers their buffers
 
 

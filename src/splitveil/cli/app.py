@@ -7,19 +7,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from splitveil import __version__, commands
-from splitveil.commands import (
-    audit,
-    compare,
-    experiments,
-    explain,
-    lists,
-    report,
-    serve,
-)
+from splitveil import __version__
+from splitveil.cli import audits, console, deploy, experiments, reports
+from splitveil.commands import explain, lists, report
 from splitveil.errors import SplitVeilError
 
 EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
+
+
 TOO_LARGE = ("can't allocate memory", "out of memory", "verflow")  # torch's words
 
 
@@ -75,7 +70,10 @@ app = typer.Typer(
     "attack them, and report what the attacker got.",
 )
 
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
 RunsDir = Annotated[str | None, typer.Option(help="Folder that holds the runs (default: runs).")]
 
 
@@ -170,7 +168,7 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     with progress_bar("train") as bar:
         run = fit(run_config, resume=resume, overwrite=overwrite, progress=bar)
-    last = commands.last_epoch(run.path)
+    last = console.last_epoch(run.path)
     if json_:
         show_json({"run": str(run.path), "last_epoch": last})
     else:
@@ -186,10 +184,18 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 
 # `audit` itself says what to use in place of options that it no longer has.
-app.command(context_settings={"ignore_unknown_options": True})(audit.audit)
-app.command()(audit.audit_encoder)
-app.command()(audit.audit_wire)
-app.command()(audit.replay)
+app.command(context_settings={"ignore_unknown_options": True})(audits.audit)
+
+
+app.command()(audits.audit_encoder)
+
+
+app.command()(audits.audit_wire)
+
+
+app.command()(audits.replay)
+
+
 app.command()(report.report)
 
 
@@ -210,14 +216,14 @@ for command in (
     lists.attacks,
     lists.recipes,
     experiments.clients,
-    compare.compare,
+    reports.compare,
     experiments.sweep,
     experiments.reproduce,
     explain.doctor,
     explain.explain,
-    serve.export,
-    serve.serve,
-    serve.infer,
+    deploy.export,
+    deploy.serve,
+    deploy.infer,
 ):
     app.command()(command)
 

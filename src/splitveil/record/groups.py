@@ -17,17 +17,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import RunError
-from splitveil.report.fields import leaves, number, parse, section, text
+from splitveil.record.schema import leaves, number, parse, section, text
 from splitveil.table import NOTHING
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+
 Json = dict[str, Any]
+
+
 ROUNDING = 0.01  # half-precision errors per image average to far less than this share of the mean
+
+
 LEAST = 2.0**-25  # but those of images rebuilt all but perfectly: half a step of half precision
+
+
 BRIEF = ("smoke", "quick")  # profiles whose numbers say little about a stronger attacker
+
+
 UNSAID = {"label_smoothing": "0.0", "teacher": "none"}  # of records that do not name it
+
+
 SEED, ATTACK = re.compile(r"seed\d+"), re.compile(r"attack\d+")
 
 
@@ -38,12 +49,18 @@ NUMBERS = (
     "audit.scored", "audit.aux_images",
     "config.epochs", "config.lambd", "config.noise_std",
 )  # fmt: skip
+
+
 SHARE, COUNT = (0.0, 1.0), (0.0, math.inf)  # images and their reconstructions lie in [0, 1]
+
+
 LIMITS = {
     "accuracy": SHARE, "strongest.mse": SHARE, "worst_case.mse": SHARE, "ceiling.mse": SHARE,
     "floor.mse": SHARE, "leakage": (-math.inf, 1.0), "strongest.ssim": (-1.0, 1.0),
     "client.macs": COUNT, "client.params": COUNT, "client.wire_floats": COUNT,
 }  # fmt: skip
+
+
 TEXTS = (
     "strongest.mse_by", "config.net", "config.dataset", "config.defence", "audit.aux",
     "audit.profile", "audit.final", "splits.scored", "seeds.train", "seeds.attack", "device",

@@ -4,13 +4,14 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from splitveil.commands import print_lines
+from splitveil.cli.console import print_lines
 from splitveil.imports import current_folder_first, find_object
 
 if TYPE_CHECKING:
     from torch import nn
 
     from splitveil.nets.cost import CutCost
+
 
 Shape = tuple[int, int, int]
 
@@ -21,10 +22,9 @@ def show_cuts(
     """Where a named net or a user's own can be cut, what that costs, and what would make it fit."""
     from dataclasses import asdict
 
-    from splitveil.config import find_net
+    from splitveil.config.resolve import find_net
     from splitveil.console import show_json
-    from splitveil.nets import NETS
-    from splitveil.nets.catalogue import every_cut
+    from splitveil.nets.catalogue import NETS, every_cut
     from splitveil.nets.cost import cuts_of_nets, suggest_cuts
 
     base, at, _ = name.partition("@")
@@ -72,7 +72,7 @@ def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
     from torch import nn
 
     from splitveil.errors import ConfigError, unknown
-    from splitveil.nets import NETS
+    from splitveil.nets.catalogue import NETS
 
     if ":" not in name:
         raise ConfigError(

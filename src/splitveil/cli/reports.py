@@ -84,10 +84,15 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     Example: `splitveil compare results/digits --against none --csv digits.csv`
     """
     from splitveil.console import show_json, show_table, warn
-    from splitveil.report.comparison import compare_records, elsewhere, read_published, warnings
-    from splitveil.report.fields import finite
+    from splitveil.record.groups import dataset_of, find_records
+    from splitveil.record.schema import finite
+    from splitveil.report.comparison import (
+        compare_records,
+        elsewhere,
+        read_published,
+        warnings,
+    )
     from splitveil.report.page import put
-    from splitveil.report.rows import dataset_of, find_records
     from splitveil.table import csv_text
 
     refuse_former({"--where": where, "--sort": sort, "--columns": columns}, paths)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitveil.commands import print_lines
+from splitveil.cli.console import print_lines
 from splitveil.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -20,15 +20,25 @@ if TYPE_CHECKING:
 
     from splitveil.serve.manifest import Manifest
 
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
 TokenFile = Annotated[
     Path | None,
     typer.Option(help="File with the bearer token (default: the variable SPLITVEIL_TOKEN)."),
 ]
 
+
 TOKEN_VARIABLE = "SPLITVEIL_TOKEN"  # noqa: S105 - the name of a variable
+
+
 NOTICE_SECONDS = 1.0  # of trying, before the user is told
+
+
 PICTURE_MODES = {1: ("1", "L"), 3: ("RGB",)}  # by channels; other modes would lose something
+
+
 NEEDED = ("onnx", "onnxruntime", "onnxscript", "prometheus_client", "starlette", "uvicorn")
 
 
@@ -55,10 +65,9 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
     Example: `splitveil export runs/first --int8`
     """
     with_extra()
-    from splitveil.commands.exporting import EXPORT_FOLDER, export_run
     from splitveil.console import progress_bar, setup_logging, show_json
-    from splitveil.runs import load_run, prepare_process
-    from splitveil.types import silent
+    from splitveil.runs import EXPORT_FOLDER, export_run, load_run, prepare_process
+    from splitveil.threat import silent
 
     prepare_process()
     setup_logging()
@@ -126,8 +135,8 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     Example: `splitveil serve runs/first --port 8000`
     """
     with_extra()
-    from splitveil.commands.exporting import find_export
     from splitveil.console import err, setup_logging, show_json, warn
+    from splitveil.runs import find_export
     from splitveil.serve.admission import Limits
     from splitveil.serve.server import Tls, load_app
     from splitveil.serve.server import serve as run_server

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from splitveil.types import Json
+from splitveil.threat import Json
 
 
 @dataclass(frozen=True)

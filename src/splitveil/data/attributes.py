@@ -18,7 +18,10 @@ from splitveil.attacks.attribute import MAX_VALUES
 from splitveil.errors import DataError
 
 INDEX, FILE = "index", "file"
+
+
 SHOWN = 3  # names in a message
+
 
 Row = Mapping[str, str]
 

@@ -1,13 +1,20 @@
 """Reported comparisons against measured ones, in words: what holds and what does not."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-
+from splitveil.record.groups import Group
+from splitveil.record.groups import flag_names
 from splitveil.report.columns import Published
-from splitveil.report.rows import Group, flag_names
-from splitveil.table import NOTHING, decimals, percent
+from splitveil.table import NOTHING
+from splitveil.table import decimals
+from splitveil.table import percent
+
 
 SAME_ATTACK = "decoder"  # what the reported figures were measured with
+
+
 OF_THE_ATTACK = f"under `{SAME_ATTACK}`, the reported attack"
 
 
@@ -46,7 +53,11 @@ MEASURES: tuple[Measure, ...] = (
     _attacked("accuracy on reconstructions", "reconstruction_accuracy", "accuracy", 2, 100.0),
     Measure(name="task accuracy", field="accuracy", keys=("accuracy",), digits=2, scale=100.0),
 )
+
+
 OVERFITTED = "attack overfitted"  # the flag of an audit
+
+
 STRONGEST = Measure(name="MSE", field="mse", keys=("strongest", "mse"), digits=4)
 
 

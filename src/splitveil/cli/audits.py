@@ -8,30 +8,47 @@ from typing import Annotated, Any
 
 import typer
 
-from splitveil import commands
-from splitveil.commands.exporting import find_export
-from splitveil.commands.serve import read_token, retry_notice, with_extra
+from splitveil.cli import console
+from splitveil.cli.deploy import read_token, retry_notice, with_extra
+from splitveil.runs import find_export
 
 CHOOSING = (
     "test images were scored, and the run kept others to choose settings by: choose with --aux val "
     "or splitveil sweep, and report a run trained with --final"
 )
+
+
 OTHER_OUT = "Choose another folder with --out"
+
+
 SCHEMES = ("http://", "https://")
+
+
 OLD_FORMS = {
     "--replay": "splitveil replay RECORD [--run RUN]",
     "--wire": "splitveil audit-wire RUN ADDRESS, or audit-wire RUN CAPTURE",
 }
 
+
 Profile = Annotated[str, typer.Option(help="smoke, quick, standard or paper.")]
+
+
 Aux = Annotated[str, typer.Option(help="train, held-out, test90, or val to choose by.")]
+
+
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the attacks.")]
+
+
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Run every attack, also those finished before.")
 ]
+
+
 Table = Annotated[
     Path | None, typer.Option(help="Table of attributes, CSV or JSON: see docs/leaks.md.")
 ]
+
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -58,8 +75,8 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil audit runs/first --profile quick`
     """
-    from splitveil import load_run
     from splitveil.console import out, progress_bar
+    from splitveil.runs import load_run
 
     _start()
     loaded = load_run(_checked_run(run, rest or []))
@@ -113,7 +130,7 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
 
     Example: `splitveil audit-encoder mycode:send --data folder:photos --server mycode:answer`
     """
-    from splitveil.attacks import PROFILES
+    from splitveil.attacks.profiles import PROFILES
     from splitveil.audits import own_encoder
     from splitveil.console import progress_bar, warn
     from splitveil.imports import current_folder_first
@@ -167,15 +184,15 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
 
     Example: `splitveil audit-wire runs/first sent.jsonl --sent folder:photos`
     """
-    from splitveil import load_run
-    from splitveil.attacks import PROFILES
+    from splitveil.attacks.profiles import PROFILES
     from splitveil.audits import captured_requests
     from splitveil.audits.trained_run import COPY, run_store
     from splitveil.console import progress_bar
-    from splitveil.data import load
+    from splitveil.data.catalogue import load
     from splitveil.errors import ConfigError
+    from splitveil.io import check_folder
     from splitveil.keeping import put_record
-    from splitveil.train.files import check_folder
+    from splitveil.runs import load_run
 
     _start()
     live = any(source.startswith(SCHEMES) for source in sources)
@@ -210,7 +227,7 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
     put_record(folder, record, pictures, list(PROFILES))
     _show(folder, record, json_=json_)
     if not json_:
-        commands.print_lines(*wire_lines(record.audit["wire"]))
+        console.print_lines(*wire_lines(record.audit["wire"]))
 
 
 def replay(
@@ -224,10 +241,10 @@ def replay(
 
     Example: `splitveil replay runs/first/record.json`
     """
-    from splitveil import load_run
     from splitveil.audits import trained_run
     from splitveil.console import progress_bar, show_json
     from splitveil.replay import read_record
+    from splitveil.runs import load_run
 
     _start()
     known = read_record(record)
@@ -237,9 +254,9 @@ def replay(
     if json_:
         show_json({"record": str(record), "differences": found})
     elif found:
-        commands.print_lines(*found, f"{len(found)} differences")
+        console.print_lines(*found, f"{len(found)} differences")
     else:
-        commands.print_lines("every number is the same, bit for bit")
+        console.print_lines("every number is the same, bit for bit")
     if found:
         raise typer.Exit(1)
 
@@ -276,17 +293,17 @@ def _show(folder: Path, record: Any, *, json_: bool) -> None:  # noqa: ANN401 - 
     """Write the page of a record, and print what was found."""
     from splitveil.console import show_json
 
-    page = commands.write_page([folder], folder)
+    page = console.write_page([folder], folder)
     if json_:
         show_json(record.to_dict())
     else:
-        commands.show_audit(folder, record.flags, page)
+        console.show_audit(folder, record.flags, page)
 
 
 def _results_folder(folder: Path) -> Path:
     """The folder, if it can be written; never a run's, whose own record would be replaced."""
     from splitveil.errors import RunError
-    from splitveil.train.files import check_folder
+    from splitveil.io import check_folder
 
     check_folder(folder, OTHER_OUT)
     if (folder / "config.toml").exists():
@@ -297,8 +314,8 @@ def _results_folder(folder: Path) -> Path:
 def _encoder_folder(name: str, out: Path | None) -> Path:
     """Where the results of a callable go; refuses the folder of another one."""
     from splitveil.errors import RunError
-    from splitveil.report import read_run
-    from splitveil.report.fields import text
+    from splitveil.record.schema import text
+    from splitveil.report.files import read_run
 
     function = re.sub(r"[^\w.-]+", "-", name.partition(":")[2])
     folder = _results_folder(Path("runs") / function if out is None else out)

@@ -13,13 +13,26 @@ from splitveil.explain.images import Tile, tile_sheet
 from splitveil.report.canvas import GREY, INK, PALETTE, WRONG, board, png, shown
 
 Floats = NDArray[np.floating]
+
+
 Labels = NDArray[np.integer]
+
+
 Pixels = NDArray[np.uint8]
 
+
 COLUMNS = 100  # a class's samples, from the heaviest to the lightest, as this many columns
+
+
 ROWS = 20  # classes shown
+
+
 SHOWN = 10  # classes whose images are shown
+
+
 PICKED = 5  # samples shown at either end of a class
+
+
 LESS, MORE = PALETTE[0], PALETTE[1]
 
 

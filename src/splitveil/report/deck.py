@@ -10,11 +10,23 @@ from splitveil.report.page import ReportContent, fill, put_all
 from splitveil.report.pictures import Pictures
 
 SLIDES = "slides.html"
+
+
 ROWS = 9  # of a table on a slide
+
+
 PER_SLIDE = 4  # runs whose reconstructions share a slide
+
+
 PICTURE_SLIDES = 3
+
+
 CAVEATS = 8
+
+
 SHOWN = SUMMARY.only("run", "defence", "accuracy", "strongest", "by", "ceiling", "leakage")
+
+
 ORIGIN = ("config.dataset", "config.net", "audit.profile", "audit.aux", "audit.scored",
           "versions.splitveil", "versions.commit", "versions.torch", "device")  # fmt: skip
 

@@ -9,28 +9,40 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from splitveil.config import plan_of
-from splitveil.data import Dataset, Splits
-from splitveil.explain.flow import Box, Sizes, run_flow
+from splitveil.config.resolve import plan_of
+from splitveil.data.dataset import Dataset
+from splitveil.data.splits import Splits
 from splitveil.explain.page import write_page
 from splitveil.explain.panels import Attention, Gates, Groups, Story, panels, summary
-from splitveil.explain.weights import Words
-from splitveil.report import read_run
+from splitveil.insight.pictures import Words
+from splitveil.report.files import read_run
+from splitveil.report.flow_chart import Box, Sizes, run_flow
 from splitveil.rng import stream
 from splitveil.runs import Run, load_data, load_run
-from splitveil.surrogates import GatedAttentionCEM, KMeansCEM, SlotCrossAttentionCEM
 from splitveil.surrogates.base import ClassBatch, FirstCall, class_batch, class_moments, join
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.gates import plain_layernorm, snr_gate
 from splitveil.surrogates.kmeans import assign
+from splitveil.surrogates.kmeans_cem import KMeansCEM
+from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
 from splitveil.surrogates.slots import slot_moments
+from splitveil.threat import Json
 from splitveil.train.state import load_module, read_checkpoint
-from splitveil.types import Json
 
 LIMIT = 1000  # images looked at
+
+
 NUMBERS = 2**26  # of a temporary (images · slots · dimensions)
+
+
 MAPPED = 500  # images in a map
+
+
 PERPLEXITY = 30
+
+
 NO_PENALTY = "This defence has no surrogate: nothing is weighted, gated or sorted into slots."
+
 
 Looked = tuple[Attention | str, Groups | str, Gates | str]
 

@@ -22,7 +22,11 @@ from splitveil.audit.pivot import Pivot, limits, p_value, pivot
 from splitveil.errors import AuditError
 
 Table = Float[np.ndarray, "seeds images"]
+
+
 _TABLE, _WITH_ATTACKS = 2, 3  # axes
+
+
 _LEAST_LEVEL = 0.5  # below it the limits of a skewed mean may both lie on one side of it
 
 

@@ -6,20 +6,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from splitveil.commands import print_lines, show_runs, write_page
-from splitveil.commands.cuts import Shape, in_words, show_cuts
+from splitveil.cli.console import print_lines, show_runs, write_page
+from splitveil.cli.lists import Shape, in_words, show_cuts
 
 if TYPE_CHECKING:
-    from splitveil.config import RunConfig
+    from splitveil.config.run_config import RunConfig
     from splitveil.experiments.client_search import Ranking
-    from splitveil.types import Json
+    from splitveil.threat import Json
+
 
 ANY_IMAGE = "3x32x32"
+
+
 INTERRUPTED = 130  # exit code
 
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
 Dataset = Annotated[str | None, typer.Option(help="See `splitveil datasets`.")]
+
+
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+
+
 DataDir = Annotated[str | None, typer.Option(help="Where datasets lie.")]
 
 
@@ -190,9 +200,9 @@ def show_ranking(
 ) -> None:
     """Train and attack clients that fit, and rank them."""
     start()
-    from splitveil.config import make_config
+    from splitveil.config.resolve import make_config
     from splitveil.console import err, progress_bar, show_json, warn
-    from splitveil.data import load
+    from splitveil.data.catalogue import load
     from splitveil.errors import ConfigError
     from splitveil.experiments.client_search import SCORE, search_clients
     from splitveil.experiments.runner import LiveTable, brief_epochs
@@ -303,7 +313,7 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     --vary lambd=0.1,0.3,1 --vary noise_std=log:0.01:0.2 --trials 12`
     """
     start()
-    from splitveil.config import RunConfig
+    from splitveil.config.run_config import RunConfig
     from splitveil.console import err, show_json, warn
     from splitveil.errors import ConfigError, unknown
     from splitveil.experiments.runner import LiveTable
