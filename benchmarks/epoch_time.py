@@ -20,8 +20,8 @@ from splitveil.config.resolve import make_config, resolve
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import make_splits
 from splitveil.defences.catalogue import DEFENCES, find_defence
+from splitveil.io import silent
 from splitveil.provenance import device_name, versions
-from splitveil.threat import silent
 from splitveil.train.loop import train_run
 
 CLASSES, TESTED, TOLD = 10, 1000, 50_000

@@ -18,7 +18,7 @@ from oracles import surrogates as plain
 from surrogate_speed import draw, timed
 from torch import Tensor, nn
 
-from splitveil.gradient import scale_gradient
+from splitveil.functional import scale_gradient
 from splitveil.provenance import device_name, versions
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.kmeans_cem import KMeansCEM

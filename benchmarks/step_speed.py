@@ -17,13 +17,13 @@ from lightning_fabric import Fabric
 
 from splitveil.config.resolve import Parts
 from splitveil.config.run_config import RunConfig
+from splitveil.defences.base import PenaltyPlan
 from splitveil.defences.catalogue import DEFENCES
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.split import SplitModel, cut
 from splitveil.provenance import device_name, versions
 from splitveil.surrogates.kmeans_cem import KMeansCEM
 from splitveil.surrogates.rate import Rate
-from splitveil.threat import PenaltyPlan
 from splitveil.train.schedule import Weights
 from splitveil.train.state import new_state
 from splitveil.train.step import StepLoss, Stepper, TrainSet

@@ -1,18 +1,12 @@
 """Defences alone and with a penalty added: Table 1 of the CEM paper from records, and in words."""
 
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from splitveil.record.groups import Group
-from splitveil.report.columns import Compared
-from splitveil.report.columns import EVERYTHING
-from splitveil.report.columns import Published
-from splitveil.report.comparison import Track
-from splitveil.report.comparison import track_table
-from splitveil.table import Table
-from splitveil.table import format_mse
 
+from splitveil.record.groups import Group
+from splitveil.report.columns import EVERYTHING, Compared, Published
+from splitveil.report.comparison import Track, track_table
+from splitveil.table import Table, format_mse
 
 HOLDS = 0.5  # a defence holds up whose strongest attack is left with this share of the ceiling
 

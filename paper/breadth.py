@@ -1,26 +1,12 @@
 """Beyond the headline: what each attack got from each row, and leaks that are no pictures."""
 
 from collections.abc import Sequence
-from splitveil.record.groups import Group
-from splitveil.record.groups import mean_of
-from splitveil.record.schema import number
-from splitveil.record.schema import section
-from splitveil.record.schema import text
-from splitveil.report.columns import LEAKS
-from splitveil.report.columns import WIRE
-from splitveil.report.columns import found_by_wire
-from splitveil.report.columns import leaking
-from splitveil.report.columns import sent_before
-from splitveil.report.words import Lang
-from splitveil.report.words import said
-from splitveil.report.words import word
-from splitveil.table import Column
-from splitveil.table import DIGITS
-from splitveil.table import NOTHING
-from splitveil.table import Table
-from splitveil.table import count
-from splitveil.table import spread
 
+from splitveil.record.groups import Group, mean_of
+from splitveil.record.schema import number, section, text
+from splitveil.report.columns import LEAKS, WIRE, found_by_wire, leaking, sent_before
+from splitveil.report.words import Lang, said, word
+from splitveil.table import DIGITS, NOTHING, Column, Table, count, spread
 
 Json = dict[str, object]
 

@@ -1,16 +1,12 @@
 """Reported comparisons against measured ones, in words: what holds and what does not."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from splitveil.record.groups import Group
-from splitveil.record.groups import flag_names
-from splitveil.report.columns import Published
-from splitveil.table import NOTHING
-from splitveil.table import decimals
-from splitveil.table import percent
 
+from splitveil.record.groups import Group
+from splitveil.record.schema import flag_names
+from splitveil.report.columns import Published
+from splitveil.table import NOTHING, decimals, percent
 
 SAME_ATTACK = "decoder"  # what the reported figures were measured with
 

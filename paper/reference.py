@@ -1,13 +1,10 @@
 """The section of this repository's own results page about a reproduced experiment."""
 
 from collections.abc import Sequence
-from paper.claims import claim_lines
-from splitveil.experiments.reproduction import Experiment
-from splitveil.experiments.reproduction import LAYER
-from splitveil.experiments.reproduction import comparable
-from splitveil.experiments.reproduction import group_table
-from splitveil.record.groups import Group
 
+from paper.claims import claim_lines
+from splitveil.experiments.reproduction import LAYER, Experiment, comparable, group_table
+from splitveil.record.groups import Group
 
 LAYER_KINDS = ("", "-wire")  # rows of the second kind have the layer behind the client
 

@@ -1,24 +1,14 @@
 """The trade-off of our own tables: each row a mark, then what is published of the dataset."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import replace
-from splitveil.errors import RunError
-from splitveil.record.groups import Group
-from splitveil.record.groups import aux_of
-from splitveil.record.groups import dataset_of
-from splitveil.record.groups import defences_of
-from splitveil.report.canvas import CEILING
-from splitveil.report.canvas import CEILING_TEXT
-from splitveil.report.canvas import GREY
-from splitveil.report.canvas import INK
-from splitveil.report.canvas import PALETTE
-from splitveil.report.canvas import shown
-from splitveil.report.columns import Published
-from splitveil.report.figures import Mark
-from splitveil.report.figures import draw_tradeoff
 import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from splitveil.errors import RunError
+from splitveil.record.groups import Group, aux_of, dataset_of, defences_of
+from splitveil.report.canvas import CEILING, CEILING_TEXT, GREY, INK, PALETTE, shown
+from splitveil.report.columns import Published
+from splitveil.report.figures import Mark, draw_tradeoff
 
 OURS = Mark(name="", accuracy=0.0, mse=0.0, ink=PALETTE[0])
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import splitveil as sv
 from splitveil.cli.app import app
-from splitveil.config.resolve import find_net
+from splitveil.nets.catalogue import find_net
 
 
 def call(*words: str) -> Any:  # noqa: ANN401 - typer's result type is not public

@@ -11,10 +11,12 @@ from audit.made import a_target, labelled
 from splitveil import Run, RunConfig, fit
 from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.linear import Linear
-from splitveil.audits.beyond_pixels import LEAK_BUDGETS, leaks_beyond_pixels
+from splitveil.attacks.profiles import LEAK_BUDGETS
+from splitveil.audits.beyond_pixels import leaks_beyond_pixels
 from splitveil.audits.suite import Store, run_attacks
 from splitveil.data.catalogue import load
-from splitveil.threat import Attack, Json, Labelled
+from splitveil.io import Json
+from splitveil.threat import Attack, Labelled
 
 BUDGET = LEAK_BUDGETS["smoke"]
 

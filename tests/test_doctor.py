@@ -20,10 +20,8 @@ from typer.testing import CliRunner
 import splitveil as sv
 from splitveil.cli.app import app
 from splitveil.defences.catalogue import DEFENCES
-from splitveil.doctor import RULES, diagnose
-from splitveil.doctor.case import Case, Finding, Plain
-from splitveil.doctor.reading import read_case
 from splitveil.errors import ConfigError, RunError
+from splitveil.insight.diagnosis import RULES, Case, Finding, Plain, diagnose, read_case
 
 
 def names(folder: Path) -> list[str]:

@@ -17,19 +17,32 @@ from splitveil.cli.app import app
 from splitveil.config.resolve import plan_of
 from splitveil.defences.catalogue import DEFENCES
 from splitveil.errors import RunError
-from splitveil.explain.chart import flow_chart
-from splitveil.explain.groups import gate_histogram, group_images, group_mass
-from splitveil.explain.page import Panel, render, write_page
-from splitveil.explain.panels import Attention, Gates, Groups, Story, panels, summary
-from splitveil.explain.spread import class_maps, class_variance, share_above, variance_against_noise
 from splitveil.insight import explanation
+from splitveil.insight.explanation import (
+    Attention,
+    Gates,
+    Groups,
+    Panel,
+    Story,
+    panels,
+    render,
+    summary,
+    write_page,
+)
 from splitveil.insight.pictures import (
     attention_heatmap,
+    class_maps,
+    class_variance,
+    gate_histogram,
+    group_images,
+    group_mass,
     sample_size_over_time,
+    share_above,
     sorted_profile,
+    variance_against_noise,
     weighted_samples,
 )
-from splitveil.report.flow_chart import Box, Sizes, run_flow
+from splitveil.report.flow_chart import Box, Sizes, flow_chart, run_flow
 from splitveil.runs import load_data
 from splitveil.train.state import load_module, read_checkpoint
 

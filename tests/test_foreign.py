@@ -14,18 +14,18 @@ from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
-from splitveil.attacks.profiles import PROFILES
+from splitveil.attacks.profiles import LEAK_BUDGETS, PROFILES
 from splitveil.attacks.rmle import Rmle
-from splitveil.audits.beyond_pixels import LEAK_BUDGETS
 from splitveil.audits.noise_tests import check_noise, hear_noise, sent_rate
 from splitveil.audits.own_encoder import AuditImages, OwnEncoder, audit_encoder, seeded
 from splitveil.audits.suite import run_attacks
 from splitveil.audits.summary import by_attack
 from splitveil.audits.trained_run import differences, rate_nats
 from splitveil.errors import AuditError, ConfigError
+from splitveil.io import Json
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.threat import Attack, Json, Labelled, Record
-from splitveil.victim import Victim
+from splitveil.record.schema import Record
+from splitveil.threat import Attack, Labelled, Victim
 
 SMALL = Decoder(width=8, blocks=1, epochs=1, min_steps=4, batch_size=8)
 TINY: dict[str, Attack] = {

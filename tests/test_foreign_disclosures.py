@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.linear import Linear
-from splitveil.attacks.profiles import PROFILES
-from splitveil.audits.beyond_pixels import LEAK_BUDGETS
+from splitveil.attacks.profiles import LEAK_BUDGETS, PROFILES
 from splitveil.audits.own_encoder import UNKNOWN, AuditImages, OwnEncoder, audit_encoder, seeded
 from splitveil.data.attributes import Attributes
-from splitveil.threat import Json
+from splitveil.io import Json
 
 STD = 0.2
 MEMBERS = labelled(60, 7)

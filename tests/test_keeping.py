@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from splitveil.keeping import covers
+from splitveil.record.files import covers
 
 Json = dict[str, Any]
 PROFILES = ("smoke", "quick", "standard", "paper")

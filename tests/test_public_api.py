@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import splitveil as sv
 from splitveil.config.resolve import Built
-from splitveil.threat import SurrogateOutput
+from splitveil.surrogates.base import SurrogateOutput
 
 NAMES = {
     "Record", "Run", "RunConfig", "Victim", "__version__", "attacks", "audit", "data", "defences",

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from splitveil.cli.app import app
 from splitveil.config.recipes import NAMED_RECIPES, find_recipe, merge
-from splitveil.config.resolve import build_defence, find_net, make_config, resolve
+from splitveil.config.resolve import build_defence, make_config, resolve
 from splitveil.config.run_config import RECIPES
 from splitveil.data.catalogue import DATASETS
 from splitveil.data.dataset import Dataset
 from splitveil.errors import ConfigError
-from splitveil.nets.catalogue import NETS
+from splitveil.nets.catalogue import NETS, find_net
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 
 Shape = tuple[int, int, int]

@@ -22,7 +22,7 @@ from splitveil.config import resolve as configuration
 from splitveil.errors import AuditError, RunError
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.provenance import model_hash
-from splitveil.replay import read_record
+from splitveil.record.schema import read_record
 from splitveil.threat import Access, Attack
 
 SUBSET = Counting(access=Access.WHITE_BOX, limit=11)

@@ -14,7 +14,7 @@ import splitveil as sv
 from splitveil.config.resolve import flat_config
 from splitveil.errors import RunError
 from splitveil.io import held
-from splitveil.replay import read_record
+from splitveil.record.schema import read_record
 
 
 def test_what_was_measured_of_half_a_training_is_flagged_and_set_aside_when_it_goes_on(

@@ -24,8 +24,8 @@ from splitveil.cli.app import app
 from splitveil.cli.audits import wire_lines
 from splitveil.config import resolve as configuration
 from splitveil.data.splits import aux_view
+from splitveil.errors import ServerError
 from splitveil.runs import load_data
-from splitveil.serve.faults import ServerError
 from splitveil.serve.server import load_app, running
 from splitveil.serve.transport import Reply
 

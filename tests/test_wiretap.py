@@ -21,12 +21,12 @@ from splitveil.audits.target import Target
 from splitveil.audits.trained_run import open_run
 from splitveil.config import resolve as configuration
 from splitveil.data.catalogue import load
-from splitveil.errors import AuditError, DataError
-from splitveil.serve.faults import WireError
+from splitveil.errors import AuditError, DataError, WireError
+from splitveil.record.schema import Record
 from splitveil.serve.manifest import LOGITS, WIRE
 from splitveil.serve.transport import Recorder, Reply
 from splitveil.serve.wire import TensorSpec, encode_request
-from splitveil.threat import Attack, Record
+from splitveil.threat import Attack
 
 TINY: dict[str, Attack] = {"mean": MeanImage(), "linear": Linear()}
 Sending = Callable[[Tensor], Tensor]

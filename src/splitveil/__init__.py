@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from splitveil import attacks, data, defences, errors, nets, report, surrogates, train
     from splitveil.config import RunConfig
-    from splitveil.report.rows import records
+    from splitveil.record.groups import records
+    from splitveil.record.schema import Record
     from splitveil.runs import Run, audit, fit, load_run
-    from splitveil.types import Record, Victim
+    from splitveil.threat import Victim
 
 __version__ = "0.1.0"
 
@@ -38,14 +39,14 @@ __all__ = [
 ]
 
 _HOME = {
-    "Record": "types",
+    "Record": "record.schema",
     "Run": "runs",
     "RunConfig": "config",
-    "Victim": "types",
+    "Victim": "threat",
     "audit": "runs",
     "fit": "runs",
     "load_run": "runs",
-    "records": "report.rows",
+    "records": "record.groups",
 }
 
 

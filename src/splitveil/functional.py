@@ -1,12 +1,14 @@
-"""How much two sets of samples depend on each other: statistics with gradients.
+"""Scale_gradient, SSIM, distance correlation, HSIC.
 
 Both are computed in float32 or better whatever the caller's autocast, without a host sync.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def wide(z: Tensor) -> Tensor:
@@ -154,3 +156,172 @@ def normalised_hsic(k: Tensor, m: Tensor, ridge: float = 1e-5) -> Tensor:
             whitened.append(torch.linalg.solve_triangular(factor.mT, half, upper=True))
         found: Tensor = (whitened[0] * whitened[1].mT).sum().to(k.dtype)
         return found
+
+
+def all_finite(x: Tensor) -> Tensor:
+    """Whether every entry is finite, as a 0-d tensor on x's device; one pass over x.
+
+    NaN and infinity survive a sum, and finite float32 numbers cannot overflow one in float64.
+
+    >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([torch.inf, -torch.inf]))
+    (tensor(True), tensor(False))
+    """
+    return torch.isfinite(x.sum(dtype=torch.float64))
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """Identity forward; backward multiplies by `factor`, or gives 0 where it is not finite."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
+        x: Tensor,
+        factor: float | Tensor,
+        skips: Tensor | None,
+    ) -> Tensor:
+        ctx.factor, ctx.skips = factor, skips
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
+        grad: Tensor,
+    ) -> tuple[Tensor, None, None]:
+        scaled = grad * ctx.factor
+        finite = all_finite(scaled)
+        if ctx.skips is not None:
+            ctx.skips.add_(~finite)  # stays on the device; read at the logging cadence
+        return torch.where(finite, scaled, 0.0), None, None
+
+
+def scale_gradient(x: Tensor, factor: float | Tensor, skips: Tensor | None = None) -> Tensor:
+    r"""Identity in the forward pass; the gradient is multiplied by `factor` on its way back.
+
+    .. math:: y = x, \qquad \partial L/\partial x = k\, \partial L/\partial y
+
+    With k = λ·w_lr in front of a surrogate, one backward pass of ``L_CE + scale·rob`` gives the
+    encoder ``∇L_CE + k·scale·∇rob``; with k = −1 in front of a weight, that weight ascends.
+    A gradient that is not finite everywhere becomes exactly 0, and `skips` (a 0-d integer tensor)
+    counts one: a broken penalty never harms the task's own gradient.
+
+    >>> x = torch.tensor(2.0, requires_grad=True)
+    >>> (scale_gradient(x, 0.5) ** 2).backward()
+    >>> x.grad
+    tensor(2.)
+    """
+    return cast(Tensor, _ScaleGradient.apply(x, factor, skips))  # type: ignore[no-untyped-call]
+
+
+class _GuardTogether(torch.autograd.Function):
+    """Identity of many tensors; backward looks at all their gradients in one go."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
+        factor: float,
+        skips: Tensor | None,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.factor, ctx.skips = factor, skips
+        ctx.set_materialize_grads(False)
+        return tuple(t.view_as(t) for t in tensors)
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
+        *grads: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        known = [g for g in grads if g is not None]
+        if not known:
+            return None, None, *grads
+        flat = torch.cat([g.flatten() for g in known]) * ctx.factor
+        finite = all_finite(flat)
+        if ctx.skips is not None:
+            ctx.skips.add_(~finite)
+        kept = torch.where(finite, flat, 0.0)
+        parts = iter(torch.split(kept, [g.numel() for g in known]))
+        return None, None, *[None if g is None else next(parts).view_as(g) for g in grads]
+
+
+def guard_together(
+    tensors: Sequence[Tensor], factor: float, skips: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """`scale_gradient` of many tensors with one guard: if one gradient is not finite, all are 0.
+
+    `skips` then counts one. On a GPU this takes a few kernels in all instead of a few for each.
+
+    >>> a, b = (torch.ones(2, requires_grad=True) for _ in range(2))
+    >>> x, y = guard_together([a, b], -1.0)
+    >>> (x.sum() + 2 * y.sum()).backward()
+    >>> a.grad.tolist(), b.grad.tolist()
+    ([-1.0, -1.0], [-2.0, -2.0])
+    """
+    guarded = _GuardTogether.apply(factor, skips, *tensors)  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, ...], guarded)
+
+
+SSIM_RADIUS = 5
+
+
+_SIGMA, _C1, _C2 = 1.5, 0.01**2, 0.03**2
+
+
+def window_matrix(size: int, like: Tensor, *, reflect: bool) -> Tensor:
+    """SSIM's Gaussian along one side as a matrix (size, size) that knows its border.
+
+    A blur as two matrix products costs less than an 11×11 convolution, and is not rounded to
+    TF32 as convolutions on a GPU are, which would drown the variances.
+    """
+    offsets = torch.arange(-SSIM_RADIUS, SSIM_RADIUS + 1, device=like.device)
+    weights = torch.exp(-offsets.to(like.dtype).square() / (2 * _SIGMA**2))
+    places = torch.arange(size, device=like.device)
+    source = places[:, None] + offsets  # (size, 11)
+    if reflect:
+        source = (size - 1) - ((size - 1) - source.abs()).abs()
+    hits = (source[..., None] == places).to(like.dtype)  # (size, 11, size); outside: none
+    return (hits * (weights / weights.sum())[:, None]).sum(1)
+
+
+def ssim_map(mean_x: Tensor, mean_g: Tensor, xx: Tensor, gg: Tensor, xg: Tensor) -> Tensor:
+    r"""Structural similarity at each place, from blurred images x, g and blurred products.
+
+    .. math:: \frac{(2\mu_x\mu_g + C_1)(2\sigma_{xg} + C_2)}
+                   {(\mu_x^2 + \mu_g^2 + C_1)(\sigma_x^2 + \sigma_g^2 + C_2)}
+    """
+    var_x, var_g, covariance = xx - mean_x**2, gg - mean_g**2, xg - mean_x * mean_g
+    luminance = (2 * mean_x * mean_g + _C1) / (mean_x**2 + mean_g**2 + _C1)
+    contrast = (2 * covariance + _C2) / (var_x + var_g + _C2)
+    return luminance * contrast
+
+
+def ssim(guess: Tensor, x: Tensor) -> Tensor:
+    """Structural similarity (`ssim_map`), mean over images (n, c, h, w) in [0, 1]; a loss.
+
+    11×11 Gaussian window of σ 1.5, borders reflected as in torchmetrics; images under 6 pixels
+    cannot be reflected that far and get a border of zeros.
+
+    >>> flat = torch.full((1, 1, 8, 8), 0.5)
+    >>> round(float(ssim(torch.zeros_like(flat), flat)), 4)
+    0.0004
+    """
+    reflect = min(x.shape[2:]) > SSIM_RADIUS
+    rows = window_matrix(x.shape[2], x, reflect=reflect)
+    columns = window_matrix(x.shape[3], x, reflect=reflect)
+    stacked = torch.stack((x, guess, x * x, guess * guess, x * guess))
+    blurred = (stacked @ columns.T).mT @ rows.T  # turned, which a mean over places does not feel
+    return ssim_map(*blurred).mean()
+
+
+def ssim_per_image(x: Tensor, guess: Tensor, padding: int) -> Tensor:
+    """Structural similarity (n,) of images (n, c, h, w) with a border of `padding` zeros.
+
+    The window of `ssim` by a convolution; padding 0 takes whole windows alone.
+    """
+    offsets = torch.arange(-SSIM_RADIUS, SSIM_RADIUS + 1, dtype=x.dtype, device=x.device)
+    line = torch.exp(-offsets.square() / (2 * _SIGMA**2))
+    window = torch.outer(line, line) / line.sum().square()  # (11, 11), sums to 1
+    channels = x.shape[1]
+    kernel = window.expand(channels, 1, *window.shape)
+    pictures = (x, guess, x * x, guess * guess, x * guess)
+    blurred = (F.conv2d(image, kernel, padding=padding, groups=channels) for image in pictures)
+    return ssim_map(*blurred).flatten(1).mean(1)

@@ -1,12 +1,15 @@
-"""Files a run writes: each is complete or absent, whatever happens in between."""
+"""Atomic files, locks, bounded JSON, progress."""
 
 import errno
+import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 from filelock import FileLock, Timeout
 
@@ -159,3 +162,82 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic_file(path) as file:
         file.write(text.encode())
+
+
+@runtime_checkable
+class Progress(Protocol):
+    """Told how far a long piece of work has come; the command line draws a bar from it."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """`done` of `total` units are finished; `note` is a short text for the bar."""
+        ...
+
+
+def silent(done: int, total: int, note: str = "") -> None:
+    """The progress display of somebody who wants none."""
+    del done, total, note
+
+
+@dataclass(frozen=True)
+class Share:
+    """One attack's part of the suite's progress bar."""
+
+    whole: Progress
+    name: str
+    before: float
+    effort: float
+    total: float
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """`done` of `total` of this attack's own work."""
+        here = self.before + self.effort * min(done / max(total, 1), 1.0)
+        self.whole(int(1000 * here), int(1000 * self.total), f"{self.name} {note}".rstrip())
+
+
+Json = dict[str, Any]
+
+
+def parse(content: str) -> object:
+    """The JSON value in a text; raises ValueError for what is none, or is nested without end."""
+    try:
+        return json.loads(content)
+    except RecursionError as err:
+        raise ValueError("it is nested too deep") from err
+
+
+def finite(value: object) -> object:
+    """A JSON value with null for every number that JSON does not know.
+
+    >>> finite({"mse": math.nan, "per_class": [0.5, -math.inf]})
+    {'mse': None, 'per_class': [0.5, None]}
+    """
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        raise RunError(
+            f"cannot write {path}: {err}; choose a folder you may write to, or free some space"
+        ) from err
+
+
+def put_all(folder: Path, files: Mapping[Path, bytes]) -> list[Path]:
+    """Make a folder and put files in place; returns their paths, in order."""
+    with _explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for path, content in files.items():
+        put(path, content)
+    return list(files)
+
+
+def put(path: Path, content: bytes) -> None:
+    """Put a file in place in one step; its folder must be there."""
+    with _explained(path), replacing(path) as file:
+        file.write(content)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from splitveil import __version__
-from splitveil.threat import Json
+from splitveil.io import Json
 
 
 def versions() -> Json:

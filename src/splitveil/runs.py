@@ -1,6 +1,5 @@
-"""A run from configuration to folder and back: `fit`, `load_run`, `Run`."""
+"""Fit, load_run, Run (audit, export, data), audit, replay by path."""
 
-import hashlib
 import json
 import logging
 import shutil
@@ -14,7 +13,6 @@ import torch
 from torch import nn
 
 from splitveil.audits.trained_run import fit_attacker
-from splitveil.cli.console import last_epoch
 from splitveil.config.resolve import (
     Built,
     Plan,
@@ -27,22 +25,23 @@ from splitveil.config.resolve import (
 from splitveil.config.run_config import NAME, NAME_RULE, RunConfig
 from splitveil.config.settings import read_toml, write_toml
 from splitveil.data.catalogue import load
-from splitveil.data.dataset import Dataset
+from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.data.splits import Splits, make_splits
 from splitveil.defences.catalogue import find_defence
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, SplitVeilError
-from splitveil.io import beside, explain_os_error, held, write_text
+from splitveil.io import Json, Progress, beside, explain_os_error, held, silent, write_text
 from splitveil.nets.channel import GaussianNoise
 from splitveil.nets.split import SplitModel
 from splitveil.provenance import model_hash
+from splitveil.record.files import class_names, last_epoch
+from splitveil.record.schema import Record
 from splitveil.rng import seeded_globals
 from splitveil.serve.export import Attacker, export_model, verdict, wire_name
 from splitveil.serve.manifest import FILE, Manifest, check_target, read_manifest, sha256
 from splitveil.serve.wire import Rows
-from splitveil.threat import Json, Progress, Record, silent
+from splitveil.threat import Victim
 from splitveil.train.distillation import Teacher, TeacherFacts, check_same_teacher, check_teacher
 from splitveil.train.state import load_module, read_checkpoint, read_meta
-from splitveil.victim import Victim
 
 EARLIER = {"ramp": 0.0, "sparse_place": "wire"}  # what a setting was before folders named it
 
@@ -282,13 +281,6 @@ def load_data(run: Run, progress: Progress = silent) -> tuple[Dataset, Splits]:
     return dataset, splits_of(config, dataset)
 
 
-def fingerprint(dataset: Dataset) -> str:
-    """First 16 hex digits of the SHA-256 of the images' and labels' bytes."""
-    digest = hashlib.sha256(dataset.images.cpu().numpy().tobytes())
-    digest.update(dataset.labels.cpu().numpy().astype("<i8").tobytes())
-    return digest.hexdigest()[:16]
-
-
 def read_folder(folder: Path) -> tuple[RunConfig, Built]:
     """Configuration and data facts of a run folder."""
     path = folder / "config.toml"
@@ -513,16 +505,6 @@ def usable_record(run: Run) -> Record | None:
             "its test images before anybody relies on it"
         )
     return record
-
-
-def class_names(path: Path, num_classes: int) -> tuple[str, ...]:
-    """Names of the classes as the audit wrote them into a run's gallery; empty without one."""
-    try:
-        found = json.loads((path / "gallery.json").read_text(encoding="utf-8"))["classes"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ()
-    right = isinstance(found, list) and len(found) == num_classes
-    return tuple(map(str, found)) if right else ()
 
 
 def source_of(run: Path) -> Json:

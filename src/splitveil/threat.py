@@ -1,136 +1,225 @@
-"""Frozen records and protocols that cross rooms; nothing here knows of any room."""
+"""Victim and its sealed views; Attack, Labelled, Observation."""
 
-import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+import copy
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
+import torch
 from torch import Generator, Tensor, nn
 
-from splitveil.victim import BlackBox
-
-Json = dict[str, Any]
-
-
-@runtime_checkable
-class Progress(Protocol):
-    """Told how far a long piece of work has come; the command line draws a bar from it."""
-
-    def __call__(self, done: int, total: int, note: str = "") -> None:
-        """`done` of `total` units are finished; `note` is a short text for the bar."""
-        ...
+from splitveil.errors import AuditError
+from splitveil.io import Progress, silent
 
 
-def silent(done: int, total: int, note: str = "") -> None:
-    """The progress display of somebody who wants none."""
-    del done, total, note
+def check_images(x: Tensor, what: str) -> None:
+    """Refuse images that are not finite floats in [0, 1]."""
+    if not x.is_floating_point():
+        raise AuditError(f"{what} must be floats in [0, 1], got {x.dtype}; divide uint8 by 255")
+    low, high = (float(v) for v in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
+    if not (low >= 0.0 and high <= 1.0):
+        raise AuditError(
+            f"{what} must lie in [0, 1], got values from {low:.4g} to {high:.4g}; "
+            "scale the images before they enter an attack or a metric"
+        )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SurrogateOutput:
-    """What a surrogate says of one batch.
+F = TypeVar("F", bound=Callable[..., object])
 
-    `loss` is the penalty rob_loss (scalar, minimise); `intra_mse` a detached log line;
-    `diagnostics` detached tensors: scalars, at least `effective_sample_size` (fraction of M_c, mean
-    over classes) and `true_rate` (nats per dimension, uniform weights, raw z); and
-    `attention_weights` (n,), or (n, slots), of the batch's samples.
+
+Send = Callable[[Tensor, Generator | None], Tensor]
+
+
+Prepare = Callable[[Tensor], Send]  # images → a function of their row numbers
+
+
+KEPT_BYTES = 2 << 30  # of clean z that a victim keeps behind `prepare`
+
+
+CHUNK = 1000
+
+
+CPU_VALUES = 128 * 3 * 32 * 32  # beyond, a CPU spends its time on fetching memory
+
+
+def chunk_for(images: Tensor) -> int:
+    """How many of these images go through a network at a time; of large ones on a CPU fewer.
+
+    >>> chunk_for(torch.empty(1, 3, 32, 32)), chunk_for(torch.empty(1, 1, 8, 8))
+    (128, 1000)
+    """
+    if images.device.type != "cpu":
+        return CHUNK
+    return max(1, min(CHUNK, CPU_VALUES // max(1, images[:1].numel())))
+
+
+def by_rows(send: Send, images: Tensor) -> Send:
+    """Sends the images at the rows it is given."""
+
+    def send_rows(rows: Tensor, generator: Generator | None = None) -> Tensor:
+        return send(images[rows], generator)
+
+    return send_rows
+
+
+class _Sealed:
+    """One call; no attribute leads to the function behind it."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._function = function
+
+    def __call__(self, *args: object, **options: object) -> object:
+        return object.__getattribute__(self, "_function")(*args, **options)
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "__class__":
+            return _Sealed
+        raise AttributeError(f"a sealed function has no attribute '{name}'")
+
+
+def sealed(function: F) -> F:
+    """The same function behind a handle from which no attribute or closure leads to it."""
+    return cast(F, _Sealed(function))
+
+
+class Clean(NamedTuple):
+    """z without the channel, and what it was made of."""
+
+    images: "weakref.ref[Tensor]"
+    written: tuple[int, ...]
+    z: Tensor
+
+
+class Victim:
+    """The deployed client: encoder in eval mode and channel, behind one call `send`.
+
+    Holds its own frozen copy of both, so no attack can train the model, move its BatchNorm
+    statistics or see z without the channel.
     """
 
-    loss: Tensor
-    intra_mse: Tensor
-    diagnostics: dict[str, Tensor]
+    def __init__(self, encoder: nn.Module, channel: nn.Module) -> None:
+        self.encoder = copy.deepcopy(encoder).eval().requires_grad_(requires_grad=False)
+        self._channel = copy.deepcopy(channel).eval().requires_grad_(requires_grad=False)
+        first = next(self.encoder.parameters(), None)
+        self.device = torch.device("cpu") if first is None else first.device
+        self._clean: dict[int, Clean] = {}  # by id of the images, while they live
+
+    @torch.no_grad()
+    def send(self, x: Tensor, generator: Generator | None = None) -> Tensor:
+        """What leaves the client for images x (n, c, h, w) in [0, 1], channel included."""
+        if not (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            check_images(x, "images given to the victim")  # looking at values stops a capture
+        sent: Tensor = self._channel(self.encoder(x.to(self.device)), generator)
+        return sent
+
+    @torch.no_grad()
+    def prepare(self, images: Tensor) -> Send:
+        """Many sendings of the same images: they are encoded once, and sent anew at every call.
+
+        What it gives takes row numbers, and draws from the channel for each call, as `send` does.
+        An encoder that draws by itself, or a wire too wide to keep, is asked every time.
+        """
+        z = self._encoded(images)
+        if z is None:
+            return by_rows(self.send, images.to(self.device))
+        kept = z
+
+        @torch.no_grad()
+        def send_rows(rows: Tensor, generator: Generator | None = None) -> Tensor:
+            sent: Tensor = self._channel(kept[rows], generator)
+            return sent
+
+        return send_rows
+
+    def _encoded(self, images: Tensor) -> Tensor | None:
+        """Clean z of all images, or None where it cannot be kept.
+
+        It stays while the images do, as the attacks of an audit share theirs.
+        """
+        known, written = self._clean.get(id(images)), self._written(images)
+        if known is not None and known.images() is images and known.written == written:
+            return known.z
+        check_images(images, "images given to the victim")
+        there = images.to(self.device)
+        first, *rest = torch.split(there, chunk_for(there))
+        z = self.encoder(first)
+        fits = z.shape[:1] == first.shape[:1] and z[:1].nbytes * len(there) <= KEPT_BYTES
+        if not fits or not torch.equal(z, self.encoder(first)):
+            return None
+        others = [self.encoder(x) for x in rest]
+        if any(o.shape != (len(x), *z.shape[1:]) for o, x in zip(others, rest, strict=True)):
+            return None  # who asks for them is told
+        z = torch.cat([z, *others])
+        if written is not None:
+            self._keep(images, written, z)
+        return z
+
+    def _keep(self, images: Tensor, written: tuple[int, ...], z: Tensor) -> None:
+        """Until the images are gone, or others need the room."""
+        held, key = self._clean, id(images)
+        held.pop(key, None)
+        while held and z.nbytes + sum(known.z.nbytes for known in held.values()) > KEPT_BYTES:
+            held.pop(next(iter(held)))
+        held[key] = Clean(weakref.ref(images, lambda _: held.pop(key, None)), written, z)
+
+    def _written(self, images: Tensor) -> tuple[int, ...] | None:
+        """What changes when the images or the encoder are written to; None where torch cannot say.
+
+        Inference tensors do not count what is written to them.
+        """
+        held = (images, *self.encoder.parameters(), *self.encoder.buffers())
+        if any(t.is_inference() for t in held):
+            return None
+        return id(self.encoder), *(n for t in held for n in (t.data_ptr(), t._version))
+
+    def black_box(self) -> "BlackBox":
+        """The view a black-box attack is given: queries, nothing else."""
+
+        def send(x: Tensor, generator: Generator | None = None) -> Tensor:
+            return self.send(x, generator)
+
+        def prepare(images: Tensor) -> Send:
+            return sealed(self.prepare(images))
+
+        return BlackBox(sealed(send), self.device, prepare=sealed(prepare))
+
+    def white_box(self) -> "WhiteBox":
+        """The view a white-box attack is given: queries, and copies of encoder and channel."""
+        encoder, channel = copy.deepcopy((self.encoder, self._channel))
+        if self.device.type == "cuda":  # a search goes through it thousands of times
+            encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        box = self.black_box()
+        return WhiteBox(box.send, self.device, encoder, channel, prepare=box.prepare)
 
 
-@runtime_checkable
-class Surrogate(Protocol):
-    """Estimates H(Z|Y) of a batch: z (n, d) or (n, c, h, w), y (n,) integers."""
+@dataclass(frozen=True)
+class BlackBox:
+    """Queries to a victim. There is no encoder here to reach for.
 
-    def __call__(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        """The penalty of this batch."""
-        ...
-
-
-Features = Callable[[], Iterable[tuple[Tensor, Tensor]]]
-
-
-@runtime_checkable
-class Refits(Protocol):
-    """A surrogate that is fitted to all training features at the end of an epoch."""
-
-    def refit_stream(self, batches: Features, generator: Generator) -> None:
-        """Fit anew; `batches()` gives clean features and labels, once per call."""
-        ...
-
-
-@runtime_checkable
-class Remembers(Protocol):
-    """A surrogate with a memory that fills while its penalty is not active yet."""
-
-    def remember(self, z: Tensor, y: Tensor) -> None:
-        """Keep what it needs of a batch, without measuring it."""
-        ...
-
-
-@runtime_checkable
-class Reports(Protocol):
-    """A surrogate with something to say at the logging cadence."""
-
-    def report(self) -> None:
-        """Write its log lines."""
-        ...
-
-
-@runtime_checkable
-class Companion(Protocol):
-    """A module that trains beside the model and makes the encoder pay: an adversary, say.
-
-    One that is several has them as `parts`, an `nn.ModuleList`; each learns at its own rate.
+    `prepare`, where there is one, makes many queries for the same images cheap.
     """
 
-    @property
-    def lr(self) -> float:
-        """Adam's rate for its own parameters at the start of a run."""
-        ...
+    send: Send
+    device: torch.device
+    prepare: Prepare | None = field(default=None, kw_only=True)
 
-    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Its own loss on a batch of clean z, images and labels; no gradient reaches z."""
-        ...
-
-    def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """What the encoder pays on the same batch, after `learn`; no gradient reaches itself."""
-        ...
+    def sender(self, images: Tensor) -> Send:
+        """Sends images by their row numbers, with fresh randomness at every call."""
+        if self.prepare is None:
+            return by_rows(self.send, images.to(self.device))
+        return self.prepare(images)
 
 
-@runtime_checkable
-class Paced(Protocol):
-    """A companion that also acts between steps."""
+@dataclass(frozen=True)
+class WhiteBox(BlackBox):
+    """Queries, and the client's own networks: `channel(z, generator)` follows `encoder(x)`."""
 
-    def pace(self, done: float) -> None:
-        """Called after every step; `done` is the share of the run behind it, in (0, 1]."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class PenaltyPlan:
-    """When and how strongly a surrogate acts on the encoder and on its own parameters.
-
-    `lambd` is the seeds' λ, `scale` their attention_loss_scale, `warmup_epochs` their
-    attention_warmup_epochs. `w_lr` "cem" weighs by 0.001/lr while lr ≥ 4.1e-4, "constant" by 1.
-    `skip_first_epoch` is the seeds' ¬random_ini_centers. `attention_gets_lambda`: the attention
-    receives λ too (plain L_CE + λ·L). `attention_lr` trains it by Adam at that rate; None puts it
-    into the model's own SGD optimiser. `ramp` is the share of the run over which the weight on the
-    encoder grows linearly to its full size; 0 starts with it.
-    """
-
-    lambd: float = 0.0
-    scale: float = 1.0
-    warmup_epochs: int = 0
-    w_lr: Literal["constant", "cem"] = "constant"
-    skip_first_epoch: bool = False
-    attention_gets_lambda: bool = False
-    attention_lr: float | None = None
-    ramp: float = 0.0
+    encoder: nn.Module
+    channel: nn.Module
 
 
 @dataclass(frozen=True)
@@ -201,65 +290,3 @@ class Attack(Protocol):
     ) -> Reconstruct:
         """Learn to reconstruct; `generator` is the only source of randomness."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scores:
-    """Means over the scored images; `mse` low and `ssim`, `psnr` high favour the attacker.
-
-    `accuracy` is the server's on the reconstructions: what they still tell of the class; None if
-    nobody answers.
-    """
-
-    mse: float
-    psnr: float
-    psnr_pooled: float
-    ssim: float | None
-    ssim_zeropad: float
-    ssim_valid: float | None
-    accuracy: float | None
-    lpips: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """Everything measured of one run, with its passport; `record.json` is its `to_dict`.
-
-    `accuracy` is None if nobody answers what the client sends.
-    """
-
-    accuracy: float | None
-    attacks: Mapping[str, Json]
-    strongest: Json
-    worst_case: Json
-    ceiling: Json
-    floor: Json
-    leakage: float
-    true_rate_nats: float | None
-    client: Json
-    config: Json
-    splits: Json
-    seeds: Json
-    versions: Json
-    device: str
-    seconds: Json
-    audit: Json
-    training: Json = field(default_factory=dict)
-    strongest_blackbox: Json = field(default_factory=dict)
-    flags: list[Json] = field(default_factory=list)
-    per_image: Json = field(default_factory=dict)
-    certificates: Json = field(default_factory=dict)
-    leaks: Json = field(default_factory=dict)
-
-    def to_dict(self) -> Json:
-        """Plain JSON types only; what was not measured is null, never NaN."""
-        return asdict(self)
-
-    def to_json(self) -> str:
-        """Text of `record.json`; strict JSON."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
-
-    @classmethod
-    def from_dict(cls, data: Json) -> "Record":
-        """Read back what `to_dict` wrote."""
-        return cls(**data)

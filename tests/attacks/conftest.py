@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.threat import Labelled
-from splitveil.victim import Victim
+from splitveil.threat import Labelled, Victim
 
 MakeAux = Callable[..., Labelled]
 

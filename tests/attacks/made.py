@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from splitveil.threat import Access, Fitted, Labelled
-from splitveil.victim import BlackBox
+from splitveil.threat import Access, BlackBox, Fitted, Labelled
 
 
 def generator(seed: int = 9) -> torch.Generator:  # not an image's seed: noise must be independent

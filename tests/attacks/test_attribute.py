@@ -12,8 +12,7 @@ from splitveil.attacks.attribute import AttributeHead, Reader, fit_probe, image_
 from splitveil.attacks.base import Budget
 from splitveil.errors import AuditError
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.threat import Labelled, Observation
-from splitveil.victim import BlackBox, Victim
+from splitveil.threat import BlackBox, Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 HEAD = AttributeHead(epochs=1, min_steps=150, batch_size=64)

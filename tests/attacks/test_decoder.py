@@ -14,8 +14,7 @@ from splitveil.attacks.profiles import PROFILES
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.decoder import ResidualDecoder
-from splitveil.threat import Fitted, Labelled, Observation
-from splitveil.victim import BlackBox, Victim
+from splitveil.threat import BlackBox, Fitted, Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 LOSSES: tuple[Loss, ...] = get_args(Loss)

@@ -8,8 +8,7 @@ import torch
 
 from splitveil.attacks.baseline import ClassMean, MeanImage, class_means
 from splitveil.errors import AuditError
-from splitveil.threat import Labelled, Observation
-from splitveil.victim import Victim
+from splitveil.threat import Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 

@@ -8,11 +8,9 @@ from torch import nn
 
 from splitveil.attacks.decoder import Decoder, fused
 from splitveil.attacks.linear import Linear
-from splitveil.attacks.profiles import PROFILES
-from splitveil.config.resolve import find_profile
+from splitveil.attacks.profiles import PROFILES, find_profile
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.threat import Attack, Labelled, Observation
-from splitveil.victim import Victim
+from splitveil.threat import Attack, Labelled, Observation, Victim
 
 WITHOUT = {"mean", "class-mean", "nearest", "linear"}
 

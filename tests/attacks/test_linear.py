@@ -12,8 +12,7 @@ from torch import Tensor
 
 from splitveil.attacks.linear import Linear, ridge
 from splitveil.errors import AuditError
-from splitveil.threat import Labelled, Observation
-from splitveil.victim import Victim
+from splitveil.threat import Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 

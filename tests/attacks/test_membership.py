@@ -25,8 +25,7 @@ from splitveil.attacks.membership import (
 )
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.threat import Access, Labelled
-from splitveil.victim import Victim
+from splitveil.threat import Access, Labelled, Victim
 
 ATTACK = Membership(draws=2, references=2, min_steps=150, batch_size=64)
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from splitveil.attacks.baseline import Nearest, nearest_indices
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets.channel import Channel
-from splitveil.threat import Labelled, Observation
-from splitveil.victim import BlackBox, Victim
+from splitveil.threat import BlackBox, Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 

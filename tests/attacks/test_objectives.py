@@ -20,11 +20,10 @@ from splitveil.attacks.decoder import (
     perceptual_loss,
     ssim_loss,
 )
+from splitveil.functional import window_matrix
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.rng import stream
-from splitveil.similarity import window_matrix
-from splitveil.threat import Labelled, Observation
-from splitveil.victim import Victim
+from splitveil.threat import Labelled, Observation, Victim
 
 CPU = torch.device("cpu")
 

@@ -19,8 +19,7 @@ from splitveil.attacks.prior import Factors, Prior, sharpened
 from splitveil.attacks.rmle import Rmle
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.threat import Access, Attack, Labelled, Observation
-from splitveil.victim import Victim
+from splitveil.threat import Access, Attack, Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 FAST = Prior(start=MeanImage(), factors=8, steps=40, refine=20, chunk=8, calibrate=False)

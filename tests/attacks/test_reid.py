@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from splitveil.attacks.reid import Gallery, ReId, centred, ranks, scalings
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.threat import Labelled
-from splitveil.victim import Victim
+from splitveil.threat import Labelled, Victim
 
 MakeAux = Callable[..., Labelled]
 

@@ -10,8 +10,7 @@ from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.wgan import Wgan
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.threat import Attack, Labelled, Observation
-from splitveil.victim import Victim
+from splitveil.threat import Attack, Labelled, Observation, Victim
 
 SMALL = Decoder(width=8, blocks=1, epochs=25, batch_size=20, lr=1e-2)
 ATTACKS: dict[str, Attack] = {

@@ -8,9 +8,9 @@ from torch import Generator, Tensor, nn
 
 from splitveil.audits.bounds import Covariance, gallery_spectrum
 from splitveil.audits.target import Attempt, Target
+from splitveil.io import Progress, silent
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.threat import Access, Fitted, Labelled, Observation, Progress, silent
-from splitveil.victim import BlackBox, Victim
+from splitveil.threat import Access, BlackBox, Fitted, Labelled, Observation, Victim
 
 SHAPE = (1, 8, 8)
 

@@ -15,8 +15,7 @@ from splitveil.audits.bounds import population_rate
 from splitveil.audits.certificates import Deployed, Part, certify
 from splitveil.errors import ConfigError
 from splitveil.nets.channel import Channel, Clip, Dropout, GaussianNoise, Quantise, TopK, front_of
-from splitveil.threat import Labelled, Observation
-from splitveil.victim import Victim
+from splitveil.threat import Labelled, Observation, Victim
 
 DIMS, SPREAD, GAIN = 16, 0.08, 2.0
 

@@ -15,10 +15,10 @@ from splitveil.audits.flags import Evidence, raise_flags
 from splitveil.audits.suite import run_attacks
 from splitveil.audits.summary import strongest
 from splitveil.audits.target import Attempt, Target
+from splitveil.io import Progress, silent
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.rng import normal_like
-from splitveil.threat import Access, Attack, Fitted, Labelled, Observation, Progress, silent
-from splitveil.victim import BlackBox, Victim
+from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, Victim
 
 
 def pictures(n: int, seed: int) -> Labelled:

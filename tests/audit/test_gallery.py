@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.audits.target import gallery, gallery_rows
-from splitveil.threat import Json, Labelled
+from splitveil.io import Json
+from splitveil.threat import Labelled
 
 LEVELS = torch.arange(5 * 2 * 3 * 4, dtype=torch.uint8).view(5, 2, 3, 4)
 LABELS = torch.tensor([2, 0, 2, 1, 0])

@@ -16,11 +16,10 @@ from splitveil.attacks.attribute import AttributeHead
 from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.membership import OUTPUTS, WIRE, Membership
+from splitveil.attacks.profiles import LEAK_BUDGETS, LeakBudget
 from splitveil.attacks.reid import ReId
 from splitveil.audits import metrics
 from splitveil.audits.beyond_pixels import (
-    LEAK_BUDGETS,
-    LeakBudget,
     attribute_leaks,
     identity_leaks,
     leaks_beyond_pixels,
@@ -30,8 +29,9 @@ from splitveil.audits.suite import run_attacks
 from splitveil.audits.target import Attempt, Target, levels
 from splitveil.data.attributes import Attributes
 from splitveil.errors import AuditError
+from splitveil.io import Json
 from splitveil.rng import stream
-from splitveil.threat import Json, Labelled
+from splitveil.threat import Labelled
 
 PLAN = LeakBudget(
     attribute=AttributeHead(epochs=1, min_steps=100, batch_size=64),

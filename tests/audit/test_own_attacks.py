@@ -10,8 +10,8 @@ from torch import Generator
 
 from splitveil.audits.suite import run_attacks
 from splitveil.errors import AuditError
-from splitveil.threat import Access, Labelled, Progress, silent
-from splitveil.victim import BlackBox
+from splitveil.io import Progress, silent
+from splitveil.threat import Access, BlackBox, Labelled
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Generator, Tensor, nn
 
 from splitveil.attacks.baseline import MeanImage
 from splitveil.audits.suite import run_attacks
-from splitveil.threat import Access, Labelled, Progress, Reconstruct
-from splitveil.victim import BlackBox, Victim, WhiteBox
+from splitveil.io import Progress
+from splitveil.threat import Access, BlackBox, Labelled, Reconstruct, Victim, WhiteBox
 
 CPU = torch.device("cpu")
 

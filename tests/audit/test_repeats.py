@@ -17,9 +17,9 @@ from splitveil.audits.suite import run_attacks
 from splitveil.audits.summary import ceiling_mse
 from splitveil.audits.target import Target
 from splitveil.errors import AuditError
+from splitveil.io import Json
 from splitveil.nets.channel import Channel, Dropout, GaussianNoise
-from splitveil.threat import Json, Labelled
-from splitveil.victim import Victim
+from splitveil.threat import Labelled, Victim
 
 SPREAD = 0.1  # of a pixel around grey: five deviations to black and white
 BETWEEN = "doubles between {} and {} sendings of one image"

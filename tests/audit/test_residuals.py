@@ -25,7 +25,7 @@ from splitveil.audits.noise_tests import (
     std_limits,
 )
 from splitveil.errors import AuditError
-from splitveil.threat import Json
+from splitveil.io import Json
 
 N, D, STD = 120, 24, 0.05
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import splitveil
-from splitveil.threat import Progress, Record, silent
+from splitveil.io import Progress, silent
+from splitveil.record.schema import Record
 
 
 def record() -> Record:

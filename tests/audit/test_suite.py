@@ -15,9 +15,9 @@ from splitveil.attacks.profiles import PROFILES
 from splitveil.audits.suite import accuracy, run_attacks
 from splitveil.audits.target import answer, levels
 from splitveil.errors import AuditError
+from splitveil.io import Progress, silent
 from splitveil.rng import stream
-from splitveil.threat import Access, Attack, Fitted, Labelled, Observation, Progress, silent
-from splitveil.victim import BlackBox
+from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation
 
 
 def test_accuracy_is_through_the_channel_and_averaged_over_draws() -> None:

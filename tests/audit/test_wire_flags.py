@@ -6,7 +6,7 @@ import pytest
 from audit.made import a_target
 
 from splitveil.audits.flags import FLAGS, Evidence
-from splitveil.threat import Json
+from splitveil.io import Json
 
 
 def heard(*failed: str, measured: float = 0.05, **more: Any) -> Json:  # noqa: ANN401 - JSON

@@ -13,8 +13,7 @@ from splitveil.attacks.catalogue import ATTACKS
 from splitveil.attacks.profiles import PROFILES
 from splitveil.errors import AuditError
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.threat import Access, Attack, Labelled, Observation, Reconstruct
-from splitveil.victim import BlackBox, Victim
+from splitveil.threat import Access, Attack, BlackBox, Labelled, Observation, Reconstruct, Victim
 
 SMOKE = PROFILES["smoke"]
 CLASSES = 4

@@ -18,8 +18,8 @@ from splitveil.data import cifar, mnist
 from splitveil.data.catalogue import DATASETS
 from splitveil.data.dataset import Dataset, Request
 from splitveil.data.splits import KNOWLEDGE, aux_view, make_splits
-from splitveil.threat import silent
-from splitveil.victim import check_images
+from splitveil.io import silent
+from splitveil.threat import check_images
 
 RNG = np.random.default_rng(0)
 LABELS = (np.arange(60) % 10).astype(np.uint8)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from splitveil.config.resolve import build_defence, make_config
 from splitveil.config.settings import write_toml
-from splitveil.defences.base import Defence
+from splitveil.defences.base import Companion, Defence, PenaltyPlan
 from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.errors import ConfigError
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.channel import LearnedStage
 from splitveil.nets.split import SplitModel, cut, sized
-from splitveil.threat import Companion, PenaltyPlan, Refits, Surrogate
+from splitveil.surrogates.base import Refits, Surrogate
 from splitveil.train.schedule import Schedule
 
 SIGMA = 0.05

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from splitveil.config.resolve import build_defence, make_config
 from splitveil.cuda import compile_methods
 from splitveil.defences.arl import Arl, DecodingAdversary, Measure, explained
+from splitveil.defences.base import Companion
 from splitveil.defences.catalogue import find_defence
 from splitveil.errors import ConfigError
+from splitveil.functional import ssim
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.split import cut
-from splitveil.similarity import ssim
-from splitveil.threat import Companion
 
 WIRE, IMAGE = (4, 4, 4), (1, 8, 8)
 Y = torch.zeros(8, dtype=torch.long)

@@ -8,10 +8,10 @@ from defences.made import trained
 from torch import Tensor
 
 from splitveil.config.resolve import build_defence, make_config
+from splitveil.defences.base import Companion
 from splitveil.defences.bido import BilateralDependency
 from splitveil.defences.catalogue import find_defence
 from splitveil.errors import ConfigError
-from splitveil.threat import Companion
 
 Y = torch.arange(12) % 3
 

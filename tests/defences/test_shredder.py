@@ -7,12 +7,12 @@ import torch
 from defences.made import trained
 
 from splitveil.config.resolve import build_defence, make_config
+from splitveil.defences.base import Companion
 from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.defences.shredder import Amplifier, Shredder
 from splitveil.errors import ConfigError
 from splitveil.nets.channel import RATE, LearnedNoise
 from splitveil.runs import load_run
-from splitveil.threat import Companion
 
 Y = torch.zeros(6, dtype=torch.long)
 

@@ -12,7 +12,7 @@ from splitveil.config.resolve import build_defence, make_config
 from splitveil.defences.catalogue import find_defence
 from splitveil.defences.siamese import SiameseEmbedding, contrastive_loss
 from splitveil.errors import ConfigError, DataError
-from splitveil.threat import Surrogate
+from splitveil.surrogates.base import Surrogate
 
 Y = torch.tensor([0, 0, 1, 2, 1, 0, 2, 2])
 

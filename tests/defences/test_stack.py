@@ -17,14 +17,13 @@ from splitveil.cli.app import app
 from splitveil.config.resolve import build_defence, flat_config, make_config, resolve
 from splitveil.config.settings import read_toml
 from splitveil.data.catalogue import load
-from splitveil.defences.base import Defence, Stack, stack
+from splitveil.defences.base import Defence, PenaltyPlan, Stack, stack
 from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.errors import CheckpointError, ConfigError
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.runs import load_run, read_folder
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.kmeans_cem import KMeansCEM
-from splitveil.threat import PenaltyPlan
 from splitveil.train.state import read_checkpoint
 
 STAGE_OF = {"dropout": "Dropout", "topk": "TopK", "quantise": "Quantise"}

@@ -12,13 +12,12 @@ import torch
 from defences.made import trained
 from torch import Tensor, nn
 
-from splitveil.defences.base import NoiseOnly, Price, Together
+from splitveil.defences.base import Companion, NoiseOnly, Price, Together
 from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.defences.nopeek import DistanceCorrelation
 from splitveil.errors import ConfigError
 from splitveil.nets.backbones import small
 from splitveil.nets.split import SplitModel, cut, sized
-from splitveil.threat import Companion
 from splitveil.train.state import read_checkpoint
 
 IMAGE = (1, 8, 8)

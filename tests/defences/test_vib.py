@@ -9,6 +9,7 @@ from defences.made import trained
 from torch.distributions import Normal, kl_divergence
 
 from splitveil.config.resolve import build_defence, make_config
+from splitveil.defences.base import Companion
 from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.defences.vib import (
     BottleneckPrice,
@@ -21,7 +22,6 @@ from splitveil.nets.catalogue import NETS
 from splitveil.nets.channel import RATE, Channel, LearnedNoise
 from splitveil.nets.split import SplitModel, cut
 from splitveil.runs import load_run
-from splitveil.threat import Companion
 
 IMAGE = (1, 8, 8)
 Y = torch.zeros(6, dtype=torch.long)

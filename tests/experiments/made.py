@@ -9,10 +9,10 @@ from splitveil.config.resolve import Built
 from splitveil.config.run_config import RunConfig
 from splitveil.experiments import runner
 from splitveil.experiments.search import SearchPlan
+from splitveil.io import Json
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.split import cut
 from splitveil.runs import Run
-from splitveil.threat import Json
 
 CEILING = 0.05
 MODEL = cut(NETS["small"].build((1, 8, 8), 10), NETS["small"].cut_at)

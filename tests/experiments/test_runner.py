@@ -28,8 +28,8 @@ from splitveil.experiments.runner import (
     validate_on_val,
     with_own_folder,
 )
+from splitveil.io import Json, Progress
 from splitveil.runs import load_data, load_run
-from splitveil.threat import Json, Progress
 
 NET = "client:strided-4s2-4.8-c4"
 

@@ -20,8 +20,7 @@ from splitveil.experiments.search import (
     read_plan,
     run_sweep,
 )
-from splitveil.io import held
-from splitveil.threat import Json
+from splitveil.io import Json, held
 
 WIDE = "client:strided-4-4.4.4.4.4-c1"
 

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from splitveil.config.resolve import find_net
 from splitveil.errors import ConfigError
 from splitveil.nets.backbones import client_net, thin_resnet
-from splitveil.nets.catalogue import NETS
+from splitveil.nets.catalogue import NETS, find_net
 from splitveil.nets.clients import (
     FAMILIES,
     THIN_CLIENTS,

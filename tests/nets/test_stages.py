@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from splitveil.errors import ConfigError
 from splitveil.nets.channel import Channel, Dropout, GaussianNoise, Quantise, TopK
 from splitveil.nets.split import cut, with_channel
-from splitveil.victim import Victim
+from splitveil.threat import Victim
 
 STAGES: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: Dropout(0.3),

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from splitveil.config.resolve import Parts
 from splitveil.config.run_config import RunConfig
+from splitveil.defences.base import PenaltyPlan
 from splitveil.nets.channel import Channel
 from splitveil.nets.split import SplitModel
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
-from splitveil.threat import PenaltyPlan
 from splitveil.train.schedule import Weights
 from splitveil.train.state import new_state
 from splitveil.train.step import StepLoss, own_rows

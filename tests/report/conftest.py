@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from splitveil.report.files import RunFiles, read_run
+from splitveil.record.files import RunFiles, read_run
 from splitveil.report.page import ReportContent, write_report
 
 Json = dict[str, Any]

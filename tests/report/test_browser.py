@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from splitveil.record.files import RunFiles
 from splitveil.report.deck import write_deck
-from splitveil.report.files import RunFiles
 from splitveil.report.page import ReportContent, write_report
 
 from .devtools import Tab, chromium

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 
 from splitveil.errors import ConfigError, RunError
-from splitveil.record.groups import Group, Records, per_image_mse
+from splitveil.record.groups import Group, Records
+from splitveil.record.schema import per_image_mse
 from splitveil.record.statistics import Sample, difference
 from splitveil.report.comparison import (
     BUDGET,

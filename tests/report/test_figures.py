@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from splitveil.errors import RunError
-from splitveil.report.bars import attack_bars
+from splitveil.record.files import RunFiles
 from splitveil.report.canvas import CEILING, DPI, PALETTE, Drawing, references, shown
 from splitveil.report.columns import Published
-from splitveil.report.curves import training_curves
-from splitveil.report.figures import comparable, scatter
-from splitveil.report.files import RunFiles
-from splitveil.report.grid import (
+from splitveil.report.figures import attack_bars, comparable, scatter, training_curves
+from splitveil.report.gallery import (
     GAP,
     HEADER,
     LABELS,

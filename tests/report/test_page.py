@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from splitveil.errors import RunError
+from splitveil.record.files import RunFiles
 from splitveil.report.columns import ATTACKS, SUMMARY, attack_rows
-from splitveil.report.files import RunFiles
 from splitveil.report.page import ReportContent, render, write_report
 
 from .conftest import MakeRun, make_record

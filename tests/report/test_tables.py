@@ -3,8 +3,8 @@
 import pytest
 
 from splitveil.errors import RunError
+from splitveil.record.files import RunFiles
 from splitveil.report.columns import ATTACKS, SUMMARY, attack_rows
-from splitveil.report.files import RunFiles
 from splitveil.table import Form
 
 from .conftest import MakeRun, make_record

@@ -12,12 +12,12 @@ from test_public_api import RECORD
 from torch import nn
 
 import splitveil as sv
-from splitveil import runs
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.profiles import PROFILES
 from splitveil.audits.suite import attempt
 from splitveil.audits.trained_run import fit_attacker, open_run, strongest_decoder
 from splitveil.errors import AuditError
+from splitveil.record import files
 from splitveil.serve import export as serving
 from splitveil.serve.manifest import ATTACKER, read_manifest
 from splitveil.threat import Fitted
@@ -62,12 +62,12 @@ def test_the_attacker_is_the_audits_own(run: Path) -> None:
 def test_class_names_come_from_the_audits_gallery(run: Path) -> None:
     gallery = run / "gallery.json"
     try:
-        assert runs.class_names(run, 10) == ()
+        assert files.class_names(run, 10) == ()
         for text in ("{", "[]", '{"classes": ["a"]}', '{"classes": 3}'):
             gallery.write_text(text)
-            assert runs.class_names(run, 10) == ()
+            assert files.class_names(run, 10) == ()
         gallery.write_text('{"classes": ["0", "1", "2", "3", "4", "5", "6", "7", "8", "nine"]}')
-        assert runs.class_names(run, 10)[-1] == "nine"
+        assert files.class_names(run, 10)[-1] == "nine"
     finally:
         gallery.unlink(missing_ok=True)
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from splitveil.errors import ExportError
 from splitveil.nets.channel import Channel, GaussianNoise, LearnedNoise, SparseCoding
 from splitveil.nets.split import SplitModel, sized
 from splitveil.serve.client import Client
 from splitveil.serve.export import export_model, parts_of, stages_of
-from splitveil.serve.faults import ExportError
 from splitveil.serve.manifest import CLIENT, FILE, Manifest, load_half, read_manifest, read_stages
 from splitveil.serve.server import load_app, running
 from splitveil.serve.stages import apply_stages, laplaces, mean_std, pack_noise, with_noise

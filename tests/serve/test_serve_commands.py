@@ -22,8 +22,8 @@ from splitveil.cli import deploy as commands_serve
 from splitveil.config.resolve import Built, resolve
 from splitveil.config.settings import write_toml
 from splitveil.data.catalogue import load
+from splitveil.data.dataset import fingerprint
 from splitveil.errors import SplitVeilError
-from splitveil.runs import fingerprint
 from splitveil.serve import export as exporting
 from splitveil.serve import server as serving
 from splitveil.serve.manifest import FILE, read_manifest

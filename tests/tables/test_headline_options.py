@@ -1,4 +1,4 @@
-"""What scripts/headline.py refuses before any training."""
+"""What paper/headline.py refuses before any training."""
 
 import errno
 import os

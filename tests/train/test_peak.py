@@ -6,9 +6,9 @@ from torch import nn
 
 from splitveil.config.resolve import Parts
 from splitveil.config.run_config import RunConfig
+from splitveil.defences.base import PenaltyPlan
 from splitveil.nets.channel import Channel
 from splitveil.nets.split import SplitModel
-from splitveil.threat import PenaltyPlan
 from splitveil.train import state as training
 from splitveil.train.state import TrainState, forget_peak, new_state, peak_bytes, restore, snapshot
 

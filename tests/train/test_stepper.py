@@ -7,11 +7,11 @@ from torch import nn
 
 from splitveil.config.resolve import Parts
 from splitveil.config.run_config import RunConfig
+from splitveil.defences.base import PenaltyPlan
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.split import SplitModel
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.rate import Rate
-from splitveil.threat import PenaltyPlan
 from splitveil.train.schedule import Weights
 from splitveil.train.state import TrainState, new_state
 from splitveil.train.step import StepLoss, Stepper, TrainSet

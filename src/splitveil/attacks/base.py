@@ -16,9 +16,9 @@ from torch import Generator, Tensor, nn
 
 from splitveil.cuda import Step, captured, set_rate
 from splitveil.errors import AuditError, ConfigError
+from splitveil.io import Progress, silent
 from splitveil.rng import seeded_globals, stream
-from splitveil.threat import Access, Attack, Fitted, Labelled, Observation, Progress, silent
-from splitveil.victim import BlackBox, WhiteBox
+from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, WhiteBox
 
 Schedule = Literal["one-cycle", "cosine"]
 

@@ -10,8 +10,8 @@ from torch import Generator, Tensor
 
 from splitveil.attacks.base import need_aux, units_of
 from splitveil.errors import AuditError, ConfigError
-from splitveil.threat import Access, Fitted, Labelled, Observation, Progress, Reconstruct, silent
-from splitveil.victim import BlackBox
+from splitveil.io import Progress, silent
+from splitveil.threat import Access, BlackBox, Fitted, Labelled, Observation, Reconstruct
 
 QUERIES = 1000  # images per query
 

@@ -20,12 +20,12 @@ from splitveil.attacks.base import (
 )
 from splitveil.cuda import compiled
 from splitveil.errors import ConfigError, unknown
+from splitveil.functional import ssim
+from splitveil.io import Progress, silent
 from splitveil.nets.blocks import conv_bn_relu
 from splitveil.nets.decoder import ResidualDecoder
 from splitveil.rng import stream
-from splitveil.similarity import ssim
-from splitveil.threat import Access, Attack, Fitted, Labelled, Observation, Progress, silent
-from splitveil.victim import BlackBox
+from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation
 
 Loss = Literal["mse", "ssim", "perceptual"]
 

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from splitveil.attacks.attribute import Probe, fit_probe
 from splitveil.attacks.base import Budget, fresh_weights, minimise
 from splitveil.errors import AuditError, ConfigError
-from splitveil.threat import Access, Labelled
-from splitveil.victim import BlackBox
+from splitveil.threat import Access, BlackBox, Labelled
 
 QUERIES = 1000  # images per query
 

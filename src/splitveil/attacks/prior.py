@@ -21,10 +21,10 @@ from splitveil.attacks.base import (
 )
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.rmle import LEAST_WEIGHT, START, Energy, measure_channel, shrunk_spread
+from splitveil.io import Progress, silent
 from splitveil.nets.decoder import ResidualDecoder
 from splitveil.rng import normal_like
-from splitveil.threat import Access, Attack, Fitted, Labelled, Observation, Progress, silent
-from splitveil.victim import BlackBox, WhiteBox
+from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, WhiteBox
 
 CLASS_PSEUDO_IMAGES = (
     10  # of the overall mean, added to every class: few images say little of a class

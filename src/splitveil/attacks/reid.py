@@ -7,8 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from splitveil.errors import AuditError, ConfigError
-from splitveil.threat import Access, Progress, silent
-from splitveil.victim import BlackBox
+from splitveil.io import Progress, silent
+from splitveil.threat import Access, BlackBox
 
 QUERIES = 1000  # images per query, and per side of a block of distances
 

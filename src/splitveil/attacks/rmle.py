@@ -20,8 +20,8 @@ from splitveil.attacks.base import (
 )
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.linear import Linear
-from splitveil.threat import Access, Attack, Fitted, Labelled, Observation, Progress, silent
-from splitveil.victim import BlackBox, WhiteBox
+from splitveil.io import Progress, silent
+from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, WhiteBox
 
 START = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
 

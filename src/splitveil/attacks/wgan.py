@@ -25,9 +25,9 @@ from splitveil.attacks.base import (
 from splitveil.attacks.decoder import Decoder
 from splitveil.cuda import set_rate
 from splitveil.errors import ConfigError
+from splitveil.io import Progress, silent
 from splitveil.nets.decoder import ResidualDecoder
-from splitveil.threat import Access, Fitted, Labelled, Observation, Progress, silent
-from splitveil.victim import BlackBox, Send
+from splitveil.threat import Access, BlackBox, Fitted, Labelled, Observation, Send
 
 START = Decoder(epochs=16, min_steps=3000)
 

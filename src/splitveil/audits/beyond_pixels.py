@@ -1,4 +1,4 @@
-"""Leaks beyond pixels: attributes, membership, identity, and what repeated sendings add.
+"""Leaks of attributes, membership, identity; repeated sendings.
 
 Every number stands beside what guessing gives, and has a 95 % interval over images.
 """
@@ -16,6 +16,7 @@ from splitveil.attacks.attribute import AttributeHead, image_attributes
 from splitveil.attacks.base import units_of
 from splitveil.attacks.linear import Linear, ridge
 from splitveil.attacks.membership import OUTPUTS, WIRE, Membership, Verdict
+from splitveil.attacks.profiles import LeakBudget
 from splitveil.attacks.reid import ReId, centred, ranks
 from splitveil.audits import metrics
 from splitveil.audits.metrics import named, share
@@ -23,10 +24,10 @@ from splitveil.audits.summary import ceiling_mse, strongest_blackbox
 from splitveil.audits.target import Attempt, Target, answer, attacked_rows, finite, send
 from splitveil.data.attributes import Attributes
 from splitveil.errors import AuditError
+from splitveil.io import Json
 from splitveil.record.statistics import Sample, interval
 from splitveil.rng import derive_seed, seeded_globals, stream
-from splitveil.threat import Access, Json, Labelled
-from splitveil.victim import CHUNK, Send
+from splitveil.threat import CHUNK, Access, Labelled, Send
 
 FPR = 0.01
 
@@ -59,38 +60,6 @@ STREAM = "leaks/repeats"
 
 
 _ROUNDING = 1e-12  # relative; a leakage that is exactly twice another must count as such
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeakBudget:
-    """The budget of each attack on more than pixels."""
-
-    attribute: AttributeHead
-    membership: Membership
-    reid: ReId
-
-
-_FULL = LeakBudget(
-    attribute=AttributeHead(epochs=8, min_steps=1500, batch_size=256),
-    membership=Membership(draws=8, limit=10000, min_steps=1500),
-    reid=ReId(),
-)
-
-
-LEAK_BUDGETS: Mapping[str, LeakBudget] = {
-    "smoke": LeakBudget(
-        attribute=AttributeHead(epochs=0, min_steps=40, batch_size=32),
-        membership=Membership(draws=2, references=1, limit=200, min_steps=40, batch_size=32),
-        reid=ReId(draws=8, limit=200, tried=100),
-    ),
-    "quick": LeakBudget(
-        attribute=AttributeHead(epochs=1, min_steps=300, batch_size=64),
-        membership=Membership(limit=1000, min_steps=300, batch_size=64),
-        reid=ReId(draws=16, limit=2000),
-    ),
-    "standard": _FULL,
-    "paper": _FULL,
-}
 
 
 def leaks_beyond_pixels(

@@ -14,24 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from splitveil.attacks.profiles import find_profile
 from splitveil.audits.certificates import count_copies, refusals
 from splitveil.audits.noise_tests import Clean, hear
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.suite import Store
 from splitveil.audits.target import Attempt, Target
 from splitveil.audits.trained_run import Audited, open_run
-from splitveil.config.resolve import find_profile
-from splitveil.data.dataset import Dataset
-from splitveil.errors import AuditError, DataError
-from splitveil.io import explain_os_error
-from splitveil.record.groups import per_image_mse
+from splitveil.data.dataset import Dataset, fingerprint
+from splitveil.errors import AuditError, DataError, WireError
+from splitveil.io import Json, Progress, explain_os_error, silent
+from splitveil.record.schema import Record, per_image_mse
 from splitveil.record.statistics import Sample, difference
-from splitveil.runs import fingerprint
-from splitveil.serve.faults import WireError
 from splitveil.serve.manifest import CLIENT_INT8, LOGITS, WIRE, load_half, read_manifest
 from splitveil.serve.transport import Transport, read_capture
 from splitveil.serve.wire import TensorSpec, decode_request
-from splitveil.threat import Json, Labelled, Progress, Record, silent
+from splitveil.threat import Labelled
 
 AGAIN = 256  # images that a second start of the client sends
 

@@ -29,8 +29,9 @@ from splitveil.audits.bounds import (
     same_class_error,
 )
 from splitveil.errors import AuditError, ConfigError, unknown
+from splitveil.io import Json
 from splitveil.nets.channel import front_of
-from splitveil.threat import Json, Labelled
+from splitveil.threat import Labelled
 
 Clean = Callable[[Tensor, Generator | None], Tensor]
 

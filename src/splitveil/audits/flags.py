@@ -10,9 +10,9 @@ from splitveil.audits.bounds import beaten
 from splitveil.audits.certificates import count_copies
 from splitveil.audits.summary import comparable, floor_mse
 from splitveil.audits.target import Attempt, Target, finite
+from splitveil.io import Json
 from splitveil.rng import normal_like, stream
-from splitveil.threat import Access, Json, Labelled
-from splitveil.victim import Victim
+from splitveil.threat import Access, Labelled, Victim
 
 WEAKER = 1.05  # a white-box attack this much worse than the best black-box one is suspect
 

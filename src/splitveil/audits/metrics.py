@@ -14,9 +14,9 @@ from torchmetrics.functional.image import structural_similarity_index_measure
 
 from splitveil.attacks.membership import placements
 from splitveil.errors import AuditError
-from splitveil.similarity import SSIM_RADIUS, ssim_per_image
-from splitveil.threat import Json
-from splitveil.victim import check_images
+from splitveil.functional import SSIM_RADIUS, ssim_per_image
+from splitveil.io import Json
+from splitveil.threat import check_images
 
 MSE_FLOOR = 1e-10  # PSNR of a perfect copy is infinite; it is reported as 100 dB
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from splitveil.audits.certificates import fingerprints
 from splitveil.audits.target import finite, send
 from splitveil.errors import AuditError
+from splitveil.io import Json
 from splitveil.nets.channel import (
     Channel,
     Clip,
@@ -30,8 +31,7 @@ from splitveil.nets.channel import (
 from splitveil.rng import stream
 from splitveil.surrogates.base import FirstCall, class_batch, class_moments, uniform_weights
 from splitveil.surrogates.rate import diagonal_rate
-from splitveil.threat import Json, Labelled
-from splitveil.victim import Victim
+from splitveil.threat import Labelled, Victim
 
 ALPHA = 1e-3
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
+from splitveil.attacks.profiles import find_profile
 from splitveil.audits.certificates import (
     Part,
     certify,
@@ -26,20 +27,19 @@ from splitveil.audits.certificates import (
 from splitveil.audits.noise_tests import LISTENED, check_noise, hear, hear_noise, sent_rate
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.target import Target, finite
-from splitveil.config.resolve import find_profile
+from splitveil.config.resolve import find_safely, unchanged
 from splitveil.data.attributes import Attributes, attributes_of, read_table
 from splitveil.data.catalogue import load
-from splitveil.data.dataset import Dataset
+from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.data.folder import file_names
 from splitveil.data.splits import aux_view, hash_all, make_splits
 from splitveil.errors import AuditError, ConfigError, DataError, unknown
-from splitveil.imports import find_safely, unchanged
+from splitveil.io import Json, Progress, silent
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.cost import count_macs
+from splitveil.record.schema import Record
 from splitveil.rng import derive_seed, seeded_globals, stream
-from splitveil.runs import fingerprint
-from splitveil.threat import Access, Attack, Json, Labelled, Progress, Record, silent
-from splitveil.victim import Send, Victim, by_rows, check_images
+from splitveil.threat import Access, Attack, Labelled, Send, Victim, by_rows, check_images
 
 Function = Callable[..., Any]
 

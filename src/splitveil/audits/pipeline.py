@@ -4,15 +4,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from splitveil.attacks.profiles import for_images
-from splitveil.audits.beyond_pixels import LEAK_BUDGETS, leaks_beyond_pixels
+from splitveil.attacks.profiles import LEAK_BUDGETS, for_images
+from splitveil.audits.beyond_pixels import leaks_beyond_pixels
 from splitveil.audits.flags import Evidence, raise_flags
 from splitveil.audits.suite import Store, accuracy, run_attacks
 from splitveil.audits.summary import ceiling_mse, summarise
 from splitveil.audits.target import Target, gallery
 from splitveil.errors import AuditError
+from splitveil.io import Json, Progress, silent
 from splitveil.provenance import command, device_name, versions
-from splitveil.threat import Attack, Json, Progress, Record, silent
+from splitveil.record.schema import Record
+from splitveil.threat import Attack
 
 ALIKE = 1e-13  # mean squared error of rounding alone
 

@@ -1,4 +1,4 @@
-"""Running attacks against a target and measuring what they got: the only place that does."""
+"""The attacks, run on a target and cached."""
 
 import hashlib
 import time
@@ -24,11 +24,10 @@ from splitveil.audits.target import (
     to_bytes,
 )
 from splitveil.errors import AuditError
-from splitveil.io import atomic_file, explain_os_error
+from splitveil.io import Progress, Share, atomic_file, explain_os_error, silent
 from splitveil.provenance import commit
 from splitveil.rng import stream
-from splitveil.threat import Access, Attack, Observation, Progress, silent
-from splitveil.victim import check_images, chunk_for
+from splitveil.threat import Access, Attack, Observation, check_images, chunk_for
 
 AUX_SHOWN = 1000  # images an attack was fitted on that it is scored on too: does it overfit?
 
@@ -123,22 +122,6 @@ def run_attacks(
         attempts[name] = _stored_attempt(target, name, attack, share, store)
     progress(int(1000 * total), int(1000 * total), "attacks done")
     return attempts
-
-
-@dataclass(frozen=True)
-class Share:
-    """One attack's part of the suite's progress bar."""
-
-    whole: Progress
-    name: str
-    before: float
-    effort: float
-    total: float
-
-    def __call__(self, done: int, total: int, note: str = "") -> None:
-        """`done` of `total` of this attack's own work."""
-        here = self.before + self.effort * min(done / max(total, 1), 1.0)
-        self.whole(int(1000 * here), int(1000 * self.total), f"{self.name} {note}".rstrip())
 
 
 def _stored_attempt(

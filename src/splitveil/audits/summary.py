@@ -8,7 +8,8 @@ import torch
 from splitveil.attacks.baseline import class_means
 from splitveil.audits import metrics
 from splitveil.audits.target import Attempt, Target
-from splitveil.threat import Access, Json, Labelled
+from splitveil.io import Json
+from splitveil.threat import Access, Labelled
 
 HIGH_IS_BETTER = {
     "mse": -1, "psnr": 1, "psnr_pooled": 1, "ssim": 1, "ssim_zeropad": 1, "ssim_valid": 1,

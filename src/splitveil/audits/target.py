@@ -17,9 +17,10 @@ from splitveil.audits import metrics
 from splitveil.audits.certificates import refusals
 from splitveil.data.attributes import Attributes
 from splitveil.errors import AuditError
+from splitveil.io import Json
+from splitveil.record.schema import Scores
 from splitveil.rng import stream
-from splitveil.threat import Access, Json, Labelled, Observation, Scores
-from splitveil.victim import CHUNK, BlackBox, Send, Victim, sealed
+from splitveil.threat import CHUNK, Access, BlackBox, Labelled, Observation, Send, Victim, sealed
 
 SHOWN = 10
 

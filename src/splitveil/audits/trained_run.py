@@ -1,4 +1,4 @@
-"""Audit of a trained run: its target, its record, the same again, and its strongest decoder."""
+"""Audit of a run (Audited), its cache, replay, its attacker."""
 
 import json
 import time
@@ -11,32 +11,29 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.attacks.decoder import Decoder
-from splitveil.attacks.profiles import PROFILES
+from splitveil.attacks.profiles import PROFILES, find_profile
 from splitveil.audits import metrics
 from splitveil.audits.certificates import Part, certify, deployed, fingerprints
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.suite import OWN_PACKAGE, Store, code_version, folder_store
 from splitveil.audits.target import Target
-from splitveil.config.resolve import Built, find_profile, flat_config, planned_steps
-from splitveil.config.run_config import RunConfig
+from splitveil.config.resolve import Built, flat_config, planned_steps
+from splitveil.config.run_config import PLACES, RunConfig
 from splitveil.data.attributes import attributes_of, read_table
 from splitveil.data.dataset import Dataset
 from splitveil.data.folder import file_names
 from splitveil.data.splits import Splits, aux_view
 from splitveil.errors import AuditError, ConfigError, RunError
-from splitveil.io import check_folder, held, stamp
-from splitveil.keeping import put_record
+from splitveil.io import Json, Progress, check_folder, held, silent, stamp
 from splitveil.nets.channel import front_of
 from splitveil.nets.split import SplitModel
 from splitveil.provenance import model_hash, versions
+from splitveil.record.files import put_record
+from splitveil.record.schema import Record
 from splitveil.rng import stream
 from splitveil.surrogates.base import FirstCall, class_batch
 from splitveil.surrogates.rate import true_rate
-from splitveil.threat import Fitted, Json, Labelled, Progress, Record, silent
-from splitveil.victim import Victim
-
-PLACES = ("data_dir", "runs_dir")  # where files lay says nothing about a result
-
+from splitveil.threat import Fitted, Labelled, Victim
 
 COPY = "Copy the run's folder to a place where you may write, and audit the copy"
 

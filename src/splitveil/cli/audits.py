@@ -10,6 +10,7 @@ import typer
 
 from splitveil.cli import console
 from splitveil.cli.deploy import read_token, retry_notice, with_extra
+from splitveil.report.page import write_page
 from splitveil.runs import find_export
 
 CHOOSING = (
@@ -75,7 +76,7 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil audit runs/first --profile quick`
     """
-    from splitveil.console import out, progress_bar
+    from splitveil.cli.console import out, progress_bar
     from splitveil.runs import load_run
 
     _start()
@@ -132,9 +133,9 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
     """
     from splitveil.attacks.profiles import PROFILES
     from splitveil.audits import own_encoder
-    from splitveil.console import progress_bar, warn
-    from splitveil.imports import current_folder_first
-    from splitveil.keeping import put_record
+    from splitveil.cli.console import progress_bar, warn
+    from splitveil.config.resolve import current_folder_first
+    from splitveil.record.files import put_record
 
     _start()
     # What the function prints is no result of ours.
@@ -187,11 +188,11 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
     from splitveil.attacks.profiles import PROFILES
     from splitveil.audits import captured_requests
     from splitveil.audits.trained_run import COPY, run_store
-    from splitveil.console import progress_bar
+    from splitveil.cli.console import progress_bar
     from splitveil.data.catalogue import load
     from splitveil.errors import ConfigError
     from splitveil.io import check_folder
-    from splitveil.keeping import put_record
+    from splitveil.record.files import put_record
     from splitveil.runs import load_run
 
     _start()
@@ -242,8 +243,8 @@ def replay(
     Example: `splitveil replay runs/first/record.json`
     """
     from splitveil.audits import trained_run
-    from splitveil.console import progress_bar, show_json
-    from splitveil.replay import read_record
+    from splitveil.cli.console import progress_bar, show_json
+    from splitveil.record.schema import read_record
     from splitveil.runs import load_run
 
     _start()
@@ -262,7 +263,7 @@ def replay(
 
 
 def _start() -> None:
-    from splitveil.console import setup_logging
+    from splitveil.cli.console import setup_logging
     from splitveil.runs import prepare_process
 
     prepare_process()
@@ -291,9 +292,9 @@ def _checked_run(run: Path | None, rest: list[str]) -> Path:
 
 def _show(folder: Path, record: Any, *, json_: bool) -> None:  # noqa: ANN401 - Record, imported late
     """Write the page of a record, and print what was found."""
-    from splitveil.console import show_json
+    from splitveil.cli.console import show_json
 
-    page = console.write_page([folder], folder)
+    page = write_page([folder], folder)
     if json_:
         show_json(record.to_dict())
     else:
@@ -314,8 +315,8 @@ def _results_folder(folder: Path) -> Path:
 def _encoder_folder(name: str, out: Path | None) -> Path:
     """Where the results of a callable go; refuses the folder of another one."""
     from splitveil.errors import RunError
+    from splitveil.record.files import read_run
     from splitveil.record.schema import text
-    from splitveil.report.files import read_run
 
     function = re.sub(r"[^\w.-]+", "-", name.partition(":")[2])
     folder = _results_folder(Path("runs") / function if out is None else out)

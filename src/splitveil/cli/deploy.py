@@ -65,9 +65,9 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
     Example: `splitveil export runs/first --int8`
     """
     with_extra()
-    from splitveil.console import progress_bar, setup_logging, show_json
+    from splitveil.cli.console import progress_bar, setup_logging, show_json
+    from splitveil.io import silent
     from splitveil.runs import EXPORT_FOLDER, export_run, load_run, prepare_process
-    from splitveil.threat import silent
 
     prepare_process()
     setup_logging()
@@ -135,7 +135,7 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     Example: `splitveil serve runs/first --port 8000`
     """
     with_extra()
-    from splitveil.console import err, setup_logging, show_json, warn
+    from splitveil.cli.console import err, setup_logging, show_json, warn
     from splitveil.runs import find_export
     from splitveil.serve.admission import Limits
     from splitveil.serve.server import Tls, load_app
@@ -183,7 +183,7 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     with_extra("onnxruntime")
     import numpy as np
 
-    from splitveil.console import show_json
+    from splitveil.cli.console import show_json
     from splitveil.serve.client import Client
     from splitveil.serve.manifest import read_manifest
     from splitveil.serve.transport import shown
@@ -210,7 +210,7 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 def retry_notice(server: str) -> "Callable[[str, float], None]":
     """Says on stderr, once and not for a short pause, that the server is asked again."""
-    from splitveil.console import warn
+    from splitveil.cli.console import warn
 
     said: list[str] = []
 

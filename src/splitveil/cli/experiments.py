@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from splitveil.cli.console import print_lines, show_runs, write_page
-from splitveil.cli.lists import Shape, in_words, show_cuts
+from splitveil.cli.console import print_lines, show_runs
+from splitveil.cli.lists import in_words, show_cuts
+from splitveil.config.resolve import Shape
+from splitveil.report.page import write_page
 
 if TYPE_CHECKING:
     from splitveil.config.run_config import RunConfig
     from splitveil.experiments.client_search import Ranking
-    from splitveil.threat import Json
+    from splitveil.io import Json
 
 
 ANY_IMAGE = "3x32x32"
@@ -35,7 +37,7 @@ DataDir = Annotated[str | None, typer.Option(help="Where datasets lie.")]
 
 def start() -> None:
     """Prepare the process and its messages."""
-    from splitveil.console import setup_logging
+    from splitveil.cli.console import setup_logging
     from splitveil.runs import prepare_process
 
     prepare_process()
@@ -53,7 +55,7 @@ def demo(
     Example: `splitveil demo`
     """
     start()
-    from splitveil.console import err, out
+    from splitveil.cli.console import err, out
     from splitveil.experiments.demo import run_demo
     from splitveil.experiments.runner import LiveTable
 
@@ -167,7 +169,7 @@ def show_clients(
     shape: Shape, budget: Mapping[str, Any], limit: int, *, smaller: bool, json_: bool
 ) -> None:
     """The clients that fit a budget, by their costs alone."""
-    from splitveil.console import show_json
+    from splitveil.cli.console import show_json
     from splitveil.errors import ConfigError
     from splitveil.nets.cost import candidates, nothing_fits
 
@@ -200,8 +202,8 @@ def show_ranking(
 ) -> None:
     """Train and attack clients that fit, and rank them."""
     start()
+    from splitveil.cli.console import err, progress_bar, show_json, warn
     from splitveil.config.resolve import make_config
-    from splitveil.console import err, progress_bar, show_json, warn
     from splitveil.data.catalogue import load
     from splitveil.errors import ConfigError
     from splitveil.experiments.client_search import SCORE, search_clients
@@ -313,8 +315,8 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     --vary lambd=0.1,0.3,1 --vary noise_std=log:0.01:0.2 --trials 12`
     """
     start()
+    from splitveil.cli.console import err, show_json, warn
     from splitveil.config.run_config import RunConfig
-    from splitveil.console import err, show_json, warn
     from splitveil.errors import ConfigError, unknown
     from splitveil.experiments.runner import LiveTable
     from splitveil.experiments.search import plan_of, run_sweep
@@ -414,7 +416,7 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
     Example: `splitveil reproduce seed-003 --only cem --only gated-att`
     """
     start()
-    from splitveil.console import err, out, show_error, show_json, show_table
+    from splitveil.cli.console import err, out, show_error, show_json, show_table
     from splitveil.experiments import reproduction
     from splitveil.experiments.runner import LiveTable
 

@@ -1,19 +1,14 @@
-"""Cuts of a named net or of a user's own: loading it, and showing what each cut costs."""
+"""Datasets, defences, attacks, nets, recipes."""
 
-import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
-from splitveil.cli.console import print_lines
-from splitveil.imports import current_folder_first, find_object
+import typer
+
+from splitveil.cli.console import print_lines, show_catalogue
+from splitveil.config.resolve import Shape, load_backbone
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from splitveil.nets.cost import CutCost
-
-
-Shape = tuple[int, int, int]
 
 
 def show_cuts(
@@ -22,9 +17,8 @@ def show_cuts(
     """Where a named net or a user's own can be cut, what that costs, and what would make it fit."""
     from dataclasses import asdict
 
-    from splitveil.config.resolve import find_net
-    from splitveil.console import show_json
-    from splitveil.nets.catalogue import NETS, every_cut
+    from splitveil.cli.console import show_json
+    from splitveil.nets.catalogue import NETS, every_cut, find_net
     from splitveil.nets.cost import cuts_of_nets, suggest_cuts
 
     base, at, _ = name.partition("@")
@@ -67,50 +61,70 @@ def cut_costs(c: "CutCost") -> str:
     return f"{c.macs / 1e6:8.2f} {c.params:9d} {c.wire_floats:7d} {fits}"
 
 
-def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
-    """What the user's MODULE:FUNCTION returns, which may lie in this folder."""
-    from torch import nn
-
-    from splitveil.errors import ConfigError, unknown
-    from splitveil.nets.catalogue import NETS
-
-    if ":" not in name:
-        raise ConfigError(
-            f"{unknown('backbone', name, NETS)}; or give your own as MODULE:FUNCTION, as "
-            "mynets:resnet"
-        )
-    with current_folder_first():
-        make = find_object(name, "--backbone", "mynets:resnet")
-        if not callable(make) or isinstance(make, nn.Module):
-            raise ConfigError(f"'{name}' must be a function, got a {type(make).__name__}")
-        try:
-            net = make(*arguments(make, name, shape, num_classes))
-        except ConfigError:
-            raise
-        except (Exception, SystemExit) as err:
-            raise ConfigError(f"'{name}' failed: {type(err).__name__}: {err}") from err
-    if not isinstance(net, nn.Sequential):
-        raise ConfigError(
-            f"'{name}' must return an nn.Sequential, got a {type(net).__name__}; wrap the stages: "
-            "nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
-        )
-    return net
-
-
-def arguments(make: Callable[..., Any], name: str, shape: Shape, classes: int) -> tuple[Any, ...]:
-    """(image_shape, num_classes) or nothing, whichever the function takes."""
-    from splitveil.errors import ConfigError
-
-    signature = inspect.signature(make)
-    for given in ((shape, classes), ()):
-        try:
-            signature.bind(*given)
-        except TypeError:
-            continue
-        return given
-    raise ConfigError(f"'{name}' must take (image_shape, num_classes) or nothing, not {signature}")
-
-
 def in_words(shape: tuple[int, ...]) -> str:
     """A shape as `--image` takes it."""
     return "x".join(map(str, shape))
+
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def datasets(json_: JsonFlag = False) -> None:
+    """List the datasets that can be trained on.
+
+    Example: `splitveil datasets --json`
+    """
+    from splitveil.data.catalogue import DATASETS
+
+    names = {k + (":PATH" if v.needs_path else ""): v.summary for k, v in DATASETS.items()}
+    show_catalogue("Datasets", names, json_=json_)
+
+
+def defences(json_: JsonFlag = False) -> None:
+    """List the defences and, with `--json`, every setting of each.
+
+    Different ones can be stacked, at most one with a penalty: `--defence noise+dropout`.
+
+    Example: `splitveil defences`
+    """
+    from dataclasses import asdict
+
+    from splitveil.cli.console import show_json
+    from splitveil.defences.catalogue import DEFENCES
+
+    if json_:
+        show_json({name: asdict(d) for name, d in DEFENCES.items()})
+    else:
+        show_catalogue("Defences", {n: d.summary for n, d in DEFENCES.items()}, json_=False)
+
+
+def attacks(json_: JsonFlag = False) -> None:
+    """List the attacks and what each may touch.
+
+    Example: `splitveil attacks`
+    """
+    from splitveil.attacks.profiles import PROFILES
+    from splitveil.threat import Attack
+
+    def words(attack: Attack) -> str:
+        lines = (getattr(attack, "summary", "") or attack.__doc__ or "").strip().splitlines()
+        return f"{attack.access}: {next(iter(lines), '')}"
+
+    # An attack of several profiles has the budget of the last one, `paper`.
+    entries = {n: words(attack) for profile in PROFILES.values() for n, attack in profile.items()}
+    show_catalogue("Attacks", entries, json_=json_)
+
+
+def recipes(json_: JsonFlag = False) -> None:
+    """List the recipes of `splitveil train --recipe` and, with `--json`, the settings of each.
+
+    Example: `splitveil recipes`
+    """
+    from splitveil.cli.console import show_json
+    from splitveil.config.recipes import NAMED_RECIPES
+
+    if json_:
+        named = NAMED_RECIPES.items()
+        show_json({n: {"summary": r.summary, "options": dict(r.options)} for n, r in named})
+    else:
+        show_catalogue("Recipes", {n: r.summary for n, r in NAMED_RECIPES.items()}, json_=False)

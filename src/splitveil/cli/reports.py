@@ -1,7 +1,8 @@
-"""`splitveil compare`: rows of records side by side."""
+"""Compare, report, explain, doctor."""
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -83,16 +84,15 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil compare results/digits --against none --csv digits.csv`
     """
-    from splitveil.console import show_json, show_table, warn
+    from splitveil.cli.console import show_json, show_table, warn
+    from splitveil.io import finite, put
     from splitveil.record.groups import dataset_of, find_records
-    from splitveil.record.schema import finite
     from splitveil.report.comparison import (
         compare_records,
         elsewhere,
         read_published,
         warnings,
     )
-    from splitveil.report.page import put
     from splitveil.table import csv_text
 
     refuse_former({"--where": where, "--sort": sort, "--columns": columns}, paths)
@@ -118,3 +118,123 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     datasets = {dataset_of(group) for group in found.groups}
     for line in (*elsewhere(beside, datasets), *warnings(found)):
         warn(line)
+
+
+RunFolder = Annotated[Path, typer.Argument(help="Folder of the run.")]
+
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def doctor(
+    run: RunFolder,
+    plain: Annotated[
+        Path | None,
+        typer.Option(help="Undefended run to compare with (default: one beside the run)."),
+    ] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Read a run's log and say what to turn, and how far.
+
+    Example: `splitveil doctor runs/first`
+    """
+    from splitveil.cli.console import out, show_json
+    from splitveil.insight.diagnosis import RULES, diagnose, read_case
+
+    findings = diagnose(read_case(run, plain))
+    if json_:
+        show_json(
+            {"run": str(run), "rules": list(RULES), "findings": [asdict(f) for f in findings]}
+        )
+        return
+    lines = [f"{run}: nothing to mend" if not findings else f"{run}: {len(findings)} to mend"]
+    for at, finding in enumerate(findings, start=1):
+        lines += [f"{at}. {finding.name}", f"   seen: {finding.seen}", f"   do: {finding.advice}"]
+    for line in lines:
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def explain(
+    run: RunFolder,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the page (default: the run's).")
+    ] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Draw what a run's defence looks at and what it does: `explain.html` and its pictures.
+
+    Example: `splitveil explain runs/first --out page`
+    """
+    from splitveil.cli.console import out, setup_logging, show_json
+    from splitveil.runs import prepare_process
+
+    prepare_process()
+    setup_logging()
+    from splitveil.insight.explanation import explain_run
+
+    paths, numbers = explain_run(run, out_dir)
+    if json_:
+        show_json({"run": str(run), "files": [str(path) for path in paths], "numbers": numbers})
+    else:
+        out.print(f"page: {paths[0]}", highlight=False, markup=False, soft_wrap=True)
+
+
+def report(  # noqa: PLR0917 - every option of the command, as typer wants them
+    runs: Annotated[list[Path], typer.Argument(help="Folders of audited runs.")],
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the page (default: the first run's).")
+    ] = None,
+    lang: Annotated[str, typer.Option(help="Language of the page: en or zh.")] = "en",
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    slides: Annotated[
+        bool, typer.Option("--slides", help="Write slides.html too: arrow keys, one per page.")
+    ] = False,
+    published: Annotated[
+        Path | None, typer.Option(help="JSON of published rows, drawn as hollow marks.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Build one page with tables and pictures from audited runs.
+
+    A folder that is broken or is no run is named and left out. Beside the page: every figure as
+    PNG and SVG. `splitveil compare` writes tables as Markdown and LaTeX.
+
+    Example: `splitveil report runs/demo/none runs/demo/veil --out page`
+
+    Example: `splitveil report runs/demo/* --out page --lang zh --slides`
+    """
+    from dataclasses import replace
+
+    from splitveil.cli.console import out, show_json, show_table, warn
+    from splitveil.io import finite
+    from splitveil.record.schema import shortfalls
+    from splitveil.report.columns import SUMMARY
+    from splitveil.report.comparison import elsewhere, read_published
+    from splitveil.report.deck import write_deck
+    from splitveil.report.page import read_runs, write_report
+    from splitveil.report.sentences import distinct
+    from splitveil.report.words import language
+
+    chosen = language(lang)
+    beside = {} if published is None else read_published(published)
+    content = replace(read_runs(runs), lang=chosen, title=title, published=beside)
+    for path, reason in content.skipped:
+        warn(f"left out: {path}: {reason}")
+    for line in elsewhere(beside, distinct(content.runs, "config", "dataset")):
+        warn(line)
+    target = out_dir or content.runs[0].path
+    pages = write_report(content, target)[:1]
+    if slides:
+        pages.append(write_deck(content, pages[0].parent))
+    if json_:
+        show_json(finite({str(run.path): run.record for run in content.runs}))
+        return
+    show_table("Accuracy, and what the attacker got", *SUMMARY.brief(content.runs))
+    less: dict[str, list[str]] = {}
+    for run in content.runs:
+        less.setdefault(", ".join(shortfalls(run.record)), []).append(run.name)
+    for words, names in less.items():
+        if words:
+            warn(f"less than a standard audit of test images ({words}): {', '.join(names)}")
+    for page in pages:
+        out.print(f"page: {page}", highlight=False, markup=False, soft_wrap=True)

@@ -18,8 +18,7 @@ from urllib.request import urlopen
 
 from splitveil.data.dataset import Request
 from splitveil.errors import ConfigError, DataError
-from splitveil.io import file_lock, replacing, stamp
-from splitveil.threat import Progress, silent
+from splitveil.io import Progress, file_lock, replacing, silent, stamp
 
 TIMEOUT_SECONDS = 30.0
 

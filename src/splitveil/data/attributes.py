@@ -1,4 +1,4 @@
-"""Attributes from a table beside the images: a CSV file with a row for each image.
+"""Attribute tables (CSV) matched to images.
 
 Which image a row is of: by a column `index` (its place in the dataset), by a column `file` (its
 path below the folder of a `folder:` dataset), or without either by the order of the rows. Every
@@ -14,8 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from splitveil.attacks.attribute import MAX_VALUES
 from splitveil.errors import DataError
+
+MAX_VALUES = 256  # of one attribute
+
 
 INDEX, FILE = "index", "file"
 

@@ -16,7 +16,7 @@ from PIL import Image, UnidentifiedImageError
 
 from splitveil.data.dataset import TOLD, Arrays, Dataset, Request, make_dataset
 from splitveil.errors import DataError
-from splitveil.threat import Progress
+from splitveil.io import Progress
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 

@@ -27,8 +27,7 @@ from splitveil.data.archive import Archive, file_md5
 from splitveil.data.dataset import Counts, Dataset, Request, make_dataset
 from splitveil.data.folder import REPORT_EVERY, decode, describe
 from splitveil.errors import DataError
-from splitveil.io import replacing
-from splitveil.threat import Progress
+from splitveil.io import Progress, replacing
 
 WNIDS, WORDS, ANNOTATIONS = "wnids.txt", "words.txt", "val/val_annotations.txt"
 

@@ -10,9 +10,9 @@ from torch.func import functional_call
 
 from splitveil.defences.base import NoiseOnly, Shape
 from splitveil.errors import Range
+from splitveil.functional import ssim
 from splitveil.nets.decoder import ResidualDecoder
 from splitveil.nets.split import SplitModel
-from splitveil.similarity import ssim
 
 Measure = Literal["ssim", "explained"]
 

@@ -18,8 +18,8 @@ from splitveil.nets.catalogue import NETS
 from splitveil.nets.clients import THIN_CLIENTS
 from splitveil.nets.cost import Candidate, candidates, nothing_fits
 from splitveil.nets.split import cut
+from splitveil.record.statistics import undominated
 from splitveil.runs import ready_teacher
-from splitveil.sweep.pareto import undominated
 
 Shape = tuple[int, int, int]
 

@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from splitveil.config.resolve import build_defence, find_profile, make_config
+from splitveil.attacks.profiles import find_profile
+from splitveil.config.resolve import build_defence, make_config
 from splitveil.config.run_config import RunConfig
 from splitveil.errors import CheckpointError, ConfigError, RunError, SplitVeilError, unknown
 from splitveil.experiments.runner import LiveTable, Trial, attacked, run_many
-from splitveil.io import write_text
+from splitveil.io import Json, write_text
 from splitveil.record.groups import Group, dataset_of, find_records
 from splitveil.report.columns import REFERENCE, Compared, Published, Reference
 from splitveil.report.comparison import TEST90, Track, caption, reference_rows
 from splitveil.runs import read_folder
 from splitveil.table import Column, Table, fixed, json_cell
-from splitveil.threat import Json
 
 log = logging.getLogger("splitveil")
 

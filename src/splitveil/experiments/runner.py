@@ -30,22 +30,23 @@ from rich.table import Table
 from rich.text import Text
 
 from splitveil import __version__
+from splitveil.attacks.profiles import find_profile
 from splitveil.audits.flags import UNFINISHED
 from splitveil.audits.pipeline import ACCURACY_DRAWS
-from splitveil.audits.suite import Share, accuracy, folder_store, run_attacks
+from splitveil.audits.suite import accuracy, folder_store, run_attacks
 from splitveil.audits.summary import ceiling_mse, strongest
-from splitveil.audits.trained_run import PLACES, open_run
-from splitveil.config.resolve import find_device, find_profile, resolve
-from splitveil.config.run_config import ANY_RECIPE, RECIPES, RunConfig
+from splitveil.audits.trained_run import open_run
+from splitveil.config.resolve import find_device, resolve
+from splitveil.config.run_config import ANY_RECIPE, PLACES, RECIPES, RunConfig
 from splitveil.data.catalogue import load
-from splitveil.data.dataset import Dataset
+from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, unknown
-from splitveil.io import write_text
+from splitveil.io import Json, Progress, Share, silent, write_text
 from splitveil.nets.clients import CLIENT_PREFIX
-from splitveil.record.groups import flag_names
-from splitveil.runs import Run, fingerprint, fit, prepare_process, ready_teacher
-from splitveil.sweep.pareto import front
-from splitveil.threat import Attack, Json, Progress, Record, silent
+from splitveil.record.schema import Record, flag_names
+from splitveil.record.statistics import front
+from splitveil.runs import Run, fit, prepare_process, ready_teacher
+from splitveil.threat import Attack
 
 FILE = "trial.json"
 

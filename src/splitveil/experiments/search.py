@@ -37,11 +37,10 @@ from splitveil.experiments.runner import (
     read_trial,
     run_many,
 )
-from splitveil.io import explain_os_error, held, write_text
+from splitveil.io import Json, explain_os_error, held, write_text
+from splitveil.record.statistics import front, hypervolume, most_private
 from splitveil.rng import derive_seed
 from splitveil.runs import load_teacher, place_of, ready_teacher
-from splitveil.sweep.pareto import front, hypervolume, most_private
-from splitveil.threat import Json
 
 log = logging.getLogger("splitveil")
 

@@ -1,12 +1,128 @@
-"""Rules about the penalty: does it act, is its estimate honest, is it too strong?"""
+"""Rules about a run: what to turn, and how far."""
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
-from splitveil.doctor.case import TAIL, Case, turn
+from splitveil.config.settings import read_toml
+from splitveil.errors import RunError, SplitVeilError
+from splitveil.io import Json
+from splitveil.record.files import read_run
 from splitveil.record.schema import number
 
-Seen = tuple[str, str]
+TAIL = 3  # epochs that stand for "at the end"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """A run on the same data without a penalty: what accuracy could be."""
+
+    name: str
+    accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing to mend: what was seen, in numbers, and which knob to turn by how much."""
+
+    name: str
+    seen: str
+    advice: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A run as the doctor sees it.
+
+    `config` is flat, the defence's settings among the run's; `epochs` are the epoch lines of its
+    log, at least one.
+    """
+
+    name: str
+    config: Json
+    epochs: tuple[Json, ...]
+    num_classes: int
+    record: Json | None = None
+    plain: Plain | None = None
+
+    def setting(self, key: str, default: float | int = 0) -> float:
+        """A numeric setting; the default where the defence has no such knob."""
+        found = number(self.config, key)
+        return float(default) if found is None else found
+
+    @property
+    def penalised(self) -> bool:
+        """Whether a penalty was asked for."""
+        return self.setting("lambd") > 0
+
+    @property
+    def active(self) -> tuple[Json, ...]:
+        """The epochs in which the penalty acted, or was shut off by its own rules."""
+        return tuple(line for line in self.epochs if number(line, "rob_loss") is not None)
+
+    @property
+    def slots(self) -> bool:
+        """Whether the penalty is measured over slots."""
+        return "num_slots" in self.config
+
+    @property
+    def per_class(self) -> float:
+        """Samples of one class in a batch when all classes are equally frequent."""
+        return self.setting("batch_size") / self.num_classes
+
+    @property
+    def chance(self) -> float:
+        """Accuracy under which nothing has been learned: a tenth of the way up from guessing."""
+        guess = 1 / self.num_classes
+        return guess + 0.1 * (1 - guess)
+
+    def series(self, key: str) -> list[float]:
+        """What was logged under a key, epoch by epoch; epochs without it are left out.
+
+        >>> lines = ({"epoch": 1}, {"epoch": 2, "rob_loss": 0.5})
+        >>> Case(name="x", config={}, epochs=lines, num_classes=2).series("rob_loss")
+        [0.5]
+        """
+        values = (number(line, key) for line in self.epochs)
+        return [value for value in values if value is not None]
+
+    def end(self, key: str) -> float | None:
+        """Mean of the last three logged values."""
+        values = self.series(key)
+        return fmean(values[-TAIL:]) if values else None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy at the end: validation, else the audit's, else in training."""
+        validated = self.end("val_accuracy")
+        audited = number(self.record, "accuracy")
+        return next(
+            (v for v in (validated, audited, self.end("train_accuracy")) if v is not None), None
+        )
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether nothing was learned, on the training images too."""
+        ends = [v for v in (self.accuracy, self.end("train_accuracy")) if v is not None]
+        return len(self.epochs) >= TAIL and bool(ends) and max(ends) < self.chance
+
+    @property
+    def rate(self) -> float | None:
+        """Nats per dimension through the deployed channel (audit), else in the last batches."""
+        total = number(self.record, "true_rate_nats")
+        width = number(self.record, "client", "wire_floats")
+        return total / width if total is not None and width else self.end("true_rate")
+
+
+def turn(case: Case, key: str, to: float | int) -> str:
+    """One knob, from where to where.
+
+    >>> turn(Case(name="x", config={"lambd": 16.0}, epochs=(), num_classes=2), "lambd", 8.0)
+    'lambd 16 → 8'
+    """
+    return f"{key} {case.setting(key):g} → {float(f'{to:.3g}'):g}"
 
 
 ZERO = 1e-9
@@ -234,3 +350,247 @@ def still_scattered(case: Case) -> Seen | None:
         f"intra_mse went from {first:.3g} to {last:.3g}: classes are as scattered as at the start",
         advice,
     )
+
+
+Seen = tuple[str, str]
+
+
+LOST = 0.02
+
+
+HALF_LOG_TWO = 0.5 * math.log(2)  # nats per dimension where signal and noise are equally strong
+
+
+STEEP = 0.02  # relative fall of the task loss per epoch
+
+
+LEARNED = 0.02  # task loss under which there is nothing left to learn
+
+
+BESIDE_RATES = ("adversary_lr", "patrol_lr", "scissors_lr")  # of what learns beside the model
+
+
+STRENGTHS = ("_strength", "_beta", "dropout", "prune", "noise_std")  # ends of knobs to halve
+
+
+def accuracy_lost(case: Case) -> Seen | None:
+    """Accuracy fell from its best, or lies far below a run without a penalty."""
+    now = case.accuracy
+    if now is None or case.at_chance:
+        return None
+    values = case.series("val_accuracy")
+    best = max((fmean(values[i : i + TAIL]) for i in range(len(values) - TAIL + 1)), default=0.0)
+    said = []
+    if best - now > LOST:
+        said.append(f"validation accuracy fell from {100 * best:.1f} to {100 * now:.1f} %")
+    far = case.plain is not None and case.plain.accuracy - now > LOST
+    if case.plain is not None and far and not_converged(case) is None:
+        said.append(
+            f"accuracy is {100 * now:.1f} %, that of the plain run '{case.plain.name}' "
+            f"{100 * case.plain.accuracy:.1f} %"
+        )
+    return ("; ".join(said), _weaker(case)) if said else None
+
+
+def _weaker(case: Case) -> str:
+    """Half the weight and a higher threshold, or the defence's own strength."""
+    if not case.penalised:
+        keys = [key for key in case.config if key.endswith(STRENGTHS) and case.setting(key)]
+        knobs = [turn(case, key, case.setting(key) / 2) for key in keys]
+        knobs += [turn(case, "bits", 2 * case.setting("bits"))] if "bits" in case.config else []
+        return " or ".join(knobs) or turn(case, "lr", case.setting("lr") / 2)
+    scale = case.setting("attention_loss_scale", 1.0)
+    key = "attention_loss_scale" if "attention_loss_scale" in case.config else "lambd"
+    advice = turn(case, key, (scale if key != "lambd" else case.setting("lambd")) / 2)
+    if case.config.get("penalty") == "rate" or "var_threshold" not in case.config:
+        return f"{advice}; {turn(case, 'ramp', 0.5)}" if case.setting("ramp") < 0.5 else advice  # noqa: PLR2004
+    return f"{advice}; {turn(case, 'var_threshold', 4 * case.setting('var_threshold'))}"
+
+
+def at_chance(case: Case) -> Seen | None:
+    """Under a penalty nothing is learned at all."""
+    weight = case.end("weight")
+    if not case.penalised or not case.active or not case.at_chance:
+        return None
+    seen = (
+        f"accuracy {100 * (case.accuracy or 0):.1f} % is that of guessing "
+        f"({100 / case.num_classes:.1f} %) under the weight {weight or 0:.3g}"
+    )
+    if case.setting("ramp") == 0:
+        return seen, f"let the weight grow: {turn(case, 'ramp', 0.5)}; else {_tenth(case)}"
+    return seen, _tenth(case)
+
+
+def _tenth(case: Case) -> str:
+    return turn(case, "lambd", case.setting("lambd") / 10)
+
+
+def not_finite(case: Case) -> Seen | None:
+    """The guard left out a penalty whose loss or gradient was not finite."""
+    skipped = max(case.series("skipped"), default=0.0)
+    if skipped == 0:
+        return None
+    steps = number(case.epochs[-1], "step") or skipped
+    advice = turn(case, "lr", case.setting("lr") / 2)
+    if case.penalised:
+        advice = f"{turn(case, 'lambd', case.setting('lambd') / 2)} or {advice}"
+    for key in (key for key in BESIDE_RATES if key in case.config):
+        advice += f" or {turn(case, key, case.setting(key) / 10)}"
+    if "eps" in case.config:
+        advice += f"; if it goes on, {turn(case, 'eps', 10 * case.setting('eps'))}"
+    if "margin_m" in case.config and case.config.get("penalty") is None:
+        advice += f" and {turn(case, 'margin_m', 2 * case.setting('margin_m'))}"
+    return (
+        f"the penalty or its gradient was not finite and left out {skipped:.0f} times "
+        f"in {steps:.0f} steps",
+        advice,
+    )
+
+
+def noise_too_small(case: Case) -> Seen | None:
+    """More signal than noise on the wire, in nats per dimension."""
+    if "noise_std" not in case.config or not _noisy(case):
+        return None
+    noise = case.setting("noise_std")
+    if noise == 0:
+        return (
+            "noise_std is 0: without noise the rate is infinite and the penalty bounds nothing",
+            turn(case, "noise_std", 0.05),
+        )
+    rate = case.rate
+    if rate is None or round(rate, 2) <= round(HALF_LOG_TWO, 2):  # as it is printed
+        return None
+    factor = math.sqrt(math.expm1(2 * min(rate, 20.0)))
+    advice = turn(case, "noise_std", factor * noise)
+    if case.penalised:
+        advice += f" or {turn(case, 'lambd', 2 * case.setting('lambd'))}"
+    return (
+        f"{rate:.2f} nats per dimension pass the channel beyond the class; where signal and noise "
+        f"are equally strong it is {HALF_LOG_TWO:.2f}",
+        advice,
+    )
+
+
+def _noisy(case: Case) -> bool:
+    return case.penalised or case.setting("noise_std") > 0
+
+
+def not_converged(case: Case) -> Seen | None:
+    """The run was stopped, or its loss was still falling when it ended."""
+    done = int(number(case.epochs[-1], "epoch") or len(case.epochs))
+    planned = int(case.setting("epochs", done))
+    if done < planned:
+        return f"the run stopped after epoch {done} of {planned}", "continue it with --resume"
+    losses = case.series("task_loss")
+    span = max(1, len(losses) // 10)
+    again = f"epochs {planned} → {math.ceil(1.5 * planned)}, from the start (--overwrite)"
+    if len(losses) < TAIL + 1:
+        return f"{len(losses)} epochs are too few to judge", f"epochs {planned} → {10 * planned}"
+    if case.at_chance and case.penalised:
+        return None
+    before, last = fmean(losses[-2 * span : -span]), fmean(losses[-span:])
+    if before <= 0 or last <= LEARNED:
+        return None
+    fall = 1 - (last / before) ** (1 / span) if last > 0 else 1.0
+    if fall <= STEEP:
+        return None
+    return f"the task loss still fell by {100 * fall:.0f} % per epoch, to {last:.3g}", again
+
+
+Rule = Callable[[Case], tuple[str, str] | None]
+
+
+RULES: Mapping[str, Rule] = {
+    "run not converged": not_converged,
+    "accuracy at chance": at_chance,
+    "accuracy lost": accuracy_lost,
+    "rob_loss stuck at 0": stuck_at_zero,
+    "shut-off never opens": never_opens,
+    "too few per class": too_few_per_class,
+    "values not finite": not_finite,
+    "estimator collapsed": collapsed,
+    "attention uniform": uniform_attention,
+    "attention one-hot": one_hot_attention,
+    "classes still scattered": still_scattered,
+    "noise too small": noise_too_small,
+}
+
+
+def diagnose(case: Case) -> list[Finding]:
+    """What is to be mended, in the order to mend it; empty for a healthy run."""
+    looked = ((name, rule(case)) for name, rule in RULES.items())
+    return [Finding(name=n, seen=found[0], advice=found[1]) for n, found in looked if found]
+
+
+SAME = ("dataset", "net", "split_seed")
+
+
+PLAIN = ("none", "noise")  # defences without a penalty, the plainest first
+
+
+def read_case(folder: Path, plain: Path | None = None) -> Case:
+    """The run at `folder`; `plain` is the run to compare with.
+
+    Without one, a run beside it is taken that has the same data and net and no defence but noise.
+    """
+    case = _read(folder)
+    if plain is not None:
+        found: Plain | None = _as_plain(_read(plain))
+        if found is None:
+            raise RunError(f"{plain} has no accuracy to compare with; train or audit it first")
+    else:
+        found = _neighbour(folder, case.config)
+    return Case(**(vars(case) | {"plain": found}))
+
+
+def _read(folder: Path) -> Case:
+    from splitveil.config.resolve import flat_config
+    from splitveil.runs import read_folder
+
+    files = read_run(folder, audited=False)
+    config, built = read_folder(folder)
+    if not files.metrics:
+        raise RunError(
+            f"run '{files.name}' has no finished epoch in metrics.jsonl; train it, or continue it "
+            "with --resume"
+        )
+    return Case(
+        name=files.name,
+        config=flat_config(config),
+        epochs=files.metrics,
+        num_classes=built.num_classes,
+        record=files.record,
+    )
+
+
+def _as_plain(case: Case) -> Plain | None:
+    return None if case.accuracy is None else Plain(name=case.name, accuracy=case.accuracy)
+
+
+def _neighbour(folder: Path, config: Json) -> Plain | None:
+    """The plainest run of the same folder that can be compared; broken ones are passed over."""
+    if config.get("defence") in PLAIN:
+        return None
+    best: tuple[int, Plain] | None = None
+    for path in sorted(folder.resolve().parent.glob("*/config.toml")):
+        try:
+            other = read_toml(path)
+            if other.get("defence") not in PLAIN or any(other.get(k) != config[k] for k in SAME):
+                continue
+            found = _as_plain(_read(path.parent))
+        except SplitVeilError:
+            continue
+        rank = PLAIN.index(other["defence"])
+        if found is not None and (best is None or rank < best[0]):
+            best = rank, found
+    return None if best is None else best[1]
+
+
+__all__ = [
+    "RULES",
+    "Case",
+    "Finding",
+    "Plain",
+    "diagnose",
+    "read_case",
+]

@@ -1,24 +1,90 @@
-"""Pictures of attention: how the weight is spread, and which samples get it.
+"""Attention, gates, slots, spread, class maps.
 
 Weights are relative: α_i·M_c, so that 1 is a sample's equal share whatever the size of its class.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.explain.images import Tile, tile_sheet
-from splitveil.report.canvas import GREY, INK, PALETTE, WRONG, board, png, shown
+from splitveil.report.canvas import GREY, INK, PALETTE, RULE, WRONG, board, marker, png, shown
 
-Floats = NDArray[np.floating]
-
-
-Labels = NDArray[np.integer]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
-Pixels = NDArray[np.uint8]
+RGB = 3
+
+
+LEFT, HEAD, BETWEEN = 1.1, 0.36, 0.34  # inches: names, headings, between two groups
+
+
+GAP = 0.04  # inches between two pictures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """A picture (c, h, w) and the words above it."""
+
+    image: NDArray[np.uint8]
+    words: str = ""
+    ink: str = INK
+
+
+def tile_sheet(
+    heads: Sequence[str],
+    rows: Sequence[tuple[str, Sequence[Sequence[Tile]]]],
+    *,
+    per_group: int,
+    size: float,
+    words: bool = False,
+) -> bytes:
+    """PNG: named rows of groups of tiles, one group under each heading; an empty group is a dash.
+
+    All stand in one field over the whole figure: one for each of a hundred would take seconds.
+    """
+    from matplotlib.patches import Rectangle
+
+    step, high = size + GAP, size + (0.2 if words else 0.1)
+    column = per_group * step + BETWEEN
+    width, height = LEFT + len(heads) * column, HEAD + len(rows) * high
+    with board(width, height) as figure:
+        field = figure.add_axes((0, 0, 1, 1))
+        field.set_xlim(0, width)
+        field.set_ylim(0, height)
+        field.set_axis_off()
+        field.set_autoscale_on(False)
+        for at, head in enumerate(heads):
+            middle = LEFT + at * column + (column - BETWEEN) / 2
+            field.text(middle, height - 0.2, head, ha="center", fontsize=8, weight="bold")
+        for place, (name, groups) in enumerate(rows):
+            bottom = height - HEAD - (place + 1) * high + 0.04
+            level = bottom + size / 2
+            field.text(LEFT - 0.1, level, shown(name, 14), ha="right", va="center", fontsize=8)
+            for at, group in enumerate(groups):
+                left = LEFT + at * column
+                if not group:
+                    middle = left + (column - BETWEEN) / 2
+                    field.text(middle, level, "–", ha="center", va="center", color=GREY)
+                for x, tile in zip(left + step * np.arange(len(group)), group, strict=True):
+                    image = tile.image
+                    field.imshow(
+                        image.transpose(1, 2, 0) if len(image) == RGB else image[0], cmap="gray",
+                        vmin=0, vmax=255, interpolation="nearest", aspect="auto",
+                        extent=(x, x + size, bottom, bottom + size),
+                    )  # fmt: skip
+                    field.add_patch(
+                        Rectangle(
+                            (x, bottom), size, size, fill=False, edgecolor=RULE, linewidth=0.6
+                        )
+                    )
+                    field.text(x + size / 2, bottom + size + 0.02, tile.words, ha="center",
+                               fontsize=6.5, color=tile.ink)  # fmt: skip
+        return png(figure)
 
 
 COLUMNS = 100  # a class's samples, from the heaviest to the lightest, as this many columns
@@ -154,3 +220,193 @@ def sample_size_over_time(
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
         axes.legend(loc="center right", fontsize=8, bbox_to_anchor=(1.0, 0.35))
     return png(figure)
+
+
+Floats = NDArray[np.floating]
+
+
+Labels = NDArray[np.integer]
+
+
+Pixels = NDArray[np.uint8]
+
+
+KEPT = 3  # images shown per slot
+
+
+MOST_SLOTS = 10
+
+
+MOST_CLASSES = 10
+
+
+def gate_histogram(soft: Floats, hard: Floats, limits: tuple[float, float] | None = None) -> bytes:
+    """PNG: the soft (learned) and the hard (SNR) gate over classes and dimensions.
+
+    `limits` are the means above which the early shut-off closes, soft first; None without one.
+    """
+    titles = ("soft gate (learned, per dimension)", "hard gate (SNR)")
+    with board(8.4, 3.0, laid_out=True) as figure:
+        for at, axes in enumerate(figure.subplots(1, 2)):
+            title, values = titles[at], (soft, hard)[at].ravel()
+            share = np.full(len(values), 100 / len(values))
+            axes.hist(values, bins=np.linspace(0, 1, 41).tolist(), weights=share, color=PALETTE[at])
+            mean = float(values.mean())
+            axes.axvline(mean, color=INK, linewidth=1.3, label=f"mean {mean:.2f}")
+            if limits is not None:
+                text = f"shut-off above {limits[at]:g}"
+                axes.axvline(limits[at], color=GREY, linestyle="--", linewidth=1.3, label=text)
+            axes.set_xlim(0, 1)
+            axes.set_title(title)
+            axes.set_xlabel("0 closed · open 1")
+            axes.set_ylabel("% of gates" if at == 0 else "")
+            axes.legend(
+                fontsize=8,
+                loc="upper left" if mean > 0.5 else "upper right",  # noqa: PLR2004
+                frameon=True,
+                edgecolor="none",
+                framealpha=0.9,
+            )
+    return png(figure)
+
+
+def group_mass(resp: Floats, y: Labels, num_classes: int) -> Floats:
+    """Share (c, s) of each class's samples that each of its slots answers for; NaN if absent.
+
+    >>> group_mass(np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([0, 0]), 1).tolist()
+    [[0.75, 0.25]]
+    """
+    rows = [resp[y == c].mean(0) if (y == c).any() else np.full(resp.shape[1], np.nan)
+            for c in range(num_classes)]  # fmt: skip
+    return np.stack(rows)
+
+
+def group_images(
+    resp: Floats, y: Labels, images: Pixels, classes: Sequence[str], kind: str = "slot"
+) -> bytes:
+    """PNG: for each class (rows) and slot (columns) the images it answers for most.
+
+    An image stands at the slot with its largest responsibility; an empty slot shows a dash.
+    """
+    present = [c for c in range(len(classes)) if (y == c).any()][:MOST_CLASSES]
+    count = min(resp.shape[1], MOST_SLOTS)
+    chosen = resp.argmax(1)
+
+    def surest(label: int, slot: int) -> list[Tile]:
+        own = np.flatnonzero((y == label) & (chosen == slot))
+        own = own[np.argsort(-resp[own, slot], kind="stable")][:KEPT]
+        return [Tile(image=images[i]) for i in own]
+
+    heads = [f"{kind} {slot + 1}" for slot in range(count)]
+    rows = [(classes[c], [surest(c, slot) for slot in range(count)]) for c in present]
+    return tile_sheet(heads, rows, per_group=KEPT, size=0.34)
+
+
+NAMED = 20  # classes that are written into a map
+
+
+TINY = 1e-12
+
+
+# The house palette and three more, so that ten classes have ten colours.
+COLOURS = (*PALETTE, "#882255", "#999933", "#8b5e3c")
+
+
+def class_variance(z: Floats, y: Labels) -> Floats:
+    """Variance within classes of every dimension of z (n, d), weighted by class size.
+
+    >>> class_variance(np.array([[0.0], [2.0], [5.0]]), np.array([0, 0, 1])).round(4).tolist()
+    [0.6667]
+    """
+    total = np.zeros(z.shape[1])
+    for label in np.unique(y):
+        own = z[y == label]
+        total += len(own) * own.var(0)
+    return total / len(y)
+
+
+def share_above(variance: Floats, noise_std: float) -> float:
+    """Share of the dimensions whose variance exceeds that of the noise."""
+    return float((variance > noise_std**2).mean())
+
+
+def variance_against_noise(within: Floats, total: Floats, noise_std: float) -> bytes:
+    """PNG: variance of each dimension, sorted; what rises above σ² can be read in the noise.
+
+    `within` is the variance inside classes, which the penalty lowers; `total` over all images.
+    """
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    with board(7.4, 3.4, laid_out=True) as figure:
+        axes = figure.subplots()
+        rank = np.arange(1, len(within) + 1)
+        wide = {"drawstyle": "steps-mid", "linewidth": 1.5}
+        for values, ink, words in (
+            (total, PALETTE[5], "over all images"),
+            (within, PALETTE[0], "within a class"),
+        ):
+            axes.plot(rank, np.maximum(np.sort(values)[::-1], TINY), color=ink, label=words, **wide)  # type: ignore[arg-type]
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        if noise_std > 0:
+            above = 100 * share_above(within, noise_std)
+            axes.axhline(noise_std**2, color=WRONG, linestyle="--", linewidth=1.3)
+            axes.text(1.015, noise_std**2, f"noise σ² = {noise_std**2:.2g}",
+                      transform=axes.get_yaxis_transform(), color=WRONG, fontsize=8,
+                      va="center")  # fmt: skip
+            title = f"{above:.0f} % of {len(within)} dimensions vary more than the noise"
+        else:
+            title = f"{len(within)} dimensions, no noise on the wire"
+        axes.set_title(title, loc="left")
+        axes.set_xlim(1, max(len(within), 2))
+        axes.set_xlabel("dimension, sorted by variance")
+        axes.set_ylabel("variance of z")
+        low, high = axes.get_ylim()
+        below = noise_std**2 > math.sqrt(low * high)  # the noise has its name in the upper half
+        axes.legend(
+            fontsize=8,
+            loc="lower left" if below else "upper left",
+            bbox_to_anchor=(1.01, 0.0 if below else 1.0),
+        )
+    return png(figure)
+
+
+def class_maps(maps: Sequence[tuple[str, Floats]], y: Labels, classes: Sequence[str]) -> bytes:
+    """PNG: plane maps (n, 2) side by side, one colour and marker per class."""
+    present = [c for c in range(len(classes)) if (y == c).any()]
+    with board(4.2 * len(maps), 4.3, laid_out=True) as figure:
+        fields = figure.subplots(1, len(maps), squeeze=False)[0]
+        for axes, (title, points) in zip(fields, maps, strict=True):
+            axes.set_title(title)
+            for label in present:
+                own = points[y == label]
+                axes.plot(own[:, 0], own[:, 1], marker(label), color=_ink(label), markersize=3.2,
+                          alpha=0.65, markeredgewidth=0)  # fmt: skip
+            _name_classes(axes, points, y, [(c, classes[c]) for c in present])
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.grid(visible=False)
+            for side in ("top", "right", "bottom", "left"):
+                axes.spines[side].set_visible(True)
+                axes.spines[side].set_color(GREY)
+    return png(figure)
+
+
+def _ink(label: int) -> str:
+    return COLOURS[label % len(COLOURS)]
+
+
+def _name_classes(
+    axes: "Axes", points: Floats, y: Labels, named: Sequence[tuple[int, str]]
+) -> None:
+    """Each class's name at the sample nearest to the median of its points."""
+    if len(named) > NAMED:
+        return
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.75}
+    for label, name in named:
+        own = points[y == label]
+        centre = np.median(own, axis=0)
+        x, height = own[((own - centre) ** 2).sum(1).argmin()]
+        axes.text(float(x), float(height), shown(name, 12), color=_ink(label), weight="bold",
+                  fontsize=9, ha="center", va="center", bbox=paper)  # fmt: skip

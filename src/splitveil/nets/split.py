@@ -13,7 +13,7 @@ from splitveil.errors import ConfigError
 from splitveil.nets.blocks import stages_of
 from splitveil.nets.channel import Channel, learned_stages
 from splitveil.nets.cost import Cost, Shape, wire_shape
-from splitveil.victim import Victim
+from splitveil.threat import Victim
 
 Tap = Callable[[Tensor], None]
 

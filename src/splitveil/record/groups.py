@@ -1,70 +1,31 @@
-"""Records of several runs gathered into rows: a row is what was run, over its seeds."""
+"""Find records, group them over seeds, to_frame."""
 
-import base64
-import binascii
 import glob
-import math
+import json
 import os
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from splitveil.errors import RunError
-from splitveil.record.schema import leaves, number, parse, section, text
+from splitveil.io import Json, parse
+from splitveil.record.files import RunFiles
+from splitveil.record.schema import _check, leaves, number, section, text
 from splitveil.table import NOTHING
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-Json = dict[str, Any]
-
-
-ROUNDING = 0.01  # half-precision errors per image average to far less than this share of the mean
-
-
-LEAST = 2.0**-25  # but those of images rebuilt all but perfectly: half a step of half precision
-
-
-BRIEF = ("smoke", "quick")  # profiles whose numbers say little about a stronger attacker
-
-
 UNSAID = {"label_smoothing": "0.0", "teacher": "none"}  # of records that do not name it
 
 
 SEED, ATTACK = re.compile(r"seed\d+"), re.compile(r"attack\d+")
-
-
-NUMBERS = (
-    "accuracy", "strongest.mse", "strongest.ssim", "strongest.ssim_zeropad",
-    "strongest.psnr_pooled", "worst_case.mse", "ceiling.mse", "leakage", "true_rate_nats",
-    "client.macs", "client.params", "client.wire_floats", "seconds.train",
-    "audit.scored", "audit.aux_images",
-    "config.epochs", "config.lambd", "config.noise_std",
-)  # fmt: skip
-
-
-SHARE, COUNT = (0.0, 1.0), (0.0, math.inf)  # images and their reconstructions lie in [0, 1]
-
-
-LIMITS = {
-    "accuracy": SHARE, "strongest.mse": SHARE, "worst_case.mse": SHARE, "ceiling.mse": SHARE,
-    "floor.mse": SHARE, "leakage": (-math.inf, 1.0), "strongest.ssim": (-1.0, 1.0),
-    "client.macs": COUNT, "client.params": COUNT, "client.wire_floats": COUNT,
-}  # fmt: skip
-
-
-TEXTS = (
-    "strongest.mse_by", "config.net", "config.dataset", "config.defence", "audit.aux",
-    "audit.profile", "audit.final", "splits.scored", "seeds.train", "seeds.attack", "device",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -141,26 +102,6 @@ def _matches(path: str) -> list[Path]:
     if not found:
         raise RunError(f"no audited run matches {path}; audit one: splitveil audit RUN")
     return found
-
-
-def flag_names(record: Json) -> set[str]:
-    """The flags that an audit raised."""
-    return {flag["name"] for flag in record.get("flags") or ()}
-
-
-def shortfalls(record: Json | None) -> list[str]:
-    """What makes an audit less than a standard one of test images; empty where nothing does.
-
-    >>> shortfalls({"audit": {"profile": "quick", "aux": "val"}})
-    ['quick audit', 'validation images']
-    """
-    told = section(record, "audit")
-    profile = text(told, "profile")
-    return [
-        *([f"{profile} audit"] if profile in BRIEF else []),
-        *(["some attacks"] if told.get("only") else []),
-        *(["validation images"] if text(told, "aux") == "val" else []),
-    ]
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
@@ -274,56 +215,6 @@ def _read(file: Path) -> Json | str:
     return record
 
 
-def _check(record: Json) -> None:
-    """Refuse a record whose values are not of the kind that an audit writes."""
-    for path in NUMBERS:
-        number(record, *path.split("."))
-    refuse_impossible(record, LIMITS)
-    for path in TEXTS:
-        text(record, *path.split("."))
-    best = text(record, "strongest", "mse_by")
-    if best is not None:
-        number(section(record, "attacks"), best, "accuracy")
-    flags = record.get("flags")
-    named = isinstance(flags, list) and all(
-        isinstance(flag, dict) and isinstance(flag.get("name"), str) for flag in flags
-    )
-    if flags is not None and not named:
-        raise RunError("`flags` must be a list of objects with a name; audit the run again")
-    per_image_mse(record)
-
-
-def per_image_mse(record: Json) -> NDArray[np.float64] | None:
-    """The strongest attack's MSE of every scored image (n,), or None where none is kept."""
-    packed = text(record, "per_image", "mse")
-    if not packed:
-        return None
-    try:
-        values = np.frombuffer(base64.b64decode(packed, validate=True), dtype="<f2")
-    except (binascii.Error, ValueError) as err:
-        raise RunError(
-            f"per_image.mse is not base64 of float16: {err}; audit the run again"
-        ) from err
-    made = values.astype(np.float64)
-    mean, stated = float(made.mean()) if len(made) else 0.0, number(record, "strongest", "mse")
-    if stated is None or not abs(mean - stated) <= ROUNDING * stated + LEAST:
-        raise RunError(
-            f"per_image.mse has mean {mean:.6g}, but strongest.mse is {stated}; audit the run again"
-        )
-    return made
-
-
-def refuse_impossible(record: Mapping[str, Any], limits: Mapping[str, tuple[float, float]]) -> None:
-    """Refuse a number, known by its path of keys, that lies outside its limits."""
-    for path, (least, most) in limits.items():
-        value = number(record, *path.split("."))
-        if value is not None and not least <= value <= most:
-            rule = f"lie between {least:g} and {most:g}"
-            if math.isinf(least) or math.isinf(most):
-                rule = f"be at least {least:g}" if math.isinf(most) else f"be at most {most:g}"
-            raise RunError(f"`{path}` must {rule}, got {value:g}")
-
-
 def dataset_of(group: Group) -> str:
     """The dataset of a row."""
     return text(group.records[0], "config", "dataset") or NOTHING
@@ -352,3 +243,77 @@ def setting(key: str) -> Callable[[Json], str]:
         return UNSAID.get(key, NOTHING)
 
     return read
+
+
+FREE = ("seed", "name", "device", "compile")  # settings in which runs of one kind may differ
+
+
+ALIKE = (
+    ("audit", "profile"), ("audit", "aux"), ("audit", "only"), ("splits", "scored"),
+    ("splits", "test"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Runs of the same settings, audited alike, in the order met; a run alone gives its name."""
+
+    name: str
+    runs: tuple[RunFiles, ...]
+
+    @property
+    def group(self) -> Group:
+        """The records by training seed."""
+        seeds: dict[str | None, list[RunFiles]] = {}
+        for run in self.runs:
+            seeds.setdefault(text(run.record, "seeds", "train"), []).append(run)
+        return Group(
+            self.name, tuple(tuple(r.record or {} for r in same) for same in seeds.values())
+        )
+
+
+def kinds(runs: Sequence[RunFiles]) -> list[Kind]:
+    """The runs by kind, in the order in which each is first met.
+
+    Several runs are called after their defence, or what their names begin with where another kind
+    has the same defence.
+    """
+    found: dict[str, list[RunFiles]] = {}
+    for run in runs:
+        found.setdefault(_settings(run), []).append(run)
+    defences = [_defence(same[0]) for same in found.values()]
+    return [
+        Kind(name=_name(same, alone=defences.count(_defence(same[0])) == 1), runs=tuple(same))
+        for same in found.values()
+    ]
+
+
+def _settings(run: RunFiles) -> str:
+    """What makes a run of its kind, as text; one that was not audited is a kind of its own."""
+    if run.record is None:
+        return str(run.path)
+    config = {k: v for k, v in section(run.record, "config").items() if k not in FREE}
+    told = [text(run.record, *keys) for keys in ALIKE]
+    heard = "wire" in section(run.record, "audit")
+    return json.dumps([config, told, heard], sort_keys=True)
+
+
+def _defence(run: RunFiles) -> str:
+    return text(run.record, "config", "defence") or NOTHING
+
+
+def _name(runs: Sequence[RunFiles], *, alone: bool) -> str:
+    if len(runs) == 1:
+        return runs[0].name
+    start = common_start([run.name for run in runs])
+    return _defence(runs[0]) if alone or not start else start
+
+
+def common_start(names: Sequence[str]) -> str:
+    """What names begin with, up to the word for a seed.
+
+    >>> common_start(["veil/seed0", "veil/seed1"]), common_start(["fast-s0", "fast-s12"])
+    ('veil', 'fast')
+    """
+    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return re.sub(r"(^|[\W_]+)(seed|s)?$", "", "".join(letters[0] for letters in same))

@@ -1,7 +1,7 @@
 """Records to tables, pictures and one self-contained page; pure functions of a run's files."""
 
+from splitveil.record.files import RunFiles, read_run
 from splitveil.report.deck import write_deck
-from splitveil.report.files import RunFiles, read_run
 from splitveil.report.page import ReportContent, read_runs, render, write_report
 
 __all__ = [

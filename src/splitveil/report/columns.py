@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from splitveil.errors import RunError
-from splitveil.record.groups import BRIEF, Group, aux_of, flag_names, mean_of, shortfalls
-from splitveil.record.schema import Json, number, section, text
-from splitveil.report.files import RunFiles
+from splitveil.io import Json
+from splitveil.record.files import RunFiles
+from splitveil.record.groups import Group, aux_of, mean_of
+from splitveil.record.schema import BRIEF, flag_names, number, section, shortfalls, text
 from splitveil.report.words import LANGS, TABLE, Lang, Said, Value, known, listed, said, word
 from splitveil.table import (
     CODE,

@@ -16,18 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import ConfigError, RunError, unknown
-from splitveil.record.groups import (
-    SHARE,
-    Group,
-    Records,
-    aux_of,
-    dataset_of,
-    defences_of,
-    per_image_mse,
-    refuse_impossible,
-    setting,
-)
-from splitveil.record.schema import Json, finite, number, parse, section, text
+from splitveil.io import Json, finite, parse
+from splitveil.record.groups import FREE, Group, Records, aux_of, dataset_of, defences_of, setting
+from splitveil.record.schema import SHARE, number, per_image_mse, refuse_impossible, section, text
 from splitveil.record.statistics import Difference, Sample, difference, holm
 from splitveil.report.columns import (
     COMPARE,
@@ -38,7 +29,6 @@ from splitveil.report.columns import (
     Reference,
     reported_reference,
 )
-from splitveil.report.kinds import FREE
 from splitveil.table import CODE, NOTHING, P_VALUE, Cell, Column, Table, count, gap
 
 ARCHITECTURE = "Same architecture: VGG11, cut 4, 8 channels"

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from splitveil.report import sentences, tiles
+from splitveil.io import put_all
+from splitveil.record.files import RunFiles
+from splitveil.report import gallery, sentences
 from splitveil.report.columns import CERTIFICATES, SUMMARY, audited
-from splitveil.report.files import RunFiles
-from splitveil.report.page import ReportContent, fill, put_all
-from splitveil.report.pictures import Pictures
+from splitveil.report.figures import Pictures
+from splitveil.report.page import ReportContent, fill
 
 SLIDES = "slides.html"
 
@@ -42,7 +43,7 @@ def render_slides(content: ReportContent, pictures: Pictures) -> str:
     runs, lang = content.runs, content.lang
     shown = runs if len(runs) <= ROWS else content.key_runs
     checked = audited(runs)[:ROWS]
-    strongest = [strip for strip in tiles.strips(_with_pictures(runs))[0] if strip.strongest]
+    strongest = [strip for strip in gallery.strips(_with_pictures(runs))[0] if strip.strongest]
     albums = [strongest[at : at + PER_SLIDE] for at in range(0, len(strongest), PER_SLIDE)]
     return fill(
         "slides.html.j2",

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from splitveil.errors import ExportError
 from splitveil.nets.channel import (
     Channel,
     Clip,
@@ -31,7 +32,6 @@ from splitveil.nets.channel import (
     TopK,
 )
 from splitveil.nets.split import SplitModel, sized
-from splitveil.serve.faults import ExportError
 from splitveil.serve.manifest import (
     ATTACKER,
     CLIENT,

@@ -14,6 +14,7 @@ from splitveil.surrogates.base import (
     ClassBatch,
     Moments,
     Statistic,
+    SurrogateOutput,
     class_moments,
     effective_sample_size,
     make_bank,
@@ -31,7 +32,6 @@ from splitveil.surrogates.gates import (
     soft_threshold,
 )
 from splitveil.surrogates.rate import check_noise, diagonal_rate, intra_class_mse, rate_diagnostics
-from splitveil.threat import SurrogateOutput
 
 Form = Literal["gated", "hinge", "trace"]
 

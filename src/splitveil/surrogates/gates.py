@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from splitveil.cuda import tensor_cores
 from splitveil.errors import ConfigError
-from splitveil.gradient import guard_together, scale_gradient
+from splitveil.functional import guard_together, scale_gradient
 from splitveil.surrogates.base import positive
 
 Scalar = float | Tensor

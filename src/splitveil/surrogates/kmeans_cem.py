@@ -11,9 +11,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
 from splitveil.errors import ConfigError, DataError
-from splitveil.gradient import scale_gradient
+from splitveil.functional import scale_gradient
 from splitveil.surrogates.base import (
+    Features,
     FirstCall,
+    SurrogateOutput,
     class_batch,
     class_count,
     class_moments,
@@ -32,7 +34,6 @@ from splitveil.surrogates.kmeans import (
     plus_plus,
 )
 from splitveil.surrogates.rate import Covariance, check_noise, compare_rates, intra_class_mse
-from splitveil.threat import Features, SurrogateOutput
 
 Form = Literal["hinge", "logdet"]
 

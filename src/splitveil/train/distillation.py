@@ -12,8 +12,8 @@ from splitveil.cuda import to_device
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import make_splits
 from splitveil.errors import CheckpointError, ConfigError
+from splitveil.io import Json
 from splitveil.nets.split import SplitModel
-from splitveil.threat import Json
 from splitveil.train.state import CHECKPOINT, read_meta
 
 

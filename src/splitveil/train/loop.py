@@ -22,12 +22,14 @@ from splitveil.cuda import compile_methods, set_rates
 from splitveil.data.augment import augment
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
+from splitveil.defences.base import Paced
 from splitveil.errors import RunError
-from splitveil.io import explain_os_error
+from splitveil.io import Json, Progress, explain_os_error
 from splitveil.nets.split import SplitModel
 from splitveil.provenance import versions
 from splitveil.rng import derive_seed, seeded_globals, stream
-from splitveil.threat import Json, Labelled, Paced, Progress, Refits, Reports
+from splitveil.surrogates.base import Refits, Reports
+from splitveil.threat import Labelled
 from splitveil.train.distillation import Teacher
 from splitveil.train.schedule import Schedule, companion_rate
 from splitveil.train.state import (

@@ -19,10 +19,10 @@ from torch import Generator, Tensor, nn
 from splitveil.config.resolve import Parts
 from splitveil.config.run_config import RunConfig
 from splitveil.cuda import Aside, to_device
+from splitveil.defences.base import Companion, PenaltyPlan
 from splitveil.errors import CheckpointError
-from splitveil.io import atomic_file
+from splitveil.io import Json, atomic_file
 from splitveil.rng import load_states, save_states, stream
-from splitveil.threat import Companion, Json, PenaltyPlan
 
 log = logging.getLogger("splitveil")
 

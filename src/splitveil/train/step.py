@@ -22,10 +22,11 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.cuda import captured, set_rate
+from splitveil.defences.base import Companion
 from splitveil.errors import ConfigError
-from splitveil.gradient import scale_gradient
+from splitveil.functional import scale_gradient
 from splitveil.nets.split import SplitModel
-from splitveil.threat import Companion, Remembers, Surrogate, SurrogateOutput
+from splitveil.surrogates.base import Remembers, Surrogate, SurrogateOutput
 from splitveil.train.schedule import Weights
 from splitveil.train.state import Guard, TrainState, companions
 

@@ -1,4 +1,4 @@
-"""The tables that scripts/headline.py makes: a row is one training per seed, and its audits."""
+"""The tables that paper/headline.py makes: a row is one training per seed, and its audits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
 """Train and audit the rows of a table, and put their records into results/.
 
-python scripts/headline.py                       the headline table, three seeds; hours without GPU
-python scripts/headline.py --table table1        Table 1 of the CEM paper; or seed-003, controls
-python scripts/headline.py --rows veil cem --seeds 0 --jobs 4 --runs-dir runs
-python scripts/headline.py --stop-after 560      end in time, and save what is under way
-python scripts/headline.py --dry-run             print the commands
+python -m paper.headline                       the headline table, three seeds; hours without GPU
+python -m paper.headline --table table1        Table 1 of the CEM paper; or seed-003, controls
+python -m paper.headline --rows veil cem --seeds 0 --jobs 4 --runs-dir runs
+python -m paper.headline --stop-after 560      end in time, and save what is under way
+python -m paper.headline --dry-run             print the commands
 
 A record is stored as soon as it is made, a row that has its records is skipped, and what was
 interrupted continues: call it again until nothing is missing. One row may fail; the others go on.
@@ -23,17 +23,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from paper.headline_options import GRACE_S, parse
+from paper.headline_rows import TABLES, Audit, Row
 from splitveil.config.settings import read_toml
 from splitveil.errors import RunError, SplitVeilError
 from splitveil.io import explain_os_error, write_text
 from splitveil.train.state import read_meta
-
-if TYPE_CHECKING:
-    from scripts.headline_options import GRACE_S, parse
-    from scripts.headline_rows import TABLES, Audit, Row
-
 
 INTERRUPTED = 130  # as a shell says of Ctrl-C
 

@@ -1,18 +1,14 @@
-"""The options of scripts/headline.py, refused where they could not work."""
+"""The options of paper/headline.py, refused where they could not work."""
 
 import argparse
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from splitveil.config.resolve import find_profile
+from paper.headline_rows import TABLES, Row
+from splitveil.attacks.profiles import find_profile
 from splitveil.errors import ConfigError, SplitVeilError
 from splitveil.io import check_folder
-
-if TYPE_CHECKING:
-    from scripts.headline_rows import TABLES, Row
-
 
 ROOT = Path(__file__).parents[1]
 GRACE_S = 20.0  # for a training to save its state

@@ -1,7 +1,7 @@
 """Rebuild everything that is read from record files: the README's results, docs/results.md, figure.
 
-python scripts/readme.py                  all of it, from results/<dataset>/<row>/seed<N>/
-python scripts/readme.py picture RUN...   docs/images/digits.png, from audited runs
+python -m paper.readme                  all of it, from results/<dataset>/<row>/seed<N>/
+python -m paper.readme picture RUN...   docs/images/digits.png, from audited runs
 """
 
 import json
@@ -11,13 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paper.bases import TABLE1, base_section
 from paper.breadth import breadth
+from paper.readme_commands import audit_command, train_command
+from paper.readme_laws import CLIENTS, STATISTICS, few, seen_in
+from paper.readme_parts import (
+    before_units,
+    client_alone,
+    epoch_times,
+    estimators,
+    flagged,
+    in_a_sentence,
+)
 from paper.reference import section
 from paper.tradeoff import marks, tradeoff
 from splitveil.experiments.reproduction import EXPERIMENTS, SEED_003
+from splitveil.record.files import read_run
 from splitveil.record.groups import Group, Records, find_records
 from splitveil.report.columns import Published
 from splitveil.report.comparison import (
@@ -29,21 +39,7 @@ from splitveil.report.comparison import (
     tracks,
     warnings,
 )
-from splitveil.report.files import read_run
-from splitveil.report.grid import reconstruction_grid
-
-if TYPE_CHECKING:
-    from scripts.readme_commands import audit_command, train_command
-    from scripts.readme_laws import CLIENTS, STATISTICS, few, seen_in
-    from scripts.readme_parts import (
-        before_units,
-        client_alone,
-        epoch_times,
-        estimators,
-        flagged,
-        in_a_sentence,
-    )
-
+from splitveil.report.gallery import reconstruction_grid
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -219,7 +215,7 @@ def law_2() -> str:
 
 def absent(table: str) -> str:
     """What stands where a table has no records."""
-    return f"No records yet: scripts/headline.py --table {table} makes them."
+    return f"No records yet: paper/headline.py --table {table} makes them."
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
