@@ -10,23 +10,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from splitveil.cli import app
-from splitveil.config import RunConfig
-from splitveil.console import show_table
+from paper.reference import claims
+from splitveil.cli.app import app
+from splitveil.cli.console import show_table
+from splitveil.config.run_config import RunConfig
 from splitveil.errors import CheckpointError, DataError, RunError
 from splitveil.experiments import runner
-from splitveil.experiments.reproduction import (
-    EXPERIMENTS,
-    finished,
-    folder_name,
-    next_step,
-    table,
-)
-from splitveil.nets import SplitModel
-from splitveil.report.rows import Group
-from splitveil.reproduce import claims
+from splitveil.experiments.reproduction import EXPERIMENTS, finished, folder_name, next_step, table
+from splitveil.io import Progress
+from splitveil.nets.split import SplitModel
+from splitveil.record.groups import Group
 from splitveil.runs import Run, fit
-from splitveil.types import Progress
 
 SEED = EXPERIMENTS["seed-003"]
 WRITTEN = ("record.json", "checkpoint.safetensors")

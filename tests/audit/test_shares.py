@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats  # type: ignore[import-untyped]
 from sklearn.metrics import balanced_accuracy_score
 
-from splitveil.audit.shares import (
+from splitveil.audits.metrics import (
     auc_limits,
     balanced_limits,
     exact,

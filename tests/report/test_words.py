@@ -9,17 +9,17 @@ import pytest
 from matplotlib.figure import Figure
 
 import splitveil.report
-from splitveil.audit.flags import FLAGS
+from splitveil.audits.flags import FLAGS
 from splitveil.errors import ConfigError
-from splitveil.report import RunFiles
+from splitveil.record.files import RunFiles
 from splitveil.report.canvas import Drawing
+from splitveil.report.deck import render_slides
+from splitveil.report.figures import Picture, Pictures
 from splitveil.report.page import ReportContent, fill_page
-from splitveil.report.pictures import Picture, Pictures
 from splitveil.report.sentences import verdict
-from splitveil.report.slides import render_slides
 from splitveil.report.words import TABLE, Said, language, said, word
 from splitveil.report.words.reading import TERMS
-from splitveil.types import Access
+from splitveil.threat import Access
 
 from .markup import Page
 

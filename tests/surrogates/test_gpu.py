@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from splitveil.surrogates import KMeansCEM
+from splitveil.surrogates.kmeans_cem import KMeansCEM
 from splitveil.train.step import Guard, Weights, penalty
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

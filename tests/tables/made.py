@@ -1,4 +1,4 @@
-"""Commands that scripts/headline.py plans, and where it lies."""
+"""Commands that paper/headline.py plans, and where it lies."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from tables.made import ROOT, SCRIPT, Planned
 from typer.main import get_command
 
-from splitveil.cli import app
+from splitveil.cli.app import app
 
 RECORD = ROOT / "results" / "digits" / "cem" / "seed0" / "record.json"
 

@@ -1,4 +1,4 @@
-"""What scripts/headline.py refuses before any training."""
+"""What paper/headline.py refuses before any training."""
 
 import errno
 import os
@@ -57,7 +57,7 @@ def test_a_folder_that_may_not_be_written_is_refused(
     def refused(dir: Path, **_: object) -> None:  # the superuser may write everywhere
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(dir))
 
-    monkeypatch.setattr("splitveil.train.files.TemporaryDirectory", refused)
+    monkeypatch.setattr("splitveil.io.TemporaryDirectory", refused)
     with pytest.raises(SystemExit, match="2"):
         planned("--out", "o")
     assert "cannot write o: Permission denied" in capsys.readouterr().err

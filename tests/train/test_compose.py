@@ -11,9 +11,10 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from splitveil.errors import ConfigError
-from splitveil.surrogates import GatedAttentionCEM, Rate
+from splitveil.surrogates.base import Surrogate, SurrogateOutput
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
+from splitveil.surrogates.rate import Rate
 from splitveil.train.step import Guard, Weights, penalty
-from splitveil.types import Surrogate, SurrogateOutput
 
 
 def compose_losses(

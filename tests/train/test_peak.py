@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from splitveil.config import Parts, RunConfig
-from splitveil.nets import Channel, SplitModel
+from splitveil.config.resolve import Parts
+from splitveil.config.run_config import RunConfig
+from splitveil.nets.channel import Channel
+from splitveil.nets.split import SplitModel
 from splitveil.train import step as training
 from splitveil.train.state import peak_bytes, restore, snapshot
 from splitveil.train.step import TrainState, forget_peak, new_state

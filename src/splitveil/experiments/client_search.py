@@ -9,20 +9,24 @@ from typing import Any
 
 import torch
 
-from splitveil.config import RunConfig
 from splitveil.config.resolve import SMALL_SIDE, resolve
-from splitveil.data import load
+from splitveil.config.run_config import RunConfig
+from splitveil.data.catalogue import load
 from splitveil.errors import ConfigError, RunError
 from splitveil.experiments.runner import LiveTable, Trial, ranking_attacks, run_many
-from splitveil.nets import NETS, cut
+from splitveil.nets.catalogue import NETS
 from splitveil.nets.clients import THIN_CLIENTS
 from splitveil.nets.cost import Candidate, candidates, nothing_fits
+from splitveil.nets.split import cut
+from splitveil.record.statistics import undominated
 from splitveil.runs import ready_teacher
-from splitveil.sweep.pareto import undominated
 
 Shape = tuple[int, int, int]
 
+
 SCORE = "accuracy above chance × MSE of the strongest attack over the ceiling, at most 1"
+
+
 TOP = 4
 
 

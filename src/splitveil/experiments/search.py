@@ -18,16 +18,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from splitveil.config import (
-    RUN_KEYS,
-    RunConfig,
-    find_defence,
-    make_config,
-    one_noise_name,
-)
-from splitveil.config.resolve import resolve
+from splitveil.config.resolve import make_config, resolve
+from splitveil.config.run_config import RUN_KEYS, RunConfig, one_noise_name
 from splitveil.config.settings import checked, parse_pair, parse_pairs
-from splitveil.data import Dataset, load, make_splits
+from splitveil.data.catalogue import load
+from splitveil.data.dataset import Dataset
+from splitveil.data.splits import make_splits
+from splitveil.defences.catalogue import find_defence
 from splitveil.errors import AuditError, ConfigError, RunError, unknown
 from splitveil.experiments.runner import (
     FILE,
@@ -40,31 +37,56 @@ from splitveil.experiments.runner import (
     read_trial,
     run_many,
 )
+from splitveil.io import Json, explain_os_error, held, write_text
+from splitveil.record.statistics import front, hypervolume, most_private
 from splitveil.rng import derive_seed
 from splitveil.runs import load_teacher, place_of, ready_teacher
-from splitveil.sweep.pareto import front, hypervolume, most_private
-from splitveil.train.files import explain_os_error, held, write_text
-from splitveil.types import Json
 
 log = logging.getLogger("splitveil")
 
+
 Settings = dict[str, Any]
+
+
 Sampler = Literal["grid", "random", "optuna"]
 
+
 DEFENCES = ("none", "noise", "veil")
+
+
 NAIVE = ("none", "noise")
+
+
 OWN = ("defence", "seed", "name", "runs_dir")  # of every trial's; the sweep's are options
+
+
 KINDS = ("lin", "log")
+
+
 MOST = 10_000  # trials of a defence: what is counted first, so that nothing endless is begun
+
+
 FIXED = (  # one for the whole sweep, or its trials could not be compared or found again
     "dataset", "defence", "name", "data_dir", "runs_dir", "device", "compile", "final",
     "split_seed", "teacher",
 )  # fmt: skip
+
+
 STARTUP = 10  # Optuna's trials at random before it models anything, or a third of the budget
+
+
 PLAN_FILE, RESULT_FILE, TRIALS = "sweep.json", "result.json", "trials"
+
+
 OLD_JOURNAL = "journal.jsonl"  # of version 0.1.0
+
+
 LOSS = 0.01  # accuracy that privacy may cost: one point
+
+
 _ROUNDING = 1e-9
+
+
 _SHAPE = "key=a,b,c or key=lin:low:high or key=log:low:high, with :count behind it for a grid"
 
 
@@ -132,9 +154,6 @@ class SearchPlan:
     attacks: tuple[str, ...] = ()
     seed: int = 0
     teacher: str | None = None
-
-
-# What is varied.
 
 
 def parse_dimension(text: str) -> Dimension:
@@ -269,9 +288,6 @@ def corners(space: Space) -> list[Settings]:
     ends = [d.values or (d.at(0.0), d.at(1.0)) for d in space]
     rows = max(map(len, ends), default=1)
     return [{d.key: e[i % len(e)] for d, e in zip(space, ends, strict=True)} for i in range(rows)]
-
-
-# The plan.
 
 
 def plan_of(
@@ -420,9 +436,6 @@ def config_of(
     common = {k: v for k, v in plan.options.items() if applies(k, defence)}
     own = {"defence": defence, "seed": seed, "runs_dir": str(folder / TRIALS)}
     return make_config(common | dict(settings) | own)
-
-
-# Proposals and the sweep itself.
 
 
 def run_sweep(
@@ -618,9 +631,6 @@ def _distribution(kinds: Any, dimension: Dimension) -> Any:  # noqa: ANN401 - Op
     if dimension.whole:
         return kinds.IntDistribution(int(low), int(high), log=dimension.log)
     return kinds.FloatDistribution(low, high, log=dimension.log)
-
-
-# What was found.
 
 
 def _row(result: Result) -> Json:

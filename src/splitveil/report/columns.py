@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from splitveil.errors import RunError
-from splitveil.report.fields import Json, number, section, text
-from splitveil.report.files import RunFiles
-from splitveil.report.rows import BRIEF, Group, aux_of, flag_names, mean_of, shortfalls
+from splitveil.io import Json
+from splitveil.record.files import RunFiles
+from splitveil.record.groups import Group, aux_of, mean_of
+from splitveil.record.schema import BRIEF, flag_names, number, section, shortfalls, text
 from splitveil.report.words import LANGS, TABLE, Lang, Said, Value, known, listed, said, word
 from splitveil.table import (
     CODE,
@@ -35,7 +36,11 @@ from splitveil.table import (
 )
 
 KINDS = ("capacity", "gallery", "population")  # of certificates
+
+
 VACUOUS = "vacuous"  # how a record begins the reason why a bound that excludes nothing is refused
+
+
 WIRE = ("leaks", "re-id", "wire")
 
 
@@ -69,9 +74,17 @@ def written(value: Value, lang: Lang) -> str:
 
 
 NATS, SECONDS = both("unit.nats"), both("unit.seconds")
+
+
 SHARE, LEAK = fixed(2, 100.0), fixed(1, 100.0)  # in per cent
+
+
 SHARES, LEAKAGES = mean_sd(2, 100.0), mean_sd(1, 100.0)  # of several seeds
+
+
 WORDS = Format(text=written, exact=lambda value: (written(value, "en"),), numeric=False)
+
+
 BOUND = replace(WORDS, numeric=True)  # a number, or a word why there is none
 
 
@@ -136,6 +149,8 @@ def _best_for(row: Attacked) -> Value:
 
 
 ACCESS = Format(text=lambda value, lang: known("access", value, lang), numeric=False)
+
+
 ATTACKS = Table(
     column("column.run", lambda row: row.run.name),
     column("column.attack", lambda row: row.attack, brief="Attack"),
@@ -486,7 +501,11 @@ def _on_reconstructions(record: Json) -> float | None:
 
 
 REPORTED = fixed(2, 100.0, nothing="")
+
+
 REBUILT, ZERO_PAD = _of(_each(_on_reconstructions)), _over("strongest.ssim_zeropad")
+
+
 COMPARE = Table(
     Column("row", "row", lambda row: row.group.name, CODE, brief="row"),
     Column("net", "net", _distinct("config", "net"), TEXTS),
@@ -508,6 +527,8 @@ COMPARE = Table(
     Column("flags", "flags", _of(_flag_count), fixed(0), "", "down"),
     Column("remark", "remark", _of(remarks), TEXTS, brief="remark"),
 )
+
+
 EVERYTHING = Table(  # what CSV and JSON hold of a row
     *COMPARE.columns,
     Column("rec-accuracy", "accuracy on reconstructions", REBUILT, SHARES, "%", "down", "rec%"),
@@ -521,6 +542,8 @@ EVERYTHING = Table(  # what CSV and JSON hold of a row
     Column("noise", "noise", _over("config.noise_std"), shared(3)),
     Column("ceiling", "ceiling MSE", _over("ceiling.mse"), mean_sd(4)),
 )
+
+
 REFERENCE = Table(  # rows attacked as in the reference documents; reported ones are mappings
     *EVERYTHING.only("row", "net", "seeds").columns,
     Column("accuracy", "task accuracy", _over("accuracy"), SHARES, "%", "up", "acc%"),
@@ -528,6 +551,8 @@ REFERENCE = Table(  # rows attacked as in the reference documents; reported ones
     Column("psnr", "pooled PSNR", _over("strongest.psnr_pooled"), mean_sd(2), "dB", "down", "PSNR"),
     Column("source", "source", lambda row: ", ".join(["measured", *remarks(row.group)])),
 )
+
+
 Reference = dict[str, Any]
 
 

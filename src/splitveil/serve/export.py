@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from splitveil.nets import (
+from splitveil.errors import ExportError
+from splitveil.nets.channel import (
     Channel,
     Clip,
     Dropout,
@@ -28,11 +29,9 @@ from splitveil.nets import (
     LearnedNoise,
     Quantise,
     SparseCoding,
-    SplitModel,
     TopK,
-    sized,
 )
-from splitveil.serve.faults import ExportError
+from splitveil.nets.split import SplitModel, sized
 from splitveil.serve.manifest import (
     ATTACKER,
     CLIENT,
@@ -54,11 +53,22 @@ from splitveil.serve.stages import STAGES, mean_std, pack_noise
 from splitveil.serve.wire import Json, Rows, Shape
 
 OPSET = 18
+
+
 MAX_DIFF = 1e-4  # of logits and of an attacker's images, between torch and ONNX
+
+
 PROBES = 16  # images the halves are compared on
+
+
 CALIBRATION_BATCH = 64
+
+
 REPOSITORY = "repository"  # for Triton, and for KServe, which runs Triton
+
+
 MAX_BATCH, MAX_DELAY_US = 64, 2000  # of Triton
+
 
 _KINDS: dict[type[nn.Module], str] = {  # what the client calls a stage
     GaussianNoise: "gaussian",

@@ -26,16 +26,23 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from splitveil.errors import ServerError, WireError
 from splitveil.serve import admission, page
 from splitveil.serve.admission import RETRY, BusyError, ClosingError, Limits, refuse
-from splitveil.serve.faults import ServerError, WireError
 from splitveil.serve.manifest import SERVER, Half, Manifest, load_half, read_manifest
 from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_answer
 
 VERSION = "1"  # an export holds one version of its model
+
+
 BACKLOG = 1024  # connections the system holds before they are accepted
+
+
 DRAIN_SECONDS = 30  # for what was accepted, when told to stop
+
+
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus' text format
+
 
 _ANSWERS: Mapping[type[Exception], tuple[int, str, Mapping[str, str] | None]] = {
     BusyError: (429, "too many rows are waiting; try again later", RETRY),

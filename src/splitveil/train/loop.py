@@ -19,14 +19,18 @@ from jaxtyping import Int64
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from splitveil.config import Parts, Plan
-from splitveil.data import Dataset, Splits, augment
+from splitveil.config.resolve import Parts, Plan
+from splitveil.cuda import compile_methods, set_rates
+from splitveil.data.augment import augment
+from splitveil.data.dataset import Dataset
+from splitveil.data.splits import Splits
+from splitveil.defences.base import Companion, Paced, PenaltyPlan
 from splitveil.errors import RunError
-from splitveil.graphs import compile_methods, set_rates
-from splitveil.nets import SplitModel
+from splitveil.io import Json, Progress, explain_os_error
+from splitveil.nets.split import SplitModel
 from splitveil.rng import derive_seed, seeded_globals, stream
+from splitveil.surrogates.base import Refits, Reports
 from splitveil.train.distillation import Teacher
-from splitveil.train.files import explain_os_error
 from splitveil.train.state import CHECKPOINT, read_checkpoint, restore, snapshot, write_checkpoint
 from splitveil.train.step import (
     StepLoss,
@@ -39,7 +43,6 @@ from splitveil.train.step import (
     new_state,
     own_rows,
 )
-from splitveil.types import Companion, Json, Paced, PenaltyPlan, Progress, Refits, Reports
 
 log = logging.getLogger("splitveil")
 CHUNK = 1000  # images per pass where no gradient is needed

@@ -17,10 +17,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from splitveil.errors import CheckpointError
+from splitveil.io import Json, atomic_file
 from splitveil.rng import load_states, save_states
-from splitveil.train.files import atomic_file
 from splitveil.train.step import TrainState
-from splitveil.types import Json
 
 log = logging.getLogger("splitveil")
 CHECKPOINT = "checkpoint.safetensors"

@@ -21,13 +21,15 @@ from jaxtyping import Float, Int64
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.config import Parts, RunConfig
+from splitveil.config.resolve import Parts
+from splitveil.config.run_config import RunConfig
+from splitveil.cuda import Aside, captured, set_rate, to_device
+from splitveil.defences.base import Companion
 from splitveil.errors import ConfigError
-from splitveil.gradient import scale_gradient
-from splitveil.graphs import Aside, captured, set_rate, to_device
-from splitveil.nets import SplitModel
+from splitveil.functional import scale_gradient
+from splitveil.nets.split import SplitModel
 from splitveil.rng import stream
-from splitveil.types import Companion, Remembers, Surrogate, SurrogateOutput
+from splitveil.surrogates.base import Remembers, Surrogate, SurrogateOutput
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric  # which takes seconds, and only a training needs it
