@@ -46,20 +46,10 @@ from splitveil.train.state import (
 from splitveil.train.step import StepLoss, Stepper, Task, TrainSet, own_rows, unit_floats
 
 log = logging.getLogger("splitveil")
-
-
 CHUNK = 1000  # images per pass where no gradient is needed
-
-
 LOG_EVERY = 50  # steps
-
-
 CHECKPOINT_SECONDS = 60.0
-
-
 SAVING_SHARE = 50
-
-
 COLLAPSE_STEPS = 100
 
 

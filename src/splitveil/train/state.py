@@ -25,23 +25,11 @@ from splitveil.io import Json, atomic_file
 from splitveil.rng import load_states, save_states, stream
 
 log = logging.getLogger("splitveil")
-
-
 CHECKPOINT = "checkpoint.safetensors"
-
-
 FORMAT = "splitveil-1"
-
-
 SHOWN = 4  # mismatches named in a message
-
-
 STREAMS = ("augment", "channel", "surrogate")
-
-
 TRAINED = ("model", "surrogate", "companion")
-
-
 LOW_RATIO = 0.5
 
 

@@ -31,8 +31,6 @@ from splitveil.train.schedule import Weights
 from splitveil.train.state import Guard, TrainState, companions
 
 Logits = Float[Tensor, "n k"]
-
-
 Values = dict[str, Tensor]
 
 
