@@ -10,10 +10,8 @@ from splitveil.table import Table, format_mse
 
 HOLDS = 0.5  # a defence holds up whose strongest attack is left with this share of the ceiling
 
-
 SHOWN = ("row", "defence", "noise", "seeds", "accuracy", "reported-accuracy", "mse", "reported-mse",
          "by", "ssim", "worst", "leakage", "rate", "seconds")  # fmt: skip
-
 
 SIDES: Mapping[tuple[bool, bool], str] = {  # more accurate, more MSE than reported
     (True, True): "more accurate and more MSE",

@@ -9,8 +9,6 @@ from splitveil.report.columns import Published
 from splitveil.table import NOTHING, decimals, percent
 
 SAME_ATTACK = "decoder"  # what the reported figures were measured with
-
-
 OF_THE_ATTACK = f"under `{SAME_ATTACK}`, the reported attack"
 
 
@@ -50,10 +48,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure(name="task accuracy", field="accuracy", keys=("accuracy",), digits=2, scale=100.0),
 )
 
-
 OVERFITTED = "attack overfitted"  # the flag of an audit
-
-
 STRONGEST = Measure(name="MSE", field="mse", keys=("strongest", "mse"), digits=4)
 
 

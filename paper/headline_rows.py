@@ -81,8 +81,6 @@ HEADLINE = (
     _recipe("arl+veil", length=3.1),
     _recipe("arl+veil-long", length=6.2),
 )
-
-
 # The flagship's client without its penalty, and with CEM's: what is the client's own doing.
 # CEM beside the adversary with the longer training too: what is the training's doing.
 CONTROLS = (

@@ -11,14 +11,8 @@ from splitveil.report.columns import Published
 from splitveil.report.figures import Mark, draw_tradeoff
 
 OURS = Mark(name="", accuracy=0.0, mse=0.0, ink=PALETTE[0])
-
-
 OTHER = replace(OURS, ink=PALETTE[1])
-
-
 PUBLISHED = replace(OURS, ink=INK, hollow=True)
-
-
 THIN = replace(PUBLISHED, ink=GREY, shape="s")
 
 

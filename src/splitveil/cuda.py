@@ -9,8 +9,6 @@ import torch
 from torch import Generator, Tensor, nn
 
 Step = Callable[[], None]
-
-
 WARM_UP = 3  # eager calls before the capture: cuDNN picks its kernels, optimisers their buffers
 
 

@@ -261,8 +261,6 @@ def guard_together(
 
 
 SSIM_RADIUS = 5
-
-
 _SIGMA, _C1, _C2 = 1.5, 0.01**2, 0.03**2
 
 

@@ -398,14 +398,8 @@ def _start_folder(folder: Path, plan: Plan, built: Built) -> None:
 
 
 log = logging.getLogger("splitveil")
-
-
 EXPORT_FOLDER = "export"  # below a run
-
-
 CHECKPOINT = "checkpoint.safetensors"
-
-
 CALIBRATION_IMAGES = 512
 
 

@@ -27,20 +27,10 @@ def check_images(x: Tensor, what: str) -> None:
 
 
 F = TypeVar("F", bound=Callable[..., object])
-
-
 Send = Callable[[Tensor, Generator | None], Tensor]
-
-
 Prepare = Callable[[Tensor], Send]  # images → a function of their row numbers
-
-
 KEPT_BYTES = 2 << 30  # of clean z that a victim keeps behind `prepare`
-
-
 CHUNK = 1000
-
-
 CPU_VALUES = 128 * 3 * 32 * 32  # beyond, a CPU spends its time on fetching memory
 
 

@@ -7,7 +7,7 @@ import torch
 from audit.made import gallery_rate
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom  # type: ignore[import-untyped]
+from scipy.stats import binom
 from torch import Generator, Tensor
 
 from splitveil.audits.bounds import (

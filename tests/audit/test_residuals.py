@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis.strategies import integers
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 from torch import Generator, Tensor
 
 from splitveil.audits.noise_tests import (

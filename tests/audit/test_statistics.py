@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats as scipy_stats  # type: ignore[import-untyped]
+from scipy import stats as scipy_stats
 
 from splitveil.errors import AuditError
 from splitveil.record.statistics import Sample, difference, holm, interval, summary

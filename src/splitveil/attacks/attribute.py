@@ -14,17 +14,9 @@ from splitveil.io import Progress, silent
 from splitveil.threat import Access, BlackBox, Labelled, Observation
 
 QUERIES = 1000  # images per query
-
-
 SHOWN = 5000  # images that features are standardised by
-
-
 HEADS = ("linear", "mlp")
-
-
 _HELD = 5  # one image in five is held back to choose between the heads
-
-
 _COLOURS = 3
 
 

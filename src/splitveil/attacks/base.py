@@ -21,23 +21,11 @@ from splitveil.rng import seeded_globals, stream
 from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, WhiteBox
 
 Schedule = Literal["one-cycle", "cosine"]
-
-
 Search = Callable[[Observation], tuple[Tensor, Tensor]]  # prior means and guesses (n, …)
-
-
 SAY_EVERY = 50  # steps between two words to the progress display
-
-
 PROBED = 1000  # aux images whose sendings are measured
-
-
 REFERENCE = 3 * 32 * 32  # values of the images for which `limit` and `chunk` are told
-
-
 LEAST = 8
-
-
 PSEUDO_IMAGES = 10  # held-out images that a guess made without them counts for
 
 

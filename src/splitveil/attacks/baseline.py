@@ -14,8 +14,6 @@ from splitveil.io import Progress, silent
 from splitveil.threat import Access, BlackBox, Fitted, Labelled, Observation, Reconstruct
 
 QUERIES = 1000  # images per query
-
-
 MAX_DISTANCES = 2**24  # 64 MB of float32
 
 

@@ -28,17 +28,9 @@ from splitveil.rng import stream
 from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation
 
 Loss = Literal["mse", "ssim", "perceptual"]
-
-
 Objective = Callable[[Tensor, Tensor], Tensor]
-
-
 _TINY = 1e-6  # squared length under which a feature vector counts as zero
-
-
 ANCHOR = 0.1
-
-
 PERCEPTUAL_WEIGHT = 0.1
 
 

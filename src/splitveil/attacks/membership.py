@@ -17,17 +17,9 @@ from splitveil.errors import AuditError, ConfigError
 from splitveil.threat import Access, BlackBox, Labelled
 
 QUERIES = 1000  # images per query
-
-
 OUTPUTS = ("loss", "confidence", "lrt", "reference")
-
-
 WIRE = ("distance", "classifier")
-
-
 _PRIOR = 10.0  # images of all classes together that a class's own statistics are mixed with
-
-
 Serve = Callable[[Tensor], Tensor]
 
 

@@ -30,13 +30,8 @@ CLASS_PSEUDO_IMAGES = (
     10  # of the overall mean, added to every class: few images say little of a class
 )
 
-
 FACTORED = 20000  # aux images the factors are fitted on, at most
-
-
 WIDE = 4096  # images of more pixels: no more of them, for the sake of the smaller matrix
-
-
 LEAST_SHRINKAGE = 1e-6  # keeps the covariance of images that hardly differ invertible
 
 

@@ -53,16 +53,9 @@ def _full_size(base: Decoder, brief: Decoder) -> dict[str, Attack]:
 
 
 _TINY = Decoder(width=16, blocks=1, epochs=0, min_steps=60, batch_size=32, lr=1e-2)
-
-
 _QUICK = Decoder(blocks=2, epochs=1, min_steps=600, batch_size=64, lr=8e-3)
-
-
 _STANDARD = Decoder(epochs=16, min_steps=3000)
-
-
 _PAPER = Decoder(epochs=50, lr=1e-3, weight_decay=1e-4, schedule="cosine", min_steps=3000)
-
 
 PROFILES: Mapping[str, Mapping[str, Attack]] = {
     "smoke": {
@@ -137,7 +130,6 @@ _FULL = LeakBudget(
     reid=ReId(),
 )
 
-
 LEAK_BUDGETS: Mapping[str, LeakBudget] = {
     "smoke": LeakBudget(
         attribute=AttributeHead(epochs=0, min_steps=40, batch_size=32),
@@ -152,7 +144,6 @@ LEAK_BUDGETS: Mapping[str, LeakBudget] = {
     "standard": _FULL,
     "paper": _FULL,
 }
-
 
 FLOORS = ("mean", "class-mean")  # every audit has them: they cost nothing
 

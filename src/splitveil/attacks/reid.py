@@ -11,11 +11,7 @@ from splitveil.io import Progress, silent
 from splitveil.threat import Access, BlackBox
 
 QUERIES = 1000  # images per query, and per side of a block of distances
-
-
 _TIE = 1e-10  # distances closer than this, relative to the squared lengths, are equal
-
-
 _LEAST_DRAWS = 2  # the channel's noise is what differs between two sendings
 
 

@@ -24,14 +24,8 @@ from splitveil.io import Progress, silent
 from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, WhiteBox
 
 START = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
-
-
 OFFSET_ROWS = 4096  # sendings over which its mean is taken: 1.6 % of the noise stays in it
-
-
 LEAST_WEIGHT = 1e-3  # of the priors where there is no noise: settles what z does not show
-
-
 LEAST_SPREAD = 1e-6  # squared error under which a start counts as exact
 
 

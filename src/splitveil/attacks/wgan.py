@@ -30,14 +30,8 @@ from splitveil.nets.decoder import ResidualDecoder
 from splitveil.threat import Access, BlackBox, Fitted, Labelled, Observation, Send
 
 START = Decoder(epochs=16, min_steps=3000)
-
-
 BETAS = (0.5, 0.999)
-
-
 LAST_SIDE = 4  # the critic halves its maps while they stay at least this wide
-
-
 TINY = 1e-12  # under the root of a gradient's squared length: its slope at 0 is infinite
 
 

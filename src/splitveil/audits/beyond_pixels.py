@@ -30,35 +30,15 @@ from splitveil.rng import derive_seed, seeded_globals, stream
 from splitveil.threat import CHUNK, Access, Labelled, Send
 
 FPR = 0.01
-
-
 LEAST_PAIRS = 20  # members, and as many non-members
-
-
 ANSWERED = 5000  # aux images whose answers say what an answer tells of an attribute
-
-
 TOP = 5
-
-
 ALWAYS = "linear"  # whose reconstructions are looked up beside the strongest attack's
-
-
 SENDINGS = (1, 2, 4, 8, 16)
-
-
 AUX, SCORED = 10_000, 1000  # images at most: the cost does not grow with the dataset
-
-
 WIDEST = 4096  # numbers of z̃; solving takes their third power, once for each k
-
-
 HALF = 0.5  # of all that an image has
-
-
 STREAM = "leaks/repeats"
-
-
 _ROUNDING = 1e-12  # relative; a leakage that is exactly twice another must count as such
 
 

@@ -32,10 +32,7 @@ from splitveil.serve.wire import TensorSpec, decode_request
 from splitveil.threat import Labelled
 
 AGAIN = 256  # images that a second start of the client sends
-
-
 ADDRESS = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/infer")
-
 
 EXPECTED = {
     "a request": {"inputs", "outputs", "parameters"},

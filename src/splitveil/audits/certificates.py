@@ -34,29 +34,13 @@ from splitveil.nets.channel import front_of
 from splitveil.threat import Labelled
 
 Clean = Callable[[Tensor, Generator | None], Tensor]
-
-
 PROBES = 32
-
-
 KINDS = ("capacity", "gallery", "population", "diagnostics")
-
-
 CHUNK = 1000
-
-
 PROBED = 16  # images whose Jacobian is looked at
-
-
 REPEATS = (1, 4, 16, 64)
-
-
 FULL_DIMS = 1024  # the full covariance of more numbers takes minutes
-
-
 LIMIT = 4096  # sendings of one image
-
-
 _SAME = 1e-3  # standard deviations of the noise: less is rounding, not randomness
 
 

@@ -15,32 +15,14 @@ from splitveil.rng import normal_like, stream
 from splitveil.threat import Access, Labelled, Victim
 
 WEAKER = 1.05  # a white-box attack this much worse than the best black-box one is suspect
-
-
 FALLING = 0.02  # relative fall of the training loss per epoch at the end
-
-
 LARGER_LOSES = 1.02
-
-
 LINEAR_SHARE = 0.05  # of the mean image's error: what a linear map leaves of an open client
-
-
 OVERFIT = 0.7
-
-
 UNFINISHED = "training unfinished"
-
-
 PROBED = 64
-
-
 MASKED = 1e-3  # gradient over what a small change of the image really does
-
-
 SILENT = 0.01  # of the declared noise: less is none
-
-
 SURE = 1e-3  # p-value below which two audits differ
 
 
@@ -317,7 +299,6 @@ def wire_leaks_more(evidence: Evidence) -> str | None:
 
 
 Check = Callable[[Evidence], str | None]
-
 
 FLAGS: Mapping[str, tuple[Check, str]] = {
     "white-box weaker than black-box": (

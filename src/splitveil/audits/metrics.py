@@ -19,14 +19,8 @@ from splitveil.io import Json
 from splitveil.threat import check_images
 
 MSE_FLOOR = 1e-10  # PSNR of a perfect copy is infinite; it is reported as 100 dB
-
-
 LPIPS_SIDE = 32
-
-
 Images = Float[Tensor, "n c h w"]
-
-
 PerImage = Float[Tensor, " n"]
 
 
@@ -108,20 +102,10 @@ def _check_pair(x: Tensor, guess: Tensor) -> None:
 
 
 _TAIL = 0.025
-
-
 _Z = 1.959963984540054  # Φ⁻¹(1 − _TAIL)
-
-
 ROUNDS = 500  # of the bootstrap
-
-
 Limits = tuple[float, float]
-
-
 Members = Float[Tensor, " a"]
-
-
 Others = Float[Tensor, " b"]
 
 
@@ -146,7 +130,7 @@ def exact(hits: int, n: int) -> Limits:
     >>> [round(limit, 4) for limit in exact(0, 10)]  # 1 − 0.025^(1/10)
     [0.0, 0.3085]
     """
-    from scipy.special import betaincinv  # type: ignore[import-untyped]
+    from scipy.special import betaincinv
 
     _check_share(hits, n)
     low = float(betaincinv(hits, n - hits + 1, _TAIL)) if hits else 0.0

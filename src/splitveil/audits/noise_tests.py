@@ -34,50 +34,20 @@ from splitveil.surrogates.rate import diagonal_rate
 from splitveil.threat import Labelled, Victim
 
 ALPHA = 1e-3
-
-
 SIMULATED = 32  # sendings that one is compared with where the noise is not Gaussian
-
-
 PAIRED = 20_000  # rows that are compared with each other
-
-
 SHAPED = 20_000_000  # values whose distribution is looked at
-
-
 MATTERS = 0.01  # of σ: a smaller offset or slope is arithmetic, whatever its p-value
-
-
 CROSSED = 2048  # numbers of z of which every two are compared
-
-
 CHUNK = 500
-
-
 _PAIR = 2
-
-
 Rows = Float[Tensor, "n d"]
-
-
 Clean = Callable[[Tensor], Tensor]
-
-
 LISTENED = 1000  # images that are sent twice to hear the noise
-
-
 DRAWS = 16  # sendings of each image for the rate
-
-
 LESS = 0.05  # share by which the noise may be smaller than declared
-
-
 ERRORS = 4  # standard errors of its estimate
-
-
 SIMULATED_IMAGES = 256  # each is sent offline as often as a random channel of any kind asks
-
-
 SAME = 1e-3  # of z's size: what arithmetic may change where nothing is random
 
 

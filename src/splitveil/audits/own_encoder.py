@@ -42,32 +42,14 @@ from splitveil.rng import derive_seed, seeded_globals, stream
 from splitveil.threat import Access, Attack, Labelled, Send, Victim, by_rows, check_images
 
 Function = Callable[..., Any]
-
-
 Given = Literal["auto", "numpy", "torch"]
-
-
 Shape = tuple[int, ...]
-
-
 NUMPY = "numpy"
-
-
 ATTACKED = (1, 3)  # axes of one image's smashed data that attacks take: vectors and maps
-
-
 SERVER_SEED = 0
-
-
 PROBED = 2
-
-
 MET = 16  # images that are encoded alone
-
-
 SAME = 1e-3  # deviations of the noise: less is rounding
-
-
 UNKNOWN = "no images are known to be training data; name them with --members"
 
 

@@ -17,8 +17,6 @@ from splitveil.record.schema import Record
 from splitveil.threat import Attack
 
 ALIKE = 1e-13  # mean squared error of rounding alone
-
-
 ACCURACY_DRAWS = 4
 
 

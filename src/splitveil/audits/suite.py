@@ -30,8 +30,6 @@ from splitveil.rng import stream
 from splitveil.threat import Access, Attack, Observation, check_images, chunk_for
 
 AUX_SHOWN = 1000  # images an attack was fitted on that it is scored on too: does it overfit?
-
-
 OWN_PACKAGE = __name__.partition(".")[0]
 
 

@@ -23,14 +23,8 @@ from splitveil.rng import stream
 from splitveil.threat import CHUNK, Access, BlackBox, Labelled, Observation, Send, Victim, sealed
 
 SHOWN = 10
-
-
 NO_ANSWER = "–"
-
-
 PER_IMAGE = ("mse", "psnr", "ssim", "ssim_zeropad", "ssim_valid", "lpips")
-
-
 META = ("access", "scored", "repeats", "curve", "aux_mse", "seconds")
 
 

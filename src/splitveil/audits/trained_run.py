@@ -36,11 +36,7 @@ from splitveil.surrogates.rate import true_rate
 from splitveil.threat import Fitted, Labelled, Victim
 
 COPY = "Copy the run's folder to a place where you may write, and audit the copy"
-
-
 RECENT = ("label_smoothing", "teacher_share", "teacher_temperature")  # older records lack them
-
-
 TIMES = ("seconds", "command", "commit")  # what may differ between two equal audits
 
 

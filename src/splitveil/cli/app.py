@@ -7,11 +7,10 @@ from typer.core import TyperGroup
 
 from splitveil import __version__
 from splitveil.cli import audits, deploy, experiments, lists, reports
+from splitveil.cli.train import train
 from splitveil.errors import SplitVeilError
 
 EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
-
-
 TOO_LARGE = ("can't allocate memory", "out of memory", "verflow")  # torch's words
 
 
@@ -85,21 +84,14 @@ def _root(
 
 
 app.command()(experiments.demo)
+app.command()(train)
 
 
 # `audit` itself says what to use in place of options that it no longer has.
 app.command(context_settings={"ignore_unknown_options": True})(audits.audit)
-
-
 app.command()(audits.audit_encoder)
-
-
 app.command()(audits.audit_wire)
-
-
 app.command()(audits.replay)
-
-
 app.command()(reports.report)
 
 

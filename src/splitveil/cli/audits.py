@@ -10,45 +10,31 @@ import typer
 
 from splitveil.cli import console
 from splitveil.cli.deploy import read_token, retry_notice, with_extra
-from splitveil.report.page import write_page
-from splitveil.runs import find_export
 
 CHOOSING = (
     "test images were scored, and the run kept others to choose settings by: choose with --aux val "
     "or splitveil sweep, and report a run trained with --final"
 )
 
-
 OTHER_OUT = "Choose another folder with --out"
-
-
 SCHEMES = ("http://", "https://")
-
 
 OLD_FORMS = {
     "--replay": "splitveil replay RECORD [--run RUN]",
     "--wire": "splitveil audit-wire RUN ADDRESS, or audit-wire RUN CAPTURE",
 }
 
-
 Profile = Annotated[str, typer.Option(help="smoke, quick, standard or paper.")]
-
-
 Aux = Annotated[str, typer.Option(help="train, held-out, test90, or val to choose by.")]
-
-
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the attacks.")]
-
 
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Run every attack, also those finished before.")
 ]
 
-
 Table = Annotated[
     Path | None, typer.Option(help="Table of attributes, CSV or JSON: see docs/leaks.md.")
 ]
-
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -79,7 +65,7 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.cli.console import out, progress_bar
     from splitveil.runs import load_run
 
-    _start()
+    console.start()
     loaded = load_run(_checked_run(run, rest or []))
     only = [] if attacks is None else [name.strip() for name in attacks.split(",")]
     with progress_bar("audit") as bar:
@@ -137,7 +123,7 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
     from splitveil.config.resolve import current_folder_first
     from splitveil.record.files import put_record
 
-    _start()
+    console.start()
     # What the function prints is no result of ours.
     with current_folder_first(), redirect_stdout(sys.stderr), progress_bar("audit") as bar:
         own = own_encoder.find_encoder(name, server, noise, given, white_box=white_box)
@@ -193,9 +179,9 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
     from splitveil.errors import ConfigError
     from splitveil.io import check_folder
     from splitveil.record.files import put_record
-    from splitveil.runs import load_run
+    from splitveil.runs import find_export, load_run
 
-    _start()
+    console.start()
     live = any(source.startswith(SCHEMES) for source in sources)
     if live and len(sources) > 1:
         raise ConfigError(f"give one address, or one or two captures, got {', '.join(sources)}")
@@ -247,7 +233,7 @@ def replay(
     from splitveil.record.schema import read_record
     from splitveil.runs import load_run
 
-    _start()
+    console.start()
     known = read_record(record)
     trained_run.check_replayable(known)  # before a run is looked for
     with progress_bar("replay") as bar:
@@ -260,14 +246,6 @@ def replay(
         console.print_lines("every number is the same, bit for bit")
     if found:
         raise typer.Exit(1)
-
-
-def _start() -> None:
-    from splitveil.cli.console import setup_logging
-    from splitveil.runs import prepare_process
-
-    prepare_process()
-    setup_logging()
 
 
 def _checked_run(run: Path | None, rest: list[str]) -> Path:
@@ -293,6 +271,7 @@ def _checked_run(run: Path | None, rest: list[str]) -> Path:
 def _show(folder: Path, record: Any, *, json_: bool) -> None:  # noqa: ANN401 - Record, imported late
     """Write the page of a record, and print what was found."""
     from splitveil.cli.console import show_json
+    from splitveil.report.page import write_page
 
     page = write_page([folder], folder)
     if json_:

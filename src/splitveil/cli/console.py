@@ -18,8 +18,6 @@ from rich.table import Table
 
 # Names of files and words of strangers are printed as they are.
 out = Console(markup=False, emoji=False)
-
-
 err = Console(stderr=True, markup=False, emoji=False)
 
 
@@ -99,7 +97,6 @@ def show_error(message: str) -> None:
 
 def show_runs(paths: list[Path], *, json_: bool) -> None:
     """Print one row per audited run, or their records."""
-    pass  # CODEMOD
     from splitveil.record.files import read_run
     from splitveil.report.columns import SUMMARY
 
@@ -112,7 +109,6 @@ def show_runs(paths: list[Path], *, json_: bool) -> None:
 
 def show_audit(folder: Path, flags: list[dict[str, Any]], page: Path) -> None:
     """Print what the attacks got, the summary, and every flag."""
-    pass  # CODEMOD
     from splitveil.record.files import read_run
     from splitveil.report.columns import ATTACKS, attack_rows
 
@@ -125,8 +121,6 @@ def show_audit(folder: Path, flags: list[dict[str, Any]], page: Path) -> None:
 
 def show_catalogue(title: str, entries: dict[str, str], *, json_: bool) -> None:
     """Print names and what they stand for."""
-    pass  # CODEMOD
-
     if json_:
         show_json(entries)
     else:
@@ -135,20 +129,16 @@ def show_catalogue(title: str, entries: dict[str, str], *, json_: bool) -> None:
 
 def print_lines(*lines: str) -> None:
     """Print on stdout without a box, which would fold long names: a client stays on its line."""
-    pass  # CODEMOD
-
     for line in lines:
         out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-
-
 RunsDir = Annotated[str | None, typer.Option(help="Folder that holds the runs (default: runs).")]
 
 
-def _start() -> None:
-    pass  # CODEMOD
+def start() -> None:
+    """Prepare the process and its messages."""
     from splitveil.runs import prepare_process
 
     prepare_process()

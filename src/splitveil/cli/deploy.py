@@ -23,22 +23,14 @@ if TYPE_CHECKING:
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
-
 TokenFile = Annotated[
     Path | None,
     typer.Option(help="File with the bearer token (default: the variable SPLITVEIL_TOKEN)."),
 ]
 
-
 TOKEN_VARIABLE = "SPLITVEIL_TOKEN"  # noqa: S105 - the name of a variable
-
-
 NOTICE_SECONDS = 1.0  # of trying, before the user is told
-
-
 PICTURE_MODES = {1: ("1", "L"), 3: ("RGB",)}  # by channels; other modes would lose something
-
-
 NEEDED = ("onnx", "onnxruntime", "onnxscript", "prometheus_client", "starlette", "uvicorn")
 
 

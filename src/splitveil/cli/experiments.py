@@ -8,8 +8,6 @@ import typer
 
 from splitveil.cli.console import print_lines, show_runs
 from splitveil.cli.lists import in_words, show_cuts
-from splitveil.config.resolve import Shape
-from splitveil.report.page import write_page
 
 if TYPE_CHECKING:
     from splitveil.config.run_config import RunConfig
@@ -18,20 +16,10 @@ if TYPE_CHECKING:
 
 
 ANY_IMAGE = "3x32x32"
-
-
 INTERRUPTED = 130  # exit code
-
-
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-
-
 Dataset = Annotated[str | None, typer.Option(help="See `splitveil datasets`.")]
-
-
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
-
-
 DataDir = Annotated[str | None, typer.Option(help="Where datasets lie.")]
 
 
@@ -58,6 +46,7 @@ def demo(
     from splitveil.cli.console import err, out
     from splitveil.experiments.demo import run_demo
     from splitveil.experiments.runner import LiveTable
+    from splitveil.report.page import write_page
 
     with LiveTable().live(err) as table:
         paths = run_demo(runs_dir, profile, epochs, table)
@@ -166,7 +155,12 @@ def reject_options(owner: str, how: str, options: Mapping[str, Any]) -> None:
 
 
 def show_clients(
-    shape: Shape, budget: Mapping[str, Any], limit: int, *, smaller: bool, json_: bool
+    shape: tuple[int, int, int],
+    budget: Mapping[str, Any],
+    limit: int,
+    *,
+    smaller: bool,
+    json_: bool,
 ) -> None:
     """The clients that fit a budget, by their costs alone."""
     from splitveil.cli.console import show_json

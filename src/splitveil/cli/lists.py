@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitveil.cli.console import print_lines, show_catalogue
-from splitveil.config.resolve import Shape, load_backbone
 
 if TYPE_CHECKING:
     from splitveil.nets.cost import CutCost
 
 
 def show_cuts(
-    name: str, shape: Shape, num_classes: int, macs: float, wire: int, *, json_: bool
+    name: str, shape: tuple[int, int, int], num_classes: int, macs: float, wire: int, *, json_: bool
 ) -> None:
     """Where a named net or a user's own can be cut, what that costs, and what would make it fit."""
     from dataclasses import asdict
 
     from splitveil.cli.console import show_json
+    from splitveil.config.resolve import load_backbone
     from splitveil.nets.catalogue import NETS, every_cut, find_net
     from splitveil.nets.cost import cuts_of_nets, suggest_cuts
 

@@ -121,8 +121,6 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 
 RunFolder = Annotated[Path, typer.Argument(help="Folder of the run.")]
-
-
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 

@@ -1,4 +1,4 @@
-"""Train."""
+"""`splitveil train`."""
 
 import shlex
 from pathlib import Path
@@ -6,12 +6,9 @@ from typing import Annotated
 
 import typer
 
-from splitveil.cli.app import app
-from splitveil.cli.console import JsonFlag, RunsDir, _start
-from splitveil.record import files
+from splitveil.cli.console import JsonFlag, RunsDir, start
 
 
-@app.command()
 def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     dataset: Annotated[str | None, typer.Option(help="See `splitveil datasets`.")] = None,
     defence: Annotated[
@@ -56,7 +53,7 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil train --recipe digits-veil --seed 1`
     """
-    _start()
+    start()
     given = {
         "dataset": dataset, "defence": defence, "seed": seed, "name": name, "epochs": epochs,
         "device": device, "net": net, "data_dir": data_dir, "runs_dir": runs_dir,
@@ -66,6 +63,7 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     continued = resume and not overwrite  # both are refused together, by `fit`
     from splitveil.cli.console import out, progress_bar, show_json
     from splitveil.config.recipes import merge
+    from splitveil.record.files import last_epoch
     from splitveil.runs import fit, saved_settings
 
     run_config = merge(recipe, config, settings or [], options)
@@ -75,7 +73,7 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     with progress_bar("train") as bar:
         run = fit(run_config, resume=resume, overwrite=overwrite, progress=bar)
-    last = files.last_epoch(run.path)
+    last = last_epoch(run.path)
     if json_:
         show_json({"run": str(run.path), "last_epoch": last})
     else:

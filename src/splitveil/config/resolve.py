@@ -25,14 +25,8 @@ from splitveil.nets.split import SplitModel, cut, with_channel
 from splitveil.rng import derive_seed, seeded_globals
 
 SMALL_SIDE = 32  # images under this go through the small net
-
-
 ANY_WIRE = 512  # numbers: a penalty's settings are sound for one size or for none
-
-
 DEVICES = ("auto", "cpu", "cuda")
-
-
 Shape = tuple[int, int, int]
 
 

@@ -28,23 +28,12 @@ RECIPES: Mapping[str, Recipe] = {
     "fashion-mnist": Recipe(epochs=20, batch_size=256, lr=0.1, noise_std=0.025),
 }
 
-
 ANY_RECIPE = Recipe(epochs=40, batch_size=128, lr=0.1, noise_std=0.025)
-
-
 # Files are called after a run, with more around its name; most disks take 255 bytes.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
-
-
 NAME_RULE = "name must be at most 200 letters, digits, '.', '_', '+' and '-'"
-
-
 NOT_UTF8 = re.compile("[\ud800-\udfff]")  # how Python writes bytes of a path that are none
-
-
 Finite = Annotated[float, Range(0)]
-
-
 BelowOne = Annotated[float, Range(0, 1, below=True)]
 
 

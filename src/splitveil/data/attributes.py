@@ -17,14 +17,8 @@ from torch import Tensor
 from splitveil.errors import DataError
 
 MAX_VALUES = 256  # of one attribute
-
-
 INDEX, FILE = "index", "file"
-
-
 SHOWN = 3  # names in a message
-
-
 Row = Mapping[str, str]
 
 

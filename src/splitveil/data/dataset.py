@@ -18,37 +18,17 @@ from splitveil.rng import stream
 from splitveil.threat import Labelled
 
 CHANNELS = (1, 3)  # what reports can draw and attacks are made for
-
-
 MIN_CLASSES = 2
-
-
 # The defences shape the variance within a class, and one image alone has none.
 MIN_PER_CLASS = 2
-
-
 LEVELS = 255
-
-
 TOLD = 5  # classes that a message names
-
-
 TEST_FRACTION = 0.2
-
-
 # The division into pool and test is part of what the dataset is, so no seed of a run reaches it.
 PART_SEED = 0
-
-
 Images = UInt8[Tensor, "n c h w"]
-
-
 Labels = Int64[Tensor, " n"]
-
-
 Indices = Int64[Tensor, " m"]
-
-
 Arrays = tuple[np.ndarray, np.ndarray]  # images (n, c, h, w) uint8 and labels (n,)
 
 

@@ -75,17 +75,9 @@ class PenaltyPlan:
 
 
 Shape = tuple[int, ...]
-
-
 DESCRIPTION = ("summary", "client")  # fields that no user sets
-
-
 NonNegative = Annotated[float, Range(0, hint="0 switches it off")]
-
-
 Positive = Annotated[float, Range(0, above=True)]
-
-
 Share = Annotated[float, Range(0, 1)]
 
 

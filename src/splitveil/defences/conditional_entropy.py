@@ -10,8 +10,6 @@ from splitveil.surrogates.kmeans_cem import KMeansCEM
 from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
 
 RateWeight = Literal["constant", "cem"]
-
-
 Epochs = Annotated[int, Range(0)]
 
 

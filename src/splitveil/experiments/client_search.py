@@ -22,11 +22,7 @@ from splitveil.record.statistics import undominated
 from splitveil.runs import ready_teacher
 
 Shape = tuple[int, int, int]
-
-
 SCORE = "accuracy above chance × MSE of the strongest attack over the ceiling, at most 1"
-
-
 TOP = 4
 
 

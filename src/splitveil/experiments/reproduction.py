@@ -42,7 +42,6 @@ class Experiment:
 # What seed 003 reports; the task's accuracies stand in the public logs of those runs.
 _SOURCE = "seed 003; task accuracy from the run's public log"
 
-
 SEED_003: Mapping[str, Published] = {
     "cem-test90": Published(
         accuracy=0.8535, mse=0.0436, reconstruction_accuracy=0.2445, ssim_zeropad=0.4316,
@@ -53,28 +52,20 @@ SEED_003: Mapping[str, Published] = {
         psnr_pooled=13.25, aux="test90", source=_SOURCE, dataset="cifar10",
     ),
 }  # fmt: skip
-
-
 # Printed with ≈ and without the settings; no log gives the task's accuracy.
 _TUNED: Reference = {
     "row": "*gated-att tuned*", "net": ["vgg11"], "rec-accuracy": "≈26", "mse": "≈0.045",
     "by": ["decoder"], "ssim-zeropad": "≈0.40", "psnr": "≈13.3",
     "source": "seed 003, approximate; a larger λ and fine tuning, values not stated",
 }  # fmt: skip
-
-
 # λ, optimiser and length of the public scripts, which train on all training images.
 _SCRIPT = {
     "dataset": "cifar10", "net": "vgg11", "epochs": 240, "batch_size": 128, "lr": 0.05,
     "schedule": "cem", "lambd": 16.0, "final": True,
 }  # fmt: skip
 
-
 _PENALTIES = ("cem", "gated-att", "gated-att-simple", "slot-cross")
-
-
 LAYER = "sparse"  # the layer that the scripts switch on
-
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     "seed-003": Experiment(
@@ -89,12 +80,8 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     ),
 }
 
-
 MEMORY = ("training", "peak_bytes")
-
-
 _LEFT_OUT = ("seeds", "by", "psnr")  # of 80 characters; that PSNR is −10 log10 of the MSE
-
 
 _CAPTION = (
     "MSE (with its PSNR) and SSIM are each of the attack strongest in it, so they may be of two "

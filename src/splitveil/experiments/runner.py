@@ -49,17 +49,9 @@ from splitveil.runs import Run, fit, prepare_process, ready_teacher
 from splitveil.threat import Attack
 
 FILE = "trial.json"
-
-
 MAX_MESSAGE = 500
-
-
 RUNNING_SHOWN = 8
-
-
 REACH_S = 5.0  # for a cluster to answer; Ray itself would try for minutes
-
-
 BRIEF_SHARE = 4  # a trial takes this part of the epochs of a full training
 
 

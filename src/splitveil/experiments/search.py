@@ -43,50 +43,24 @@ from splitveil.rng import derive_seed
 from splitveil.runs import load_teacher, place_of, ready_teacher
 
 log = logging.getLogger("splitveil")
-
-
 Settings = dict[str, Any]
-
-
 Sampler = Literal["grid", "random", "optuna"]
-
-
 DEFENCES = ("none", "noise", "veil")
-
-
 NAIVE = ("none", "noise")
-
-
 OWN = ("defence", "seed", "name", "runs_dir")  # of every trial's; the sweep's are options
-
-
 KINDS = ("lin", "log")
-
-
 MOST = 10_000  # trials of a defence: what is counted first, so that nothing endless is begun
-
 
 FIXED = (  # one for the whole sweep, or its trials could not be compared or found again
     "dataset", "defence", "name", "data_dir", "runs_dir", "device", "compile", "final",
     "split_seed", "teacher",
 )  # fmt: skip
 
-
 STARTUP = 10  # Optuna's trials at random before it models anything, or a third of the budget
-
-
 PLAN_FILE, RESULT_FILE, TRIALS = "sweep.json", "result.json", "trials"
-
-
 OLD_JOURNAL = "journal.jsonl"  # of version 0.1.0
-
-
 LOSS = 0.01  # accuracy that privacy may cost: one point
-
-
 _ROUNDING = 1e-9
-
-
 _SHAPE = "key=a,b,c or key=lin:low:high or key=log:low:high, with :count behind it for a grid"
 
 

@@ -126,20 +126,10 @@ def turn(case: Case, key: str, to: float | int) -> str:
 
 
 ZERO = 1e-9
-
-
 SHUT = 0.999
-
-
 COLLAPSED = 0.5
-
-
 FEW_PER_CLASS = 4.0
-
-
 CLOSED_GATE = 0.25
-
-
 STILL = 0.9  # share of the first spread that still counts as not fallen
 
 
@@ -353,23 +343,11 @@ def still_scattered(case: Case) -> Seen | None:
 
 
 Seen = tuple[str, str]
-
-
 LOST = 0.02
-
-
 HALF_LOG_TWO = 0.5 * math.log(2)  # nats per dimension where signal and noise are equally strong
-
-
 STEEP = 0.02  # relative fall of the task loss per epoch
-
-
 LEARNED = 0.02  # task loss under which there is nothing left to learn
-
-
 BESIDE_RATES = ("adversary_lr", "patrol_lr", "scissors_lr")  # of what learns beside the model
-
-
 STRENGTHS = ("_strength", "_beta", "dropout", "prune", "noise_std")  # ends of knobs to halve
 
 
@@ -499,7 +477,6 @@ def not_converged(case: Case) -> Seen | None:
 
 Rule = Callable[[Case], tuple[str, str] | None]
 
-
 RULES: Mapping[str, Rule] = {
     "run not converged": not_converged,
     "accuracy at chance": at_chance,
@@ -523,8 +500,6 @@ def diagnose(case: Case) -> list[Finding]:
 
 
 SAME = ("dataset", "net", "split_seed")
-
-
 PLAIN = ("none", "noise")  # defences without a penalty, the plainest first
 
 

@@ -258,20 +258,10 @@ def _ends(values: Floats) -> Json:
 
 
 LIMIT = 1000  # images looked at
-
-
 NUMBERS = 2**26  # of a temporary (images · slots · dimensions)
-
-
 MAPPED = 500  # images in a map
-
-
 PERPLEXITY = 30
-
-
 NO_PENALTY = "This defence has no surrogate: nothing is weighted, gated or sorted into slots."
-
-
 Looked = tuple[Attention | str, Groups | str, Gates | str]
 
 

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 RGB = 3
-
-
 LEFT, HEAD, BETWEEN = 1.1, 0.36, 0.34  # inches: names, headings, between two groups
-
-
 GAP = 0.04  # inches between two pictures
 
 
@@ -88,17 +84,9 @@ def tile_sheet(
 
 
 COLUMNS = 100  # a class's samples, from the heaviest to the lightest, as this many columns
-
-
 ROWS = 20  # classes shown
-
-
 SHOWN = 10  # classes whose images are shown
-
-
 PICKED = 5  # samples shown at either end of a class
-
-
 LESS, MORE = PALETTE[0], PALETTE[1]
 
 
@@ -223,20 +211,10 @@ def sample_size_over_time(
 
 
 Floats = NDArray[np.floating]
-
-
 Labels = NDArray[np.integer]
-
-
 Pixels = NDArray[np.uint8]
-
-
 KEPT = 3  # images shown per slot
-
-
 MOST_SLOTS = 10
-
-
 MOST_CLASSES = 10
 
 
@@ -303,11 +281,7 @@ def group_images(
 
 
 NAMED = 20  # classes that are written into a map
-
-
 TINY = 1e-12
-
-
 # The house palette and three more, so that ten classes have ten colours.
 COLOURS = (*PALETTE, "#882255", "#999933", "#8b5e3c")
 

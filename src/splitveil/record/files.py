@@ -198,8 +198,6 @@ def _read_epochs(path: Path) -> tuple[Json, ...]:
 
 def last_epoch(folder: Path) -> dict[str, Any]:
     """The last epoch's line of a run's log; empty before the first."""
-    pass  # CODEMOD
-
     lines = [m for m in read_run(folder, audited=False).metrics if m.get("kind") == "epoch"]
     return dict(lines[-1]) if lines else {}
 
@@ -215,8 +213,6 @@ def class_names(path: Path, num_classes: int) -> tuple[str, ...]:
 
 
 log = logging.getLogger(__name__)
-
-
 SAME = (("audit", "model"), ("audit", "aux"), ("splits", "scored"), ("seeds", "attack"))
 
 

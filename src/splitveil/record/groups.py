@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 UNSAID = {"label_smoothing": "0.0", "teacher": "none"}  # of records that do not name it
-
-
 SEED, ATTACK = re.compile(r"seed\d+"), re.compile(r"attack\d+")
 
 
@@ -246,7 +244,6 @@ def setting(key: str) -> Callable[[Json], str]:
 
 
 FREE = ("seed", "name", "device", "compile")  # settings in which runs of one kind may differ
-
 
 ALIKE = (
     ("audit", "profile"), ("audit", "aux"), ("audit", "only"), ("splits", "scored"),

@@ -169,13 +169,8 @@ def read_record(path: Path) -> Record:
 
 
 ROUNDING = 0.01  # half-precision errors per image average to far less than this share of the mean
-
-
 LEAST = 2.0**-25  # but those of images rebuilt all but perfectly: half a step of half precision
-
-
 BRIEF = ("smoke", "quick")  # profiles whose numbers say little about a stronger attacker
-
 
 NUMBERS = (
     "accuracy", "strongest.mse", "strongest.ssim", "strongest.ssim_zeropad",
@@ -185,16 +180,13 @@ NUMBERS = (
     "config.epochs", "config.lambd", "config.noise_std",
 )  # fmt: skip
 
-
 SHARE, COUNT = (0.0, 1.0), (0.0, math.inf)  # images and their reconstructions lie in [0, 1]
-
 
 LIMITS = {
     "accuracy": SHARE, "strongest.mse": SHARE, "worst_case.mse": SHARE, "ceiling.mse": SHARE,
     "floor.mse": SHARE, "leakage": (-math.inf, 1.0), "strongest.ssim": (-1.0, 1.0),
     "client.macs": COUNT, "client.params": COUNT, "client.wire_floats": COUNT,
 }  # fmt: skip
-
 
 TEXTS = (
     "strongest.mse_by", "config.net", "config.dataset", "config.defence", "audit.aux",

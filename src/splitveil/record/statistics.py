@@ -32,20 +32,12 @@ from torch import Tensor
 from splitveil.errors import AuditError
 
 Tables = Float[np.ndarray, "batch seeds images"]
-
-
 Numbers = Float[np.ndarray, " batch"]
-
-
 # Cochran and Cox (1950) mix t quantiles by shares of variance, which is exponent 1. With three
 # seeds and 95 % that covers 95.0-97.1 %, depending on the share; Satterthwaite's degrees of
 # freedom cover 92.2-95.0 %, exponent 1.25 covers 94.7-96.5 %.
 _EXPONENT = 1.25
-
-
 _HALVINGS = 64
-
-
 _SMALLEST_TAIL = 1e-200
 
 
@@ -125,7 +117,7 @@ def limits(given: Pivot, level: float) -> tuple[Numbers, Numbers]:
 
 def p_value(given: Pivot) -> Numbers:
     """Two-sided p-value of μ = 0: one less the level of the interval that just touches zero."""
-    from scipy.special import stdtr  # type: ignore[import-untyped]
+    from scipy.special import stdtr
 
     x = np.abs(bend(_ratio(given.mean, given.se), given.skewness))
     tails = np.stack([stdtr(given.seeds_df, -x), stdtr(given.images_df, -x)])
@@ -169,11 +161,7 @@ def unbend(x: Numbers, skewness: Numbers) -> Numbers:
 
 
 Table = Float[np.ndarray, "seeds images"]
-
-
 _TABLE, _WITH_ATTACKS = 2, 3  # axes
-
-
 _LEAST_LEVEL = 0.5  # below it the limits of a skewed mean may both lie on one side of it
 
 
@@ -382,8 +370,6 @@ def _rank_biserial(images: Float[np.ndarray, " images"]) -> float:
 
 
 Point = tuple[float, float]
-
-
 Array = NDArray[np.float64]
 
 

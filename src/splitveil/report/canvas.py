@@ -21,14 +21,8 @@ if TYPE_CHECKING:
 
 
 MARKER_PX = 16.0
-
-
 RADII = (13, 17, 22, 34, 50, 70, 95, 125, 160, 200)  # px from marker edge to text
-
-
 NOTHING_PX2 = 1e-9  # rounding, not an overlap
-
-
 ANGLES = (0, 180, 90, 270, 45, 135, 315, 225, 22, 158, 338, 202)  # degrees, best first
 
 
@@ -138,26 +132,13 @@ def _top(group: Sequence[float], gap: float) -> float:
 
 
 DPI = 150
-
-
 INK, GREY, RULE = "#1f2933", "#5b6773", "#c9d1d9"
-
-
 CEILING, FLOOR, WRONG = "#7a3e00", "#5b6773", "#b3261e"
-
-
 CEILING_TEXT = "ceiling: label only"
-
-
 TEXT_SHARE = 0.11  # of the axes' height that two lines of text take
-
-
 # Okabe and Ito's colours, told apart with any colour vision; the yellow is too pale for lines.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-
-
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")  # not as many as colours: pairs repeat late
-
 
 STYLE: dict[str, object] = {
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same pixels on every machine

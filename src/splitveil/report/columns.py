@@ -36,11 +36,7 @@ from splitveil.table import (
 )
 
 KINDS = ("capacity", "gallery", "population")  # of certificates
-
-
 VACUOUS = "vacuous"  # how a record begins the reason why a bound that excludes nothing is refused
-
-
 WIRE = ("leaks", "re-id", "wire")
 
 
@@ -74,19 +70,10 @@ def written(value: Value, lang: Lang) -> str:
 
 
 NATS, SECONDS = both("unit.nats"), both("unit.seconds")
-
-
 SHARE, LEAK = fixed(2, 100.0), fixed(1, 100.0)  # in per cent
-
-
 SHARES, LEAKAGES = mean_sd(2, 100.0), mean_sd(1, 100.0)  # of several seeds
-
-
 WORDS = Format(text=written, exact=lambda value: (written(value, "en"),), numeric=False)
-
-
 BOUND = replace(WORDS, numeric=True)  # a number, or a word why there is none
-
 
 SUMMARY = Table(
     column("column.run", lambda run: run.name, brief="run"),
@@ -149,7 +136,6 @@ def _best_for(row: Attacked) -> Value:
 
 
 ACCESS = Format(text=lambda value, lang: known("access", value, lang), numeric=False)
-
 
 ATTACKS = Table(
     column("column.run", lambda row: row.run.name),
@@ -501,10 +487,7 @@ def _on_reconstructions(record: Json) -> float | None:
 
 
 REPORTED = fixed(2, 100.0, nothing="")
-
-
 REBUILT, ZERO_PAD = _of(_each(_on_reconstructions)), _over("strongest.ssim_zeropad")
-
 
 COMPARE = Table(
     Column("row", "row", lambda row: row.group.name, CODE, brief="row"),
@@ -528,7 +511,6 @@ COMPARE = Table(
     Column("remark", "remark", _of(remarks), TEXTS, brief="remark"),
 )
 
-
 EVERYTHING = Table(  # what CSV and JSON hold of a row
     *COMPARE.columns,
     Column("rec-accuracy", "accuracy on reconstructions", REBUILT, SHARES, "%", "down", "rec%"),
@@ -543,7 +525,6 @@ EVERYTHING = Table(  # what CSV and JSON hold of a row
     Column("ceiling", "ceiling MSE", _over("ceiling.mse"), mean_sd(4)),
 )
 
-
 REFERENCE = Table(  # rows attacked as in the reference documents; reported ones are mappings
     *EVERYTHING.only("row", "net", "seeds").columns,
     Column("accuracy", "task accuracy", _over("accuracy"), SHARES, "%", "up", "acc%"),
@@ -551,7 +532,6 @@ REFERENCE = Table(  # rows attacked as in the reference documents; reported ones
     Column("psnr", "pooled PSNR", _over("strongest.psnr_pooled"), mean_sd(2), "dB", "down", "PSNR"),
     Column("source", "source", lambda row: ", ".join(["measured", *remarks(row.group)])),
 )
-
 
 Reference = dict[str, Any]
 

@@ -32,31 +32,18 @@ from splitveil.report.columns import (
 from splitveil.table import CODE, NOTHING, P_VALUE, Cell, Column, Table, count, gap
 
 ARCHITECTURE = "Same architecture: VGG11, cut 4, 8 channels"
-
-
 BUDGET = "Same budget: at most 21.9 MMAC and 512 numbers"
-
-
 REST = "Other clients"
-
-
 TEST90 = "Under the seeds' protocol test90"
-
-
 BUDGET_MACS, BUDGET_FLOATS = 21.9e6, 512  # the CEM paper's client, 21.2e6, and a little more
-
-
 SEVERAL = 3  # training seeds of a result
-
 
 TRAINING = (
     "epochs", "batch_size", "lr", "schedule", "momentum", "weight_decay", "label_smoothing",
     "teacher", "held_out",
 )  # fmt: skip
 
-
 MEASURED = {"accuracy": ("accuracy",), "MSE": ("strongest", "mse"), "leakage": ("leakage",)}
-
 
 ATTACKED_ALIKE: Mapping[str, Callable[[Json], str]] = {
     "differ in audit profile": lambda r: text(r, "audit", "profile") or NOTHING,
@@ -66,15 +53,9 @@ ATTACKED_ALIKE: Mapping[str, Callable[[Json], str]] = {
     ),
 }
 
-
 OURS = "veil"
-
-
 ALPHA = 0.05
-
-
 LEAST_SEEDS = 2  # a single training has no spread
-
 
 VERDICTS = {  # sign of the difference in accuracy, in MSE; 0: not told apart, or not known
     (1, 1): "dominates",
@@ -461,13 +442,11 @@ DIFFERENCES = Table(
     Column("verdict", "verdict", lambda c: c.verdict, brief="verdict"),
 )
 
-
 _GAP_CAPTION = (
     "First row less second, with its 95 % interval; p-values are corrected after Holm over this "
     "table. “Dominates”: both intervals exclude 0 in favour of the first row; “before correction”: "
     "a corrected p is 0.05 or more."
 )
-
 
 _PAIRED = " “Paired”: seed by seed, where both rows have the same training seeds."
 

@@ -11,22 +11,11 @@ from splitveil.report.figures import Pictures
 from splitveil.report.page import ReportContent, fill
 
 SLIDES = "slides.html"
-
-
 ROWS = 9  # of a table on a slide
-
-
 PER_SLIDE = 4  # runs whose reconstructions share a slide
-
-
 PICTURE_SLIDES = 3
-
-
 CAVEATS = 8
-
-
 SHOWN = SUMMARY.only("run", "defence", "accuracy", "strongest", "by", "ceiling", "leakage")
-
 
 ORIGIN = ("config.dataset", "config.net", "audit.profile", "audit.aux", "audit.scored",
           "versions.splitveil", "versions.commit", "versions.torch", "device")  # fmt: skip

@@ -45,17 +45,9 @@ if TYPE_CHECKING:
 
 
 FLOOR_TEXT = "attack floor: mean image"
-
-
 NEAR_PX = 26  # a name further than this from its mark gets a line to it
-
-
 CROWD_PX = (150, 40)  # marks nearer than this compete for places
-
-
 MANY_MARKS = 12
-
-
 FOOT, HEAD = 0.576, 0.32  # inches under and over the plot
 
 
@@ -247,23 +239,11 @@ def _pixels(axes: "Axes", x: float, y: float) -> tuple[float, float]:
 
 
 BarPanel = list[tuple[int, Kind, RunFiles]]  # the place of a run's kind, which gives its colour
-
-
 PER_PANEL = len(PALETTE)  # more runs than colours go into another panel
-
-
 PER_LEGEND_LINE = 4
-
-
 MANY_BARS = 18  # from here the numbers stand upright
-
-
 MANY_RUNS = 2 * PER_PANEL  # beyond, the numbers stand in the table alone
-
-
 MARGINS, TALL, NAME = 2.45, 3.9, 0.9  # inches: both sides, a panel, an attack's name
-
-
 LONG_NAME = 10
 
 
@@ -380,8 +360,6 @@ def _name_kinds(axes: "Axes", names: Mapping[int, str]) -> None:
 
 
 PhaseKind = Literal["warm-up", "shut off", "full weight"]
-
-
 SHUT = 0.5  # share of an epoch's steps from which it counts as shut off
 
 
@@ -435,17 +413,9 @@ def _epoch(run: RunFiles, at: int) -> float:
 
 
 Dash = Literal["-", "--"]
-
-
 UNUSED = "not used by this defence"
-
-
 RUNS_PER_LINE = 5
-
-
 CURVES_WIDE, CURVES_TALL, LEGEND_LINE = 2.75, 2.6, 0.22  # inches: a panel, and a line of the legend
-
-
 FEW_EPOCHS = 40  # up to here every epoch gets its dot
 
 
@@ -468,7 +438,6 @@ class CurvePanel:
 
 
 PENALTY = CurvePanel(title="Penalty (rob_loss)", series=(Series(key="rob_loss"),))
-
 
 PANELS = (
     CurvePanel(

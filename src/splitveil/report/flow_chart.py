@@ -157,11 +157,7 @@ def way_back(config: Json) -> str:
 
 
 WIDE, TALL, GAP = 1.42, 1.12, 0.3  # inches
-
-
 SIGNS = 22  # per line of a box
-
-
 TOP, LOW = "#e8f1f8", "#fdeee4"
 
 

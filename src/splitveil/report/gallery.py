@@ -22,20 +22,10 @@ if TYPE_CHECKING:
 
 
 MAX_COLUMNS = 10
-
-
 MAX_RUNS, MAX_VALUES = 12, 1_500_000  # a larger picture is not read, and too heavy for a page
-
-
 MAX_CLASS_NAME = 11
-
-
 TILE, GAP, LABELS, MARGIN = 0.74, 0.07, 2.05, 0.12  # inches
-
-
 NAMES, HEADER, BETWEEN = 0.24, 0.52, 0.34  # inches: class names, head of a model, between grids
-
-
 Album = list[tuple[RunFiles, Gallery]]  # runs that show the same images
 
 
@@ -198,8 +188,6 @@ def _say(
 
 
 LARGEST = 160  # px of a side; larger images are shown smaller
-
-
 BUDGET = 5_000_000  # characters of all tiles together; the page must stay small enough to mail
 
 

@@ -21,8 +21,6 @@ from splitveil.report.words import LANGS, Lang, Said, Value, listed, said, word
 from splitveil.report.words.reading import TERMS
 
 PAGE = "report.html"
-
-
 MANY_CARDS = 8
 
 

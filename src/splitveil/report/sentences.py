@@ -11,7 +11,6 @@ from splitveil.table import NOTHING, SMALL_MSE, format_mse, spread
 
 PASSPORT = ("config", "seeds", "splits", "versions", "audit", "client", "training", "seconds")
 
-
 MEASURED_ALIKE: Mapping[str, tuple[str, str]] = {
     "differ.dataset": ("config", "dataset"),
     "differ.profile": ("audit", "profile"),

@@ -53,22 +53,11 @@ from splitveil.serve.stages import STAGES, mean_std, pack_noise
 from splitveil.serve.wire import Json, Rows, Shape
 
 OPSET = 18
-
-
 MAX_DIFF = 1e-4  # of logits and of an attacker's images, between torch and ONNX
-
-
 PROBES = 16  # images the halves are compared on
-
-
 CALIBRATION_BATCH = 64
-
-
 REPOSITORY = "repository"  # for Triton, and for KServe, which runs Triton
-
-
 MAX_BATCH, MAX_DELAY_US = 64, 2000  # of Triton
-
 
 _KINDS: dict[type[nn.Module], str] = {  # what the client calls a stage
     GaussianNoise: "gaussian",

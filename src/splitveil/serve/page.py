@@ -18,27 +18,13 @@ from splitveil.errors import ExportError, WireError
 from splitveil.serve.manifest import ATTACKER, CLIENT, FILE, Manifest, read_verified, sha256
 
 FOLDER = Path(__file__).parent / "web"
-
-
 OWN, EXPORT = "/page/", "/export/"
-
-
 PIECE = 1 << 16  # bytes given to a browser at once: a slow one holds no more in memory
-
-
 RUNTIME = "ort"  # folder with the files of onnxruntime-web, which `make web` fetches
-
-
 RUNTIME_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
-
-
 # Browsers run nothing that is called otherwise, and the tables of operating systems differ.
 JAVASCRIPT = "text/javascript; charset=utf-8"
-
-
 TYPES = {".js": JAVASCRIPT, ".mjs": JAVASCRIPT, ".wasm": "application/wasm"}
-
-
 # Nothing but this server can be reached from the page, whatever a script would try. A browser may
 # keep a file but must ask whether it is still the same.
 HEADERS = {

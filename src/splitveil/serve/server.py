@@ -33,16 +33,9 @@ from splitveil.serve.manifest import SERVER, Half, Manifest, load_half, read_man
 from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_answer
 
 VERSION = "1"  # an export holds one version of its model
-
-
 BACKLOG = 1024  # connections the system holds before they are accepted
-
-
 DRAIN_SECONDS = 30  # for what was accepted, when told to stop
-
-
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus' text format
-
 
 _ANSWERS: Mapping[type[Exception], tuple[int, str, Mapping[str, str] | None]] = {
     BusyError: (429, "too many rows are waiting; try again later", RETRY),

@@ -23,17 +23,9 @@ from splitveil.errors import ServerError, WireError
 from splitveil.serve.wire import HEADER_LENGTH
 
 TRY_AGAIN = frozenset({429, 502, 503, 504})  # busy, restarting or slow: the same call may succeed
-
-
 NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
-
-
 MOST_BYTES = 1 << 26  # of an answer: more than any logits, and no danger to the device's memory
-
-
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds, at most
-
-
 CAPTURE_FORMAT = "splitveil-capture-1"
 
 

@@ -17,29 +17,13 @@ from numpy.typing import NDArray
 from splitveil.errors import WireError
 
 Rows = NDArray[np.float32]
-
-
 Shape = tuple[int, ...]
-
-
 Json = dict[str, Any]
-
-
 DATATYPE, ITEM_BYTES = "FP32", 4
-
-
 HEADER_LENGTH = "Inference-Header-Content-Length"
-
-
 BINARY_TYPE, JSON_TYPE = "application/octet-stream", "application/json"
-
-
 JSON_BYTES_PER_FLOAT = 32  # "-1.2345678901234567e-10, " and some air
-
-
 HEADER_BYTES = 16_384  # the JSON around the numbers
-
-
 MAX_ID = 128
 
 

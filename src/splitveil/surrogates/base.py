@@ -17,8 +17,6 @@ from splitveil.errors import ConfigError, DataError
 from splitveil.functional import scale_gradient
 
 Attention = Literal["minimise", "maximise", "uniform"]
-
-
 Statistic = Literal["layernorm", "raw"]
 
 

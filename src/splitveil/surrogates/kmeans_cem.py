@@ -36,17 +36,9 @@ from splitveil.surrogates.kmeans import (
 from splitveil.surrogates.rate import Covariance, check_noise, compare_rates, intra_class_mse
 
 Form = Literal["hinge", "logdet"]
-
-
 BATCH_GAIN = 10.0  # the published code weighs the batch ten times its share; not in the paper
-
-
 UNCHECKED = FirstCall(over=True)  # refit looks at the values; the loss is 0 before it
-
-
 MIX_LIMIT = 0.99
-
-
 LINEAR_OFFSET = 0.001  # of the published variant without the logarithm
 
 
