@@ -84,7 +84,7 @@ def story_of(run: sv.Run) -> Story:
 
 def judged(run: sv.Run, story: Story) -> dict[str, torch.Tensor]:
     """What the run's own surrogate says of the same samples, in eval mode."""
-    surrogate = plan_of(run.config, run.built.image_shape, run.built.num_classes).build().surrogate
+    surrogate = plan_of(run.config, run.built).build().surrogate
     assert surrogate is not None
     saved = read_checkpoint(run.path / "checkpoint.safetensors").part("surrogate")
     load_module(surrogate, saved, "surrogate")

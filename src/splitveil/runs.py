@@ -3,10 +3,10 @@
 import json
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,11 +19,12 @@ from splitveil.config.resolve import (
     find_device,
     flat_config,
     make_config,
+    merge,
     plan_of,
     resolve,
 )
 from splitveil.config.run_config import NAME, NAME_RULE, RunConfig
-from splitveil.config.settings import read_toml, write_toml
+from splitveil.config.settings import read_toml
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.data.splits import Splits, make_splits
@@ -41,7 +42,7 @@ from splitveil.serve.manifest import FILE, Manifest, check_target, read_manifest
 from splitveil.serve.wire import Rows
 from splitveil.threat import Victim
 from splitveil.train.distillation import Teacher, check_same_teacher, check_teacher
-from splitveil.train.state import load_module, read_checkpoint, read_meta
+from splitveil.train.state import CHECKPOINT, load_module, read_checkpoint, read_meta
 
 EARLIER = {"ramp": 0.0, "sparse_place": "wire"}  # what a setting was before folders named it
 
@@ -160,19 +161,18 @@ def fit(
         progress: Told of every step.
     """
     prepare_process()
-    folder = config.folder
+    plan = resolve(config)  # what does not depend on the data is refused before they are fetched
+    folder = plan.folder
     with explain_os_error(folder):
         _check_folder(folder, resume=resume, overwrite=overwrite)
-    plan = resolve(config)  # what does not depend on the data is refused before they are fetched
     teacher = open_teacher(config)
     dataset = load(config.dataset, config.data_dir, progress)
-    plan = plan.on(dataset)
-    built = Built(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
-    splits = splits_of(config, dataset)
+    plan, splits = plan.on(dataset), splits_of(config, dataset)
+    built = plan.data
     if teacher is not None:
         check_teacher(teacher, config, dataset, built.data_hash)
     if resume:
-        _check_same(folder, plan, built)
+        _check_same(folder, plan)
         check_same_teacher(teacher, folder)
     parts = plan.build()
     passport: Json = {"versions": versions(), "splits": splits.hashes()}
@@ -185,7 +185,7 @@ def fit(
         if resume:
             _set_aside(folder)
         else:
-            _start_folder(folder, plan, built)
+            _start_folder(folder, plan)
         train_run(
             plan, parts, dataset, splits, progress, passport=passport, teacher=teacher,
             resume=resume,
@@ -194,13 +194,34 @@ def fit(
     return Run(folder, plan.config, built, parts.model)
 
 
+def fit_given(
+    recipe: str | None,
+    file: Path | None,
+    pairs: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Run:
+    """Train with settings of several sources, as `merge` takes them; see `fit`.
+
+    A run that is resumed has its own settings before all others.
+    """
+    config = merge(recipe, file, pairs, options)
+    if resume and not overwrite:  # both are refused together, by `fit`
+        saved = flat_config(read_folder(config.folder)[0])
+        config = merge(recipe, file, pairs, options, saved=saved)
+    return fit(config, resume=resume, overwrite=overwrite, progress=progress)
+
+
 def load_run(path: str | Path) -> Run:
     """Read a run folder back; the data are not needed."""
     folder = Path(path)
     config, built = read_folder(folder)
     device = find_device("cpu" if config.device == "cpu" else "auto")
     with seeded_globals(0):
-        model = plan_of(config, built.image_shape, built.num_classes).build_model()
+        model = plan_of(config, built).build_model()
     load_module(model, read_checkpoint(folder / CHECKPOINT).part("model"), "model")
     return Run(folder, config, built, model.to(device))
 
@@ -318,11 +339,6 @@ def read_folder(folder: Path) -> tuple[RunConfig, Built]:
     return make_config(flat), built
 
 
-def saved_settings(folder: Path) -> Json:
-    """The flat settings of a run, as its folder has them."""
-    return flat_config(read_folder(folder)[0])
-
-
 def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
     if resume and overwrite:
         raise RunError("--resume and --overwrite exclude each other; give one")
@@ -372,10 +388,10 @@ def _set_aside(folder: Path) -> None:
                 file.replace(folder / f"{name}.unfinished.json")
 
 
-def _check_same(folder: Path, plan: Plan, built: Built) -> None:
+def _check_same(folder: Path, plan: Plan) -> None:
     """Refuse to resume with other settings, naming each one."""
     saved, saved_built = read_folder(folder)
-    old, new = flat_config(saved) | asdict(saved_built), plan.settings() | asdict(built)
+    old, new = flat_config(saved) | asdict(saved_built), plan.settings() | asdict(plan.data)
     free = ("data_dir", "runs_dir", "name", "teacher")  # the teacher itself is compared
     changed = [
         f"{k} was {old.get(k)!r}, is {new[k]!r}"
@@ -389,17 +405,16 @@ def _check_same(folder: Path, plan: Plan, built: Built) -> None:
         )
 
 
-def _start_folder(folder: Path, plan: Plan, built: Built) -> None:
+def _start_folder(folder: Path, plan: Plan) -> None:
     with explain_os_error(folder):
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-    write_text(folder / "config.toml", write_toml(plan.settings() | asdict(built)))
+    write_text(folder / "config.toml", plan.to_toml())
 
 
 log = logging.getLogger("splitveil")
 EXPORT_FOLDER = "export"  # below a run
-CHECKPOINT = "checkpoint.safetensors"
 CALIBRATION_IMAGES = 512
 
 

@@ -9,8 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitveil.cli.console import print_lines
+from splitveil.cli.console import (
+    JsonFlag,
+    Overwrite,
+    RunFolder,
+    err,
+    print_lines,
+    progress_bar,
+    setup_logging,
+    show_json,
+    start,
+    warn,
+)
 from splitveil.errors import ConfigError, DataError
+from splitveil.io import silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,9 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from splitveil.serve.manifest import Manifest
-
-
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 TokenFile = Annotated[
     Path | None,
@@ -35,7 +44,7 @@ NEEDED = ("onnx", "onnxruntime", "onnxscript", "prometheus_client", "starlette",
 
 
 def export(  # noqa: PLR0917 - every option of the command, as typer wants them
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    run: RunFolder,
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Folder to write (default: export in the run's).")
     ] = None,
@@ -49,7 +58,7 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
         bool,
         typer.Option("--attacker", help="Also the audit's strongest decoder, for the page."),
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the export.")] = False,
+    overwrite: Overwrite = False,
     json_: JsonFlag = False,
 ) -> None:
     """Export both halves of a run as ONNX, with a manifest and a Triton model repository.
@@ -57,23 +66,15 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
     Example: `splitveil export runs/first --int8`
     """
     with_extra()
-    from splitveil.cli.console import progress_bar, setup_logging, show_json
-    from splitveil.io import silent
-    from splitveil.runs import EXPORT_FOLDER, export_run, load_run, prepare_process
+    start()
+    from splitveil.runs import EXPORT_FOLDER, export_run, load_run
 
-    prepare_process()
-    setup_logging()
     target = run / EXPORT_FOLDER if out_dir is None else out_dir
     with progress_bar("attacker") if attacker else nullcontext(silent) as progress:
         manifest = export_run(
-            load_run(run),
-            target,
-            name=name,
-            int8=int8,
-            attacker=attacker,
-            overwrite=overwrite,
+            load_run(run), target, name=name, int8=int8, attacker=attacker, overwrite=overwrite,
             progress=progress,
-        )
+        )  # fmt: skip
     if json_:
         show_json({"export": str(target), "manifest": manifest.to_dict()})
     else:
@@ -127,7 +128,6 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     Example: `splitveil serve runs/first --port 8000`
     """
     with_extra()
-    from splitveil.cli.console import err, setup_logging, show_json, warn
     from splitveil.runs import find_export
     from splitveil.serve.admission import Limits
     from splitveil.serve.server import Tls, load_app
@@ -175,7 +175,6 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     with_extra("onnxruntime")
     import numpy as np
 
-    from splitveil.cli.console import show_json
     from splitveil.serve.client import Client
     from splitveil.serve.manifest import read_manifest
     from splitveil.serve.transport import shown
@@ -202,8 +201,6 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 def retry_notice(server: str) -> "Callable[[str, float], None]":
     """Says on stderr, once and not for a short pause, that the server is asked again."""
-    from splitveil.cli.console import warn
-
     said: list[str] = []
 
     def notice(problem: str, seconds: float) -> None:

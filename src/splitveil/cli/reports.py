@@ -2,11 +2,23 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from splitveil.cli.console import (
+    JsonFlag,
+    Published,
+    RunFolder,
+    print_lines,
+    show_json,
+    show_table,
+    start,
+    warn,
+)
+from splitveil.errors import ConfigError
 
 
 def given_path(text: str) -> Path:
@@ -18,8 +30,6 @@ def given_path(text: str) -> Path:
 
 def refuse_shared(files: Mapping[str, Path | None]) -> None:
     """Refuse a file that two options name: one would replace the other."""
-    from splitveil.errors import ConfigError
-
     options: dict[str, list[str]] = {}
     for option, path in files.items():
         if path is not None:
@@ -34,8 +44,6 @@ def refuse_shared(files: Mapping[str, Path | None]) -> None:
 
 def refuse_former(options: Mapping[str, object], paths: list[Path]) -> None:
     """Say what to use instead of options that are gone."""
-    from splitveil.errors import ConfigError
-
     given = [name for name, value in options.items() if value is not None]
     if given:
         named = ", ".join(f'"{path}"' for path in paths)
@@ -50,9 +58,7 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
         list[Path],
         typer.Argument(parser=given_path, help="Run folders, records, or folders of them."),
     ],
-    published: Annotated[
-        Path | None, typer.Option(help="JSON of published rows to stand beside ours.")
-    ] = None,
+    published: Published = None,
     against: Annotated[
         str | None, typer.Option(help="Differences of all rows to this one, seed by seed.")
     ] = None,
@@ -84,15 +90,9 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil compare results/digits --against none --csv digits.csv`
     """
-    from splitveil.cli.console import show_json, show_table, warn
     from splitveil.io import finite, put
     from splitveil.record.groups import dataset_of, find_records
-    from splitveil.report.comparison import (
-        compare_records,
-        elsewhere,
-        read_published,
-        warnings,
-    )
+    from splitveil.report.comparison import compare_records, elsewhere, read_published, warnings
     from splitveil.table import csv_text
 
     refuse_former({"--where": where, "--sort": sort, "--columns": columns}, paths)
@@ -120,10 +120,6 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
         warn(line)
 
 
-RunFolder = Annotated[Path, typer.Argument(help="Folder of the run.")]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
-
 def doctor(
     run: RunFolder,
     plain: Annotated[
@@ -136,7 +132,6 @@ def doctor(
 
     Example: `splitveil doctor runs/first`
     """
-    from splitveil.cli.console import out, show_json
     from splitveil.insight.diagnosis import RULES, diagnose, read_case
 
     findings = diagnose(read_case(run, plain))
@@ -148,8 +143,7 @@ def doctor(
     lines = [f"{run}: nothing to mend" if not findings else f"{run}: {len(findings)} to mend"]
     for at, finding in enumerate(findings, start=1):
         lines += [f"{at}. {finding.name}", f"   seen: {finding.seen}", f"   do: {finding.advice}"]
-    for line in lines:
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+    print_lines(*lines)
 
 
 def explain(
@@ -163,18 +157,14 @@ def explain(
 
     Example: `splitveil explain runs/first --out page`
     """
-    from splitveil.cli.console import out, setup_logging, show_json
-    from splitveil.runs import prepare_process
-
-    prepare_process()
-    setup_logging()
+    start()
     from splitveil.insight.explanation import explain_run
 
     paths, numbers = explain_run(run, out_dir)
     if json_:
         show_json({"run": str(run), "files": [str(path) for path in paths], "numbers": numbers})
     else:
-        out.print(f"page: {paths[0]}", highlight=False, markup=False, soft_wrap=True)
+        print_lines(f"page: {paths[0]}")
 
 
 def report(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -187,10 +177,8 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     slides: Annotated[
         bool, typer.Option("--slides", help="Write slides.html too: arrow keys, one per page.")
     ] = False,
-    published: Annotated[
-        Path | None, typer.Option(help="JSON of published rows, drawn as hollow marks.")
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    published: Published = None,
+    json_: JsonFlag = False,
 ) -> None:
     """Build one page with tables and pictures from audited runs.
 
@@ -201,9 +189,6 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil report runs/demo/* --out page --lang zh --slides`
     """
-    from dataclasses import replace
-
-    from splitveil.cli.console import out, show_json, show_table, warn
     from splitveil.io import finite
     from splitveil.record.schema import shortfalls
     from splitveil.report.columns import SUMMARY
@@ -234,5 +219,4 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     for words, names in less.items():
         if words:
             warn(f"less than a standard audit of test images ({words}): {', '.join(names)}")
-    for page in pages:
-        out.print(f"page: {page}", highlight=False, markup=False, soft_wrap=True)
+    print_lines(*(f"page: {page}" for page in pages))

@@ -287,7 +287,7 @@ def explain_run(folder: Path, target: Path | None = None) -> tuple[list[Path], J
 def tell(run: Run, dataset: Dataset, splits: Splits) -> Story:
     """The arrays of a run's explanation, of at most a thousand training images."""
     config, built = run.config, run.built
-    plan = plan_of(config, built.image_shape, built.num_classes)
+    plan = plan_of(config, built)
     untrained = plan.build()
     surrogate, width = untrained.surrogate, run.model.wire_floats(built.image_shape)
     if surrogate is not None:

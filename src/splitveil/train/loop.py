@@ -200,7 +200,7 @@ def train_run(
         teacher: Whose answers count beside the labels.
         resume: Whether to go on from the folder's checkpoint.
     """
-    config, folder, on_gpu = plan.config, plan.config.folder, plan.config.device == "cuda"
+    config, folder, on_gpu = plan.config, plan.folder, plan.config.device == "cuda"
     fabric = Fabric(
         accelerator="cuda" if on_gpu else "cpu",
         devices=1,

@@ -151,10 +151,10 @@ def new_state(parts: Parts, config: RunConfig, device: torch.device) -> TrainSta
     optimiser is the last one.
     """
     model, surrogate, companion = parts.model, parts.surrogate, parts.companion
-    for part in (model, surrogate, companion):
-        if part is not None:
-            to_device(part, device)
     on_gpu = device.type == "cuda"
+    for part in (model, surrogate, companion):
+        if part is not None and on_gpu:
+            to_device(part, device)
     forget_peak(device)
     attention_lr = parts.penalty.attention_lr
     groups = [{"params": list(model.parameters())}]
