@@ -43,7 +43,6 @@ from splitveil.insight.pictures import (
     weighted_samples,
 )
 from splitveil.report.flow_chart import Box, Sizes, flow_chart, run_flow
-from splitveil.runs import load_data
 from splitveil.train.state import load_module, read_checkpoint
 
 Train = Callable[..., sv.Run]
@@ -79,7 +78,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def story_of(run: sv.Run) -> Story:
-    return explanation.tell(run, *load_data(run))
+    return explanation.tell(run, *run.data())
 
 
 def judged(run: sv.Run, story: Story) -> dict[str, torch.Tensor]:

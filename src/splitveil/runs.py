@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from splitveil.audits.trained_run import fit_attacker
+from splitveil.audits.trained_run import audit_run, fit_attacker
 from splitveil.config.resolve import (
     Built,
     Plan,
@@ -37,7 +37,7 @@ from splitveil.provenance import model_hash, versions
 from splitveil.record.files import class_names, last_epoch
 from splitveil.record.schema import Record
 from splitveil.rng import seeded_globals
-from splitveil.serve.export import Attacker, export_model, verdict, wire_name
+from splitveil.serve.export import export_model, verdict, wire_name
 from splitveil.serve.manifest import FILE, Manifest, check_target, read_manifest, sha256
 from splitveil.serve.wire import Rows
 from splitveil.threat import Victim
@@ -85,11 +85,19 @@ class Run:
 
     def data(self, progress: Progress = silent) -> tuple[Dataset, Splits]:
         """The dataset and splits it was trained with; refuses data that have changed since."""
-        return load_data(self, progress)
+        config = self.config
+        dataset = load(config.dataset, config.data_dir, progress)
+        if fingerprint(dataset) != self.built.data_hash:
+            raise AuditError(
+                f"the data of '{config.dataset}' are not those the run was trained on: hash "
+                f"{fingerprint(dataset)}, expected {self.built.data_hash}; point data_dir to the "
+                "original data or train again"
+            )
+        return dataset, splits_of(config, dataset)
 
     def trained(self) -> Json:
         """Its training: `steps`, `seconds`, `peak_bytes`, and `teacher` or None."""
-        meta = read_checkpoint(self.path / "checkpoint.safetensors").meta
+        meta = read_meta(self.path / CHECKPOINT)
         return {
             "steps": meta["step"],
             "seconds": meta.get("seconds"),
@@ -115,31 +123,13 @@ class Run:
         `only` some attacks of the profile, which the record says and flags; `compile` has torch
         compile the decoders on a GPU. `attributes` is a table of attributes of the images.
         """
-        from splitveil.audits.trained_run import audit_run
-
         return audit_run(
             self, profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only,
             compile=compile, attributes=attributes,
         )  # fmt: skip
 
 
-def audit(
-    run: Run,
-    profile: str = "quick",
-    *,
-    aux: str = "train",
-    seed: int = 0,
-    progress: Progress = silent,
-    fresh: bool = False,
-    only: Sequence[str] = (),
-    compile: bool = False,
-    attributes: Path | None = None,
-) -> Record:
-    """Attack a run and return the record; see `Run.audit`."""
-    return run.audit(
-        profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only, compile=compile,
-        attributes=attributes,
-    )  # fmt: skip
+audit = Run.audit
 
 
 def fit(
@@ -295,19 +285,6 @@ def splits_of(config: RunConfig, dataset: Dataset) -> Splits:
     )
 
 
-def load_data(run: Run, progress: Progress = silent) -> tuple[Dataset, Splits]:
-    """The dataset and splits a run was trained with; refuses data that have changed since."""
-    config = run.config
-    dataset = load(config.dataset, config.data_dir, progress)
-    if fingerprint(dataset) != run.built.data_hash:
-        raise AuditError(
-            f"the data of '{config.dataset}' are not those the run was trained on: hash "
-            f"{fingerprint(dataset)}, expected {run.built.data_hash}; point data_dir to the "
-            "original data or train again"
-        )
-    return dataset, splits_of(config, dataset)
-
-
 def read_folder(folder: Path) -> tuple[RunConfig, Built]:
     """Configuration and data facts of a run folder."""
     path = folder / "config.toml"
@@ -450,10 +427,6 @@ def export_run(
             f"--attacker needs an audit of this state of {run.path}; audit it first: "
             f"splitveil audit {run.path}"
         )
-    fitted = None
-    if attacker and record is not None:
-        net, facts = fit_attacker(run, record, progress)
-        fitted = Attacker(net=net, facts=facts)
     return export_model(
         run.model,
         run.built.image_shape,
@@ -462,7 +435,7 @@ def export_run(
         audit=None if record is None else verdict(record.to_dict()),
         source=source_of(run.path),
         calibration=calibration_images(run) if int8 else None,
-        attacker=fitted,
+        attacker=fit_attacker(run, record, progress) if attacker and record else None,
         classes=class_names(run.path, run.built.num_classes),
         overwrite=overwrite,
     )
@@ -508,7 +481,7 @@ def usable_record(run: Run) -> Record | None:
         log.warning(
             f"{run.path} has no audit: nobody has measured what its wire gives away; audit it"
         )
-    elif record.training.get("steps") != read_checkpoint(run.path / CHECKPOINT).meta.get("step"):
+    elif record.training.get("steps") != run.trained()["steps"]:
         log.warning(
             f"the audit of {run.path} is of another state of its training and is left out; "
             "audit it again"
