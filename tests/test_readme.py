@@ -28,7 +28,7 @@ PLACES = {"data_dir", "runs_dir"}
 
 
 def load_script() -> ModuleType:
-    return importlib.import_module("paper.readme")
+    return importlib.reload(importlib.import_module("paper.readme"))  # what it caches is forgotten
 
 
 @pytest.fixture(scope="module")

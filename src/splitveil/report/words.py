@@ -1,7 +1,7 @@
 """Everything a reader of a report can see, in two languages: `locale/en.toml` and `zh.toml`.
 
-A sentence is a key of these tables and the values that go into it (`Said`); the language and the dress
-(plain text, HTML) are chosen when it is written down.
+A sentence is a key of these tables and the values that go into it (`Said`); the language and the
+form (plain text, HTML) are chosen when it is written.
 """
 
 import re
