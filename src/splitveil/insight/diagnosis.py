@@ -131,6 +131,7 @@ COLLAPSED = 0.5
 FEW_PER_CLASS = 4.0
 CLOSED_GATE = 0.25
 STILL = 0.9  # share of the first spread that still counts as not fallen
+Seen = tuple[str, str]
 
 
 def stuck_at_zero(case: Case) -> Seen | None:
@@ -342,7 +343,6 @@ def still_scattered(case: Case) -> Seen | None:
     )
 
 
-Seen = tuple[str, str]
 LOST = 0.02
 HALF_LOG_TWO = 0.5 * math.log(2)  # nats per dimension where signal and noise are equally strong
 STEEP = 0.02  # relative fall of the task loss per epoch

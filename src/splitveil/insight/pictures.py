@@ -103,6 +103,7 @@ class Words:
 
 
 PLAIN_WORDS = Words()
+Floats = NDArray[np.floating]
 
 
 def sorted_profile(weight: Floats, columns: int = COLUMNS) -> Floats:
@@ -113,6 +114,9 @@ def sorted_profile(weight: Floats, columns: int = COLUMNS) -> Floats:
     """
     ordered = np.sort(weight)[::-1]
     return ordered[np.arange(columns) * len(ordered) // columns]
+
+
+Labels = NDArray[np.integer]
 
 
 def attention_heatmap(
@@ -141,6 +145,9 @@ def attention_heatmap(
         bar = figure.colorbar(image, ax=axes, ticks=ends)
         bar.set_ticklabels([f"×{2.0**end:.3g}" for end in ends], fontsize=8)
     return png(figure)
+
+
+Pixels = NDArray[np.uint8]
 
 
 def weighted_samples(
@@ -210,9 +217,6 @@ def sample_size_over_time(
     return png(figure)
 
 
-Floats = NDArray[np.floating]
-Labels = NDArray[np.integer]
-Pixels = NDArray[np.uint8]
 KEPT = 3  # images shown per slot
 MOST_SLOTS = 10
 MOST_CLASSES = 10

@@ -13,7 +13,7 @@ from splitveil.io import Json
 from splitveil.record.files import RunFiles
 from splitveil.record.groups import Group, aux_of, mean_of
 from splitveil.record.schema import BRIEF, flag_names, number, section, shortfalls, text
-from splitveil.report.words import LANGS, TABLE, Lang, Said, Value, known, listed, said, word
+from splitveil.report.words import LANGS, LOCALE, Lang, Said, Value, known, listed, said, word
 from splitveil.table import (
     CODE,
     COUNT,
@@ -174,9 +174,9 @@ def flags_of(run: RunFiles) -> tuple[FlagSeen, ...] | None:
 
 def _flag(name: str, seen: str, advice: str) -> FlagSeen:
     title, remedy = f"flag.{name}", f"advice.{name}"
-    usual = TABLE.get(remedy, ("", ""))[0] == advice  # not of another version
+    usual = LOCALE["en"].get(remedy) == advice  # not of another version
     return FlagSeen(
-        said(title) if title in TABLE else name, seen, said(remedy) if usual else advice
+        said(title) if title in LOCALE["en"] else name, seen, said(remedy) if usual else advice
     )
 
 

@@ -17,8 +17,7 @@ from splitveil.record.statistics import undominated
 from splitveil.report import columns, gallery, sentences
 from splitveil.report.columns import ATTACKS, CERTIFICATES, LEAKS, SUMMARY, Published
 from splitveil.report.figures import Pictures, comparable, draw, phases
-from splitveil.report.words import LANGS, Lang, Said, Value, listed, said, word
-from splitveil.report.words.reading import TERMS
+from splitveil.report.words import LANGS, TERMS, Lang, Said, Value, listed, said, word
 
 PAGE = "report.html"
 MANY_CARDS = 8

@@ -1,28 +1,38 @@
-"""Everything a reader of a report can see, in English and beside it in Chinese.
+"""Everything a reader of a report can see, in two languages: `locale/en.toml` and `zh.toml`.
 
-A sentence is a key of the table and the values that go into it (`Said`); the language and the dress
-(plain text, HTML) are chosen when it is written down.
+A sentence is a key of these tables and the values that go into it (`Said`); the language and the
+form (plain text, HTML) are chosen when it is written.
 """
 
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from importlib import resources
 from typing import Literal, Union
 
 from splitveil.errors import ConfigError, unknown
-from splitveil.report.words.audit import AUDIT
-from splitveil.report.words.flags import FLAGS
-from splitveil.report.words.page import PAGE
-from splitveil.report.words.reading import READING
-from splitveil.report.words.sentences import SENTENCES
 
 Lang = Literal["en", "zh"]
 LANGS: Mapping[Lang, str] = {"en": "en", "zh": "zh-CN"}  # as `<html lang>` has them
-TABLE: Mapping[str, tuple[str, str]] = {**PAGE, **SENTENCES, **READING, **AUDIT, **FLAGS}
 BETWEEN: Mapping[Lang, str] = {"en": ", ", "zh": "、"}
 
 Value = Union[str, "Said", tuple[str, ...]]
+
+
+def read_locale(lang: Lang) -> dict[str, str]:
+    """The words of a language by their keys; those of a TOML table start with its name."""
+    file = resources.files("splitveil.report").joinpath("locale", f"{lang}.toml")
+    words: dict[str, str] = {}
+    for key, value in tomllib.loads(file.read_text(encoding="utf-8")).items():
+        inner = value.items() if isinstance(value, dict) else ()
+        words |= {f"{key}.{name}": text for name, text in inner} or {key: value}
+    return words
+
+
+LOCALE: Mapping[Lang, Mapping[str, str]] = {lang: read_locale(lang) for lang in LANGS}
+TERMS = tuple(key.removeprefix("term.") for key in LOCALE["en"] if key.startswith("term."))
 
 
 @dataclass(frozen=True)
@@ -68,8 +78,7 @@ def word(key: str, lang: Lang = "en") -> str:
     >>> word("column.leakage"), word("column.leakage", "zh")
     ('Leakage', '泄露')
     """
-    english, chinese = TABLE[key]
-    return english if lang == "en" else chinese
+    return LOCALE[lang][key]
 
 
 def known(prefix: str, value: str, lang: Lang) -> str:
@@ -79,7 +88,7 @@ def known(prefix: str, value: str, lang: Lang) -> str:
     ('黑盒', 'other')
     """
     key = f"{prefix}.{value}"
-    return word(key, lang) if key in TABLE else value
+    return LOCALE[lang].get(key, value)
 
 
 def listed(items: Sequence[str], lang: Lang) -> str:
