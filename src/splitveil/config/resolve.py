@@ -28,7 +28,7 @@ from splitveil.defences.base import Defence, PenaltyPlan
 from splitveil.defences.catalogue import find_defence
 from splitveil.errors import ConfigError, unknown
 from splitveil.io import Json
-from splitveil.nets.catalogue import find_net
+from splitveil.nets.catalogue import NETS, find_net
 from splitveil.nets.split import SplitModel, cut, with_channel
 from splitveil.rng import derive_seed, seeded_globals
 
@@ -297,8 +297,6 @@ def current_folder_first() -> Iterator[None]:
 @contextmanager
 def unchanged() -> Iterator[None]:
     """What changes of torch's default type, its gradients and the current folder lasts inside."""
-    import torch
-
     dtype, gradients, folder = torch.get_default_dtype(), torch.is_grad_enabled(), os.getcwd()
     try:
         yield
@@ -321,13 +319,8 @@ def find_safely(name: str, what: str) -> object:
     return found
 
 
-def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
+def load_backbone(name: str, shape: Shape, num_classes: int) -> nn.Sequential:
     """What the user's MODULE:FUNCTION returns, which may lie in this folder."""
-    from torch import nn
-
-    from splitveil.errors import ConfigError, unknown
-    from splitveil.nets.catalogue import NETS
-
     if ":" not in name:
         raise ConfigError(
             f"{unknown('backbone', name, NETS)}; or give your own as MODULE:FUNCTION, as "
@@ -353,8 +346,6 @@ def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
 
 def arguments(make: Callable[..., Any], name: str, shape: Shape, classes: int) -> tuple[Any, ...]:
     """(image_shape, num_classes) or nothing, whichever the function takes."""
-    from splitveil.errors import ConfigError
-
     signature = inspect.signature(make)
     for given in ((shape, classes), ()):
         try:

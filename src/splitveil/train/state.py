@@ -25,6 +25,7 @@ log = logging.getLogger("splitveil")
 CHECKPOINT = "checkpoint.safetensors"
 FORMAT = "splitveil-1"
 SHOWN = 4  # mismatches named in a message
+COUNTERS = ("step", "seconds", "warned", "collapsed", "log_offset")
 
 
 def snapshot(state: TrainState, passport: Json) -> "Checkpoint":
@@ -40,12 +41,7 @@ def snapshot(state: TrainState, passport: Json) -> "Checkpoint":
         held, meta = optimiser_state(optimiser)
         tensors |= prefixed(f"optimiser{index}", held)
         optimisers.append(meta)
-    meta = {
-        "step": state.step,
-        "seconds": state.seconds,
-        "warned": state.warned,
-        "collapsed": state.collapsed,
-        "log_offset": state.log_offset,
+    meta = {name: getattr(state, name) for name in COUNTERS} | {
         "meter_counts": state.meters.counts,
         "optimisers": optimisers,
         "threads": torch.get_num_threads(),
@@ -87,9 +83,8 @@ def restore(state: TrainState, checkpoint: "Checkpoint") -> None:
             counter.copy_(checkpoint.tensors[f"guard.{name}"])
         state.meters.sums = {k: v.to(device) for k, v in checkpoint.part("meter").items()}
         state.meters.counts = dict(meta["meter_counts"])
-        state.step, state.seconds = int(meta["step"]), float(meta["seconds"])
-        state.warned, state.log_offset = int(meta["warned"]), int(meta["log_offset"])
-        state.collapsed = bool(meta["collapsed"])
+        for name in COUNTERS:
+            setattr(state, name, type(getattr(state, name))(meta[name]))
         state.peak_bytes = meta.get("peak_bytes")
     except (KeyError, IndexError, ValueError, TypeError) as err:
         raise CheckpointError(
