@@ -251,7 +251,7 @@ def test_the_page_escapes_what_it_is_given_and_draws_nothing_empty(tmp_path: Pat
     assert page.count("<img") == 1
     assert '<p class="note">there is none</p>' in page
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot write .* Choose another folder"):
+    with pytest.raises(RunError, match=r"cannot write .* Choose another folder"):
         write_page(tmp_path / "file", "t", "l", [drawn])
 
 

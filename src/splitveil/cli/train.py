@@ -6,17 +6,7 @@ from typing import Annotated
 
 import typer
 
-from splitveil.cli.console import (
-    DataDir,
-    Device,
-    JsonFlag,
-    Overwrite,
-    RunsDir,
-    print_lines,
-    progress_bar,
-    setup_logging,
-    show_json,
-)
+from splitveil.cli import console
 
 
 def train(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -27,7 +17,7 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run's folder.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
-    device: Device = None,
+    device: console.Device = None,
     net: Annotated[
         str | None,
         typer.Option(
@@ -35,8 +25,8 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
             "or mobilenetv2 after entry N."
         ),
     ] = None,
-    data_dir: DataDir = None,
-    runs_dir: RunsDir = None,
+    data_dir: console.DataDir = None,
+    runs_dir: console.RunsDir = None,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -49,8 +39,8 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     ] = None,
     final: Annotated[bool, typer.Option("--final", help="Train on train+val, once.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue where it stopped.")] = False,
-    overwrite: Overwrite = False,
-    json_: JsonFlag = False,
+    overwrite: console.Overwrite = False,
+    json_: console.JsonFlag = False,
 ) -> None:
     """Train a split model with a defence into `runs/NAME`.
 
@@ -64,25 +54,25 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.record.files import last_epoch
     from splitveil.runs import fit_given
 
-    setup_logging()
+    console.setup_logging()
     given = {
         "dataset": dataset, "defence": defence, "seed": seed, "name": name, "epochs": epochs,
         "device": device, "net": net, "data_dir": data_dir, "runs_dir": runs_dir,
         "final": final or None,
     }  # fmt: skip
     options = {k: v for k, v in given.items() if v is not None}
-    with progress_bar("train") as bar:
+    with console.progress_bar("train") as bar:
         run = fit_given(
             recipe, config, settings or [], options, resume=resume, overwrite=overwrite,
             progress=bar,
         )  # fmt: skip
     last = last_epoch(run.path)
     if json_:
-        show_json({"run": str(run.path), "last_epoch": last})
+        console.show_json({"run": str(run.path), "last_epoch": last})
         return
     val = last.get("val_accuracy")
     shown = "no validation split" if val is None else f"validation accuracy {100 * val:.2f} %"
-    print_lines(
+    console.print_lines(
         f"{run.path}: {shown}; effective weight λ·w_lr·scale {last['weight']:.4g}",
         f"next: splitveil audit {shlex.quote(str(run.path))}",
     )
