@@ -53,7 +53,7 @@ class Told(LiveTable):
     def expect(self, counts: Mapping[str, int]) -> None:
         self.notes.append(f"expected {dict(counts)}")
 
-    def start(self, trial: Trial) -> Progress:
+    def begin(self, trial: Trial) -> Progress:
         self.notes.append(f"started {trial.label}")
 
         def told(done: int, total: int, note: str = "") -> None:

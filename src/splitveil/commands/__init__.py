@@ -1,9 +1,16 @@
 """What the commands share: writing pages, showing tables."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Dataset = Annotated[str | None, typer.Option(help="See `splitveil datasets`.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the runs.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+DataDir = Annotated[str | None, typer.Option(help="Where datasets lie.")]
+RunsDir = Annotated[str | None, typer.Option(help="Folder that holds the runs (default: runs).")]
 
 
 def last_epoch(folder: Path) -> dict[str, Any]:

@@ -14,8 +14,8 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain, islice
@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Column
 
 from splitveil import __version__
 from splitveil.audit import accuracy, ceiling_mse, run_attacks, strongest
@@ -41,13 +40,11 @@ from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError,
 from splitveil.nets.clients import CLIENT_PREFIX
 from splitveil.report.rows import flag_names
 from splitveil.runs import Run, fingerprint, fit, prepare_process, ready_teacher
-from splitveil.sweep.pareto import front
 from splitveil.train.files import write_text
 from splitveil.types import Attack, Json, Progress, Record, silent
 
 FILE = "trial.json"
 MAX_MESSAGE = 500
-RUNNING_SHOWN = 8
 REACH_S = 5.0  # for a cluster to answer; Ray itself would try for minutes
 BRIEF_SHARE = 4  # a trial takes this part of the epochs of a full training
 
@@ -81,10 +78,14 @@ class Result:
     """
 
     trial: Trial
-    folder: Path
     found: Json | None = None
     error: str | None = None
     seconds: float = 0.0
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.trial.config.folder
 
     @property
     def point(self) -> tuple[float, float]:
@@ -94,74 +95,49 @@ class Result:
         return float(self.found["accuracy"]), max(float(self.found["leakage"]), 0.0)
 
 
-class LiveTable:
+class LiveTable(Bars):
     """What is done, one line per group of trials, and what runs, one line per trial.
 
-    It shows nothing unless it is made `live`.
+    It shows nothing without a console.
     """
 
-    def __init__(self) -> None:
-        self._counts: Mapping[str, int] = {}
-        self._done: list[Result] = []
-        self._running: dict[str, Text] = {}
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__(
+            TextColumn("{task.description}", markup=False), BarColumn(bar_width=8),
+            MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}", markup=False, table_column=Column(overflow="fold")),
+            console=console, disable=console is None,
+        )  # fmt: skip
+        self._groups: dict[str, TaskID] = {}
+        self._running: dict[str, TaskID] = {}
+        self._results: list[Result] = []
 
     def expect(self, counts: Mapping[str, int]) -> None:
         """So many trials of each group are to come."""
-        self._counts = counts
+        for name, count in counts.items():
+            self._groups[name] = self.add_task(name, total=count, note="")
 
-    def start(self, trial: Trial) -> Progress:
+    def begin(self, trial: Trial) -> Progress:
         """Show a trial as running; returns whom it tells how far it is."""
-        since = time.monotonic()
-        words = f"{trial.label}  {trial_words(trial.settings, trial.config.seed)}"
-
-        def told(done: int, total: int, note: str = "") -> None:
-            state = f"{time.monotonic() - since:5.0f} s  {100 * done / max(total, 1):3.0f} %"
-            line = f"  running {state}  {words}  {note}"
-            self._running[trial.label] = Text(line, no_wrap=True, overflow="ellipsis")
-
-        told(0, 1)
-        return told
+        words = f"  {trial.label}  {trial_words(trial.settings, trial.config.seed)}"
+        self._running[trial.label] = task = self.add_task(words, total=None, note="")
+        return lambda done, total, note="": self.update(
+            task, completed=done, total=total, note=note
+        )
 
     def finish(self, result: Result) -> None:
         """Count a trial."""
-        self._running.pop(result.trial.label, None)
-        self._done.append(result)
-
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """One row of text per group."""
-        done = list(self._done)
-        good = [result for result in done if result.found is not None]
-        marks = front([result.point for result in good])
-        for name, count in self._counts.items():
-            ended = sum(result.trial.group == name for result in done)
-            own = [(r.point, m) for r, m in zip(good, marks, strict=True) if r.trial.group == name]
-            yield (
-                name,
-                f"{ended}/{count}",
-                str(ended - len(own)),
-                str(sum(mark for _, mark in own)),
-                f"{100 * max(accuracy for (accuracy, _), _ in own):.2f}" if own else "–",
-                f"{min(leakage for (_, leakage), _ in own):.3f}" if own else "–",
-            )
-
-    def __rich__(self) -> RenderableType:
-        """The table now."""
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1))
-        for heading in ("run", "done", "failed", "on the front", "best acc %", "least leakage"):
-            table.add_column(heading, justify="left" if heading == "run" else "right")
-        for cells in self.rows():
-            table.add_row(*map(Text, cells))
-        return Group(table, *list(self._running.values())[:RUNNING_SHOWN])
-
-    @contextmanager
-    def live(self, console: Console) -> Iterator["LiveTable"]:
-        """The table on a terminal, drawn anew while it changes; elsewhere once, at the end."""
-        try:
-            with Live(self, console=console, refresh_per_second=4):
-                yield self
-        finally:
-            if not console.is_terminal:  # else its last line has an end already
-                console.line()
+        self._results.append(result)
+        if result.trial.label in self._running:
+            self.remove_task(self._running.pop(result.trial.label))
+        own = [r for r in self._results if r.trial.group == result.trial.group]
+        points = [r.point for r in own if r.found is not None]
+        note = f"{len(own) - len(points)} failed"
+        if points:
+            accuracy, leakage = zip(*points, strict=True)
+            note += f", best acc {100 * max(accuracy):.2f} %, least leakage {min(leakage):.3f}"
+        if result.trial.group in self._groups:
+            self.update(self._groups[result.trial.group], completed=len(own), note=note)
 
 
 def trial_words(settings: Mapping[str, Any], seed: int) -> str:
@@ -214,10 +190,10 @@ def run_many(
     work = partial(
         run_one, profile=profile, aux=aux, only=only, resume=resume, keep_going=keep_going
     )
-    if jobs == 1 and address is None:
-        results = (work(trial, progress=table.start(trial)) for trial in trials)
-    else:
-        results = _on_ray(trials, work, jobs, address, table)
+    ray = check_ray(jobs, address)
+    results: Iterator[Result] = (work(trial, progress=table.begin(trial)) for trial in trials)
+    if ray is not None:
+        results = _on_ray(ray, trials, work, jobs, address or "local", table)
     for result in results:
         table.finish(result)
         yield result
@@ -245,13 +221,11 @@ def run_one(
     except Exception as err:  # a trial may fail in any way; the others go on
         if not keep_going:
             raise
-        told = f"{type(err).__name__}: {err}"[:MAX_MESSAGE]
-        result = Result(trial=trial, folder=trial.config.folder, error=told)
+        result = Result(trial=trial, error=f"{type(err).__name__}: {err}"[:MAX_MESSAGE])
         if aux == "val" and (result.folder / "config.toml").is_file():
             _write(result, key="")
         return result
-    found = {"accuracy": record.accuracy, "leakage": record.leakage}
-    return Result(trial=trial, folder=trial.config.folder, found=found)
+    return Result(trial=trial, found={"accuracy": record.accuracy, "leakage": record.leakage})
 
 
 def _free_memory() -> None:
@@ -269,7 +243,7 @@ def _validated(
     saved = read_trial(folder / FILE) if resume else {}
     if saved.get("key") == key:
         seconds = saved.get("seconds", 0.0)  # version 0.1.0 did not note them
-        return Result(trial=trial, folder=folder, found=saved["found"], seconds=seconds)
+        return Result(trial=trial, found=saved["found"], seconds=seconds)
     try:
         run = _trained(trial.config, resume, progress)
     except CheckpointError:  # the folder is named after the settings, so it is a broken one
@@ -279,7 +253,7 @@ def _validated(
     if bad:
         raise AuditError(f"{' and '.join(bad)} of the trial are not finite numbers; see {folder}")
     seconds = round(time.perf_counter() - started, 3)
-    result = Result(trial=trial, folder=folder, found=found, seconds=seconds)
+    result = Result(trial=trial, found=found, seconds=seconds)
     _write(result, key)
     return result
 
@@ -349,12 +323,9 @@ def validate_on_val(run: Run, attacks: Mapping[str, Attack], progress: Progress 
     best = strongest(run_attacks(case, attacks, seed, progress, store=store))
     ceiling = ceiling_mse(case.aux, case.scored, case.num_classes)
     return {
-        "accuracy": accuracy(case, seed, ACCURACY_DRAWS),
-        "mse": best["mse"],
-        "attack": best["mse_by"],
-        "ceiling": ceiling,
-        "leakage": 1.0 - best["mse"] / ceiling,
-    }
+        "accuracy": accuracy(case, seed, ACCURACY_DRAWS), "mse": best["mse"],
+        "attack": best["mse_by"], "ceiling": ceiling, "leakage": 1.0 - best["mse"] / ceiling,
+    }  # fmt: skip
 
 
 def brief_epochs(dataset: str) -> int:
@@ -388,13 +359,14 @@ def _digest(parts: Sequence[object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _on_ray(
+def _on_ray(  # noqa: PLR0917 - what `run_many` knows
+    ray: Any,  # noqa: ANN401 - the module
     trials: Iterable[Trial],
     work: Callable[[Trial], Result],
     jobs: int | None,
-    address: str | None,
+    address: str,
     table: LiveTable,
-) -> Generator[Result]:
+) -> Iterator[Result]:
     """Trials as tasks of a Ray cluster, whose machines see the same package and folders."""
     waiting = iter(trials)
     first = next(waiting, None)
@@ -406,41 +378,33 @@ def _on_ray(
     def task(trial: Trial) -> Result:
         with suppress(OSError):
             os.chdir(home)  # relative paths of datasets mean what they mean here
-        prepare_process()
         torch.set_num_threads(1)
         return work(trial)
 
-    ray = _start_ray(jobs, address)
+    _start_ray(ray, jobs, address)
     running: dict[Any, Trial] = {}
     try:
         slots = jobs or max(int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1)), 1)
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(task)
         while True:
             for trial in islice(waiting, slots - len(running)):
-                table.start(trial)
+                table.begin(trial)
                 running[remote.remote(trial)] = trial
             if not running:
                 return
             ready = ray.wait(list(running), num_returns=1)[0][0]
-            yield _answer(ray, ready, running.pop(ready))
+            trial = running.pop(ready)
+            try:
+                yield ray.get(ready)
+            except ray.exceptions.RayError as err:  # its worker died
+                told = f"{type(err).__name__}: {str(err).splitlines()[0]}"
+                yield Result(trial=trial, error=told)
     finally:
         ray.shutdown()  # a cluster that was started here ends, another one is left
 
 
-def _answer(ray: Any, ready: Any, trial: Trial) -> Result:  # noqa: ANN401 - Ray has no types
-    """The result of a task; one whose worker died has failed, in Ray's words."""
-    try:
-        result: Result = ray.get(ready)
-    except ray.exceptions.RayError as err:
-        told = f"{type(err).__name__}: {str(err).splitlines()[0]}"
-        return Result(trial=trial, folder=trial.config.folder, error=told)
-    return result
-
-
-def _start_ray(jobs: int | None, address: str | None) -> Any:  # noqa: ANN401 - the module
-    ray = check_ray(jobs, address)
+def _start_ray(ray: Any, jobs: int | None, address: str) -> None:  # noqa: ANN401 - the module
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = address or "local"
     new = {"num_cpus": jobs, "include_dashboard": False} if address == "local" else {}
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **new)
@@ -449,7 +413,6 @@ def _start_ray(jobs: int | None, address: str | None) -> Any:  # noqa: ANN401 - 
             f"cannot reach Ray at '{address}': {err}; check --address, and "
             "the token where the cluster wants one (RAY_AUTH_TOKEN)"
         ) from err
-    return ray
 
 
 def check_ray(jobs: int | None, address: str | None) -> Any:  # noqa: ANN401 - the module
