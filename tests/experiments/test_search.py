@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from experiments.made import Instant, found, more_noise_hides_more, no_memory_at
 from splitveil.config import RunConfig
 from splitveil.errors import ConfigError, RunError, SplitVeilError
 from splitveil.experiments import search
-from splitveil.experiments.runner import Result, Trial, run_many
+from splitveil.experiments.runner import Trial, run_many
 from splitveil.experiments.search import (
     SearchPlan,
     check,
@@ -122,15 +123,15 @@ def test_optuna_is_told_of_what_runs_and_still_asked_between_results(
 
     def watched(*asked: Any) -> Json:  # noqa: ANN401
         known = asked[-1]
-        told_of.append((len(known), sum(result is not None for _, result in known)))
+        told_of.append((len(known), sum(trial.found is not None for trial in known)))
         return real(*asked)
 
-    def two_at_a_time(trials: Iterator[Trial], **_: object) -> Iterator[Result]:
+    def two_at_a_time(trials: Iterator[Trial], **_: object) -> Iterator[Trial]:
         running = [next(trials), next(trials)]
         while running:
             one = running.pop(0)
             numbers = found(*more_noise_hides_more(one.config))
-            yield Result(trial=one, found=numbers)
+            yield replace(one, found=numbers)
             running += [more for more in [next(trials, None)] if more is not None]
 
     monkeypatch.setattr(search, "_ask_optuna", watched)

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from splitveil.cli import app
 from splitveil.config import RunConfig
-from splitveil.experiments.runner import LiveTable, Result, Trial
+from splitveil.experiments.runner import LiveTable, Trial
 
 WORDS = ("--defence", "none", "--defence", "noise", "--vary", "noise_std=0.1,0.2", "--profile",
          "smoke", "--attack", "linear")  # fmt: skip
@@ -179,7 +180,8 @@ def test_the_table_shows_what_runs_and_what_is_done() -> None:
     assert re.search(r"noise/0 \S+ \S+ 1/4 \S+ epoch 1/4", seen())
 
     def end(label: str, **found: float) -> None:
-        table.finish(Result(trial=made(label), found=found or None, error=None if found else "no"))
+        error = None if found else "no"
+        table.finish(replace(made(label), found=found or None, error=error))
 
     end("noise/0", accuracy=0.5, leakage=0.25)
     shown = seen()

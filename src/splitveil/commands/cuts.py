@@ -55,7 +55,7 @@ def show_cuts(
         found = cuts_of_nets(nets, shape, num_classes, macs, wire)
     else:
         found = suggest_cuts(load_backbone(name, shape, num_classes), shape, macs, wire)
-    rows = [asdict(c) for c in found]
+    rows = [{"at": c.at, "layer": c.layer} | asdict(c) for c in found]
     if json_:
         show_json({"image_shape": shape, "cuts": rows})
         return

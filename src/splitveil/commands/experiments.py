@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from splitveil import console
 from splitveil.commands import (
     DataDir,
     Dataset,
@@ -18,15 +19,6 @@ from splitveil.commands import (
     write_page,
 )
 from splitveil.commands.cuts import COSTS, MEASURED, Shape, in_words, show_cuts, show_listing
-from splitveil.console import (
-    err,
-    progress_bar,
-    setup_logging,
-    show_error,
-    show_json,
-    show_table,
-    warn,
-)
 from splitveil.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -41,7 +33,7 @@ def start() -> None:
     from splitveil.runs import prepare_process
 
     prepare_process()
-    setup_logging()
+    console.setup_logging()
 
 
 def demo(
@@ -58,7 +50,7 @@ def demo(
     from splitveil.experiments.demo import run_demo
     from splitveil.experiments.runner import LiveTable
 
-    with LiveTable(err) as table:
+    with LiveTable(console.err) as table:
         paths = run_demo(runs_dir, profile, epochs, table)
     page = write_page(paths, Path(runs_dir))
     show_runs(paths, json_=json_)
@@ -154,7 +146,7 @@ def show_clients(
         raise ConfigError(nothing_fits(shape, **budget))
     rows = [vars(c) | {"spec": str(c.spec), "family": c.spec.family} for c in found[:limit]]
     if json_:
-        show_json({"image_shape": shape, "fitting": len(found), "clients": rows})
+        console.show_json({"image_shape": shape, "fitting": len(found), "clients": rows})
         return
     show_listing(
         ("net", *COSTS, "depth", "receptive_field"), rows,
@@ -179,26 +171,26 @@ def show_ranking(
         raise ConfigError("--rank trains clients and needs --dataset; see `splitveil datasets`")
     given = {k: v for k, v in run.items() if v is not None}
     config = make_config({"epochs": brief_epochs(run["dataset"]), **given})
-    with progress_bar("data") as bar:  # the first time they are fetched
+    with console.progress_bar("data") as bar:  # the first time they are fetched
         images = load(config.dataset, config.data_dir, bar).image_shape
     if image is not None and parse_image(image) != images:
         raise ConfigError(f"the images of '{config.dataset}' are {images}; leave out --image")
-    with LiveTable(err) as table:
+    with LiveTable(console.err) as table:
         ranking = rank_clients(contenders(images, **budget), config, profile, table)
     for net, error in ranking.failed.items():
-        warn(f"{net} failed: {error}")
-    rows = [vars(client) for client in ranking.clients]
+        console.warn(f"{net} failed: {error}")
+    rows = ranking.clients
     if json_:
-        show_json({
+        console.show_json({
             "dataset": config.dataset, "defence": config.defence, "epochs": config.epochs,
             "seed": config.seed, "profile": profile, "image_shape": images, "score": SCORE,
             "clients": rows,
             "failed": [{"net": net, "error": error} for net, error in ranking.failed.items()],
         })  # fmt: skip
         return
-    best, end = ranking.clients[0], "none answers better than chance; give them more --epochs"
-    if best.score > 0:
-        end = f"splitveil train --net {best.net} --dataset {config.dataset}"
+    end = "none answers better than chance; give them more --epochs"
+    if rows[0]["score"] > 0:
+        end = f"splitveil train --net {rows[0]['net']} --dataset {config.dataset}"
         end += f" --defence {config.defence}"
     show_listing(
         ("mark", "net", "score", *MEASURED, *COSTS),
@@ -274,15 +266,15 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     where: Json = {"jobs": 1 if jobs is None else jobs}
     if engine == "ray":
         where = {"jobs": jobs, "address": address or "local"}
-    with LiveTable(err) as table:
+    with LiveTable(console.err) as table:
         result = run_sweep(plan, folder, resume=resume, progress=table, **where)
     failed = [row for row in result["trials"] if "error" in row]
     for row in failed:
-        warn(f"{row['trial']} failed: {row['error']}")
+        console.warn(f"{row['trial']} failed: {row['error']}")
     if failed:
-        warn("what failed is tried again with --resume")
+        console.warn("what failed is tried again with --resume")
     if json_:
-        show_json(result)
+        console.show_json(result)
     else:
         show_sweep(result)
 
@@ -356,16 +348,18 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
     from splitveil.experiments.runner import LiveTable
 
     try:
-        with LiveTable(err) as table:
+        with LiveTable(console.err) as table:
             made, rows, page = reproduction.reproduce(
                 experiment, only=only or [], profile=profile, runs_dir=runs_dir, progress=table,
                 seed=seed, epochs=epochs, dataset=dataset, device=device, data_dir=data_dir,
             )  # fmt: skip
     except KeyboardInterrupt:
-        show_error("interrupted; what was complete is saved. The same command again continues")
+        console.show_error(
+            "interrupted; what was complete is saved. The same command again continues"
+        )
         raise typer.Exit(INTERRUPTED) from None
     if json_:
-        show_json(reproduction.shown_json(made, rows))
+        console.show_json(reproduction.shown_json(made, rows))
     else:
-        show_table(made.title, *made.brief(rows))
+        console.show_table(made.title, *made.brief(rows))
         print_lines(f"table: {page}")

@@ -33,29 +33,16 @@ class Contender:
     wire_floats: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankedClient(Contender):
-    """What a trial measured on the validation images, and its score.
-
-    `mse` is that of the strongest attack, `attack` its name; `pareto`: no other client of the
-    comparison is at least as accurate and as private, and better in one of them.
-    """
-
-    accuracy: float
-    mse: float
-    attack: str
-    ceiling: float
-    leakage: float
-    score: float
-    run: str
-    pareto: bool = False
-
-
 @dataclass(frozen=True)
 class Ranking:
-    """Clients, best score first, and the errors of those whose trial failed, by net."""
+    """What trials found on validation images, and the errors of those that failed, by net.
 
-    clients: tuple[RankedClient, ...]
+    A client has its costs, its numbers, its score and `run`, its folder, best score first; `mse` is
+    that of the strongest attack, `attack` its name. `pareto`: no other is at least as accurate and
+    as private, and better in one of them.
+    """
+
+    clients: list[Json]
     failed: dict[str, str]
 
 
@@ -124,11 +111,11 @@ def score(accuracy: float, mse: float, ceiling: float, num_classes: int) -> floa
     return max(accuracy - chance, 0.0) / (1 - chance) * min(mse / ceiling, 1.0)
 
 
-def ranked(clients: Sequence[RankedClient]) -> tuple[RankedClient, ...]:
+def ranked(clients: Sequence[Json]) -> list[Json]:
     """Best score first, with the Pareto-optimal ones marked."""
-    marks = undominated([(c.accuracy, c.mse) for c in clients])
-    marked = [replace(c, pareto=mark) for c, mark in zip(clients, marks, strict=True)]
-    return tuple(sorted(marked, key=lambda c: (-c.score, c.net)))
+    marks = undominated([(c["accuracy"], c["mse"]) for c in clients])
+    marked = [c | {"pareto": mark} for c, mark in zip(clients, marks, strict=True)]
+    return sorted(marked, key=lambda c: (-c["score"], c["net"]))
 
 
 def rank_clients(
@@ -149,15 +136,18 @@ def rank_clients(
     ready_teacher(below, dataset)
     costs = {client.net: asdict(client) for client in clients}
     trials = [Trial(label=net, config=replace(below, net=net)) for net in costs]
-    found: list[RankedClient] = []
+    found: list[Json] = []
     failed: dict[str, str] = {}
-    for result in run_many(trials, profile=profile, aux="val", progress=progress):
-        net, numbers = result.trial.label, result.found
+    for trial in run_many(trials, profile=profile, aux="val", progress=progress):
+        numbers = trial.found
         if numbers is None:
-            failed[net] = str(result.error).partition(": ")[2]  # without the exception's name
+            failed[trial.label] = str(trial.error).partition(": ")[
+                2
+            ]  # without its exception's name
             continue
         merit = score(numbers["accuracy"], numbers["mse"], numbers["ceiling"], dataset.num_classes)
-        found.append(RankedClient(**costs[net], **numbers, score=merit, run=str(result.folder)))
+        own = {"score": merit, "run": str(trial.config.folder)}
+        found.append(costs[trial.label] | numbers | own)
     if not found:
         told = "; ".join(f"{net}: {error}" for net, error in failed.items())
         raise RunError(f"no trial came to an end: {told or 'there was no client to try'}")

@@ -156,7 +156,7 @@ def reproduce(
         )  # fmt: skip
     except (RunError, CheckpointError) as error:
         raise type(error)(next_step(error)) from error
-    made, rows = group_table(experiment, finished(experiment, last.folder, profile))
+    made, rows = group_table(experiment, finished(experiment, last.config.folder, profile))
     write_text(folder / "table.md", made.render(rows, "markdown"))
     return made, rows, folder / "table.md"
 

@@ -51,14 +51,23 @@ BRIEF_SHARE = 4  # a trial takes this part of the epochs of a full training
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A run to make, under a label that is unique among its like; `settings` are the varied ones.
+    """A run to make, and once it has ended what came of it.
 
-    The run of a configuration without a name gets a folder named after its settings and data.
+    Args:
+        label: Unique among its like.
+        config: The run; one without a name gets a folder named after its settings and data.
+        settings: The varied ones.
+        found: What was measured; None before its end, and if it failed.
+        error: Why it failed.
+        seconds: How long a trial on validation images took, 0 where it is not known.
     """
 
     label: str
     config: RunConfig
     settings: Mapping[str, Any] = field(default_factory=dict)
+    found: Json | None = None
+    error: str | None = None
+    seconds: float = 0.0
 
     @property
     def group(self) -> str:
@@ -69,29 +78,11 @@ class Trial:
         """
         return self.label.rpartition("/")[0] or self.label
 
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What came of a trial: `found` is what was measured and `error` None, or the other way round.
-
-    `seconds` is the time that a trial on validation images took, 0 where it is not known.
-    """
-
-    trial: Trial
-    found: Json | None = None
-    error: str | None = None
-    seconds: float = 0.0
-
-    @property
-    def folder(self) -> Path:
-        """The run's folder."""
-        return self.trial.config.folder
-
     @property
     def point(self) -> tuple[float, float]:
         """Accuracy, and leakage of at least 0: below, there is nothing left to win."""
         if self.found is None:
-            raise RunError(f"trial {self.trial.label} failed and has no numbers: {self.error}")
+            raise RunError(f"trial {self.label} failed and has no numbers: {self.error}")
         return float(self.found["accuracy"]), max(float(self.found["leakage"]), 0.0)
 
 
@@ -110,7 +101,7 @@ class LiveTable(Bars):
         )  # fmt: skip
         self._groups: dict[str, TaskID] = {}
         self._running: dict[str, TaskID] = {}
-        self._results: list[Result] = []
+        self._ended: list[Trial] = []
 
     def expect(self, counts: Mapping[str, int]) -> None:
         """So many trials of each group are to come."""
@@ -125,19 +116,19 @@ class LiveTable(Bars):
             task, completed=done, total=total, note=note
         )
 
-    def finish(self, result: Result) -> None:
-        """Count a trial."""
-        self._results.append(result)
-        if result.trial.label in self._running:
-            self.remove_task(self._running.pop(result.trial.label))
-        own = [r for r in self._results if r.trial.group == result.trial.group]
-        points = [r.point for r in own if r.found is not None]
+    def finish(self, trial: Trial) -> None:
+        """Count a trial that has ended."""
+        self._ended.append(trial)
+        if trial.label in self._running:
+            self.remove_task(self._running.pop(trial.label))
+        own = [t for t in self._ended if t.group == trial.group]
+        points = [t.point for t in own if t.found is not None]
         note = f"{len(own) - len(points)} failed"
         if points:
             accuracy, leakage = zip(*points, strict=True)
             note += f", best acc {100 * max(accuracy):.2f} %, least leakage {min(leakage):.3f}"
-        if result.trial.group in self._groups:
-            self.update(self._groups[result.trial.group], completed=len(own), note=note)
+        if trial.group in self._groups:
+            self.update(self._groups[trial.group], completed=len(own), note=note)
 
 
 def trial_words(settings: Mapping[str, Any], seed: int) -> str:
@@ -161,11 +152,11 @@ def run_many(
     resume: bool = True,
     keep_going: bool = True,
     progress: LiveTable | None = None,
-) -> Iterator[Result]:
-    """Train and attack every trial; each result is yielded as soon as it is there.
+) -> Iterator[Trial]:
+    """Train and attack every trial; each is yielded as soon as it has ended.
 
     Trials are taken from the iterable only when they can start, so that a generator may propose
-    them from the results it has seen.
+    them from what came of others.
 
     Args:
         trials: What to run.
@@ -178,11 +169,11 @@ def run_many(
         address: A Ray cluster to use, "local" for a new one on this machine; None: this process,
             unless there are several jobs.
         resume: Read what is finished and continue what was begun, instead of starting anew.
-        keep_going: Turn a failing trial into a result with its error, instead of raising it.
+        keep_going: Note the error of a failing trial, instead of raising it.
         progress: The table that shows what happens.
 
     Returns:
-        The results, in the order in which trials end.
+        The trials with what came of them, in the order in which they end.
     """
     table = progress or LiveTable()
     if isinstance(trials, Sequence):
@@ -191,12 +182,12 @@ def run_many(
         run_one, profile=profile, aux=aux, only=only, resume=resume, keep_going=keep_going
     )
     ray = check_ray(jobs, address)
-    results: Iterator[Result] = (work(trial, progress=table.begin(trial)) for trial in trials)
+    ended: Iterator[Trial] = (work(trial, progress=table.begin(trial)) for trial in trials)
     if ray is not None:
-        results = _on_ray(ray, trials, work, jobs, address or "local", table)
-    for result in results:
-        table.finish(result)
-        yield result
+        ended = _on_ray(ray, trials, work, jobs, address or "local", table)
+    for trial in ended:
+        table.finish(trial)
+        yield trial
 
 
 def run_one(
@@ -208,7 +199,7 @@ def run_one(
     resume: bool,
     keep_going: bool,
     progress: Progress = silent,
-) -> Result:
+) -> Trial:
     """Train and attack one trial, or read what is finished; see `run_many`."""
     prepare_process()
     _free_memory()
@@ -221,11 +212,11 @@ def run_one(
     except Exception as err:  # a trial may fail in any way; the others go on
         if not keep_going:
             raise
-        result = Result(trial=trial, error=f"{type(err).__name__}: {err}"[:MAX_MESSAGE])
-        if aux == "val" and (result.folder / "config.toml").is_file():
-            _write(result, key="")
-        return result
-    return Result(trial=trial, found={"accuracy": record.accuracy, "leakage": record.leakage})
+        failed = replace(trial, error=f"{type(err).__name__}: {err}"[:MAX_MESSAGE])
+        if aux == "val" and (trial.config.folder / "config.toml").is_file():
+            _write(failed, key="")
+        return failed
+    return replace(trial, found={"accuracy": record.accuracy, "leakage": record.leakage})
 
 
 def _free_memory() -> None:
@@ -237,13 +228,13 @@ def _free_memory() -> None:
 
 def _validated(
     trial: Trial, attacks: Mapping[str, Attack], resume: bool, progress: Progress
-) -> Result:
+) -> Trial:
     started, folder = time.perf_counter(), trial.config.folder
     key = _digest([folder.name, repr(attacks)])
     saved = read_trial(folder / FILE) if resume else {}
     if saved.get("key") == key:
         seconds = saved.get("seconds", 0.0)  # version 0.1.0 did not note them
-        return Result(trial=trial, found=saved["found"], seconds=seconds)
+        return replace(trial, found=saved["found"], seconds=seconds)
     try:
         run = _trained(trial.config, resume, progress)
     except CheckpointError:  # the folder is named after the settings, so it is a broken one
@@ -253,9 +244,9 @@ def _validated(
     if bad:
         raise AuditError(f"{' and '.join(bad)} of the trial are not finite numbers; see {folder}")
     seconds = round(time.perf_counter() - started, 3)
-    result = Result(trial=trial, found=found, seconds=seconds)
-    _write(result, key)
-    return result
+    ended = replace(trial, found=found, seconds=seconds)
+    _write(ended, key)
+    return ended
 
 
 def _audited(  # noqa: PLR0917 - what an audit takes
@@ -285,13 +276,12 @@ def attacked(record: Json, profile: str, aux: str, only: Sequence[str]) -> bool:
     return there == (profile, aux, sorted(only)) and UNFINISHED not in flag_names(record)
 
 
-def _write(result: Result, key: str) -> None:
-    trial = result.trial
+def _write(trial: Trial, key: str) -> None:
     told = {
-        "key": key, "found": result.found, "label": trial.label, "settings": dict(trial.settings),
-        "seed": trial.config.seed, "seconds": result.seconds, "error": result.error,
+        "key": key, "found": trial.found, "label": trial.label, "settings": dict(trial.settings),
+        "seed": trial.config.seed, "seconds": trial.seconds, "error": trial.error,
     }  # fmt: skip
-    write_text(result.folder / FILE, json.dumps(told, indent=2, allow_nan=False) + "\n")
+    write_text(trial.config.folder / FILE, json.dumps(told, indent=2, allow_nan=False) + "\n")
 
 
 def read_trial(file: Path) -> Json:
@@ -362,11 +352,11 @@ def _digest(parts: Sequence[object]) -> str:
 def _on_ray(  # noqa: PLR0917 - what `run_many` knows
     ray: Any,  # noqa: ANN401 - the module
     trials: Iterable[Trial],
-    work: Callable[[Trial], Result],
+    work: Callable[[Trial], Trial],
     jobs: int | None,
     address: str,
     table: LiveTable,
-) -> Iterator[Result]:
+) -> Iterator[Trial]:
     """Trials as tasks of a Ray cluster, whose machines see the same package and folders."""
     waiting = iter(trials)
     first = next(waiting, None)
@@ -375,7 +365,7 @@ def _on_ray(  # noqa: PLR0917 - what `run_many` knows
     waiting = chain([first], waiting)
     home, gpus = Path.cwd(), int(find_device(first.config.device) == "cuda")
 
-    def task(trial: Trial) -> Result:
+    def task(trial: Trial) -> Trial:
         with suppress(OSError):
             os.chdir(home)  # relative paths of datasets mean what they mean here
         torch.set_num_threads(1)
@@ -398,7 +388,7 @@ def _on_ray(  # noqa: PLR0917 - what `run_many` knows
                 yield ray.get(ready)
             except ray.exceptions.RayError as err:  # its worker died
                 told = f"{type(err).__name__}: {str(err).splitlines()[0]}"
-                yield Result(trial=trial, error=told)
+                yield replace(trial, error=told)
     finally:
         ray.shutdown()  # a cluster that was started here ends, another one is left
 

@@ -26,7 +26,6 @@ from splitveil.errors import AuditError, ConfigError, RunError, unknown
 from splitveil.experiments.runner import (
     FILE,
     LiveTable,
-    Result,
     Trial,
     brief_epochs,
     check_ray,
@@ -437,40 +436,36 @@ def run_sweep(
         with explain_os_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / PLAN_FILE, json.dumps(asdict(plan), indent=2) + "\n")
-        done = finished_trials(plan, folder)
+        done = ended_trials(plan, folder)
         table.expect(dict.fromkeys(plan.defences, plan.trials))
-        for result in done.values():
-            if result.error is None:
-                table.finish(result)
-        if failed := [label for label, result in done.items() if result.error is not None]:
+        for trial in done.values():
+            if trial.error is None:
+                table.finish(trial)
+        if failed := [label for label, trial in done.items() if trial.error is not None]:
             log.warning("tried again, because they failed: %s", ", ".join(failed))
-        for result in run_many(
+        for trial in run_many(
             _proposed(plan, folder, done), profile=plan.profile, aux="val", only=plan.attacks,
             jobs=jobs, address=address, progress=table,
         ):  # fmt: skip
-            done[result.trial.label] = result
+            done[trial.label] = trial
         summary = summarise(plan, done.values(), folder, classes)
         write_text(folder / RESULT_FILE, json.dumps(summary, indent=2, allow_nan=False) + "\n")
     return summary
 
 
-def finished_trials(plan: SearchPlan, folder: Path) -> dict[str, Result]:
-    """The results that lie in a sweep's folder, by label; of version 0.1.0 too."""
+def ended_trials(plan: SearchPlan, folder: Path) -> dict[str, Trial]:
+    """The trials that lie in a sweep's folder, by label; of version 0.1.0 too."""
     saved = _old_journal(folder / OLD_JOURNAL)
     for file in sorted((folder / TRIALS).glob(f"*/{FILE}")):
         saved.append(read_trial(file) | {"run": file.parent.name})
     found = {}
     for told in saved:
-        if "label" not in told:  # a broken file
-            continue
-        label, settings = told["label"], told["settings"]
-        config = config_of(plan, label.rpartition("/")[0], settings, folder)
-        name = told["run"] if told["error"] is None else None
-        config = replace(config, seed=told["seed"], name=name)
-        found[label] = Result(
-            trial=Trial(label=label, config=config, settings=settings),
-            **{key: told[key] for key in ("found", "error", "seconds")},
-        )
+        if "label" in told:  # else the file is broken
+            own = {key: told[key] for key in ("label", "settings", "found", "error", "seconds")}
+            name = told["run"] if told["error"] is None else None
+            config = config_of(plan, own["label"].rpartition("/")[0], own["settings"], folder)
+            config = replace(config, seed=told["seed"], name=name)
+            found[own["label"]] = Trial(config=config, **own)
     return {label: found[label] for label in sorted(found, key=_number)}
 
 
@@ -490,13 +485,13 @@ def _old_journal(file: Path) -> list[Json]:
     return found
 
 
-def _proposed(plan: SearchPlan, folder: Path, done: Mapping[str, Result]) -> Iterator[Trial]:
+def _proposed(plan: SearchPlan, folder: Path, done: Mapping[str, Trial]) -> Iterator[Trial]:
     """What is left to run: failed trials first, then new ones, the defences in turns.
 
     Each is proposed when it is asked for, from what is in `done` by then.
     """
-    begun = {label: result.trial for label, result in done.items()}
-    yield from [result.trial for result in done.values() if result.error is not None]
+    begun = dict(done)
+    yield from [replace(trial, error=None) for trial in begun.values() if trial.error is not None]
     found = spaces(plan.vary, plan.defences)
     taken = [replace(trial.config, name=None) for trial in begun.values()]
     for number, defence in product(range(plan.trials), plan.defences):
@@ -504,7 +499,7 @@ def _proposed(plan: SearchPlan, folder: Path, done: Mapping[str, Result]) -> Ite
         if label in begun:
             continue
         if plan.sampler == "optuna":
-            known = [(t.settings, done.get(k)) for k, t in begun.items() if t.group == defence]
+            known = [done.get(k, t) for k, t in begun.items() if t.group == defence]
             settings = _ask_optuna(plan, label, found[defence], known)
         else:
             settings = _drawn(plan, label, found[defence])
@@ -538,31 +533,26 @@ def _need_optuna() -> Any:  # noqa: ANN401 - the module
     return optuna
 
 
-def _ask_optuna(
-    plan: SearchPlan,
-    label: str,
-    space: Space,
-    known: Sequence[tuple[Mapping[str, Any], Result | None]],
-) -> Settings:
+def _ask_optuna(plan: SearchPlan, label: str, space: Space, known: Sequence[Trial]) -> Settings:
     """Optuna's next point (multi-objective TPE): accuracy up, leakage down.
 
-    `known` are the settings that were proposed before, with their results, None for what runs.
+    `known` are the trials that were proposed before; some of them may run.
     """
     optuna = _need_optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(
         seed=derive_seed(plan.seed, f"sweep/{label}") % 2**32,
         n_startup_trials=min(STARTUP, max(1, plan.trials // 3)),
-        constant_liar=any(result is None for _, result in known),  # what runs is not proposed again
+        constant_liar=not all(t.found or t.error for t in known),  # what runs is not asked again
     )
     study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
     kinds = {d.key: _distribution(optuna.distributions, d) for d in space}
     states = optuna.trial.TrialState
-    for settings, result in known:
-        told: Json = {"state": states.RUNNING if result is None else states.FAIL}
-        if result is not None and result.found is not None:
-            told = {"state": states.COMPLETE, "values": result.point}
-        params = {key: settings[key] for key in kinds}
+    for trial in known:
+        told: Json = {"state": states.FAIL if trial.error else states.RUNNING}
+        if trial.found is not None:
+            told = {"state": states.COMPLETE, "values": trial.point}
+        params = {key: trial.settings[key] for key in kinds}
         study.add_trial(optuna.trial.create_trial(params=params, distributions=kinds, **told))
     return dict(study.ask(kinds).params)
 
@@ -583,41 +573,40 @@ def _distribution(kinds: Any, dimension: Dimension) -> Any:  # noqa: ANN401 - Op
 # What was found.
 
 
-def _row(result: Result) -> Json:
-    """One finished trial as JSON."""
-    trial = result.trial
+def _row(trial: Trial) -> Json:
+    """A trial that has ended as JSON."""
     told = {
         "trial": trial.label, "defence": trial.group, "settings": dict(trial.settings),
-        "seed": trial.config.seed, "seconds": result.seconds,
+        "seed": trial.config.seed, "seconds": trial.seconds,
     }  # fmt: skip
-    if result.found is None:
-        return told | {"error": result.error}
-    found = {k: v for k, v in result.found.items() if k != "classes"}  # which 0.1.0 noted
-    return told | found | {"run": str(result.folder)}
+    if trial.found is None:
+        return told | {"error": trial.error}
+    found = {k: v for k, v in trial.found.items() if k != "classes"}  # which 0.1.0 noted
+    return told | found | {"run": str(trial.config.folder)}
 
 
-def summarise(plan: SearchPlan, results: Iterable[Result], folder: Path, classes: int) -> Json:
+def summarise(plan: SearchPlan, trials: Iterable[Trial], folder: Path, classes: int) -> Json:
     """Front, hypervolumes and the best of each defence; refused where no trial came to its end."""
     order = plan.defences.index
-    every = sorted(results, key=lambda r: (_number(r.trial.label), order(r.trial.group)))
-    good = [r for r in every if r.found is not None]
+    every = sorted(trials, key=lambda t: (_number(t.label), order(t.group)))
+    good = [t for t in every if t.found is not None]
     if not good:
-        told = "; ".join(f"{r.trial.label}: {r.error}" for r in every[:3])
+        told = "; ".join(f"{t.label}: {t.error}" for t in every[:3])
         raise RunError(f"no trial came to an end: {told}; mend that, and try again with --resume")
-    base = max([r for r in good if r.trial.group == "none"] or good, key=lambda r: r.point[0])
+    base = max([t for t in good if t.group == "none"] or good, key=lambda t: t.point[0])
     best = {}
     for name in plan.defences:
-        own = [r for r in good if r.trial.group == name]
-        chosen = most_private([r.point for r in own], base.point[0] - LOSS - _ROUNDING)
-        count = sum(r.trial.group == name for r in every)
+        own = [t for t in good if t.group == name]
+        chosen = most_private([t.point for t in own], base.point[0] - LOSS - _ROUNDING)
+        count = sum(t.group == name for t in every)
         best[name] = {
             "trials": count, "failed": count - len(own),
-            "accuracy": max((r.point[0] for r in own), default=None),
+            "accuracy": max((t.point[0] for t in own), default=None),
             "hypervolume": _volume(own, classes),
             "best": None if chosen is None else _row(own[chosen]),
         }  # fmt: skip
-    marks = front([r.point for r in good])
-    members = [r for r, mark in zip(good, marks, strict=True) if mark]
+    marks = front([t.point for t in good])
+    members = [t for t, mark in zip(good, marks, strict=True) if mark]
     return {
         "sweep": str(folder),
         "plan": asdict(plan) | {"attacks": list(ranking_attacks(plan.profile, plan.attacks))},
@@ -625,17 +614,17 @@ def summarise(plan: SearchPlan, results: Iterable[Result], folder: Path, classes
         "reference_point": {"accuracy": 1.0 / classes, "leakage": 1.0},
         "hypervolume": _volume(good, classes),
         "reference_accuracy": {
-            "accuracy": base.point[0], "defence": base.trial.group, "trial": base.trial.label
+            "accuracy": base.point[0], "defence": base.group, "trial": base.label
         },
         "allowed_loss": LOSS,
         "defences": best,
-        "front": [_row(r) for r in sorted(members, key=lambda r: -r.point[0])],
-        "trials": [_row(r) for r in every],
+        "front": [_row(t) for t in sorted(members, key=lambda t: -t.point[0])],
+        "trials": [_row(t) for t in every],
     }  # fmt: skip
 
 
-def _volume(results: Sequence[Result], classes: int) -> Json | None:
-    if not results:
+def _volume(trials: Sequence[Trial], classes: int) -> Json | None:
+    if not trials:
         return None
-    accuracy, leakage = np.array([r.point for r in results]).T
+    accuracy, leakage = np.array([t.point for t in trials]).T
     return {"value": hypervolume(accuracy, leakage, 1.0 / classes)}
