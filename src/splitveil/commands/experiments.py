@@ -263,11 +263,12 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     # From the root: a worker on Ray may start elsewhere.
     folder = RunConfig(runs_dir=str(Path(runs_dir or "runs").resolve()), name=name).folder
     plan = plan_of(given, options, settings or [], folder if resume else None)
-    where: Json = {"jobs": 1 if jobs is None else jobs}
     if engine == "ray":
-        where = {"jobs": jobs, "address": address or "local"}
+        address = address or "local"
+    elif jobs is None:
+        jobs = 1
     with LiveTable(console.err) as table:
-        result = run_sweep(plan, folder, resume=resume, progress=table, **where)
+        result = run_sweep(plan, folder, resume=resume, jobs=jobs, address=address, progress=table)
     failed = [row for row in result["trials"] if "error" in row]
     for row in failed:
         console.warn(f"{row['trial']} failed: {row['error']}")
