@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from splitveil.config import find_defence, make_config
-from splitveil.config.resolve import resolve
-from splitveil.data import Dataset, make_splits
-from splitveil.defences import DEFENCES
-from splitveil.passport import device_name, versions
+from splitveil.config.resolve import make_config, resolve
+from splitveil.data.dataset import Dataset
+from splitveil.data.splits import make_splits
+from splitveil.defences.catalogue import DEFENCES, find_defence
+from splitveil.io import silent
+from splitveil.provenance import device_name, versions
 from splitveil.train.loop import train_run
-from splitveil.types import silent
 
 CLASSES, TESTED, TOLD = 10, 1000, 50_000
 STACKS = ("arl+cem", "arl+veil")

@@ -13,16 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-
-from splitveil.passport import device_name, versions
-from splitveil.surrogates import GatedAttentionCEM, KMeansCEM, Rate, SlotCrossAttentionCEM
-from splitveil.train import scale_gradient
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles import kmeans, slots
 from oracles import surrogates as plain
 from surrogate_speed import draw, timed
+from torch import Tensor, nn
+
+from splitveil.functional import scale_gradient
+from splitveil.provenance import device_name, versions
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
+from splitveil.surrogates.kmeans_cem import KMeansCEM
+from splitveil.surrogates.rate import Rate
+from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 BATCH, DIM, CLASSES, REPEATS, WEIGHT, NOISE = 512, 512, 100, 20, 0.3, 0.025
 SLOW_REPEATS = 4

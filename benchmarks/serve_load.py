@@ -30,8 +30,10 @@ from urllib.parse import urlsplit
 import numpy as np
 import torch
 
-from splitveil.nets import NETS, Channel, cut
-from splitveil.passport import device_name, versions
+from splitveil.nets.catalogue import NETS
+from splitveil.nets.channel import Channel
+from splitveil.nets.split import cut
+from splitveil.provenance import device_name, versions
 from splitveil.serve.admission import Limits
 from splitveil.serve.export import export_model
 from splitveil.serve.manifest import LOGITS, SERVER, WIRE, Half, Manifest, load_half

@@ -15,15 +15,18 @@ from pathlib import Path
 import torch
 from lightning_fabric import Fabric
 
-from splitveil.config import Parts, RunConfig
-from splitveil.defences import DEFENCES
-from splitveil.nets import NETS, SplitModel, cut
-from splitveil.passport import device_name, versions
-from splitveil.surrogates import KMeansCEM, Rate
+from splitveil.config.resolve import Parts
+from splitveil.config.run_config import RunConfig
+from splitveil.defences.base import PenaltyPlan
+from splitveil.defences.catalogue import DEFENCES
+from splitveil.nets.catalogue import NETS
+from splitveil.nets.split import SplitModel, cut
+from splitveil.provenance import device_name, versions
+from splitveil.surrogates.kmeans_cem import KMeansCEM
+from splitveil.surrogates.rate import Rate
 from splitveil.train.schedule import Weights
 from splitveil.train.state import new_state
 from splitveil.train.step import StepLoss, Stepper, TrainSet
-from splitveil.types import PenaltyPlan
 
 SHAPE, CLASSES, IMAGES, NOISE = (3, 32, 32), 10, 4096, 0.025
 PRESETS = ("rate", "veil", "gated-att", "slot-cross", "cem")

@@ -15,9 +15,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from splitveil.passport import device_name, versions
-from splitveil.surrogates import GatedAttentionCEM, KMeansCEM, Rate, SlotCrossAttentionCEM
-from splitveil.types import Json
+from splitveil.io import Json
+from splitveil.provenance import device_name, versions
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
+from splitveil.surrogates.kmeans_cem import KMeansCEM
+from splitveil.surrogates.rate import Rate
+from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
 
 CLASSES = (10, 100, 1000)
 

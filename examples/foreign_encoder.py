@@ -2,7 +2,7 @@
 
 Run it with `python foreign_encoder.py` to write its images to `digits.npz`; then, beside it,
 
-    splitveil audit foreign_encoder:send --data npz:digits.npz --server foreign_encoder:answer
+    splitveil audit-encoder foreign_encoder:send --data npz:digits.npz
 """
 
 from functools import cache

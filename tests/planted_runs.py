@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from splitveil.config import find_defence
 from splitveil.config.settings import write_toml
+from splitveil.defences.catalogue import find_defence
 
 Json = dict[str, Any]
 EPOCHS, STEPS = 20, 10

@@ -1,4 +1,4 @@
-"""`splitveil audit --attributes` and `--members`: tables beside images, and training data."""
+"""`--attributes` and `--members` of audits: tables beside images, and training data."""
 
 import json
 import re
@@ -12,9 +12,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil.attacks import PROFILES, Linear, MeanImage
-from splitveil.cli import app
-from splitveil.data import load
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
+from splitveil.attacks.profiles import PROFILES
+from splitveil.cli.app import app
+from splitveil.data.catalogue import load
 from splitveil.data.folder import file_names
 
 CODE = """
@@ -83,7 +85,7 @@ def test_file_names_come_in_the_order_of_the_dataset() -> None:
 
 
 def test_a_callable_is_asked_for_the_attributes_of_a_table(place: str) -> None:
-    result = call("audit", place, *WORDS, "--attributes", table(), "--json")
+    result = call("audit-encoder", place, *WORDS, "--attributes", table(), "--json")
     assert result.exit_code == 0, text(result)
     record = json.loads(result.stdout)
     row = record["leaks"]["attribute"]["dark"]
@@ -95,7 +97,7 @@ def test_two_sets_take_one_table_the_attackers_images_first(place: str) -> None:
     rows = [str(i % 2 == 0) for i in range(80)]
     Path("t.csv").write_text("\n".join(["dark", *rows]), encoding="utf-8")
     words = ("--aux-data", "npz:same.npz", "--test-data", "npz:others.npz", "--profile", "smoke")
-    result = call("audit", place, *words, "--attributes", "t.csv", "--json")
+    result = call("audit-encoder", place, *words, "--attributes", "t.csv", "--json")
     assert result.exit_code == 0, text(result)
     assert json.loads(result.stdout)["leaks"]["attribute"]["dark"]["accuracy"] > 0.8
 
@@ -106,21 +108,21 @@ def test_a_run_is_asked_for_them_too_and_its_record_is_not_replayed() -> None:
     result = call("audit", run.path, "--profile", "smoke", "--attributes", table(), "--json")
     assert result.exit_code == 0, text(result)
     assert json.loads(result.stdout)["leaks"]["attribute"].keys() == {"dark"}
-    replayed = call("audit", run.path, "--replay", run.path / "record.json")
+    replayed = call("replay", run.path / "record.json")
     assert replayed.exit_code == 2
-    assert "was made with --attributes and cannot be replayed" in text(replayed)
+    assert "was made with a table of attributes and cannot be replayed" in text(replayed)
 
 
 def test_members_are_found_or_refused(place: str) -> None:
-    result = call("audit", place, *WORDS, "--members", "npz:others.npz", "--json")
+    result = call("audit-encoder", place, *WORDS, "--members", "npz:others.npz", "--json")
     assert result.exit_code == 0, text(result)
     record = json.loads(result.stdout)
     assert "members" in record["splits"]
     assert record["leaks"]["membership"]["n"] == 20  # half of 20 pairs
-    result = call("audit", place, *WORDS, "--members", "npz:same.npz")
+    result = call("audit-encoder", place, *WORDS, "--members", "npz:same.npz")
     assert result.exit_code == 2
     assert "images of --members are among those that are scored" in text(result)
-    result = call("audit", place, *WORDS, "--members", "digits")
+    result = call("audit-encoder", place, *WORDS, "--members", "digits")
     assert (result.exit_code, "--members has classes" in text(result)) == (2, True)
 
 
@@ -138,7 +140,7 @@ def test_a_faulty_table_exits_with_2_before_any_attack(
 ) -> None:
     path = Path(table())
     path.write_text(change(path.read_text()), encoding="utf-8")
-    result = call("audit", place, *WORDS, "--attributes", path)
+    result = call("audit-encoder", place, *WORDS, "--attributes", path)
     assert result.exit_code == 2, text(result)
     assert said in text(result)
     assert not Path("runs").exists()

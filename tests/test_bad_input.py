@@ -104,7 +104,7 @@ def test_a_fault_of_ours_is_not_explained_away(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("splitveil.explaining.explain_run", fails)
+    monkeypatch.setattr("splitveil.insight.explanation.explain_run", fails)
     assert call("explain", "run").exception is error
-    monkeypatch.setattr("splitveil.explaining.explain_run", lambda *_: [0] * sys.maxsize)
+    monkeypatch.setattr("splitveil.insight.explanation.explain_run", lambda *_: [0] * sys.maxsize)
     assert "not enough memory (MemoryError)" in text(call("explain", "run"))

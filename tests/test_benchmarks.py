@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from splitveil.defences import DEFENCES
+from splitveil.defences.catalogue import DEFENCES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("**/*.json"))

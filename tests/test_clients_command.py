@@ -11,9 +11,9 @@ from experiments.made import Instant
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil.attacks import PROFILES
-from splitveil.cli import app
-from splitveil.config import RunConfig
+from splitveil.attacks.profiles import PROFILES
+from splitveil.cli.app import app
+from splitveil.config.run_config import RunConfig
 
 BUDGET = ("clients", "--macs", "21.9e6", "--wire", "512")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from splitveil.cli import app
+from splitveil.cli.app import app
 from splitveil.report.columns import EVERYTHING
 from splitveil.report.comparison import ARCHITECTURE, BUDGET
 

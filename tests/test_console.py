@@ -2,7 +2,7 @@
 
 import pytest
 
-from splitveil import console
+from splitveil.cli import console
 
 
 @pytest.mark.parametrize("width", [200, 80, 40])

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil.cli import app
-from splitveil.config import find_net
+from splitveil.cli.app import app
+from splitveil.nets.catalogue import find_net
 
 
 def call(*words: str) -> Any:  # noqa: ANN401 - typer's result type is not public

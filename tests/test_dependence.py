@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from splitveil.dependence import (
+from splitveil.functional import (
     centred,
     distance_correlation,
     distances,

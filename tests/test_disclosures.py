@@ -1,18 +1,24 @@
 """Certificates and other leaks, as an audit of a run puts them into its record."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from audit.made import a_case
+from audit.made import a_target, labelled
 
 from splitveil import Run, RunConfig, fit
-from splitveil.attacks import Linear, MeanImage
-from splitveil.audit import intercept, run_attacks
-from splitveil.data import load
-from splitveil.disclosures import Kept, other_leaks
-from splitveil.types import Attack, Json, Labelled
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
+from splitveil.attacks.profiles import LEAK_BUDGETS
+from splitveil.audits.beyond_pixels import leaks_beyond_pixels
+from splitveil.audits.suite import Store, run_attacks
+from splitveil.data.catalogue import load
+from splitveil.io import Json
+from splitveil.threat import Attack, Labelled
+
+BUDGET = LEAK_BUDGETS["smoke"]
 
 
 @pytest.fixture(scope="module")
@@ -105,30 +111,27 @@ def test_every_run_says_what_repeated_sendings_add(runs: dict[str, Run]) -> None
     assert noisy[0] < noisy[-1]
 
 
-def test_reconstructions_are_kept_as_the_audit_made_them_or_made_again() -> None:
-    case, kept = a_case(), Kept()
-    wire = intercept(case, 0)
+def test_reconstructions_are_looked_up_as_the_audit_made_them_or_stored_them() -> None:
+    known = {"members": labelled(30, 0), "outsiders": labelled(30, 0)}
+    target = replace(a_target(identity="this"), **known)  # type: ignore[arg-type]
     attacks: dict[str, Attack] = {"mean": MeanImage(), "linear": Linear()}
-    attempts = run_attacks(case, attacks, 0, wire=wire, look=kept)
-    assert set(kept.images) == set(attacks)
-    many = Labelled(case.aux.images, case.aux.labels)
-    fewer = {"members": many, "outsiders": many, "wire": wire, "profile": "smoke"}
-    first = other_leaks(case, attacks, attempts, kept=kept, **fewer)  # type: ignore[arg-type]
-    again = other_leaks(case, attacks, attempts, kept=Kept(), **fewer)  # type: ignore[arg-type]
+    kept: dict[str, bytes] = {}
+    store = Store(kept.get, kept.__setitem__, "code")
+    first, again = (
+        leaks_beyond_pixels(target, run_attacks(target, attacks, store=store), BUDGET)
+        for _ in range(2)
+    )
+    assert len(kept) == len(attacks)
     assert first["re-id"] == again["re-id"]
     assert "linear/mse" in first["re-id"]
 
 
 def test_too_few_images_are_a_reason_and_no_crash() -> None:
-    case = a_case()
-    wire = intercept(case, 0)
-    attacks = {"linear": Linear()}
-    attempts = run_attacks(case, attacks, 0, wire=wire)
     few = Labelled(torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.long))
-    found = other_leaks(case, attacks, attempts, few, few, wire=wire, kept=Kept(), profile="smoke")
+    target = replace(a_target(), members=few, outsiders=few)
+    attempts = run_attacks(target, {"linear": Linear()})
+    found = leaks_beyond_pixels(target, attempts, BUDGET)
     assert "membership needs at least 20" in found["refused"]["membership"]
     assert found.keys() == {"attribute", "re-id", "repeats", "refused"}  # these need no pairs
-    told = other_leaks(
-        case, attacks, attempts, "who knows", few, wire=wire, kept=Kept(), profile="smoke"
-    )
+    told = leaks_beyond_pixels(replace(target, members="who knows"), attempts, BUDGET)
     assert told["refused"] == {"membership": "who knows"}

@@ -18,10 +18,10 @@ from planted_runs import (
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil.cli import app
-from splitveil.defences import DEFENCES
-from splitveil.doctor import RULES, Case, Finding, Plain, diagnose, read_case
+from splitveil.cli.app import app
+from splitveil.defences.catalogue import DEFENCES
 from splitveil.errors import ConfigError, RunError
+from splitveil.insight.diagnosis import RULES, Case, Finding, Plain, diagnose, read_case
 
 
 def names(folder: Path) -> list[str]:

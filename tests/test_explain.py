@@ -13,34 +13,36 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil import explaining
-from splitveil.cli import app
-from splitveil.config import plan_of
-from splitveil.defences import DEFENCES
+from splitveil.cli.app import app
+from splitveil.config.resolve import plan_of
+from splitveil.defences.catalogue import DEFENCES
 from splitveil.errors import RunError
-from splitveil.explain import (
-    Box,
+from splitveil.insight import explanation
+from splitveil.insight.explanation import (
+    Attention,
+    Gates,
+    Groups,
     Panel,
-    Sizes,
+    Story,
+    panels,
+    render,
+    summary,
+    write_page,
+)
+from splitveil.insight.pictures import (
+    attention_heatmap,
     class_maps,
     class_variance,
-    flow_chart,
     gate_histogram,
     group_images,
     group_mass,
-    render,
-    run_flow,
+    sample_size_over_time,
     share_above,
+    sorted_profile,
     variance_against_noise,
     weighted_samples,
-    write_page,
 )
-from splitveil.explain.panels import Attention, Gates, Groups, Story, panels, summary
-from splitveil.explain.weights import (
-    attention_heatmap,
-    sample_size_over_time,
-    sorted_profile,
-)
+from splitveil.report.flow_chart import Box, Sizes, flow_chart, run_flow
 from splitveil.runs import load_data
 from splitveil.train.state import load_module, read_checkpoint
 
@@ -72,12 +74,12 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few images: the maps are the slow part."""
-    monkeypatch.setattr(explaining, "LIMIT", 120)
-    monkeypatch.setattr(explaining, "MAPPED", 40)
+    monkeypatch.setattr(explanation, "LIMIT", 120)
+    monkeypatch.setattr(explanation, "MAPPED", 40)
 
 
 def story_of(run: sv.Run) -> Story:
-    return explaining.tell(run, *load_data(run))
+    return explanation.tell(run, *load_data(run))
 
 
 def judged(run: sv.Run, story: Story) -> dict[str, torch.Tensor]:
@@ -145,8 +147,8 @@ def test_what_an_undefended_run_lacks_is_said_and_the_same_run_gives_the_same_by
     train: Train, tmp_path: Path
 ) -> None:
     run = train("none")
-    first, numbers = explaining.explain_run(run.path, tmp_path / "a")
-    again, _ = explaining.explain_run(run.path, tmp_path / "b")
+    first, numbers = explanation.explain_run(run.path, tmp_path / "a")
+    again, _ = explanation.explain_run(run.path, tmp_path / "b")
     assert [p.name for p in first] == ["explain.html", "flow.png", "variance.png", "map.png"]
     assert [p.read_bytes() for p in first] == [p.read_bytes() for p in again]
     page = first[0].read_text(encoding="utf-8")

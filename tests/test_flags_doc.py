@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from splitveil.audit import FLAGS
+from splitveil.audits.flags import FLAGS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
 

@@ -7,21 +7,25 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from audit.made import BrightestQuarter, a_case, labelled
+from audit.made import BrightestQuarter, a_target, labelled
 from torch import Tensor, nn
 
-from splitveil.attacks import PROFILES, Decoder, KQuery, Linear, MeanImage, Nearest, Rmle
-from splitveil.attacks.baseline import ClassMean
-from splitveil.audit import by_attack, run_attacks
-from splitveil.audit.leaks import PLANS
-from splitveil.auditing import rate_nats
+from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest
+from splitveil.attacks.decoder import Decoder
+from splitveil.attacks.k_query import KQuery
+from splitveil.attacks.linear import Linear
+from splitveil.attacks.profiles import LEAK_BUDGETS, PROFILES
+from splitveil.attacks.rmle import Rmle
+from splitveil.audits.noise_tests import check_noise, hear_noise, sent_rate
+from splitveil.audits.own_encoder import AuditImages, OwnEncoder, audit_encoder, seeded
+from splitveil.audits.suite import run_attacks
+from splitveil.audits.summary import by_attack
+from splitveil.audits.trained_run import differences, rate_nats
 from splitveil.errors import AuditError, ConfigError
-from splitveil.foreign import Material, Target, examine
-from splitveil.listening import check_noise, hear_noise, sent_rate
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.replay import differences
-from splitveil.stranger import seeded
-from splitveil.types import Attack, Json, Labelled, Record, Victim
+from splitveil.io import Json
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.record.schema import Record
+from splitveil.threat import Attack, Labelled, Victim
 
 SMALL = Decoder(width=8, blocks=1, epochs=1, min_steps=4, batch_size=8)
 TINY: dict[str, Attack] = {
@@ -38,11 +42,11 @@ TINY: dict[str, Attack] = {
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cast(dict[str, Any], PROFILES), "tiny", TINY)
-    monkeypatch.setitem(cast(dict[str, Any], PLANS), "tiny", PLANS["smoke"])
+    monkeypatch.setitem(cast(dict[str, Any], LEAK_BUDGETS), "tiny", LEAK_BUDGETS["smoke"])
 
 
-def material() -> Material:
-    return Material(
+def material() -> AuditImages:
+    return AuditImages(
         name="made",
         classes=("a", "b", "c", "d"),
         aux=labelled(30, 0),
@@ -53,9 +57,9 @@ def material() -> Material:
     )
 
 
-def audited(client: object, **options: Any) -> Json:  # noqa: ANN401 - fields of a Target
-    target = Target(client=client, name="f", **options)
-    record, _ = examine(target, material(), "tiny")
+def audited(client: object, **options: Any) -> Json:  # noqa: ANN401 - fields of an OwnEncoder
+    own = OwnEncoder(client=client, name="f", **options)
+    record, _ = audit_encoder(own, material(), "tiny")
     found: Json = json.loads(record.to_json())
     return found
 
@@ -87,12 +91,12 @@ def test_noise_is_heard_and_a_false_declaration_refused() -> None:
     with pytest.raises(AuditError, match=r"0\.5 was declared, but .* differ as by 0\.(29|30|31)"):
         check_noise(0.5, heard, 400)
     with pytest.raises(ConfigError, match="finite number > 0, got -1"):
-        Target(client=numpy_noise, name="f", noise_std=-1.0)
+        OwnEncoder(client=numpy_noise, name="f", noise_std=-1.0)
 
 
 def test_the_numbers_are_those_of_the_same_client_as_a_run() -> None:
-    case = a_case(nn.Flatten(), noise_std=0.1)
-    own = by_attack(run_attacks(case, {n: a for n, a in TINY.items() if n != "rmle"}, 0))
+    case = a_target(nn.Flatten(), noise_std=0.1)
+    own = by_attack(run_attacks(case, {n: a for n, a in TINY.items() if n != "rmle"}))
     record = audited(case.victim.send, server=case.head)
     assert list(differences(json.loads(json.dumps(own)), record["attacks"])) == []
     assert record["audit"]["left_out"].keys() == {"rmle"}
@@ -109,7 +113,7 @@ def test_two_audits_are_equal_and_what_is_unknown_is_null() -> None:
     assert first["audit"]["noise"]["measured"] == pytest.approx(0.1, rel=0.1)
     assert first["true_rate_nats"] > 0
     assert "not known" in first["certificates"]["gallery"]["refused"]
-    assert Record(**{**first, "accuracy": 0.0}).strongest == first["strongest"]
+    assert Record.from_dict(first).accuracy is None
 
 
 def test_a_stream_of_its_own_is_noticed() -> None:

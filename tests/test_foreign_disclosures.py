@@ -6,16 +6,15 @@ from typing import Any, cast
 
 import pytest
 import torch
-from audit.made import labelled
+from audit.made import gallery_rate, labelled
 from torch import Tensor, nn
 
-from splitveil.attacks import PROFILES, Linear, MeanImage
-from splitveil.audit.bounds import gallery_rate
-from splitveil.audit.leaks import PLANS
-from splitveil.audit.tables import Attributes
-from splitveil.foreign import UNKNOWN, Material, Target, examine
-from splitveil.stranger import seeded
-from splitveil.types import Json
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
+from splitveil.attacks.profiles import LEAK_BUDGETS, PROFILES
+from splitveil.audits.own_encoder import UNKNOWN, AuditImages, OwnEncoder, audit_encoder, seeded
+from splitveil.data.attributes import Attributes
+from splitveil.io import Json
 
 STD = 0.2
 MEMBERS = labelled(60, 7)
@@ -25,7 +24,7 @@ MEMBERS = labelled(60, 7)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     attacks = {"mean": MeanImage(), "linear": Linear()}
     monkeypatch.setitem(cast(dict[str, Any], PROFILES), "tiny", attacks)
-    monkeypatch.setitem(cast(dict[str, Any], PLANS), "tiny", PLANS["smoke"])
+    monkeypatch.setitem(cast(dict[str, Any], LEAK_BUDGETS), "tiny", LEAK_BUDGETS["smoke"])
 
 
 class Bounded:
@@ -68,7 +67,7 @@ class Shared(Bounded):
 
 
 def audited(client: object, *, known: bool = False, **options: Any) -> Json:  # noqa: ANN401
-    material = Material(
+    material = AuditImages(
         name="made",
         classes=("a", "b", "c", "d"),
         aux=labelled(60, 0),
@@ -79,8 +78,8 @@ def audited(client: object, *, known: bool = False, **options: Any) -> Json:  # 
         members=MEMBERS if known else None,
         attributes=options.pop("attributes", None),
     )
-    target = Target(client=client, name="f", **options)
-    found: Json = json.loads(examine(target, material, "tiny")[0].to_json())
+    own = OwnEncoder(client=client, name="f", **options)
+    found: Json = json.loads(audit_encoder(own, material, "tiny")[0].to_json())
     return found
 
 

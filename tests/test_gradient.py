@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from splitveil.train import scale_gradient
+from splitveil.functional import scale_gradient
 
 
 @settings(deadline=None)

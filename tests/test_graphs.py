@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from splitveil.graphs import WARM_UP, captured, no_collection
+from splitveil.cuda import WARM_UP, captured, no_collection
 
 
 class Cycle:

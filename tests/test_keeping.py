@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from splitveil.keeping import covers
+from splitveil.record.files import covers
 
 Json = dict[str, Any]
+PROFILES = ("smoke", "quick", "standard", "paper")
 SOME: Json = {"mean": {}, "linear": {}}
 
 
@@ -32,7 +33,7 @@ def record(
     ],
 )
 def test_as_much_or_more_takes_the_place(new: Json) -> None:
-    assert covers(new, record())
+    assert covers(new, record(), PROFILES)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +50,8 @@ def test_as_much_or_more_takes_the_place(new: Json) -> None:
     ],
 )
 def test_less_or_something_else_does_not(new: Json) -> None:
-    assert not covers(new, record())
+    assert not covers(new, record(), PROFILES)
 
 
 def test_a_table_of_attributes_is_not_lost_to_an_audit_without_it() -> None:
-    assert not covers(record(), record(attributes=["age"]))
+    assert not covers(record(), record(attributes=["age"]), PROFILES)

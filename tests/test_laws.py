@@ -4,7 +4,7 @@ import json
 import statistics
 from pathlib import Path
 
-from splitveil.report.rows import Group, find_records
+from splitveil.record.groups import Group, find_records
 
 RESULTS = Path(__file__).parents[1] / "results"
 

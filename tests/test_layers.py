@@ -1,4 +1,4 @@
-"""Who may import whom, how long a module may be, and what must never run: read off the source."""
+"""Who may import whom, what stands at the top level, what must never run: read off the source."""
 
 import ast
 import sys
@@ -11,88 +11,30 @@ import pytest
 import splitveil
 
 SOURCE = Path(splitveil.__file__).parent
-MAX_LINES = 600
 
+# From the ground up. A module may import its own room and everything in a lower layer, lazily or
+# not, and nothing else. The ground is single modules: there the order of the list counts.
+GROUND = ("errors", "rng", "io", "cuda", "functional", "provenance", "table", "threat")
+LAYERS: tuple[tuple[str, ...], ...] = (
+    GROUND,
+    ("record", "data", "nets", "surrogates"),
+    ("defences", "attacks"),
+    ("config", "serve"),
+    ("train",),
+    ("audits",),
+    ("runs",),
+    ("report",),
+    ("insight", "experiments"),
+    ("cli",),
+    ("__main__",),
+)
+TOP_LEVEL = {"__init__", "__main__", *GROUND, "runs"}
 
-@dataclass(frozen=True)
-class Rule:
-    """What a room may import: rooms of ours, and libraries (None: any that is not banned)."""
-
-    rooms: frozenset[str]
-    libraries: frozenset[str] | None = None
-
-
-def room(*rooms: str, libraries: tuple[str, ...] | None = None) -> Rule:
-    return Rule(frozenset(rooms), None if libraries is None else frozenset(libraries))
-
-
-FIRST_ROW = ("errors", "types", "victim", "rng", "gradient", "graphs", "similarity", "dependence")
-EVERYTHING = room("*")
-ON_THE_DEVICE = (
-    "cache", "capture", "client", "faults", "manifest", "noise", "session", "stages", "transport",
-    "wire",
-)  # fmt: skip
-LIGHT = ("numpy", "onnxruntime")
-
-# The right column of the design's table of rooms; a module of its own wins over its room.
-MAY_IMPORT: dict[str, Rule] = {
-    "errors": room(libraries=()),
-    "types": room(*FIRST_ROW, libraries=("torch",)),
-    "victim": room("errors", libraries=("torch",)),
-    "rng": room(*FIRST_ROW, libraries=("torch",)),
-    "gradient": room(*FIRST_ROW, libraries=("torch",)),
-    "graphs": room(libraries=("torch",)),
-    "similarity": room(libraries=("torch",)),
-    "dependence": room(libraries=("torch",)),
-    "data": room(*FIRST_ROW, "train.files"),
-    "nets": room(*FIRST_ROW),
-    "surrogates": room(*FIRST_ROW, libraries=("torch", "einops", "jaxtyping")),
-    "defences": room(*FIRST_ROW, "surrogates", "nets"),
-    "train": room(*FIRST_ROW),
-    "attacks": room(*FIRST_ROW, "nets"),
-    "audit": room(*FIRST_ROW, "attacks"),
-    "report": room("types", "errors", "train.files"),
-    "serve": room(*FIRST_ROW, "nets", "train.checkpoint"),
-    "serve.faults": room("errors", libraries=()),
-    **{
-        f"serve.{n}": room(*(f"serve.{o}" for o in ON_THE_DEVICE), libraries=LIGHT)
-        for n in ON_THE_DEVICE
-        if n != "faults"
-    },
-    "serve.server": room("serve", "errors", libraries=(*LIGHT, "starlette", "uvicorn")),
-    "settings": room("errors"),
-    "imports": room("errors", libraries=()),
-    "passport": room("types", "__version__"),
-    "console": room(),
-    "config": EVERYTHING,
-    "runs": EVERYTHING,
-    "teaching": EVERYTHING,
-    "training": EVERYTHING,
-    "auditing": EVERYTHING,
-    "disclosures": EVERYTHING,
-    "examining": EVERYTHING,
-    "keeping": EVERYTHING,
-    "wiretap": EVERYTHING,
-    "reproduce": EVERYTHING,
-    "sweep": EVERYTHING,
-    "doctor": room("errors", "types", "report"),
-    "doctor.reading": room("errors", "types", "settings", "report", "runs", "doctor"),
-    "explain": room("errors", "types", "report"),
-    "explaining": EVERYTHING,
-    "replay": EVERYTHING,
-    "comparing": room("errors", "types", "audit.statistics", "report"),
-    "unrounded": room("errors", "types", "audit.statistics", "report", "comparing"),
-    "recipes": room("errors", libraries=()),
-    "trials": EVERYTHING,
-    "advisor": EVERYTHING,
-    "foreign": EVERYTHING,
-    "listening": room(*FIRST_ROW, "audit", "nets", "surrogates"),
-    "stranger": room(*FIRST_ROW),
-    "commands": EVERYTHING,
-    "cli": EVERYTHING,
-    "__main__": room("cli"),
-    "__init__": EVERYTHING,
-}
+# What runs on the device is light: these import each other, `errors` and two libraries.
+DEVICE = tuple(
+    f"serve.{name}" for name in ("client", "manifest", "noise", "stages", "transport", "wire")
+)
+DEVICE_LIBRARIES = ("numpy", "onnxruntime")
 
 BANNED_LIBRARIES = {
     "torchvision": "cannot be imported beside the CPU build of torch",
@@ -112,7 +54,7 @@ BANNED_CALLS = {
     "torch.load": "unpickles what it loads; checkpoints are safetensors",
     "torch.save": "pickles what it saves; checkpoints are safetensors",
 }
-MAY_CALL = {("__init__", "import_module")}
+MAY_CALL = {("__init__", "import_module"), ("serve", "import_module")}  # the lazy tables of names
 
 
 @dataclass(frozen=True)
@@ -135,36 +77,57 @@ def imports_of(tree: ast.Module, package: str) -> Iterator[Import]:
             yield from (Import(f"{base}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def covers(allowed: str, target: str) -> bool:
-    return allowed in ("*", target) or target.startswith(f"{allowed}.")
+def layer_of(room: str) -> int | None:
+    found = [number for number, rooms in enumerate(LAYERS) if room in rooms]
+    return found[0] if found else None
 
 
-def rule_of(module: str) -> tuple[str, Rule | None]:
-    """The rule of a module such as `nets.split`: its own, or its room's."""
-    key = module if module in MAY_IMPORT else module.partition(".")[0]
-    return key, MAY_IMPORT.get(key)
+def may_import(room: str, other: str) -> bool:
+    """Whether a module of `room` may import from `other`."""
+    if room in (other, "__init__") or other == "__version__":
+        return True
+    mine, theirs = layer_of(room), layer_of(other)
+    if mine is None or theirs is None:
+        return False
+    if mine == theirs == 0:
+        return GROUND.index(other) < GROUND.index(room)
+    return theirs < mine
 
 
-def import_fault(name: str, key: str, rule: Rule) -> str | None:
+def import_fault(name: str, module: str) -> str | None:
     top, _, rest = name.partition(".")
     if top in BANNED_LIBRARIES:
         return f"{top} is banned: {BANNED_LIBRARIES[top]}"
-    if top == "splitveil":
-        if any(covers(allowed, rest) for allowed in (key, *rule.rooms)):
-            return None
-        return f"{key} may import {', '.join(sorted(rule.rooms)) or 'nothing of ours'}, not {name}"
-    if rule.libraries is None or top in sys.stdlib_module_names or top in rule.libraries:
+    if module in DEVICE:
+        return device_fault(name, module)
+    if top != "splitveil":
         return None
-    known = ", ".join(sorted(rule.libraries)) or "the standard library"
-    return f"{key} may use only {known}, not {top}"
+    room, other = module.partition(".")[0], rest.partition(".")[0]
+    if may_import(room, other):
+        return None
+    return f"{room} may import lower layers only, not {name}"
 
 
-def call_fault(call: ast.Call, key: str) -> str | None:
+def device_fault(name: str, module: str) -> str | None:
+    top, _, rest = name.partition(".")
+    if top == "splitveil":
+        ours = (*DEVICE, "errors")
+        if rest == "__version__" or any(rest == o or rest.startswith(f"{o}.") for o in ours):
+            return None
+        return f"{module} runs on the device: it may not import {name}"
+    if top in sys.stdlib_module_names or top in DEVICE_LIBRARIES:
+        return None
+    return (
+        f"{module} runs on the device: it may use only {' and '.join(DEVICE_LIBRARIES)}, not {top}"
+    )
+
+
+def call_fault(call: ast.Call, module: str) -> str | None:
     name = ast.unparse(call.func)
     short = (
         name if name in BANNED_CALLS else name.removeprefix("importlib.").removeprefix("builtins.")
     )
-    if short in BANNED_CALLS and (key, short) not in MAY_CALL:
+    if short in BANNED_CALLS and (module, short) not in MAY_CALL:
         return f"{short}() is banned: {BANNED_CALLS[short]}"
     for word in call.keywords:
         if word.arg == "allow_pickle" and ast.unparse(word.value) != "False":
@@ -172,29 +135,30 @@ def call_fault(call: ast.Call, key: str) -> str | None:
     return None
 
 
+def module_of(path: Path, source: Path) -> str:
+    """'nets.split' for nets/split.py, 'nets' for its `__init__`, '__init__' for the package's."""
+    parts = path.relative_to(source).with_suffix("").parts
+    return parts[0] if len(parts) == 1 else ".".join(parts).removesuffix(".__init__")
+
+
 def faults(path: Path, source: Path) -> list[str]:
     """What is wrong with one file of the package at `source`, as `file:line: rule`."""
     parts = path.relative_to(source).with_suffix("").parts
-    module = (
-        ".".join(parts) if parts == ("__init__",) else ".".join(parts).removesuffix(".__init__")
-    )
-    key, rule = rule_of(module)
+    module = module_of(path, source)
     where = path.relative_to(source.parent)
-    if rule is None:
-        return [f"{where}:1: {module} has no rule; add its room to MAY_IMPORT"]
-    text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text)
+    if len(parts) == 1 and module not in TOP_LEVEL:
+        return [f"{where}:1: {module} does not belong at the top level; put it into a room"]
+    if module != "__init__" and layer_of(module.partition(".")[0]) is None:
+        return [f"{where}:1: {module} has no layer; add its room to LAYERS"]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     package = ".".join(("splitveil", *parts[:-1]))
     found = [
         (i.line, fault)
         for i in imports_of(tree, package)
-        if (fault := import_fault(i.name, key, rule))
+        if (fault := import_fault(i.name, module))
     ]
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    found += [(c.lineno, fault) for c in calls if (fault := call_fault(c, key))]
-    lines = len(text.splitlines())
-    if lines > MAX_LINES:
-        found.append((lines, f"a module has at most {MAX_LINES} lines, this one {lines}"))
+    found += [(c.lineno, fault) for c in calls if (fault := call_fault(c, module))]
     return [f"{where}:{line}: {fault}" for line, fault in sorted(found)]
 
 
@@ -207,64 +171,101 @@ def test_the_house_keeps_its_rules(path: Path) -> None:
     assert faults(path, SOURCE) == []
 
 
-def test_the_walk_reaches_every_room_that_exists() -> None:
+def test_every_room_of_the_list_exists_and_no_other() -> None:
     rooms = {p.relative_to(SOURCE).with_suffix("").parts[0] for p in files()}
-    assert {"nets", "attacks", "audit", "defences", "surrogates", "train", "data"} <= rooms
-    assert rooms <= {key.partition(".")[0] for key in MAY_IMPORT}
+    assert rooms == {room for layer in LAYERS for room in layer} | {"__init__"}
 
 
-def test_the_laws_of_the_table() -> None:
-    attacks, audit = MAY_IMPORT["attacks"].rooms, MAY_IMPORT["audit"].rooms
-    assert not attacks & {"*", "defences", "train", "data", "audit"}
-    assert not audit & {"*", "defences", "train", "data"}
-    assert MAY_IMPORT["report"].rooms == {"types", "errors", "train.files"}
-    assert MAY_IMPORT["serve"].rooms == {*FIRST_ROW, "nets", "train.checkpoint"}
+def graph(source: Path) -> dict[str, set[str]]:
+    """Module → modules it imports, lazily or not; a room's `__init__` only passes names on."""
+    known = {module_of(p, source): p for p in sorted(source.rglob("*.py"))}
+    edges: dict[str, set[str]] = {}
+    for module, path in known.items():
+        if module == "__init__":
+            continue
+        package = ".".join(("splitveil", *path.relative_to(source).parts[:-1]))
+        names = [
+            i.name.removeprefix("splitveil.")
+            for i in imports_of(ast.parse(path.read_text(encoding="utf-8")), package)
+            if i.name.startswith("splitveil.")
+        ]
+        reached = {n if n in known else n.rpartition(".")[0] for n in names}
+        edges[module] = {r for r in reached if r in known} - {module}
+    return edges
+
+
+def cycle_in(edges: dict[str, set[str]]) -> list[str]:
+    """A cycle of modules, or an empty list."""
+    done: set[str] = set()
+
+    def walk(module: str, trail: list[str]) -> list[str]:
+        if module in trail:
+            return [*trail[trail.index(module) :], module]
+        if module not in done:
+            for other in sorted(edges.get(module, ())):
+                if found := walk(other, [*trail, module]):
+                    return found
+            done.add(module)
+        return []
+
+    for module in sorted(edges):
+        if found := walk(module, []):
+            return found
+    return []
+
+
+def test_no_module_reaches_itself_through_its_imports() -> None:
+    assert cycle_in(graph(SOURCE)) == []
+
+
+def test_a_planted_cycle_is_found(tmp_path: Path) -> None:
+    room = tmp_path / "splitveil" / "nets"
+    room.mkdir(parents=True)
+    (room / "a.py").write_text("from splitveil.nets.b import x\n", encoding="utf-8")
+    (room / "b.py").write_text("def f():\n    from splitveil.nets import a\n", encoding="utf-8")
+    assert cycle_in(graph(tmp_path / "splitveil")) == ["nets.a", "nets.b", "nets.a"]
+
+
+def test_no_module_bears_the_name_of_a_public_function() -> None:
+    public = {n for n in splitveil.__all__ if callable(getattr(splitveil, n))}
+    modules = {
+        p.stem
+        for p in files()
+        if p.name != "__init__.py" and p.relative_to(SOURCE).parts[0] != "cli"
+    }
+    rooms = {p.parent.name for p in files() if p.name == "__init__.py"} - {"splitveil"}
+    assert not public & (modules | rooms)
 
 
 PLANTED = [
-    ("attacks/spy.py", "from splitveil.defences import DEFENCES", 1, "attacks may import"),
+    ("attacks/spy.py", "from splitveil.defences import DEFENCES", 1, "not splitveil.defences"),
     ("attacks/spy.py", "import splitveil.train.loop", 1, "not splitveil.train.loop"),
-    ("attacks/spy.py", "from splitveil import data", 1, "not splitveil.data"),
     ("attacks/spy.py", "import splitveil", 1, "not splitveil"),
-    ("attacks/spy.py", "from ..audit import metrics", 1, "not splitveil.audit.metrics"),
-    ("attacks/spy.py", "from .. import data", 1, "not splitveil.data"),
-    (
-        "attacks/spy.py",
-        "def f():\n    from splitveil.data import load",
-        2,
-        "not splitveil.data.load",
-    ),
-    ("attacks/spy.py", "if x:\n    pass\nelse:\n    import splitveil.data", 4, "splitveil.data"),
+    ("attacks/spy.py", "from ..audits import metrics", 1, "not splitveil.audits.metrics"),
+    ("data/spy.py", "from .. import nets", 1, "not splitveil.nets"),
+    ("data/spy.py", "def f():\n    from splitveil.record import files", 2, "splitveil.record"),
+    ("data/spy.py", "if x:\n    pass\nelse:\n    import splitveil.nets", 4, "splitveil.nets"),
     ("attacks/spy.py", "m = importlib.import_module('splitveil.data')", 1, "import_module"),
     ("attacks/spy.py", "m = __import__('splitveil.data')", 1, "__import__"),
-    (
-        "report/spy.py",
-        "from splitveil.nets import cut",
-        1,
-        "report may import errors, train.files, types",
-    ),
-    ("report/spy.py", "from splitveil.rng import stream", 1, "not splitveil.rng.stream"),
+    ("report/spy.py", "from splitveil.insight import diagnosis", 1, "not splitveil.insight"),
+    ("audits/spy.py", "from splitveil.runs import Run", 1, "not splitveil.runs.Run"),
+    ("insight/spy.py", "from splitveil.experiments import demo", 1, "splitveil.experiments"),
+    ("io.py", "from splitveil.table import Table", 1, "io may import lower layers only"),
+    ("errors.py", "from splitveil.rng import stream", 1, "not splitveil.rng.stream"),
     ("nets/spy.py", "import torchvision", 1, "torchvision is banned"),
     ("data/spy.py", "def f():\n    from torchvision.datasets import CIFAR10", 2, "torchvision"),
-    ("surrogates/spy.py", "import numpy", 1, "einops, jaxtyping, torch, not numpy"),
-    ("errors.py", "import torch", 1, "errors may use only the standard library, not torch"),
-    ("settings.py", "from splitveil.types import Json", 1, "settings may import errors"),
-    ("console.py", "from splitveil.errors import ConfigError", 1, "nothing of ours"),
-    ("passport.py", "from splitveil import fit", 1, "not splitveil.fit"),
-    ("serve/client.py", "import torch", 1, "numpy, onnxruntime, not torch"),
-    ("serve/client.py", "from splitveil.types import Json", 1, "serve.client may import"),
+    ("serve/client.py", "import torch", 1, "numpy and onnxruntime, not torch"),
+    ("serve/client.py", "from splitveil.io import Json", 1, "it may not import splitveil.io"),
     ("serve/export.py", "from splitveil.train.loop import train", 1, "not splitveil.train.loop"),
-    ("serve/export.py", "from splitveil.train import Schedule", 1, "splitveil.train.Schedule"),
     ("train/spy.py", "x = torch.load('a')", 1, r"torch.load() is banned"),
     ("train/spy.py", "import pickle", 1, "pickle is banned"),
     ("train/spy.py", "from pickle import loads", 1, "pickle is banned"),
-    ("cli.py", "import pickle", 1, "pickle is banned"),
+    ("cli/app.py", "import pickle", 1, "pickle is banned"),
     ("data/spy.py", "np.load(f, allow_pickle=True)", 1, "allow_pickle is banned"),
     ("nets/spy.py", "eval('1')", 1, "eval() is banned"),
     ("nets/spy.py", "y = [exec(t) for t in x]", 1, "exec() is banned"),
-    ("nets/long.py", "x = 1\n" * 601, 601, "at most 600 lines, this one 601"),
-    ("kitchen/sink.py", "x = 1", 1, "kitchen.sink has no rule"),
-    ("utils.py", "x = 1", 1, "utils has no rule"),
+    ("kitchen/sink.py", "x = 1", 1, "kitchen.sink has no layer"),
+    ("utils.py", "x = 1", 1, "utils does not belong at the top level"),
 ]
 
 
@@ -282,16 +283,15 @@ def test_a_planted_fault_is_found_at_its_line(
 
 
 ALLOWED = [
-    ("attacks/spy.py", "from splitveil.nets import cut\nfrom splitveil.attacks.seeding import x"),
-    ("attacks/spy.py", "from . import seeding\nfrom .linear import ridge\nimport numpy, math"),
+    ("attacks/spy.py", "from splitveil.nets import cut\nfrom splitveil.attacks.base import x"),
+    ("attacks/spy.py", "from . import base\nfrom .linear import ridge\nimport numpy, math"),
     ("attacks/__init__.py", "from .linear import ridge\nfrom ..rng import stream"),
-    ("serve/export.py", "from splitveil.train.checkpoint import read_checkpoint"),
-    ("serve/export.py", "from splitveil.train import checkpoint"),
     ("serve/client.py", "import numpy\nimport json\nfrom splitveil.serve.wire import decode"),
-    ("passport.py", "from splitveil import __version__"),
+    ("serve/client.py", "from splitveil.errors import WireError"),
+    ("provenance.py", "from splitveil import __version__"),
     ("nets/spy.py", "model.eval()\nre.compile('a')\nnp.load(f, allow_pickle=False)"),
-    ("nets/long.py", "x = 1\n" * 600),
-    ("cli.py", "from splitveil.audit import metrics\nimport splitveil"),
+    ("nets/long.py", "x = 1\n" * 900),
+    ("cli/app.py", "from splitveil.audits import metrics\nfrom splitveil.runs import fit"),
     ("__init__.py", "x = import_module(f'splitveil.{name}')"),
 ]
 

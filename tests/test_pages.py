@@ -13,9 +13,9 @@ import torch
 from documents import FENCE, ROOT, table
 from typer.testing import CliRunner
 
-from splitveil.attacks import PROFILES
-from splitveil.cli import app
-from splitveil.defences import DEFENCES
+from splitveil.attacks.profiles import PROFILES
+from splitveil.cli.app import app
+from splitveil.defences.catalogue import DEFENCES
 
 
 @pytest.fixture

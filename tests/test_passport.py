@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from splitveil import passport
+from splitveil import provenance
 
 
 @pytest.fixture
@@ -14,8 +14,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the module in a tree of its own, as `src/splitveil/passport.py`."""
     place = tmp_path / "src" / "splitveil" / "passport.py"
     place.parent.mkdir(parents=True)
-    shutil.copy(passport.__file__, place)
-    monkeypatch.setattr(passport, "__file__", str(place))
+    shutil.copy(provenance.__file__, place)
+    monkeypatch.setattr(provenance, "__file__", str(place))
     return tmp_path
 
 
@@ -23,11 +23,11 @@ def test_outside_a_checkout_the_environment_speaks(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SPLITVEIL_COMMIT", raising=False)
-    assert passport.commit() is None
+    assert provenance.commit() is None
     monkeypatch.setenv("SPLITVEIL_COMMIT", "abc")
-    assert passport.commit() == "abc"
+    assert provenance.commit() == "abc"
     (source / ".git").mkdir()  # a folder of that name, but no repository
-    assert passport.commit() == "abc"
+    assert provenance.commit() == "abc"
 
 
 def test_a_checkout_gives_its_commit_and_says_when_it_is_dirty(source: Path) -> None:
@@ -41,11 +41,11 @@ def test_a_checkout_gives_its_commit_and_says_when_it_is_dirty(source: Path) -> 
     git("add", ".")
     git("commit", "-qm", "one")
     head = git("rev-parse", "--short=12", "HEAD")
-    assert passport.commit() == head
+    assert provenance.commit() == head
     (source / "src" / "splitveil" / "passport.py").write_text("changed")
-    assert passport.commit() == f"{head}+"
+    assert provenance.commit() == f"{head}+"
 
 
 def test_the_module_run_is_written_as_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/x/splitveil/__main__.py", "audit", "runs/a"])
-    assert passport.command() == "splitveil audit runs/a"
+    assert provenance.command() == "splitveil audit runs/a"

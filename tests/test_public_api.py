@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import splitveil as sv
-from splitveil.config import Built
-from splitveil.types import SurrogateOutput
+from splitveil.config.resolve import Built
+from splitveil.surrogates.base import SurrogateOutput
 
 NAMES = {
     "Record", "Run", "RunConfig", "Victim", "__version__", "attacks", "audit", "data", "defences",

@@ -1,6 +1,6 @@
 """The README and docs/results.md: their numbers come from record files, their links resolve."""
 
-import importlib.util
+import importlib
 import io
 import json
 import re
@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from splitveil.config import flat_config, make_config
+from splitveil.config.resolve import flat_config, make_config
 from splitveil.config.settings import parse_pair
+from splitveil.record.groups import Group
 from splitveil.report.columns import Published
-from splitveil.report.rows import Group
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -28,14 +28,7 @@ PLACES = {"data_dir", "runs_dir"}
 
 
 def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("readme", ROOT / "scripts" / "readme.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "scripts"))
-        spec.loader.exec_module(module)
-    return module
+    return importlib.reload(importlib.import_module("paper.readme"))  # what it caches is forgotten
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +43,7 @@ def read(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("page", [README, RESULTS], ids=lambda p: p.name)
 def test_pages_are_those_of_the_records(page: Path, script: ModuleType) -> None:
-    """Run `python scripts/readme.py` when this fails."""
+    """Run `python -m paper.readme` when this fails."""
     text = page.read_text(encoding="utf-8")
     assert script.with_blocks(text) == text
     assert (
@@ -88,7 +81,7 @@ def test_verdicts_come_before_rows_without_one(script: ModuleType) -> None:
 
 
 def test_the_figure_is_that_of_the_records(script: ModuleType) -> None:
-    """Run `python scripts/readme.py` when this fails; other font rendering moves few pixels."""
+    """Run `python -m paper.readme` when this fails; other font rendering moves few pixels."""
     drawn, kept = (
         np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
         for png in (script.figure(), script.FIGURE.read_bytes())
@@ -226,7 +219,7 @@ def test_the_flagship_stands_beside_the_seeds_rows(planted: ModuleType) -> None:
 def test_a_table_without_records_says_how_to_make_them(planted: ModuleType) -> None:
     for name in ("table1", "seed-003"):
         shutil.rmtree(planted.RESULTS / f"cifar10-{name}")
-        told = f"No records yet: scripts/headline.py --table {name} makes them."
+        told = f"No records yet: paper/headline.py --table {name} makes them."
         assert planted.BLOCKS[name]() == told
 
 

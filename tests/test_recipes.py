@@ -9,14 +9,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from splitveil.cli import app
-from splitveil.config import RECIPES, build_defence, find_net, make_config
+from splitveil.cli.app import app
 from splitveil.config.recipes import NAMED_RECIPES, find_recipe, merge
-from splitveil.config.resolve import resolve
-from splitveil.data import DATASETS, Dataset
+from splitveil.config.resolve import build_defence, make_config, resolve
+from splitveil.config.run_config import RECIPES
+from splitveil.data.catalogue import DATASETS
+from splitveil.data.dataset import Dataset
 from splitveil.errors import ConfigError
-from splitveil.nets import NETS
-from splitveil.surrogates import GatedAttentionCEM
+from splitveil.nets.catalogue import NETS, find_net
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
 
 Shape = tuple[int, int, int]
 

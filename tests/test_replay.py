@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import torch
 from audit.made import Counting
-from torch import nn
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil.attacks import ClassMean, Linear, MeanImage
-from splitveil.audit.suite import source
-from splitveil.auditing import code_hash
-from splitveil.cli import app
+from splitveil.attacks.baseline import ClassMean, MeanImage
+from splitveil.attacks.linear import Linear
+from splitveil.audits.trained_run import differences, open_run, replay
+from splitveil.cli.app import app
 from splitveil.config import resolve as configuration
 from splitveil.errors import AuditError, RunError
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.passport import model_hash
-from splitveil.replay import differences, read_record, replay
-from splitveil.types import Access, Attack
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.provenance import model_hash
+from splitveil.record.schema import read_record
+from splitveil.threat import Access, Attack
 
 SUBSET = Counting(access=Access.WHITE_BOX, limit=11)
 TINY: Mapping[str, Attack] = {
@@ -174,43 +174,70 @@ def test_the_hash_of_a_model_is_of_structure_weights_and_noise() -> None:
     assert model_hash(layer, Channel([GaussianNoise(0.1)])) != first
 
 
-def test_the_hash_of_a_models_code_is_of_every_stage_and_of_no_readable_one_none(
-    monkeypatch: pytest.MonkeyPatch,
+class Plugin(nn.Module):
+    """A stage from outside the package."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z
+
+
+@pytest.mark.parametrize("version", [None, "2"])
+def test_a_run_with_code_of_others_has_an_identity_only_by_its_version(
+    run: sv.Run, version: str | None
 ) -> None:
-    model = nn.Sequential(nn.Linear(2, 3), Channel([GaussianNoise(0.1)]))
-    first = code_hash(model)
-    assert first is not None
-    assert first == code_hash(nn.Sequential(model[1], nn.ReLU()))
-    monkeypatch.setattr("splitveil.auditing.source", lambda home: f"{source(home)}# other")
-    assert code_hash(model) != first
-    monkeypatch.setattr("splitveil.auditing.source", source)
-    homeless = type("Homeless", (nn.Identity,), {"__module__": "no.such.module"})
-    assert code_hash(nn.Sequential(model, homeless())) is None
+    own = sv.load_run(run.path)
+    assert open_run(own, aux="train")[0].identity
+    plugin = Plugin()
+    if version is not None:
+        plugin.version = version  # type: ignore[assignment]  # a plain text
+    own.model.head = nn.Sequential(own.model.head, plugin)
+    found = open_run(own, aux="train")[0].identity
+    assert bool(found) is (version is not None)
 
 
 def test_the_command_exits_with_0_1_or_2(run: sv.Run, record: sv.Record, tmp_path: Path) -> None:
     good = run.path / "record.json"
-    result = call("audit", "--replay", good)
+    result = call("replay", good)
     assert result.exit_code == 0, text(result)
     assert "every number is the same, bit for bit" in text(result)
 
     wrong = tmp_path / "wrong.json"
     wrong.write_text(changed(record, floor={"mse": 0.5}).to_json())
-    result = call("audit", run.path, "--replay", wrong)
+    result = call("replay", wrong, "--run", run.path)
     assert result.exit_code == 1, text(result)
     assert "floor.mse: 0.5 was recorded" in text(result)
     assert "1 differences" in text(result)
-    result = call("audit", run.path, "--replay", wrong, "--json")
+    result = call("replay", wrong, "--run", run.path, "--json")
     assert result.exit_code == 1
     assert len(json.loads(result.stdout)["differences"]) == 1
 
     wrong.write_text(changed(record, audit={"model": "0123"}).to_json())
-    result = call("audit", run.path, "--replay", wrong)
+    result = call("replay", wrong, "--run", run.path)
     assert result.exit_code == 2
     assert "another model" in text(result)
     wrong.write_text("{")
-    assert call("audit", run.path, "--replay", wrong).exit_code == 2
-    assert call("audit", "--replay", tmp_path / "absent.json").exit_code == 2
+    assert call("replay", wrong, "--run", run.path).exit_code == 2
+    assert call("replay", tmp_path / "absent.json").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--replay", "record.json"], "splitveil replay RECORD"),
+        (["runs/x", "--replay=record.json", "--json"], "splitveil replay RECORD"),
+        (["runs/x", "--wire", "a.jsonl"], "splitveil audit-wire RUN"),
+        (["mycode:send", "--data", "digits"], "splitveil audit-encoder mycode:send"),
+        (["runs/x", "--profil", "smoke"], "no option or argument '--profil'"),
+        (["--fres", "runs/x"], "no option or argument '--fres'"),
+        (["runs/x", "more"], "no option or argument 'more'"),
+    ],
+)
+def test_what_audit_no_longer_takes_exits_with_2_and_names_what_to_use(
+    words: list[str], said: str
+) -> None:
+    result = call("audit", *words)
+    assert result.exit_code == 2
+    assert said in text(result)
 
 
 def test_an_audit_of_nothing_exits_with_2() -> None:
@@ -220,14 +247,16 @@ def test_an_audit_of_nothing_exits_with_2() -> None:
 
 
 def test_finished_attacks_are_kept_until_a_fresh_audit(
-    run: sv.Run, record: sv.Record, tmp_path: Path
+    run: sv.Run, record: sv.Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SPLITVEIL_COMMIT", "a-commit")  # code with changes would keep nothing
     folder = tmp_path / "copy"
-    shutil.copytree(run.path, folder)
+    shutil.copytree(run.path, folder, ignore=shutil.ignore_patterns("audit"))
+    first = sv.load_run(folder).audit("smoke", seed=3)
     SUBSET.fits.clear()
     again = sv.load_run(folder).audit("smoke", seed=3)
     assert SUBSET.fits == []
-    assert again.to_dict()["attacks"] == record.to_dict()["attacks"]
+    assert again.to_dict()["attacks"] == first.to_dict()["attacks"]
 
     words = ("audit", folder, "--profile", "smoke", "--seed", "3", "--json")
     result = call(*words, "--fresh")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from splitveil.config import build_defence, make_config
+from paper.reference import section
+from splitveil.config.resolve import build_defence, make_config
 from splitveil.errors import ConfigError
 from splitveil.experiments.reproduction import (
     EXPERIMENTS,
@@ -15,8 +16,7 @@ from splitveil.experiments.reproduction import (
     find_experiment,
     group_table,
 )
-from splitveil.report.rows import Group
-from splitveil.reproduce import section
+from splitveil.record.groups import Group
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SEED = EXPERIMENTS["seed-003"]

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from splitveil.cli import app
-from splitveil.config import RunConfig
-from splitveil.console import show_table
+from paper.reference import claims
+from splitveil.cli.app import app
+from splitveil.cli.console import show_table
+from splitveil.config.run_config import RunConfig
 from splitveil.errors import CheckpointError, DataError, RunError
 from splitveil.experiments import runner
 from splitveil.experiments.reproduction import (
@@ -22,12 +23,11 @@ from splitveil.experiments.reproduction import (
     group_table,
     next_step,
 )
-from splitveil.nets import SplitModel
-from splitveil.report.rows import Group
-from splitveil.reproduce import claims
+from splitveil.io import Progress
+from splitveil.nets.split import SplitModel
+from splitveil.record.groups import Group
 from splitveil.runs import Run, fit
 from splitveil.table import Table
-from splitveil.types import Progress
 
 SEED = EXPERIMENTS["seed-003"]
 WRITTEN = ("record.json", "checkpoint.safetensors")

@@ -11,10 +11,10 @@ import torch
 from short_runs import config
 
 import splitveil as sv
-from splitveil.config import flat_config
+from splitveil.config.resolve import flat_config
 from splitveil.errors import RunError
-from splitveil.replay import read_record
-from splitveil.train.files import held
+from splitveil.io import held
+from splitveil.record.schema import read_record
 
 
 def test_what_was_measured_of_half_a_training_is_flagged_and_set_aside_when_it_goes_on(
@@ -165,7 +165,7 @@ def test_a_run_that_may_not_be_written_is_to_be_copied_before_an_audit(
     def refused(dir: Path, **_: object) -> None:  # the superuser may write everywhere
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(dir))
 
-    monkeypatch.setattr("splitveil.train.files.TemporaryDirectory", refused)
+    monkeypatch.setattr("splitveil.io.TemporaryDirectory", refused)
     with pytest.raises(RunError, match=r"cannot write .* Copy the run's folder .* audit the copy"):
         sv.audit(run, profile="smoke", only=["linear"])
 

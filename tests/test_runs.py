@@ -11,12 +11,13 @@ import torch
 from short_runs import config
 
 import splitveil as sv
-from splitveil.attacks import PROFILES
-from splitveil.config import build_defence, flat_config, resolve
-from splitveil.defences import Defence
+from splitveil.attacks.profiles import PROFILES
+from splitveil.config import resolve
+from splitveil.config.resolve import build_defence, flat_config
+from splitveil.defences.base import Defence
 from splitveil.errors import AuditError, CheckpointError, ConfigError, DataError, RunError
+from splitveil.threat import Labelled
 from splitveil.train.state import read_checkpoint
-from splitveil.types import Labelled
 
 
 def weights(run: sv.Run) -> dict[str, torch.Tensor]:

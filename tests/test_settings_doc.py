@@ -7,7 +7,7 @@ from pathlib import Path
 from typer.main import get_command
 
 import splitveil as sv
-from splitveil.cli import app
+from splitveil.cli.app import app
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 ROW = re.compile(r"^\| `(\w+)`(?: \(`(--[\w-]+)`\))? \| (.+?) \|", re.MULTILINE)

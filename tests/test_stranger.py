@@ -12,8 +12,8 @@ import torch
 from audit.made import labelled
 from torch import Generator, Tensor, nn
 
+from splitveil.audits.own_encoder import Server, UserFunction, as_rows, seeded, wrap
 from splitveil.errors import AuditError, ConfigError
-from splitveil.stranger import Server, Stranger, as_rows, meet, seeded
 
 IMAGES = labelled(6, 0).images
 
@@ -101,13 +101,13 @@ def test_answers_that_are_no_rows_are_refused(answer: object, said: str) -> None
     [((), (1,)), ((5,), (5,)), ((2, 3), (6,)), ((1, 2, 3), (1, 2, 3)), ((1, 1, 2, 3), (6,))],
 )
 def test_rows_have_a_form_that_attacks_take(axes: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    stranger = Stranger(lambda x: np.ones((len(x), *axes)), "f", "numpy")
+    stranger = UserFunction(lambda x: np.ones((len(x), *axes)), "f", "numpy")
     assert stranger(IMAGES).shape == (6, *shape)
     assert stranger.shape == axes
 
 
 def test_a_shape_that_changes_between_calls_is_refused() -> None:
-    stranger = Stranger(lambda x: np.ones((len(x), len(x))), "f", "numpy")
+    stranger = UserFunction(lambda x: np.ones((len(x), len(x))), "f", "numpy")
     stranger(IMAGES)
     with pytest.raises(AuditError, match=r"changed its output shape: \(2,\) per image, .* \(6,\)"):
         stranger(IMAGES[:2])
@@ -120,7 +120,7 @@ def test_a_function_that_writes_into_its_input_changes_no_image(place: str) -> N
         return x
 
     images = IMAGES.clone()
-    assert Stranger(spoil, "f", place)(images).abs().max() == 0
+    assert UserFunction(spoil, "f", place)(images).abs().max() == 0
     assert torch.equal(images, IMAGES)
 
 
@@ -131,7 +131,7 @@ def test_a_function_that_reuses_its_output_changes_no_earlier_answer() -> None:
             kept += 1
             return kept
 
-        stranger = Stranger(count, "f", "numpy")
+        stranger = UserFunction(count, "f", "numpy")
         first, second = stranger(IMAGES), stranger(IMAGES)
         assert (first.unique().tolist(), second.unique().tolist()) == ([1.0], [2.0])
 
@@ -140,8 +140,8 @@ def test_a_function_that_reuses_its_output_changes_no_earlier_answer() -> None:
     ("client", "place"), [(numpy_noise, "numpy"), (torch_noise, "cpu"), (plain_noise, "numpy")]
 )
 def test_global_noise_follows_the_generator_and_leaves_no_trace(client: Any, place: str) -> None:  # noqa: ANN401
+    stranger, stream = UserFunction(client, "f", place), Generator().manual_seed(1)
     before = states()
-    stranger, stream = Stranger(client, "f", place), Generator().manual_seed(1)
     first, second = stranger(IMAGES, stream), stranger(IMAGES, stream)
     assert torch.equal(first, stranger(IMAGES, Generator().manual_seed(1)))
     assert not torch.equal(first, second)
@@ -155,35 +155,35 @@ def test_a_function_with_a_generator_argument_is_given_the_stream() -> None:
     def arrays(x: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         return generator.random((len(x), 2))
 
-    drawn = Stranger(tensors, "f", "cpu")(IMAGES, Generator().manual_seed(4))
+    drawn = UserFunction(tensors, "f", "cpu")(IMAGES, Generator().manual_seed(4))
     assert torch.equal(drawn, torch.rand(6, 2, generator=Generator().manual_seed(4)))
-    stranger = Stranger(arrays, "f", "numpy")
+    stranger = UserFunction(arrays, "f", "numpy")
     first, again = (stranger(IMAGES, Generator().manual_seed(4)) for _ in range(2))
     assert torch.equal(first, again)
     assert first.unique().numel() == 12
 
 
 def test_how_a_function_wants_its_input_is_found_out() -> None:
-    assert meet(numpy_noise, "f", "auto", IMAGES, 0).place == "numpy"
-    assert meet(torch_noise, "f", "auto", IMAGES, 0).place == "cpu"
-    assert meet(lambda x: x, "f", "torch", IMAGES, 0).place == "cpu"
+    assert wrap(numpy_noise, "f", "auto", IMAGES, 0).place == "numpy"
+    assert wrap(torch_noise, "f", "auto", IMAGES, 0).place == "cpu"
+    assert wrap(lambda x: x, "f", "torch", IMAGES, 0).place == "cpu"
     with pytest.raises(AuditError, match="given numpy arrays, TypeError"):
-        meet(torch_noise, "f", "numpy", IMAGES, 0)
+        wrap(torch_noise, "f", "numpy", IMAGES, 0)
 
     def broken(x: object) -> object:
         raise KeyError(type(x).__name__)
 
     said = "'f' failed: given numpy arrays, KeyError: 'ndarray' .* given tensors on cpu, KeyError"
     with pytest.raises(AuditError, match=said):
-        meet(broken, "f", "auto", IMAGES, 0)
+        wrap(broken, "f", "auto", IMAGES, 0)
     for wrong in (3, nn.Flatten):
         with pytest.raises(ConfigError, match="must be a function"):
-            meet(wrong, "f", "auto", IMAGES, 0)
+            wrap(wrong, "f", "auto", IMAGES, 0)
 
 
 def test_a_module_is_audited_in_eval_mode_and_left_alone() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 2)).train()
-    stranger = meet(net, "f", "auto", IMAGES, 0)
+    stranger = wrap(net, "f", "auto", IMAGES, 0)
     expected = net[2](net[0](IMAGES))
     assert torch.equal(stranger(IMAGES, Generator().manual_seed(0)), expected.detach())
     assert net.training
@@ -199,14 +199,14 @@ def test_a_server_may_give_scores_or_classes_and_sees_the_clients_own_shape() ->
 
     z = torch.zeros(2, 6)
     wire = (2, 3)
-    assert Server(Stranger(scores, "s", "numpy"), wire, 4)(z).argmax(1).tolist() == [1, 3]
+    assert Server(UserFunction(scores, "s", "numpy", wire), 4)(z).argmax(1).tolist() == [1, 3]
     assert seen == [(2, 2, 3)]
     for ids in ([1, 3], [[1], [3]], torch.tensor([1, 3])):
-        server = Server(Stranger(lambda z, ids=ids: ids, "s", "numpy"), wire, 4)
+        server = Server(UserFunction(lambda z, ids=ids: ids, "s", "numpy", wire), 4)
         assert server(z).argmax(1).tolist() == [1, 3]
     for bad in ([0, 4], [0, -1], [0.5, 0.0], np.zeros((2, 3)), np.full(2, np.nan)):
         with pytest.raises(AuditError, match=r"must return scores \(n, 4\) or class ids"):
-            Server(Stranger(lambda z, bad=bad: bad, "s", "numpy"), wire, 4)(z)
+            Server(UserFunction(lambda z, bad=bad: bad, "s", "numpy", wire), 4)(z)
 
 
 def test_what_a_stranger_changes_around_us_is_put_back(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_what_a_stranger_changes_around_us_is_put_back(tmp_path: Path) -> None:
         return x
 
     for generator in (None, Generator().manual_seed(0)):
-        Stranger(rude, "rude", "numpy")(IMAGES, generator)
+        UserFunction(rude, "rude", "numpy")(IMAGES, generator)
         assert (torch.get_default_dtype(), torch.is_grad_enabled(), Path.cwd()) == before
 
 
@@ -228,7 +228,7 @@ def test_a_stranger_cannot_end_the_process() -> None:
         raise SystemExit(len(x) * 0)
 
     with pytest.raises(AuditError, match="SystemExit: 0"):
-        meet(quits, "quits", "auto", IMAGES, 0)
+        wrap(quits, "quits", "auto", IMAGES, 0)
 
 
 def test_quantised_tensors_and_scores_that_are_nan_are_refused() -> None:
@@ -237,6 +237,7 @@ def test_quantised_tensors_and_scores_that_are_nan_are_refused() -> None:
         coded = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.quint8)
     with pytest.raises(AuditError, match="must return one array or tensor of real numbers"):
         as_rows(coded, 2, "f")
-    server = Server(Stranger(lambda z: np.full((len(z), 4), np.nan), "s", "numpy"), (3,), 4)
+    says_nan = UserFunction(lambda z: np.full((len(z), 4), np.nan), "s", "numpy", (3,))
+    server = Server(says_nan, 4)
     with pytest.raises(AuditError, match="'s' answered with NaN as a score"):
         server(torch.zeros(2, 3))

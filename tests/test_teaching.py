@@ -13,13 +13,14 @@ from short_runs import config
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil.cli import app
-from splitveil.data import load, make_splits
+from splitveil.audits.trained_run import replay
+from splitveil.cli.app import app
+from splitveil.data.catalogue import load
+from splitveil.data.splits import make_splits
 from splitveil.errors import CheckpointError, ConfigError
 from splitveil.experiments.runner import with_own_folder
 from splitveil.experiments.search import plan_of
-from splitveil.passport import model_hash
-from splitveil.replay import replay
+from splitveil.provenance import model_hash
 from splitveil.train.distillation import Undivided
 from splitveil.train.state import read_checkpoint
 from splitveil.train.step import divergence

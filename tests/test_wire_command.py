@@ -1,4 +1,4 @@
-"""`splitveil audit RUN --wire`: what a user types and sees."""
+"""`splitveil audit-wire`: what a user types and sees."""
 
 import json
 import re
@@ -15,24 +15,26 @@ from torch import Generator
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil import examining, wiretap
-from splitveil.attacks import Linear, MeanImage
-from splitveil.cli import app
-from splitveil.commands.wire import summary
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
+from splitveil.audits import captured_requests as wiretap
+from splitveil.audits import pipeline
+from splitveil.audits.captured_requests import read_captured, send_and_capture
+from splitveil.cli.app import app
+from splitveil.cli.audits import wire_lines
 from splitveil.config import resolve as configuration
-from splitveil.data import aux_view
+from splitveil.data.splits import aux_view
+from splitveil.errors import ServerError
 from splitveil.runs import load_data
-from splitveil.serve.faults import ServerError
 from splitveil.serve.server import load_app, running
 from splitveil.serve.transport import Reply
-from splitveil.wiretap import read_tap, send_through
 
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny_profile() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(configuration, "PROFILES", {"smoke": {"m": MeanImage(), "l": Linear()}})
-        patch.setattr(examining, "other_leaks", lambda *_, **__: {})
+        patch.setattr(pipeline, "leaks_beyond_pixels", lambda *_: {})
         yield
 
 
@@ -65,7 +67,7 @@ def test_a_capture_is_audited_beside_the_run(run: Path, captured: Path) -> None:
     own = call("audit", run, "--profile", "smoke")
     assert own.exit_code == 0, text(own)
     before = (run / "record.json").read_bytes()
-    result = call("audit", run, "--wire", captured, "--profile", "smoke")
+    result = call("audit-wire", run, captured, "--profile", "smoke")
     assert result.exit_code == 0, text(result)
     assert "sent.jsonl: 359 rows in 12 calls" in text(result)
     assert "tests of the noise: 9, failed: none" in text(result)
@@ -74,8 +76,8 @@ def test_a_capture_is_audited_beside_the_run(run: Path, captured: Path) -> None:
     record = json.loads((run / "wire" / "record.json").read_text())
     assert record["audit"]["wire"]["captures"][0]["rows"] == 359
     assert (run / "wire" / "report.html").is_file()
-    replayed = call("audit", "--replay", run / "wire" / "record.json")
-    assert (replayed.exit_code, "was made with --wire" in text(replayed)) == (2, True)
+    replayed = call("replay", run / "wire" / "record.json")
+    assert (replayed.exit_code, "made with captured requests" in text(replayed)) == (2, True)
 
 
 def test_an_address_is_sent_to_and_what_went_there_is_audited(
@@ -87,11 +89,11 @@ def test_an_address_is_sent_to_and_what_went_there_is_audited(
         seen.update(more, export=export, server=server, images=len(images), folder=folder)
         return [captured]
 
-    monkeypatch.setattr(wiretap, "send_through", send)
-    monkeypatch.setattr("splitveil.commands.exporting.find_export", lambda path: path / "export")
+    monkeypatch.setattr(wiretap, "send_and_capture", send)
+    monkeypatch.setattr("splitveil.cli.audits.find_export", lambda path: path / "export")
     token = tmp_path / "token"
     token.write_text("0123456789abcdef")
-    words = ("audit", run, "--wire", "http://host:1", "--token-file", token, "--profile", "smoke")
+    words = ("audit-wire", run, "http://host:1", "--token-file", token, "--profile", "smoke")
     result = call(*words, "--out", tmp_path / "out", "--json")
     assert result.exit_code == 0, text(result)
     assert callable(seen.pop("waiting"))
@@ -107,13 +109,13 @@ def test_two_starts_of_a_client_are_recorded(tmp_path: Path) -> None:
     images = torch.from_numpy(pictures(300))
     with running(load_app(export, threads=1)) as url:
         for _ in range(2):  # a second audit takes the place of the first
-            files = send_through(export, url, images, tmp_path)
+            files = send_and_capture(export, url, images, tmp_path)
     before = files[0].read_bytes()
     with pytest.raises(ServerError, match="refused with 404"):  # and a failed one leaves them
-        send_through(export, lambda *_: Reply(404, b""), images, tmp_path)
+        send_and_capture(export, lambda *_: Reply(404, b""), images, tmp_path)
     assert files[0].read_bytes() == before
     assert not list(tmp_path.glob(".capture-*"))
-    first, second = (read_tap(file, SHAPE, 300).z for file in files)
+    first, second = (read_captured(file, SHAPE, 300).z for file in files)
     assert (len(first), len(second)) == (300, wiretap.AGAIN)
     noise = (first[: len(second)] - second).flatten()
     assert float(noise.std()) == pytest.approx(0.5 * np.sqrt(2), rel=0.1)  # another draw each
@@ -122,23 +124,20 @@ def test_two_starts_of_a_client_are_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--wire", "http://h:1", "--wire", "b.jsonl"], "--wire takes one address, or one or two"),
-        (["--wire", "a.jsonl", "--ca", "x"], "can only be given with a server's address"),
-        (["--wire", "a.jsonl", "--attributes", "x"], "--attributes can only be given when the run"),
-        (["--wire", "none.jsonl"], "cannot read the capture none.jsonl"),
-        (["--sent", "digits"], "--sent can only be given when --wire is given"),
-        (["--out", "x"], "--out can only be given when --wire or MODULE:FUNCTION"),
-        (["--wire", "a.jsonl", "--sent", "digitz"], "unknown dataset 'digitz'"),
+        (["http://h:1", "b.jsonl"], "give one address, or one or two captures"),
+        (["a.jsonl", "--ca", "x"], "can only be given with a server's address"),
+        (["none.jsonl"], "cannot read the capture none.jsonl"),
+        (["a.jsonl", "--sent", "digitz"], "unknown dataset 'digitz'"),
     ],
 )
 def test_what_cannot_be_listened_to_exits_with_2(run: Path, words: list[str], said: str) -> None:
-    result = call("audit", run, "--profile", "smoke", *words)
+    result = call("audit-wire", run, *words, "--profile", "smoke")
     assert result.exit_code == 2, text(result)
     assert said in text(result)
 
 
 def test_results_never_replace_a_runs_own(run: Path, captured: Path) -> None:
-    result = call("audit", run, "--wire", captured, "--out", run)
+    result = call("audit-wire", run, captured, "--out", run)
     assert (result.exit_code, "is a trained run; choose another" in text(result)) == (2, True)
 
 
@@ -146,7 +145,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_wire_is_read(
     run: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    result = call("audit", run, "--wire", "none.jsonl", "--out", tmp_path / "file")
+    result = call("audit-wire", run, "none.jsonl", "--out", tmp_path / "file")
     assert result.exit_code == 2
     assert f"cannot write {tmp_path / 'file'}" in text(result)
     assert "Choose another folder with --out" in text(result)
@@ -163,7 +162,7 @@ def test_few_images_may_be_sent_and_the_accuracy_on_them_is_told_apart(
     z = loaded.victim.send(images, Generator(loaded.victim.device).manual_seed(1))
     sent = capture(tmp_path / "ten.jsonl", z)
     words = ("--sent", f"npz:{file}", "--profile", "smoke", "--out", tmp_path / "out")
-    result = call("audit", run, "--wire", sent, *words)
+    result = call("audit-wire", run, sent, *words)
     assert result.exit_code == 0, text(result)
     record = json.loads((tmp_path / "out" / "record.json").read_text())
     right = record["audit"]["wire"]["accuracy"]
@@ -183,12 +182,12 @@ def test_infer_keeps_what_it_sends(tmp_path: Path) -> None:
         result = call(*words, "--capture", file)
         assert result.exit_code == 0, text(result)
         again = call(*words, "--capture", file)
-    assert read_tap(file, SHAPE, 9).z.shape == (1, *SHAPE)
+    assert read_captured(file, SHAPE, 9).z.shape == (1, *SHAPE)
     assert (again.exit_code, "cannot begin a capture" in text(again)) == (2, True)
 
 
 def test_a_capture_in_another_order_is_told_to_look_there() -> None:
     heard = {"captures": [], "tests": {"slope": {}}, "offline": {}}
     hint = "rows in another order than the images fail these tests too: look there first"
-    assert hint in summary(heard | {"failed": ["slope"]})
-    assert hint not in summary(heard | {"failed": []})
+    assert hint in wire_lines(heard | {"failed": ["slope"]})
+    assert hint not in wire_lines(heard | {"failed": []})

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,23 +11,22 @@ import torch
 from torch import Generator, Tensor
 
 import splitveil as sv
-from splitveil import examining
-from splitveil.attacks import Linear, MeanImage
-from splitveil.audit.certificates import KINDS
-from splitveil.auditing import Opened
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
+from splitveil.audits import pipeline, trained_run
+from splitveil.audits.captured_requests import audit_wire, own_images, read_captured
+from splitveil.audits.certificates import KINDS
+from splitveil.audits.suite import folder_store
+from splitveil.audits.target import Target
+from splitveil.audits.trained_run import open_run
 from splitveil.config import resolve as configuration
-from splitveil.data import load
-from splitveil.errors import AuditError, DataError
-from splitveil.serve.faults import WireError
+from splitveil.data.catalogue import load
+from splitveil.errors import AuditError, DataError, WireError
+from splitveil.record.schema import Record
 from splitveil.serve.manifest import LOGITS, WIRE
 from splitveil.serve.transport import Recorder, Reply
 from splitveil.serve.wire import TensorSpec, encode_request
-from splitveil.types import Attack, Record
-from splitveil.wiretap import (
-    audit_wire,
-    open_wire,
-    read_tap,
-)
+from splitveil.threat import Attack
 
 TINY: dict[str, Attack] = {"mean": MeanImage(), "linear": Linear()}
 Sending = Callable[[Tensor], Tensor]
@@ -37,18 +37,23 @@ def tiny_profile() -> Iterator[None]:
     """The profile `smoke` without its slow attacks; no leaks beyond pixels, no certificates."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(configuration, "PROFILES", {"smoke": TINY})
-        patch.setattr(examining, "other_leaks", lambda *_, **__: {})
-        patch.setattr(examining, "certify", lambda *_, **__: {})
+        patch.setattr(pipeline, "leaks_beyond_pixels", lambda *_: {})
+        patch.setattr(trained_run, "certify", lambda *_, **__: {})
         yield
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+def run(tmp_path_factory: pytest.TempPathFactory) -> sv.Run:
     """A run on digits, trained a little and audited."""
     folder = str(tmp_path_factory.mktemp("runs"))
     run = sv.fit(sv.RunConfig(dataset="digits", defence="noise", epochs=1, runs_dir=folder))
     run.audit("smoke")
-    return open_wire(sv.load_run(run.path))
+    return sv.load_run(run.path)
+
+
+@pytest.fixture(scope="module")
+def target(run: sv.Run) -> Target:
+    return open_run(run, aux="train")[0]
 
 
 def capture(file: Path, z: Tensor, *, binary: bool = True, note: str | None = None) -> Path:
@@ -64,20 +69,19 @@ def capture(file: Path, z: Tensor, *, binary: bool = True, note: str | None = No
     return file
 
 
-def drawn(opened: Opened, seed: int, images: Tensor | None = None) -> Tensor:
+def drawn(target: Target, seed: int) -> Tensor:
     """A fresh sending of the scored images by the run's own client."""
-    x = opened.case.scored.images if images is None else images
-    return opened.case.victim.send(x, Generator(opened.case.victim.device).manual_seed(seed))
+    return target.victim.send(target.scored.images, Generator(target.device).manual_seed(seed))
 
 
-def clean(opened: Opened) -> Tensor:
+def clean(target: Target) -> Tensor:
     with torch.no_grad():
-        z: Tensor = opened.case.victim.encoder(opened.case.scored.images)
+        z: Tensor = target.victim.encoder(target.scored.images)
     return z
 
 
-def audited(opened: Opened, *files: Path) -> Record:
-    return audit_wire(opened, files, "smoke")[0]
+def audited(run: sv.Run, *files: Path) -> Record:
+    return audit_wire(run, files, "smoke")[0]
 
 
 def names(record: Record) -> set[str]:
@@ -86,16 +90,16 @@ def names(record: Record) -> set[str]:
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_a_sound_wire_agrees_with_the_runs_own_audit(
-    opened: Opened, tmp_path: Path, *, binary: bool
+    run: sv.Run, target: Target, tmp_path: Path, *, binary: bool
 ) -> None:
-    first = capture(tmp_path / "a", drawn(opened, 1), binary=binary)
-    record = audited(opened, first, capture(tmp_path / "b", drawn(opened, 2)[:99], binary=binary))
+    first = capture(tmp_path / "a", drawn(target, 1), binary=binary)
+    record = audited(run, first, capture(tmp_path / "b", drawn(target, 2)[:99], binary=binary))
     heard = record.audit["wire"]
     assert names(record) == set()
     assert heard["failed"] == []
-    assert heard["noise"]["measured"] == pytest.approx(opened.run.noise_std, rel=0.03)
-    assert [tap["rows"] for tap in heard["captures"]] == [len(opened.case.scored), 99]
-    offline = opened.run.record
+    assert heard["noise"]["measured"] == pytest.approx(run.noise_std, rel=0.03)
+    assert [tap["rows"] for tap in heard["captures"]] == [len(target.scored), 99]
+    offline = run.record
     assert offline is not None
     assert record.true_rate_nats == offline.true_rate_nats
     assert heard["offline"]["mse"] == pytest.approx(offline.strongest["mse"], rel=1e-3)
@@ -105,20 +109,23 @@ def test_a_sound_wire_agrees_with_the_runs_own_audit(
     assert json.loads(record.to_json())["audit"]["wire"] == heard
 
 
-def test_the_attacks_are_scored_on_the_captured_bytes(opened: Opened, tmp_path: Path) -> None:
-    dark = torch.zeros_like(drawn(opened, 1))
-    record = audited(opened, capture(tmp_path / "a", dark))
+def test_the_attacks_are_scored_on_the_captured_bytes(
+    run: sv.Run, target: Target, tmp_path: Path
+) -> None:
+    dark = torch.zeros_like(drawn(target, 1))
+    record = audited(run, capture(tmp_path / "a", dark))
     assert record.attacks["linear"]["mse"] > 1.2 * record.audit["wire"]["offline"]["mse"]
 
 
-def seeded(opened: Opened, seed: int = 5) -> Tensor:
+def seeded(target: Target, seed: int = 5) -> Tensor:
     """Every call of 32 rows draws the same noise again."""
-    z = clean(opened)
+    z = clean(target)
+    std = float(getattr(target.victim.white_box().channel, "noise_std", 0.0))
     noise = torch.randn(32, *z.shape[1:], generator=Generator().manual_seed(seed))
-    return z + opened.run.noise_std * noise.to(z).repeat(len(z) // 32 + 1, 1, 1, 1)[: len(z)]
+    return z + std * noise.to(z).repeat(len(z) // 32 + 1, 1, 1, 1)[: len(z)]
 
 
-FAULTS: dict[str, tuple[Callable[[Opened], Tensor], str]] = {
+FAULTS: dict[str, tuple[Callable[[Target], Tensor], str]] = {
     "off": (clean, "noise missing on the wire"),
     "half": (lambda o: (clean(o) + drawn(o, 1)) / 2, "noise missing on the wire"),
     "seeded": (seeded, "noise repeats on the wire"),
@@ -129,14 +136,16 @@ FAULTS: dict[str, tuple[Callable[[Opened], Tensor], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_client_that_is_not_the_audited_one_is_flagged(
-    fault: str, opened: Opened, tmp_path: Path
+    fault: str, run: sv.Run, target: Target, tmp_path: Path
 ) -> None:
     make, flag = FAULTS[fault]
-    assert flag in names(audited(opened, capture(tmp_path / "a", make(opened))))
+    assert flag in names(audited(run, capture(tmp_path / "a", make(target))))
 
 
-def test_noise_that_is_off_leaks_more_than_the_audit_said(opened: Opened, tmp_path: Path) -> None:
-    record = audited(opened, capture(tmp_path / "a", clean(opened)))
+def test_noise_that_is_off_leaks_more_than_the_audit_said(
+    run: sv.Run, target: Target, tmp_path: Path
+) -> None:
+    record = audited(run, capture(tmp_path / "a", clean(target)))
     assert names(record) == {"noise missing on the wire", "wire leaks more than the audit"}
     assert record.audit["wire"]["offline"]["difference_high"] < 0
     assert record.true_rate_nats is None
@@ -147,37 +156,44 @@ def test_noise_that_is_off_leaks_more_than_the_audit_said(opened: Opened, tmp_pa
 
 
 def test_an_encoder_in_eight_bits_has_no_certificate_of_the_runs(
-    opened: Opened, tmp_path: Path
+    run: sv.Run, target: Target, tmp_path: Path
 ) -> None:
-    file = capture(tmp_path / "a", drawn(opened, 1))
-    record, _ = audit_wire(opened, [file], "smoke", clean=opened.run.model.encoder)
+    file = capture(tmp_path / "a", drawn(target, 1))
+    record, _ = audit_wire(run, [file], "smoke", clean=run.model.encoder)
     assert record.audit["wire"]["failed"] == []
     assert "copy in eight bits" in record.certificates["population"]["refused"]
     assert record.true_rate_nats is None
 
 
 def test_a_client_that_draws_the_same_after_a_restart_is_flagged(
-    opened: Opened, tmp_path: Path
+    run: sv.Run, target: Target, tmp_path: Path
 ) -> None:
-    z = drawn(opened, 1)
+    z = drawn(target, 1)
     first, again = capture(tmp_path / "a", z), capture(tmp_path / "b", z[:64])
-    assert names(audited(opened, first)) == set()
-    assert names(audited(opened, first, again)) == {"noise repeats on the wire"}
+    assert names(audited(run, first)) == set()
+    assert names(audited(run, first, again)) == {"noise repeats on the wire"}
 
 
-def test_what_is_sent_beside_z_is_flagged(opened: Opened, tmp_path: Path) -> None:
-    file = capture(tmp_path / "a", drawn(opened, 1), binary=False, note="cat.png")
-    record = audited(opened, file)
+def test_what_is_sent_beside_z_is_flagged(run: sv.Run, target: Target, tmp_path: Path) -> None:
+    file = capture(tmp_path / "a", drawn(target, 1), binary=False, note="cat.png")
+    record = audited(run, file)
     assert names(record) == {"more than z on the wire"}
     assert record.audit["wire"]["beside"] == ["note in a request"]
 
 
-def test_another_channel_is_heard_by_what_it_allows(opened: Opened, tmp_path: Path) -> None:
-    from splitveil.listening import hear
-    from splitveil.nets import Channel, Clip, Dropout, GaussianNoise, LearnedNoise, Quantise
+def test_another_channel_is_heard_by_what_it_allows(run: sv.Run, target: Target) -> None:
+    from splitveil.audits.noise_tests import hear
+    from splitveil.nets.channel import (
+        Channel,
+        Clip,
+        Dropout,
+        GaussianNoise,
+        LearnedNoise,
+        Quantise,
+    )
 
-    encoder, x = opened.run.model.encoder, opened.case.scored.images
-    z = clean(opened)
+    encoder, x = run.model.encoder, target.scored.images
+    z = clean(target)
     learned = LearnedNoise(0.1, moves=True)
     learned.size_to(tuple(z.shape[1:]))
     with torch.no_grad():
@@ -202,8 +218,10 @@ def test_another_channel_is_heard_by_what_it_allows(opened: Opened, tmp_path: Pa
             assert "starts" in hear(encoder, channel, one, x, again=one[:50])["failed"]
 
 
-def test_images_of_ones_own_are_scored_in_their_order(opened: Opened, tmp_path: Path) -> None:
-    aux = (opened.case.aux.images[:60].cpu() * 255).round().to(torch.uint8).numpy()
+def test_images_of_ones_own_are_scored_in_their_order(
+    run: sv.Run, target: Target, tmp_path: Path
+) -> None:
+    aux = (target.aux.images[:60].cpu() * 255).round().to(torch.uint8).numpy()
     mine = np.flip(aux, 3).copy()
     np.savez(tmp_path / "mine.npz", x=mine, y=np.arange(60) % 10, layout="nchw")
     np.savez(tmp_path / "known.npz", x=aux, y=np.arange(60) % 10, layout="nchw")
@@ -211,52 +229,55 @@ def test_images_of_ones_own_are_scored_in_their_order(opened: Opened, tmp_path: 
         labels = np.arange(60) % 2
         np.savez(tmp_path / f"{name}.npz", x=mine, y=labels, classes=classes, layout="nchw")
     np.savez(tmp_path / "small.npz", x=mine[..., :4], y=np.arange(60) % 10, layout="nchw")
-    there = open_wire(opened.run, images=load(f"npz:{tmp_path}/mine.npz"))
-    assert len(there.case.scored) == 60
-    record = audited(there, capture(tmp_path / "a", drawn(there, 1)))
+    images = load(f"npz:{tmp_path}/mine.npz")
+    there = replace(target, scored=own_images(target, images))
+    assert len(there.scored) == 60
+    sent = capture(tmp_path / "a", drawn(there, 1))
+    record, _ = audit_wire(run, [sent], "smoke", images=images)
     assert names(record) == set()
     assert "no audit of this model" in record.audit["wire"]["offline"]["refused"]
-    assert record.splits["scored"] != opened.hashes["scored"]
+    assert run.record is not None
+    assert record.splits["scored"] != run.record.splits["scored"]
     with pytest.raises(DataError, match="60 images of --sent are among the attacker's own"):
-        open_wire(opened.run, images=load(f"npz:{tmp_path}/known.npz"))
-    two = open_wire(opened.run, images=load(f"npz:{tmp_path}/two.npz")).case.scored
+        own_images(target, load(f"npz:{tmp_path}/known.npz"))
+    two = own_images(target, load(f"npz:{tmp_path}/two.npz"))
     assert two.labels[:4].tolist() == [7, 3, 7, 3]  # by name
     with pytest.raises(DataError, match="classes that the run has not: cat; the run has 0, 1"):
-        open_wire(opened.run, images=load(f"npz:{tmp_path}/cats.npz"))
+        own_images(target, load(f"npz:{tmp_path}/cats.npz"))
     with pytest.raises(DataError, match=r"shape \(1, 8, 4\), the run takes \(1, 8, 8\)"):
-        open_wire(opened.run, images=load(f"npz:{tmp_path}/small.npz"))
+        own_images(target, load(f"npz:{tmp_path}/small.npz"))
 
 
 def test_captures_that_cannot_be_matched_with_images_are_refused(
-    opened: Opened, tmp_path: Path
+    run: sv.Run, target: Target, tmp_path: Path
 ) -> None:
-    z = drawn(opened, 1)
+    z = drawn(target, 1)
     short = capture(tmp_path / "short", z[:40])
     with pytest.raises(AuditError, match=r"short holds 40 rows for 359 images; it must hold each"):
-        audited(opened, short)
+        audited(run, short)
     with pytest.raises(AuditError, match="at most one of another start"):
-        audited(opened, short, short, short)
+        audited(run, short, short, short)
     other = capture(tmp_path / "other", z[:, :1])
     with pytest.raises(WireError, match=r"call 1 of .*other: shape must be \[rows, "):
-        audited(opened, other)
+        audited(run, other)
     empty = tmp_path / "empty"
     Recorder(lambda *_: Reply(200, b""), empty)
     with pytest.raises(WireError, match="holds no calls"):
-        read_tap(empty, (1,), 9)
+        read_captured(empty, (1,), 9)
 
 
-def test_stored_attacks_are_those_of_the_same_bytes(opened: Opened, tmp_path: Path) -> None:
-    from splitveil.auditing import folder_store
-
-    store = folder_store(tmp_path / "store")
-    first, second = (capture(tmp_path / str(s), drawn(opened, s)) for s in (1, 2))
-    runs = [audit_wire(opened, [f], "smoke", store=store)[0] for f in (first, second, first)]
+def test_stored_attacks_are_those_of_the_same_bytes(
+    run: sv.Run, target: Target, tmp_path: Path
+) -> None:
+    store = folder_store(tmp_path / "store", "code")
+    first, second = (capture(tmp_path / str(s), drawn(target, s)) for s in (1, 2))
+    runs = [audit_wire(run, [f], "smoke", store=store)[0] for f in (first, second, first)]
     assert runs[0].strongest == runs[2].strongest != runs[1].strongest
     assert len(list((tmp_path / "store").iterdir())) == 2 * len(TINY)
 
 
 def test_a_query_in_the_path_is_beside_z(tmp_path: Path) -> None:
     file = capture(tmp_path / "a", torch.zeros(2, 3))
-    assert read_tap(file, (3,), 2).beside == ()
+    assert read_captured(file, (3,), 2).beside == ()
     file.write_text(file.read_text().replace("/infer", "/infer?image=7"))
-    assert read_tap(file, (3,), 2).beside == ("a query in the path",)
+    assert read_captured(file, (3,), 2).beside == ("a query in the path",)

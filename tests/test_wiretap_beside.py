@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from splitveil.wiretap import kept_if_used, more_than_z, strange_paths
+from splitveil.audits.captured_requests import kept_if_used, strange_paths, unexpected_fields
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from splitveil.wiretap import kept_if_used, more_than_z, strange_paths
     ],
 )
 def test_nothing_hides_behind_a_name_or_in_an_output(body: str, found: list[str]) -> None:
-    assert more_than_z(body.encode(), None) == found
+    assert unexpected_fields(body.encode(), None) == found
 
 
 @pytest.mark.parametrize(

@@ -8,28 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from splitveil import attacks, data, defences, errors, nets, report, surrogates, train
     from splitveil.config import RunConfig
-    from splitveil.report.rows import records
-    from splitveil.runs import Run, fit, load_run
-    from splitveil.types import Progress, Record, Victim, silent
-
-    def audit(
-        run: Run,
-        profile: str = "quick",
-        *,
-        aux: str = "train",
-        seed: int = 0,
-        progress: Progress = silent,
-        fresh: bool = False,
-        only: Sequence[str] = (),
-        compile: bool = False,
-    ) -> Record:
-        """Attack a run (the callable room `splitveil.audit`, for type checkers)."""
-        ...
-
+    from splitveil.record.groups import records
+    from splitveil.record.schema import Record
+    from splitveil.runs import Run, audit, fit, load_run
+    from splitveil.threat import Victim
 
 __version__ = "0.1.0"
 
@@ -55,13 +39,14 @@ __all__ = [
 ]
 
 _HOME = {
-    "Record": "types",
+    "Record": "record.schema",
     "Run": "runs",
     "RunConfig": "config",
-    "Victim": "types",
+    "Victim": "threat",
+    "audit": "runs",
     "fit": "runs",
     "load_run": "runs",
-    "records": "report.rows",
+    "records": "record.groups",
 }
 
 

@@ -1,6 +1,6 @@
 """`python -m splitveil` is the command line."""
 
-from splitveil.cli import main
+from splitveil.cli.app import main
 
 if __name__ == "__main__":
     main()

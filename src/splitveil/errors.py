@@ -1,4 +1,4 @@
-"""One exception tree: everything a user can cause and mend derives from `SplitVeilError`.
+"""One exception tree, the wire's errors included.
 
 SplitVeilError
 ├── ConfigError      an unknown name, or a value outside its range
@@ -10,6 +10,10 @@ SplitVeilError
     ExportError, WireError, ServerError
 
 A message says what is wrong, what was got, what is allowed, and what to do next.
+
+ExportError  an exported folder that is absent, broken, or not what its manifest says
+WireError    bytes that are not a valid request or answer; carries the HTTP status to reply with
+ServerError  a server that cannot be reached, is too busy for too long, or refuses
 """
 
 from collections.abc import Iterable, Iterator
@@ -117,3 +121,22 @@ def _ranges(kind: object) -> Iterator[Range]:
             yield part
         else:
             yield from _ranges(part)
+
+
+BAD_REQUEST = 400
+
+
+class ExportError(SplitVeilError):
+    """An exported folder that is absent, broken, or not what its manifest says."""
+
+
+class WireError(SplitVeilError):
+    """Bytes that are not a valid request or answer."""
+
+    def __init__(self, reason: str, status: int = BAD_REQUEST) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class ServerError(SplitVeilError):
+    """A server that cannot be reached, is too busy for too long, or refuses."""

@@ -1,38 +1,47 @@
-"""A run from configuration to folder and back: `fit`, `load_run`, `Run`."""
+"""Fit, load_run, Run (audit, export, data), audit, replay by path."""
 
-import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 from torch import nn
 
-from splitveil.config import (
+from splitveil.audits.trained_run import fit_attacker
+from splitveil.config.resolve import (
     Built,
     Plan,
-    RunConfig,
-    find_defence,
     find_device,
     flat_config,
     make_config,
     plan_of,
+    resolve,
 )
-from splitveil.config.resolve import resolve
-from splitveil.config.run_config import NAME, NAME_RULE
+from splitveil.config.run_config import NAME, NAME_RULE, RunConfig
 from splitveil.config.settings import read_toml, write_toml
-from splitveil.data import Dataset, Splits, load, make_splits
+from splitveil.data.catalogue import load
+from splitveil.data.dataset import Dataset, fingerprint
+from splitveil.data.splits import Splits, make_splits
+from splitveil.defences.catalogue import find_defence
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, SplitVeilError
-from splitveil.nets import GaussianNoise, SplitModel
-from splitveil.passport import model_hash
+from splitveil.io import Json, Progress, beside, explain_os_error, held, silent, write_text
+from splitveil.nets.channel import GaussianNoise
+from splitveil.nets.split import SplitModel
+from splitveil.provenance import model_hash
+from splitveil.record.files import class_names, last_epoch
+from splitveil.record.schema import Record
 from splitveil.rng import seeded_globals
+from splitveil.serve.export import Attacker, export_model, verdict, wire_name
+from splitveil.serve.manifest import FILE, Manifest, check_target, read_manifest, sha256
+from splitveil.serve.wire import Rows
+from splitveil.threat import Victim
 from splitveil.train.distillation import Teacher, TeacherFacts, check_same_teacher, check_teacher
-from splitveil.train.files import beside, explain_os_error, held, write_text
-from splitveil.train.state import CHECKPOINT, load_module, read_checkpoint, read_meta
-from splitveil.types import Json, Progress, Record, Victim, silent
+from splitveil.train.state import load_module, read_checkpoint, read_meta
 
 EARLIER = {"ramp": 0.0, "sparse_place": "wire"}  # what a setting was before folders named it
 
@@ -73,6 +82,20 @@ class Run:
         except (ValueError, TypeError) as err:
             raise RunError(f"{path} is broken: {err}; audit the run again") from err
 
+    def data(self, progress: Progress = silent) -> tuple[Dataset, Splits]:
+        """The dataset and splits it was trained with; refuses data that have changed since."""
+        return load_data(self, progress)
+
+    def trained(self) -> Json:
+        """Its training: `steps`, `seconds`, `peak_bytes`, and `teacher` or None."""
+        meta = read_checkpoint(self.path / "checkpoint.safetensors").meta
+        return {
+            "steps": meta["step"],
+            "seconds": meta.get("seconds"),
+            "peak_bytes": meta.get("peak_bytes"),
+            "teacher": meta.get("passport", {}).get("teacher"),
+        }
+
     def audit(
         self,
         profile: str = "quick",
@@ -83,19 +106,39 @@ class Run:
         fresh: bool = False,
         only: Sequence[str] = (),
         compile: bool = False,
+        attributes: Path | None = None,
     ) -> Record:
         """Attack the run, write `record.json` and `gallery.json`, and return the record.
 
         Attacks finished before on the same model and data are not repeated, unless `fresh`.
         `only` some attacks of the profile, which the record says and flags; `compile` has torch
-        compile the decoders on a GPU.
+        compile the decoders on a GPU. `attributes` is a table of attributes of the images.
         """
-        from splitveil import auditing
+        from splitveil.audits.trained_run import audit_run
 
-        return auditing.audit_run(
+        return audit_run(
             self, profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only,
-            compile=compile,
+            compile=compile, attributes=attributes,
         )  # fmt: skip
+
+
+def audit(
+    run: Run,
+    profile: str = "quick",
+    *,
+    aux: str = "train",
+    seed: int = 0,
+    progress: Progress = silent,
+    fresh: bool = False,
+    only: Sequence[str] = (),
+    compile: bool = False,
+    attributes: Path | None = None,
+) -> Record:
+    """Attack a run and return the record; see `Run.audit`."""
+    return run.audit(
+        profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only, compile=compile,
+        attributes=attributes,
+    )  # fmt: skip
 
 
 def fit(
@@ -238,13 +281,6 @@ def load_data(run: Run, progress: Progress = silent) -> tuple[Dataset, Splits]:
     return dataset, splits_of(config, dataset)
 
 
-def fingerprint(dataset: Dataset) -> str:
-    """First 16 hex digits of the SHA-256 of the images' and labels' bytes."""
-    digest = hashlib.sha256(dataset.images.cpu().numpy().tobytes())
-    digest.update(dataset.labels.cpu().numpy().astype("<i8").tobytes())
-    return digest.hexdigest()[:16]
-
-
 def read_folder(folder: Path) -> tuple[RunConfig, Built]:
     """Configuration and data facts of a run folder."""
     path = folder / "config.toml"
@@ -316,7 +352,7 @@ def _set_aside(folder: Path) -> None:
 
     It is kept, as `record.unfinished.json` and `gallery.unfinished.json`.
     """
-    from splitveil.audit.flags import UNFINISHED
+    from splitveil.audits.flags import UNFINISHED
 
     try:
         flags = json.loads((folder / "record.json").read_bytes()).get("flags") or []
@@ -353,3 +389,126 @@ def _start_folder(folder: Path, plan: Plan, built: Built) -> None:
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
     write_text(folder / "config.toml", write_toml(plan.settings() | asdict(built)))
+
+
+log = logging.getLogger("splitveil")
+EXPORT_FOLDER = "export"  # below a run
+CHECKPOINT = "checkpoint.safetensors"
+CALIBRATION_IMAGES = 512
+
+
+def export_run(
+    run: Run,
+    target: Path,
+    *,
+    name: str | None = None,
+    int8: bool = False,
+    attacker: bool = False,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Manifest:
+    """Export a run with its audit's verdict; warns when it has none.
+
+    Args:
+        run: A trained run.
+        target: Folder to write; appears when it is complete.
+        name: What the model is called on the wire; None: as the run.
+        int8: Also a client in eight bits, calibrated on images of the training set.
+        attacker: Also the strongest decoder of the run's audit, fitted again.
+        overwrite: Replace an existing export.
+        progress: Told how far the attacker's fit has come.
+
+    Returns:
+        The manifest as it was written.
+    """
+    check_target(target, overwrite=overwrite)
+    warn_unfinished(run)
+    record = usable_record(run)
+    if attacker and record is None:
+        raise ConfigError(
+            f"--attacker needs an audit of this state of {run.path}; audit it first: "
+            f"splitveil audit {run.path}"
+        )
+    fitted = None
+    if attacker and record is not None:
+        net, facts = fit_attacker(run, record, progress)
+        fitted = Attacker(net=net, facts=facts)
+    return export_model(
+        run.model,
+        run.built.image_shape,
+        target,
+        name=wire_name(run.path.resolve().name) if name is None else name,
+        audit=None if record is None else verdict(record.to_dict()),
+        source=source_of(run.path),
+        calibration=calibration_images(run) if int8 else None,
+        attacker=fitted,
+        classes=class_names(run.path, run.built.num_classes),
+        overwrite=overwrite,
+    )
+
+
+def find_export(path: Path) -> Path:
+    """The export at `path`, or that of the run there, made now if it has none."""
+    if (path / FILE).is_file() or not (path / "config.toml").is_file():
+        return path
+    inside = path / EXPORT_FOLDER
+    if not inside.exists():
+        export_run(load_run(path), inside)
+    elif not (path / CHECKPOINT).is_file():
+        raise RunError(
+            f"{path} has no checkpoint to compare its export with; serve the export itself: "
+            f"splitveil serve {inside}"
+        )
+    elif read_manifest(inside).source.get("checkpoint") != source_of(path)["checkpoint"]:
+        raise RunError(
+            f"{inside} was made from another checkpoint than {path} has now; export it again: "
+            f"splitveil export {path} --overwrite"
+        )
+    return inside
+
+
+def warn_unfinished(run: Run) -> None:
+    """Warn where the run's log says that its training has not ended."""
+    try:
+        done = last_epoch(run.path).get("epoch")
+    except RunError:  # there is no log to ask
+        return
+    if done is not None and done < (run.config.epochs or 1):
+        log.warning(
+            f"the training of {run.path} has not ended, it is at epoch {done} of "
+            f"{run.config.epochs}; finish it with --resume and export again"
+        )
+
+
+def usable_record(run: Run) -> Record | None:
+    """The record of this state of a run; None, with a warning, where there is none."""
+    record = run.record
+    if record is None:
+        log.warning(
+            f"{run.path} has no audit: nobody has measured what its wire gives away; audit it"
+        )
+    elif record.training.get("steps") != read_checkpoint(run.path / CHECKPOINT).meta.get("step"):
+        log.warning(
+            f"the audit of {run.path} is of another state of its training and is left out; "
+            "audit it again"
+        )
+        return None
+    elif record.audit.get("aux") == "val":
+        log.warning(
+            f"the audit of {run.path} is of validation images, by which settings are chosen; audit "
+            "its test images before anybody relies on it"
+        )
+    return record
+
+
+def source_of(run: Path) -> Json:
+    """Which run and which state of it an export is made from."""
+    return {"run": run.resolve().name, "checkpoint": sha256((run / CHECKPOINT).read_bytes())}
+
+
+def calibration_images(run: Run) -> Rows:
+    """Training images, evenly spread over the training set, as floats in [0, 1]."""
+    dataset, splits = run.data()
+    rows = splits.train.cpu().numpy()
+    chosen = rows[np.linspace(0, len(rows) - 1, min(CALIBRATION_IMAGES, len(rows))).astype(int)]
+    return np.asarray(dataset.images.cpu().numpy()[chosen] / 255, np.float32)

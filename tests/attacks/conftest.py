@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import Labelled, Victim
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.threat import Labelled, Victim
 
 MakeAux = Callable[..., Labelled]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from splitveil.types import Access, BlackBox, Fitted, Labelled
+from splitveil.threat import Access, BlackBox, Fitted, Labelled
 
 
 def generator(seed: int = 9) -> torch.Generator:  # not an image's seed: noise must be independent

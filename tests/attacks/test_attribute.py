@@ -8,16 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from splitveil.attacks.attribute import (
-    AttributeHead,
-    Reader,
-    fit_probe,
-    image_attributes,
-)
+from splitveil.attacks.attribute import AttributeHead, Reader, fit_probe, image_attributes
 from splitveil.attacks.base import Budget
 from splitveil.errors import AuditError
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import BlackBox, Labelled, Observation, Victim
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.threat import BlackBox, Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 HEAD = AttributeHead(epochs=1, min_steps=150, batch_size=64)

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitveil.attacks import PROFILES, Decoder
 from splitveil.attacks.base import Budget, Schedule, minimise
-from splitveil.attacks.decoder import Loss
+from splitveil.attacks.decoder import Decoder, Loss
+from splitveil.attacks.profiles import PROFILES
 from splitveil.errors import AuditError, ConfigError
-from splitveil.nets import Channel, GaussianNoise, ResidualDecoder
-from splitveil.types import BlackBox, Fitted, Labelled, Observation, Victim
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.nets.decoder import ResidualDecoder
+from splitveil.threat import BlackBox, Fitted, Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 LOSSES: tuple[Loss, ...] = get_args(Loss)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from splitveil.attacks import ClassMean, MeanImage, class_means
+from splitveil.attacks.baseline import ClassMean, MeanImage, class_means
 from splitveil.errors import AuditError
-from splitveil.types import Labelled, Observation, Victim
+from splitveil.threat import Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 

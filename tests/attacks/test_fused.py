@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from splitveil.attacks import PROFILES, Decoder, Linear, fused
-from splitveil.config import find_profile
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import Attack, Labelled, Observation, Victim
+from splitveil.attacks.decoder import Decoder, fused
+from splitveil.attacks.linear import Linear
+from splitveil.attacks.profiles import PROFILES, find_profile
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.threat import Attack, Labelled, Observation, Victim
 
 WITHOUT = {"mean", "class-mean", "nearest", "linear"}
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from splitveil.attacks.prior import Factors, Posterior, fit_factors, sharpened, shrinkage
 from splitveil.attacks.rmle import Energy, Facts
-from splitveil.nets import Channel
-from splitveil.types import Labelled
+from splitveil.nets.channel import Channel
+from splitveil.threat import Labelled
 
 
 def error(guess: Tensor, x: Labelled) -> float:

@@ -12,17 +12,8 @@ from splitveil.attacks.k_query import KQuery, averaged
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.rmle import Rmle
 from splitveil.errors import AuditError, ConfigError
-from splitveil.types import (
-    Access,
-    Attack,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    Victim,
-    silent,
-)
+from splitveil.io import Progress, silent
+from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 TINY = Decoder(width=4, blocks=1, epochs=1, batch_size=8)

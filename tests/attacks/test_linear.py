@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
-from splitveil.attacks import Linear
-from splitveil.attacks.linear import ridge
+from splitveil.attacks.linear import Linear, ridge
 from splitveil.errors import AuditError
-from splitveil.types import Labelled, Observation, Victim
+from splitveil.threat import Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,8 +24,8 @@ from splitveil.attacks.membership import (
     margin,
 )
 from splitveil.errors import AuditError, ConfigError
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import Access, Labelled, Victim
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.threat import Access, Labelled, Victim
 
 ATTACK = Membership(draws=2, references=2, min_steps=150, batch_size=64)
 

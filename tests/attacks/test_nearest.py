@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from splitveil.attacks import Nearest
-from splitveil.attacks.baseline import nearest_indices
+from splitveil.attacks.baseline import Nearest, nearest_indices
 from splitveil.errors import AuditError, ConfigError
-from splitveil.nets import Channel
-from splitveil.types import BlackBox, Labelled, Observation, Victim
+from splitveil.nets.channel import Channel
+from splitveil.threat import BlackBox, Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 

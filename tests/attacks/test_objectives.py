@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchmetrics.functional.image import structural_similarity_index_measure
 
-from splitveil.attacks import Decoder
 from splitveil.attacks.decoder import (
+    Decoder,
     Features,
     anchored_ssim_loss,
     fit_features,
@@ -20,10 +20,10 @@ from splitveil.attacks.decoder import (
     perceptual_loss,
     ssim_loss,
 )
-from splitveil.nets import Channel, GaussianNoise
+from splitveil.functional import window_matrix
+from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.rng import stream
-from splitveil.similarity import window_matrix
-from splitveil.types import Labelled, Observation, Victim
+from splitveil.threat import Labelled, Observation, Victim
 
 CPU = torch.device("cpu")
 

@@ -18,8 +18,8 @@ from splitveil.attacks.linear import Linear
 from splitveil.attacks.prior import Factors, Prior, sharpened
 from splitveil.attacks.rmle import Rmle
 from splitveil.errors import AuditError, ConfigError
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import Access, Attack, Labelled, Observation, Victim
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.threat import Access, Attack, Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 FAST = Prior(start=MeanImage(), factors=8, steps=40, refine=20, chunk=8, calibrate=False)

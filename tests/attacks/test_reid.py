@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from splitveil.attacks.reid import Gallery, ReId, centred, ranks, scalings
 from splitveil.errors import AuditError, ConfigError
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import Labelled, Victim
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.threat import Labelled, Victim
 
 MakeAux = Callable[..., Labelled]
 

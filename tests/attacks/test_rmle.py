@@ -16,8 +16,8 @@ from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.rmle import Energy, Facts, Rmle, measure_channel
 from splitveil.errors import AuditError, ConfigError
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import Access, Attack, Labelled, Observation, Victim
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.threat import Access, Attack, Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 FAST = Rmle(start=MeanImage(), steps=100, chunk=8)

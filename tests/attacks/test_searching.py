@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitveil.attacks import ATTACKS, PROFILES, Prior, Rmle, for_images
 from splitveil.attacks.base import LEAST, REFERENCE, count_for
+from splitveil.attacks.catalogue import ATTACKS
+from splitveil.attacks.prior import Prior
+from splitveil.attacks.profiles import PROFILES, for_images
+from splitveil.attacks.rmle import Rmle
 from splitveil.errors import ConfigError
-from splitveil.types import Attack
+from splitveil.threat import Attack
 
 SEARCHES = ("rmle", "prior")
 

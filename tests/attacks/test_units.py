@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitveil.attacks import Decoder, Linear, Nearest
 from splitveil.attacks.base import Units, measured_units
+from splitveil.attacks.baseline import Nearest
+from splitveil.attacks.decoder import Decoder
+from splitveil.attacks.linear import Linear
 from splitveil.attacks.wgan import Wgan
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import Attack, Labelled, Observation, Victim
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.threat import Attack, Labelled, Observation, Victim
 
 SMALL = Decoder(width=8, blocks=1, epochs=25, batch_size=20, lr=1e-2)
 ATTACKS: dict[str, Attack] = {

@@ -12,7 +12,7 @@ from splitveil.attacks import wgan
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.wgan import Critic, Wgan, critic_loss, generator_loss, gradient_penalty
 from splitveil.errors import AuditError, ConfigError
-from splitveil.types import Labelled, Observation, Victim
+from splitveil.threat import Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 START = Decoder(width=8, blocks=1, epochs=1, min_steps=10, batch_size=16, lr=1e-2)

@@ -6,18 +6,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor, nn
 
-from splitveil.audit import Attempt, Case
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import (
-    Access,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    Victim,
-    silent,
-)
+from splitveil.audits.bounds import Covariance, gallery_spectrum
+from splitveil.audits.target import Attempt, Target
+from splitveil.io import Progress, silent
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.threat import Access, BlackBox, Fitted, Labelled, Observation, Victim
 
 SHAPE = (1, 8, 8)
 
@@ -35,7 +28,7 @@ class BrightestQuarter(nn.Module):
         return z.reshape(len(z), 4, -1).sum(2)
 
 
-def a_case(
+def a_target(
     encoder: nn.Module | None = None,
     *,
     scored: Labelled | None = None,
@@ -44,16 +37,18 @@ def a_case(
     channel: nn.Module | None = None,
     head: nn.Module | None = None,
     identity: str = "",
-) -> Case:
+    seed: int = 0,
+) -> Target:
     """A client that sends the image and a little noise; 30 aux images, 12 scored ones."""
     noise = Channel([GaussianNoise(noise_std)]) if channel is None else channel
-    return Case(
+    return Target(
         victim=Victim(nn.Identity() if encoder is None else encoder, noise),
         head=BrightestQuarter() if head is None else head,
-        num_classes=4,
+        classes=("a", "b", "c", "d"),
         aux=labelled(30, 0) if aux is None else aux,
         scored=labelled(12, 1) if scored is None else scored,
         identity=identity,
+        seed=seed,
     )
 
 
@@ -67,7 +62,7 @@ def an_attempt(
     rows: Sequence[int] | None = None,
     scored: int | None = None,
     right: Sequence[bool] | None = None,
-    pictures: Tensor | None = None,
+    images: Tensor | None = None,
     repeats: int = 1,
     curve: tuple[float, ...] = (),
     aux_mse: float | None = None,
@@ -84,7 +79,7 @@ def an_attempt(
         ssim_zeropad=torch.tensor([0.5] * n if ssim_zeropad is None else ssim_zeropad),
         ssim_valid=None,
         right=torch.tensor([False] * n if right is None else right),
-        pictures=torch.zeros(0, 1, 2, 2, dtype=torch.uint8) if pictures is None else pictures,
+        images=torch.zeros(n, 1, 2, 2, dtype=torch.uint8) if images is None else images,
         repeats=repeats,
         curve=curve,
         aux_mse=aux_mse,
@@ -137,6 +132,7 @@ class Returns:
 class Counting:
     """Counts how often it is fitted; fails when told to."""
 
+    version = "1"  # of an attack from outside the package, which is then stored
     budget: int = 1
     access: Access = Access.BLACK_BOX
     limit: int | None = None
@@ -156,3 +152,14 @@ class Counting:
             return level.expand(len(seen.z), 1, 8, 8)
 
         return Fitted(reconstruct, (0.5, 0.25))
+
+
+def gallery_rate(
+    z: Tensor,
+    noise_var: float | Tensor | None,
+    labels: Tensor | None = None,
+    covariance: Covariance = "diagonal",
+    repeats: int = 1,
+) -> float:
+    """The bound in nats for a list of images, in one call."""
+    return gallery_spectrum(z, noise_var, labels, covariance).rate(repeats)

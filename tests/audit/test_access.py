@@ -2,29 +2,31 @@
 
 import pytest
 import torch
-from audit.made import Spy, a_case, labelled
+from audit.made import Spy, a_target, labelled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
-from splitveil.attacks import Linear, MeanImage
-from splitveil.audit import intercept, run_attacks
-from splitveil.audit.access import answer, attacked_rows, send
-from splitveil.audit.gallery import gallery_rows
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
+from splitveil.audits.suite import run_attacks
+from splitveil.audits.target import answer, attacked_rows, gallery_rows, send
 from splitveil.errors import AuditError
-from splitveil.nets import Channel, GaussianNoise, SplitModel, cut
 from splitveil.nets.backbones import small
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.nets.split import SplitModel, cut
 from splitveil.rng import stream
-from splitveil.types import Access, Labelled
+from splitveil.threat import Access, Labelled
 
 
 def seen_by(spy: Spy, seed: int = 5) -> Spy:
-    run_attacks(a_case(), {"spy": spy}, seed)
+    run_attacks(a_target(seed=seed), {"spy": spy})
     return spy
 
 
 def test_every_access_sees_what_its_threat_model_says_and_no_more() -> None:
-    case, wire = a_case(), intercept(a_case(), 5).seen
+    case = a_target(seed=5)
+    wire = case.sent
     assert len(set(wire.answer.tolist())) > 1
     shown = {access: seen_by(Spy(access)).seen[0] for access in Access}
     for access in (Access.NONE, Access.LABEL):
@@ -36,7 +38,7 @@ def test_every_access_sees_what_its_threat_model_says_and_no_more() -> None:
         assert torch.equal(shown[access].z, wire.z)
     drawn = case.victim.send(case.scored.images, stream(5, "wire"))
     assert torch.equal(wire.z, drawn)
-    assert torch.equal(wire.answer, case.head(drawn).argmax(1))
+    assert torch.equal(wire.answer, case.scores(drawn).argmax(1))
 
 
 def test_only_repeats_come_with_draws() -> None:
@@ -48,9 +50,9 @@ def test_only_repeats_come_with_draws() -> None:
 
 
 def test_repeats_are_the_wire_and_further_independent_sendings_of_each_image() -> None:
-    case = a_case(noise_std=0.5)
+    case = a_target(noise_std=0.5, seed=5)
     spy = Spy(Access.REPEATS, repeats=4)
-    run_attacks(case, {"spy": spy}, 5)
+    run_attacks(case, {"spy": spy})
     seen = spy.seen[0]
     assert seen.draws is not None
     assert seen.draws.shape == (4, 12, 1, 8, 8)
@@ -64,8 +66,8 @@ def test_repeats_are_the_wire_and_further_independent_sendings_of_each_image() -
 
 def test_repeats_on_a_subset_are_sendings_of_the_subset() -> None:
     spy = Spy(Access.REPEATS, repeats=3, limit=5)
-    case = a_case(noise_std=0.0)
-    attempt = run_attacks(case, {"spy": spy}, 5)["spy"]
+    case = a_target(noise_std=0.0, seed=5)
+    attempt = run_attacks(case, {"spy": spy})["spy"]
     assert spy.seen[0].draws is not None
     rows = attempt.rows
     assert torch.equal(spy.seen[0].draws, case.scored.images[rows].expand(3, 5, 1, 8, 8))
@@ -81,9 +83,9 @@ def model() -> SplitModel:
 
 
 def test_the_attacker_gets_the_servers_tensors_bit_for_bit(model: SplitModel) -> None:
-    case = a_case(model.encoder, channel=model.channel, head=model.head)
+    case = a_target(model.encoder, channel=model.channel, head=model.head, seed=3)
     spy = Spy()
-    run_attacks(case, {"spy": spy}, 3)
+    run_attacks(case, {"spy": spy})
     with torch.no_grad():
         served = model.split_forward(case.scored.images, stream(3, "wire"))
     assert torch.equal(spy.seen[0].z, served.z_sent)
@@ -93,11 +95,11 @@ def test_the_attacker_gets_the_servers_tensors_bit_for_bit(model: SplitModel) ->
 
 
 def test_the_channel_is_drawn_anew_at_every_query_and_batchnorm_stays(model: SplitModel) -> None:
-    case = a_case(model.encoder, channel=model.channel, head=model.head)
+    case = a_target(model.encoder, channel=model.channel, head=model.head, seed=3)
     spy = Spy()
     before = {k: v.clone() for k, v in case.victim.encoder.state_dict().items()}
     assert any(k.endswith("running_mean") for k in before)
-    run_attacks(case, {"spy": spy, "linear": Linear()}, 3)
+    run_attacks(case, {"spy": spy, "linear": Linear()})
     generator = stream(0, "queries")
     one, other = (spy.boxes[0].send(case.aux.images, generator) for _ in range(2))
     assert not bool((one == other).flatten(1).all(1).any())
@@ -106,12 +108,12 @@ def test_the_channel_is_drawn_anew_at_every_query_and_batchnorm_stays(model: Spl
 
 
 def test_sending_in_parts_draws_from_one_stream() -> None:
-    case = a_case()
+    case = a_target()
     many = torch.rand(1003, 1, 8, 8, generator=stream(0, "images"))
     generator = stream(3, "wire")
     parts = [case.victim.send(x, generator) for x in (many[:1000], many[1000:])]
     assert torch.equal(send(case.victim, many, 3, "wire"), torch.cat(parts))
-    assert torch.equal(answer(case.head, many), case.head(many).argmax(1))
+    assert torch.equal(answer(case.scores, many), case.scores(many).argmax(1))
 
 
 @settings(deadline=None)
@@ -142,7 +144,7 @@ def test_the_rest_of_the_subset_is_spread_evenly() -> None:
 
 def test_the_subset_does_not_depend_on_seed_noise_or_attack() -> None:
     rows = [
-        run_attacks(a_case(noise_std=noise), {"spy": spy}, seed)["spy"].rows.tolist()
+        run_attacks(a_target(noise_std=noise, seed=seed), {"spy": spy})["spy"].rows.tolist()
         for noise, spy, seed in (
             (0.0, Spy(limit=6), 0),
             (0.5, Spy(Access.WHITE_BOX, limit=6), 9),
@@ -169,22 +171,22 @@ class ShapeByBatch(nn.Module):
 
 @pytest.mark.parametrize("kind", ["flat", "fewer", "cut", "mean"])
 def test_a_client_that_changes_its_shape_between_wire_and_query_is_refused(kind: str) -> None:
-    case = a_case(ShapeByBatch(kind), channel=Channel())  # 12 scored images, 30 aux ones
+    case = a_target(ShapeByBatch(kind), channel=Channel())  # 12 scored images, 30 aux ones
     with pytest.raises(AuditError, match=r"changed its output shape: .* for 30 images, expected"):
-        run_attacks(case, {"linear": Linear()}, 0)
+        run_attacks(case, {"linear": Linear()})
 
 
 @pytest.mark.parametrize("kind", ["fewer", "mean"])
 def test_a_client_that_sends_the_wrong_number_of_rows_is_refused_on_the_wire(kind: str) -> None:
-    case = a_case(ShapeByBatch(kind), channel=Channel(), scored=labelled(25, 1))
+    case = a_target(ShapeByBatch(kind), channel=Channel(), scored=labelled(25, 1))
     with pytest.raises(AuditError, match=r"changed its output shape: .* for 25 images"):
-        run_attacks(case, {"mean": MeanImage()}, 0)
+        run_attacks(case, {"mean": MeanImage()})
 
 
 def test_a_client_that_changes_its_shape_between_sendings_is_refused() -> None:
-    case = a_case(ShapeByBatch("flat"), channel=Channel(), scored=labelled(1010, 1))
+    case = a_target(ShapeByBatch("flat"), channel=Channel(), scored=labelled(1010, 1))
     with pytest.raises(AuditError, match=r"\(10, 1, 8, 8\) for 10 images, expected \(10, 64\)"):
-        intercept(case, 0)
+        case.sent  # noqa: B018 - it is drawn when it is first asked for
 
 
 class NanWhenBright(nn.Module):
@@ -203,24 +205,23 @@ def some_bright(n: int = 12) -> Labelled:
 
 
 def test_images_whose_sending_is_not_finite_are_named_and_still_scored() -> None:
-    case = a_case(NanWhenBright(), scored=some_bright())
-    wire = intercept(case, 0)
-    assert wire.broken == (1, 4, 7)
-    assert bool(torch.isfinite(wire.seen.z).all())
-    assert bool((wire.seen.z[[1, 4, 7]] == 0).all())
-    attempts = run_attacks(case, {"mean": MeanImage(), "linear": Linear()}, 0, wire=wire)
+    case = a_target(NanWhenBright(), scored=some_bright())
+    assert case.sent.broken == (1, 4, 7)
+    assert bool(torch.isfinite(case.sent.z).all())
+    assert bool((case.sent.z[[1, 4, 7]] == 0).all())
+    attempts = run_attacks(case, {"mean": MeanImage(), "linear": Linear()})
     for attempt in attempts.values():
         assert len(attempt.mse) == 12
         assert bool(torch.isfinite(attempt.mse).all())
-    assert intercept(a_case(), 0).broken == ()
+    assert a_target().sent.broken == ()
 
 
 def test_aux_images_whose_sending_is_not_finite_break_no_attack() -> None:
     dark = Labelled(torch.full((12, 1, 8, 8), 0.25), torch.zeros(12, dtype=torch.long))
-    case = a_case(NanWhenBright(), scored=dark)
+    case = a_target(NanWhenBright(), scored=dark)
     assert bool((case.aux.images[:, 0, 0, 0] > 0.5).any())
     spy = Spy(Access.REPEATS, repeats=2)
-    attempts = run_attacks(case, {"linear": Linear(), "spy": spy}, 0)
+    attempts = run_attacks(case, {"linear": Linear(), "spy": spy})
     assert float(attempts["linear"].mse.max()) <= 1
     sent = spy.boxes[0].send(case.aux.images, Generator().manual_seed(0))
     assert bool(torch.isfinite(sent).all())

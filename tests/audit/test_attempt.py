@@ -6,15 +6,15 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from audit.made import a_case, an_attempt
+from audit.made import a_target, an_attempt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
-from splitveil.attacks import Linear
-from splitveil.audit import Attempt, run_attacks
-from splitveil.audit.attempt import from_bytes, to_bytes
+from splitveil.attacks.linear import Linear
+from splitveil.audits.suite import run_attacks
+from splitveil.audits.target import Attempt, from_bytes, to_bytes
 
 CPU = torch.device("cpu")
 
@@ -48,10 +48,10 @@ def test_scores_at_rows_are_those_of_the_named_images() -> None:
     attempt = an_attempt([0.25, 0.5, 0.75], rows=[4, 0, 2], scored=5, right=[True, False, False])
     assert not attempt.whole
     assert attempt.scores().mse == 0.5
-    assert attempt.scores_at(torch.tensor([2])).mse == 0.75
-    assert attempt.scores_at(torch.tensor([2, 4])).mse == 0.5
-    assert attempt.scores_at(torch.tensor([4])).accuracy == 1.0
-    assert attempt.at(torch.tensor([0, 4]), "mse").tolist() == [0.5, 0.25]
+    assert attempt.scores(torch.tensor([2])).mse == 0.75
+    assert attempt.scores(torch.tensor([2, 4])).mse == 0.5
+    assert attempt.scores(torch.tensor([4])).accuracy == 1.0
+    assert attempt.mse[attempt.place(torch.tensor([0, 4]))].tolist() == [0.5, 0.25]
 
 
 def test_its_part_of_a_record_says_only_what_there_is_to_say() -> None:
@@ -74,7 +74,7 @@ ATTEMPTS = {
     "everything": replace(
         an_attempt([0.1, 0.7], ssim=[0.3, -0.2], rows=[5, 1], scored=7, repeats=3),
         ssim_valid=torch.tensor([math.pi, 1e-40]),
-        pictures=torch.arange(24, dtype=torch.uint8).view(2, 3, 2, 2),
+        images=torch.arange(24, dtype=torch.uint8).view(2, 3, 2, 2),
         seconds=1.234,
     ),
 }
@@ -90,7 +90,7 @@ def test_bytes_give_back_every_bit(kind: str) -> None:
 
 
 def test_a_measured_attempt_survives_too() -> None:
-    attempt = run_attacks(a_case(), {"linear": Linear()}, 0)["linear"]
+    attempt = run_attacks(a_target(), {"linear": Linear()})["linear"]
     again = from_bytes(to_bytes(attempt), CPU)
     assert again is not None
     assert same(again, attempt)

@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from audit.made import gallery_rate
 from torch import Generator, Tensor, nn
 
-from splitveil.audit.bounds import capacity, gallery_rate
-from splitveil.audit.certificates import (
+from splitveil.audits.bounds import capacity
+from splitveil.audits.certificates import (
     Deployed,
     Part,
     certify,
+    dfil,
     fingerprints,
     refuse_overlap,
 )
-from splitveil.audit.fisher import dfil
 from splitveil.errors import AuditError
-from splitveil.types import Labelled
+from splitveil.threat import Labelled
 
 STD = 0.2
 

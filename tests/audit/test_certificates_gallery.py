@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from audit.made import gallery_rate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from splitveil.audit.bounds import Covariance, capacity, gallery_rate, gallery_spectrum
+from splitveil.audits.bounds import Covariance, capacity, gallery_spectrum
 from splitveil.errors import AuditError
 
 HALF_LOG_2 = 0.5 * math.log(2)

@@ -4,14 +4,15 @@ import math
 
 import pytest
 import torch
+from audit.made import gallery_rate
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom  # type: ignore[import-untyped]
+from scipy.stats import binom
 from torch import Generator, Tensor
 
-from splitveil.audit.bounds import gallery_rate, gallery_spectrum
-from splitveil.audit.identification import (
+from splitveil.audits.bounds import (
     beaten,
+    gallery_spectrum,
     identification_error,
     matcher_errors,
     pair_error,

@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from splitveil.audit.bounds import Covariance, capacity, central_limit, empirical_bernstein, whiten
-from splitveil.audit.population import Reference, fit_reference, gaussian, population_rate
+from splitveil.audits.bounds import (
+    Covariance,
+    Reference,
+    capacity,
+    central_limit,
+    empirical_bernstein,
+    fit_reference,
+    gaussian,
+    population_rate,
+    whiten,
+)
 from splitveil.errors import AuditError
 
 F64 = torch.float64

@@ -10,14 +10,12 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from splitveil.attacks import Linear
-from splitveil.attacks.linear import ridge
-from splitveil.audit.certificates import Deployed, Part, certify
-from splitveil.audit.population import population_rate
+from splitveil.attacks.linear import Linear, ridge
+from splitveil.audits.bounds import population_rate
+from splitveil.audits.certificates import Deployed, Part, certify
 from splitveil.errors import ConfigError
-from splitveil.nets import Channel, Dropout, GaussianNoise, Quantise, TopK
-from splitveil.nets.channel import Clip, front_of
-from splitveil.types import Labelled, Observation, Victim
+from splitveil.nets.channel import Channel, Clip, Dropout, GaussianNoise, Quantise, TopK, front_of
+from splitveil.threat import Labelled, Observation, Victim
 
 DIMS, SPREAD, GAIN = 16, 0.08, 2.0
 

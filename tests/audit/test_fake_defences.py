@@ -8,29 +8,17 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from splitveil.attacks import Decoder, Linear, MeanImage
-from splitveil.audit import (
-    Attempt,
-    Case,
-    Evidence,
-    intercept,
-    raise_flags,
-    run_attacks,
-    strongest,
-)
-from splitveil.nets import Channel, GaussianNoise
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.decoder import Decoder
+from splitveil.attacks.linear import Linear
+from splitveil.audits.flags import Evidence, raise_flags
+from splitveil.audits.suite import run_attacks
+from splitveil.audits.summary import strongest
+from splitveil.audits.target import Attempt, Target
+from splitveil.io import Progress, silent
+from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.rng import normal_like
-from splitveil.types import (
-    Access,
-    Attack,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    Victim,
-    silent,
-)
+from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, Victim
 
 
 def pictures(n: int, seed: int) -> Labelled:
@@ -138,13 +126,12 @@ class Server(nn.Module):
 def audited(
     encoder: nn.Module, channel: nn.Module, without: str = ""
 ) -> tuple[set[str], dict[str, Attempt]]:
-    case = Case(
-        victim=Victim(encoder, channel), head=Server(), num_classes=4, aux=AUX, scored=SCORED
+    target = Target(
+        victim=Victim(encoder, channel), head=Server(), classes="abcd", aux=AUX, scored=SCORED
     )
-    wire = intercept(case, 0)
     chosen = {name: attack for name, attack in ATTACKS.items() if name != without}
-    attempts = run_attacks(case, chosen, 0, wire=wire)
-    return {flag.name for flag in raise_flags(Evidence(case, wire, attempts))}, attempts
+    attempts = run_attacks(target, chosen)
+    return {flag.name for flag in raise_flags(Evidence(target, attempts))}, attempts
 
 
 @pytest.mark.parametrize("kind", FAKES)

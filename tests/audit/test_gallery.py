@@ -2,14 +2,17 @@
 
 import base64
 import json
+from dataclasses import replace
 
 import numpy as np
 import torch
-from audit.made import an_attempt
+from audit.made import a_target, an_attempt
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from splitveil.audit import gallery
-from splitveil.audit.gallery import gallery_rows
-from splitveil.types import Json, Labelled
+from splitveil.audits.target import gallery, gallery_rows
+from splitveil.io import Json
+from splitveil.threat import Labelled
 
 LEVELS = torch.arange(5 * 2 * 3 * 4, dtype=torch.uint8).view(5, 2, 3, 4)
 LABELS = torch.tensor([2, 0, 2, 1, 0])
@@ -20,16 +23,26 @@ def unpack(text: str, shape: list[int]) -> np.ndarray:
     return np.frombuffer(base64.b64decode(text), np.uint8).reshape(-1, *shape)
 
 
-def built() -> Json:
+class FirstNumber(nn.Module):
+    """Answers by the first pixel: 2, 0, 1, 1, 1 for the five images."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        first = (z[:, 0, 0, 0] * 255 / 24).round().long()
+        return F.one_hot(torch.tensor([2, 0, 1, 1, 1])[first], 3).float()
+
+
+def built(*, answered: bool = True) -> Json:
     grey = torch.full((3, 2, 3, 4), 128, dtype=torch.uint8)
     attempts = {
-        "flat": an_attempt([0.1, 0.2, 0.3, 0.4, 0.5], pictures=grey),
-        "copy": an_attempt([0.0] * 5, pictures=LEVELS[ROWS]),
-        "some": an_attempt([0.6, 0.7, 0.8, 0.9], rows=[*ROWS, 4], scored=5, pictures=grey),
-        "few": an_attempt([0.6, 0.7], rows=ROWS[:2], scored=5, pictures=grey[:2]),
+        "flat": an_attempt([0.1, 0.2, 0.3, 0.4, 0.5], images=grey[[0] * 5]),
+        "copy": an_attempt([0.0] * 5, images=LEVELS),
+        "some": an_attempt([0.6, 0.7, 0.8, 0.9], rows=[*ROWS, 4], scored=5, images=grey[[0] * 4]),
+        "few": an_attempt([0.6, 0.7], rows=ROWS[:2], scored=5, images=grey[:2]),
     }
-    answers = torch.tensor([2, 0, 1, 1, 1])
-    return gallery(Labelled(LEVELS / 255, LABELS), attempts, answers, ["a", "b", "c"])
+    scored = Labelled(LEVELS / 255, LABELS)
+    head = FirstNumber() if answered else None
+    target = replace(a_target(scored=scored, noise_std=0.0, head=head), classes=["a", "b", "c"])
+    return gallery(target if answered else replace(target, head=None), attempts)
 
 
 def test_every_byte_comes_back() -> None:
@@ -56,6 +69,12 @@ def test_a_subset_is_shown_with_its_own_errors_and_one_too_small_is_left_out() -
     made = built()
     np.testing.assert_allclose(made["mse"]["some"], [0.6, 0.7, 0.8], rtol=1e-6)
     assert list(made["mse"]) == list(made["reconstructions"]) == ["flat", "copy", "some"]
+
+
+def test_where_nobody_answers_a_class_of_its_own_says_so() -> None:
+    made = built(answered=False)
+    assert made["classes"] == ["a", "b", "c", "–"]
+    assert made["answers"] == [3, 3, 3]
 
 
 def test_it_survives_json() -> None:

@@ -2,27 +2,38 @@
 
 import copy
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from audit.made import a_case
+from audit.made import a_target, an_attempt
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.attacks import Linear
 from splitveil.attacks.attribute import AttributeHead
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
 from splitveil.attacks.membership import OUTPUTS, WIRE, Membership
+from splitveil.attacks.profiles import LEAK_BUDGETS, LeakBudget
 from splitveil.attacks.reid import ReId
-from splitveil.audit import Case, intercept, metrics, run_attacks
-from splitveil.audit.leaks import PLANS, Guess, Plan, guess, leaks, membership_leaks
-from splitveil.audit.tables import Attributes
+from splitveil.audits import metrics
+from splitveil.audits.beyond_pixels import (
+    attribute_leaks,
+    identity_leaks,
+    leaks_beyond_pixels,
+    membership_leaks,
+)
+from splitveil.audits.suite import run_attacks
+from splitveil.audits.target import Attempt, Target, levels
+from splitveil.data.attributes import Attributes
 from splitveil.errors import AuditError
+from splitveil.io import Json
 from splitveil.rng import stream
-from splitveil.types import Json, Labelled
+from splitveil.threat import Labelled
 
-PLAN = Plan(
+PLAN = LeakBudget(
     attribute=AttributeHead(epochs=1, min_steps=100, batch_size=64),
     membership=Membership(draws=2, references=1, min_steps=60, batch_size=64),
     reid=ReId(draws=2, tried=50),
@@ -37,12 +48,13 @@ def images(n: int, seed: int) -> Labelled:
     return Labelled(x, torch.randint(3, (n,), generator=draws))
 
 
-def of(case: Case, seed: int = 0, **more: Any) -> Json:  # noqa: ANN401 - passed on
-    return leaks(case, images(80, 3), images(60, 4), None, seed, plan=PLAN, **more)
+def of(case: Target, **facts: Any) -> Json:  # noqa: ANN401 - fields of a Target
+    sides = {"members": images(80, 3), "outsiders": images(60, 4)}
+    return leaks_beyond_pixels(replace(case, **(sides | facts)), {}, PLAN)
 
 
-def in_the_open(noise: float = 0.01) -> Case:
-    return a_case(aux=images(400, 0), scored=images(200, 1), noise_std=noise)
+def in_the_open(noise: float = 0.01) -> Target:
+    return a_target(aux=images(400, 0), scored=images(200, 1), noise_std=noise)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +108,13 @@ def test_a_model_that_was_trained_on_neither_side_has_no_members(open_leaks: Jso
     assert found["outputs"]["lrt"]["tpr"] is None  # 30 non-members cannot show one in a hundred
 
 
-def by_heart(known: Labelled) -> Case:
+def made_of(access: str, rows: Tensor, made: Tensor) -> Attempt:
+    """An attempt that made these images of the scored ones at `rows`, of 200."""
+    attempt = an_attempt([0.0] * len(rows), access=access, rows=rows.tolist(), scored=200)
+    return replace(attempt, images=levels(made))
+
+
+def by_heart(known: Labelled) -> Target:
     """A split model, with BatchNorm in both halves, that knows random labels by heart."""
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
@@ -108,18 +126,17 @@ def by_heart(known: Labelled) -> Case:
         optimiser.zero_grad()
         F.cross_entropy(both(known.images), known.labels).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
-    return a_case(client, head=server, aux=known, scored=images(50, 9), noise_std=0.05)
+    return a_target(client, head=server, aux=known, scored=images(50, 9), noise_std=0.05)
 
 
 @pytest.fixture(scope="module")
-def memory() -> Case:
+def memory() -> Target:
     return by_heart(images(500, 5))
 
 
-def test_members_of_a_model_that_learned_by_heart_are_found(memory: Case) -> None:
-    wire = intercept(memory, 0)
-    memory.head.eval()
-    found = membership_leaks(memory, images(500, 5), images(500, 6), PLAN.membership, wire)
+def test_members_of_a_model_that_learned_by_heart_are_found(memory: Target) -> None:
+    known = replace(memory, members=images(500, 5), outsiders=images(500, 6))
+    found = membership_leaks(known, PLAN.membership)
     best = found["outputs"][found["strongest"]["outputs"]]
     assert best["auc_low"] > 0.8
     assert best["balanced_accuracy_low"] > 0.7
@@ -129,13 +146,13 @@ def test_members_of_a_model_that_learned_by_heart_are_found(memory: Case) -> Non
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sides_exchanged_at_random_are_at_chance(memory: Case, seed: int) -> None:
+def test_sides_exchanged_at_random_are_at_chance(memory: Target, seed: int) -> None:
     parts = (images(500, 5), images(500, 6))
     x, y = (torch.cat([getattr(p, name) for p in parts]) for name in ("images", "labels"))
     order = torch.randperm(1000, generator=stream(seed, "control"))
     one, other = (Labelled(x[rows], y[rows]) for rows in (order[:500], order[500:]))
-    memory.head.eval()
-    found = membership_leaks(memory, one, other, PLAN.membership, intercept(memory, seed))
+    mixed = replace(memory, members=one, outsiders=other, seed=seed)
+    found = membership_leaks(mixed, PLAN.membership)
     for source in ("outputs", "wire"):
         row = found[source][found["strongest"][source]]
         assert row["auc_low"] <= 0.5 <= row["auc_high"]
@@ -157,8 +174,8 @@ class Rounds(nn.Module):
 
 
 def test_a_dead_client_has_no_members_whatever_the_batches_round_to() -> None:
-    case = a_case(Dead(), head=Rounds(), aux=images(60, 0), scored=images(40, 1), noise_std=0.0)
-    found = leaks(case, images(700, 3), images(650, 4), None, 0, plan=PLAN)["membership"]
+    case = a_target(Dead(), head=Rounds(), aux=images(60, 0), scored=images(40, 1), noise_std=0.0)
+    found = of(case, members=images(700, 3), outsiders=images(650, 4))["membership"]
     for name, row in (found["outputs"] | found["wire"]).items():
         assert row["auc"] == pytest.approx(0.5, abs=0.07), name
 
@@ -167,8 +184,8 @@ def test_a_class_that_one_side_lacks_is_not_taken_for_membership() -> None:
     inside, outside = images(300, 3), images(300, 4)
     only = Labelled(inside.images, torch.where(inside.labels == 2, 1, inside.labels))
 
-    case = a_case(aux=images(60, 0), scored=images(40, 1), noise_std=0.1)
-    found = leaks(case, only, outside, None, 0, plan=PLAN)["membership"]
+    case = a_target(aux=images(60, 0), scored=images(40, 1), noise_std=0.1)
+    found = of(case, members=only, outsiders=outside)["membership"]
     pairs = sum(min(int((d.labels == k).sum()) for d in (only, outside)) for k in (0, 1))
     assert found["n"] + found["known"] == 2 * pairs
 
@@ -179,11 +196,11 @@ def test_reconstructions_are_looked_for_by_distance_and_by_direction() -> None:
     x = case.scored.images[rows]
     middle = case.aux.images.mean(0)
     made = {
-        "copy": Guess("white-box", rows, x),
-        "grey": Guess("none", rows, torch.full_like(x, 0.5)),
-        "shrunk": Guess("black-box", rows, middle + 0.05 * (x - middle)),
+        "copy": made_of("white-box", rows, x),
+        "grey": made_of("none", rows, torch.full_like(x, 0.5)),
+        "shrunk": made_of("black-box", rows, middle + 0.2 * (x - middle)),
     }
-    found = leaks(case, images(80, 3), images(60, 4), made, 0, plan=PLAN)["re-id"]
+    found = identity_leaks(case, made, PLAN.reid)
     assert set(found) == {"wire"} | {f"{n}/{m}" for n in made for m in ("mse", "correlation")}
     for name in ("copy/mse", "copy/correlation", "shrunk/correlation"):
         assert found[name]["rank_1"] == 1.0
@@ -191,27 +208,28 @@ def test_reconstructions_are_looked_for_by_distance_and_by_direction() -> None:
     assert found["grey/mse"]["rank_1"] < 0.05
     assert (found["copy/mse"]["n"], found["copy/mse"]["gallery"]) == (100, 200)
     assert found["copy/mse"]["access"] == "white-box"
-    alone = leaks(case, images(80, 3), images(60, 4), {"grey": made["grey"]}, 0, plan=PLAN)
-    assert alone["re-id"]["grey/mse"] == found["grey/mse"]  # whatever else is looked for
+    alone = identity_leaks(case, {"grey": made["grey"]}, PLAN.reid)
+    assert alone["grey/mse"] == found["grey/mse"]  # whatever else is looked for
 
 
 def test_a_smaller_gallery_holds_fewer_of_the_reconstructions() -> None:
     case = in_the_open()
-    made = {"copy": Guess("white-box", torch.arange(200), case.scored.images)}
-    plan = replace(PLAN, reid=ReId(draws=2, limit=30, tried=50))
-    found = leaks(case, images(80, 3), images(60, 4), made, 0, plan=plan)["re-id"]
+    made = {"copy": made_of("white-box", torch.arange(200), case.scored.images)}
+    found = identity_leaks(case, made, ReId(draws=2, limit=30, tried=50))
     for name in ("wire", "copy/mse", "copy/correlation"):
         assert (found[name]["n"], found[name]["gallery"]) == (30, 30)
         assert (found[name]["rank_1"], found[name]["chance_1"]) == (1.0, 1 / 30)
 
 
-def test_a_guess_is_what_the_audit_scores() -> None:
-    case, attack = in_the_open(0.3), Linear()
-    wire = intercept(case, 2)
-    made = guess(case, "linear", attack, wire)
-    attempt = run_attacks(case, {"linear": attack}, 2, wire=wire)["linear"]
-    assert torch.equal(metrics.mse(case.scored.images[made.rows], made.images), attempt.mse)
-    assert made.access == "black-box"
+def test_what_is_looked_up_is_what_the_audit_scored() -> None:
+    case = replace(in_the_open(0.3), seed=2)
+    attempts = run_attacks(case, {"mean": MeanImage(), "linear": Linear()})
+    made = attempts["linear"]
+    again = metrics.mse(case.scored.images[made.rows], made.images.float() / 255)
+    assert torch.allclose(again, made.mse, atol=1e-4)  # bytes are rounded
+    found = leaks_beyond_pixels(case, attempts, PLAN)["re-id"]
+    assert set(found) == {"wire", "linear/mse", "linear/correlation"}
+    assert found["linear/mse"] == identity_leaks(case, attempts, PLAN.reid)["linear/mse"]
 
 
 def test_attributes_from_a_table_replace_the_simple_ones() -> None:
@@ -230,7 +248,7 @@ def test_attributes_from_a_table_replace_the_simple_ones() -> None:
 
 def test_what_the_answer_tells_already_is_no_leak_beyond_it() -> None:
     case = in_the_open(0.0)
-    told = [case.head(d.images).argmax(1) for d in (case.aux, case.scored)]
+    told = [case.scores(d.images).argmax(1) for d in (case.aux, case.scored)]
     found = of(case, attributes=Attributes({"answer": told[0]}, {"answer": told[1]}))
     row = found["attribute"]["answer"]
     assert row["from_answer"] == 1.0
@@ -239,56 +257,46 @@ def test_what_the_answer_tells_already_is_no_leak_beyond_it() -> None:
 
 
 def test_one_seed_gives_one_result_in_plain_json() -> None:
-    first, second, other = (of(in_the_open(0.2), seed) for seed in (1, 1, 2))
+    first, second, other = (of(in_the_open(0.2), seed=seed) for seed in (1, 1, 2))
     assert json.dumps(first, allow_nan=False) == json.dumps(second, allow_nan=False)
     assert first != other
 
 
-def test_the_victim_and_the_server_stay_as_they_were(memory: Case) -> None:
-    memory.head.train()  # a server that nobody switched to eval mode
-    parts = (memory.victim.encoder, memory.head)
+def test_the_victim_and_the_server_stay_as_they_were(memory: Target) -> None:
+    assert memory.head is not None
+    head = copy.deepcopy(memory.head).train()  # a server that nobody switched to eval mode
+    parts = (memory.victim.encoder, head)
     before = [copy.deepcopy(part.state_dict()) for part in parts]
     assert any("running_mean" in name for name in before[1])
-    said: list[tuple[int, int]] = []
-    leaks(
-        memory,
-        images(80, 5),
-        images(80, 6),
-        None,
-        0,
-        plan=PLAN,
-        progress=lambda done, total, note="": said.append((done, total)),
-    )
+    of(memory, head=head, members=images(80, 5), outsiders=images(80, 6))
     for part, old in zip(parts, before, strict=True):
         assert all(torch.equal(value, old[name]) for name, value in part.state_dict().items())
-    assert memory.head.training
+    assert head.training
     assert not any(part.grad is not None for part in memory.victim.encoder.parameters())
-    assert said == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 def test_every_profile_has_a_plan() -> None:
-    from splitveil.attacks import PROFILES
+    from splitveil.attacks.profiles import PROFILES
 
-    assert set(PLANS) == set(PROFILES)
+    assert set(LEAK_BUDGETS) == set(PROFILES)
 
 
-def test_what_would_give_a_false_number_is_refused() -> None:
-    case, few = in_the_open(), images(19, 3)
-    with pytest.raises(AuditError, match=r"at least 20 members .* got 1[0-9] such pairs from 19"):
-        leaks(case, few, images(60, 4), None, 0, plan=PLAN)
-    with pytest.raises(AuditError, match="at least 2 scored images, got 1"):
-        of(a_case(aux=images(30, 0), scored=images(1, 1)))
-    with pytest.raises(AuditError, match="at least 10 aux images, got 9"):
-        of(a_case(aux=images(9, 0), scored=images(30, 1)))
+def test_what_would_give_a_false_number_is_refused_with_its_reason() -> None:
+    case = in_the_open()
+    refused = of(case, members=images(19, 3))["refused"]
+    assert re.search(r"at least 20 members .* got 1[0-9] such pairs from 19", refused["membership"])
+    lone = of(a_target(aux=images(30, 0), scored=images(1, 1)))
+    assert lone["refused"]["every"] == "leaks need at least 2 scored images, got 1"
+    assert not {"attribute", "membership", "re-id"} & lone.keys()
+    few = of(a_target(aux=images(9, 0), scored=images(30, 1)))["refused"]
+    assert "at least 10 aux images, got 9" in few["attribute"]
+    assert of(case, members="who knows")["refused"] == {"membership": "who knows"}
     one = Attributes({"hat": torch.ones(400).long()}, {"hat": torch.ones(200).long()})
     with pytest.raises(AuditError, match="'hat' has one value only"):
-        of(case, attributes=one)
+        attribute_leaks(replace(case, attributes=one), PLAN.attribute)
     short = Attributes({"hat": torch.arange(400) % 2}, {"hat": torch.arange(5)})
     with pytest.raises(AuditError, match=r"each of the 200 scored images, got \(5,\)"):
-        of(case, attributes=short)
-    bad = Guess("none", torch.arange(1), torch.full((1, 1, 8, 8), torch.nan))
-    with pytest.raises(AuditError, match="reconstructions of attack 'bad' must lie in"):
-        leaks(case, images(80, 3), images(60, 4), {"bad": bad}, 0, plan=PLAN)
+        attribute_leaks(replace(case, attributes=short), PLAN.attribute)
     broken = Labelled(torch.full((60, 1, 8, 8), torch.nan), torch.arange(60) % 3)
     with pytest.raises(AuditError, match=r"must lie in \[0, 1\]"):
-        leaks(case, images(80, 3), broken, None, 0, plan=PLAN)
+        membership_leaks(replace(case, members=images(80, 3), outsiders=broken), PLAN.membership)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitveil.audit import metrics
-from splitveil.audit.suite import measured
+from splitveil.audits import metrics
+from splitveil.audits.suite import measured
 
 
 class FarthestPixel(nn.Module):

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torchmetrics.image import StructuralSimilarityIndexMeasure
 
-from splitveil.audit import metrics
+from splitveil.audits import metrics
 from splitveil.errors import AuditError
 
 Pair = tuple[Tensor, Tensor]

@@ -5,12 +5,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from audit.made import Spy, a_case
+from audit.made import Spy, a_target
 from torch import Generator
 
-from splitveil.audit import run_attacks
+from splitveil.audits.suite import run_attacks
 from splitveil.errors import AuditError
-from splitveil.types import Access, BlackBox, Labelled, Progress, silent
+from splitveil.io import Progress, silent
+from splitveil.threat import Access, BlackBox, Labelled
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Gives:
 )
 def test_an_attack_that_is_not_made_as_one_is_told_how(attack: Any, said: str) -> None:  # noqa: ANN401
     with pytest.raises(AuditError, match=f"attack 'mine'.*{said}"):
-        run_attacks(a_case(), {"mine": attack}, 0)
+        run_attacks(a_target(), {"mine": attack})
 
 
 @pytest.mark.parametrize("access", list(Access))
@@ -46,6 +47,6 @@ def test_the_text_of_an_access_is_given_the_same_view_as_its_member(access: Acce
     views = []
     for given in (access, cast(Access, access.value)):
         spy = Spy(given)
-        attempt = run_attacks(a_case(), {"mine": spy}, 0)["mine"]
+        attempt = run_attacks(a_target(), {"mine": spy})["mine"]
         views.append((type(spy.boxes[0]), attempt.access, attempt.aux_mse is None))
     assert views[0] == views[1]

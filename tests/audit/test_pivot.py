@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitveil.audit.pivot import bend, limits, p_value, pivot, unbend
+from splitveil.record.statistics import bend, limits, p_value, pivot, unbend
 
 REPLICATIONS = 4000
 IMAGES = 100

@@ -5,13 +5,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from audit.made import Spy, a_case
+from audit.made import Spy, a_target
 from audit.reach import models, reachable
 from torch import Generator, Tensor, nn
 
-from splitveil.attacks import MeanImage
-from splitveil.audit import run_attacks
-from splitveil.types import Access, BlackBox, Labelled, Progress, Reconstruct, Victim, WhiteBox
+from splitveil.attacks.baseline import MeanImage
+from splitveil.audits.suite import run_attacks
+from splitveil.io import Progress
+from splitveil.threat import Access, BlackBox, Labelled, Reconstruct, Victim, WhiteBox
 
 CPU = torch.device("cpu")
 
@@ -76,11 +77,11 @@ def test_no_way_leads_from_a_black_box_to_a_network() -> None:
 
 @pytest.mark.parametrize("access", sorted(set(Access) - {Access.WHITE_BOX}))
 def test_nothing_an_attack_is_given_leads_to_a_network(access: Access) -> None:
-    case = a_case(nn.Conv2d(1, 4, 3, padding=1))
+    case = a_target(nn.Conv2d(1, 4, 3, padding=1))
     held = {t.data_ptr() for t in case.victim.encoder.state_dict().values()}
     secret = {case.scored.images.data_ptr(), *held}
     spy = Spy(access, repeats=2 if access is Access.REPEATS else 1)
-    run_attacks(case, {"spy": spy}, 0)
+    run_attacks(case, {"spy": spy})
     assert type(spy.boxes[0]) is BlackBox
     for given in (spy.boxes[0], spy.auxes[0], spy.seen[0], spy.heard):
         assert models(given) == []
@@ -89,8 +90,8 @@ def test_nothing_an_attack_is_given_leads_to_a_network(access: Access) -> None:
 
 
 def test_a_white_box_attack_is_given_networks() -> None:
-    case, spy = a_case(nn.Conv2d(1, 4, 3, padding=1)), Spy(Access.WHITE_BOX)
-    run_attacks(case, {"spy": spy}, 0)
+    case, spy = a_target(nn.Conv2d(1, 4, 3, padding=1)), Spy(Access.WHITE_BOX)
+    run_attacks(case, {"spy": spy})
     box = spy.boxes[0]
     assert isinstance(box, WhiteBox)
     assert isinstance(box.encoder, nn.Conv2d)
@@ -119,10 +120,10 @@ class Vandal(MeanImage):
 
 def test_what_a_white_box_attack_does_to_its_networks_changes_nothing() -> None:
     encoder = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4))
-    case, spy = a_case(encoder, noise_std=0.0), Spy()
+    case, spy = a_target(encoder, noise_std=0.0), Spy()
     before = case.victim.send(case.scored.images)
     state = {k: v.clone() for k, v in case.victim.encoder.state_dict().items()}
-    run_attacks(case, {"vandal": Vandal(access=Access.WHITE_BOX), "spy": spy}, 0)
+    run_attacks(case, {"vandal": Vandal(access=Access.WHITE_BOX), "spy": spy})
     assert torch.equal(case.victim.send(case.scored.images), before)
     assert torch.equal(spy.boxes[0].send(case.scored.images, None), before)
     after = case.victim.encoder.state_dict()

@@ -10,18 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
-from splitveil.attacks import KQuery, Linear
-from splitveil.audit import Case, ceiling_mse, intercept, run_attacks
-from splitveil.audit.repeats import (
-    SENDINGS,
-    WIDEST,
-    doubling,
-    repeat_leaks,
-    running_max,
-)
+from splitveil.attacks.k_query import KQuery
+from splitveil.attacks.linear import Linear
+from splitveil.audits.beyond_pixels import SENDINGS, WIDEST, doubling, repeat_leaks, running_max
+from splitveil.audits.suite import run_attacks
+from splitveil.audits.summary import ceiling_mse
+from splitveil.audits.target import Target
 from splitveil.errors import AuditError
-from splitveil.nets import Channel, Dropout, GaussianNoise
-from splitveil.types import Json, Labelled, Victim
+from splitveil.io import Json
+from splitveil.nets.channel import Channel, Dropout, GaussianNoise
+from splitveil.threat import Labelled, Victim
 
 SPREAD = 0.1  # of a pixel around grey: five deviations to black and white
 BETWEEN = "doubles between {} and {} sendings of one image"
@@ -40,18 +38,18 @@ def turned() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def case_of(*stages: nn.Module, encoder: nn.Module | None = None) -> Case:
-    return Case(
+def case_of(*stages: nn.Module, encoder: nn.Module | None = None) -> Target:
+    return Target(
         victim=Victim(encoder or turned(), Channel(list(stages))),
         head=nn.LazyLinear(1),
-        num_classes=1,
+        classes=["only"],
         aux=gaussian(3000, 0),
         scored=gaussian(1000, 1),
     )
 
 
-def told(case: Case, seed: int = 0) -> Json:
-    return repeat_leaks(case, intercept(case, seed))
+def told(case: Target, seed: int = 0) -> Json:
+    return repeat_leaks(replace(case, seed=seed))
 
 
 @pytest.mark.parametrize("std", [0.1, 0.2, 0.3])
@@ -83,7 +81,7 @@ def test_it_is_the_linear_attack_of_the_suite_given_k_sendings() -> None:
     found, ceiling = told(case), ceiling_mse(case.aux, case.scored, 1)
     assert found["ceiling"] == pytest.approx(ceiling)
     attacks = {f"{k}": KQuery(repeats=k, inner=Linear()) for k in (1, 4)}
-    for k, attempt in run_attacks(case, attacks, 0).items():
+    for k, attempt in run_attacks(case, attacks).items():
         assert found["mse"][k] == pytest.approx(attempt.scores().mse, rel=0.02)
 
 
@@ -124,17 +122,16 @@ def test_seeds_fix_every_bit_and_change_little() -> None:
 
 def test_no_other_stream_moves() -> None:
     case = case_of(GaussianNoise(0.2))
-    wire = intercept(case, 0)
-    z, state = wire.seen.z.clone(), torch.get_rng_state()
-    repeat_leaks(case, wire)
+    z, state = case.sent.z.clone(), torch.get_rng_state()
+    repeat_leaks(case)
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(wire.seen.z, z)
-    assert torch.equal(intercept(case, 0).seen.z, z)
+    assert torch.equal(case.sent.z, z)
+    assert torch.equal(replace(case).sent.z, z)
 
 
 def test_the_cost_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("splitveil.audit.repeats.AUX", 200)
-    monkeypatch.setattr("splitveil.audit.repeats.SCORED", 50)
+    monkeypatch.setattr("splitveil.audits.beyond_pixels.AUX", 200)
+    monkeypatch.setattr("splitveil.audits.beyond_pixels.SCORED", 50)
     found = told(case_of(GaussianNoise(0.2)))
     assert (found["aux"], found["n"]) == (200, 50)
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis.strategies import integers
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 from torch import Generator, Tensor
 
-from splitveil.audit.residuals import (
+from splitveil.audits.noise_tests import (
     ALPHA,
     closest,
     first_rows,
@@ -25,7 +25,7 @@ from splitveil.audit.residuals import (
     std_limits,
 )
 from splitveil.errors import AuditError
-from splitveil.types import Json
+from splitveil.io import Json
 
 N, D, STD = 120, 24, 0.05
 

@@ -1,14 +1,15 @@
-"""`splitveil.audit` is the function and the room at once."""
+"""`splitveil.audit` is a plain function."""
 
-import importlib
+from collections.abc import Sequence
 from dataclasses import asdict
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import splitveil
-from splitveil.types import Progress, Record, silent
+from splitveil.io import Progress, silent
+from splitveil.record.schema import Record
 
 
 def record() -> Record:
@@ -32,7 +33,7 @@ def record() -> Record:
     )
 
 
-class RunLike:
+class RunLike(splitveil.Run):
     """Remembers how it was audited."""
 
     def __init__(self) -> None:
@@ -45,45 +46,54 @@ class RunLike:
         *,
         aux: str = "?",
         seed: int = -1,
-        progress: Progress,
+        progress: Progress = silent,
+        fresh: bool = False,
+        only: Sequence[str] = (),
+        compile: bool = False,
+        attributes: Path | None = None,
     ) -> Record:
         self.heard = {"profile": profile, "aux": aux, "seed": seed, "progress": progress}
+        self.heard |= {"fresh": fresh, "only": only, "compile": compile, "attributes": attributes}
         return self.answer
 
 
-@pytest.fixture
-def room() -> Any:  # noqa: ANN401 - a module that can be called
-    return importlib.import_module("splitveil.audit")
+USUAL = {
+    "aux": "train",
+    "seed": 0,
+    "progress": silent,
+    "fresh": False,
+    "only": (),
+    "compile": False,
+    "attributes": None,
+}
 
 
-def test_the_package_and_the_function_are_one_object(room: Any) -> None:  # noqa: ANN401
-    assert splitveil.audit is room
-    assert isinstance(room, ModuleType)
-    assert callable(room)
-    assert importlib.import_module("splitveil.audit.metrics") is room.metrics
-    assert importlib.import_module("splitveil.audit.suite").run_attacks is room.run_attacks
+def audit(run: RunLike, *words: Any, **options: Any) -> Record:  # noqa: ANN401 - whatever is tried
+    return splitveil.audit(run, *words, **options)
 
 
-def test_calling_it_audits_the_run_with_the_defaults(room: Any) -> None:  # noqa: ANN401
+def test_calling_it_audits_the_run_with_the_defaults() -> None:
     run = RunLike()
-    assert room(run) is run.answer
-    assert run.heard == {"profile": "quick", "aux": "train", "seed": 0, "progress": silent}
+    assert audit(run) is run.answer
+    assert run.heard == {"profile": "quick"} | USUAL
 
 
-def test_calling_it_passes_every_argument_on(room: Any) -> None:  # noqa: ANN401
+def test_calling_it_passes_every_argument_on() -> None:
     def bar(done: int, total: int, note: str = "") -> None:
         del done, total, note
 
     run = RunLike()
-    assert room(run, profile="smoke", aux="test90", seed=7, progress=bar) is run.answer
-    assert run.heard == {"profile": "smoke", "aux": "test90", "seed": 7, "progress": bar}
-    room(run, "paper")
+    more = {"aux": "test90", "seed": 7, "progress": bar, "fresh": True, "only": ["a"]}
+    more |= {"attributes": Path("table.csv")}
+    assert audit(run, profile="smoke", compile=True, **more) is run.answer
+    assert run.heard == {"profile": "smoke", "compile": True} | more
+    audit(run, "paper")
     assert run.heard["profile"] == "paper"
 
 
-def test_aux_and_seed_must_be_named(room: Any) -> None:  # noqa: ANN401
+def test_aux_and_seed_must_be_named() -> None:
     with pytest.raises(TypeError):
-        room(RunLike(), "quick", "train")
+        audit(RunLike(), "quick", "train")
 
 
 def test_a_record_survives_json() -> None:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 from sklearn.metrics import balanced_accuracy_score
 
-from splitveil.audit.shares import (
+from splitveil.audits.metrics import (
     auc_limits,
     balanced_limits,
     exact,

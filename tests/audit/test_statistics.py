@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats as scipy_stats  # type: ignore[import-untyped]
+from scipy import stats as scipy_stats
 
-from splitveil.audit.statistics import Sample, difference, holm, interval, summary
 from splitveil.errors import AuditError
+from splitveil.record.statistics import Sample, difference, holm, interval, summary
 
 
 def table(seed: int, seeds: int = 3, images: int = 7) -> np.ndarray:

@@ -6,97 +6,91 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from audit.made import Returns, Spy, a_case, labelled
+from audit.made import Returns, Spy, a_target, labelled
 from torch import Generator, Tensor
 
-from splitveil.attacks import PROFILES, ClassMean, Linear, MeanImage
-from splitveil.audit import accuracy, intercept, run_attacks
-from splitveil.audit.access import answer
-from splitveil.audit.gallery import levels
+from splitveil.attacks.baseline import ClassMean, MeanImage
+from splitveil.attacks.linear import Linear
+from splitveil.attacks.profiles import PROFILES
+from splitveil.audits.suite import accuracy, run_attacks
+from splitveil.audits.target import answer, levels
 from splitveil.errors import AuditError
+from splitveil.io import Progress, silent
 from splitveil.rng import stream
-from splitveil.types import (
-    Access,
-    Attack,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    silent,
-)
+from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation
 
 
 def test_accuracy_is_through_the_channel_and_averaged_over_draws() -> None:
-    case = a_case(noise_std=2.0)
+    case = a_target(noise_std=2.0, seed=7)
     shares = []
     for i in range(5):
         z = case.victim.send(case.scored.images, stream(7, f"accuracy/{i}"))
-        shares.append(float((case.head(z).argmax(1) == case.scored.labels).double().mean()))
+        shares.append(float((case.scores(z).argmax(1) == case.scored.labels).double().mean()))
     assert len(set(shares)) > 1
-    assert accuracy(case, seed=7, draws=5) == pytest.approx(np.mean(shares))
+    assert accuracy(case, draws=5) == pytest.approx(np.mean(shares))
 
 
 def test_a_perfect_server_has_accuracy_one() -> None:
-    case = a_case(noise_std=0.0)
-    right = Labelled(case.scored.images, answer(case.head, case.scored.images))
-    assert accuracy(replace(case, scored=right), seed=0, draws=2) == 1.0
+    case = a_target(noise_std=0.0)
+    right = Labelled(case.scored.images, answer(case.scores, case.scored.images))
+    assert accuracy(replace(case, scored=right), draws=2) == 1.0
+    assert accuracy(replace(case, test=right), draws=2) == 1.0
+    assert accuracy(replace(case, head=None), draws=2) is None
 
 
 def test_an_attack_is_given_aux_and_the_wire() -> None:
-    case, spy = a_case(), Spy()
-    run_attacks(case, {"spy": spy}, 5)
+    case, spy = a_target(), Spy()
+    run_attacks(replace(case, seed=5), {"spy": spy})
     assert spy.auxes[0] is case.aux
-    assert torch.equal(spy.seen[0].z, intercept(case, 5).seen.z)
+    assert torch.equal(spy.seen[0].z, replace(case, seed=5).sent.z)
 
 
 def test_every_attack_meets_the_same_draw_and_has_a_stream_of_its_own() -> None:
-    case, one, other = a_case(), Spy(), Spy()
-    run_attacks(case, {"one": one, "other": other}, 5)
+    case, one, other = a_target(), Spy(), Spy()
+    run_attacks(replace(case, seed=5), {"one": one, "other": other})
     assert torch.equal(one.seen[0].z, other.seen[0].z)
     assert not torch.equal(one.drawn[0], other.drawn[0])
     alone = Spy()
-    run_attacks(case, {"other": alone}, 5)
+    run_attacks(replace(case, seed=5), {"other": alone})
     assert torch.equal(alone.drawn[0], other.drawn[0])
     reseeded = Spy()
-    run_attacks(case, {"other": reseeded}, 6)
+    run_attacks(replace(case, seed=6), {"other": reseeded})
     assert not torch.equal(reseeded.drawn[0], other.drawn[0])
     assert not torch.equal(reseeded.seen[0].z, other.seen[0].z)
 
 
-def test_a_wire_drawn_before_is_used_as_it_is() -> None:
-    case, spy = a_case(), Spy()
-    wire = intercept(case, 5)
-    marked = replace(wire, seen=Observation(wire.seen.z + 1, wire.seen.answer))
-    run_attacks(case, {"spy": spy}, 5, wire=marked)
-    assert torch.equal(spy.seen[0].z, wire.seen.z + 1)
-    with pytest.raises(AuditError, match="drawn with seed 5, the audit's is 6"):
-        run_attacks(case, {"spy": spy}, 6, wire=wire)
+def test_what_was_captured_is_attacked_as_it_is() -> None:
+    case, spy = a_target(), Spy()
+    captured = case.sent.z + 1
+    run_attacks(replace(case, captured=captured), {"spy": spy})
+    assert torch.equal(spy.seen[0].z, captured)
 
 
 def test_the_suite_scores_what_the_attack_returned() -> None:
-    case = a_case(noise_std=0.0)
-    attempt = run_attacks(case, {"spy": Spy()}, 0)["spy"]
+    case = a_target(noise_std=0.0)
+    attempt = run_attacks(case, {"spy": Spy()})["spy"]
     torch.testing.assert_close(attempt.mse, (case.scored.images - 0.5).square().flatten(1).mean(1))
     assert (attempt.access, attempt.repeats, attempt.scored) == ("black-box", 1, 12)
     assert attempt.rows.tolist() == list(range(12))
-    assert attempt.pictures.shape == (3, 1, 8, 8)
-    assert bool((attempt.pictures == 128).all())
+    assert attempt.images.shape == (12, 1, 8, 8)
+    assert bool((attempt.images == 128).all())
     assert attempt.ssim_valid is None  # under 11 pixels
     aux_error = (case.aux.images - 0.5).square().mean()
     assert attempt.aux_mse == pytest.approx(float(aux_error), rel=1e-6)
     # Grey quarters sum up alike, so the server answers 0 for every reconstruction.
+    assert attempt.right is not None
     assert torch.equal(attempt.right, case.scored.labels == 0)
     assert attempt.scores().accuracy == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("limit", [None, 5])
-def test_the_pictures_kept_are_those_of_the_gallery(limit: int | None) -> None:
+def test_the_images_kept_are_those_of_its_rows(limit: int | None) -> None:
     images = torch.linspace(0, 1, 12).view(12, 1, 1, 1).expand(12, 1, 8, 8)
     scored = Labelled(images, torch.tensor([2, 2, 2, 1, 1, 0, 0, 0, 0, 0, 0, 0]))
-    case = a_case(scored=scored, noise_std=0.0)
-    attempt = run_attacks(case, {"linear": CopiesZ(limit)}, 0)["linear"]
-    assert torch.equal(attempt.pictures, levels(images[[5, 3, 0]]))
+    case = a_target(scored=scored, noise_std=0.0)
+    attempt = run_attacks(case, {"linear": CopiesZ(limit)})["linear"]
+    assert attempt.rows.tolist()[:3] == ([0, 1, 2] if limit is None else [5, 3, 0])
+    assert torch.equal(attempt.images, levels(images[attempt.rows]))
 
 
 @dataclass(frozen=True)
@@ -115,17 +109,18 @@ class CopiesZ:
 
 @pytest.mark.parametrize("access", sorted(set(Access) - {Access.BLACK_BOX}))
 def test_only_a_black_box_attack_is_scored_on_its_own_images(access: Access) -> None:
-    assert run_attacks(a_case(), {"spy": Spy(access)}, 0)["spy"].aux_mse is None
+    assert run_attacks(a_target(), {"spy": Spy(access)})["spy"].aux_mse is None
 
 
 def test_an_attack_with_a_limit_is_scored_on_its_subset_alone() -> None:
-    case, spy = a_case(), Spy(limit=5)
-    attempt = run_attacks(case, {"spy": spy}, 0)["spy"]
+    case, spy = a_target(), Spy(limit=5)
+    attempt = run_attacks(case, {"spy": spy})["spy"]
+    assert attempt.right is not None
     assert len(spy.seen[0].z) == len(attempt.mse) == len(attempt.right) == 5
     errors = (case.scored.images - 0.5).square().flatten(1).mean(1)
     torch.testing.assert_close(attempt.mse, errors[attempt.rows])
     assert not attempt.whole
-    assert attempt.pictures.shape == (3, 1, 8, 8)
+    assert attempt.images.shape == (5, 1, 8, 8)
 
 
 @dataclass(frozen=True)
@@ -155,7 +150,7 @@ class Listener:
 def test_progress_weighs_attacks_by_effort_and_passes_their_own_on() -> None:
     heard = Listener()
     slow = Talks(((1, 4, "queries"), (4, 4, "")), effort=3.0)
-    run_attacks(a_case(), {"slow": slow, "quick": Talks(())}, 0, heard)
+    run_attacks(a_target(), {"slow": slow, "quick": Talks(())}, heard)
     assert heard.said == [
         (0, 4000, "slow"),
         (750, 4000, "slow queries"),
@@ -168,14 +163,14 @@ def test_progress_weighs_attacks_by_effort_and_passes_their_own_on() -> None:
 def test_an_attack_that_counts_too_far_does_not_push_the_bar_back() -> None:
     heard = Listener()
     wild = Talks(((7, 4, ""), (1, 0, "")))
-    run_attacks(a_case(), {"wild": wild, "tame": Talks(())}, 0, heard)
+    run_attacks(a_target(), {"wild": wild, "tame": Talks(())}, heard)
     assert [done for done, _, _ in heard.said] == [0, 1000, 1000, 1000, 2000]
 
 
 def test_progress_of_real_attacks_starts_at_nothing_never_falls_and_ends_at_all() -> None:
     heard = Listener()
     cheap = {n: a for n, a in PROFILES["smoke"].items() if n in ("mean", "class-mean", "linear")}
-    run_attacks(a_case(), cheap, 0, heard)
+    run_attacks(a_target(), cheap, heard)
     counts = [done for done, _, _ in heard.said]
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (0, heard.said[0][1])
@@ -201,13 +196,13 @@ def test_a_reconstruction_that_is_no_image_is_refused_by_name(
     images: Tensor, message: str, access: Access
 ) -> None:
     with pytest.raises(AuditError, match=f"attack 'forger'.*{message}"):
-        run_attacks(a_case(), {"forger": Returns(images, access)}, 0)
+        run_attacks(a_target(), {"forger": Returns(images, access)})
 
 
 def test_a_bad_reconstruction_of_its_own_images_is_refused_by_name_too() -> None:
     stubborn = Returns(torch.zeros(12, 1, 8, 8), Access.BLACK_BOX)  # there are 30 aux images
     with pytest.raises(AuditError, match=r"'forger'.*\(12, 1, 8, 8\), expected \(30, 1, 8, 8\)"):
-        run_attacks(a_case(), {"forger": stubborn}, 0)
+        run_attacks(a_target(), {"forger": stubborn})
 
 
 @dataclass(frozen=True)
@@ -236,8 +231,8 @@ class Scribbler:
 @pytest.mark.parametrize("into", ["images", "labels", "z", "answer", "draws"])
 def test_an_attack_that_writes_into_what_it_is_given_is_refused_by_name(into: str) -> None:
     with pytest.raises(AuditError, match="attack 'pen' wrote into the tensors it was given"):
-        run_attacks(a_case(), {"pen": Scribbler(into)}, 0)
-    run_attacks(a_case(), {"pen": Scribbler("nothing")}, 0)
+        run_attacks(a_target(), {"pen": Scribbler(into)})
+    run_attacks(a_target(), {"pen": Scribbler("nothing")})
 
 
 def test_too_few_aux_images_are_refused_before_any_attack_naming_each_that_needs_more() -> None:
@@ -251,28 +246,28 @@ def test_too_few_aux_images_are_refused_before_any_attack_naming_each_that_needs
     with pytest.raises(
         AuditError, match=r"has 5 aux images, too few: linear at least 10, greedy at least 500; "
     ):
-        run_attacks(a_case(aux=labelled(5, 0)), attacks, 0)
+        run_attacks(a_target(aux=labelled(5, 0)), attacks)
     assert spy.boxes == []
     with pytest.raises(AuditError, match="has 0 aux images, too few: spy at least 1"):
-        run_attacks(a_case(aux=labelled(0, 0)), {"spy": spy}, 0)
+        run_attacks(a_target(aux=labelled(0, 0)), {"spy": spy})
 
 
 def test_an_audit_without_attacks_or_images_is_refused() -> None:
     with pytest.raises(AuditError, match="at least one attack, got none"):
-        run_attacks(a_case(), {}, 0)
+        run_attacks(a_target(), {})
     with pytest.raises(AuditError, match="no images to score"):
-        run_attacks(a_case(scored=labelled(0, 1)), {"mean": MeanImage()}, 0)
+        run_attacks(a_target(scored=labelled(0, 1)), {"mean": MeanImage()})
 
 
 def test_images_without_a_label_are_refused_not_left_out() -> None:
     images, labels = torch.zeros(5, 1, 8, 8), torch.zeros(3, dtype=torch.long)
     with pytest.raises(AuditError, match=r"every one of the scored .* 5 images and 3 labels"):
-        run_attacks(a_case(scored=Labelled(images, labels)), {"mean": MeanImage()}, 0)
+        run_attacks(a_target(scored=Labelled(images, labels)), {"mean": MeanImage()})
 
 
 def test_images_outside_the_range_are_refused() -> None:
     bright = Labelled(torch.full((3, 1, 8, 8), 200.0), torch.zeros(3, dtype=torch.long))
     with pytest.raises(AuditError, match=r"must lie in \[0, 1\], got values from 200 to 200"):
-        run_attacks(a_case(scored=bright), {"mean": MeanImage()}, 0)
+        run_attacks(a_target(scored=bright), {"mean": MeanImage()})
     with pytest.raises(AuditError, match=r"aux images must lie in \[0, 1\]"):
-        run_attacks(a_case(aux=bright), {"label": ClassMean()}, 0)
+        run_attacks(a_target(aux=bright), {"label": ClassMean()})

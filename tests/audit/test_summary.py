@@ -6,23 +6,24 @@ import math
 import numpy as np
 import pytest
 import torch
-from audit.made import Counting, Returns, a_case, an_attempt
+from audit.made import Counting, Returns, a_target, an_attempt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitveil.attacks import Linear, MeanImage
-from splitveil.audit import (
-    Attempt,
+from splitveil.attacks.baseline import MeanImage
+from splitveil.attacks.linear import Linear
+from splitveil.audits.suite import run_attacks
+from splitveil.audits.summary import (
     by_attack,
     ceiling_mse,
     floor_mse,
     per_image,
-    run_attacks,
     strongest,
     strongest_blackbox,
     worst_case,
 )
-from splitveil.types import Access, Attack, Labelled
+from splitveil.audits.target import Attempt
+from splitveil.threat import Access, Attack, Labelled
 
 # `even` is better on average; `lucky` nails the first image and fails on the second.
 EVEN = an_attempt([0.25, 0.25], [6.0, 6.0], [0.5, 0.25], [0.25, 0.25])
@@ -118,11 +119,11 @@ def test_a_subset_stands_beside_the_best_other_attack_on_the_same_rows() -> None
 
 
 def test_measured_attacks_are_summed_up_by_the_same_rules() -> None:
-    case = a_case(noise_std=0.05)
+    case = a_target(noise_std=0.05)
     copy = Returns(case.scored.images, Access.WHITE_BOX)
     some = Counting(access=Access.WHITE_BOX, limit=5)
     chosen: dict[str, Attack] = {"mean": MeanImage(), "linear": Linear(), "copy": copy, "s": some}
-    attempts = run_attacks(case, chosen, 0)
+    attempts = run_attacks(case, chosen)
     assert (strongest(attempts)["mse"], strongest(attempts)["mse_by"]) == (0.0, "copy")
     best = strongest_blackbox(attempts)["mse_by"]
     assert best in ("mean", "linear")
@@ -192,7 +193,7 @@ def test_another_attack_of_any_kind_never_makes_the_attacker_weaker(
 
 
 def test_the_ceiling_is_the_class_mean_of_the_true_label() -> None:
-    case = a_case()
+    case = a_target()
     x, y = case.aux.images.double().numpy(), case.aux.labels.numpy()
     means = np.stack([x[y == c].mean(0) for c in range(3)])
     scored = case.scored.images.double().numpy()
@@ -201,7 +202,7 @@ def test_the_ceiling_is_the_class_mean_of_the_true_label() -> None:
 
 
 def test_the_ceiling_follows_the_label_and_a_class_without_aux_gets_the_mean() -> None:
-    case = a_case()
+    case = a_target()
     wrong = Labelled(case.scored.images, (case.scored.labels + 1) % 3)
     assert ceiling_mse(case.aux, case.scored, 4) != ceiling_mse(case.aux, wrong, 4)
     unknown = Labelled(case.scored.images, torch.full_like(case.scored.labels, 3))
@@ -210,9 +211,9 @@ def test_the_ceiling_follows_the_label_and_a_class_without_aux_gets_the_mean() -
 
 
 def test_the_floor_is_the_mean_image() -> None:
-    case = a_case()
+    case = a_target()
     mean = case.aux.images.double().numpy().mean(0)
     expected = ((case.scored.images.double().numpy() - mean) ** 2).mean()
     assert floor_mse(case.aux, case.scored) == pytest.approx(expected, rel=1e-5)
-    measured = run_attacks(case, {"mean": MeanImage()}, 0)["mean"].scores().mse
+    measured = run_attacks(case, {"mean": MeanImage()})["mean"].scores().mse
     assert floor_mse(case.aux, case.scored) == pytest.approx(measured, rel=1e-6)

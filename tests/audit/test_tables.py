@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis.strategies import integers, lists
 
-from splitveil.audit.tables import Attributes, attributes_of, codes, read_table
+from splitveil.data.attributes import Attributes, attributes_of, codes, read_table
 from splitveil.errors import DataError
 
 FILES = ["cat/a.png", "cat/b.png", "dog/a.png"]

@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from audit.made import a_target
 
-from splitveil.audit.wire_flags import WIRE_CHECKS
-from splitveil.types import Json
+from splitveil.audits.flags import FLAGS, Evidence
+from splitveil.io import Json
 
 
 def heard(*failed: str, measured: float = 0.05, **more: Any) -> Json:  # noqa: ANN401 - JSON
@@ -16,6 +17,10 @@ def heard(*failed: str, measured: float = 0.05, **more: Any) -> Json:  # noqa: A
 
 def offline(difference: float, p: float) -> Json:
     return {"offline": {"attack": "linear", "mse": 0.02, "difference": difference, "p": p}}
+
+
+def seen(flag: str, wire: Json) -> str | None:
+    return FLAGS[flag][0](Evidence(a_target(), {}, wire=wire))
 
 
 RAISED: dict[str, list[Json]] = {
@@ -46,22 +51,22 @@ SOUND: dict[str, list[Json]] = {
 
 
 def test_every_flag_of_the_wire_is_planted_and_has_a_sound_case() -> None:
-    assert RAISED.keys() == SOUND.keys() == WIRE_CHECKS.keys()
+    assert RAISED.keys() == SOUND.keys() == {n for n in FLAGS if "wire" in n}
 
 
 @pytest.mark.parametrize(("flag", "given"), [(f, g) for f in RAISED for g in RAISED[f]])
 def test_what_was_heard_raises_its_flag(flag: str, given: Json) -> None:
-    assert WIRE_CHECKS[flag][0](given)
+    assert seen(flag, given)
 
 
 @pytest.mark.parametrize(("flag", "given"), [(f, g) for f in SOUND for g in SOUND[f]])
 def test_what_is_sound_raises_none(flag: str, given: Json) -> None:
-    assert WIRE_CHECKS[flag][0](given) is None
+    assert seen(flag, given) is None
 
 
 def test_a_flag_names_numbers() -> None:
-    words = WIRE_CHECKS["noise missing on the wire"][0](heard("quieter", measured=0.03))
+    words = seen("noise missing on the wire", heard("quieter", measured=0.03))
     assert words is not None
     assert "9 images has deviation 0.03; declared is 0.05, which gives no less than 0.0494" in words
-    words = WIRE_CHECKS["wire leaks more than the audit"][0](offline(-0.01, 1e-5))
+    words = seen("wire leaks more than the audit", offline(-0.01, 1e-5))
     assert words == "linear has MSE 0.0100 on the wire, 0.0200 in the run's audit"

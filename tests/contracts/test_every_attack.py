@@ -9,18 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitveil.attacks import ATTACKS, PROFILES
+from splitveil.attacks.catalogue import ATTACKS
+from splitveil.attacks.profiles import PROFILES
 from splitveil.errors import AuditError
-from splitveil.nets import Channel, GaussianNoise
-from splitveil.types import (
-    Access,
-    Attack,
-    BlackBox,
-    Labelled,
-    Observation,
-    Reconstruct,
-    Victim,
-)
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.threat import Access, Attack, BlackBox, Labelled, Observation, Reconstruct, Victim
 
 SMOKE = PROFILES["smoke"]
 CLASSES = 4

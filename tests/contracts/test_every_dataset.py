@@ -14,9 +14,12 @@ import torch
 from data.made import cifar100_archive, tiny_archive
 from PIL import Image
 
-from splitveil.data import DATASETS, Dataset, Request, aux_view, cifar, make_splits, mnist
-from splitveil.data.splits import KNOWLEDGE
-from splitveil.types import check_images, silent
+from splitveil.data import cifar, mnist
+from splitveil.data.catalogue import DATASETS
+from splitveil.data.dataset import Dataset, Request
+from splitveil.data.splits import KNOWLEDGE, aux_view, make_splits
+from splitveil.io import silent
+from splitveil.threat import check_images
 
 RNG = np.random.default_rng(0)
 LABELS = (np.arange(60) % 10).astype(np.uint8)

@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitveil.config import build_defence, find_defence, make_config
+from splitveil.config.resolve import build_defence, make_config
 from splitveil.config.settings import write_toml
-from splitveil.defences import DEFENCES, Defence
+from splitveil.defences.base import Companion, Defence, PenaltyPlan
+from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.errors import ConfigError
-from splitveil.nets import NETS, LearnedStage, SplitModel, cut, sized
-from splitveil.train import Schedule
-from splitveil.types import Companion, PenaltyPlan, Refits, Surrogate
+from splitveil.nets.catalogue import NETS
+from splitveil.nets.channel import LearnedStage
+from splitveil.nets.split import SplitModel, cut, sized
+from splitveil.surrogates.base import Refits, Surrogate
+from splitveil.train.schedule import Schedule
 
 SIGMA = 0.05
 IMAGE, CLASSES = (1, 8, 8), 4

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from splitveil.data import augment
+from splitveil.data.augment import augment
 
 
 def slow_augment(x: Tensor, crop_pad: int, flip: bool, generator: Generator) -> Tensor:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from splitveil import data
-from splitveil.data import DATASETS, load
+from splitveil.data.catalogue import DATASETS, load
 from splitveil.errors import ConfigError, DataError
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from splitveil.data import Dataset, cifar, load
+from splitveil.data import cifar
 from splitveil.data.archive import Archive
+from splitveil.data.catalogue import load
 from splitveil.data.cifar import CIFAR10, NAMES10, records
-from splitveil.data.dataset import Request
+from splitveil.data.dataset import Dataset, Request
 from splitveil.errors import DataError
 
 Blobs = dict[str, bytes]

@@ -8,8 +8,10 @@ import pytest
 import torch
 from data.made import FEW, Blobs, cifar100_archive, cifar100_blobs, pack_tar, unpack
 
-from splitveil.data import Dataset, cifar, load
+from splitveil.data import cifar
+from splitveil.data.catalogue import load
 from splitveil.data.cifar import CIFAR100
+from splitveil.data.dataset import Dataset
 from splitveil.errors import DataError
 
 ARCHIVE, FOLDER = CIFAR100.name, CIFAR100.folder

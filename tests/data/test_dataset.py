@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from splitveil.data import Dataset
-from splitveil.data.dataset import check, data_root, to_uint8
+from splitveil.data.dataset import Dataset, check, data_root, to_uint8
 from splitveil.errors import DataError
 
 CLASSES = ("cat", "dog")

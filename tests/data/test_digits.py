@@ -3,7 +3,7 @@ from math import floor
 import numpy as np
 from sklearn.datasets import load_digits
 
-from splitveil.data import load
+from splitveil.data.catalogue import load
 
 
 def test_counts_are_known() -> None:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitveil.data import load, mnist
+from splitveil.data import mnist
 from splitveil.data.archive import read_bytes
+from splitveil.data.catalogue import load
 from splitveil.data.mnist import DEBIAN, UNPACKED, locate, parse_idx
 from splitveil.errors import DataError
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from splitveil.config import RunConfig
 from splitveil.config.resolve import resolve
-from splitveil.data import Dataset, load
+from splitveil.config.run_config import RunConfig
+from splitveil.data.catalogue import load
+from splitveil.data.dataset import Dataset
 from splitveil.errors import ConfigError, DataError
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from splitveil.data import Dataset, load
+from splitveil.data.catalogue import load
+from splitveil.data.dataset import Dataset
 from splitveil.errors import DataError
 
 Y = np.arange(20) % 2

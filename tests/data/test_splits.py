@@ -8,16 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from splitveil.data import (
-    AuxView,
-    Dataset,
-    Splits,
-    aux_view,
-    load,
-    make_splits,
-)
-from splitveil.data.dataset import stratified
-from splitveil.data.splits import index_hash
+from splitveil.data.catalogue import load
+from splitveil.data.dataset import Dataset, stratified
+from splitveil.data.splits import AuxView, Splits, aux_view, index_hash, make_splits
 from splitveil.errors import ConfigError, DataError
 
 NONE = torch.zeros(0, dtype=torch.int64)

@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from splitveil.data import Dataset, load, tiny_imagenet
+from splitveil.data import tiny_imagenet
+from splitveil.data.catalogue import load
+from splitveil.data.dataset import Dataset
 from splitveil.data.tiny_imagenet import DECODED, TINY
 from splitveil.errors import DataError
 

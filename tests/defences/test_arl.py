@@ -7,13 +7,15 @@ import torch
 from defences.made import trained
 from torch import Tensor, nn
 
-from splitveil.config import build_defence, find_defence, make_config
+from splitveil.config.resolve import build_defence, make_config
+from splitveil.cuda import compile_methods
 from splitveil.defences.arl import Arl, DecodingAdversary, Measure, explained
+from splitveil.defences.base import Companion
+from splitveil.defences.catalogue import find_defence
 from splitveil.errors import ConfigError
-from splitveil.graphs import compile_methods
-from splitveil.nets import NETS, cut
-from splitveil.similarity import ssim
-from splitveil.types import Companion
+from splitveil.functional import ssim
+from splitveil.nets.catalogue import NETS
+from splitveil.nets.split import cut
 
 WIRE, IMAGE = (4, 4, 4), (1, 8, 8)
 Y = torch.zeros(8, dtype=torch.long)

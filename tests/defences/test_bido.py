@@ -7,10 +7,11 @@ import torch
 from defences.made import trained
 from torch import Tensor
 
-from splitveil.config import build_defence, find_defence, make_config
+from splitveil.config.resolve import build_defence, make_config
+from splitveil.defences.base import Companion
 from splitveil.defences.bido import BilateralDependency
+from splitveil.defences.catalogue import find_defence
 from splitveil.errors import ConfigError
-from splitveil.types import Companion
 
 Y = torch.arange(12) % 3
 

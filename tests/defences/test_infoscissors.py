@@ -9,10 +9,11 @@ from defences.made import trained
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from splitveil.config import build_defence, find_defence, make_config
+from splitveil.config.resolve import build_defence, make_config
+from splitveil.defences.base import Companion
+from splitveil.defences.catalogue import find_defence
 from splitveil.defences.infoscissors import ScissorsBound, squared_error, squared_error_of_strangers
 from splitveil.errors import ConfigError
-from splitveil.types import Companion
 
 WIRE, IMAGE = (4, 4, 4), (1, 8, 8)
 Y = torch.zeros(8, dtype=torch.long)

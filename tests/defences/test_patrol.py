@@ -7,13 +7,14 @@ import torch
 from defences.made import trained
 from torch import Tensor, nn
 
-from splitveil.config import build_defence, find_defence, make_config
-from splitveil.defences import DEFENCES
+from splitveil.config.resolve import build_defence, make_config
 from splitveil.defences.arl import DecodingAdversary
+from splitveil.defences.base import Companion
+from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.defences.patrol import PruningAdversary, filter_importance, kept_filters
 from splitveil.errors import ConfigError
-from splitveil.nets import NETS, cut
-from splitveil.types import Companion
+from splitveil.nets.catalogue import NETS
+from splitveil.nets.split import cut
 
 WIRE, IMAGE = (4, 4, 4), (1, 8, 8)
 Y = torch.zeros(8, dtype=torch.long)

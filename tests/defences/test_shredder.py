@@ -6,14 +6,13 @@ import pytest
 import torch
 from defences.made import trained
 
-from splitveil.config import build_defence, find_defence, make_config
-from splitveil.defences import DEFENCES
+from splitveil.config.resolve import build_defence, make_config
+from splitveil.defences.base import Companion
+from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.defences.shredder import Amplifier, Shredder
 from splitveil.errors import ConfigError
-from splitveil.nets import LearnedNoise
-from splitveil.nets.channel import RATE
+from splitveil.nets.channel import RATE, LearnedNoise
 from splitveil.runs import load_run
-from splitveil.types import Companion
 
 Y = torch.zeros(6, dtype=torch.long)
 

@@ -8,10 +8,11 @@ import torch
 from defences.made import trained
 from torch import Tensor
 
-from splitveil.config import build_defence, find_defence, make_config
+from splitveil.config.resolve import build_defence, make_config
+from splitveil.defences.catalogue import find_defence
 from splitveil.defences.siamese import SiameseEmbedding, contrastive_loss
 from splitveil.errors import ConfigError, DataError
-from splitveil.types import Surrogate
+from splitveil.surrogates.base import Surrogate
 
 Y = torch.tensor([0, 0, 1, 2, 1, 0, 2, 2])
 

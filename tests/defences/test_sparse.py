@@ -7,10 +7,11 @@ import torch
 from defences.made import trained
 from torch import Tensor, nn
 
-from splitveil.config import build_defence, find_defence, make_config, plan_of
-from splitveil.defences import DEFENCES
+from splitveil.config.resolve import build_defence, make_config, plan_of
+from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.errors import ConfigError
-from splitveil.nets import SparseCoding, SplitModel, before_squashing, front_of
+from splitveil.nets.channel import SparseCoding, before_squashing, front_of
+from splitveil.nets.split import SplitModel
 from splitveil.runs import load_run
 
 AT_THE_WIRE = DEFENCES["sparse"].with_settings({"sparse_place": "wire"})

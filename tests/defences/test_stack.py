@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil.cli import app
-from splitveil.config import build_defence, find_defence, flat_config, make_config
-from splitveil.config.resolve import resolve
+from splitveil.cli.app import app
+from splitveil.config.resolve import build_defence, flat_config, make_config, resolve
 from splitveil.config.settings import read_toml
-from splitveil.data import load
-from splitveil.defences import DEFENCES, Defence, Stack, stack
+from splitveil.data.catalogue import load
+from splitveil.defences.base import Defence, PenaltyPlan, Stack, stack
+from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.errors import CheckpointError, ConfigError
-from splitveil.nets import Channel, GaussianNoise
+from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.runs import load_run, read_folder
-from splitveil.surrogates import GatedAttentionCEM, KMeansCEM
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
+from splitveil.surrogates.kmeans_cem import KMeansCEM
 from splitveil.train.state import read_checkpoint
-from splitveil.types import PenaltyPlan
 
 STAGE_OF = {"dropout": "Dropout", "topk": "TopK", "quantise": "Quantise"}
 

@@ -12,15 +12,13 @@ import torch
 from defences.made import trained
 from torch import Tensor, nn
 
-from splitveil.config import find_defence
-from splitveil.defences import DEFENCES
-from splitveil.defences.base import NoiseOnly, Price, Together
+from splitveil.defences.base import Companion, NoiseOnly, Price, Together
+from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.defences.nopeek import DistanceCorrelation
 from splitveil.errors import ConfigError
-from splitveil.nets import SplitModel, cut, sized
 from splitveil.nets.backbones import small
+from splitveil.nets.split import SplitModel, cut, sized
 from splitveil.train.state import read_checkpoint
-from splitveil.types import Companion
 
 IMAGE = (1, 8, 8)
 

@@ -8,8 +8,9 @@ import torch
 from defences.made import trained
 from torch.distributions import Normal, kl_divergence
 
-from splitveil.config import build_defence, find_defence, make_config
-from splitveil.defences import DEFENCES
+from splitveil.config.resolve import build_defence, make_config
+from splitveil.defences.base import Companion
+from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.defences.vib import (
     BottleneckPrice,
     VariationalBottleneck,
@@ -17,10 +18,10 @@ from splitveil.defences.vib import (
     normal_divergence,
 )
 from splitveil.errors import ConfigError
-from splitveil.nets import NETS, Channel, LearnedNoise, SplitModel, cut
-from splitveil.nets.channel import RATE
+from splitveil.nets.catalogue import NETS
+from splitveil.nets.channel import RATE, Channel, LearnedNoise
+from splitveil.nets.split import SplitModel, cut
 from splitveil.runs import load_run
-from splitveil.types import Companion
 
 IMAGE = (1, 8, 8)
 Y = torch.zeros(6, dtype=torch.long)

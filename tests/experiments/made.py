@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from splitveil.config import RunConfig
 from splitveil.config.resolve import Built
+from splitveil.config.run_config import RunConfig
 from splitveil.experiments import runner
 from splitveil.experiments.search import SearchPlan
-from splitveil.nets import NETS, cut
+from splitveil.io import Json
+from splitveil.nets.catalogue import NETS
+from splitveil.nets.split import cut
 from splitveil.runs import Run
-from splitveil.types import Json
 
 CEILING = 0.05
 MODEL = cut(NETS["small"].build((1, 8, 8), 10), NETS["small"].cut_at)

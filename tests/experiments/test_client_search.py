@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitveil.attacks import PROFILES
-from splitveil.config import make_config
+from splitveil.attacks.profiles import PROFILES
+from splitveil.config.resolve import make_config
 from splitveil.errors import ConfigError, RunError
 from splitveil.experiments import runner
 from splitveil.experiments.client_search import (
@@ -21,11 +21,11 @@ from splitveil.experiments.client_search import (
     score,
 )
 from splitveil.experiments.runner import validate_on_val
+from splitveil.io import Json
 from splitveil.nets.clients import FAMILIES, THIN_CLIENTS, parse_client
 from splitveil.nets.cost import candidates
+from splitveil.record.statistics import undominated
 from splitveil.runs import load_run
-from splitveil.sweep.pareto import undominated
-from splitveil.types import Json
 
 IMAGE = (3, 32, 32)
 TINY = (

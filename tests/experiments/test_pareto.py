@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitveil.sweep.pareto import front, hypervolume, most_private
+from splitveil.record.statistics import front, hypervolume, most_private
 
 few = st.integers(0, 6).map(lambda i: i / 6)
 points = st.lists(st.tuples(few, few), min_size=1, max_size=9)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from experiments.made import Instant, no_memory_at
 
-from splitveil.attacks import PROFILES
-from splitveil.config import make_config
+from splitveil.attacks.profiles import PROFILES
+from splitveil.config.resolve import make_config
 from splitveil.errors import ConfigError, DataError
 from splitveil.experiments import runner
 from splitveil.experiments.runner import (
@@ -27,8 +27,8 @@ from splitveil.experiments.runner import (
     validate_on_val,
     with_own_folder,
 )
+from splitveil.io import Json, Progress
 from splitveil.runs import load_data, load_run
-from splitveil.types import Json, Progress
 
 NET = "client:strided-4s2-4.8-c4"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from experiments.made import Instant, found, more_noise_hides_more, no_memory_at, plan
 
-from splitveil.config import RunConfig
+from splitveil.config.run_config import RunConfig
 from splitveil.errors import ConfigError, RunError, SplitVeilError
 from splitveil.experiments import search
 from splitveil.experiments.runner import Trial, run_many
@@ -21,8 +21,7 @@ from splitveil.experiments.search import (
     read_plan,
     run_sweep,
 )
-from splitveil.train.files import held
-from splitveil.types import Json
+from splitveil.io import Json, held
 
 WIDE = "client:strided-4-4.4.4.4.4-c1"
 

@@ -13,8 +13,8 @@ from experiments.made import Instant, no_memory_at
 from rich.console import Console
 from typer.testing import CliRunner
 
-from splitveil.cli import app
-from splitveil.config import RunConfig
+from splitveil.cli.app import app
+from splitveil.config.run_config import RunConfig
 from splitveil.experiments.runner import LiveTable, Trial
 
 WORDS = ("--defence", "none", "--defence", "noise", "--vary", "noise_std=0.1,0.2", "--profile",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from splitveil.io import Json
 from splitveil.runs import load_run
-from splitveil.types import Json
 
 STEEP = 1e30  # a learning rate at which every training diverges: its trials fail
 SWEEP = (

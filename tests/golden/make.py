@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-
-import splitveil as sv
-from splitveil.serve import Client
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from golden.face import GOLDEN, OLD, ROOT, command, facts, told
 from golden.outputs import OUTPUTS, audits_of, client_facts, key_facts, serving
 from planted_runs import PLANTED, plant
+
+import splitveil as sv
+from splitveil.serve.client import Client
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 EPOCHS = 8
 NET = "client:strided-8s2-8x4-c1"

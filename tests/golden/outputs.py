@@ -15,7 +15,7 @@ from golden.face import OLD, command, facts, told
 from numpy.typing import NDArray
 
 import splitveil as sv
-from splitveil.serve import Client
+from splitveil.serve.client import Client
 
 Json = dict[str, Any]
 

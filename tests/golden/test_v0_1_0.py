@@ -12,7 +12,7 @@ from golden.outputs import client_facts, copied
 from torch import Tensor
 
 import splitveil as sv
-from splitveil.serve import read_manifest
+from splitveil.serve.manifest import read_manifest
 
 NAMES = ("none", "gated-att", "veil")
 EXPECTED: dict[str, Any] = json.loads((OLD / "expected.json").read_text(encoding="utf-8"))

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets import NETS, SplitModel, cut, vgg11
-from splitveil.nets.backbones import mobilenetv2, resnet20, small, thin_resnet
+from splitveil.nets.backbones import mobilenetv2, resnet20, small, thin_resnet, vgg11
+from splitveil.nets.catalogue import NETS
 from splitveil.nets.cost import count_macs
+from splitveil.nets.split import SplitModel, cut
 
 IMAGE = (3, 32, 32)
 CUTLAYERS = range(1, 13)

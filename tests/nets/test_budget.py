@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets import NETS, cut
+from splitveil.nets.catalogue import NETS
 from splitveil.nets.clients import FAMILIES, THIN_CLIENTS, build_client, parse_client
 from splitveil.nets.cost import Candidate, candidates, count_macs, grid, nothing_fits, weigh
+from splitveil.nets.split import cut
 
 IMAGE = (3, 32, 32)
 Shape = tuple[int, int, int]

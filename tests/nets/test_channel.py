@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from splitveil.errors import ConfigError
-from splitveil.nets import Channel, GaussianNoise
+from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.rng import normal_like
 
 

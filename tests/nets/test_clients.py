@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from splitveil.config import find_net
 from splitveil.errors import ConfigError
-from splitveil.nets import NETS, cut
 from splitveil.nets.backbones import client_net, thin_resnet
+from splitveil.nets.catalogue import NETS, find_net
 from splitveil.nets.clients import (
     FAMILIES,
     THIN_CLIENTS,
@@ -22,6 +21,7 @@ from splitveil.nets.clients import (
     parse_image,
 )
 from splitveil.nets.cost import count_macs
+from splitveil.nets.split import cut
 
 IMAGE = (3, 32, 32)
 Shape = tuple[int, int, int]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets import ResidualDecoder
+from splitveil.nets.decoder import ResidualDecoder
 
 
 def test_n8c64_has_the_published_number_of_parameters() -> None:

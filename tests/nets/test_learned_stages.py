@@ -10,19 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets import (
-    NETS,
+from splitveil.nets.catalogue import NETS
+from splitveil.nets.channel import (
+    MAX_WIRE,
+    RATE,
     Channel,
     Dropout,
     GaussianNoise,
     LearnedNoise,
     LearnedStage,
     SparseCoding,
-    cut,
     learned_stages,
-    sized,
+    standard_noise,
 )
-from splitveil.nets.channel import MAX_WIRE, RATE, standard_noise
+from splitveil.nets.split import cut, sized
 from splitveil.train.state import Checkpoint, load_module, read_checkpoint, write_checkpoint
 
 STAGES: dict[str, Callable[[], LearnedStage]] = {

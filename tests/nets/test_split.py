@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets import Channel, GaussianNoise, SplitModel, cut, vgg11
-from splitveil.nets.backbones import small
+from splitveil.nets.backbones import small, vgg11
+from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.cost import count_macs
+from splitveil.nets.split import SplitModel, cut
 
 
 def mlp() -> nn.Sequential:

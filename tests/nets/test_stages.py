@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets import Channel, Dropout, GaussianNoise, Quantise, TopK, cut
-from splitveil.nets.split import with_channel
-from splitveil.types import Victim
+from splitveil.nets.channel import Channel, Dropout, GaussianNoise, Quantise, TopK
+from splitveil.nets.split import cut, with_channel
+from splitveil.threat import Victim
 
 STAGES: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: Dropout(0.3),

@@ -9,9 +9,10 @@ from audit.reach import models, reachable
 from torch import Tensor, nn
 
 from splitveil.errors import AuditError
-from splitveil.nets import Channel, GaussianNoise, SplitModel, cut
 from splitveil.nets.backbones import small
-from splitveil.types import BlackBox, Victim, sealed
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.nets.split import SplitModel, cut
+from splitveil.threat import BlackBox, Victim, sealed
 
 IMAGE = (1, 8, 8)
 
@@ -245,7 +246,7 @@ def test_an_encoder_that_draws_is_not_encoded_once_for_all(images: Tensor) -> No
 def test_a_wire_too_wide_to_keep_is_asked_every_time(
     model: SplitModel, images: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("splitveil.victim.KEPT_BYTES", 100)
+    monkeypatch.setattr("splitveil.threat.KEPT_BYTES", 100)
     victim = model.victim()
     sent = victim.prepare(images)(torch.tensor([5, 6]), generator())
     assert torch.equal(sent, victim.send(images[5:7], generator()))

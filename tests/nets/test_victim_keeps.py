@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitveil.nets import Channel
-from splitveil.types import Victim
+from splitveil.nets.channel import Channel
+from splitveil.threat import Victim
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_attacks_share_what_was_encoded_for_the_first(images: Tensor) -> None:
 
 def test_the_oldest_makes_room(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     victim, shown = counting_victim()
-    monkeypatch.setattr("splitveil.victim.KEPT_BYTES", 2 * images.nbytes)
+    monkeypatch.setattr("splitveil.threat.KEPT_BYTES", 2 * images.nbytes)
     second, third = images.clone(), images.clone()
     for each in (images, second, third):
         victim.prepare(each)

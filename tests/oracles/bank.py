@@ -7,8 +7,10 @@ import torch
 from oracles import slots, surrogates
 from torch import Tensor
 
-from splitveil.surrogates import GatedAttentionCEM, Rate, SlotCrossAttentionCEM
 from splitveil.surrogates.base import ClassBank
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
+from splitveil.surrogates.rate import Rate
+from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
 
 Module = Rate | GatedAttentionCEM | SlotCrossAttentionCEM
 

@@ -4,13 +4,15 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from splitveil.config import Parts, RunConfig
-from splitveil.nets import Channel, SplitModel
-from splitveil.surrogates import GatedAttentionCEM
-from splitveil.train import Weights
+from splitveil.config.resolve import Parts
+from splitveil.config.run_config import RunConfig
+from splitveil.defences.base import PenaltyPlan
+from splitveil.nets.channel import Channel
+from splitveil.nets.split import SplitModel
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
+from splitveil.train.schedule import Weights
 from splitveil.train.state import new_state
 from splitveil.train.step import StepLoss, own_rows
-from splitveil.types import PenaltyPlan
 
 
 def two_steps(fabric: Fabric) -> dict[str, list[float]]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from splitveil.surrogates import GatedAttentionCEM
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
 
 
 def layernorm(x: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from splitveil.report import ReportContent, RunFiles, read_run, write_report
+from splitveil.record.files import RunFiles, read_run
+from splitveil.report.page import ReportContent, write_report
 
 Json = dict[str, Any]
 ATTACKS = ("mean", "class-mean", "linear", "decoder")

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from splitveil.report.rows import Group
+from splitveil.record.groups import Group
 
 
 def record(

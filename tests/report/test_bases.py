@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitveil.report.bases import (
+from paper.bases import (
     HOLDS,
     TABLE1,
     Base,
@@ -19,8 +19,8 @@ from splitveil.report.bases import (
     reported_line,
     rivals_line,
 )
+from splitveil.record.groups import Group
 from splitveil.report.columns import Published
-from splitveil.report.rows import Group
 
 BASES = (
     Base(title="Plain", rows=("none", "cem", "veil-vgg11")),

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from splitveil.report.breadth import attack_table, breadth, leak_table
-from splitveil.report.rows import Group
+from paper.breadth import attack_table, breadth, leak_table
+from splitveil.record.groups import Group
 from splitveil.report.words import Lang
 
 

@@ -11,7 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from splitveil.report import ReportContent, RunFiles, write_deck, write_report
+from splitveil.record.files import RunFiles
+from splitveil.report.deck import write_deck
+from splitveil.report.page import ReportContent, write_report
 
 from .devtools import Tab, chromium
 

@@ -3,10 +3,10 @@
 import pytest
 
 from splitveil.errors import RunError
-from splitveil.report import RunFiles
+from splitveil.record.files import RunFiles
 from splitveil.report.columns import CERTIFICATES, audited, flags_of, refusals
+from splitveil.report.figures import Pictures
 from splitveil.report.page import ReportContent, fill_page
-from splitveil.report.pictures import Pictures
 
 from .conftest import MakeRun, make_record, rich_record
 from .markup import Page

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from splitveil.report.claims import (
+from paper.claims import (
     claim_lines,
     layer_lines,
     order_line,
@@ -12,8 +12,8 @@ from splitveil.report.claims import (
     pair_lines,
     span_lines,
 )
+from splitveil.record.groups import Group
 from splitveil.report.columns import Published
-from splitveil.report.rows import Group
 
 REPORTED = {
     "cem": Published(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from splitveil.errors import RunError
+from splitveil.record.groups import Group, Records, find_records
 from splitveil.report.columns import COMPARE, EVERYTHING, Compared, Published
 from splitveil.report.comparison import (
     ARCHITECTURE,
@@ -21,7 +22,6 @@ from splitveil.report.comparison import (
     tracks,
     warnings,
 )
-from splitveil.report.rows import Group, Records, find_records
 from splitveil.table import Table
 
 from .made import one, put, record

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 
-from splitveil.audit.statistics import Sample, difference
 from splitveil.errors import ConfigError, RunError
+from splitveil.record.groups import Group, Records
+from splitveil.record.schema import per_image_mse
+from splitveil.record.statistics import Sample, difference
 from splitveil.report.comparison import (
     BUDGET,
     Contrast,
@@ -22,7 +24,6 @@ from splitveil.report.comparison import (
     matched,
     over_seeds,
 )
-from splitveil.report.rows import Group, Records, per_image_mse
 from splitveil.table import Cell, Table
 
 Images = NDArray[np.float64]

@@ -14,18 +14,21 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from splitveil.errors import RunError
-from splitveil.report import RunFiles
+from splitveil.record.files import RunFiles
 from splitveil.report.canvas import CEILING, DPI, PALETTE, Drawing, references, shown
 from splitveil.report.columns import Published
-from splitveil.report.figures import (
-    attack_bars,
-    comparable,
+from splitveil.report.figures import attack_bars, comparable, scatter, training_curves
+from splitveil.report.gallery import (
+    GAP,
+    HEADER,
+    LABELS,
+    MARGIN,
+    NAMES,
+    TILE,
     draw_grid,
+    left_out,
     reconstruction_grid,
-    scatter,
-    training_curves,
 )
-from splitveil.report.grid import GAP, HEADER, LABELS, MARGIN, NAMES, TILE, left_out
 
 from .conftest import MakeRun, make_gallery, make_metrics, make_record
 
@@ -54,7 +57,7 @@ def flat_gallery(levels: dict[str, list[int]], indices: list[int]) -> RunFiles:
     """A run whose images are one grey each, so that a pixel tells which image it is."""
     from pathlib import Path
 
-    from splitveil.report.gallery import Gallery
+    from splitveil.record.files import Gallery
 
     def images(greys: list[int]) -> NDArray[np.uint8]:
         return np.repeat(np.array(greys, dtype=np.uint8), 64).reshape(-1, 1, 8, 8)

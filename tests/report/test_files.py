@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from splitveil.errors import RunError
-from splitveil.report import read_run
+from splitveil.record.files import read_run
 
 from .conftest import MakeRun, make_gallery, make_metrics, make_record, write_run
 

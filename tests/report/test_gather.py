@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from splitveil.errors import RunError
-from splitveil.report import read_runs
+from splitveil.report.page import read_runs
 
 from .conftest import make_gallery, make_metrics, make_record, rich_record, write_run
 

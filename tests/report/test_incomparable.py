@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from splitveil.config import RUN_KEYS, RunConfig
+from splitveil.config.run_config import RUN_KEYS, RunConfig
+from splitveil.record.groups import UNSAID, Group, Records, find_records
 from splitveil.report.comparison import TRAINING, caption, warnings
-from splitveil.report.rows import UNSAID, Group, Records, find_records
 
 from .made import one, put, record, trained
 

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 from matplotlib.colors import to_hex
 
-from splitveil.report import RunFiles
-from splitveil.report.bars import PER_PANEL, attack_bars
+from splitveil.record.files import RunFiles
+from splitveil.record.groups import kinds
 from splitveil.report.canvas import colour
-from splitveil.report.figures import scatter
-from splitveil.report.kinds import kinds
+from splitveil.report.figures import PER_PANEL, attack_bars, scatter
 
 from .conftest import MakeRun, make_record
 

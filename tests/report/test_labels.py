@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers, lists
 
-from splitveil.report.labels import Box, place, spread
+from splitveil.report.canvas import Box, place_labels, spread
 
 FRAME = Box(x=500.0, y=400.0, width=1000.0, height=800.0)
 
@@ -16,7 +16,7 @@ FRAME = Box(x=500.0, y=400.0, width=1000.0, height=800.0)
 def test_fourteen_crowded_points_get_labels_that_touch_nothing(seed: int) -> None:
     rng = np.random.default_rng(seed)
     anchors = [(float(x), float(y)) for x, y in rng.uniform((350, 300), (650, 500), (14, 2))]
-    boxes = place(anchors, [(90.0, 20.0)] * len(anchors), FRAME)
+    boxes = place_labels(anchors, [(90.0, 20.0)] * len(anchors), FRAME)
     assert all(one.overlap(other) < 1e-6 for one, other in combinations(boxes, 2))
     markers = [Box(x=x, y=y, width=16.0, height=16.0) for x, y in anchors]
     assert all(box.overlap(marker) < 1e-6 for box in boxes for marker in markers)
@@ -24,7 +24,7 @@ def test_fourteen_crowded_points_get_labels_that_touch_nothing(seed: int) -> Non
 
 
 def test_a_point_at_the_right_edge_is_named_on_its_left() -> None:
-    (box,) = place([(990.0, 400.0)], [(90.0, 20.0)], FRAME)
+    (box,) = place_labels([(990.0, 400.0)], [(90.0, 20.0)], FRAME)
     assert box.x < 990 - 45
 
 

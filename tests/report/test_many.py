@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from splitveil.report import read_runs, write_deck, write_report
-from splitveil.report.page import MANY_CARDS
+from splitveil.report.deck import write_deck
+from splitveil.report.page import MANY_CARDS, read_runs, write_report
 
 from .conftest import STRENGTH, encode, make_metrics, make_record, write_run
 from .markup import Page

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from splitveil.errors import RunError
-from splitveil.report import ReportContent, RunFiles, render, write_report
+from splitveil.record.files import RunFiles
 from splitveil.report.columns import ATTACKS, SUMMARY, attack_rows
+from splitveil.report.page import ReportContent, render, write_report
 
 from .conftest import MakeRun, make_record
 from .markup import Page

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from splitveil.report.files import RunFiles
-from splitveil.report.phases import phases
+from splitveil.record.files import RunFiles
+from splitveil.report.figures import phases
 
 from .conftest import MakeRun, make_record
 

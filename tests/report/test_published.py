@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from splitveil.cli import app
+from splitveil.cli.app import app
 from splitveil.errors import RunError
 from splitveil.report.columns import Published
 from splitveil.report.comparison import elsewhere, read_published

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from splitveil.report import RunFiles
+from splitveil.record.files import RunFiles
 from splitveil.report.columns import doubles, sendings, written
+from splitveil.report.figures import Pictures
 from splitveil.report.page import ReportContent, fill_page
-from splitveil.report.pictures import Pictures
 
 from .conftest import make_record, rich_record
 from .markup import Page

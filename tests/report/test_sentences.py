@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from splitveil.report import RunFiles
+from splitveil.record.files import RunFiles
 from splitveil.report.sentences import caveats, statement, verdict
 
 from .conftest import MakeRun, make_record, rich_record

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from splitveil.report import ReportContent, RunFiles, write_deck, write_report
-from splitveil.report.page import along, front
-from splitveil.report.pictures import Pictures
-from splitveil.report.slides import PER_SLIDE, ROWS, render_slides
+from splitveil.record.files import RunFiles
+from splitveil.report.deck import PER_SLIDE, ROWS, render_slides, write_deck
+from splitveil.report.figures import Pictures
+from splitveil.report.page import ReportContent, along, front, write_report
 
 from .conftest import MakeRun
 from .markup import Page

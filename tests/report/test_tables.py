@@ -3,7 +3,7 @@
 import pytest
 
 from splitveil.errors import RunError
-from splitveil.report import RunFiles
+from splitveil.record.files import RunFiles
 from splitveil.report.columns import ATTACKS, SUMMARY, attack_rows
 from splitveil.table import Form
 

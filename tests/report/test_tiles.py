@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from splitveil.report import RunFiles
-from splitveil.report.tiles import LARGEST, image_errors, picks, strips
+from splitveil.record.files import RunFiles
+from splitveil.report.gallery import LARGEST, image_errors, picks, strips
 
 from .conftest import MakeRun, make_gallery
 

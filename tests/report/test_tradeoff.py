@@ -10,14 +10,13 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from paper.tradeoff import OTHER, OURS, PUBLISHED, marks, tradeoff
 from splitveil.errors import RunError
+from splitveil.record.groups import Group
 from splitveil.report import figures as module
-from splitveil.report.canvas import board
+from splitveil.report.canvas import MARKER_PX, Box, board, place_labels
 from splitveil.report.columns import Published
 from splitveil.report.figures import Mark
-from splitveil.report.labels import MARKER_PX, Box, place
-from splitveil.report.rows import Group
-from splitveil.report.tradeoff import OTHER, OURS, PUBLISHED, marks, tradeoff
 
 
 def record(accuracy: float, mse: float, **config: str) -> dict[str, Any]:
@@ -82,7 +81,7 @@ def test_the_same_marks_give_the_same_bytes_and_a_moved_one_others() -> None:
 
 def test_names_cover_neither_marks_nor_bars_nor_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Sequence[tuple[float, float]], list[Box], Box]] = []
-    real = place
+    real = place_labels
 
     def watched(
         anchors: Sequence[tuple[float, float]],

@@ -9,22 +9,22 @@ import pytest
 from matplotlib.figure import Figure
 
 import splitveil.report
-from splitveil.audit.flags import FLAGS
+from splitveil.audits.flags import FLAGS
 from splitveil.errors import ConfigError
-from splitveil.report import RunFiles
+from splitveil.record.files import RunFiles
 from splitveil.report.canvas import Drawing
+from splitveil.report.deck import render_slides
+from splitveil.report.figures import Picture, Pictures
 from splitveil.report.page import ReportContent, fill_page
-from splitveil.report.pictures import Picture, Pictures
 from splitveil.report.sentences import verdict
-from splitveil.report.slides import render_slides
-from splitveil.report.words import TABLE, Said, language, said, word
-from splitveil.report.words.reading import TERMS
-from splitveil.types import Access
+from splitveil.report.words import LOCALE, TERMS, Said, language, said, word
+from splitveil.threat import Access
 
 from .markup import Page
 
 ROOM = Path(splitveil.report.__file__).parent
-TEMPLATES = sorted(ROOM.glob("*.html.j2"))
+PAPER = Path(__file__).parents[2] / "paper"  # this repository's own tables
+TEMPLATES = sorted((ROOM / "templates").glob("*.html.j2"))
 HAN = re.compile(r"[\u4e00-\u9fff]")
 SAME_IN_BOTH = {"term.mse", "term.psnr", "term.ssim", "column.mse", "column.psnr", "column.ssim"}
 NAMES = {  # of metrics, units, products and what records call things
@@ -36,6 +36,13 @@ NAMES = {  # of metrics, units, products and what records call things
 DOT = Picture(stem="x", drawing=Drawing(Figure((1, 1))), runs=("veil",))
 BLANK = Pictures(grid=DOT, tradeoff=DOT, attacks=DOT, curves=(DOT,))
 KNOWLEDGE = ("train", "held-out", "test90", "val")
+
+
+TABLE = {key: (english, LOCALE["zh"].get(key, "")) for key, english in LOCALE["en"].items()}
+
+
+def test_both_languages_have_the_same_keys_in_the_same_order() -> None:
+    assert list(LOCALE["en"]) == list(LOCALE["zh"])
 
 
 @pytest.mark.parametrize("key", sorted(TABLE))
@@ -71,7 +78,7 @@ def test_the_terms_are_the_agreed_ones() -> None:
 
 
 def test_every_word_is_used() -> None:
-    files = [p for p in ROOM.iterdir() if p.suffix in (".py", ".j2")]
+    files = [*ROOM.glob("*.py"), *(ROOM / "templates").iterdir(), *PAPER.glob("*.py")]
     source = "\n".join(path.read_text(encoding="utf-8") for path in files)
 
     def used(key: str) -> bool:

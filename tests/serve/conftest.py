@@ -11,8 +11,9 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
-from splitveil.nets import Channel, GaussianNoise, SplitModel, cut
 from splitveil.nets.blocks import conv3x3, conv_bn_relu
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.nets.split import SplitModel, cut
 from splitveil.serve.export import export_model
 from splitveil.serve.manifest import Manifest
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from serve.made import NOISY, SHAPE, head, pictures, write_export
 
+from splitveil.errors import ServerError, WireError
 from splitveil.serve.client import Client
-from splitveil.serve.faults import ServerError, WireError
 from splitveil.serve.manifest import LOGITS, WIRE
 from splitveil.serve.manifest import Manifest as _Manifest
 from splitveil.serve.transport import CAPTURE_FORMAT, Recorder, Reply, Sent, read_capture

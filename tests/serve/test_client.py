@@ -14,17 +14,12 @@ import numpy as np
 import pytest
 from serve.made import CLASSES, SHAPE, encode, head, manifest, pictures, write_export
 
+from splitveil.errors import ExportError, ServerError
 from splitveil.serve.client import Client, check_images
-from splitveil.serve.faults import ExportError, ServerError
 from splitveil.serve.manifest import CLIENT, FILE, read_manifest
 from splitveil.serve.noise import DrawCache
 from splitveil.serve.transport import Reply
-from splitveil.serve.wire import (
-    HEADER_LENGTH,
-    TensorSpec,
-    decode_request,
-    encode_answer,
-)
+from splitveil.serve.wire import HEADER_LENGTH, TensorSpec, decode_request, encode_answer
 
 Z = TensorSpec(name="z", shape=SHAPE)
 LOGITS = TensorSpec(name="logits", shape=(CLASSES,))

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from serve.conftest import Exported
 from torch import Tensor, nn
 
-from splitveil.nets import Channel, GaussianNoise, SplitModel
+from splitveil.errors import ExportError
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.nets.split import SplitModel
 from splitveil.serve import export
 from splitveil.serve.client import Client
 from splitveil.serve.export import compare, export_model, verdict, write_attacker
-from splitveil.serve.faults import ExportError
 from splitveil.serve.manifest import (
     ATTACKER,
     CLIENT,

@@ -12,15 +12,15 @@ from test_public_api import RECORD
 from torch import nn
 
 import splitveil as sv
-from splitveil.attacks import PROFILES
-from splitveil.audit import intercept
-from splitveil.audit.suite import attempt
-from splitveil.auditing import open_run
-from splitveil.commands import exporting
+from splitveil.attacks.decoder import Decoder
+from splitveil.attacks.profiles import PROFILES
+from splitveil.audits.suite import attempt
+from splitveil.audits.trained_run import fit_attacker, open_run, strongest_decoder
 from splitveil.errors import AuditError
+from splitveil.record import files
 from splitveil.serve import export as serving
 from splitveil.serve.manifest import ATTACKER, read_manifest
-from splitveil.types import Observation, silent
+from splitveil.threat import Fitted
 
 __all__ = ["run", "without_exporter"]  # fixtures
 
@@ -38,45 +38,46 @@ def record(**changes: Any) -> sv.Record:  # noqa: ANN401
 
 
 def test_the_strongest_decoder_is_the_one_with_the_lowest_error() -> None:
-    assert exporting.strongest_decoder(record(), "smoke") == "decoder-small"
+    assert strongest_decoder(record(), "smoke") == "decoder-small"
     alone = record(attacks={"linear": {"mse": 0.01}})
     with pytest.raises(AuditError, match="has no decoder attack to export"):
-        exporting.strongest_decoder(alone, "smoke")
+        strongest_decoder(alone, "smoke")
 
 
 def test_the_attacker_is_the_audits_own(run: Path) -> None:
     loaded = sv.load_run(run)
-    found = exporting.fit_attacker(loaded, record(), silent)
-    case = open_run(loaded, aux="train", progress=silent).case
-    again = attempt(case, "decoder-small", PROFILES["smoke"]["decoder-small"], intercept(case, 3))
-    assert found.facts == {
+    net, facts = fit_attacker(loaded, record())
+    target, _ = open_run(loaded, aux="train", seed=3)
+    again = attempt(target, "decoder-small", PROFILES["smoke"]["decoder-small"])
+    assert facts == {
         "attack": "decoder-small", "profile": "smoke", "aux": "train", "seed": 3,
         "mse": float(again.mse.mean()), "audited_mse": 0.04,
     }  # fmt: skip
-    z = intercept(case, 3).seen.z
     with torch.no_grad():
-        images = found.net(z)
-    error = (images - case.scored.images).square().flatten(1).mean(1)
-    torch.testing.assert_close(error.mean().item(), found.facts["mse"], rtol=1e-5, atol=0)
+        images = net(target.sent.z)
+    error = (images - target.scored.images).square().flatten(1).mean(1)
+    torch.testing.assert_close(error.mean().item(), facts["mse"], rtol=1e-5, atol=0)
 
 
 def test_class_names_come_from_the_audits_gallery(run: Path) -> None:
     gallery = run / "gallery.json"
     try:
-        assert exporting.class_names(run, 10) == ()
+        assert files.class_names(run, 10) == ()
         for text in ("{", "[]", '{"classes": ["a"]}', '{"classes": 3}'):
             gallery.write_text(text)
-            assert exporting.class_names(run, 10) == ()
+            assert files.class_names(run, 10) == ()
         gallery.write_text('{"classes": ["0", "1", "2", "3", "4", "5", "6", "7", "8", "nine"]}')
-        assert exporting.class_names(run, 10)[-1] == "nine"
+        assert files.class_names(run, 10)[-1] == "nine"
     finally:
         gallery.unlink(missing_ok=True)
 
 
-def test_an_attack_without_a_decoder_is_refused() -> None:
-    seen = Observation(torch.zeros(2, 3), torch.zeros(2))
-    with pytest.raises(AuditError, match="calls 0 decoders"):
-        exporting.caught(lambda o: o.z, seen)
+def test_an_attack_that_names_no_network_is_refused(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Decoder, "fit", lambda *_: Fitted(lambda seen: seen.z))
+    with pytest.raises(AuditError, match="'decoder-small' does not name its network"):
+        fit_attacker(sv.load_run(run), record())
 
 
 @pytest.mark.usefixtures("without_exporter")

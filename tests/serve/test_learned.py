@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from splitveil.nets import Channel, GaussianNoise, LearnedNoise, SparseCoding, SplitModel, sized
+from splitveil.errors import ExportError
+from splitveil.nets.channel import Channel, GaussianNoise, LearnedNoise, SparseCoding
+from splitveil.nets.split import SplitModel, sized
 from splitveil.serve.client import Client
 from splitveil.serve.export import export_model, parts_of, stages_of
-from splitveil.serve.faults import ExportError
 from splitveil.serve.manifest import CLIENT, FILE, Manifest, load_half, read_manifest, read_stages
 from splitveil.serve.server import load_app, running
 from splitveil.serve.stages import apply_stages, laplaces, mean_std, pack_noise, with_noise
@@ -186,7 +187,7 @@ def test_sparse_coding_behind_another_stage_is_refused() -> None:
 
 
 def test_every_defences_channel_can_be_exported() -> None:
-    from splitveil.defences import DEFENCES
+    from splitveil.defences.catalogue import DEFENCES
 
     for name, defence in DEFENCES.items():
         model = SplitModel(nn.Flatten(), defence.channel(0.1), nn.Linear(16, 2))

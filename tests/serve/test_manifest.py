@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from serve.made import NOISY, manifest, write_export
 
-from splitveil.serve.faults import ExportError
+from splitveil.errors import ExportError
 from splitveil.serve.manifest import (
     CLIENT,
     CLIENT_INT8,

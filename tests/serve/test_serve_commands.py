@@ -17,14 +17,13 @@ from serve.test_export import quick
 from typer.testing import CliRunner
 
 import splitveil as sv
-from splitveil.commands import exporting as exporting_run
-from splitveil.commands import serve as commands_serve
-from splitveil.config import Built
-from splitveil.config.resolve import resolve
+from splitveil import runs as exporting_run
+from splitveil.cli import deploy as commands_serve
+from splitveil.config.resolve import Built, resolve
 from splitveil.config.settings import write_toml
-from splitveil.data import load
+from splitveil.data.catalogue import load
+from splitveil.data.dataset import fingerprint
 from splitveil.errors import SplitVeilError
-from splitveil.runs import fingerprint
 from splitveil.serve import export as exporting
 from splitveil.serve import server as serving
 from splitveil.serve.manifest import FILE, read_manifest

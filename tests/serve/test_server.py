@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from serve.made import CLASSES, SHAPE, head, manifest, pictures, write_export
 
+from splitveil.errors import ServerError
 from splitveil.serve.admission import Limits
 from splitveil.serve.client import Client
-from splitveil.serve.faults import ServerError
 from splitveil.serve.server import Tls, address, listen, load_app, make_app, running
 from splitveil.serve.transport import HttpTransport
 

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from splitveil.nets import Channel, Dropout, GaussianNoise, Quantise, TopK
-from splitveil.nets.channel import Clip
+from splitveil.errors import ExportError
+from splitveil.nets.channel import Channel, Clip, Dropout, GaussianNoise, Quantise, TopK
 from splitveil.serve.export import stages_of
-from splitveil.serve.faults import ExportError
 from splitveil.serve.stages import STAGES, apply_stages, check_stages, total_noise
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from splitveil.errors import ServerError
 from splitveil.serve import transport
-from splitveil.serve.faults import ServerError
 from splitveil.serve.server import running
 from splitveil.serve.transport import HttpTransport, Persistent, Reply, _parts, pause
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitveil.serve.faults import WireError
+from splitveil.errors import WireError
 from splitveil.serve.wire import (
     HEADER_LENGTH,
     Message,

@@ -15,9 +15,10 @@ from oracles.batches import draw
 from torch import Tensor
 from torch.testing import assert_close
 
-from splitveil.defences import DEFENCES, GatedAttention, SlotCross
+from splitveil.defences.catalogue import DEFENCES
+from splitveil.defences.conditional_entropy import GatedAttention, SlotCross
 from splitveil.errors import ConfigError, DataError
-from splitveil.surrogates import GatedAttentionCEM, Rate, SlotCrossAttentionCEM, rate
+from splitveil.surrogates import rate
 from splitveil.surrogates.base import (
     ClassBank,
     FirstCall,
@@ -26,6 +27,9 @@ from splitveil.surrogates.base import (
     join,
     uniform_weights,
 )
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
+from splitveil.surrogates.rate import Rate
+from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
 
 CEM: dict[str, Any] = {"kind": GatedAttentionCEM, "reg_strength": 0.5}
 SLOTS = {**CEM, "kind": SlotCrossAttentionCEM, "num_slots": 2, "num_heads": 2, "eps": 1e-12}

@@ -13,7 +13,7 @@ from oracles.batches import draw
 from torch.testing import assert_close
 
 from splitveil.errors import ConfigError, DataError
-from splitveil.surrogates import GatedAttentionCEM, GatedAttentionPooling
+from splitveil.surrogates.gated_attention import GatedAttentionCEM, GatedAttentionPooling
 
 VARIANTS: list[dict[str, Any]] = [
     {"form": form, "attention": attention, "statistic": statistic}

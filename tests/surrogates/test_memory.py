@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitveil.surrogates import GatedAttentionCEM, KMeansCEM, Rate, SlotCrossAttentionCEM
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
+from splitveil.surrogates.kmeans_cem import KMeansCEM
+from splitveil.surrogates.rate import Rate
+from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
 
 SLOTS, ROUNDS, WIDTH = 8, 3, 32
 

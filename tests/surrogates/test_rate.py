@@ -11,7 +11,9 @@ from oracles.batches import draw
 from torch.testing import assert_close
 
 from splitveil.errors import ConfigError
-from splitveil.surrogates import GatedAttentionCEM, Rate, SlotCrossAttentionCEM
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
+from splitveil.surrogates.rate import Rate
+from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
 
 
 def test_two_points_one_sigma_away_give_half_log_two() -> None:

@@ -11,9 +11,8 @@ from tables.made import SCRIPT, Planned
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    return importlib.import_module("headline")
+def script() -> ModuleType:
+    return importlib.import_module("paper.headline")
 
 
 @pytest.fixture

@@ -1,12 +1,17 @@
-"""Commands that scripts/headline.py plans, and where it lies."""
+"""Commands that paper/headline.py plans, and where it lies."""
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from splitveil.config.settings import parse_pair
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "headline.py"
+SCRIPT = ROOT / "paper" / "headline.py"
+COMMAND = [sys.executable, "-m", "paper.headline"]
+PATHS = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+ENVIRONMENT = os.environ | {"PYTHONPATH": PATHS.rstrip(os.pathsep)}  # from any folder
 Planned = Callable[..., list[list[str]]]
 
 

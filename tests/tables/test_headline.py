@@ -14,10 +14,10 @@ from types import ModuleType
 import pytest
 import torch
 from safetensors.torch import save_file
-from tables.made import ROOT, SCRIPT, Planned
+from tables.made import COMMAND, ENVIRONMENT, ROOT, Planned
 from typer.main import get_command
 
-from splitveil.cli import app
+from splitveil.cli.app import app
 
 RECORD = ROOT / "results" / "digits" / "cem" / "seed0" / "record.json"
 
@@ -105,10 +105,11 @@ def test_a_broken_run_is_refused_before_any_other_is_trained(
     half_trained(in_folder / "r" / "none-s1", epoch=1, saved=10)
     (in_folder / "r" / "none-s1" / file).write_bytes(content)
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--rows", "none", "--runs-dir", "r", "--out", "o"],
+        [*COMMAND, "--rows", "none", "--runs-dir", "r", "--out", "o"],
         capture_output=True,
         text=True,
         check=False,
+        env=ENVIRONMENT,
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: the run r/none-s1 cannot be continued: ")
@@ -203,12 +204,13 @@ def test_a_failing_row_is_named_and_the_exit_code_says_so(tmp_path: Path) -> Non
     missing.mkdir()
     (missing / "cifar-10-binary.tar.gz").write_bytes(b"no archive")
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--rows", "none", "--seeds", "0",
+        [*COMMAND, "--rows", "none", "--seeds", "0",
          "--out", str(tmp_path / "o"), "--runs-dir", str(tmp_path / "r"),
          "--data-dir", str(missing)],
         capture_output=True,
         text=True,
         check=False,
+        env=ENVIRONMENT,
     )  # fmt: skip
     assert done.returncode == 1
     assert "failed: splitveil train --recipe cifar10-none" in done.stderr

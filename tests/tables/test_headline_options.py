@@ -1,13 +1,12 @@
-"""What scripts/headline.py refuses before any training."""
+"""What paper/headline.py refuses before any training."""
 
 import errno
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tables.made import SCRIPT, Planned
+from tables.made import COMMAND, ENVIRONMENT, Planned
 
 
 def test_a_row_of_another_table_is_refused(
@@ -57,7 +56,7 @@ def test_a_folder_that_may_not_be_written_is_refused(
     def refused(dir: Path, **_: object) -> None:  # the superuser may write everywhere
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(dir))
 
-    monkeypatch.setattr("splitveil.train.files.TemporaryDirectory", refused)
+    monkeypatch.setattr("splitveil.io.TemporaryDirectory", refused)
     with pytest.raises(SystemExit, match="2"):
         planned("--out", "o")
     assert "cannot write o: Permission denied" in capsys.readouterr().err
@@ -77,10 +76,11 @@ def test_a_record_of_another_profile_is_no_record_of_this_one(
     place.parent.mkdir(parents=True)
     place.write_text(content)
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--rows", "none", "--out", str(tmp_path), "--dry-run"],
+        [*COMMAND, "--rows", "none", "--out", str(tmp_path), "--dry-run"],
         capture_output=True,
         text=True,
         check=False,
+        env=ENVIRONMENT,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert why in done.stderr
@@ -88,10 +88,11 @@ def test_a_record_of_another_profile_is_no_record_of_this_one(
 
 def test_a_rehearsal_with_nothing_to_do_says_so() -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--table", "controls", "--dry-run"],
+        [*COMMAND, "--table", "controls", "--dry-run"],
         capture_output=True,
         text=True,
         check=False,
+        env=ENVIRONMENT,
     )
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.startswith("nothing to do: the records exist")

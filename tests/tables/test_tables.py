@@ -5,10 +5,10 @@ from types import ModuleType
 
 from tables.made import Planned, settings_of
 
-from splitveil.config import build_defence, make_config
+from paper.bases import TABLE1
 from splitveil.config.recipes import find_recipe
+from splitveil.config.resolve import build_defence, make_config
 from splitveil.experiments.reproduction import EXPERIMENTS
-from splitveil.report.bases import TABLE1
 
 
 def test_table1_has_every_row_of_the_built_page_and_each_is_a_run(

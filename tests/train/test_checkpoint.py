@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from splitveil.errors import CheckpointError, RunError
-from splitveil.train.files import held, write_text
+from splitveil.io import held, write_text
 from splitveil.train.loop import MetricsLog
 from splitveil.train.state import (
     Checkpoint,

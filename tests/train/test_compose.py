@@ -11,11 +11,12 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from splitveil.errors import ConfigError
-from splitveil.surrogates import GatedAttentionCEM, Rate
-from splitveil.train import Weights
+from splitveil.surrogates.base import Surrogate, SurrogateOutput
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
+from splitveil.surrogates.rate import Rate
+from splitveil.train.schedule import Weights
 from splitveil.train.state import Guard
 from splitveil.train.step import penalty
-from splitveil.types import Surrogate, SurrogateOutput
 
 
 def compose_losses(

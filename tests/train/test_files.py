@@ -8,7 +8,7 @@ import pytest
 from filelock import FileLock
 
 from splitveil.errors import RunError
-from splitveil.train.files import atomic_file, file_lock, held, replacing
+from splitveil.io import atomic_file, file_lock, held, replacing
 
 
 def test_a_file_appears_when_it_is_complete_and_the_older_one_stays_until_then(

@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from splitveil.config import Parts, RunConfig
-from splitveil.nets import Channel, SplitModel
+from splitveil.config.resolve import Parts
+from splitveil.config.run_config import RunConfig
+from splitveil.defences.base import PenaltyPlan
+from splitveil.nets.channel import Channel
+from splitveil.nets.split import SplitModel
 from splitveil.train import state as training
 from splitveil.train.state import TrainState, forget_peak, new_state, peak_bytes, restore, snapshot
-from splitveil.types import PenaltyPlan
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

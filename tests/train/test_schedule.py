@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitveil.train import Schedule
-from splitveil.types import PenaltyPlan
+from splitveil.defences.base import PenaltyPlan
+from splitveil.train.schedule import Schedule
 
 SEED_003 = PenaltyPlan(lambd=16.0, scale=0.1, warmup_epochs=5, w_lr="cem", skip_first_epoch=True)
 

@@ -5,13 +5,16 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from splitveil.config import Parts, RunConfig
-from splitveil.nets import Channel, GaussianNoise, SplitModel
-from splitveil.surrogates import GatedAttentionCEM, Rate
+from splitveil.config.resolve import Parts
+from splitveil.config.run_config import RunConfig
+from splitveil.defences.base import PenaltyPlan
+from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.nets.split import SplitModel
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
+from splitveil.surrogates.rate import Rate
 from splitveil.train.schedule import Weights
 from splitveil.train.state import TrainState, new_state
 from splitveil.train.step import StepLoss, Stepper, TrainSet
-from splitveil.types import PenaltyPlan
 
 CLASSES, WIRE = 3, 8
 PENALISED = Weights(0.3, 1.0)

@@ -1,4 +1,4 @@
-"""Attributes read off the smashed data: what z̃ says about an image besides its class."""
+"""Attributes read off z."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.attacks.base import Budget, fresh_weights, minimise, need_aux
+from splitveil.data.attributes import MAX_VALUES
 from splitveil.errors import AuditError
-from splitveil.types import Access, BlackBox, Labelled, Observation, Progress, silent
+from splitveil.io import Progress, silent
+from splitveil.threat import Access, BlackBox, Labelled, Observation
 
 QUERIES = 1000  # images per query
 SHOWN = 5000  # images that features are standardised by
-MAX_VALUES = 256  # of one attribute
 HEADS = ("linear", "mlp")
 _HELD = 5  # one image in five is held back to choose between the heads
 _COLOURS = 3

@@ -14,20 +14,11 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
+from splitveil.cuda import Step, captured, set_rate
 from splitveil.errors import AuditError, ConfigError
-from splitveil.graphs import Step, captured, set_rate
+from splitveil.io import Progress, silent
 from splitveil.rng import seeded_globals, stream
-from splitveil.types import (
-    Access,
-    Attack,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    WhiteBox,
-    silent,
-)
+from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, WhiteBox
 
 Schedule = Literal["one-cycle", "cosine"]
 Search = Callable[[Observation], tuple[Tensor, Tensor]]  # prior means and guesses (n, …)

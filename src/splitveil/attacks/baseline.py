@@ -10,16 +10,8 @@ from torch import Generator, Tensor
 
 from splitveil.attacks.base import need_aux, units_of
 from splitveil.errors import AuditError, ConfigError
-from splitveil.types import (
-    Access,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    Reconstruct,
-    silent,
-)
+from splitveil.io import Progress, silent
+from splitveil.threat import Access, BlackBox, Fitted, Labelled, Observation, Reconstruct
 
 QUERIES = 1000  # images per query
 MAX_DISTANCES = 2**24  # 64 MB of float32

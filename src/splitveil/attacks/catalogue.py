@@ -13,7 +13,7 @@ from splitveil.attacks.linear import Linear
 from splitveil.attacks.prior import Prior
 from splitveil.attacks.rmle import Rmle
 from splitveil.attacks.wgan import Wgan
-from splitveil.types import Attack
+from splitveil.threat import Attack
 
 ATTACKS: Mapping[str, type[Attack]] = {
     "mean": MeanImage,

@@ -18,26 +18,17 @@ from splitveil.attacks.base import (
     need_aux,
     progress_part,
 )
+from splitveil.cuda import compiled
 from splitveil.errors import ConfigError, unknown
-from splitveil.graphs import compiled
-from splitveil.nets import ResidualDecoder
+from splitveil.functional import ssim
+from splitveil.io import Progress, silent
 from splitveil.nets.blocks import conv_bn_relu
+from splitveil.nets.decoder import ResidualDecoder
 from splitveil.rng import stream
-from splitveil.similarity import ssim
-from splitveil.types import (
-    Access,
-    Attack,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    silent,
-)
+from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation
 
 Loss = Literal["mse", "ssim", "perceptual"]
 Objective = Callable[[Tensor, Tensor], Tensor]
-
 _TINY = 1e-6  # squared length under which a feature vector counts as zero
 ANCHOR = 0.1
 PERCEPTUAL_WEIGHT = 0.1
@@ -225,7 +216,7 @@ class Decoder:
             images = torch.cat([_decode(reader, z) for z in torch.split(seen.z, 1000)])
             return images.clamp(0, 1)
 
-        return Fitted(reconstruct, curve)
+        return Fitted(reconstruct, curve, reader)
 
     def _objective(
         self, aux: Labelled, generator: Generator, device: torch.device, progress: Progress

@@ -7,18 +7,9 @@ from torch import Generator, Tensor
 
 from splitveil.attacks.decoder import Decoder
 from splitveil.errors import AuditError, ConfigError
+from splitveil.io import Progress, silent
 from splitveil.rng import stream
-from splitveil.types import (
-    Access,
-    Attack,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    silent,
-)
-from splitveil.victim import Send
+from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, Send
 
 INNER = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
 

@@ -7,7 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from splitveil.attacks.base import need_aux, units_of
-from splitveil.types import Access, BlackBox, Labelled, Observation, Progress, Reconstruct, silent
+from splitveil.io import Progress, silent
+from splitveil.threat import Access, BlackBox, Labelled, Observation, Reconstruct
 
 
 def ridge(

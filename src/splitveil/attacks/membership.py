@@ -14,13 +14,12 @@ from torch.nn import functional as F
 from splitveil.attacks.attribute import Probe, fit_probe
 from splitveil.attacks.base import Budget, fresh_weights, minimise
 from splitveil.errors import AuditError, ConfigError
-from splitveil.types import Access, BlackBox, Labelled
+from splitveil.threat import Access, BlackBox, Labelled
 
 QUERIES = 1000  # images per query
 OUTPUTS = ("loss", "confidence", "lrt", "reference")
 WIRE = ("distance", "classifier")
 _PRIOR = 10.0  # images of all classes together that a class's own statistics are mixed with
-
 Serve = Callable[[Tensor], Tensor]
 
 

@@ -21,23 +21,15 @@ from splitveil.attacks.base import (
 )
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.rmle import LEAST_WEIGHT, START, Energy, measure_channel, shrunk_spread
-from splitveil.nets import ResidualDecoder
+from splitveil.io import Progress, silent
+from splitveil.nets.decoder import ResidualDecoder
 from splitveil.rng import normal_like
-from splitveil.types import (
-    Access,
-    Attack,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    WhiteBox,
-    silent,
-)
+from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, WhiteBox
 
 CLASS_PSEUDO_IMAGES = (
     10  # of the overall mean, added to every class: few images say little of a class
 )
+
 FACTORED = 20000  # aux images the factors are fitted on, at most
 WIDE = 4096  # images of more pixels: no more of them, for the sake of the smaller matrix
 LEAST_SHRINKAGE = 1e-6  # keeps the covariance of images that hardly differ invertible

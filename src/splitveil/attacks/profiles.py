@@ -1,4 +1,4 @@
-"""Profiles: which attacks an audit runs, and the budget of each.
+"""Smoke, quick, standard, paper: every budget of an audit.
 
 The decoder comes in three sizes, small N4C32, base N8C64 and large N12C128, and the base with
 three losses; under `paper` all five follow one schedule, under `standard` the small one and the
@@ -8,18 +8,22 @@ perceptual one half of it. `quick` has smaller nets for two CPU cores and no `de
 `gan`, the CEM paper's, belongs to `paper`; `k-query` sees several draws of each image.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from splitveil.attacks.attribute import AttributeHead
 from splitveil.attacks.base import count_for
 from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest
-from splitveil.attacks.decoder import Decoder
+from splitveil.attacks.decoder import Decoder, fused
 from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
+from splitveil.attacks.membership import Membership
 from splitveil.attacks.prior import Prior
+from splitveil.attacks.reid import ReId
 from splitveil.attacks.rmle import Rmle
 from splitveil.attacks.wgan import Wgan
-from splitveil.types import Attack
+from splitveil.errors import ConfigError, unknown
+from splitveil.threat import Attack
 
 _CHEAP: Mapping[str, Attack] = {
     "mean": MeanImage(),
@@ -109,3 +113,52 @@ def for_images(attacks: Mapping[str, Attack], values: int, scored: int) -> dict[
         return replace(attack, limit=limit, chunk=min(count_for(attack.chunk, values), limit))
 
     return {name: fitting(attack) for name, attack in attacks.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakBudget:
+    """The budget of each attack on more than pixels."""
+
+    attribute: AttributeHead
+    membership: Membership
+    reid: ReId
+
+
+_FULL = LeakBudget(
+    attribute=AttributeHead(epochs=8, min_steps=1500, batch_size=256),
+    membership=Membership(draws=8, limit=10000, min_steps=1500),
+    reid=ReId(),
+)
+
+LEAK_BUDGETS: Mapping[str, LeakBudget] = {
+    "smoke": LeakBudget(
+        attribute=AttributeHead(epochs=0, min_steps=40, batch_size=32),
+        membership=Membership(draws=2, references=1, limit=200, min_steps=40, batch_size=32),
+        reid=ReId(draws=8, limit=200, tried=100),
+    ),
+    "quick": LeakBudget(
+        attribute=AttributeHead(epochs=1, min_steps=300, batch_size=64),
+        membership=Membership(limit=1000, min_steps=300, batch_size=64),
+        reid=ReId(draws=16, limit=2000),
+    ),
+    "standard": _FULL,
+    "paper": _FULL,
+}
+
+FLOORS = ("mean", "class-mean")  # every audit has them: they cost nothing
+
+
+def find_profile(
+    name: str, *, only: Sequence[str] = (), compile: bool = False
+) -> Mapping[str, Attack]:
+    """The attacks of this profile with their budgets.
+
+    `only` some of them, and the floors; `compile`: with compiled decoders.
+    """
+    if name not in PROFILES:
+        raise ConfigError(unknown("profile", name, PROFILES))
+    for wanted in only:
+        if wanted not in PROFILES[name]:
+            raise ConfigError(unknown(f"attack of profile '{name}'", wanted, PROFILES[name]))
+    attacks = {k: v for k, v in PROFILES[name].items() if not only or k in (*only, *FLOORS)}
+    return {key: fused(attack) for key, attack in attacks.items()} if compile else attacks

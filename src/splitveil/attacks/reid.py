@@ -7,7 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from splitveil.errors import AuditError, ConfigError
-from splitveil.types import Access, BlackBox, Progress, silent
+from splitveil.io import Progress, silent
+from splitveil.threat import Access, BlackBox
 
 QUERIES = 1000  # images per query, and per side of a block of distances
 _TIE = 1e-10  # distances closer than this, relative to the squared lengths, are equal

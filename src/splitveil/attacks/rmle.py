@@ -20,17 +20,8 @@ from splitveil.attacks.base import (
 )
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.linear import Linear
-from splitveil.types import (
-    Access,
-    Attack,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    WhiteBox,
-    silent,
-)
+from splitveil.io import Progress, silent
+from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, WhiteBox
 
 START = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
 OFFSET_ROWS = 4096  # sendings over which its mean is taken: 1.6 % of the noise stays in it

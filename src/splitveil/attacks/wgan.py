@@ -23,11 +23,11 @@ from splitveil.attacks.base import (
     progress_part,
 )
 from splitveil.attacks.decoder import Decoder
+from splitveil.cuda import set_rate
 from splitveil.errors import ConfigError
-from splitveil.graphs import set_rate
-from splitveil.nets import ResidualDecoder
-from splitveil.types import Access, BlackBox, Fitted, Labelled, Observation, Progress, silent
-from splitveil.victim import Send
+from splitveil.io import Progress, silent
+from splitveil.nets.decoder import ResidualDecoder
+from splitveil.threat import Access, BlackBox, Fitted, Labelled, Observation, Send
 
 START = Decoder(epochs=16, min_steps=3000)
 BETAS = (0.5, 0.999)

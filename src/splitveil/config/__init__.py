@@ -1,13 +1,12 @@
 """What defines a run, and the only place where its names become objects."""
 
+from splitveil.attacks.profiles import find_profile
 from splitveil.config.resolve import (
     Built,
     Parts,
     Plan,
     build_defence,
     find_device,
-    find_net,
-    find_profile,
     flat_config,
     make_config,
     plan_of,
@@ -15,6 +14,7 @@ from splitveil.config.resolve import (
 )
 from splitveil.config.run_config import ANY_RECIPE, RECIPES, RUN_KEYS, RunConfig, one_noise_name
 from splitveil.defences.catalogue import find_defence
+from splitveil.nets.catalogue import find_net
 
 __all__ = [
     "ANY_RECIPE",

@@ -1,34 +1,32 @@
-"""A run's names become objects here, once: `resolve(config, dataset)` gives its `Plan`."""
+"""Resolve(config) → Plan: validated, every name looked up, once per run."""
 
-import re
-from collections.abc import Mapping, Sequence
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from splitveil.attacks import PROFILES, fused
 from splitveil.config.run_config import RUN_KEYS, RunConfig, one_noise_name, recipe_of
 from splitveil.config.settings import checked, refuse_fields
-from splitveil.data import DATASETS, Dataset
+from splitveil.data.catalogue import DATASETS
+from splitveil.data.dataset import Dataset
 from splitveil.defences.base import Defence
 from splitveil.defences.catalogue import find_defence
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets import NETS, Net, SplitModel, cut
-from splitveil.nets.backbones import client_net
-from splitveil.nets.catalogue import cut_elsewhere
-from splitveil.nets.clients import CLIENT_PREFIX, parse_client
-from splitveil.nets.split import with_channel
+from splitveil.io import Json
+from splitveil.nets.catalogue import find_net
+from splitveil.nets.split import SplitModel, cut, with_channel
 from splitveil.rng import derive_seed, seeded_globals
-from splitveil.types import Attack, Json
 
 SMALL_SIDE = 32  # images under this go through the small net
 ANY_WIRE = 512  # numbers: a penalty's settings are sound for one size or for none
 DEVICES = ("auto", "cpu", "cuda")
-FLOORS = ("mean", "class-mean")  # every audit has them: they cost nothing
-
 Shape = tuple[int, int, int]
 
 
@@ -204,48 +202,6 @@ def planned_steps(config: RunConfig, images: int) -> int:
     return (config.epochs or 1) * (images // min(config.batch_size or images, images))
 
 
-def find_net(name: str) -> Net:
-    """The net of this name; `client:SPEC` is the thin client that SPEC describes.
-
-    A backbone's name and `@N` cut it after entry N, counted as its `cutlayer` is.
-
-    >>> find_net("client:strided-16-16.32.64-c8").summary
-    'client strided-16-16.32.64-c8'
-    >>> find_net("resnet20@8").cut_at
-    8
-    """
-    if name.startswith(CLIENT_PREFIX):
-        spec = parse_client(name.removeprefix(CLIENT_PREFIX))
-        return Net(f"client {spec}", partial(client_net, spec), 1)
-    base, at, place = name.partition("@")
-    if base not in NETS:
-        raise ConfigError(unknown("net", base, [*NETS, f"{CLIENT_PREFIX}SPEC", "auto"]))
-    if not at:
-        return NETS[base]
-    if not re.fullmatch(r"[1-9][0-9]*", place):
-        raise ConfigError(
-            f"a cut is a whole number from 1 on, got '{name}'; for example "
-            f"{base}@{NETS[base].cut_at}, where it is cut by itself"
-        )
-    return cut_elsewhere(base, int(place))
-
-
-def find_profile(
-    name: str, *, only: Sequence[str] = (), compile: bool = False
-) -> Mapping[str, Attack]:
-    """The attacks of this profile with their budgets.
-
-    `only` some of them, and the floors; `compile`: with compiled decoders.
-    """
-    if name not in PROFILES:
-        raise ConfigError(unknown("profile", name, PROFILES))
-    for wanted in only:
-        if wanted not in PROFILES[name]:
-            raise ConfigError(unknown(f"attack of profile '{name}'", wanted, PROFILES[name]))
-    attacks = {k: v for k, v in PROFILES[name].items() if not only or k in (*only, *FLOORS)}
-    return {key: fused(attack) for key, attack in attacks.items()} if compile else attacks
-
-
 def find_device(name: str) -> Literal["cpu", "cuda"]:
     """`auto` is the GPU where there is one."""
     if name not in DEVICES:
@@ -253,3 +209,103 @@ def find_device(name: str) -> Literal["cpu", "cuda"]:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device 'cuda' was asked for but torch sees no GPU; use --device cpu")
     return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def find_object(name: str, what: str, example: str = "mycode:send") -> Any:  # noqa: ANN401 - the user's own
+    """What MODULE:NAME stands for; `what` asked for it.
+
+    >>> find_object("math:sqrt", "--server")(4.0)
+    2.0
+    """
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise ConfigError(f"{what} must be MODULE:FUNCTION, as {example}; got '{name}'")
+    try:
+        return pkgutil.resolve_name(name)
+    except Exception as err:  # the user's module may raise anything
+        raise ConfigError(
+            f"cannot import '{attribute}' from '{module}': {type(err).__name__}: {err}; run "
+            "this where the module lies, or install it"
+        ) from err
+
+
+@contextmanager
+def current_folder_first() -> Iterator[None]:
+    """Modules of the current folder can be imported, as under `python -m`."""
+    before = list(sys.path)
+    sys.path.insert(0, os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """What changes of torch's default type, its gradients and the current folder lasts inside."""
+    import torch
+
+    dtype, gradients, folder = torch.get_default_dtype(), torch.is_grad_enabled(), os.getcwd()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(gradients)
+        os.chdir(folder)
+
+
+def find_safely(name: str, what: str) -> object:
+    """What MODULE:FUNCTION stands for; its import may neither end this process nor change torch."""
+    try:
+        with unchanged():
+            found: object = find_object(name, what)
+    except SystemExit as err:
+        raise ConfigError(
+            f"'{name.partition(':')[0]}' ends the process when it is imported (exit {err.code}); "
+            "put what it does as a script below: if __name__ == '__main__':"
+        ) from err
+    return found
+
+
+def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
+    """What the user's MODULE:FUNCTION returns, which may lie in this folder."""
+    from torch import nn
+
+    from splitveil.errors import ConfigError, unknown
+    from splitveil.nets.catalogue import NETS
+
+    if ":" not in name:
+        raise ConfigError(
+            f"{unknown('backbone', name, NETS)}; or give your own as MODULE:FUNCTION, as "
+            "mynets:resnet"
+        )
+    with current_folder_first():
+        make = find_object(name, "--backbone", "mynets:resnet")
+        if not callable(make) or isinstance(make, nn.Module):
+            raise ConfigError(f"'{name}' must be a function, got a {type(make).__name__}")
+        try:
+            net = make(*arguments(make, name, shape, num_classes))
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as err:
+            raise ConfigError(f"'{name}' failed: {type(err).__name__}: {err}") from err
+    if not isinstance(net, nn.Sequential):
+        raise ConfigError(
+            f"'{name}' must return an nn.Sequential, got a {type(net).__name__}; wrap the stages: "
+            "nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
+        )
+    return net
+
+
+def arguments(make: Callable[..., Any], name: str, shape: Shape, classes: int) -> tuple[Any, ...]:
+    """(image_shape, num_classes) or nothing, whichever the function takes."""
+    from splitveil.errors import ConfigError
+
+    signature = inspect.signature(make)
+    for given in ((shape, classes), ()):
+        try:
+            signature.bind(*given)
+        except TypeError:
+            continue
+        return given
+    raise ConfigError(f"'{name}' must take (image_shape, num_classes) or nothing, not {signature}")

@@ -1,4 +1,4 @@
-"""What defines a run: `RunConfig`, and how a dataset is trained unless the user says otherwise."""
+"""RunConfig with its ranges; DatasetDefaults."""
 
 import re
 from collections.abc import Mapping
@@ -27,13 +27,12 @@ RECIPES: Mapping[str, Recipe] = {
     "tiny-imagenet": Recipe(epochs=40, batch_size=256, lr=0.1, noise_std=0.025),
     "fashion-mnist": Recipe(epochs=20, batch_size=256, lr=0.1, noise_std=0.025),
 }
-ANY_RECIPE = Recipe(epochs=40, batch_size=128, lr=0.1, noise_std=0.025)
 
+ANY_RECIPE = Recipe(epochs=40, batch_size=128, lr=0.1, noise_std=0.025)
 # Files are called after a run, with more around its name; most disks take 255 bytes.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 NAME_RULE = "name must be at most 200 letters, digits, '.', '_', '+' and '-'"
 NOT_UTF8 = re.compile("[\ud800-\udfff]")  # how Python writes bytes of a path that are none
-
 Finite = Annotated[float, Range(0)]
 BelowOne = Annotated[float, Range(0, 1, below=True)]
 
@@ -115,3 +114,6 @@ def one_noise_name(options: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError("reg_strength and noise_std are one number; give only one of them")
         options["noise_std"] = options.pop("reg_strength")
     return options
+
+
+PLACES = ("data_dir", "runs_dir")  # where files lay says nothing about a result

@@ -18,13 +18,11 @@ from urllib.request import urlopen
 
 from splitveil.data.dataset import Request
 from splitveil.errors import ConfigError, DataError
-from splitveil.train.files import file_lock, replacing, stamp
-from splitveil.types import Progress, silent
+from splitveil.io import Progress, file_lock, replacing, silent, stamp
 
 TIMEOUT_SECONDS = 30.0
 CHUNK_BYTES = 1 << 20
 MAX_UNPACKED = 64 << 20  # Fashion-MNIST needs 47 MB; a gzip file that grows further is none of it
-
 Blobs = dict[str, bytes]
 
 

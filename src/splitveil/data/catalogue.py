@@ -9,7 +9,7 @@ from pathlib import Path
 from splitveil.data import cifar, folder, mnist, npz, tiny_imagenet
 from splitveil.data.dataset import Dataset, Request, Source, data_root
 from splitveil.errors import ConfigError, unknown
-from splitveil.types import Progress, silent
+from splitveil.io import Progress, silent
 
 DATASETS: Mapping[str, Source] = {
     "digits": Source(

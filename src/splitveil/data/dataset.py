@@ -1,5 +1,6 @@
-"""`Dataset`: images as bytes, their labels, which belong to which part; what a reader is asked."""
+"""Dataset, its checks, how arrays become one."""
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +13,9 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Generator, Tensor
 
 from splitveil.errors import DataError
+from splitveil.io import Progress, silent
 from splitveil.rng import stream
-from splitveil.types import Labelled, Progress, silent
+from splitveil.threat import Labelled
 
 CHANNELS = (1, 3)  # what reports can draw and attacks are made for
 MIN_CLASSES = 2
@@ -24,7 +26,6 @@ TOLD = 5  # classes that a message names
 TEST_FRACTION = 0.2
 # The division into pool and test is part of what the dataset is, so no seed of a run reaches it.
 PART_SEED = 0
-
 Images = UInt8[Tensor, "n c h w"]
 Labels = Int64[Tensor, " n"]
 Indices = Int64[Tensor, " m"]
@@ -355,3 +356,10 @@ class Source:
     summary: str
     read: Callable[[Request], Dataset]
     needs_path: bool = False
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """First 16 hex digits of the SHA-256 of the images' and labels' bytes."""
+    digest = hashlib.sha256(dataset.images.cpu().numpy().tobytes())
+    digest.update(dataset.labels.cpu().numpy().astype("<i8").tobytes())
+    return digest.hexdigest()[:16]

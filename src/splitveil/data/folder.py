@@ -16,14 +16,13 @@ from PIL import Image, UnidentifiedImageError
 
 from splitveil.data.dataset import TOLD, Arrays, Dataset, Request, make_dataset
 from splitveil.errors import DataError
-from splitveil.types import Progress
+from splitveil.io import Progress
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 # The mode a file is stored in, and the one it is read in; what is not here loses something.
 MODES = {"1": "L", "L": "L", "RGB": "RGB"}
 REPORT_EVERY = 256
-
 Files = list[tuple[Path, int]]
 
 

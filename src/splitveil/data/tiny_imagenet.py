@@ -27,10 +27,10 @@ from splitveil.data.archive import Archive, file_md5
 from splitveil.data.dataset import Counts, Dataset, Request, make_dataset
 from splitveil.data.folder import REPORT_EVERY, decode, describe
 from splitveil.errors import DataError
-from splitveil.train.files import replacing
-from splitveil.types import Progress
+from splitveil.io import Progress, replacing
 
 WNIDS, WORDS, ANNOTATIONS = "wnids.txt", "words.txt", "val/val_annotations.txt"
+
 TINY = Archive(
     url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
     md5="90528d7ca1a48142e341f4ef8d21d0de",
@@ -38,6 +38,7 @@ TINY = Archive(
     files={WNIDS: None},
     max_bytes=1 << 24,  # words.txt has 2.6 MB, an image a few kB
 )
+
 DECODED = "tiny-imagenet-200.decoded.npz"
 SOURCE = "source_md5"  # in that file: the archive that it was made from
 COUNTS = Counts(classes=200, train=500, test=50)
@@ -46,7 +47,6 @@ TRAIN_IMAGE = re.compile(r"train/(n\d{8})/images/[^/\\]+\.JPEG")
 VAL_IMAGE = re.compile(r"val/images/([^/\\]+\.JPEG)")
 # What zipfile raises on archives that are cut, forged, encrypted or packed in a way unknown to it.
 UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, BadZipFile, zlib.error, LZMAError)
-
 Arrays = dict[str, np.ndarray]
 Labelled = list[tuple[str, int]]
 

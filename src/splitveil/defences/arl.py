@@ -10,8 +10,9 @@ from torch.func import functional_call
 
 from splitveil.defences.base import NoiseOnly, Shape
 from splitveil.errors import Range
-from splitveil.nets import ResidualDecoder, SplitModel
-from splitveil.similarity import ssim
+from splitveil.functional import ssim
+from splitveil.nets.decoder import ResidualDecoder
+from splitveil.nets.split import SplitModel
 
 Measure = Literal["ssim", "explained"]
 

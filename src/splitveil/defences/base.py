@@ -1,20 +1,81 @@
-"""What a defence is: a frozen value that says which channel, which penalty and which schedule."""
+"""Defence, Penalised, Companion, PenaltyPlan, Stack."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from inspect import signature
-from typing import Annotated, Any, ClassVar, cast, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    cast,
+    get_type_hints,
+    runtime_checkable,
+)
 
 import torch
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError, Range, check_ranges, unknown
-from splitveil.nets import Channel, Clip, GaussianNoise, SparseCoding, SplitModel
-from splitveil.types import Companion, Paced, PenaltyPlan
+from splitveil.nets.channel import Channel, Clip, GaussianNoise, SparseCoding
+from splitveil.nets.split import SplitModel
+
+
+@runtime_checkable
+class Companion(Protocol):
+    """A module that trains beside the model and makes the encoder pay: an adversary, say.
+
+    One that is several has them as `parts`, an `nn.ModuleList`; each learns at its own rate.
+    """
+
+    @property
+    def lr(self) -> float:
+        """Adam's rate for its own parameters at the start of a run."""
+        ...
+
+    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Its own loss on a batch of clean z, images and labels; no gradient reaches z."""
+        ...
+
+    def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """What the encoder pays on the same batch, after `learn`; no gradient reaches itself."""
+        ...
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """A companion that also acts between steps."""
+
+    def pace(self, done: float) -> None:
+        """Called after every step; `done` is the share of the run behind it, in (0, 1]."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PenaltyPlan:
+    """When and how strongly a surrogate acts on the encoder and on its own parameters.
+
+    `lambd` is the seeds' λ, `scale` their attention_loss_scale, `warmup_epochs` their
+    attention_warmup_epochs. `w_lr` "cem" weighs by 0.001/lr while lr ≥ 4.1e-4, "constant" by 1.
+    `skip_first_epoch` is the seeds' ¬random_ini_centers. `attention_gets_lambda`: the attention
+    receives λ too (plain L_CE + λ·L). `attention_lr` trains it by Adam at that rate; None puts it
+    into the model's own SGD optimiser. `ramp` is the share of the run over which the weight on the
+    encoder grows linearly to its full size; 0 starts with it.
+    """
+
+    lambd: float = 0.0
+    scale: float = 1.0
+    warmup_epochs: int = 0
+    w_lr: Literal["constant", "cem"] = "constant"
+    skip_first_epoch: bool = False
+    attention_gets_lambda: bool = False
+    attention_lr: float | None = None
+    ramp: float = 0.0
+
 
 Shape = tuple[int, ...]
 DESCRIPTION = ("summary", "client")  # fields that no user sets
-
 NonNegative = Annotated[float, Range(0, hint="0 switches it off")]
 Positive = Annotated[float, Range(0, above=True)]
 Share = Annotated[float, Range(0, 1)]

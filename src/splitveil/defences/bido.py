@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from splitveil.defences.base import NoiseOnly, NonNegative, Positive, Price, Shape
-from splitveil.dependence import gaussian_kernel, label_kernel, normalised_hsic
-from splitveil.nets import SplitModel
+from splitveil.functional import gaussian_kernel, label_kernel, normalised_hsic
+from splitveil.nets.split import SplitModel
 
 
 class BilateralDependency(Price):

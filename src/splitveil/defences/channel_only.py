@@ -6,8 +6,15 @@ from typing import Literal
 from torch import nn
 
 from splitveil.defences.base import Defence, NonNegative, Shape
-from splitveil.nets import Channel, Clip, SparseCoding, before_squashing
-from splitveil.nets.channel import Dropout, Quantise, TopK
+from splitveil.nets.channel import (
+    Channel,
+    Clip,
+    Dropout,
+    Quantise,
+    SparseCoding,
+    TopK,
+    before_squashing,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

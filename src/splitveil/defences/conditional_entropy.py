@@ -5,7 +5,9 @@ from typing import Annotated, ClassVar, Literal
 
 from splitveil.defences.base import NonNegative, Penalised, Positive, Share
 from splitveil.errors import Range
-from splitveil.surrogates import GatedAttentionCEM, KMeansCEM, SlotCrossAttentionCEM
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
+from splitveil.surrogates.kmeans_cem import KMeansCEM
+from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
 
 RateWeight = Literal["constant", "cem"]
 Epochs = Annotated[int, Range(0)]

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from splitveil.defences.base import NoiseOnly, NonNegative, Positive, Shape
-from splitveil.nets import ResidualDecoder, SplitModel
+from splitveil.nets.decoder import ResidualDecoder
+from splitveil.nets.split import SplitModel
 
 LOG_VARIANCE = (-7.0, 0.0)  # of q(x|z), for images in [0, 1]
 

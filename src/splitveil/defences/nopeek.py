@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from splitveil.defences.base import NoiseOnly, NonNegative, Price, Shape
-from splitveil.dependence import distance_correlation
-from splitveil.nets import SplitModel
+from splitveil.functional import distance_correlation
+from splitveil.nets.split import SplitModel
 
 
 class DistanceCorrelation(Price):

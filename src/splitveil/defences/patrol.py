@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from splitveil.defences.arl import DecodingAdversary
 from splitveil.defences.base import NoiseOnly, NonNegative, Positive, Shape
 from splitveil.errors import Range
-from splitveil.nets import SplitModel
+from splitveil.nets.split import SplitModel
 
 MEMORY = 0.9  # of the running importance, per step
 

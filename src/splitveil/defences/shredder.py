@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from splitveil.defences.base import Defence, NonNegative, Positive, Price, Shape
 from splitveil.defences.vib import channel_noise
-from splitveil.nets import Channel, LearnedNoise, SplitModel, sized
+from splitveil.nets.channel import Channel, LearnedNoise
+from splitveil.nets.split import SplitModel, sized
 
 
 def loudness(log_scale: Tensor) -> Tensor:

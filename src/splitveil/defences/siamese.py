@@ -7,10 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.defences.base import NonNegative, Penalised, Positive, Share
-from splitveil.dependence import distances
-from splitveil.surrogates.base import FirstCall, class_batch, class_moments, uniform_weights
+from splitveil.functional import distances
+from splitveil.surrogates.base import (
+    FirstCall,
+    SurrogateOutput,
+    class_batch,
+    class_moments,
+    uniform_weights,
+)
 from splitveil.surrogates.rate import true_rate
-from splitveil.types import SurrogateOutput
 
 
 def contrastive_loss(z: Tensor, y: Tensor, margin: float) -> Tensor:

@@ -6,9 +6,10 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from splitveil.defences.base import Defence, NonNegative, Positive, Price, Shape
-from splitveil.dependence import wide
 from splitveil.errors import ConfigError
-from splitveil.nets import Channel, LearnedNoise, SplitModel, learned_stages, sized
+from splitveil.functional import wide
+from splitveil.nets.channel import Channel, LearnedNoise, learned_stages
+from splitveil.nets.split import SplitModel, sized
 
 
 def normal_divergence(z: Tensor, log_scale: Tensor) -> Tensor:

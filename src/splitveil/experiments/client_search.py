@@ -5,20 +5,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from splitveil.config import RunConfig
 from splitveil.config.resolve import SMALL_SIDE, resolve
-from splitveil.data import load
+from splitveil.config.run_config import RunConfig
+from splitveil.data.catalogue import load
 from splitveil.errors import ConfigError, RunError
 from splitveil.experiments.runner import LiveTable, Trial, ranking_attacks, run_many
-from splitveil.nets import NETS
+from splitveil.io import Json
+from splitveil.nets.catalogue import NETS
 from splitveil.nets.clients import THIN_CLIENTS
 from splitveil.nets.cost import Candidate, CutCost, candidates, cuts_of_nets, nothing_fits
+from splitveil.record.statistics import undominated
 from splitveil.runs import ready_teacher
-from splitveil.sweep.pareto import undominated
-from splitveil.types import Json
 
 Shape = tuple[int, int, int]
-
 SCORE = "accuracy above chance × MSE of the strongest attack over the ceiling, at most 1"
 TOP = 4
 

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from splitveil.config import find_profile, make_config
+from splitveil.attacks.profiles import find_profile
+from splitveil.config.resolve import make_config
 from splitveil.experiments.runner import LiveTable, Trial, run_many
-from splitveil.types import Json
+from splitveil.io import Json
 
 DEFENCES = ("none", "gated-att", "veil")
 

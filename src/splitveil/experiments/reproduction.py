@@ -7,16 +7,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from splitveil.config import RunConfig, build_defence, find_profile, make_config
+from splitveil.attacks.profiles import find_profile
+from splitveil.config.resolve import build_defence, make_config
+from splitveil.config.run_config import RunConfig
 from splitveil.errors import CheckpointError, ConfigError, RunError, SplitVeilError, unknown
 from splitveil.experiments.runner import LiveTable, Trial, attacked, run_many
+from splitveil.io import Json, write_text
+from splitveil.record.groups import Group, dataset_of, find_records
 from splitveil.report.columns import REFERENCE, Compared, Published, Reference
 from splitveil.report.comparison import TEST90, Track, caption, reference_rows
-from splitveil.report.rows import Group, dataset_of, find_records
 from splitveil.runs import read_folder
 from splitveil.table import Column, Table, fixed, json_cell
-from splitveil.train.files import write_text
-from splitveil.types import Json
 
 log = logging.getLogger("splitveil")
 
@@ -40,6 +41,7 @@ class Experiment:
 
 # What seed 003 reports; the task's accuracies stand in the public logs of those runs.
 _SOURCE = "seed 003; task accuracy from the run's public log"
+
 SEED_003: Mapping[str, Published] = {
     "cem-test90": Published(
         accuracy=0.8535, mse=0.0436, reconstruction_accuracy=0.2445, ssim_zeropad=0.4316,
@@ -61,8 +63,10 @@ _SCRIPT = {
     "dataset": "cifar10", "net": "vgg11", "epochs": 240, "batch_size": 128, "lr": 0.05,
     "schedule": "cem", "lambd": 16.0, "final": True,
 }  # fmt: skip
+
 _PENALTIES = ("cem", "gated-att", "gated-att-simple", "slot-cross")
 LAYER = "sparse"  # the layer that the scripts switch on
+
 EXPERIMENTS: Mapping[str, Experiment] = {
     "seed-003": Experiment(
         summary="seed 003: CEM against gated attention and slots, with and without sparse coding",
@@ -78,6 +82,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 
 MEMORY = ("training", "peak_bytes")
 _LEFT_OUT = ("seeds", "by", "psnr")  # of 80 characters; that PSNR is −10 log10 of the MSE
+
 _CAPTION = (
     "MSE (with its PSNR) and SSIM are each of the attack strongest in it, so they may be of two "
     "attacks; `by` is the one strongest in MSE. The accuracy is on what `decoder` rebuilt, the "

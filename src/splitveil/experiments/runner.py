@@ -29,19 +29,22 @@ from rich.progress import Progress as Bars
 from rich.table import Column
 
 from splitveil import __version__
-from splitveil.audit import accuracy, ceiling_mse, run_attacks, strongest
-from splitveil.audit.flags import UNFINISHED
-from splitveil.audit.suite import Share
-from splitveil.auditing import ACCURACY_DRAWS, PLACES, folder_store, open_run
-from splitveil.config import ANY_RECIPE, RECIPES, RunConfig, find_device, find_profile
-from splitveil.config.resolve import resolve
-from splitveil.data import Dataset, load
+from splitveil.attacks.profiles import find_profile
+from splitveil.audits.flags import UNFINISHED
+from splitveil.audits.pipeline import ACCURACY_DRAWS
+from splitveil.audits.suite import accuracy, folder_store, run_attacks
+from splitveil.audits.summary import ceiling_mse, strongest
+from splitveil.audits.trained_run import open_run
+from splitveil.config.resolve import find_device, resolve
+from splitveil.config.run_config import ANY_RECIPE, PLACES, RECIPES, RunConfig
+from splitveil.data.catalogue import load
+from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, unknown
+from splitveil.io import Json, Progress, Share, silent, write_text
 from splitveil.nets.clients import CLIENT_PREFIX
-from splitveil.report.rows import flag_names
-from splitveil.runs import Run, fingerprint, fit, prepare_process, ready_teacher
-from splitveil.train.files import write_text
-from splitveil.types import Attack, Json, Progress, Record, silent
+from splitveil.record.schema import Record, flag_names
+from splitveil.runs import Run, fit, prepare_process, ready_teacher
+from splitveil.threat import Attack
 
 FILE = "trial.json"
 MAX_MESSAGE = 500
@@ -308,12 +311,12 @@ def ranking_attacks(profile: str, only: Sequence[str] = ()) -> dict[str, Attack]
 
 def validate_on_val(run: Run, attacks: Mapping[str, Attack], progress: Progress = silent) -> Json:
     """Accuracy and what the strongest attack got, on validation images, attacker knowing train."""
-    case, seed = open_run(run, aux="val", progress=silent).case, run.config.seed
-    store = folder_store(run.path / "audit")
-    best = strongest(run_attacks(case, attacks, seed, progress, store=store))
-    ceiling = ceiling_mse(case.aux, case.scored, case.num_classes)
+    target, _ = open_run(run, aux="val", seed=run.config.seed)
+    store = folder_store(run.path / "audit", __version__)  # a trial's folder is of one version
+    best = strongest(run_attacks(target, attacks, progress, store=store))
+    ceiling = ceiling_mse(target.aux, target.scored, target.num_classes)
     return {
-        "accuracy": accuracy(case, seed, ACCURACY_DRAWS), "mse": best["mse"],
+        "accuracy": accuracy(target, ACCURACY_DRAWS), "mse": best["mse"],
         "attack": best["mse_by"], "ceiling": ceiling, "leakage": 1.0 - best["mse"] / ceiling,
     }  # fmt: skip
 

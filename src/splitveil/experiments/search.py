@@ -18,10 +18,12 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from splitveil.config import RUN_KEYS, RunConfig, find_defence, make_config, one_noise_name
-from splitveil.config.resolve import resolve
+from splitveil.config.resolve import make_config, resolve
+from splitveil.config.run_config import RUN_KEYS, RunConfig, one_noise_name
 from splitveil.config.settings import checked, parse_pair, parse_pairs
-from splitveil.data import Dataset, load
+from splitveil.data.catalogue import load
+from splitveil.data.dataset import Dataset
+from splitveil.defences.catalogue import find_defence
 from splitveil.errors import AuditError, ConfigError, RunError, unknown
 from splitveil.experiments.runner import (
     FILE,
@@ -33,26 +35,25 @@ from splitveil.experiments.runner import (
     read_trial,
     run_many,
 )
+from splitveil.io import Json, explain_os_error, held, write_text
 from splitveil.nets.clients import require
+from splitveil.record.statistics import front, hypervolume, most_private
 from splitveil.rng import derive_seed
 from splitveil.runs import load_teacher, place_of, ready_teacher, splits_of
-from splitveil.sweep.pareto import front, hypervolume, most_private
-from splitveil.train.files import explain_os_error, held, write_text
-from splitveil.types import Json
 
 log = logging.getLogger("splitveil")
-
 Settings = dict[str, Any]
 Sampler = Literal["grid", "random", "optuna"]
-
 DEFENCES = ("none", "noise", "veil")
 NAIVE = ("none", "noise")
 OWN = ("defence", "seed", "name", "runs_dir")  # of every trial's; the sweep's are options
 MOST = 10_000  # trials of a defence: what is counted first, so that nothing endless is begun
+
 FIXED = (  # one for the whole sweep, or its trials could not be compared or found again
     "dataset", "defence", "name", "data_dir", "runs_dir", "device", "compile", "final",
     "split_seed", "teacher",
 )  # fmt: skip
+
 STARTUP = 10  # Optuna's trials at random before it models anything, or a third of the budget
 PLAN_FILE, RESULT_FILE, TRIALS = "sweep.json", "result.json", "trials"
 OLD_JOURNAL = "journal.jsonl"  # of version 0.1.0
@@ -259,9 +260,6 @@ def corners(space: Space) -> list[Settings]:
     return [{d.key: e[i % len(e)] for d, e in zip(space, ends, strict=True)} for i in range(rows)]
 
 
-# The plan.
-
-
 def plan_of(
     given: Mapping[str, Any],
     options: Mapping[str, Any],
@@ -398,9 +396,6 @@ def config_of(
     common = {k: v for k, v in plan.options.items() if applies(k, defence)}
     own = {"defence": defence, "runs_dir": str(folder / TRIALS)}
     return make_config(common | {"seed": plan.seed} | dict(settings) | own)
-
-
-# Proposals and the sweep itself.
 
 
 def run_sweep(

@@ -1,5 +1,6 @@
-"""Nets by name, each with the place where it is cut; `NAME@N` cuts a backbone elsewhere."""
+"""Nets by name, NAME@CUT, client:SPEC."""
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from itertools import count
 import torch
 from torch import nn
 
-from splitveil.errors import ConfigError
+from splitveil.errors import ConfigError, unknown
 from splitveil.nets.backbones import client_net, mobilenetv2, resnet20, small, thin_resnet, vgg11
 from splitveil.nets.blocks import Shape
-from splitveil.nets.clients import THIN_CLIENTS
+from splitveil.nets.clients import CLIENT_PREFIX, THIN_CLIENTS, parse_client
 
 
 @dataclass(frozen=True)
@@ -83,3 +84,29 @@ NETS: Mapping[str, Net] = {
     ),
     "vgg11": Net("VGG11-BN cut after entry 4, C8 bottleneck, 21.2 MMAC", vgg11, 4),
 }
+
+
+def find_net(name: str) -> Net:
+    """The net of this name; `client:SPEC` is the thin client that SPEC describes.
+
+    A backbone's name and `@N` cut it after entry N, counted as its `cutlayer` is.
+
+    >>> find_net("client:strided-16-16.32.64-c8").summary
+    'client strided-16-16.32.64-c8'
+    >>> find_net("resnet20@8").cut_at
+    8
+    """
+    if name.startswith(CLIENT_PREFIX):
+        spec = parse_client(name.removeprefix(CLIENT_PREFIX))
+        return Net(f"client {spec}", partial(client_net, spec), 1)
+    base, at, place = name.partition("@")
+    if base not in NETS:
+        raise ConfigError(unknown("net", base, [*NETS, f"{CLIENT_PREFIX}SPEC", "auto"]))
+    if not at:
+        return NETS[base]
+    if not re.fullmatch(r"[1-9][0-9]*", place):
+        raise ConfigError(
+            f"a cut is a whole number from 1 on, got '{name}'; for example "
+            f"{base}@{NETS[base].cut_at}, where it is cut by itself"
+        )
+    return cut_elsewhere(base, int(place))

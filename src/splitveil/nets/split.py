@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
+from splitveil.cuda import compiled
 from splitveil.errors import ConfigError
-from splitveil.graphs import compiled
 from splitveil.nets.blocks import stages_of
 from splitveil.nets.channel import Channel, learned_stages
 from splitveil.nets.cost import Cost, Shape, wire_shape
-from splitveil.types import Victim
+from splitveil.threat import Victim
 
 Tap = Callable[[Tensor], None]
 

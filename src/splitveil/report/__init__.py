@@ -1,8 +1,8 @@
 """Records to tables, pictures and one self-contained page; pure functions of a run's files."""
 
-from splitveil.report.files import RunFiles, read_run
+from splitveil.record.files import RunFiles, read_run
+from splitveil.report.deck import write_deck
 from splitveil.report.page import ReportContent, read_runs, render, write_report
-from splitveil.report.slides import write_deck
 
 __all__ = [
     "ReportContent",

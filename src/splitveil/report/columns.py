@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from splitveil.errors import RunError
-from splitveil.report.fields import Json, number, section, text
-from splitveil.report.files import RunFiles
-from splitveil.report.rows import BRIEF, Group, aux_of, flag_names, mean_of, shortfalls
-from splitveil.report.words import LANGS, TABLE, Lang, Said, Value, known, listed, said, word
+from splitveil.io import Json
+from splitveil.record.files import RunFiles
+from splitveil.record.groups import Group, aux_of, mean_of
+from splitveil.record.schema import BRIEF, flag_names, number, section, shortfalls, text
+from splitveil.report.words import LANGS, LOCALE, Lang, Said, Value, known, listed, said, word
 from splitveil.table import (
     CODE,
     COUNT,
@@ -73,7 +74,6 @@ SHARE, LEAK = fixed(2, 100.0), fixed(1, 100.0)  # in per cent
 SHARES, LEAKAGES = mean_sd(2, 100.0), mean_sd(1, 100.0)  # of several seeds
 WORDS = Format(text=written, exact=lambda value: (written(value, "en"),), numeric=False)
 BOUND = replace(WORDS, numeric=True)  # a number, or a word why there is none
-
 
 SUMMARY = Table(
     column("column.run", lambda run: run.name, brief="run"),
@@ -136,6 +136,7 @@ def _best_for(row: Attacked) -> Value:
 
 
 ACCESS = Format(text=lambda value, lang: known("access", value, lang), numeric=False)
+
 ATTACKS = Table(
     column("column.run", lambda row: row.run.name),
     column("column.attack", lambda row: row.attack, brief="Attack"),
@@ -173,9 +174,9 @@ def flags_of(run: RunFiles) -> tuple[FlagSeen, ...] | None:
 
 def _flag(name: str, seen: str, advice: str) -> FlagSeen:
     title, remedy = f"flag.{name}", f"advice.{name}"
-    usual = TABLE.get(remedy, ("", ""))[0] == advice  # not of another version
+    usual = LOCALE["en"].get(remedy) == advice  # not of another version
     return FlagSeen(
-        said(title) if title in TABLE else name, seen, said(remedy) if usual else advice
+        said(title) if title in LOCALE["en"] else name, seen, said(remedy) if usual else advice
     )
 
 
@@ -487,6 +488,7 @@ def _on_reconstructions(record: Json) -> float | None:
 
 REPORTED = fixed(2, 100.0, nothing="")
 REBUILT, ZERO_PAD = _of(_each(_on_reconstructions)), _over("strongest.ssim_zeropad")
+
 COMPARE = Table(
     Column("row", "row", lambda row: row.group.name, CODE, brief="row"),
     Column("net", "net", _distinct("config", "net"), TEXTS),
@@ -508,6 +510,7 @@ COMPARE = Table(
     Column("flags", "flags", _of(_flag_count), fixed(0), "", "down"),
     Column("remark", "remark", _of(remarks), TEXTS, brief="remark"),
 )
+
 EVERYTHING = Table(  # what CSV and JSON hold of a row
     *COMPARE.columns,
     Column("rec-accuracy", "accuracy on reconstructions", REBUILT, SHARES, "%", "down", "rec%"),
@@ -521,6 +524,7 @@ EVERYTHING = Table(  # what CSV and JSON hold of a row
     Column("noise", "noise", _over("config.noise_std"), shared(3)),
     Column("ceiling", "ceiling MSE", _over("ceiling.mse"), mean_sd(4)),
 )
+
 REFERENCE = Table(  # rows attacked as in the reference documents; reported ones are mappings
     *EVERYTHING.only("row", "net", "seeds").columns,
     Column("accuracy", "task accuracy", _over("accuracy"), SHARES, "%", "up", "acc%"),
@@ -528,6 +532,7 @@ REFERENCE = Table(  # rows attacked as in the reference documents; reported ones
     Column("psnr", "pooled PSNR", _over("strongest.psnr_pooled"), mean_sd(2), "dB", "down", "PSNR"),
     Column("source", "source", lambda row: ", ".join(["measured", *remarks(row.group)])),
 )
+
 Reference = dict[str, Any]
 
 

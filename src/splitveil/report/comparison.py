@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.audit.statistics import Difference, Sample, difference, holm
 from splitveil.errors import ConfigError, RunError, unknown
+from splitveil.io import Json, finite, parse
+from splitveil.record.groups import FREE, Group, Records, aux_of, dataset_of, defences_of, setting
+from splitveil.record.schema import SHARE, number, per_image_mse, refuse_impossible, section, text
+from splitveil.record.statistics import Difference, Sample, difference, holm
 from splitveil.report.columns import (
     COMPARE,
     EVERYTHING,
@@ -26,19 +29,6 @@ from splitveil.report.columns import (
     Reference,
     reported_reference,
 )
-from splitveil.report.fields import Json, finite, number, parse, section, text
-from splitveil.report.kinds import FREE
-from splitveil.report.rows import (
-    SHARE,
-    Group,
-    Records,
-    aux_of,
-    dataset_of,
-    defences_of,
-    per_image_mse,
-    refuse_impossible,
-    setting,
-)
 from splitveil.table import CODE, NOTHING, P_VALUE, Cell, Column, Table, count, gap
 
 ARCHITECTURE = "Same architecture: VGG11, cut 4, 8 channels"
@@ -47,11 +37,14 @@ REST = "Other clients"
 TEST90 = "Under the seeds' protocol test90"
 BUDGET_MACS, BUDGET_FLOATS = 21.9e6, 512  # the CEM paper's client, 21.2e6, and a little more
 SEVERAL = 3  # training seeds of a result
+
 TRAINING = (
     "epochs", "batch_size", "lr", "schedule", "momentum", "weight_decay", "label_smoothing",
     "teacher", "held_out",
 )  # fmt: skip
+
 MEASURED = {"accuracy": ("accuracy",), "MSE": ("strongest", "mse"), "leakage": ("leakage",)}
+
 ATTACKED_ALIKE: Mapping[str, Callable[[Json], str]] = {
     "differ in audit profile": lambda r: text(r, "audit", "profile") or NOTHING,
     "differ in scored images": lambda r: text(r, "splits", "scored") or NOTHING,
@@ -59,9 +52,11 @@ ATTACKED_ALIKE: Mapping[str, Callable[[Json], str]] = {
         ", ".join(sorted(r.get("attacks") or {})) or "none"
     ),
 }
+
 OURS = "veil"
 ALPHA = 0.05
 LEAST_SEEDS = 2  # a single training has no spread
+
 VERDICTS = {  # sign of the difference in accuracy, in MSE; 0: not told apart, or not known
     (1, 1): "dominates",
     (0, 1): "more private",
@@ -446,11 +441,13 @@ DIFFERENCES = Table(
     Column("interval_over", "interval over", lambda c: c.over),
     Column("verdict", "verdict", lambda c: c.verdict, brief="verdict"),
 )
+
 _GAP_CAPTION = (
     "First row less second, with its 95 % interval; p-values are corrected after Holm over this "
     "table. “Dominates”: both intervals exclude 0 in favour of the first row; “before correction”: "
     "a corrected p is 0.05 or more."
 )
+
 _PAIRED = " “Paired”: seed by seed, where both rows have the same training seeds."
 
 

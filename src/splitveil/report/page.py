@@ -1,27 +1,23 @@
-"""One self-contained HTML page about some runs; its pictures beside it."""
+"""The page and the files beside it (templates/)."""
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
 from splitveil.errors import RunError
-from splitveil.report import columns, grid, sentences, tiles
+from splitveil.io import put_all
+from splitveil.record.files import RunFiles, read_run
+from splitveil.record.groups import Group, row_names
+from splitveil.record.schema import LIMITS, number, refuse_impossible, text
+from splitveil.record.statistics import undominated
+from splitveil.report import columns, gallery, sentences
 from splitveil.report.columns import ATTACKS, CERTIFICATES, LEAKS, SUMMARY, Published
-from splitveil.report.fields import number, text
-from splitveil.report.figures import comparable
-from splitveil.report.files import RunFiles, read_run
-from splitveil.report.phases import phases
-from splitveil.report.pictures import Pictures, draw
-from splitveil.report.rows import LIMITS, Group, refuse_impossible, row_names
-from splitveil.report.words import LANGS, Lang, Said, Value, listed, said, word
-from splitveil.report.words.reading import TERMS
-from splitveil.sweep.pareto import undominated
-from splitveil.train.files import replacing
+from splitveil.report.figures import Pictures, comparable, draw, phases
+from splitveil.report.words import LANGS, TERMS, Lang, Said, Value, listed, said, word
 
 PAGE = "report.html"
 MANY_CARDS = 8
@@ -160,35 +156,10 @@ def write_report(content: ReportContent, target: Path) -> list[Path]:
     return put_all(page.parent, files)
 
 
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as err:
-        raise RunError(
-            f"cannot write {path}: {err}; choose a folder you may write to, or free some space"
-        ) from err
-
-
-def put_all(folder: Path, files: Mapping[Path, bytes]) -> list[Path]:
-    """Make a folder and put files in place; returns their paths, in order."""
-    with _explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for path, content in files.items():
-        put(path, content)
-    return list(files)
-
-
-def put(path: Path, content: bytes) -> None:
-    """Put a file in place in one step; its folder must be there."""
-    with _explained(path), replacing(path) as file:
-        file.write(content)
-
-
 def fill_page(content: ReportContent, pictures: Pictures) -> str:
     """The template of the page with everything in its place."""
     runs, lang = content.runs, content.lang
-    strips, cut = tiles.strips(runs)
+    strips, cut = gallery.strips(runs)
     leaks = leaking(runs)
     repeats, repeated = columns.sendings(runs)
     return fill(
@@ -205,7 +176,7 @@ def fill_page(content: ReportContent, pictures: Pictures) -> str:
         sources=content.sources,
         albums=[(run.name, [s for s in strips if s.run == run.name]) for run in runs],
         strips_left_out=cut,
-        left_out=tuple(grid.left_out(runs)),
+        left_out=tuple(gallery.left_out(runs)),
         without_gallery=tuple(run.name for run in runs if run.gallery is None),
         without_metrics=tuple(run.name for run in runs if not run.metrics),
         summary=SUMMARY.render(runs, "html", lang),
@@ -249,7 +220,9 @@ def card(run: RunFiles) -> dict[str, str | float | None]:
 
 def resource(name: str) -> str:
     """The text of a file that ships with this package."""
-    return resources.files("splitveil.report").joinpath(name).read_text(encoding="utf-8")
+    return (
+        resources.files("splitveil.report").joinpath("templates", name).read_text(encoding="utf-8")
+    )
 
 
 def policy(script: str) -> str:
@@ -295,3 +268,10 @@ def fill(name: str, lang: Lang, script: str, **content: object) -> str:
         **content,
     )
     return page
+
+
+def write_page(runs: list[Path], folder: Path) -> Path:
+    """Write the report of some runs; returns the page's path."""
+    from splitveil.record.files import read_run
+
+    return write_report(ReportContent(runs=[read_run(path) for path in runs]), folder)[0]

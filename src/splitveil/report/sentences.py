@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
+from splitveil.record.files import RunFiles
+from splitveil.record.groups import Group, Kind, kinds
+from splitveil.record.schema import leaves, number, section, text
 from splitveil.report.columns import brief_profile, flags_of
-from splitveil.report.fields import leaves, number, section, text
-from splitveil.report.files import RunFiles
-from splitveil.report.kinds import Kind, kinds
-from splitveil.report.rows import Group
-from splitveil.report.words import TABLE, Said, Value, said
+from splitveil.report.words import LOCALE, Said, Value, said
 from splitveil.table import NOTHING, SMALL_MSE, format_mse, spread
 
 PASSPORT = ("config", "seeds", "splits", "versions", "audit", "client", "training", "seconds")
+
 MEASURED_ALIKE: Mapping[str, tuple[str, str]] = {
     "differ.dataset": ("config", "dataset"),
     "differ.profile": ("audit", "profile"),
@@ -160,7 +160,7 @@ def _about_attacks(runs: Sequence[RunFiles]) -> list[Said]:
 
 
 def _knowledge(aux: str) -> Said:
-    return said(f"aux.{aux}" if f"aux.{aux}" in TABLE else "aux.other")
+    return said(f"aux.{aux}" if f"aux.{aux}" in LOCALE["en"] else "aux.other")
 
 
 def _about_comparison(runs: Sequence[RunFiles]) -> list[Said]:

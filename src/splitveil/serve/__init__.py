@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from splitveil.errors import ExportError as ExportError
+    from splitveil.errors import ServerError as ServerError
+    from splitveil.errors import WireError as WireError
     from splitveil.serve.admission import Limits as Limits
     from splitveil.serve.client import Client as Client
     from splitveil.serve.export import export_model as export_model
-    from splitveil.serve.faults import ExportError as ExportError
-    from splitveil.serve.faults import ServerError as ServerError
-    from splitveil.serve.faults import WireError as WireError
     from splitveil.serve.manifest import Manifest as Manifest
     from splitveil.serve.manifest import read_manifest as read_manifest
     from splitveil.serve.server import make_app as make_app
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from splitveil.serve.server import serve as serve
 
 _HOME = {
-    "Client": "client",
-    "ExportError": "faults",
-    "Limits": "admission",
-    "Manifest": "manifest",
-    "ServerError": "faults",
-    "WireError": "faults",
-    "export_model": "export",
-    "make_app": "server",
-    "read_manifest": "manifest",
-    "running": "server",
-    "serve": "server",
+    "Client": "splitveil.serve.client",
+    "ExportError": "splitveil.errors",
+    "Limits": "splitveil.serve.admission",
+    "Manifest": "splitveil.serve.manifest",
+    "ServerError": "splitveil.errors",
+    "WireError": "splitveil.errors",
+    "export_model": "splitveil.serve.export",
+    "make_app": "splitveil.serve.server",
+    "read_manifest": "splitveil.serve.manifest",
+    "running": "splitveil.serve.server",
+    "serve": "splitveil.serve.server",
 }
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 - one table
@@ -41,7 +41,7 @@ def __getattr__(name: str) -> object:
     """Find a public name in its module (PEP 562)."""
     if name not in _HOME:
         raise AttributeError(f"module 'splitveil.serve' has no attribute '{name}'")
-    return getattr(import_module(f"splitveil.serve.{_HOME[name]}"), name)
+    return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

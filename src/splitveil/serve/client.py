@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.serve.faults import ServerError, WireError
+from splitveil.errors import ServerError, WireError
 from splitveil.serve.manifest import CLIENT, CLIENT_INT8, load_half, read_manifest, read_stages
 from splitveil.serve.noise import DrawCache
 from splitveil.serve.stages import apply_stages

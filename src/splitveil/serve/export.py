@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from splitveil.nets import (
+from splitveil.errors import ExportError
+from splitveil.nets.channel import (
     Channel,
     Clip,
     Dropout,
@@ -28,11 +29,9 @@ from splitveil.nets import (
     LearnedNoise,
     Quantise,
     SparseCoding,
-    SplitModel,
     TopK,
-    sized,
 )
-from splitveil.serve.faults import ExportError
+from splitveil.nets.split import SplitModel, sized
 from splitveil.serve.manifest import (
     ATTACKER,
     CLIENT,

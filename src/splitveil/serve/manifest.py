@@ -15,21 +15,18 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from splitveil.serve.faults import ExportError
+from splitveil.errors import ExportError
 from splitveil.serve.stages import Stage, check_stages, total_noise, with_noise
 from splitveil.serve.wire import DATATYPE, Json, Rows, Shape, TensorSpec
 
 Half = Callable[[Rows], Rows]  # the client's or the server's network
-
 FORMAT = "splitveil-export-1"
 FILE = "manifest.json"
 CLIENT, CLIENT_INT8, SERVER = "client.onnx", "client-int8.onnx", "server.onnx"
 ATTACKER = "attacker.onnx"
 IMAGE, WIRE, LOGITS = "image", "z", "logits"  # names of the tensors
 PREPROCESSING: Json = {"layout": "NCHW", "range": [0.0, 1.0], "uint8_divisor": 255}
-
 ERRORS_ONLY = 3  # onnxruntime's level of logging
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

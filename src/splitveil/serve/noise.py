@@ -19,11 +19,10 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.serve.faults import ServerError
+from splitveil.errors import ServerError
 
 Rows = NDArray[np.float32]
 Entropy = Callable[[int], bytes]
-
 _WORD = 8  # bytes of a 64-bit word
 _SPARE_BITS = 11  # a double holds 53 of 64
 

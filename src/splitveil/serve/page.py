@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from splitveil.serve.faults import ExportError, WireError
+from splitveil.errors import ExportError, WireError
 from splitveil.serve.manifest import ATTACKER, CLIENT, FILE, Manifest, read_verified, sha256
 
 FOLDER = Path(__file__).parent / "web"
@@ -25,7 +25,6 @@ RUNTIME_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-sim
 # Browsers run nothing that is called otherwise, and the tables of operating systems differ.
 JAVASCRIPT = "text/javascript; charset=utf-8"
 TYPES = {".js": JAVASCRIPT, ".mjs": JAVASCRIPT, ".wasm": "application/wasm"}
-
 # Nothing but this server can be reached from the page, whatever a script would try. A browser may
 # keep a file but must ask whether it is still the same.
 HEADERS = {

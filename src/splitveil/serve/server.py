@@ -26,9 +26,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from splitveil.errors import ServerError, WireError
 from splitveil.serve import admission, page
 from splitveil.serve.admission import RETRY, BusyError, ClosingError, Limits, refuse
-from splitveil.serve.faults import ServerError, WireError
 from splitveil.serve.manifest import SERVER, Half, Manifest, load_half, read_manifest
 from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_answer
 

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.serve.faults import ExportError
+from splitveil.errors import ExportError
 from splitveil.serve.noise import Entropy, normals, uniforms
 
 Rows = NDArray[np.float32]
 Stage = Mapping[str, Any]
-
 _VARIANCE = {"gaussian": 1.0, "laplace": 2.0}  # of noise of scale 1
 _NOISE_FILE = re.compile(r"noise-[0-9]{1,3}\.f32")
 

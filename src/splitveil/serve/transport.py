@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from splitveil.serve.faults import ServerError, WireError
+from splitveil.errors import ServerError, WireError
 from splitveil.serve.wire import HEADER_LENGTH
 
 TRY_AGAIN = frozenset({429, 502, 503, 504})  # busy, restarting or slow: the same call may succeed

@@ -14,12 +14,11 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.serve.faults import WireError
+from splitveil.errors import WireError
 
 Rows = NDArray[np.float32]
 Shape = tuple[int, ...]
 Json = dict[str, Any]
-
 DATATYPE, ITEM_BYTES = "FP32", 4
 HEADER_LENGTH = "Inference-Header-Content-Length"
 BINARY_TYPE, JSON_TYPE = "application/octet-stream", "application/json"

@@ -1,19 +1,20 @@
-"""What every surrogate stands on: a batch by class, class-wise sums and moments, the class bank.
+"""Surrogate, SurrogateOutput; a batch by class, its sums and bank.
 
 Segment operations: one set of kernels whatever the number of classes, no Python loop over classes,
 no host sync. Symbols: n samples, d features, c classes, k rows of the bank per class; `y` holds the
 class of each sample; M_c samples of class c in the batch, N_c in the bank.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from splitveil.errors import ConfigError, DataError
-from splitveil.gradient import scale_gradient
+from splitveil.functional import scale_gradient
 
 Attention = Literal["minimise", "maximise", "uniform"]
 Statistic = Literal["layernorm", "raw"]
@@ -395,3 +396,57 @@ class BankedSurrogate(nn.Module):
         if self.bank is not None:
             batch = class_batch(z.detach(), y, self.feature_dim, self.num_classes, self._first)
             self.bank.push(batch.z, batch.y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurrogateOutput:
+    """What a surrogate says of one batch.
+
+    `loss` is the penalty rob_loss (scalar, minimise); `intra_mse` a detached log line;
+    `diagnostics` detached tensors: scalars, at least `effective_sample_size` (fraction of M_c, mean
+    over classes) and `true_rate` (nats per dimension, uniform weights, raw z); and
+    `attention_weights` (n,), or (n, slots), of the batch's samples.
+    """
+
+    loss: Tensor
+    intra_mse: Tensor
+    diagnostics: dict[str, Tensor]
+
+
+@runtime_checkable
+class Surrogate(Protocol):
+    """Estimates H(Z|Y) of a batch: z (n, d) or (n, c, h, w), y (n,) integers."""
+
+    def __call__(self, z: Tensor, y: Tensor) -> SurrogateOutput:
+        """The penalty of this batch."""
+        ...
+
+
+Features = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+
+
+@runtime_checkable
+class Refits(Protocol):
+    """A surrogate that is fitted to all training features at the end of an epoch."""
+
+    def refit_stream(self, batches: Features, generator: Generator) -> None:
+        """Fit anew; `batches()` gives clean features and labels, once per call."""
+        ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A surrogate with a memory that fills while its penalty is not active yet."""
+
+    def remember(self, z: Tensor, y: Tensor) -> None:
+        """Keep what it needs of a batch, without measuring it."""
+        ...
+
+
+@runtime_checkable
+class Reports(Protocol):
+    """A surrogate with something to say at the logging cadence."""
+
+    def report(self) -> None:
+        """Write its log lines."""
+        ...

@@ -14,6 +14,7 @@ from splitveil.surrogates.base import (
     ClassBatch,
     Moments,
     Statistic,
+    SurrogateOutput,
     class_moments,
     effective_sample_size,
     make_bank,
@@ -30,13 +31,7 @@ from splitveil.surrogates.gates import (
     snr_gate,
     soft_threshold,
 )
-from splitveil.surrogates.rate import (
-    check_noise,
-    diagonal_rate,
-    intra_class_mse,
-    rate_diagnostics,
-)
-from splitveil.types import SurrogateOutput
+from splitveil.surrogates.rate import check_noise, diagonal_rate, intra_class_mse, rate_diagnostics
 
 Form = Literal["gated", "hinge", "trace"]
 

@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from splitveil.cuda import tensor_cores
 from splitveil.errors import ConfigError
-from splitveil.gradient import guard_together, scale_gradient
-from splitveil.graphs import tensor_cores
+from splitveil.functional import guard_together, scale_gradient
 from splitveil.surrogates.base import positive
 
 Scalar = float | Tensor

@@ -11,9 +11,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
 from splitveil.errors import ConfigError, DataError
-from splitveil.gradient import scale_gradient
+from splitveil.functional import scale_gradient
 from splitveil.surrogates.base import (
+    Features,
     FirstCall,
+    SurrogateOutput,
     class_batch,
     class_count,
     class_moments,
@@ -32,10 +34,8 @@ from splitveil.surrogates.kmeans import (
     plus_plus,
 )
 from splitveil.surrogates.rate import Covariance, check_noise, compare_rates, intra_class_mse
-from splitveil.types import Features, SurrogateOutput
 
 Form = Literal["hinge", "logdet"]
-
 BATCH_GAIN = 10.0  # the published code weighs the batch ten times its share; not in the paper
 UNCHECKED = FirstCall(over=True)  # refit looks at the values; the loss is 0 before it
 MIX_LIMIT = 0.99

@@ -17,6 +17,7 @@ from splitveil.errors import ConfigError
 from splitveil.surrogates.base import (
     BankedSurrogate,
     ClassBatch,
+    SurrogateOutput,
     class_moments,
     make_bank,
     one_of,
@@ -24,7 +25,6 @@ from splitveil.surrogates.base import (
     uniform_weights,
 )
 from splitveil.surrogates.kmeans import cell_covariance
-from splitveil.types import SurrogateOutput
 
 Covariance = Literal["diagonal", "full"]
 

@@ -16,6 +16,7 @@ from splitveil.surrogates.base import (
     ClassBatch,
     Moments,
     Statistic,
+    SurrogateOutput,
     class_moments,
     make_bank,
     one_of,
@@ -42,7 +43,6 @@ from splitveil.surrogates.slots import (
     responsibilities,
     slot_moments,
 )
-from splitveil.types import SurrogateOutput
 
 
 def slot_entropy(share: Float[Tensor, "c s"]) -> Float[Tensor, " c"]:

@@ -6,13 +6,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from splitveil.config import RunConfig, planned_steps
-from splitveil.data import Dataset, make_splits
+from splitveil.config.resolve import planned_steps
+from splitveil.config.run_config import RunConfig
+from splitveil.cuda import to_device
+from splitveil.data.dataset import Dataset
+from splitveil.data.splits import make_splits
 from splitveil.errors import CheckpointError, ConfigError
-from splitveil.graphs import to_device
-from splitveil.nets import SplitModel
+from splitveil.io import Json
+from splitveil.nets.split import SplitModel
 from splitveil.train.state import CHECKPOINT, read_meta
-from splitveil.types import Json
 
 
 class Undivided(nn.Module):

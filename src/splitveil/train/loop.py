@@ -17,15 +17,20 @@ from jaxtyping import Int64
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from splitveil.config import Parts, Plan
-from splitveil.data import Dataset, Splits, augment
+from splitveil.config.resolve import Parts, Plan
+from splitveil.cuda import compile_methods, set_rates
+from splitveil.data.augment import augment
+from splitveil.data.dataset import Dataset
+from splitveil.data.splits import Splits
+from splitveil.defences.base import Paced
 from splitveil.errors import RunError
-from splitveil.graphs import compile_methods, set_rates
-from splitveil.nets import SplitModel
-from splitveil.passport import versions
+from splitveil.io import Json, Progress, explain_os_error
+from splitveil.nets.split import SplitModel
+from splitveil.provenance import versions
 from splitveil.rng import derive_seed, seeded_globals, stream
+from splitveil.surrogates.base import Refits, Reports
+from splitveil.threat import Labelled
 from splitveil.train.distillation import Teacher
-from splitveil.train.files import explain_os_error
 from splitveil.train.schedule import Schedule, companion_rate
 from splitveil.train.state import (
     CHECKPOINT,
@@ -39,7 +44,6 @@ from splitveil.train.state import (
     write_checkpoint,
 )
 from splitveil.train.step import StepLoss, Stepper, Task, TrainSet, own_rows, unit_floats
-from splitveil.types import Json, Labelled, Paced, Progress, Refits, Reports
 
 log = logging.getLogger("splitveil")
 CHUNK = 1000  # images per pass where no gradient is needed

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from splitveil.types import PenaltyPlan
+from splitveil.defences.base import PenaltyPlan
 
 ScheduleKind = Literal["one-cycle", "cem"]
 

@@ -16,12 +16,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Generator, Tensor, nn
 
-from splitveil.config import Parts, RunConfig
+from splitveil.config.resolve import Parts
+from splitveil.config.run_config import RunConfig
+from splitveil.cuda import Aside, to_device
+from splitveil.defences.base import Companion, PenaltyPlan
 from splitveil.errors import CheckpointError
-from splitveil.graphs import Aside, to_device
+from splitveil.io import Json, atomic_file
 from splitveil.rng import load_states, save_states, stream
-from splitveil.train.files import atomic_file
-from splitveil.types import Companion, Json, PenaltyPlan
 
 log = logging.getLogger("splitveil")
 CHECKPOINT = "checkpoint.safetensors"

@@ -21,13 +21,14 @@ from lightning_fabric import Fabric
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from splitveil.cuda import captured, set_rate
+from splitveil.defences.base import Companion
 from splitveil.errors import ConfigError
-from splitveil.gradient import scale_gradient
-from splitveil.graphs import captured, set_rate
-from splitveil.nets import SplitModel
+from splitveil.functional import scale_gradient
+from splitveil.nets.split import SplitModel
+from splitveil.surrogates.base import Remembers, Surrogate, SurrogateOutput
 from splitveil.train.schedule import Weights
 from splitveil.train.state import Guard, TrainState, companions
-from splitveil.types import Companion, Remembers, Surrogate, SurrogateOutput
 
 Logits = Float[Tensor, "n k"]
 Values = dict[str, Tensor]

@@ -1,0 +1,175 @@
+"""The tables that paper/headline.py makes: a row is one training per seed, and its audits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from splitveil.config.recipes import Setting
+from splitveil.experiments.reproduction import EXPERIMENTS
+
+OWN_OPTIONS = ("dataset", "defence", "net", "epochs")  # the others are given with --set
+QUIET = 0.01  # the smallest noise of CEM's scripts: neither penalty is defined without any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What the attacker knows, the seed of the attacks, and which of them if not all."""
+
+    aux: str = "train"
+    seed: int = 0
+    attacks: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row: options of `splitveil train`, and the audits of each seed, the main one first.
+
+    `length` is the training's in trainings of `none`; it is rough, only the order counts. Its runs
+    are called `stem`-s<seed>: rows of two tables with one stem share their trainings.
+    """
+
+    name: str
+    stem: str
+    options: tuple[str, ...]
+    length: float = 1.0
+    audits: tuple[Audit, ...] = (Audit(),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows, the folder below results/ where their records go, and the seeds of a whole table."""
+
+    folder: str
+    rows: tuple[Row, ...]
+    seeds: tuple[int, ...]
+
+
+def words(options: Mapping[str, Setting]) -> tuple[str, ...]:
+    """Settings as options of `splitveil train`; every row is trained with --final anyway.
+
+    >>> words({"defence": "arl", "noise_std": 0.0, "final": True})
+    ('--defence', 'arl', '--set', 'noise_std=0.0')
+    """
+    made: list[str] = []
+    for key, value in options.items():
+        if key in OWN_OPTIONS:
+            made += [f"--{key}", str(value)]
+        elif key != "final":
+            made += ["--set", f"{key}={value}"]
+    return tuple(made)
+
+
+def _recipe(name: str, *audits: Audit, length: float = 1.0) -> Row:
+    recipe = f"cifar10-{name.replace('+', '-')}"
+    return Row(
+        name=name, stem=name, options=("--recipe", recipe), length=length,
+        audits=audits or (Audit(),),
+    )  # fmt: skip
+
+
+TWICE = (Audit(), Audit(seed=1))
+HEADLINE = (
+    _recipe("none"),
+    _recipe("noise"),
+    _recipe("cem", *TWICE, length=1.2),
+    _recipe("veil", *TWICE, Audit(aux="test90"), length=4.0),
+    _recipe("veil-accurate", length=4.0),
+    _recipe("veil-fast", length=1.6),
+    _recipe("veil-vgg11", length=1.2),
+    _recipe("gated-att", length=1.2),
+    _recipe("slot-cross", length=1.4),
+    _recipe("arl+cem", length=3.1),
+    _recipe("arl+veil", length=3.1),
+    _recipe("arl+veil-long", length=6.2),
+)
+# The flagship's client without its penalty, and with CEM's: what is the client's own doing.
+# CEM beside the adversary with the longer training too: what is the training's doing.
+CONTROLS = (
+    *(
+        Row(
+            name=f"{name}-thin-deep", stem=f"{name}-thin-deep", length=4.0,
+            options=("--recipe", f"cifar10-{name}", "--net", "thin-deep", "--epochs", "160"),
+        )
+        for name in ("noise", "cem")
+    ),
+    Row(
+        name="arl+cem-long", stem="arl+cem-long", length=7.8,
+        options=(
+            "--recipe", "cifar10-arl-cem", "--epochs", "160", "--set", "label_smoothing=0.1",
+        ),
+    ),
+)  # fmt: skip
+
+
+def _three(
+    name: str, defence: str, length: float, alone: float | None = None, joined: float | None = None
+) -> tuple[Row, ...]:
+    """A defence alone, with CEM's penalty and with ours; noise as given, else the dataset's."""
+
+    def row(added: str, noise: float | None) -> Row:
+        options: dict[str, Setting] = {
+            "dataset": "cifar10", "defence": defence + added, "net": "vgg11",
+        }  # fmt: skip
+        options |= {} if noise is None else {"noise_std": noise}
+        return Row(
+            name=name + added, stem=f"table1-{name}{added}", options=words(options),
+            length=length + 0.2 * bool(added),
+        )  # fmt: skip
+
+    return row("", alone), row("+cem", joined), row("+veil", joined)
+
+
+# Which noise the paper's rows had is not published; those that have a noisy twin add none alone.
+TABLE1 = (
+    _recipe("none"),
+    _recipe("noise"),
+    _recipe("cem", length=1.2),
+    _recipe("veil-vgg11", length=1.2),
+    *_three("DistCorr", "nopeek", 1.3, alone=0.0, joined=QUIET),
+    *_three("dropout", "dropout", 1.0),
+    *_three("patrol", "patrol", 3.1),
+    *_three("ResSFL", "arl", 2.9, alone=0.0, joined=QUIET),
+    *_three("nopeek", "nopeek", 1.3),
+    _three("arl", "arl", 2.9)[0],
+    _recipe("arl+cem", length=3.1),
+    _recipe("arl+veil", length=3.1),
+)
+
+
+def _seed_003() -> tuple[Row, ...]:
+    """The experiment's rows, attacked with the knowledge it says, by decoders as there.
+
+    Then the layer without a penalty, and the rows with it again where it stands behind the client.
+    Gated attention with the layer, in both forms, is also attacked with all there is.
+    """
+    experiment = EXPERIMENTS["seed-003"]
+    lengths = {"slot-cross": 1.4, "cem": 1.0}
+    reported = Audit(aux=experiment.aux, attacks=",".join(experiment.attacks))
+
+    def row(name: str, defence: str, *more: Audit, **settings: Setting) -> Row:
+        layered = defence.startswith("sparse")
+        weight = "lambd" if defence == "sparse" else ""  # it has no penalty to weigh
+        common = {key: value for key, value in experiment.common.items() if key != weight}
+        return Row(
+            name=name,
+            stem=f"seed-003-{name}",
+            options=words({**common, "defence": defence, **settings}),
+            length=10 * lengths.get(defence.removeprefix("sparse+"), 1.2) + layered,
+            audits=(reported, *more),
+        )
+
+    layers = [name for name in experiment.rows if name.startswith("sparse+")]
+    every = {"sparse+gated-att": (Audit(),)}
+    both = every | {"sparse+gated-att-simple": (Audit(),)}
+    return (
+        *(row(name, name, *both.get(name, ())) for name in experiment.rows),
+        row("sparse", "sparse"),
+        *(row(f"{n}-wire", n, *every.get(n, ()), sparse_place="wire") for n in layers),
+    )
+
+
+TABLES: Mapping[str, Table] = {
+    "headline": Table(folder="cifar10", rows=HEADLINE, seeds=(0, 1, 2)),
+    "controls": Table(folder="cifar10", rows=CONTROLS, seeds=(0,)),
+    "table1": Table(folder="cifar10-table1", rows=TABLE1, seeds=(0,)),
+    "seed-003": Table(folder="cifar10-seed-003", rows=_seed_003(), seeds=(0,)),
+}

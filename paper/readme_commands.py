@@ -1,0 +1,52 @@
+"""The commands that make a record again, as the built pages print them."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from splitveil.config.run_config import ANY_RECIPE, RECIPES, RUN_KEYS, RunConfig
+from splitveil.defences.catalogue import find_defence
+from splitveil.runs import EARLIER
+
+OPTIONS = ("dataset", "defence", "net", "epochs", "seed", "name")  # options of their own
+PLACES = ("device", "data_dir", "runs_dir", "final")  # the reader's own; `final` is a flag
+TRAINING = tuple(key for key in RUN_KEYS if key not in OPTIONS + PLACES)
+
+
+def train_command(record: Mapping[str, Any], name: str) -> str:
+    """The command that trains what a record measured: what is not said is the default.
+
+    The run is called `name`: rows of two tables may have had runs of one name.
+    """
+    config = record["config"] | {"name": name}
+    recipe = RECIPES.get(config["dataset"], ANY_RECIPE)
+    preset = find_defence(config["defence"])
+    usual = {key: getattr(recipe, key, getattr(RunConfig, key)) for key in TRAINING}
+    if not preset.noisy:
+        usual["noise_std"] = 0.0
+    usual |= preset.settings()
+    words = ["splitveil", "train"]
+    for key in OPTIONS:
+        words += [f"--{key}", str(config[key])]
+    words += ["--final"] if config.get("final") else []
+    for key, value in usual.items():
+        if config.get(key, EARLIER.get(key, value)) != value:
+            words += ["--set", f"{key}={_plain(config.get(key, EARLIER.get(key)))}"]
+    return shlex.join(words)
+
+
+def _plain(value: object) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def audit_command(record: Mapping[str, Any], name: str) -> str:
+    """The command that made a record, as it says itself, on the run `name`; else its like."""
+    said = str(record["audit"].get("command") or "")
+    start, run = "splitveil audit ", f"runs/{name}"
+    if said.startswith(f"{start}runs/"):
+        return shlex.join([*shlex.split(start), run, *shlex.split(said)[3:]])
+    audit, seed = record["audit"], record["seeds"]["attack"]
+    return f"{start}{run} --profile {audit['profile']} --aux {audit['aux']} --seed {seed}"

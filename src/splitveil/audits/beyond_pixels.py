@@ -1,0 +1,398 @@
+"""Leaks of attributes, membership, identity; repeated sendings.
+
+Every number stands beside what guessing gives, and has a 95 % interval over images.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Generator, Tensor
+
+from splitveil.attacks.attribute import AttributeHead, image_attributes
+from splitveil.attacks.base import units_of
+from splitveil.attacks.linear import Linear, ridge
+from splitveil.attacks.membership import OUTPUTS, WIRE, Membership, Verdict
+from splitveil.attacks.profiles import LeakBudget
+from splitveil.attacks.reid import ReId, centred, ranks
+from splitveil.audits import metrics
+from splitveil.audits.metrics import named, share
+from splitveil.audits.summary import ceiling_mse, strongest_blackbox
+from splitveil.audits.target import Attempt, Target, answer, attacked_rows, finite, send
+from splitveil.data.attributes import Attributes
+from splitveil.errors import AuditError
+from splitveil.io import Json
+from splitveil.record.statistics import Sample, interval
+from splitveil.rng import derive_seed, seeded_globals, stream
+from splitveil.threat import CHUNK, Access, Labelled, Send
+
+FPR = 0.01
+LEAST_PAIRS = 20  # members, and as many non-members
+ANSWERED = 5000  # aux images whose answers say what an answer tells of an attribute
+TOP = 5
+ALWAYS = "linear"  # whose reconstructions are looked up beside the strongest attack's
+SENDINGS = (1, 2, 4, 8, 16)
+AUX, SCORED = 10_000, 1000  # images at most: the cost does not grow with the dataset
+WIDEST = 4096  # numbers of z̃; solving takes their third power, once for each k
+HALF = 0.5  # of all that an image has
+STREAM = "leaks/repeats"
+_ROUNDING = 1e-12  # relative; a leakage that is exactly twice another must count as such
+
+
+def leaks_beyond_pixels(
+    target: Target, attempts: Mapping[str, Attempt], budget: LeakBudget
+) -> Json:
+    """What z̃ says about attributes, membership and identity, and what repeated sendings add.
+
+    Deterministic under the target's seed. What cannot be measured is absent, and `refused` has its
+    reason.
+    """
+    best = strongest_blackbox(attempts)["mse_by"]
+    looked_up = {n: attempts[n] for n in dict.fromkeys((ALWAYS, best)) if n in attempts}
+    steps: dict[str, Callable[[], Json]] = {
+        "attribute": lambda: attribute_leaks(target, budget.attribute),
+        "membership": lambda: membership_leaks(target, budget.membership),
+        "re-id": lambda: identity_leaks(target, looked_up, budget.reid),
+        "repeats": lambda: repeat_leaks(target),
+    }
+    said: Json = {}
+    refused: Json = {}
+    if len(target.scored) <= 1:
+        refused["every"] = f"leaks need at least 2 scored images, got {len(target.scored)}"
+        steps = {"repeats": steps["repeats"]}
+    for name, step in steps.items():
+        try:
+            said[name] = step()
+        except AuditError as err:
+            refused[name] = str(err)
+    return said | ({"refused": refused} if refused else {})
+
+
+def attribute_leaks(target: Target, attack: AttributeHead) -> Json:
+    """How well each attribute of the scored images is read off z̃, and off the answer alone."""
+    given = _simple(target) if target.attributes is None else target.attributes
+    if not given.aux:
+        return {}
+    device, seed = target.device, target.seed
+    for name, values in given.scored.items():
+        if values.shape != (len(target.scored),):
+            raise AuditError(
+                f"attribute '{name}' must have one value for each of the {len(target.scored)} "
+                f"scored images, got {tuple(values.shape)}"
+            )
+    generator = stream(seed, "leaks/attribute", device)
+    reader = attack.fit(target.view(attack.access), target.aux, given.aux, generator)
+    read = reader(target.sent)
+    some = attacked_rows(target.aux, ANSWERED)
+    sent = finite(send(target.victim, target.aux.images[some], seed, "leaks/answers"))
+    told = answer(target.scores, sent)
+    said: Json = {}
+    for name, predicted in read.items():
+        aux, truth = given.aux[name].to(device), given.scored[name].to(device)
+        usual = aux.bincount().argmax()
+        by_answer = metrics.from_answer(told, aux[some.to(device)], target.sent.answer, usual)
+        right = predicted == truth
+        balanced, balanced_limits = metrics.balanced_limits(predicted, truth)
+        beyond = interval(Sample.of((right.double() - (by_answer == truth).double())[None]))
+        said[name] = {
+            "accuracy": share(right),
+            **named("accuracy", metrics.wilson(int(right.sum()), len(right))),
+            "balanced_accuracy": balanced,
+            **named("balanced_accuracy", balanced_limits),
+            "chance": share(usual == truth),
+            "chance_balanced": 1.0 / int((truth.bincount() > 0).sum()),
+            "from_answer": share(by_answer == truth),
+            "beyond_answer": beyond.mean,
+            **named("beyond_answer", (beyond.low, beyond.high)),
+            "head": reader.heads[name],
+            "n": len(right),
+            "access": str(attack.access),
+        }
+    return said
+
+
+def _simple(target: Target) -> Attributes:
+    """The simple attributes of the images that take more than one value on aux."""
+    aux = image_attributes(target.aux.images, target.aux.images)
+    scored = image_attributes(target.scored.images, target.aux.images)
+    kept = [name for name, values in aux.items() if bool((values != values[0]).any())]
+    return Attributes({n: aux[n] for n in kept}, {n: scored[n] for n in kept})
+
+
+def membership_leaks(target: Target, attack: Membership) -> Json:
+    """How well members are told from non-members of the same classes.
+
+    Half of the pairs are known to the attacker; the numbers are those of the other half. The
+    strongest score of each source is the one with the best AUC on the known half. Where nobody
+    answers, what was sent is the only source.
+    """
+    members, nonmembers = target.members, target.outsiders
+    if isinstance(members, str):
+        raise AuditError(members)
+    if nonmembers is None:
+        raise AuditError("membership needs images that were not trained on, and none are known")
+    lots = stream(target.seed, "leaks/pairs")
+    pairs = metrics.matched_pairs(members.labels, nonmembers.labels, lots)[: attack.limit]
+    if len(pairs) < LEAST_PAIRS:
+        raise AuditError(
+            f"membership needs at least {LEAST_PAIRS} members and as many non-members of the same "
+            f"classes, got {len(pairs)} such pairs from {len(members)} and {len(nonmembers)} images"
+        )
+    device, half = target.device, len(pairs) // 2
+    generator = stream(target.seed, "leaks/membership", device)
+    box = target.view(attack.access)
+    sides = zip((members, nonmembers), pairs.T, strict=True)
+    both = [(data.images[rows], data.labels[rows]) for data, rows in sides]
+    images, labels = (torch.cat(each) for each in zip(*both, strict=True))
+    # Rounding may depend on a row's place in its batch: no side gets places of its own.
+    order = torch.randperm(len(labels), generator=lots)
+    mixed = Labelled(images[order], labels[order])
+    trace = attack.observe(box, target.scores, mixed, generator).at(order.argsort())
+    place = torch.arange(2 * len(pairs), device=device)
+    first, member = place % len(pairs) < half, place < len(pairs)
+    known, asked = first.nonzero().flatten(), (~first).nonzero().flatten()
+    verdicts = attack.judge(trace.at(asked), trace.at(known), member[known], generator)
+    rows = {name: _judged(v, member[asked], target.seed) for name, v in verdicts.items()}
+    sources = {"wire": WIRE} if target.head is None else {"outputs": OUTPUTS, "wire": WIRE}
+    best = {s: max(names, key=lambda n: verdicts[n].known_auc) for s, names in sources.items()}
+    return {
+        "access": str(attack.access),
+        "draws": attack.draws,
+        "n": len(asked),
+        "known": len(known),
+        "chance": 0.5,
+        "chance_tpr": FPR,
+        "strongest": best,
+        **{source: {name: rows[name] for name in names} for source, names in sources.items()},
+    }
+
+
+def _judged(verdict: Verdict, member: Bool[Tensor, " n"], seed: int) -> Json:
+    """One score's row: members and non-members are equally many."""
+    scores = verdict.scores
+    area, limits = metrics.auc_limits(scores[member], scores[~member])
+    right = (scores >= verdict.threshold) == member
+    found = metrics.tpr_limits(
+        scores[member], scores[~member], FPR, stream(seed, "leaks/bootstrap")
+    )
+    tpr, tpr_at = (None, (None, None)) if found is None else found
+    return {
+        "auc": area,
+        **named("auc", limits),
+        "balanced_accuracy": share(right),
+        **named("balanced_accuracy", metrics.wilson(int(right.sum()), len(right))),
+        "tpr": tpr,
+        **named("tpr", tpr_at),
+        "known_auc": verdict.known_auc,
+    }
+
+
+def identity_leaks(target: Target, attempts: Mapping[str, Attempt], attack: ReId) -> Json:
+    """How often the image that was sent is found among the scored ones.
+
+    `wire`: by z̃ alone. `NAME/mse` and `NAME/correlation`: by the reconstructions of an attack.
+    """
+    device = target.device
+    rows = attacked_rows(target.scored, attack.limit)
+    images = target.scored.images[rows].to(device)
+    generator = stream(target.seed, "leaks/re-id", device)
+    box = target.view(attack.access)
+    name, scale = attack.pick(box, target.aux.images, generator)
+    gallery = attack.send(box, images, generator).mean * scale
+    seen = target.sent.z[rows].flatten(1).float() * scale
+    every = torch.arange(len(rows), device=device)
+    found = _identified(ranks(seen, gallery, every, generator), len(rows), str(attack.access))
+    said: Json = {"wire": found | {"scaling": name, "sendings": attack.draws}}
+    place = torch.full((len(target.scored),), -1, device=device)
+    place[rows.to(device)] = every
+    middle = target.aux.images.mean(0).to(device)
+    for title, made in attempts.items():
+        lots = stream(target.seed, f"leaks/re-id/{title}", device)
+        truth = place[made.rows.to(device)]
+        kept = (truth >= 0).nonzero().flatten()
+        mine = made.images.to(device)[kept].float() / 255
+        for metric, pair in {
+            "mse": (mine.flatten(1), images.flatten(1)),
+            "correlation": (centred(mine, middle), centred(images, middle)),
+        }.items():
+            places = ranks(*pair, truth[kept], lots)
+            said[f"{title}/{metric}"] = _identified(places, len(rows), made.access)
+    return said
+
+
+def _identified(places: Int64[Tensor, " n"], gallery: int, access: str) -> Json:
+    """Shares of images found at once and among the first five."""
+    said: Json = {}
+    for top in (1, TOP):
+        hits = int((places <= top).sum())
+        said |= {
+            f"rank_{top}": hits / len(places),
+            **named(f"rank_{top}", metrics.exact(hits, len(places))),
+            f"chance_{top}": min(top / gallery, 1.0),
+        }
+    median = float(places.double().median())
+    return said | {"median_rank": median, "gallery": gallery, "n": len(places), "access": access}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubling:
+    """Leakage doubles after more than `after` sendings, and by `by`; None where it does not.
+
+    `kind` is "between", "never" (within what was measured), "cannot" (more than half leaks already)
+    or "nothing": then one sending leaks nothing, and `by` is the first number that leaks something.
+    """
+
+    kind: Literal["between", "never", "cannot", "nothing"]
+    after: int | None = None
+    by: int | None = None
+    says: str
+
+
+def running_max(leakage: Mapping[int, float]) -> dict[int, float]:
+    """The most that k sendings give by k: whoever has them may use fewer.
+
+    >>> running_max({4: 0.3, 1: 0.1, 2: 0.4})
+    {1: 0.1, 2: 0.4, 4: 0.4}
+    """
+    order = sorted(leakage)
+    return dict(zip(order, accumulate((leakage[k] for k in order), max), strict=True))
+
+
+def doubling(leakage: Mapping[int, float]) -> Doubling:
+    """Between which measured numbers of sendings the leakage reaches twice that of one.
+
+    >>> doubling({1: 0.2, 2: 0.333, 4: 0.5, 16: 0.8}).says
+    'doubles between 2 and 4 sendings of one image'
+    """
+    if 1 not in leakage:
+        raise AuditError(f"leakage of one sending is needed, got k = {sorted(leakage)}")
+    most = running_max(leakage)
+    if most[1] <= 0:
+        by = next((k for k in most if most[k] > 0), None)
+        if by is None:
+            return Doubling(kind="nothing", says="nothing leaks to double")
+        says = f"nothing leaks to double at one sending of an image; something does at {by}"
+        return Doubling(kind="nothing", after=_before(by, most), by=by, says=says)
+    if most[1] > HALF:
+        return Doubling(kind="cannot", says="cannot double: more than half leaks already")
+    twice = 2 * most[1] * (1 - _ROUNDING)
+    by = next((k for k in most if most[k] >= twice), None)
+    if by is None:
+        says = f"does not double within {max(most)} sendings of one image"
+        return Doubling(kind="never", says=says)
+    after = _before(by, most)
+    where = f"at {by}" if by == after + 1 else f"between {after} and {by}"
+    says = f"doubles {where} sendings of one image"
+    return Doubling(kind="between", after=after, by=by, says=says)
+
+
+def _before(k: int, measured: Iterable[int]) -> int:
+    return max(other for other in measured if other < k)
+
+
+def repeat_leaks(target: Target) -> Json:
+    r"""Leakage to the linear attack by the number k of sendings of one image, and its doubling.
+
+    .. math:: \max_{k' \le k} 1 - \mathrm{MSE}_{k'} / \mathrm{ceiling}
+
+    At each k the attack is fitted on means of k sendings of aux images, and scored on means of k
+    sendings of the scored ones, of which the first is the wire's. Its draws are of its own streams.
+    """
+    numbers = target.sent.z[0].numel()
+    if numbers > WIDEST:
+        raise AuditError(
+            f"sendings are counted with a linear attack on at most {WIDEST} numbers for each "
+            f"image, and the client sends {numbers}; read the k-query attack instead"
+        )
+    aux = _some(target.aux, attacked_rows(target.aux, AUX))
+    if len(aux) < Linear.min_aux:
+        raise AuditError(
+            f"the linear attack needs at least {Linear.min_aux} aux images, got {len(aux)}"
+        )
+    rows = attacked_rows(target.scored, SCORED)
+    scored = _some(target.scored, rows)
+    ceiling = ceiling_mse(target.aux, scored, target.num_classes)
+    if not ceiling > 0:
+        raise AuditError("no leakage: every scored image is the mean image of its class")
+    device = target.device
+    with seeded_globals(derive_seed(target.seed, STREAM), device):  # for encoders that draw
+        errors = _errors(target, aux, scored, target.sent.z[rows.to(device)])
+    leakage = running_max({k: 1 - mse / ceiling for k, mse in errors.items()})
+    return {
+        "attack": ALWAYS,
+        "access": str(Access.REPEATS),
+        "aux": len(aux),
+        "n": len(scored),
+        "ceiling": ceiling,
+        "mse": {str(k): mse for k, mse in errors.items()},
+        "leakage": {str(k): value for k, value in leakage.items()},
+        "doubles": asdict(doubling(leakage)),
+    }
+
+
+def _some(data: Labelled, rows: Tensor) -> Labelled:
+    return Labelled(data.images[rows], data.labels[rows])
+
+
+@torch.no_grad()
+def _errors(target: Target, aux: Labelled, scored: Labelled, first: Tensor) -> dict[int, float]:
+    """MSE of the attack at each number of sendings, of which `first` is the scored images' own."""
+    box, device, seed = target.view(Access.REPEATS), target.device, target.seed
+    known = _means(box.sender(aux.images), aux.images, stream(seed, f"{STREAM}/aux", device))
+    asked = _means(
+        box.sender(scored.images), scored.images,
+        stream(seed, f"{STREAM}/scored", device), first,
+    )  # fmt: skip
+    found: dict[int, float] = {}
+    last: tuple[Tensor, Tensor] | None = None
+    error = 0.0
+    for k, (z, sent) in enumerate(zip(known, asked, strict=True), start=1):
+        if k not in SENDINGS:
+            continue
+        if last is None or not (torch.equal(z, last[0]) and torch.equal(sent, last[1])):
+            # Equal lots at every k: what differs between two of them is the sendings.
+            lots = stream(seed, f"{STREAM}/held", device)
+            made = rebuilt(z, aux.images.to(device), sent, lots)
+            error = float(metrics.mse(scored.images.to(device), made).double().mean())
+        found[k], last = error, (z, sent)
+    return found
+
+
+def _means(
+    send: Send, images: Tensor, generator: Generator, first: Tensor | None = None
+) -> Iterator[Float[Tensor, "n d"]]:
+    """The mean of the first k sendings, for k = 1, 2, …; only their sum is held."""
+    rows = torch.split(torch.arange(len(images), device=images.device), CHUNK)
+
+    def once() -> Tensor:
+        return torch.cat([send(part, generator).flatten(1) for part in rows]).double()
+
+    total = once() if first is None else first.flatten(1).double()
+    yield total
+    for k in range(2, max(SENDINGS) + 1):
+        total = total + once()
+        yield total / k
+
+
+def rebuilt(
+    known: Float[Tensor, "n d"],
+    images: Float[Tensor, "n c h w"],
+    sent: Float[Tensor, "m d"],
+    lots: Generator,
+) -> Float[Tensor, "m c h w"]:
+    """Images for `sent` by ridge regression on z̃ and images of aux.
+
+    Solved on nine tenths of aux; the penalty is the one that is best on the rest.
+    """
+    units = units_of(known)
+    z, pixels = units(known).double(), images.flatten(1).double()
+    order = torch.randperm(len(z), generator=lots, device=lots.device).to(z.device)
+    held, used = order[: len(z) // 10], order[len(z) // 10 :]
+    solved = ridge(z[used], pixels[used], Linear.penalties)
+    errors = [(z[held] @ w + b - pixels[held]).square().mean() for w, b in solved]
+    weight, bias = solved[int(torch.stack(errors).argmin())]
+    made = (units(sent).double() @ weight + bias).clamp(0, 1)
+    return made.to(images.dtype).view(len(sent), *images.shape[1:])

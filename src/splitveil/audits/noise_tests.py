@@ -1,0 +1,415 @@
+"""Does the noise on the wire do what the channel says? Tests of z̃ less the clean z of the images.
+
+Under a client that adds N(0, σ²) to every number of z, independently and afresh for every image,
+each p-value below is exact or errs upwards. All tests together raise a false alarm in at most
+`ALPHA` of audits.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from scipy.special import chdtr, chdtrc, chdtri, kolmogorov, stdtr
+from torch import Tensor, nn
+
+from splitveil.audits.certificates import fingerprints
+from splitveil.audits.target import finite, send
+from splitveil.errors import AuditError
+from splitveil.io import Json
+from splitveil.nets.channel import (
+    Channel,
+    Clip,
+    GaussianNoise,
+    LearnedNoise,
+    Quantise,
+    SparseCoding,
+    TopK,
+)
+from splitveil.rng import stream
+from splitveil.surrogates.base import FirstCall, class_batch, class_moments, uniform_weights
+from splitveil.surrogates.rate import diagonal_rate
+from splitveil.threat import Labelled, Victim
+
+ALPHA = 1e-3
+SIMULATED = 32  # sendings that one is compared with where the noise is not Gaussian
+PAIRED = 20_000  # rows that are compared with each other
+SHAPED = 20_000_000  # values whose distribution is looked at
+MATTERS = 0.01  # of σ: a smaller offset or slope is arithmetic, whatever its p-value
+CROSSED = 2048  # numbers of z of which every two are compared
+CHUNK = 500
+_PAIR = 2
+Rows = Float[Tensor, "n d"]
+Clean = Callable[[Tensor], Tensor]
+LISTENED = 1000  # images that are sent twice to hear the noise
+DRAWS = 16  # sendings of each image for the rate
+LESS = 0.05  # share by which the noise may be smaller than declared
+ERRORS = 4  # standard errors of its estimate
+SIMULATED_IMAGES = 256  # each is sent offline as often as a random channel of any kind asks
+SAME = 1e-3  # of z's size: what arithmetic may change where nothing is random
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was seen, and how likely a sound client shows at least that much."""
+
+    seen: float
+    p: float
+
+
+def hear_noise(victim: Victim, x: Tensor, seed: int) -> tuple[float, bool]:
+    """Standard deviation between sendings of the same images, and whether a seed repeats one."""
+    first, again = (finite(send(victim, x, seed, "foreign/first")) for _ in range(2))
+    other = finite(send(victim, x, seed, "foreign/other"))
+    heard = float((first.double() - other).square().mean().div(2).sqrt())
+    return heard, torch.equal(first, again)
+
+
+def check_noise(declared: float, heard: float, values: int) -> None:
+    """Refuse declared noise that is not there: the rate would be too low.
+
+    The measured one may be larger, as a client may draw elsewhere too; smaller by chance alone it
+    is by at most four standard errors of `values` differences.
+    """
+    if heard < declared * (1 - max(LESS, ERRORS / math.sqrt(2 * values))):
+        raise AuditError(
+            f"noise of standard deviation {declared:.4g} was declared, but two sendings of the "
+            f"same images differ as by {heard:.4g}; declare what the client adds last, with "
+            "nothing behind it that clips or rounds, or leave --noise out"
+        )
+
+
+def sent_rate(
+    victim: Victim, data: Labelled, num_classes: int, noise_std: float, seed: int
+) -> float:
+    r"""Upper bound on I(x; z̃ | y) of the scored images from what is sent alone, total nats.
+
+    .. math:: \tfrac12 \sum_c p_c \sum_j \log(1 + (v_{cj} - \sigma^2)_+ / \sigma^2)
+
+    v is the variance of class c over images and `DRAWS` sendings of each; all of it that is not
+    the declared noise counts as signal. The estimate errs upwards where there is little.
+    """
+    means, squares = [], []
+    for i in range(DRAWS):
+        z = finite(send(victim, data.images, seed, f"foreign/rate/{i}")).flatten(1).double()
+        batch = class_batch(z, data.labels, z.shape[1], num_classes, FirstCall())
+        weight = uniform_weights(batch.y, batch.count)
+        found = class_moments(batch.z, weight, batch.y, num_classes)
+        means.append(found.mean)
+        squares.append(found.var + found.mean.square())
+    var = torch.stack(squares).mean(0) - torch.stack(means).mean(0).square()
+    signal = (var - noise_std**2).clamp_min(0)
+    return float(batch.average(diagonal_rate(signal, noise_std))) * z.shape[1]
+
+
+def hear(
+    encoder: Clean,
+    channel: nn.Module,
+    sent: Tensor,
+    x: Tensor,
+    *,
+    again: Tensor | None = None,
+    seed: int = 0,
+) -> Json:
+    """What z̃ sent for images x says of a client's noise: the tests that its channel allows.
+
+    `again` is what another start of the client sent for the first images.
+    """
+    # On the CPU: a GPU's shortened products would pass for another client.
+    channel = copy.deepcopy(channel).cpu().eval()
+    if isinstance(encoder, nn.Module):
+        encoder = copy.deepcopy(encoder).cpu().eval()
+    with torch.no_grad():
+        z = torch.cat([encoder(part) for part in torch.split(x.cpu(), CHUNK)])
+        mean, std = expected(channel, z)
+        rows, known = sent.cpu().flatten(1), mean.flatten(1)
+        other = None if again is None else again.cpu().flatten(1)
+        if isinstance(std, Tensor) and bool((std > 0).all()):
+            wide = std.expand(z.shape[1:]).flatten() if std.ndim else float(std)
+            return listen(rows, known, wide, fingerprints(x), other)
+        if std is not None:
+            return judged({"different": unlike(rows, known)}) | {"rows": len(rows)}
+        some = z[:SIMULATED_IMAGES]
+        draws = [channel(some, stream(seed, f"wire/{i}")).flatten(1) for i in range(SIMULATED)]
+        other = None if other is None else other[: len(some)]
+        return listen_to_any(rows[: len(some)], some.flatten(1), torch.stack(draws), other)
+
+
+def expected(channel: nn.Module, z: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Mean and deviation of what a channel sends for z, if it ends in Gaussian noise.
+
+    The deviation is 0 without noise and None where a stage is of another kind or follows the noise.
+
+    >>> found = expected(Channel([Clip(0.0, 1.0), GaussianNoise(0.3)]), torch.tensor([[2.0]]))
+    >>> found[0].item(), round(found[1].item(), 6)
+    (1.0, 0.3)
+    """
+    mean, var = z, torch.zeros((), dtype=torch.float64)
+    stages = list(channel.stages) if type(channel) is Channel else [channel]
+    for stage in stages:
+        if type(stage) is GaussianNoise:
+            var = var + stage.std**2
+        elif type(stage) is LearnedNoise and stage.kind == "gaussian":
+            var = var + stage.log_scales().double().mul(2).exp()
+            mean = mean if stage.location is None else mean + stage.location
+        elif not bool((var > 0).any()) and type(stage) in (Clip, SparseCoding, TopK, Quantise):
+            mean = stage(mean)
+        else:
+            return z, None
+    return mean, var.sqrt()
+
+
+def unlike(sent: Tensor, z: Tensor) -> Outcome:
+    """How far what was sent is from z where nothing is random, over z's size."""
+    far = float((sent.double() - z.double()).abs().max())
+    size = float(z.double().square().mean().sqrt())
+    seen = far / size if size else far
+    return Outcome(seen, 1.0 if seen <= SAME else 0.0)
+
+
+def listen(
+    sent: Rows,
+    clean: Rows,
+    std: float | Float[Tensor, " d"],
+    ids: Int64[Tensor, " n"],
+    again: Float[Tensor, "m d"] | None = None,
+) -> Json:
+    """Every test of what was sent for images whose clean z is known, and which of them fail.
+
+    `std` is σ, for all of z or one for each number. Rows with equal `ids` are one image: it may be
+    sent by the same draw again, and counts once. `again` is what another start of the client sent
+    for the first m images.
+    """
+    scale = torch.as_tensor(std, dtype=torch.float64, device=sent.device)
+    if not bool(((scale > 0) & (scale < math.inf)).all()):
+        raise AuditError(f"the noise's deviation must be a finite number > 0, got {std}")
+    rows = first_rows(ids).to(sent.device)
+    e = standardised(sent[rows], clean[rows], scale)
+    tests = residual_tests(e, clean[rows].double())
+    if again is not None:
+        other = standardised(again, clean[: len(again)], scale)
+        tests["starts"] = closest(e[:PAIRED], other[:PAIRED])
+    declared = float(scale.square().mean().sqrt())
+    low, high = std_limits(e.numel(), ALPHA)
+    noise = {
+        "declared": declared,
+        "measured": declared * float(e.square().mean().sqrt()),
+        "measured_low": declared * low,
+        "measured_high": declared * high,
+    }
+    return {"rows": len(sent), "images": len(rows), "noise": noise} | judged(tests)
+
+
+def listen_to_any(
+    sent: Rows,
+    clean: Rows,
+    draws: Float[Tensor, "k n d"],
+    again: Float[Tensor, "m d"] | None = None,
+) -> Json:
+    """The tests that hold for every random channel, by `draws` of it: sendings made offline.
+
+    Of a sound client the mean squared distance from z is one more draw of a known distribution,
+    normal for so many numbers; and two starts send equal rows no more than two draws do.
+    """
+
+    def distance(z: Tensor) -> Tensor:
+        return (z.double() - clean.double()).square().mean()
+
+    known, here = torch.stack([distance(z) for z in draws]), float(distance(sent))
+    k = len(draws)
+    spread = float(known.std()) * math.sqrt(1 + 1 / k)
+    score = (here - float(known.mean())) / max(spread, 1e-12 * float(known.mean()) + 1e-300)
+    usual = math.sqrt(float(known.mean()))
+    seen = math.sqrt(here) / usual if usual else math.inf
+    tests = {
+        "nearer": Outcome(seen, float(stdtr(k - 1, score))),
+        "farther": Outcome(seen, float(stdtr(k - 1, -score))),
+    }
+    if again is not None:
+        m = len(again)
+        equal, usually = (
+            float((a == b).all(1).double().mean())
+            for a, b in ((sent[:m], again), (draws[0, :m], draws[1, :m]))
+        )
+        tests["starts"] = Outcome(equal, 1.0 if equal <= 2 * usually else 0.0)
+    return {"rows": len(sent), "images": len(sent)} | judged(tests)
+
+
+def judged(tests: Mapping[str, Outcome]) -> Json:
+    """The tests as JSON, and which of them fail when `ALPHA` is shared by all."""
+    least = ALPHA / len(tests)
+    return {
+        "tests": {name: asdict(test) for name, test in tests.items()},
+        "alpha": ALPHA,
+        "failed": [name for name, test in tests.items() if fails(name, test, least)],
+    }
+
+
+def residual_tests(e: Rows, z: Rows) -> dict[str, Outcome]:
+    """The tests of one capture: standardised residuals e and clean z, a row for each image."""
+    found = {
+        "quieter": quieter(e),
+        "louder": louder(e),
+        "offset": offset(e),
+        "slope": slope(e, z),
+        "shape": shape(e),
+    }
+    if len(e) >= _PAIR:
+        found["next image"] = follows(e[: len(e) // 2 * 2 : 2], e[1::2])
+        found["repeats"] = closest(e[:PAIRED])
+    if e.shape[1] >= _PAIR:
+        columns = e.shape[1] // 2 * 2
+        found["next number"] = follows(e[:, :columns:2], e[:, 1:columns:2])
+        found["other number"] = together(e[:, :CROSSED])
+    return found
+
+
+def fails(name: str, test: Outcome, least: float) -> bool:
+    """Whether a test says that the client is not sound."""
+    return test.p < least and (name not in ("offset", "slope") or abs(test.seen) > MATTERS)
+
+
+def first_rows(ids: Int64[Tensor, " n"]) -> Int64[Tensor, " m"]:
+    """Position of the first row of every image, in order.
+
+    >>> first_rows(torch.tensor([7, 7, 3, 7, 3])).tolist()
+    [0, 2]
+    """
+    seen: Mapping[int, int] = {
+        image: len(ids) - 1 - place for place, image in enumerate(reversed(ids.tolist()))
+    }
+    return torch.tensor(sorted(seen.values()), dtype=torch.int64)
+
+
+def standardised(sent: Rows, clean: Rows, std: Tensor) -> Rows:
+    """(z̃ − z)/σ in double precision: standard normal under a sound client."""
+    return (sent.double() - clean.double()) / std
+
+
+def std_limits(count: int, alpha: float) -> tuple[float, float]:
+    r"""What the root mean square of so many standard normals leaves with probability alpha.
+
+    .. math:: \sqrt{\chi^2_{N,\,\alpha/2} / N}, \ \sqrt{\chi^2_{N,\,1-\alpha/2} / N}
+
+    >>> [round(v, 4) for v in std_limits(10, 0.05)]  # χ² of 10: 3.2470 and 20.4832
+    [0.5698, 1.4312]
+    """
+    low, high = chdtri(count, 1 - alpha / 2), chdtri(count, alpha / 2)
+    return math.sqrt(low / count), math.sqrt(high / count)
+
+
+def quieter(e: Rows) -> Outcome:
+    """Less noise than declared: P(χ²_N ≤ Σe²); `seen` is the measured over the declared σ."""
+    total = float(e.square().sum())
+    return Outcome(math.sqrt(total / e.numel()), float(chdtr(e.numel(), total)))
+
+
+def louder(e: Rows) -> Outcome:
+    """More noise than declared: P(χ²_N ≥ Σe²)."""
+    total = float(e.square().sum())
+    return Outcome(math.sqrt(total / e.numel()), float(chdtrc(e.numel(), total)))
+
+
+def offset(e: Rows) -> Outcome:
+    """A constant added to all of z, in σ; √N times the mean is standard normal."""
+    mean = float(e.mean())
+    return Outcome(mean, two_sided(mean * math.sqrt(e.numel())))
+
+
+def slope(e: Rows, z: Rows) -> Outcome:
+    r"""Another client's z in place of ours: the correlation of the residual with z.
+
+    .. math:: \sum e (z - \bar z) \,/ \|z - \bar z\|
+
+    is standard normal whatever z is; `seen` is that over √N, in σ for one deviation of z.
+    """
+    moved = z - z.mean()
+    length = float(moved.square().sum().sqrt())
+    if length == 0:
+        return Outcome(0.0, 1.0)
+    t = float((e * moved).sum()) / length
+    return Outcome(t / math.sqrt(e.numel()), two_sided(t))
+
+
+def follows(one: Rows, next_: Rows) -> Outcome:
+    """Whether noise goes on in its neighbour: the correlation of disjoint pairs of residuals.
+
+    Given one side, Σab/‖a‖ is standard normal, exactly, as no value stands in two pairs.
+    """
+    length = float(one.square().sum().sqrt())
+    if length == 0:
+        return Outcome(0.0, 1.0)
+    t = float((one * next_).sum()) / length
+    return Outcome(t / math.sqrt(one.numel()), two_sided(t))
+
+
+def together(e: Rows) -> Outcome:
+    r"""Whether any two numbers share their noise: the largest correlation of two columns.
+
+    .. math:: \max_{j \ne k} \left| \textstyle\sum_i e_{ij} e_{ik} \right| / \lVert e_j \rVert
+
+    Given column j each is standard normal; the largest of so many is at most as many times less
+    likely. `seen` is the correlation.
+    """
+    d = e.shape[1]
+    length = e.square().sum(0).sqrt()
+    if float(length.min()) == 0:
+        return Outcome(1.0, 0.0)
+    products = e.T @ e
+    products.fill_diagonal_(0.0)
+    t = products / torch.minimum(length[:, None], length)
+    place = int(t.abs().argmax())
+    j, k = place // d, place % d
+    seen = float(products[j, k] / (length[j] * length[k]))
+    return Outcome(seen, min(1.0, d * (d - 1) * two_sided(float(t[j, k]))))
+
+
+def shape(e: Rows) -> Outcome:
+    """Kolmogorov's largest distance of the residuals' distribution from the normal one.
+
+    They are divided by their own deviation, so that their size is not judged twice; the p-value is
+    then too large, never too small.
+    """
+    values = e.flatten()[:SHAPED]
+    scale = values.square().mean().sqrt()
+    if float(scale) == 0:
+        return Outcome(1.0, 0.0)
+    ranked = torch.special.ndtr((values / scale).sort().values)
+    steps = torch.arange(len(ranked) + 1, dtype=ranked.dtype, device=ranked.device) / len(ranked)
+    gap = float(torch.maximum(ranked - steps[:-1], steps[1:] - ranked).max())
+    return Outcome(gap, float(kolmogorov(gap * math.sqrt(len(ranked)))))
+
+
+def closest(e: Rows, other: Float[Tensor, "m d"] | None = None) -> Outcome:
+    """Noise that two images, or two starts of the client, share: their nearest two residuals.
+
+    `seen` is the distance of the nearest rows per number, √2 for independent ones; half its square
+    is χ² with d degrees, and the smallest of so many pairs at most as many times less likely.
+    """
+    mine = e if other is None else other
+    pairs = len(e) * (len(e) - 1) // 2 if other is None else len(e) * len(mine)
+    size = mine.square().sum(1)
+    best, which = math.inf, (0, 0)
+    for start, part in enumerate(torch.split(e, CHUNK)):
+        # Products of doubles err by 1e-12 or so: enough to find the nearest, not to measure it.
+        near = (part.square().sum(1)[:, None] + size).addmm_(part, mine.T, alpha=-2)
+        if other is None:
+            near.diagonal(CHUNK * start).fill_(math.inf)
+        place = int(near.argmin())
+        if float(near.flatten()[place]) < best:
+            best = float(near.flatten()[place])
+            which = (CHUNK * start + place // len(mine), place % len(mine))
+    nearest = float((e[which[0]] - mine[which[1]]).norm())
+    p = min(1.0, pairs * float(chdtr(e.shape[1], nearest**2 / 2)))
+    return Outcome(nearest / math.sqrt(e.shape[1]), p)
+
+
+def two_sided(t: float) -> float:
+    """P(|N(0, 1)| ≥ |t|).
+
+    >>> round(two_sided(1.959964), 6)
+    0.05
+    """
+    return math.erfc(abs(t) / math.sqrt(2))

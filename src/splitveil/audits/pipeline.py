@@ -1,0 +1,116 @@
+"""An audit as a recipe: attacks, summary, certificates, leaks, flags, record."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from splitveil.attacks.profiles import LEAK_BUDGETS, for_images
+from splitveil.audits.beyond_pixels import leaks_beyond_pixels
+from splitveil.audits.flags import Evidence, raise_flags
+from splitveil.audits.suite import Store, accuracy, run_attacks
+from splitveil.audits.summary import ceiling_mse, summarise
+from splitveil.audits.target import Target, gallery
+from splitveil.errors import AuditError
+from splitveil.io import Json, Progress, silent
+from splitveil.provenance import command, device_name, versions
+from splitveil.record.schema import Record
+from splitveil.threat import Attack
+
+ALIKE = 1e-13  # mean squared error of rounding alone
+ACCURACY_DRAWS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a record says of where its target is from: a run, somebody's encoder, or a capture.
+
+    Args:
+        began: When the audit began, by `time.perf_counter`.
+        train_seconds: How long the training took; None if it is not known.
+        audit: Keys of the record's `audit` beside those that every audit has.
+        fields: Other fields of the record.
+        left_out: Attacks of the profile that somebody chose not to run.
+    """
+
+    began: float
+    train_seconds: float | None
+    audit: Json
+    fields: Json
+    left_out: Sequence[str] = ()
+
+
+def measure(
+    target: Target,
+    attacks: Mapping[str, Attack],
+    profile: str,
+    facts: Facts,
+    *,
+    store: Store | None = None,
+    progress: Progress = silent,
+) -> tuple[Record, Json]:
+    """Attack a target; returns the record and the pictures of `gallery.json`.
+
+    Args:
+        target: What is attacked.
+        attacks: Those attacks of the profile that are run.
+        profile: Name of the profile, by which the other budgets are chosen too.
+        facts: Where the target is from.
+        store: Where finished attacks are kept; None runs all of them.
+        progress: Told how far the attacks have come.
+    """
+    _check_classes_differ(target)
+    sized = for_images(attacks, target.scored.images.shape[1:].numel(), len(target.scored))
+    attempts = run_attacks(target, sized, progress, store=store)
+    summary = summarise(target, attempts)
+    certificates, rate = target.certify(target)
+    leaks = leaks_beyond_pixels(target, attempts, LEAK_BUDGETS[profile])
+    wire = (
+        target.wire
+        if target.compare is None
+        else target.wire | {"offline": target.compare(attempts)}
+    )
+    evidence = Evidence(target, attempts, certificates, leaks, wire, facts.left_out)
+    flags = [asdict(flag) for flag in raise_flags(evidence)]
+    audit = _audit_facts(target, profile, wire) | facts.audit
+    record = Record(
+        accuracy=accuracy(target, ACCURACY_DRAWS),
+        **summary,
+        true_rate_nats=rate,
+        certificates=certificates,
+        leaks=leaks,
+        flags=flags,
+        versions=versions(),
+        device=device_name(target.device),
+        audit=audit,
+        seconds={
+            "train": facts.train_seconds,
+            "audit": round(time.perf_counter() - facts.began, 3),
+        },
+        **facts.fields,
+    )
+    return record, gallery(target, attempts)
+
+
+def _check_classes_differ(target: Target) -> None:
+    if ceiling_mse(target.aux, target.scored, target.num_classes) < ALIKE:
+        raise AuditError(
+            "all images of a class are alike: who knows the class knows the image, and there is "
+            "nothing left to hide; use a dataset whose classes hold different images"
+        )
+
+
+def _audit_facts(target: Target, profile: str, wire: Json) -> Json:
+    """The keys of a record's `audit` that every audit has."""
+    return (
+        {
+            "profile": profile,
+            "aux": target.knowledge,
+            "aux_images": len(target.aux),
+            "scored": len(target.scored),
+            "not_finite": list(target.sent.broken),
+            "accuracy_draws": None if target.head is None else ACCURACY_DRAWS,
+            "command": command(),
+        }
+        | ({"wire": wire} if wire else {})
+        | ({} if target.attributes is None else {"attributes": sorted(target.attributes.aux)})
+    )

@@ -1,0 +1,247 @@
+"""The attacks, run on a target and cached."""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from splitveil import __version__
+from splitveil.audits import metrics
+from splitveil.audits.target import (
+    PER_IMAGE,
+    Attempt,
+    Target,
+    answer,
+    attacked_rows,
+    finite,
+    from_bytes,
+    levels,
+    send,
+    to_bytes,
+)
+from splitveil.errors import AuditError
+from splitveil.io import Progress, Share, atomic_file, explain_os_error, silent
+from splitveil.provenance import commit
+from splitveil.rng import stream
+from splitveil.threat import Access, Attack, Observation, check_images, chunk_for
+
+AUX_SHOWN = 1000  # images an attack was fitted on that it is scored on too: does it overfit?
+OWN_PACKAGE = __name__.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where finished attacks are kept: bytes under a key.
+
+    `code` says which code made them; None, as in a checkout with changes: nothing is kept.
+    """
+
+    read: Callable[[str], bytes | None]
+    write: Callable[[str, bytes], None]
+    code: str | None
+
+
+def folder_store(folder: Path, code: str | None) -> Store:
+    """Finished attacks as files of a folder; a broken file counts as absent."""
+
+    def read(key: str) -> bytes | None:
+        try:
+            return (folder / f"{key}.safetensors").read_bytes()
+        except OSError:
+            return None
+
+    def write(key: str, blob: bytes) -> None:
+        with explain_os_error(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        with atomic_file(folder / f"{key}.safetensors") as file:
+            file.write(blob)
+
+    return Store(read, write, code)
+
+
+def code_version() -> str | None:
+    """Version and commit of this package; None in a checkout with changes."""
+    found = commit()
+    return None if found and found.endswith("+") else f"{__version__} {found}"
+
+
+def attempt_key(target: Target, name: str, attack: Attack, code: str | None) -> str | None:
+    """Content hash of everything an attempt depends on; None if some of it has no name.
+
+    That is code with changes, a target without an identity, an attack that does not say how it is
+    set, or one from outside the package that states no `version`.
+    """
+    kind, version = type(attack), getattr(attack, "version", None)
+    outside = kind.__module__.partition(".")[0] != OWN_PACKAGE
+    if (outside and version is None) or kind.__repr__ is object.__repr__:
+        return None
+    if code is None or not target.identity:
+        return None
+    parts = (target.identity, name, repr(attack), str(version), str(target.seed), code)
+    return hashlib.sha256("\x00".join(parts).encode()).hexdigest()[:24]
+
+
+def accuracy(target: Target, draws: int) -> float | None:
+    """Share of right answers on the test images through the channel, mean over draws.
+
+    None if nobody answers.
+    """
+    if target.head is None:
+        return None
+    data = target.scored if target.test is None else target.test
+    sent = (send(target.victim, data.images, target.seed, f"accuracy/{i}") for i in range(draws))
+    shares = [(answer(target.scores, z) == data.labels).double().mean() for z in sent]
+    return float(torch.stack(shares).mean())
+
+
+def run_attacks(
+    target: Target,
+    attacks: Mapping[str, Attack],
+    progress: Progress = silent,
+    *,
+    store: Store | None = None,
+) -> dict[str, Attempt]:
+    """Every attack on the same scored images and the same draw of the channel.
+
+    With a store, an attack that was finished before on the same target is read, not run again.
+    """
+    _check_target(target, attacks)
+    efforts = {name: float(getattr(a, "effort", 1.0)) for name, a in attacks.items()}
+    total = sum(efforts.values())
+    attempts: dict[str, Attempt] = {}
+    for name, attack in attacks.items():
+        before = sum((efforts[n] for n in attempts), 0.0)
+        share = Share(progress, name, before, efforts[name], total)
+        share(0, 1)
+        attempts[name] = _stored_attempt(target, name, attack, share, store)
+    progress(int(1000 * total), int(1000 * total), "attacks done")
+    return attempts
+
+
+def _stored_attempt(
+    target: Target, name: str, attack: Attack, progress: Progress, store: Store | None
+) -> Attempt:
+    """The attempt from the store, or a new one, which is stored."""
+    key = None if store is None else attempt_key(target, name, attack, store.code)
+    if store is None or key is None:
+        return attempt(target, name, attack, progress)
+    blob = store.read(key)
+    found = None if blob is None else from_bytes(blob, target.device)
+    if found is None or found.scored != len(target.scored):
+        found = attempt(target, name, attack, progress)
+        store.write(key, to_bytes(found))
+    return found
+
+
+def attempt(target: Target, name: str, attack: Attack, progress: Progress = silent) -> Attempt:
+    """Fit one attack and score it; the attack sees neither the scored images nor its score."""
+    started = time.perf_counter()
+    rows = attacked_rows(target.scored, getattr(attack, "limit", None))
+    repeats = int(getattr(attack, "repeats", 1))
+    access = Access(attack.access)  # somebody may have written its text
+    given = target.allowed(access, rows, repeats)
+    generator = stream(target.seed, f"attack/{name}", target.device)
+    before = _versions(target, given)
+    fitted = attack.fit(target.view(access), target.aux, generator, progress)
+    if not callable(fitted):
+        raise AuditError(
+            f"attack '{name}' must give a function from what was observed to images, "
+            f"got {type(fitted).__name__}; return it from fit"
+        )
+    x = target.scored.images[rows]
+    guess = _checked(name, fitted(given), x)
+    if _versions(target, given) != before:
+        raise AuditError(
+            f"attack '{name}' wrote into the tensors it was given; it must copy them first"
+        )
+    sent = send(target.victim, guess, target.seed, f"reconstructions/{name}")
+    right = answer(target.scores, sent) == target.scored.labels[rows]
+    return Attempt(
+        access=str(access),
+        rows=rows,
+        scored=len(target.scored),
+        images=levels(guess),
+        **measured(x, guess),  # type: ignore[arg-type]  # None only where allowed
+        right=None if target.head is None else right,
+        repeats=repeats,
+        curve=tuple(getattr(fitted, "curve", ())),
+        aux_mse=_aux_mse(target, name, fitted) if access == Access.BLACK_BOX else None,
+        seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def measured(x: Tensor, guess: Tensor) -> dict[str, Tensor | None]:
+    """Per-image metrics, a part of the images at a time."""
+    chunk = chunk_for(x)
+    pairs = list(zip(torch.split(x, chunk), torch.split(guess, chunk), strict=True))
+    found: dict[str, Tensor | None] = {}
+    for name in PER_IMAGE:
+        metric = getattr(metrics, name)
+        parts = [value for pair in pairs if (value := metric(*pair)) is not None]
+        found[name] = torch.cat(parts) if parts else None
+    return found
+
+
+def _checked(name: str, guess: object, x: Tensor) -> Tensor:
+    if not isinstance(guess, Tensor):
+        raise AuditError(
+            f"attack '{name}' returned images as {type(guess).__name__}, expected a tensor; "
+            "wrap an array with torch.from_numpy"
+        )
+    if guess.shape != x.shape:
+        raise AuditError(
+            f"attack '{name}' returned images of shape {tuple(guess.shape)}, "
+            f"expected {tuple(x.shape)}"
+        )
+    guess = guess.detach()
+    check_images(guess, f"reconstructions of attack '{name}'")
+    return guess.to(x)
+
+
+def _aux_mse(target: Target, name: str, fitted: Callable[[Observation], Tensor]) -> float:
+    """Error on the first aux images: far below that on the scored ones, the attack overfits."""
+    x = target.aux.images[:AUX_SHOWN]
+    z = finite(send(target.victim, x, target.seed, "aux"))
+    guess = _checked(name, fitted(Observation(z, answer(target.scores, z))), x)
+    return float(metrics.mse(x, guess).mean())
+
+
+def _versions(target: Target, given: Observation) -> tuple[int, ...]:
+    """Counters that every write in place moves."""
+    tensors = (target.aux.images, target.aux.labels, given.z, given.answer, given.draws)
+    return tuple(t._version for t in tensors if t is not None)  # the only witness of a write
+
+
+def _check_target(target: Target, attacks: Mapping[str, Attack]) -> None:
+    if not attacks:
+        raise AuditError("an audit needs at least one attack, got none")
+    for what, data in (("aux", target.aux), ("scored", target.scored)):
+        if len(data.images) != len(data.labels):
+            raise AuditError(
+                f"every one of the {what} images needs a label, got {len(data.images)} images and "
+                f"{len(data.labels)} labels"
+            )
+    if len(target.scored) == 0:
+        raise AuditError("there are no images to score; the test split is empty")
+    for name, attack in attacks.items():
+        if attack.access not in list(Access):  # else it would be given some other one's view
+            raise AuditError(
+                f"access of attack '{name}' must be a member of Access, got {attack.access!r}; "
+                f"write one of {', '.join(f'Access.{one.name}' for one in Access)}"
+            )
+    check_images(target.aux.images, "aux images")
+    few = {
+        name: need
+        for name, a in attacks.items()
+        if (need := int(getattr(a, "min_aux", 1))) > len(target.aux)
+    }
+    if few:
+        needs = ", ".join(f"{name} at least {need}" for name, need in few.items())
+        raise AuditError(
+            f"the attacker has {len(target.aux)} aux images, too few: {needs}; "
+            "choose another aux or a larger dataset"
+        )

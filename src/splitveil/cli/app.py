@@ -1,0 +1,129 @@
+"""The app: commands, errors to messages, exit codes."""
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from splitveil import __version__
+from splitveil.cli import audits, deploy, experiments, lists, reports
+from splitveil.cli.train import train
+from splitveil.errors import SplitVeilError
+
+EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
+TOO_LARGE = ("can't allocate memory", "out of memory", "verflow")  # torch's words
+
+
+def explained(error: Exception) -> str | None:
+    """What to say of an error of the system that paths or sizes can cause; None of a fault of ours.
+
+    >>> explained(FileNotFoundError(2, "No such file or directory", "x"))
+    'cannot use x: No such file or directory; check the path and its permissions'
+    """
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot use {error.filename}: {error.strerror}; check the path and its permissions"
+    if isinstance(error, MemoryError) or any(words in str(error) for words in TOO_LARGE):
+        first = next(iter(str(error).splitlines()), "MemoryError")
+        return (
+            f"not enough memory ({first}); choose smaller sizes, as those of batch, images, "
+            "classes, hidden_dim or bank"
+        )
+    return None
+
+
+class _Group(TyperGroup):
+    """Turns errors a user can mend into a message and exit code 2, and Ctrl-C into 130."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer keeps a click of its own
+        from splitveil.cli.console import show_error
+
+        try:
+            return super().invoke(ctx)
+        except SplitVeilError as error:
+            show_error(str(error))
+            ctx.exit(EXIT_USER_ERROR)
+        except (OSError, MemoryError, RuntimeError, TypeError) as error:
+            said = explained(error)
+            if said is None:
+                raise
+            show_error(said)
+            ctx.exit(EXIT_USER_ERROR)
+        except KeyboardInterrupt:
+            show_error(
+                "interrupted; what was complete is saved. A training or a sweep continues with "
+                "--resume, an audit by the same command"
+            )
+            ctx.exit(EXIT_INTERRUPTED)
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Train split networks whose smashed data gives away nothing but the answer, "
+    "attack them, and report what the attacker got.",
+)
+
+
+def _version(asked: bool) -> bool:
+    if asked:
+        typer.echo(f"splitveil {__version__}")
+        raise typer.Exit
+    return asked
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+app.command()(experiments.demo)
+app.command()(train)
+
+
+# `audit` itself says what to use in place of options that it no longer has.
+app.command(context_settings={"ignore_unknown_options": True})(audits.audit)
+app.command()(audits.audit_encoder)
+app.command()(audits.audit_wire)
+app.command()(audits.replay)
+app.command()(reports.report)
+
+
+@app.command(hidden=True)
+def bench() -> None:
+    """Say where the benchmark of 0.1.0 went."""
+    from splitveil.errors import ConfigError
+
+    raise ConfigError(
+        "`splitveil bench` left the package; run `python benchmarks/surrogate_speed.py OUT.json` "
+        "in a clone of the repository"
+    )
+
+
+for command in (
+    lists.datasets,
+    lists.defences,
+    lists.attacks,
+    lists.recipes,
+    experiments.clients,
+    reports.compare,
+    experiments.sweep,
+    experiments.reproduce,
+    reports.doctor,
+    reports.explain,
+    deploy.export,
+    deploy.serve,
+    deploy.infer,
+):
+    app.command()(command)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

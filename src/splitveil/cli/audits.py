@@ -1,0 +1,337 @@
+"""Audits on the command line: of a run, of anybody's encoder, of captured requests; and replay."""
+
+import re
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from splitveil.cli import console
+from splitveil.cli.deploy import read_token, retry_notice, with_extra
+
+CHOOSING = (
+    "test images were scored, and the run kept others to choose settings by: choose with --aux val "
+    "or splitveil sweep, and report a run trained with --final"
+)
+
+OTHER_OUT = "Choose another folder with --out"
+SCHEMES = ("http://", "https://")
+
+OLD_FORMS = {
+    "--replay": "splitveil replay RECORD [--run RUN]",
+    "--wire": "splitveil audit-wire RUN ADDRESS, or audit-wire RUN CAPTURE",
+}
+
+Profile = Annotated[str, typer.Option(help="smoke, quick, standard or paper.")]
+Aux = Annotated[str, typer.Option(help="train, held-out, test90, or val to choose by.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the attacks.")]
+
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Run every attack, also those finished before.")
+]
+
+Table = Annotated[
+    Path | None, typer.Option(help="Table of attributes, CSV or JSON: see docs/leaks.md.")
+]
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
+    run: Annotated[Path | None, typer.Argument(help="Folder of the run.")] = None,
+    profile: Profile = "quick",
+    aux: Aux = "train",
+    seed: Seed = 0,
+    fresh: Fresh = False,
+    attacks: Annotated[
+        str | None, typer.Option(help="Only these of the profile, as decoder,rmle; it is flagged.")
+    ] = None,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="On a GPU: compiled decoders, for many audits.")
+    ] = False,
+    attributes: Table = None,
+    json_: JsonFlag = False,
+    rest: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+) -> None:
+    """Attack a run and write `record.json` and `report.html` into its folder.
+
+    An interrupted audit continues with the attack it was at. An earlier record that says what the
+    new one does not is kept under another name.
+
+    Example: `splitveil audit runs/first --profile quick`
+    """
+    from splitveil.cli.console import out, progress_bar
+    from splitveil.runs import load_run
+
+    console.start()
+    loaded = load_run(_checked_run(run, rest or []))
+    only = [] if attacks is None else [name.strip() for name in attacks.split(",")]
+    with progress_bar("audit") as bar:
+        record = loaded.audit(
+            profile, aux=aux, seed=seed, progress=bar, fresh=fresh, only=list(dict.fromkeys(only)),
+            compile=compile_, attributes=attributes,
+        )  # fmt: skip
+    _show(loaded.path, record, json_=json_)
+    if not json_ and aux != "val" and not loaded.config.final:
+        out.print(CHOOSING, highlight=False, soft_wrap=True)
+
+
+def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer wants them
+    name: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="As mycode:send.")],
+    data: Annotated[
+        str | None, typer.Option(help="The images: folder:PATH, npz:PATH or a dataset's name.")
+    ] = None,
+    aux_data: Annotated[
+        str | None, typer.Option(help="In place of --data: all the attacker's images.")
+    ] = None,
+    test_data: Annotated[
+        str | None, typer.Option(help="In place of --data: all the images to score.")
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(help="MODULE:FUNCTION that answers what was sent.")
+    ] = None,
+    noise: Annotated[
+        float | None, typer.Option(help="Deviation of the Gaussian noise the client adds last.")
+    ] = None,
+    members: Annotated[
+        str | None, typer.Option(help="All images that the client was trained or chosen on.")
+    ] = None,
+    attributes: Table = None,
+    white_box: Annotated[
+        bool, typer.Option("--white-box", help="The attacker has the client's networks.")
+    ] = False,
+    given: Annotated[
+        str, typer.Option("--input", help="What the function takes: auto, numpy or torch.")
+    ] = "auto",
+    profile: Profile = "quick",
+    aux: Annotated[str, typer.Option(help="train or test90.")] = "train",
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results (default: runs/FUNCTION).")
+    ] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Attack anybody's encoder, a function from images to what leaves the client.
+
+    Example: `splitveil audit-encoder mycode:send --data folder:photos --server mycode:answer`
+    """
+    from splitveil.attacks.profiles import PROFILES
+    from splitveil.audits import own_encoder
+    from splitveil.cli.console import progress_bar, warn
+    from splitveil.config.resolve import current_folder_first
+    from splitveil.record.files import put_record
+
+    console.start()
+    # What the function prints is no result of ours.
+    with current_folder_first(), redirect_stdout(sys.stderr), progress_bar("audit") as bar:
+        own = own_encoder.find_encoder(name, server, noise, given, white_box=white_box)
+        folder = _encoder_folder(name, out)
+        images = own_encoder.read_images(
+            data, aux_data, test_data, aux, members=members, attributes=attributes
+        )
+        record, pictures = own_encoder.audit_encoder(own, images, profile, seed=seed, progress=bar)
+        put_record(folder, record, pictures, list(PROFILES))
+    _show(folder, record, json_=json_)
+    for attack, why in record.audit["left_out"].items():
+        warn(f"not run: {attack}: {why}")
+    for leak, why in record.leaks.get("refused", {}).items():
+        warn(f"not measured: {leak}: {why}")
+    if not record.audit["repeatable"]:
+        warn(
+            f"not repeatable: '{name}' draws from a stream of its own; let it use the "
+            "global streams of torch, numpy or random, or an argument called `generator`"
+        )
+
+
+def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants them
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    sources: Annotated[
+        list[str], typer.Argument(help="A server's address to send to, or one or two captures.")
+    ],
+    profile: Profile = "quick",
+    aux: Aux = "train",
+    seed: Seed = 0,
+    fresh: Fresh = False,
+    sent: Annotated[
+        str | None, typer.Option(help="The images that were sent, in this order.")
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="By the client in eight bits.")] = False,
+    token_file: Annotated[Path | None, typer.Option(help="File with the server's token.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="Certificates to trust for TLS.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results (default: RUN/wire).")
+    ] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Attack what really leaves a deployed client of a run.
+
+    Example: `splitveil audit-wire runs/first http://localhost:8000`
+
+    Example: `splitveil audit-wire runs/first sent.jsonl --sent folder:photos`
+    """
+    from splitveil.attacks.profiles import PROFILES
+    from splitveil.audits import captured_requests
+    from splitveil.audits.trained_run import COPY, run_store
+    from splitveil.cli.console import progress_bar
+    from splitveil.data.catalogue import load
+    from splitveil.errors import ConfigError
+    from splitveil.io import check_folder
+    from splitveil.record.files import put_record
+    from splitveil.runs import find_export, load_run
+
+    console.start()
+    live = any(source.startswith(SCHEMES) for source in sources)
+    if live and len(sources) > 1:
+        raise ConfigError(f"give one address, or one or two captures, got {', '.join(sources)}")
+    if not live and (token_file is not None or ca is not None):
+        raise ConfigError("--token-file and --ca can only be given with a server's address")
+    if live or int8:
+        with_extra("onnxruntime")
+    loaded = load_run(run)
+    check_folder(run, COPY)  # finished attacks are kept there
+    folder = _results_folder(run / "wire" if out is None else out)
+
+    def send(images: Any) -> list[Path]:  # noqa: ANN401 - Tensor, which is imported late
+        return captured_requests.send_and_capture(
+            find_export(run), sources[0], images, folder, token=read_token(token_file),
+            ca_file=ca, int8=int8, waiting=retry_notice(sources[0]),
+        )  # fmt: skip
+
+    with progress_bar("audit") as bar:
+        record, pictures = captured_requests.audit_wire(
+            loaded,
+            send if live else [Path(source) for source in sources],
+            profile,
+            aux=aux,
+            images=None if sent is None else load(sent, loaded.config.data_dir, whole=True),
+            seed=seed,
+            clean=captured_requests.int8_encoder(find_export(run)) if int8 else None,
+            store=run_store(loaded, fresh=fresh),
+            progress=bar,
+        )
+    put_record(folder, record, pictures, list(PROFILES))
+    _show(folder, record, json_=json_)
+    if not json_:
+        console.print_lines(*wire_lines(record.audit["wire"]))
+
+
+def replay(
+    record: Annotated[Path, typer.Argument(help="A record.json.")],
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of the run (default: that of the record).")
+    ] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Measure a record again and say what differs; exit code 1 when a number does.
+
+    Example: `splitveil replay runs/first/record.json`
+    """
+    from splitveil.audits import trained_run
+    from splitveil.cli.console import progress_bar, show_json
+    from splitveil.record.schema import read_record
+    from splitveil.runs import load_run
+
+    console.start()
+    known = read_record(record)
+    trained_run.check_replayable(known)  # before a run is looked for
+    with progress_bar("replay") as bar:
+        found = trained_run.replay(load_run(record.parent if run is None else run), known, bar)
+    if json_:
+        show_json({"record": str(record), "differences": found})
+    elif found:
+        console.print_lines(*found, f"{len(found)} differences")
+    else:
+        console.print_lines("every number is the same, bit for bit")
+    if found:
+        raise typer.Exit(1)
+
+
+def _checked_run(run: Path | None, rest: list[str]) -> Path:
+    """The folder of the run; says what to use in place of the forms that `audit` once had."""
+    from splitveil.errors import ConfigError
+
+    words = [word.partition("=")[0] for word in (str(run), *rest)]
+    for option, instead in OLD_FORMS.items():
+        if option in words:
+            raise ConfigError(f"audit {option} is a command of its own: {instead}")
+    if run is None:
+        raise ConfigError("which run? give its folder, for example: splitveil audit runs/first")
+    if ":" in run.name and not run.exists():
+        raise ConfigError(
+            f"audit takes a run; for a function: splitveil audit-encoder {run} --data IMAGES"
+        )
+    if rest or str(run).startswith("-"):
+        wrong = next((word for word in words if word.startswith("-")), words[-1])
+        raise ConfigError(f"audit has no option or argument '{wrong}'; see splitveil audit --help")
+    return run
+
+
+def _show(folder: Path, record: Any, *, json_: bool) -> None:  # noqa: ANN401 - Record, imported late
+    """Write the page of a record, and print what was found."""
+    from splitveil.cli.console import show_json
+    from splitveil.report.page import write_page
+
+    page = write_page([folder], folder)
+    if json_:
+        show_json(record.to_dict())
+    else:
+        console.show_audit(folder, record.flags, page)
+
+
+def _results_folder(folder: Path) -> Path:
+    """The folder, if it can be written; never a run's, whose own record would be replaced."""
+    from splitveil.errors import RunError
+    from splitveil.io import check_folder
+
+    check_folder(folder, OTHER_OUT)
+    if (folder / "config.toml").exists():
+        raise RunError(f"{folder} is a trained run; choose another folder with --out")
+    return folder
+
+
+def _encoder_folder(name: str, out: Path | None) -> Path:
+    """Where the results of a callable go; refuses the folder of another one."""
+    from splitveil.errors import RunError
+    from splitveil.record.files import read_run
+    from splitveil.record.schema import text
+
+    function = re.sub(r"[^\w.-]+", "-", name.partition(":")[2])
+    folder = _results_folder(Path("runs") / function if out is None else out)
+    if folder.is_dir() and (folder / "record.json").exists():
+        before = text(read_run(folder).record, "config", "callable")
+        if before != name:
+            raise RunError(
+                f"{folder} holds the record of '{before}'; choose another folder with --out"
+            )
+    return folder
+
+
+def wire_lines(wire: dict[str, Any]) -> list[str]:
+    """What captured requests say, in lines."""
+    lines = [
+        f"{data['capture']}: {data['rows']} rows in {data['calls']} calls, {data['bytes']} bytes"
+        for data in wire["captures"]
+    ]
+    if "accuracy" in wire:
+        lines.append(
+            f"accuracy on what was captured: {100 * wire['accuracy']:.2f} %; acc% above is that "
+            "on the run's own images, sent here"
+        )
+    if noise := wire.get("noise"):
+        lines.append(
+            f"noise: declared {noise['declared']:.4g}, measured {noise['measured']:.4g} (sound: "
+            f"{noise['measured_low']:.4g} to {noise['measured_high']:.4g})"
+        )
+    failed = ", ".join(wire["failed"]) or "none"
+    lines.append(f"tests of the noise: {len(wire['tests'])}, failed: {failed}")
+    if "slope" in wire["failed"]:
+        lines.append("rows in another order than the images fail these tests too: look there first")
+    if "difference" in (offline := wire["offline"]):
+        lines.append(
+            f"{offline['attack']}: MSE {offline['mse']:.4f} in the run's audit, on the wire "
+            f"{offline['difference']:+.5f} ({offline['difference_low']:+.5f} to "
+            f"{offline['difference_high']:+.5f})"
+        )
+    return lines

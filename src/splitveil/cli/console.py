@@ -1,0 +1,145 @@
+"""Bars, JSON, warnings, shared options."""
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.measure import Measurement
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+
+# Names of files and words of strangers are printed as they are.
+out = Console(markup=False, emoji=False)
+err = Console(stderr=True, markup=False, emoji=False)
+
+
+def setup_logging() -> None:
+    """Warnings of the product reach the terminal; libraries stay quiet."""
+    handler = RichHandler(console=err, show_path=False, show_time=False, markup=False)
+    logger = logging.getLogger("splitveil")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    for name in ("lightning_fabric", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+class Bar:
+    """One progress bar; its total follows the work that is reported."""
+
+    def __init__(self, bar: RichProgress, title: str) -> None:
+        self._bar, self._title = bar, title
+        self._task = bar.add_task(title, total=None, note="")
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """`done` of `total`; `note` stands behind the bar."""
+        self._bar.update(self._task, completed=done, total=total, note=note)
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Bar]:
+    """A bar with the time left (at the end: taken), on stderr, out of the way of results."""
+    with RichProgress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=8),
+        TaskProgressColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.fields[note]}", markup=False),
+        console=err,
+        transient=False,
+    ) as bar:
+        yield Bar(bar, title)
+
+
+def show_json(data: Any) -> None:  # noqa: ANN401 - any JSON value
+    """Print machine-readable results, and nothing else, on stdout."""
+    print(json.dumps(data, indent=2, allow_nan=False))
+
+
+WHOLE_WORD = 12  # letters up to which a word is never broken
+
+
+def show_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table on stdout; every cell is plain text."""
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    for index, heading in enumerate(headings):
+        cells = (heading, *(row[index] for row in rows))
+        widest = max((len(word) for cell in cells for word in cell.split()), default=1)
+        table.add_column(
+            heading, overflow="fold", no_wrap=index == 0, min_width=min(widest, WHOLE_WORD)
+        )
+    for row in rows:
+        table.add_row(*[Text(cell) for cell in row])
+    # A narrow terminal wraps what it cannot hold; nothing is cut off.
+    least = Measurement.get(out, out.options, table).minimum
+    out.print(table, width=max(out.width, least), crop=False)
+
+
+def warn(message: str) -> None:
+    """Print something the user should know before believing a number."""
+    err.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def show_error(message: str) -> None:
+    """Print what is wrong and what to do."""
+    err.print("error:", style="bold red", end=" ")
+    err.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_runs(paths: list[Path], *, json_: bool) -> None:
+    """Print one row per audited run, or their records."""
+    from splitveil.record.files import read_run
+    from splitveil.report.columns import SUMMARY
+
+    runs = [read_run(path) for path in paths]
+    if json_:
+        show_json({str(run.path): run.record for run in runs})
+    else:
+        show_table("Accuracy, and what the attacker got", *SUMMARY.brief(runs))
+
+
+def show_audit(folder: Path, flags: list[dict[str, Any]], page: Path) -> None:
+    """Print what the attacks got, the summary, and every flag."""
+    from splitveil.record.files import read_run
+    from splitveil.report.columns import ATTACKS, attack_rows
+
+    show_table(f"Attacks on {folder}", *ATTACKS.brief(attack_rows([read_run(folder)])))
+    show_runs([folder], json_=False)
+    for flag in flags:
+        warn(f"flag: {flag['name']}: {flag['seen']}; {flag['advice']}")
+    out.print(f"page: {page}", highlight=False, soft_wrap=True)
+
+
+def show_catalogue(title: str, entries: dict[str, str], *, json_: bool) -> None:
+    """Print names and what they stand for."""
+    if json_:
+        show_json(entries)
+    else:
+        show_table(title, ["name", "what it is"], [list(item) for item in entries.items()])
+
+
+def print_lines(*lines: str) -> None:
+    """Print on stdout without a box, which would fold long names: a client stays on its line."""
+    for line in lines:
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+RunsDir = Annotated[str | None, typer.Option(help="Folder that holds the runs (default: runs).")]
+
+
+def start() -> None:
+    """Prepare the process and its messages."""
+    from splitveil.runs import prepare_process
+
+    prepare_process()
+    setup_logging()

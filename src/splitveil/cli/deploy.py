@@ -1,0 +1,269 @@
+"""`splitveil export`, `serve` and `infer`: both halves of a run in service."""
+
+import os
+import sys
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from splitveil.cli.console import print_lines
+from splitveil.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from splitveil.serve.manifest import Manifest
+
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the bearer token (default: the variable SPLITVEIL_TOKEN)."),
+]
+
+TOKEN_VARIABLE = "SPLITVEIL_TOKEN"  # noqa: S105 - the name of a variable
+NOTICE_SECONDS = 1.0  # of trying, before the user is told
+PICTURE_MODES = {1: ("1", "L"), 3: ("RGB",)}  # by channels; other modes would lose something
+NEEDED = ("onnx", "onnxruntime", "onnxscript", "prometheus_client", "starlette", "uvicorn")
+
+
+def export(  # noqa: PLR0917 - every option of the command, as typer wants them
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Folder to write (default: export in the run's).")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The model's name on the wire (default: the run's).")
+    ] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Also a client in eight bits; needs the run's data.")
+    ] = False,
+    attacker: Annotated[
+        bool,
+        typer.Option("--attacker", help="Also the audit's strongest decoder, for the page."),
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the export.")] = False,
+    json_: JsonFlag = False,
+) -> None:
+    """Export both halves of a run as ONNX, with a manifest and a Triton model repository.
+
+    Example: `splitveil export runs/first --int8`
+    """
+    with_extra()
+    from splitveil.cli.console import progress_bar, setup_logging, show_json
+    from splitveil.io import silent
+    from splitveil.runs import EXPORT_FOLDER, export_run, load_run, prepare_process
+
+    prepare_process()
+    setup_logging()
+    target = run / EXPORT_FOLDER if out_dir is None else out_dir
+    with progress_bar("attacker") if attacker else nullcontext(silent) as progress:
+        manifest = export_run(
+            load_run(run),
+            target,
+            name=name,
+            int8=int8,
+            attacker=attacker,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    if json_:
+        show_json({"export": str(target), "manifest": manifest.to_dict()})
+    else:
+        print_lines(*export_lines(target, manifest))
+
+
+def export_lines(target: Path, manifest: "Manifest") -> list[str]:
+    """What was exported, and what to do with it."""
+    told = manifest.parity
+    lines = [
+        f"{target}: model '{manifest.name}', noise {manifest.noise_std:g}, "
+        f"{manifest.wire_floats} numbers on the wire",
+        f"ONNX and torch: logits differ by at most {told['logits_max_abs_diff']:.2g}",
+    ]
+    if "int8_same_answer" in told:
+        lines.append(
+            f"int8 client: same answer for {100 * told['int8_same_answer']:.2f} % of "
+            f"{told['int8_images']} images"
+        )
+    if manifest.attacker is not None:
+        lines.append(
+            f"attacker: '{manifest.attacker['attack']}' of the audit, mean squared error "
+            f"{manifest.attacker['mse']:.4f} (audit: {manifest.attacker['audited_mse']:.4f})"
+        )
+    return [*lines, f"next: splitveil serve {target}"]
+
+
+def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
+    path: Annotated[Path, typer.Argument(help="Folder of an export, or of a run.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
+    token_file: TokenFile = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate with its chain.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM private key.")] = None,
+    max_batch: Annotated[int, typer.Option(help="Rows the model runs at once.")] = 64,
+    max_delay_ms: Annotated[
+        float, typer.Option(help="Milliseconds a row may wait for others to share its batch.")
+    ] = 2.0,
+    max_waiting: Annotated[
+        int, typer.Option(help="Rows that may wait; beyond, requests are answered 429.")
+    ] = 1024,
+    threads: Annotated[
+        int, typer.Option(min=0, max=1024, help="Threads of the model; 0: all cores.")
+    ] = 0,
+    json_: JsonFlag = False,
+) -> None:
+    """Serve the server's half over the KServe v2 protocol, with a page for browsers.
+
+    Until Ctrl-C or SIGTERM. A run is exported first, into its folder `export`.
+
+    Example: `splitveil serve runs/first --port 8000`
+    """
+    with_extra()
+    from splitveil.cli.console import err, setup_logging, show_json, warn
+    from splitveil.runs import find_export
+    from splitveil.serve.admission import Limits
+    from splitveil.serve.server import Tls, load_app
+    from splitveil.serve.server import serve as run_server
+
+    setup_logging()
+    if (tls_cert is None) != (tls_key is None):
+        raise ConfigError("TLS needs both --tls-cert and --tls-key")
+    tls = Tls(certificate=tls_cert, key=tls_key) if tls_cert and tls_key else None
+    token = read_token(token_file)
+    limits = Limits(max_batch=max_batch, max_delay=max_delay_ms / 1000, max_waiting=max_waiting)
+    app = load_app(find_export(path), limits=limits, token=token, threads=threads)
+    if host not in ("127.0.0.1", "::1", "localhost") and (token is None or tls is None):
+        warn(f"listening on {host} without {'a token' if token is None else 'TLS'}")
+
+    def ready(url: str) -> None:
+        if json_:
+            show_json({"url": url})
+            sys.stdout.flush()  # whoever waits for the address reads it from a pipe
+            return
+        line = f"serving {path} at {url}; a browser finds a page there"
+        err.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    run_server(app, host=host, port=port, tls=tls, ready=ready)
+
+
+def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
+    images: Annotated[list[Path], typer.Argument(help="Image files (PNG, JPEG, …).")],
+    server: Annotated[str, typer.Option(help="Address of the server.")],
+    export_dir: Annotated[
+        Path, typer.Option("--export", help="Folder with the manifest and the client's half.")
+    ],
+    token_file: TokenFile = None,
+    ca: Annotated[Path | None, typer.Option(help="Certificates to trust for TLS.")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Use the client in eight bits.")] = False,
+    capture: Annotated[
+        Path | None, typer.Option(help="New file that keeps what is sent, for `audit-wire`.")
+    ] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Classify images: the client's half runs here, only noisy smashed data go to the server.
+
+    Example: `splitveil infer cat.png --export runs/first/export --server http://localhost:8000`
+    """
+    with_extra("onnxruntime")
+    import numpy as np
+
+    from splitveil.cli.console import show_json
+    from splitveil.serve.client import Client
+    from splitveil.serve.manifest import read_manifest
+    from splitveil.serve.transport import shown
+
+    shape = read_manifest(export_dir).image_shape
+    pixels = np.stack([read_picture(path, shape) for path in images])
+    with Client(
+        export_dir, server, token=read_token(token_file), ca_file=ca, int8=int8, capture=capture,
+        waiting=retry_notice(server),
+    ) as client:  # fmt: skip
+        try:
+            client.meet()
+        except BaseException:
+            if capture is not None:  # nothing was sent: the same command may be given again
+                capture.unlink(missing_ok=True)
+            raise
+        answers = client.classify(pixels)
+    rows = [{"image": str(path)} | found for path, found in zip(images, answers, strict=True)]
+    if json_:
+        show_json(rows)
+    else:
+        print_lines(*(f"{shown(r['image'])}: {r['name']} ({100 * r['share']:.1f} %)" for r in rows))
+
+
+def retry_notice(server: str) -> "Callable[[str, float], None]":
+    """Says on stderr, once and not for a short pause, that the server is asked again."""
+    from splitveil.cli.console import warn
+
+    said: list[str] = []
+
+    def notice(problem: str, seconds: float) -> None:
+        if seconds >= NOTICE_SECONDS and not said:
+            said.append(problem)
+            warn(f"no answer from {server} yet ({problem}); trying on, Ctrl-C stops")
+
+    return notice
+
+
+def read_picture(path: Path, shape: tuple[int, ...]) -> "NDArray[np.uint8]":
+    """One image file as bytes (c, h, w); another size or colour than the model's is refused."""
+    import numpy as np
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                _check_picture(path, image.mode, image.size, shape)  # before anything is decoded
+                pixels = np.asarray(image.convert("L" if shape[0] == 1 else "RGB"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as err:
+        # PIL reports a broken file by any of these, depending on the format.
+        raise DataError(f"cannot read {path} as an image: {err}") from err
+    return pixels[None] if shape[0] == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _check_picture(path: Path, mode: str, size: tuple[int, int], shape: tuple[int, ...]) -> None:
+    """Refuse a picture of another colour or size than the model's (c, h, w)."""
+    if mode not in PICTURE_MODES.get(shape[0], ()):
+        raise DataError(
+            f"{path} has mode {mode}, the model takes {'grey (L)' if shape[0] == 1 else 'RGB'}; "
+            "convert it as the training images were"
+        )
+    if size != (shape[2], shape[1]):
+        raise DataError(
+            f"{path} is {size[0]}×{size[1]}, the model takes {shape[2]}×{shape[1]}; resize it as "
+            "the training images were"
+        )
+
+
+def read_token(file: Path | None) -> str | None:
+    """The token of a file, else of the environment; never of the command line, which others see."""
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigError(f"cannot read the token in {file}: {err}") from err
+    if not token:
+        raise ConfigError(f"{file} is empty; it must hold the token")
+    return token
+
+
+def with_extra(*libraries: str) -> None:
+    """Say what to install when the optional libraries are missing."""
+    from importlib.util import find_spec
+
+    missing = [name for name in libraries or NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"this command needs {', '.join(missing)}; install them: pip install 'splitveil[serve]'"
+        )

@@ -1,0 +1,238 @@
+"""Compare, report, explain, doctor."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def given_path(text: str) -> Path:
+    """A path of the command line; an empty one, of a variable that is not set, is no folder."""
+    if not text.strip():
+        raise typer.BadParameter("got an empty path; name a run folder, a record, or . for here")
+    return Path(text)
+
+
+def refuse_shared(files: Mapping[str, Path | None]) -> None:
+    """Refuse a file that two options name: one would replace the other."""
+    from splitveil.errors import ConfigError
+
+    options: dict[str, list[str]] = {}
+    for option, path in files.items():
+        if path is not None:
+            options.setdefault(os.path.realpath(path), []).append(option)
+    for named in options.values():
+        if len(named) > 1:
+            raise ConfigError(
+                f"{' and '.join(named)} name one file, {files[named[0]]}, and one would replace "
+                "the other; give each a file of its own"
+            )
+
+
+def refuse_former(options: Mapping[str, object], paths: list[Path]) -> None:
+    """Say what to use instead of options that are gone."""
+    from splitveil.errors import ConfigError
+
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        named = ", ".join(f'"{path}"' for path in paths)
+        raise ConfigError(
+            f"{' and '.join(given)} of compare: gone. Filter, sort and choose columns with pandas: "
+            f"`import splitveil as sv; sv.records([{named}]).to_frame()`"
+        )
+
+
+def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
+    paths: Annotated[
+        list[Path],
+        typer.Argument(parser=given_path, help="Run folders, records, or folders of them."),
+    ],
+    published: Annotated[
+        Path | None, typer.Option(help="JSON of published rows to stand beside ours.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Differences of all rows to this one, seed by seed.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--md", help="Write the whole tables here as Markdown.")
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write every number here without rounding.")
+    ] = None,
+    latex: Annotated[
+        Path | None, typer.Option("--latex", help="Write the tables here for LaTeX (booktabs).")
+    ] = None,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print JSON: keys and numbers of --csv.")
+    ] = False,
+    where: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
+    sort: Annotated[str | None, typer.Option(hidden=True)] = None,
+    columns: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Compare audited runs: one row per defence, mean ± sd over its seeds, and differences.
+
+    --csv and --json hold these: row, defence, dataset, net, aux, profile, by, seeds, accuracy, mse,
+    ssim, psnr, worst, leakage, rate, macs, params, wire, seconds, flags, remark, epochs, lambd,
+    noise, ceiling, rec-accuracy, ssim-zeropad, reported-accuracy, reported-mse. Accuracies are
+    shares. A remark says what makes an audit less than a standard one of test images. To filter and
+    sort in Python, `sv.records(paths).to_frame()` gives a pandas data frame.
+
+    Example: `splitveil compare results/cifar10 --published results/published.json`
+
+    Example: `splitveil compare results/digits --against none --csv digits.csv`
+    """
+    from splitveil.cli.console import show_json, show_table, warn
+    from splitveil.io import finite, put
+    from splitveil.record.groups import dataset_of, find_records
+    from splitveil.report.comparison import (
+        compare_records,
+        elsewhere,
+        read_published,
+        warnings,
+    )
+    from splitveil.table import csv_text
+
+    refuse_former({"--where": where, "--sort": sort, "--columns": columns}, paths)
+    refuse_shared({"--published": published, "--md": markdown, "--csv": csv, "--latex": latex})
+    beside = {} if published is None else read_published(published)
+    found = find_records(paths)
+    made = compare_records(found, beside, against)
+    tables = [pair for comparison in made for pair in comparison.tables()]
+    if markdown is not None:
+        put(markdown, "\n".join(t.render(rows, "markdown") for t, rows in tables).encode())
+    if csv is not None:
+        put(csv, csv_text([row for comparison in made for row in comparison.exact()]).encode())
+    if latex is not None:
+        put(latex, "\n".join(t.render(rows, "latex") for t, rows in tables).encode())
+    if json_:
+        show_json(finite([table for comparison in made for table in comparison.to_dicts()]))
+    else:
+        for table, rows in tables:
+            show_table(table.title, *table.brief(rows))
+    for comparison in made:
+        if against is not None and against not in {g.name for g in comparison.track.groups}:
+            warn(f"{comparison.track.title}: no differences, for it has no row {against}")
+    datasets = {dataset_of(group) for group in found.groups}
+    for line in (*elsewhere(beside, datasets), *warnings(found)):
+        warn(line)
+
+
+RunFolder = Annotated[Path, typer.Argument(help="Folder of the run.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def doctor(
+    run: RunFolder,
+    plain: Annotated[
+        Path | None,
+        typer.Option(help="Undefended run to compare with (default: one beside the run)."),
+    ] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Read a run's log and say what to turn, and how far.
+
+    Example: `splitveil doctor runs/first`
+    """
+    from splitveil.cli.console import out, show_json
+    from splitveil.insight.diagnosis import RULES, diagnose, read_case
+
+    findings = diagnose(read_case(run, plain))
+    if json_:
+        show_json(
+            {"run": str(run), "rules": list(RULES), "findings": [asdict(f) for f in findings]}
+        )
+        return
+    lines = [f"{run}: nothing to mend" if not findings else f"{run}: {len(findings)} to mend"]
+    for at, finding in enumerate(findings, start=1):
+        lines += [f"{at}. {finding.name}", f"   seen: {finding.seen}", f"   do: {finding.advice}"]
+    for line in lines:
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def explain(
+    run: RunFolder,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the page (default: the run's).")
+    ] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Draw what a run's defence looks at and what it does: `explain.html` and its pictures.
+
+    Example: `splitveil explain runs/first --out page`
+    """
+    from splitveil.cli.console import out, setup_logging, show_json
+    from splitveil.runs import prepare_process
+
+    prepare_process()
+    setup_logging()
+    from splitveil.insight.explanation import explain_run
+
+    paths, numbers = explain_run(run, out_dir)
+    if json_:
+        show_json({"run": str(run), "files": [str(path) for path in paths], "numbers": numbers})
+    else:
+        out.print(f"page: {paths[0]}", highlight=False, markup=False, soft_wrap=True)
+
+
+def report(  # noqa: PLR0917 - every option of the command, as typer wants them
+    runs: Annotated[list[Path], typer.Argument(help="Folders of audited runs.")],
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the page (default: the first run's).")
+    ] = None,
+    lang: Annotated[str, typer.Option(help="Language of the page: en or zh.")] = "en",
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    slides: Annotated[
+        bool, typer.Option("--slides", help="Write slides.html too: arrow keys, one per page.")
+    ] = False,
+    published: Annotated[
+        Path | None, typer.Option(help="JSON of published rows, drawn as hollow marks.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Build one page with tables and pictures from audited runs.
+
+    A folder that is broken or is no run is named and left out. Beside the page: every figure as
+    PNG and SVG. `splitveil compare` writes tables as Markdown and LaTeX.
+
+    Example: `splitveil report runs/demo/none runs/demo/veil --out page`
+
+    Example: `splitveil report runs/demo/* --out page --lang zh --slides`
+    """
+    from dataclasses import replace
+
+    from splitveil.cli.console import out, show_json, show_table, warn
+    from splitveil.io import finite
+    from splitveil.record.schema import shortfalls
+    from splitveil.report.columns import SUMMARY
+    from splitveil.report.comparison import elsewhere, read_published
+    from splitveil.report.deck import write_deck
+    from splitveil.report.page import read_runs, write_report
+    from splitveil.report.sentences import distinct
+    from splitveil.report.words import language
+
+    chosen = language(lang)
+    beside = {} if published is None else read_published(published)
+    content = replace(read_runs(runs), lang=chosen, title=title, published=beside)
+    for path, reason in content.skipped:
+        warn(f"left out: {path}: {reason}")
+    for line in elsewhere(beside, distinct(content.runs, "config", "dataset")):
+        warn(line)
+    target = out_dir or content.runs[0].path
+    pages = write_report(content, target)[:1]
+    if slides:
+        pages.append(write_deck(content, pages[0].parent))
+    if json_:
+        show_json(finite({str(run.path): run.record for run in content.runs}))
+        return
+    show_table("Accuracy, and what the attacker got", *SUMMARY.brief(content.runs))
+    less: dict[str, list[str]] = {}
+    for run in content.runs:
+        less.setdefault(", ".join(shortfalls(run.record)), []).append(run.name)
+    for words, names in less.items():
+        if words:
+            warn(f"less than a standard audit of test images ({words}): {', '.join(names)}")
+    for page in pages:
+        out.print(f"page: {page}", highlight=False, markup=False, soft_wrap=True)

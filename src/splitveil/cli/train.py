@@ -1,0 +1,88 @@
+"""`splitveil train`."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from splitveil.cli.console import JsonFlag, RunsDir, start
+
+
+def train(  # noqa: PLR0917 - every option of the command, as typer wants them
+    dataset: Annotated[str | None, typer.Option(help="See `splitveil datasets`.")] = None,
+    defence: Annotated[
+        str | None, typer.Option(help="See `splitveil defences`; join several by +.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run's folder.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    net: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, small, vgg11, thin-…; see `splitveil clients`. NAME@N cuts vgg11, resnet20 "
+            "or mobilenetv2 after entry N."
+        ),
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="Where datasets lie (default: $SPLITVEIL_DATA or a cache).")
+    ] = None,
+    runs_dir: RunsDir = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="Settings by name, see `splitveil recipes`; all other options override them."
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, for example lambd=0.3.")
+    ] = None,
+    final: Annotated[bool, typer.Option("--final", help="Train on train+val, once.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue where it stopped.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run.")] = False,
+    json_: JsonFlag = False,
+) -> None:
+    """Train a split model with a defence into `runs/NAME`.
+
+    A recipe is overridden by `--config`, that by `--set`, and that by the options; its run is
+    called after it unless it has a `--name`.
+
+    Example: `splitveil train --dataset digits --defence veil --seed 0 --name first`
+
+    Example: `splitveil train --recipe digits-veil --seed 1`
+    """
+    start()
+    given = {
+        "dataset": dataset, "defence": defence, "seed": seed, "name": name, "epochs": epochs,
+        "device": device, "net": net, "data_dir": data_dir, "runs_dir": runs_dir,
+        "final": final or None,
+    }  # fmt: skip
+    options = {k: v for k, v in given.items() if v is not None}
+    continued = resume and not overwrite  # both are refused together, by `fit`
+    from splitveil.cli.console import out, progress_bar, show_json
+    from splitveil.config.recipes import merge
+    from splitveil.record.files import last_epoch
+    from splitveil.runs import fit, saved_settings
+
+    run_config = merge(recipe, config, settings or [], options)
+    if continued:
+        saved = saved_settings(run_config.folder)
+        run_config = merge(recipe, config, settings or [], options, saved=saved)
+
+    with progress_bar("train") as bar:
+        run = fit(run_config, resume=resume, overwrite=overwrite, progress=bar)
+    last = last_epoch(run.path)
+    if json_:
+        show_json({"run": str(run.path), "last_epoch": last})
+    else:
+        val = last.get("val_accuracy")
+        shown = "no validation split" if val is None else f"validation accuracy {100 * val:.2f} %"
+        weight = last["weight"]
+        out.print(
+            f"{run.path}: {shown}; effective weight λ·w_lr·scale {weight:.4g}", highlight=False
+        )
+        out.print(
+            f"next: splitveil audit {shlex.quote(str(run.path))}", highlight=False, soft_wrap=True
+        )

@@ -1,0 +1,161 @@
+"""Attribute tables (CSV) matched to images.
+
+Which image a row is of: by a column `index` (its place in the dataset), by a column `file` (its
+path below the folder of a `folder:` dataset), or without either by the order of the rows. Every
+other column is an attribute; its values are categories.
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from splitveil.errors import DataError
+
+MAX_VALUES = 256  # of one attribute
+INDEX, FILE = "index", "file"
+SHOWN = 3  # names in a message
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """Integer attributes by name: (n,) of the aux images and (m,) of the scored ones."""
+
+    aux: Mapping[str, Tensor]
+    scored: Mapping[str, Tensor]
+
+    @staticmethod
+    def of(table: Mapping[str, Tensor], aux: Tensor, scored: Tensor) -> "Attributes":
+        """From a table over the whole dataset and the indices of both sets."""
+        return Attributes(
+            {name: column[aux] for name, column in table.items()},
+            {name: column[scored] for name, column in table.items()},
+        )
+
+
+def read_table(path: Path, n: int, files: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """Attributes (n,) by name of the n images of a dataset; `files` are their names, if any.
+
+    The values of a column become 0, 1, … in sorted order, as numbers where all are integers.
+    """
+    rows = _rows(path)
+    if not rows:
+        raise DataError(f"{path} has no rows; it needs one for each of the {n} images")
+    names = list(rows[0])
+    keys = [name for name in names if name in (INDEX, FILE)]
+    columns = [name for name in names if name not in (INDEX, FILE)]
+    if len(keys) > 1 or not columns:
+        raise DataError(
+            f"{path} must have at least one attribute, and at most one of the columns '{INDEX}' "
+            f"and '{FILE}'; it has {', '.join(names)}"
+        )
+    ordered = _by_image(path, rows, keys[0] if keys else None, n, files)
+    return {name: codes([row[name] for row in ordered]) for name in columns}
+
+
+def attributes_of(
+    path: Path, table: Mapping[str, Tensor], aux: Tensor, scored: Tensor
+) -> Attributes:
+    """A table's attributes of aux and scored images; refuses one that cannot be guessed."""
+    made = Attributes.of(table, aux.cpu(), scored.cpu())
+    for name, values in made.aux.items():
+        known, every = len(set(values.tolist())), int(table[name].max()) + 1
+        if known == 1:
+            raise DataError(
+                f"attribute '{name}' in {path} has one value only on the attacker's {len(values)} "
+                "images; there is nothing to guess, leave it out"
+            )
+        if every > MAX_VALUES:
+            raise DataError(
+                f"attribute '{name}' in {path} has {every} values; at most {MAX_VALUES} are "
+                "allowed, so put a measured quantity into classes first"
+            )
+    return made
+
+
+def codes(values: Sequence[str]) -> Tensor:
+    """Position of each value among the sorted different ones.
+
+    >>> codes(["10", "-1", "9", "9"]).tolist(), codes(["yes", "no"]).tolist()
+    ([2, 0, 1, 1], [1, 0])
+    """
+    try:
+        keys: Sequence[str | int] = [int(value) for value in values]
+    except ValueError:
+        keys = values
+    ranks = {key: rank for rank, key in enumerate(sorted(set(keys)))}
+    return torch.tensor([ranks[key] for key in keys])
+
+
+def _rows(path: Path) -> list[Row]:
+    """The lines under the header, by column."""
+    if path.suffix.lower() == ".json":
+        raise DataError(
+            f"{path}: attributes are read from CSV alone; write a header with the names of the "
+            "columns, then one line for each image"
+        )
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header, *lines = list(csv.reader(file)) or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as err:
+        raise DataError(f"cannot read the attributes in {path}: {err}") from err
+    names = [name.strip() for name in header]
+    if not names or not all(names) or len(set(names)) < len(names):
+        raise DataError(
+            f"{path} must start with a header of different names, got: "
+            f"{', '.join(names) or 'nothing'}"
+        )
+    numbered = ((number, cells) for number, cells in enumerate(lines, start=2) if cells)
+    return [_row(f"{path}, line {number}", names, cells) for number, cells in numbered]
+
+
+def _row(where: str, names: Sequence[str], cells: Sequence[str]) -> Row:
+    if len(cells) != len(names):
+        raise DataError(f"{where}: {len(cells)} values for {len(names)} columns")
+    row = {name: cell.strip() for name, cell in zip(names, cells, strict=True)}
+    if missing := [name for name, cell in row.items() if cell.lower() in ("", "nan")]:
+        raise DataError(f"{where}: no value for {', '.join(missing)}; every column needs one")
+    return row
+
+
+def _by_image(
+    path: Path, rows: Sequence[Row], key: str | None, n: int, files: Sequence[str] | None
+) -> list[Row]:
+    """The rows in the order of the images, of which each must have exactly one."""
+    if key is None and len(rows) > n:
+        raise DataError(f"{path} has {len(rows)} rows for {n} images; keep one for each")
+    known, named = [str(place) for place in range(n)], [str(place) for place in range(len(rows))]
+    hint = f"allowed are whole numbers from 0 to {n - 1}"
+    if key == INDEX:
+        named = [row[INDEX].lstrip("0") or "0" for row in rows]
+    elif key == FILE:
+        if files is None:
+            raise DataError(
+                f"{path} has a column '{FILE}', but the images have no file names: only those of "
+                f"a folder: dataset do; name them by '{INDEX}', or put the rows into the dataset's "
+                "order"
+            )
+        known, named = list(files), [row[FILE].replace("\\", "/") for row in rows]
+        hint = f"names are relative to the dataset's folder, as '{files[0]}'"
+    found = dict(zip(named, rows, strict=True))
+    images = set(known)
+    if wrong := [name for name in named if name not in images]:
+        raise DataError(f"{path}: unknown {key} {_some(wrong)}; {hint}")
+    if twice := [name for name, count in Counter(named).items() if count > 1]:
+        raise DataError(f"{path} has two rows for image {_some(twice)}; keep one")
+    if absent := [name for name in known if name not in found]:
+        raise DataError(
+            f"{path} has no row for {len(absent)} of {n} images: {_some(absent)}; every image of "
+            "the dataset needs one"
+        )
+    return [found[name] for name in known]
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name:.80}'" for name in names[:SHOWN])
+    return shown + (", …" if len(names) > SHOWN else "")

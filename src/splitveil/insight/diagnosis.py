@@ -1,0 +1,571 @@
+"""Rules about a run: what to turn, and how far."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from splitveil.config.settings import read_toml
+from splitveil.errors import RunError, SplitVeilError
+from splitveil.io import Json
+from splitveil.record.files import read_run
+from splitveil.record.schema import number
+
+TAIL = 3  # epochs that stand for "at the end"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """A run on the same data without a penalty: what accuracy could be."""
+
+    name: str
+    accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing to mend: what was seen, in numbers, and which knob to turn by how much."""
+
+    name: str
+    seen: str
+    advice: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A run as the doctor sees it.
+
+    `config` is flat, the defence's settings among the run's; `epochs` are the epoch lines of its
+    log, at least one.
+    """
+
+    name: str
+    config: Json
+    epochs: tuple[Json, ...]
+    num_classes: int
+    record: Json | None = None
+    plain: Plain | None = None
+
+    def setting(self, key: str, default: float | int = 0) -> float:
+        """A numeric setting; the default where the defence has no such knob."""
+        found = number(self.config, key)
+        return float(default) if found is None else found
+
+    @property
+    def penalised(self) -> bool:
+        """Whether a penalty was asked for."""
+        return self.setting("lambd") > 0
+
+    @property
+    def active(self) -> tuple[Json, ...]:
+        """The epochs in which the penalty acted, or was shut off by its own rules."""
+        return tuple(line for line in self.epochs if number(line, "rob_loss") is not None)
+
+    @property
+    def slots(self) -> bool:
+        """Whether the penalty is measured over slots."""
+        return "num_slots" in self.config
+
+    @property
+    def per_class(self) -> float:
+        """Samples of one class in a batch when all classes are equally frequent."""
+        return self.setting("batch_size") / self.num_classes
+
+    @property
+    def chance(self) -> float:
+        """Accuracy under which nothing has been learned: a tenth of the way up from guessing."""
+        guess = 1 / self.num_classes
+        return guess + 0.1 * (1 - guess)
+
+    def series(self, key: str) -> list[float]:
+        """What was logged under a key, epoch by epoch; epochs without it are left out.
+
+        >>> lines = ({"epoch": 1}, {"epoch": 2, "rob_loss": 0.5})
+        >>> Case(name="x", config={}, epochs=lines, num_classes=2).series("rob_loss")
+        [0.5]
+        """
+        values = (number(line, key) for line in self.epochs)
+        return [value for value in values if value is not None]
+
+    def end(self, key: str) -> float | None:
+        """Mean of the last three logged values."""
+        values = self.series(key)
+        return fmean(values[-TAIL:]) if values else None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy at the end: validation, else the audit's, else in training."""
+        validated = self.end("val_accuracy")
+        audited = number(self.record, "accuracy")
+        return next(
+            (v for v in (validated, audited, self.end("train_accuracy")) if v is not None), None
+        )
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether nothing was learned, on the training images too."""
+        ends = [v for v in (self.accuracy, self.end("train_accuracy")) if v is not None]
+        return len(self.epochs) >= TAIL and bool(ends) and max(ends) < self.chance
+
+    @property
+    def rate(self) -> float | None:
+        """Nats per dimension through the deployed channel (audit), else in the last batches."""
+        total = number(self.record, "true_rate_nats")
+        width = number(self.record, "client", "wire_floats")
+        return total / width if total is not None and width else self.end("true_rate")
+
+
+def turn(case: Case, key: str, to: float | int) -> str:
+    """One knob, from where to where.
+
+    >>> turn(Case(name="x", config={"lambd": 16.0}, epochs=(), num_classes=2), "lambd", 8.0)
+    'lambd 16 → 8'
+    """
+    return f"{key} {case.setting(key):g} → {float(f'{to:.3g}'):g}"
+
+
+ZERO = 1e-9
+SHUT = 0.999
+COLLAPSED = 0.5
+FEW_PER_CLASS = 4.0
+CLOSED_GATE = 0.25
+STILL = 0.9  # share of the first spread that still counts as not fallen
+Seen = tuple[str, str]
+
+
+def stuck_at_zero(case: Case) -> Seen | None:
+    """`rob_loss` is 0 at the end: off, in warm-up, shut again, or below its threshold."""
+    if "lambd" not in case.config:
+        return None
+    if not case.penalised:
+        return "lambd is 0: the penalty is switched off", "set lambd to its preset (16, veil: 0.3)"
+    if not case.active:
+        return _still_warming(case)
+    values = case.series("rob_loss")
+    if max(values[-TAIL:]) > ZERO:
+        return None
+    if (case.end("shut") or 0.0) >= SHUT:
+        return _shut_again(case)
+    return _under_threshold(case)
+
+
+def _still_warming(case: Case) -> Seen:
+    done, planned = len(case.epochs), int(case.setting("epochs", len(case.epochs)))
+    warm = int(case.setting("attention_warmup_epochs"))
+    first = max(
+        warm + 1, 2 if case.config.get("skip_first_epoch", "clusters" in case.config) else 1
+    )
+    seen = f"no penalty in {done} epochs: it starts in epoch {first}, the run has {planned}"
+    if first <= planned:
+        return seen, f"continue the run past epoch {first} with --resume"
+    if planned > 4 * max(warm, 1):
+        return seen, f"train for at least {4 * first} epochs"
+    knob = turn(case, "attention_warmup_epochs", planned // 4) + ", or " if warm else ""
+    return seen, f"{knob}epochs {planned} → {4 * first}"
+
+
+def _shut_again(case: Case) -> Seen | None:
+    """Named here while the early steps run, or when the shut-off had opened before."""
+    opened = min(case.series("shut")) < SHUT
+    if not opened and _active_steps(case) > case.setting("early_shut_steps"):
+        return None  # it never opens: the rule of that name speaks
+    rule, value, limit = _holding(case)
+    if rule == "early_shut_steps":
+        return (
+            f"rob_loss is 0: early_shut_steps holds, {value:.0f} of {limit:g} steps are over",
+            f"train longer, or {turn(case, rule, value // 10)}",
+        )
+    return (
+        f"rob_loss is 0 again at the end: {rule} holds, the gate's mean is {value:.2f}, "
+        f"limit {limit:g}",
+        f"{turn(case, rule, _above(value))}; 1 never shuts",
+    )
+
+
+def _under_threshold(case: Case) -> Seen | None:
+    """Every variance lies below τ = var_threshold·σ²: halve τ below what is left."""
+    if case.at_chance:
+        return None  # nothing is left to spread; the rule about chance speaks
+    values = case.series("rob_loss")
+    last = max((i for i, v in enumerate(values) if v > ZERO), default=-1)
+    since = f"rob_loss is 0 since epoch {number(case.active[last + 1], 'epoch') or 0:.0f}"
+    if "var_threshold" not in case.config:
+        return f"{since}: it has nothing left to lower", "if the attacks still succeed: use veil"
+    old, noise = case.setting("var_threshold"), case.setting("noise_std")
+    spread = case.end("intra_mse")
+    new = old / 2
+    if spread is not None and noise > 0 and case.config.get("form") != "trace":
+        new = min(new, spread / (2 * noise**2))
+    return (
+        f"{since}: every variance is under the threshold var_threshold·noise_std² = "
+        f"{old * noise**2:.3g} (intra_mse {spread or 0:.3g})",
+        f"if the attacks still succeed: {turn(case, 'var_threshold', new)}",
+    )
+
+
+def never_opens(case: Case) -> Seen | None:
+    """The early shut-off holds in every epoch in which the penalty could have acted."""
+    shut = case.series("shut")
+    if not shut or min(shut) < SHUT or _active_steps(case) <= case.setting("early_shut_steps"):
+        return None
+    rule, value, limit = _holding(case)
+    return (
+        f"the penalty was shut off in all {len(shut)} epochs after the warm-up: {rule} holds, "
+        f"the gate's mean is {value:.2f}, limit {limit:g}",
+        f"{turn(case, rule, _above(value))} (1 never shuts), or set statistic=raw, or "
+        "penalty=rate, which has no gates",
+    )
+
+
+def _active_steps(case: Case) -> float:
+    """Steps with a penalty: from the last step before it to the last one logged."""
+    first = number(case.active[0], "epoch") or 1.0
+    before = [n for line in case.epochs if (number(line, "epoch") or 0.0) < first
+              for n in [number(line, "step")] if n is not None]  # fmt: skip
+    return (number(case.epochs[-1], "step") or 0.0) - (before[-1] if before else 0.0)
+
+
+def _holding(case: Case) -> tuple[str, float, float]:
+    """Which shut-off rule holds, its value and its limit, in the order the shut-off reads them."""
+    steps, limit = _active_steps(case), case.setting("early_shut_steps")
+    if steps <= limit:
+        return "early_shut_steps", steps, limit
+    hard, top = case.end("hard_gate") or 0.0, case.setting("early_hard_thresh")
+    if hard > top:
+        return "early_hard_thresh", hard, top
+    return "early_gate_thresh", case.end("soft_gate") or 0.0, case.setting("early_gate_thresh")
+
+
+def _above(value: float) -> float:
+    """A limit a little above a gate's mean."""
+    return min(1.0, math.ceil(20 * value + 0.4) / 20)
+
+
+def collapsed(case: Case) -> Seen | None:
+    """The surrogate reports less than half of the true rate."""
+    ratio = case.end("surrogate_to_true")
+    if ratio is None or ratio >= COLLAPSED:
+        return None
+    seen = f"the surrogate reports {100 * ratio:.0f} % of the true rate; the rest is not protected"
+    if "clusters" in case.config:
+        clusters = case.setting("clusters")
+        return seen, turn(case, "clusters", max(1, clusters // 2)) + ", or use the defence veil"
+    now = case.config.get("attention")
+    other = "uniform" if now == "maximise" else "maximise"
+    return seen, f"attention {now} → {other} and statistic=raw"
+
+
+def uniform_attention(case: Case) -> Seen | None:
+    """The weights never left 1/M_c: the attention has learned nothing."""
+    sizes = case.series("effective_sample_size")
+    acts = _attends(case) and (case.end("rob_loss") or 0.0) > ZERO
+    if not acts or len(sizes) < 5 or min(sizes) <= 0.99:  # noqa: PLR2004
+        return None
+    return (
+        f"the effective sample size never fell below {min(sizes):.3f}: every sample weighs the "
+        "same, as without attention",
+        f"train the attention faster: {_attention_lr(case, 10.0, 1e-3)}, or save its cost with "
+        "attention=uniform",
+    )
+
+
+def one_hot_attention(case: Case) -> Seen | None:
+    """A class is judged by hardly more than one sample."""
+    size = case.end("effective_sample_size")
+    limit = max(0.1, 1.5 / max(case.per_class, 1.0))
+    if case.slots:
+        limit = min(limit, 0.9 / case.setting("num_slots", 1.0))  # hard, equal slots are fine
+    if size is None or not _attends(case) or size >= limit:
+        return None
+    return (
+        f"the effective sample size is {size:.3f} of a class's samples: one sample takes almost "
+        "all the weight and its variance says nothing of the others",
+        f"attention=uniform, or train it slower: {_attention_lr(case, 0.1, 1e-4)}",
+    )
+
+
+def _attention_lr(case: Case, factor: float, start: float) -> str:
+    """Its own Adam at a rate, or that rate times a factor."""
+    rate = case.setting("attention_lr")
+    if rate:
+        return turn(case, "attention_lr", factor * rate)
+    return f"attention_lr none → {start:g} (an Adam of its own)"
+
+
+def _attends(case: Case) -> bool:
+    return case.config.get("attention") in ("minimise", "maximise")
+
+
+def too_few_per_class(case: Case) -> Seen | None:
+    """A batch holds too little of a class for a variance, or the class gate is shut by it."""
+    if not case.penalised:
+        return None
+    few = case.per_class < FEW_PER_CLASS and not case.setting("bank")
+    a, b, share = case.setting("class_gate_a"), case.setting("class_gate_b"), 1 / case.num_classes
+    gate = 1 / (1 + math.exp(min(a * (b - share), 700.0)))
+    gated = "class_gate_a" in case.config and case.config.get("penalty") is None
+    gated = gated and case.config.get("form", "gated") == "gated"
+    if not few and not (gated and gate < CLOSED_GATE):
+        return None
+    seen = [f"{case.per_class:.1f} samples per class in a batch"] if few else []
+    advice = [turn(case, "batch_size", 8 * case.num_classes)] if few else []
+    if few and "bank" in case.config:
+        advice[0] += f", or {turn(case, 'bank', 64)} rows of each class"
+    if gated and gate < CLOSED_GATE:
+        seen.append(f"the class gate lets {100 * gate:.0f} % through at p_c = {share:.3g}")
+        advice.append(f"{turn(case, 'class_gate_a', a / 4)} or class_gate_b → {share:.3g}")
+    if few and case.slots and case.config.get("penalty") is None:
+        advice.append("relax the early shut-off: early_hard_thresh and early_gate_thresh → 1")
+    return "; ".join(seen), "; ".join(advice)
+
+
+def still_scattered(case: Case) -> Seen | None:
+    """One gated attention per class, and the spread within classes does not fall."""
+    values = case.series("intra_mse")
+    gated = _attends(case) and not case.slots and "form" in case.config
+    if not gated or len(values) < 2 * TAIL or (case.end("rob_loss") or 0.0) <= ZERO:
+        return None
+    first, last = fmean(values[:TAIL]), fmean(values[-TAIL:])
+    if last <= STILL * first:
+        return None
+    stronger = turn(case, "lambd", 2 * case.setting("lambd"))
+    advice = (
+        "one pool per class sees one cluster: use the defence slot-cross (num_slots 8), or the "
+        f"honest penalty=rate with statistic=raw; else {stronger}"
+    )
+    if case.config.get("penalty") == "rate":
+        longer = turn(case, "epochs", 2 * case.setting("epochs"))
+        advice = f"{longer}, since the penalty needs time at full weight; else {stronger}"
+    return (
+        f"intra_mse went from {first:.3g} to {last:.3g}: classes are as scattered as at the start",
+        advice,
+    )
+
+
+LOST = 0.02
+HALF_LOG_TWO = 0.5 * math.log(2)  # nats per dimension where signal and noise are equally strong
+STEEP = 0.02  # relative fall of the task loss per epoch
+LEARNED = 0.02  # task loss under which there is nothing left to learn
+BESIDE_RATES = ("adversary_lr", "patrol_lr", "scissors_lr")  # of what learns beside the model
+STRENGTHS = ("_strength", "_beta", "dropout", "prune", "noise_std")  # ends of knobs to halve
+
+
+def accuracy_lost(case: Case) -> Seen | None:
+    """Accuracy fell from its best, or lies far below a run without a penalty."""
+    now = case.accuracy
+    if now is None or case.at_chance:
+        return None
+    values = case.series("val_accuracy")
+    best = max((fmean(values[i : i + TAIL]) for i in range(len(values) - TAIL + 1)), default=0.0)
+    said = []
+    if best - now > LOST:
+        said.append(f"validation accuracy fell from {100 * best:.1f} to {100 * now:.1f} %")
+    far = case.plain is not None and case.plain.accuracy - now > LOST
+    if case.plain is not None and far and not_converged(case) is None:
+        said.append(
+            f"accuracy is {100 * now:.1f} %, that of the plain run '{case.plain.name}' "
+            f"{100 * case.plain.accuracy:.1f} %"
+        )
+    return ("; ".join(said), _weaker(case)) if said else None
+
+
+def _weaker(case: Case) -> str:
+    """Half the weight and a higher threshold, or the defence's own strength."""
+    if not case.penalised:
+        keys = [key for key in case.config if key.endswith(STRENGTHS) and case.setting(key)]
+        knobs = [turn(case, key, case.setting(key) / 2) for key in keys]
+        knobs += [turn(case, "bits", 2 * case.setting("bits"))] if "bits" in case.config else []
+        return " or ".join(knobs) or turn(case, "lr", case.setting("lr") / 2)
+    scale = case.setting("attention_loss_scale", 1.0)
+    key = "attention_loss_scale" if "attention_loss_scale" in case.config else "lambd"
+    advice = turn(case, key, (scale if key != "lambd" else case.setting("lambd")) / 2)
+    if case.config.get("penalty") == "rate" or "var_threshold" not in case.config:
+        return f"{advice}; {turn(case, 'ramp', 0.5)}" if case.setting("ramp") < 0.5 else advice  # noqa: PLR2004
+    return f"{advice}; {turn(case, 'var_threshold', 4 * case.setting('var_threshold'))}"
+
+
+def at_chance(case: Case) -> Seen | None:
+    """Under a penalty nothing is learned at all."""
+    weight = case.end("weight")
+    if not case.penalised or not case.active or not case.at_chance:
+        return None
+    seen = (
+        f"accuracy {100 * (case.accuracy or 0):.1f} % is that of guessing "
+        f"({100 / case.num_classes:.1f} %) under the weight {weight or 0:.3g}"
+    )
+    if case.setting("ramp") == 0:
+        return seen, f"let the weight grow: {turn(case, 'ramp', 0.5)}; else {_tenth(case)}"
+    return seen, _tenth(case)
+
+
+def _tenth(case: Case) -> str:
+    return turn(case, "lambd", case.setting("lambd") / 10)
+
+
+def not_finite(case: Case) -> Seen | None:
+    """The guard left out a penalty whose loss or gradient was not finite."""
+    skipped = max(case.series("skipped"), default=0.0)
+    if skipped == 0:
+        return None
+    steps = number(case.epochs[-1], "step") or skipped
+    advice = turn(case, "lr", case.setting("lr") / 2)
+    if case.penalised:
+        advice = f"{turn(case, 'lambd', case.setting('lambd') / 2)} or {advice}"
+    for key in (key for key in BESIDE_RATES if key in case.config):
+        advice += f" or {turn(case, key, case.setting(key) / 10)}"
+    if "eps" in case.config:
+        advice += f"; if it goes on, {turn(case, 'eps', 10 * case.setting('eps'))}"
+    if "margin_m" in case.config and case.config.get("penalty") is None:
+        advice += f" and {turn(case, 'margin_m', 2 * case.setting('margin_m'))}"
+    return (
+        f"the penalty or its gradient was not finite and left out {skipped:.0f} times "
+        f"in {steps:.0f} steps",
+        advice,
+    )
+
+
+def noise_too_small(case: Case) -> Seen | None:
+    """More signal than noise on the wire, in nats per dimension."""
+    if "noise_std" not in case.config or not _noisy(case):
+        return None
+    noise = case.setting("noise_std")
+    if noise == 0:
+        return (
+            "noise_std is 0: without noise the rate is infinite and the penalty bounds nothing",
+            turn(case, "noise_std", 0.05),
+        )
+    rate = case.rate
+    if rate is None or round(rate, 2) <= round(HALF_LOG_TWO, 2):  # as it is printed
+        return None
+    factor = math.sqrt(math.expm1(2 * min(rate, 20.0)))
+    advice = turn(case, "noise_std", factor * noise)
+    if case.penalised:
+        advice += f" or {turn(case, 'lambd', 2 * case.setting('lambd'))}"
+    return (
+        f"{rate:.2f} nats per dimension pass the channel beyond the class; where signal and noise "
+        f"are equally strong it is {HALF_LOG_TWO:.2f}",
+        advice,
+    )
+
+
+def _noisy(case: Case) -> bool:
+    return case.penalised or case.setting("noise_std") > 0
+
+
+def not_converged(case: Case) -> Seen | None:
+    """The run was stopped, or its loss was still falling when it ended."""
+    done = int(number(case.epochs[-1], "epoch") or len(case.epochs))
+    planned = int(case.setting("epochs", done))
+    if done < planned:
+        return f"the run stopped after epoch {done} of {planned}", "continue it with --resume"
+    losses = case.series("task_loss")
+    span = max(1, len(losses) // 10)
+    again = f"epochs {planned} → {math.ceil(1.5 * planned)}, from the start (--overwrite)"
+    if len(losses) < TAIL + 1:
+        return f"{len(losses)} epochs are too few to judge", f"epochs {planned} → {10 * planned}"
+    if case.at_chance and case.penalised:
+        return None
+    before, last = fmean(losses[-2 * span : -span]), fmean(losses[-span:])
+    if before <= 0 or last <= LEARNED:
+        return None
+    fall = 1 - (last / before) ** (1 / span) if last > 0 else 1.0
+    if fall <= STEEP:
+        return None
+    return f"the task loss still fell by {100 * fall:.0f} % per epoch, to {last:.3g}", again
+
+
+Rule = Callable[[Case], tuple[str, str] | None]
+
+RULES: Mapping[str, Rule] = {
+    "run not converged": not_converged,
+    "accuracy at chance": at_chance,
+    "accuracy lost": accuracy_lost,
+    "rob_loss stuck at 0": stuck_at_zero,
+    "shut-off never opens": never_opens,
+    "too few per class": too_few_per_class,
+    "values not finite": not_finite,
+    "estimator collapsed": collapsed,
+    "attention uniform": uniform_attention,
+    "attention one-hot": one_hot_attention,
+    "classes still scattered": still_scattered,
+    "noise too small": noise_too_small,
+}
+
+
+def diagnose(case: Case) -> list[Finding]:
+    """What is to be mended, in the order to mend it; empty for a healthy run."""
+    looked = ((name, rule(case)) for name, rule in RULES.items())
+    return [Finding(name=n, seen=found[0], advice=found[1]) for n, found in looked if found]
+
+
+SAME = ("dataset", "net", "split_seed")
+PLAIN = ("none", "noise")  # defences without a penalty, the plainest first
+
+
+def read_case(folder: Path, plain: Path | None = None) -> Case:
+    """The run at `folder`; `plain` is the run to compare with.
+
+    Without one, a run beside it is taken that has the same data and net and no defence but noise.
+    """
+    case = _read(folder)
+    if plain is not None:
+        found: Plain | None = _as_plain(_read(plain))
+        if found is None:
+            raise RunError(f"{plain} has no accuracy to compare with; train or audit it first")
+    else:
+        found = _neighbour(folder, case.config)
+    return Case(**(vars(case) | {"plain": found}))
+
+
+def _read(folder: Path) -> Case:
+    from splitveil.config.resolve import flat_config
+    from splitveil.runs import read_folder
+
+    files = read_run(folder, audited=False)
+    config, built = read_folder(folder)
+    if not files.metrics:
+        raise RunError(
+            f"run '{files.name}' has no finished epoch in metrics.jsonl; train it, or continue it "
+            "with --resume"
+        )
+    return Case(
+        name=files.name,
+        config=flat_config(config),
+        epochs=files.metrics,
+        num_classes=built.num_classes,
+        record=files.record,
+    )
+
+
+def _as_plain(case: Case) -> Plain | None:
+    return None if case.accuracy is None else Plain(name=case.name, accuracy=case.accuracy)
+
+
+def _neighbour(folder: Path, config: Json) -> Plain | None:
+    """The plainest run of the same folder that can be compared; broken ones are passed over."""
+    if config.get("defence") in PLAIN:
+        return None
+    best: tuple[int, Plain] | None = None
+    for path in sorted(folder.resolve().parent.glob("*/config.toml")):
+        try:
+            other = read_toml(path)
+            if other.get("defence") not in PLAIN or any(other.get(k) != config[k] for k in SAME):
+                continue
+            found = _as_plain(_read(path.parent))
+        except SplitVeilError:
+            continue
+        rank = PLAIN.index(other["defence"])
+        if found is not None and (best is None or rank < best[0]):
+            best = rank, found
+    return None if best is None else best[1]
+
+
+__all__ = [
+    "RULES",
+    "Case",
+    "Finding",
+    "Plain",
+    "diagnose",
+    "read_case",
+]

@@ -1,0 +1,482 @@
+"""Arrays and panels of a run's page (templates/)."""
+
+import base64
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from splitveil.config.resolve import plan_of
+from splitveil.data.dataset import Dataset
+from splitveil.data.splits import Splits
+from splitveil.insight import pictures
+from splitveil.insight.pictures import Words
+from splitveil.io import Json, put_all
+from splitveil.record.files import read_run
+from splitveil.record.schema import number
+from splitveil.report.flow_chart import Box, Flow, Sizes, flow_chart, run_flow
+from splitveil.rng import stream
+from splitveil.runs import Run, load_data, load_run
+from splitveil.surrogates.base import ClassBatch, FirstCall, class_batch, class_moments, join
+from splitveil.surrogates.gated_attention import GatedAttentionCEM
+from splitveil.surrogates.gates import plain_layernorm, snr_gate
+from splitveil.surrogates.kmeans import assign
+from splitveil.surrogates.kmeans_cem import KMeansCEM
+from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
+from splitveil.surrogates.slots import slot_moments
+from splitveil.train.state import load_module, read_checkpoint
+
+PAGE = "explain.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """A picture with its words; without a picture, `text` says why there is none."""
+
+    title: str
+    text: str
+    file: str = ""
+    png: bytes | None = None
+
+    @property
+    def uri(self) -> str:
+        """The picture as a data: address."""
+        return "data:image/png;base64," + base64.b64encode(self.png or b"").decode("ascii")
+
+
+def render(title: str, lead: str, panels: Sequence[Panel]) -> str:
+    """The page as HTML text; every string is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    pages = PackageLoader("splitveil.insight")
+    environment = Environment(
+        loader=pages, autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("explain.html.j2").render(title=title, lead=lead, panels=panels)
+
+
+def write_page(folder: Path, title: str, lead: str, panels: Sequence[Panel]) -> list[Path]:
+    """Write the page and its pictures into a folder; returns their paths, the page first."""
+    contents = {folder / PAGE: render(title, lead, panels).encode("utf-8")}
+    contents |= {folder / panel.file: panel.png for panel in panels if panel.png}
+    return put_all(folder, contents)
+
+
+Floats = NDArray[np.floating]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Relative weights (n,) of the samples, 1 being the equal share, and what they mean."""
+
+    relative: Floats
+    text: str
+    words: pictures.Words = pictures.PLAIN_WORDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """Responsibilities (n, s) of a class's slots or clusters for its samples."""
+
+    resp: Floats
+    kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gates:
+    """Soft and hard gates of the classes that count, and the shut-off's limits on their means."""
+
+    soft: Floats
+    hard: Floats
+    limits: tuple[float, float] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """Everything the page shows of a run. A text in place of a part says why it is missing."""
+
+    flow: Flow
+    images: NDArray[np.uint8]  # (n, c, h, w)
+    labels: NDArray[np.integer]  # (n,)
+    classes: tuple[str, ...]
+    z: Floats  # (n, d), clean
+    noise_std: float
+    maps: tuple[tuple[str, Floats], ...]  # of the first samples
+    epochs: tuple[Json, ...]
+    per_class: float
+    attention: Attention | str
+    groups: Groups | str
+    gates: Gates | str
+
+
+def panels(story: Story) -> list[Panel]:
+    """The page's panels, in order."""
+    flow = Panel(
+        title="What happens to an image",
+        file="flow.png",
+        text="Drawn from the run's configuration. The penalty, where there is one, looks at z "
+        "before the noise; the dashed line is its gradient, which reaches the client only.",
+        png=flow_chart(story.flow),
+    )
+    return [flow, *_attention(story), _sizes(story), _gates(story), _groups(story), *_data(story)]
+
+
+def _attention(story: Story) -> list[Panel]:
+    if isinstance(story.attention, str):
+        return [Panel(title=pictures.PLAIN_WORDS.heading, text=story.attention)]
+    found, y, classes = story.attention, story.labels, story.classes
+    left = sum(bool((y == c).any()) for c in range(len(classes))) - pictures.ROWS
+    more = f" {left} classes more are left out." if left > 0 else ""
+    return [
+        Panel(
+            title=found.words.heading,
+            file="attention-classes.png",
+            text=f"{found.text} Of {len(y)} training images. Each row is a class, its samples "
+            f"sorted; orange lies above “{found.words.equal}”, blue below.{more}",
+            png=pictures.attention_heatmap(found.relative, y, classes, found.words),
+        ),
+        Panel(
+            title=found.words.chosen,
+            file="attention-samples.png",
+            text="The images of each class at both ends of the order.",
+            png=pictures.weighted_samples(found.relative, y, story.images, classes, found.words),
+        ),
+    ]
+
+
+def _sizes(story: Story) -> Panel:
+    title = "Effective sample size over time"
+    lines = [e for e in story.epochs if number(e, "effective_sample_size") is not None]
+    if not lines:
+        return Panel(title=title, text="The log has none: no penalty was active in this run.")
+    epochs = [number(e, "epoch") or 0.0 for e in lines]
+    return Panel(
+        title=title,
+        file="sample-size.png",
+        text="Share of a class's samples behind its statistics, mean over classes. 1: all weigh "
+        "the same. At the dotted line one sample has all the weight and its variance says nothing.",
+        png=pictures.sample_size_over_time(
+            epochs,
+            [number(e, "effective_sample_size") or 0.0 for e in lines],
+            floor=1 / max(story.per_class, 1.0),
+            last_epoch=number(story.epochs[-1], "epoch") or epochs[-1],
+            shut=[number(e, "epoch") or 0.0 for e in lines if (number(e, "shut") or 0.0) > 0.5],  # noqa: PLR2004
+        ),
+    )
+
+
+def _gates(story: Story) -> Panel:
+    title = "Gates"
+    if isinstance(story.gates, str):
+        return Panel(title=title, text=story.gates)
+    found = story.gates
+    closing = (
+        " While a mean lies above its dashed limit, the penalty is shut off."
+        if found.limits
+        else ""
+    )
+    return Panel(
+        title=title,
+        file="gates.png",
+        text="What each class and dimension lets through to the penalty: the learned soft gate, "
+        f"and the hard gate, open where the spread dominates the mean.{closing}",
+        png=pictures.gate_histogram(found.soft, found.hard, found.limits),
+    )
+
+
+def _groups(story: Story) -> Panel:
+    if isinstance(story.groups, str):
+        return Panel(title="Slots", text=story.groups)
+    resp, kind = story.groups.resp, story.groups.kind
+    return Panel(
+        title=f"What each {kind} collects",
+        file=f"{kind}-images.png",
+        text=f"Images at the {kind} that answers for them most, its surest first; a dash is a "
+        f"{kind} that is nobody's first.",
+        png=pictures.group_images(resp, story.labels, story.images, story.classes, kind),
+    )
+
+
+def _data(story: Story) -> list[Panel]:
+    within, total = pictures.class_variance(story.z, story.labels), story.z.var(0)
+    y = story.labels[: len(story.maps[0][1])]
+    noise = (
+        "What rises above the dashed line can be read through the noise, image by image."
+        if story.noise_std > 0
+        else "This run adds no noise: every dimension can be read as it is."
+    )
+    return [
+        Panel(
+            title="Each dimension against the noise",
+            file="variance.png",
+            text=f"Variance of clean z, sorted. {noise} A good defence keeps the upper curve, "
+            "which carries the class, and pushes the lower one under the line.",
+            png=pictures.variance_against_noise(within, total, story.noise_std),
+        ),
+        Panel(
+            title="Map of the classes",
+            file="map.png",
+            text=f"t-SNE of clean z of {len(y)} training images, one colour per class: from the "
+            "untrained client of the same seed, and from the trained one. Distances between "
+            "groups and their sizes mean nothing in such a map.",
+            png=pictures.class_maps(story.maps, y, story.classes),
+        ),
+    ]
+
+
+def summary(story: Story) -> Json:
+    """The numbers behind the pictures."""
+    within = pictures.class_variance(story.z, story.labels)
+    found: Json = {"images": len(story.labels), "dimensions": story.z.shape[1]}
+    found["noise_std"] = story.noise_std
+    if story.noise_std > 0:
+        found["share_above_noise"] = pictures.share_above(within, story.noise_std)
+    found["median_class_variance"] = float(np.median(within))
+    if isinstance(story.attention, Attention):
+        relative = story.attention.relative
+        found["relative_weight"] = _ends(relative)
+    if isinstance(story.gates, Gates):
+        found["soft_gate"] = float(story.gates.soft.mean())
+        found["hard_gate"] = float(story.gates.hard.mean())
+    if isinstance(story.groups, Groups):
+        mass = pictures.group_mass(story.groups.resp, story.labels, len(story.classes))
+        found[f"{story.groups.kind}_mass"] = _ends(mass[np.isfinite(mass).all(1)])
+    lacking: Sequence[str] = [
+        part for part in (story.attention, story.gates, story.groups) if isinstance(part, str)
+    ]
+    return found | {"not_drawn": list(lacking)}
+
+
+def _ends(values: Floats) -> Json:
+    return {"min": float(values.min()), "max": float(values.max())}
+
+
+LIMIT = 1000  # images looked at
+NUMBERS = 2**26  # of a temporary (images · slots · dimensions)
+MAPPED = 500  # images in a map
+PERPLEXITY = 30
+NO_PENALTY = "This defence has no surrogate: nothing is weighted, gated or sorted into slots."
+Looked = tuple[Attention | str, Groups | str, Gates | str]
+
+
+def explain_run(folder: Path, target: Path | None = None) -> tuple[list[Path], Json]:
+    """Write `explain.html` and its PNGs into `target` (the run's folder); paths and numbers.
+
+    The same run gives the same bytes on a CPU.
+    """
+    run = load_run(folder)
+    dataset, splits = load_data(run)
+    story = tell(run, dataset, splits)
+    config = run.config
+    lead = (
+        f"Defence {config.defence} on {config.dataset}, seed {config.seed}: what its penalty looks "
+        "at, and what that does to the data the client sends."
+    )
+    paths = write_page(target or folder, f"Why {folder.resolve().name} does what it does", lead,
+                       panels(story))  # fmt: skip
+    return paths, summary(story)
+
+
+@torch.no_grad()
+def tell(run: Run, dataset: Dataset, splits: Splits) -> Story:
+    """The arrays of a run's explanation, of at most a thousand training images."""
+    config, built = run.config, run.built
+    plan = plan_of(config, built.image_shape, built.num_classes)
+    untrained = plan.build()
+    surrogate, width = untrained.surrogate, run.model.wire_floats(built.image_shape)
+    if surrogate is not None:
+        saved = read_checkpoint(run.path / "checkpoint.safetensors").part("surrogate")
+        load_module(surrogate, saved, "surrogate")
+        surrogate.eval()
+    rows = _rows(splits.train, _room(surrogate, width), config.seed)
+    data = dataset.labelled(rows)
+    device = next(run.model.parameters()).device
+    z = _features(run.model.encoder, data.images.to(device)).cpu()
+    before = _features(untrained.model.encoder.eval(), data.images).numpy()
+    flat = plan.settings()
+    statistic = getattr(surrogate, "statistic", None)
+    attention, groups, gates = _look(surrogate, z, data.labels, float(flat.get("lambd") or 0))
+    beside = _beside(untrained.companion, plan.defence.settings())
+    batch = float(config.batch_size or len(splits.train))
+    return Story(
+        flow=run_flow(flat, _run_sizes(run), _stages(run.model.channel), statistic, beside),
+        images=dataset.images[rows.to(dataset.images.device)].cpu().numpy(),
+        labels=data.labels.cpu().numpy(),
+        classes=dataset.classes,
+        z=z.numpy(),
+        noise_std=run.noise_std,
+        maps=(
+            ("before training", tsne(before[:MAPPED])),
+            ("after training", tsne(z.numpy()[:MAPPED])),
+        ),
+        epochs=read_run(run.path, audited=False).metrics,
+        per_class=min(batch, len(splits.train)) / built.num_classes,
+        attention=attention,
+        groups=groups,
+        gates=gates,
+    )
+
+
+def _room(surrogate: nn.Module | None, width: int) -> int:
+    """How many images fit: slots and clusters need images · slots · dimensions numbers."""
+    slots = int(getattr(surrogate, "num_slots", getattr(surrogate, "clusters", 1)))
+    return max(2, min(LIMIT, NUMBERS // (slots * width)))
+
+
+def _rows(train: Tensor, limit: int, seed: int) -> Tensor:
+    """Training images in an order of their own, the first `limit`."""
+    generator = stream(seed, "explain")
+    return train.cpu()[torch.randperm(len(train), generator=generator)[:limit]]
+
+
+def _features(encoder: nn.Module, images: Tensor) -> Tensor:
+    return torch.cat([encoder(x).float().flatten(1) for x in torch.split(images, LIMIT // 4)])
+
+
+def _run_sizes(run: Run) -> Sizes:
+    shape, model = run.built.image_shape, run.model
+    return Sizes(
+        image_shape=shape,
+        num_classes=run.built.num_classes,
+        client_params=model.client_params(),
+        client_macs=model.macs(shape),
+        wire_floats=model.wire_floats(shape),
+        server_params=sum(p.numel() for p in model.head.parameters()),
+    )
+
+
+def _stages(channel: nn.Module) -> tuple[Box, ...]:
+    """The channel's stages under their own names, with their own numbers."""
+    words = {"GaussianNoise": "noise", "TopK": "prune", "Quantise": "round to levels"}
+    stages = cast(nn.ModuleList, getattr(channel, "stages", [channel]))
+    return tuple(
+        Box(words.get(type(s).__name__, _spaced(type(s).__name__)), (s.extra_repr(),))
+        for s in stages
+    )
+
+
+def _beside(companion: nn.Module | None, settings: Json) -> tuple[Box, ...]:
+    """What trains beside the model, under its own name, with the defence's settings."""
+    if companion is None:
+        return ()
+    lines = tuple(f"{key} {value}" for key, value in settings.items())
+    return Box("beside it", (_spaced(type(companion).__name__),)), Box("settings", lines[:4])
+
+
+def _spaced(name: str) -> str:
+    """A class's name in words."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+
+
+def _look(surrogate: nn.Module | None, z: Tensor, y: Tensor, lambd: float) -> Looked:
+    """What a surrogate makes of the samples; in words where it makes nothing of the kind."""
+    if surrogate is None:
+        return NO_PENALTY, NO_PENALTY, NO_PENALTY
+    if lambd == 0:
+        off = "The penalty is switched off: lambd is 0."
+        return off, off, off
+    if isinstance(surrogate, SlotCrossAttentionCEM):
+        return _look_slots(surrogate, z, y)
+    if isinstance(surrogate, GatedAttentionCEM):
+        return _look_gated(surrogate, z, y)
+    groups: Groups | str = "This penalty has no slots."
+    if isinstance(surrogate, KMeansCEM):
+        groups = _look_clusters(surrogate, z, y)
+    none = "This penalty has no attention: every sample of a class weighs the same."
+    return none, groups, "This penalty has no gates."
+
+
+def _joined(
+    surrogate: GatedAttentionCEM | SlotCrossAttentionCEM, z: Tensor, y: Tensor
+) -> ClassBatch:
+    """The samples as one batch, with the surrogate's bank where it has one."""
+    batch = class_batch(z, y, surrogate.feature_dim, surrogate.num_classes, FirstCall())
+    return join(batch, surrogate.bank, push=False, skips=None)
+
+
+def _look_gated(surrogate: GatedAttentionCEM, z: Tensor, y: Tensor) -> Looked:
+    batch = _joined(surrogate, z, y)
+    weight = surrogate.weights(batch)
+    relative = (weight * batch.count[batch.y])[: len(z)].numpy()
+    attention: Attention | str = Attention(
+        relative=relative,
+        text="Attention weight of each sample times the size of its class: 1 is the equal share.",
+    )
+    if surrogate.attention == "uniform":
+        attention = "attention=uniform: every sample of a class weighs the same, by configuration."
+    slots = "Gated attention has one pool per class, no slots."
+    gate = surrogate.dimension_gate
+    if gate is None:
+        return attention, slots, "This form of the penalty has no gates."
+    x = plain_layernorm(batch.z) if surrogate.statistic == "layernorm" else batch.z
+    found = class_moments(x, weight, batch.y, batch.num_classes)
+    level = torch.log(found.var.clamp_min(surrogate.eps) + surrogate.gamma)
+    hard = snr_gate(found.mean, found.var, surrogate.snr_thresh, surrogate.snr_sharp, surrogate.eps)
+    counted = batch.counted > 0
+    gates = Gates(soft=gate(level, None)[counted].numpy(), hard=hard[counted].numpy(), limits=None)
+    return attention, slots, gates
+
+
+def _look_slots(surrogate: SlotCrossAttentionCEM, z: Tensor, y: Tensor) -> Looked:
+    batch, scalars = _joined(surrogate, z, y), surrogate.scalars()
+    x, resp = surrogate.assign(batch, scalars["assign_temp"])
+    own, count = resp[: len(z)].numpy(), surrogate.num_slots
+    attention: Attention | str = Attention(
+        relative=own.max(1) * count,
+        words=Words(
+            heading="How sure the slots are",
+            chosen="Which samples they are sure of",
+            axis=f"largest responsibility × {count} slots",
+            equal="all slots alike",
+            most="surest",
+            least="least sure",
+        ),
+        text=f"How sure the slots are of each sample: 1 means all {count} answer alike for it, "
+        f"{count} that one slot has it alone.",
+    )
+    groups: Groups | str = Groups(resp=own, kind="slot")
+    if surrogate.attention == "uniform":
+        attention = groups = "attention=uniform: all slots answer alike, by configuration."
+    gate = surrogate.dimension_gate
+    if gate is None:
+        return attention, groups, "The rate over slots has no gates."
+    found = slot_moments(x, resp, batch.y, batch.num_classes)
+    counted = batch.counted > 0
+    mean, var = found.mean[counted].flatten(0, 1), found.var[counted].flatten(0, 1)
+    level = torch.log(var.clamp_min(surrogate.eps) + surrogate.gamma)
+    snr = var / (mean.square() + surrogate.eps)
+    hard = torch.sigmoid(scalars["snr_sharp"] * (snr - scalars["snr_thresh"]))
+    limits = (surrogate.shutoff.soft_thresh, surrogate.shutoff.hard_thresh)
+    return (
+        attention,
+        groups,
+        Gates(soft=gate(level, None).numpy(), hard=hard.numpy(), limits=limits),
+    )
+
+
+def _look_clusters(surrogate: KMeansCEM, z: Tensor, y: Tensor) -> Groups | str:
+    if not bool(surrogate.fitted):
+        return "The clusters were never fitted: the run has no finished epoch with a penalty."
+    nearest = assign(z, y, surrogate.centroids.to(z), surrogate.weights > 0)
+    resp = nn.functional.one_hot(nearest, surrogate.clusters).float()
+    return Groups(resp=resp.numpy(), kind="cluster")
+
+
+def tsne(z: NDArray[np.floating]) -> NDArray[np.floating]:
+    """A plane map (n, 2) of features (n, d), the same for the same input."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    wide = np.asarray(z, dtype=np.float64)
+    if wide.shape[1] > 50:  # noqa: PLR2004 - as t-SNE's authors advise
+        wide = PCA(min(50, len(wide)), svd_solver="full", random_state=0).fit_transform(wide)
+    near = min(PERPLEXITY, max(1.0, (len(wide) - 1) / 3))
+    maker = TSNE(perplexity=near, init="random", random_state=0, max_iter=500, n_jobs=1)
+    made: NDArray[np.floating] = maker.fit_transform(wide)
+    return made

@@ -1,0 +1,390 @@
+"""Attention, gates, slots, spread, class maps.
+
+Weights are relative: α_i·M_c, so that 1 is a sample's equal share whatever the size of its class.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitveil.report.canvas import GREY, INK, PALETTE, RULE, WRONG, board, marker, png, shown
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+RGB = 3
+LEFT, HEAD, BETWEEN = 1.1, 0.36, 0.34  # inches: names, headings, between two groups
+GAP = 0.04  # inches between two pictures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """A picture (c, h, w) and the words above it."""
+
+    image: NDArray[np.uint8]
+    words: str = ""
+    ink: str = INK
+
+
+def tile_sheet(
+    heads: Sequence[str],
+    rows: Sequence[tuple[str, Sequence[Sequence[Tile]]]],
+    *,
+    per_group: int,
+    size: float,
+    words: bool = False,
+) -> bytes:
+    """PNG: named rows of groups of tiles, one group under each heading; an empty group is a dash.
+
+    All stand in one field over the whole figure: one for each of a hundred would take seconds.
+    """
+    from matplotlib.patches import Rectangle
+
+    step, high = size + GAP, size + (0.2 if words else 0.1)
+    column = per_group * step + BETWEEN
+    width, height = LEFT + len(heads) * column, HEAD + len(rows) * high
+    with board(width, height) as figure:
+        field = figure.add_axes((0, 0, 1, 1))
+        field.set_xlim(0, width)
+        field.set_ylim(0, height)
+        field.set_axis_off()
+        field.set_autoscale_on(False)
+        for at, head in enumerate(heads):
+            middle = LEFT + at * column + (column - BETWEEN) / 2
+            field.text(middle, height - 0.2, head, ha="center", fontsize=8, weight="bold")
+        for place, (name, groups) in enumerate(rows):
+            bottom = height - HEAD - (place + 1) * high + 0.04
+            level = bottom + size / 2
+            field.text(LEFT - 0.1, level, shown(name, 14), ha="right", va="center", fontsize=8)
+            for at, group in enumerate(groups):
+                left = LEFT + at * column
+                if not group:
+                    middle = left + (column - BETWEEN) / 2
+                    field.text(middle, level, "–", ha="center", va="center", color=GREY)
+                for x, tile in zip(left + step * np.arange(len(group)), group, strict=True):
+                    image = tile.image
+                    field.imshow(
+                        image.transpose(1, 2, 0) if len(image) == RGB else image[0], cmap="gray",
+                        vmin=0, vmax=255, interpolation="nearest", aspect="auto",
+                        extent=(x, x + size, bottom, bottom + size),
+                    )  # fmt: skip
+                    field.add_patch(
+                        Rectangle(
+                            (x, bottom), size, size, fill=False, edgecolor=RULE, linewidth=0.6
+                        )
+                    )
+                    field.text(x + size / 2, bottom + size + 0.02, tile.words, ha="center",
+                               fontsize=6.5, color=tile.ink)  # fmt: skip
+        return png(figure)
+
+
+COLUMNS = 100  # a class's samples, from the heaviest to the lightest, as this many columns
+ROWS = 20  # classes shown
+SHOWN = 10  # classes whose images are shown
+PICKED = 5  # samples shown at either end of a class
+LESS, MORE = PALETTE[0], PALETTE[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """What weights are called: headings, the quantity, its value 1, and its two ends."""
+
+    heading: str = "How the weight is spread"
+    chosen: str = "Which samples get it"
+    axis: str = "relative weight α·M"
+    equal: str = "equal share"
+    most: str = "most weighted"
+    least: str = "least weighted"
+
+
+PLAIN_WORDS = Words()
+Floats = NDArray[np.floating]
+
+
+def sorted_profile(weight: Floats, columns: int = COLUMNS) -> Floats:
+    """Weights from the heaviest to the lightest, stretched over a fixed number of columns.
+
+    >>> sorted_profile(np.array([1.0, 3.0]), 4).tolist()
+    [3.0, 3.0, 1.0, 1.0]
+    """
+    ordered = np.sort(weight)[::-1]
+    return ordered[np.arange(columns) * len(ordered) // columns]
+
+
+Labels = NDArray[np.integer]
+
+
+def attention_heatmap(
+    relative: Floats, y: Labels, classes: Sequence[str], words: Words = PLAIN_WORDS
+) -> bytes:
+    """PNG: one row per class, its samples from the heaviest to the lightest as colours."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    present = [c for c in range(len(classes)) if (y == c).any()][:ROWS]
+    grid = np.stack([sorted_profile(relative[y == c]) for c in present])
+    octaves = np.log2(np.clip(grid, 2.0**-8, 2.0**8))
+    reach = max(0.1, float(np.abs(octaves).max()))
+    low = 0.0 if octaves.min() >= 0 else -reach
+    inks = ["#ffffff", MORE] if low == 0 else [LESS, "#ffffff", MORE]
+    paper = LinearSegmentedColormap.from_list("share", inks)
+    with board(7.4, 1.1 + 0.24 * len(present), laid_out=True) as figure:
+        axes = figure.subplots()
+        image = axes.imshow(octaves, aspect="auto", cmap=paper, vmin=low, vmax=reach,
+                            extent=(0, 100, len(present), 0), interpolation="nearest")  # fmt: skip
+        axes.grid(visible=False)
+        axes.set_yticks([i + 0.5 for i in range(len(present))])
+        axes.set_yticklabels([shown(classes[c], 14) for c in present], fontsize=8)
+        axes.set_xlabel(f"samples of the class, {words.most} first (%)")
+        axes.set_title(words.axis, loc="left")
+        ends = sorted({low, 0.0, reach})
+        bar = figure.colorbar(image, ax=axes, ticks=ends)
+        bar.set_ticklabels([f"×{2.0**end:.3g}" for end in ends], fontsize=8)
+    return png(figure)
+
+
+Pixels = NDArray[np.uint8]
+
+
+def weighted_samples(
+    relative: Floats,
+    y: Labels,
+    images: Pixels,
+    classes: Sequence[str],
+    words: Words = PLAIN_WORDS,
+) -> bytes:
+    """PNG: of each class the most and the least weighted images (n, c, h, w), with their weight."""
+    present = [c for c in range(len(classes)) if (y == c).sum() >= 2 * PICKED][:SHOWN]
+    present = present or [c for c in range(len(classes)) if (y == c).any()][:SHOWN]
+
+    def tile(index: int) -> Tile:
+        weight = float(relative[index])
+        ink = MORE if weight > 1.05 else LESS if weight < 0.95 else GREY  # noqa: PLR2004
+        return Tile(image=images[index], words=f"×{weight:.2f}", ink=ink)
+
+    rows = []
+    for label in present:
+        own = np.flatnonzero(y == label)
+        own = own[np.argsort(-relative[own], kind="stable")]
+        half = min(PICKED, max(1, len(own) // 2))
+        ends = [
+            [tile(i) for i in own[:half].tolist()],
+            [tile(i) for i in own[::-1][:half].tolist()],
+        ]
+        rows.append((classes[label], ends))
+    return tile_sheet((words.most, words.least), rows, per_group=PICKED, size=0.62, words=True)
+
+
+def sample_size_over_time(
+    epochs: Sequence[float],
+    sizes: Sequence[float],
+    *,
+    floor: float,
+    last_epoch: float,
+    shut: Sequence[float] = (),
+) -> bytes:
+    """PNG: effective sample size over the epochs; before the penalty started there is none.
+
+    `floor` is 1/M_c, where one sample has all the weight; `shut` are epochs of the shut-off.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    with board(6.4, 3.2, laid_out=True) as figure:
+        axes = figure.subplots()
+        if epochs[0] > 1:
+            axes.axvspan(0.5, epochs[0] - 0.5, color="#eef1f4", zorder=0)
+            axes.text((epochs[0]) / 2, 0.5, "no penalty yet", ha="center", color=GREY, fontsize=8,
+                      rotation=90 if epochs[0] < 0.15 * last_epoch else 0)  # fmt: skip
+        for at, epoch in enumerate(shut):
+            axes.axvspan(epoch - 0.5, epoch + 0.5, color="#fbe3d6", zorder=0, linewidth=0,
+                         label="shut off" if at == 0 else None)  # fmt: skip
+        mark = "o" if len(epochs) <= 40 else ""  # noqa: PLR2004
+        axes.plot(epochs, sizes, color=PALETTE[0], marker=mark, markersize=3)
+        axes.axhline(
+            floor, color=WRONG, linestyle=":", linewidth=1.2, label="one sample only (1/M)"
+        )
+        axes.axhline(1.0, color=INK, linestyle="--", linewidth=0.9, label="all samples alike")
+        axes.set_xlim(0.5, max(last_epoch, 1) + 0.5)
+        axes.set_ylim(0, 1.08)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel("effective sample size (share)")
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+        axes.legend(loc="center right", fontsize=8, bbox_to_anchor=(1.0, 0.35))
+    return png(figure)
+
+
+KEPT = 3  # images shown per slot
+MOST_SLOTS = 10
+MOST_CLASSES = 10
+
+
+def gate_histogram(soft: Floats, hard: Floats, limits: tuple[float, float] | None = None) -> bytes:
+    """PNG: the soft (learned) and the hard (SNR) gate over classes and dimensions.
+
+    `limits` are the means above which the early shut-off closes, soft first; None without one.
+    """
+    titles = ("soft gate (learned, per dimension)", "hard gate (SNR)")
+    with board(8.4, 3.0, laid_out=True) as figure:
+        for at, axes in enumerate(figure.subplots(1, 2)):
+            title, values = titles[at], (soft, hard)[at].ravel()
+            share = np.full(len(values), 100 / len(values))
+            axes.hist(values, bins=np.linspace(0, 1, 41).tolist(), weights=share, color=PALETTE[at])
+            mean = float(values.mean())
+            axes.axvline(mean, color=INK, linewidth=1.3, label=f"mean {mean:.2f}")
+            if limits is not None:
+                text = f"shut-off above {limits[at]:g}"
+                axes.axvline(limits[at], color=GREY, linestyle="--", linewidth=1.3, label=text)
+            axes.set_xlim(0, 1)
+            axes.set_title(title)
+            axes.set_xlabel("0 closed · open 1")
+            axes.set_ylabel("% of gates" if at == 0 else "")
+            axes.legend(
+                fontsize=8,
+                loc="upper left" if mean > 0.5 else "upper right",  # noqa: PLR2004
+                frameon=True,
+                edgecolor="none",
+                framealpha=0.9,
+            )
+    return png(figure)
+
+
+def group_mass(resp: Floats, y: Labels, num_classes: int) -> Floats:
+    """Share (c, s) of each class's samples that each of its slots answers for; NaN if absent.
+
+    >>> group_mass(np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([0, 0]), 1).tolist()
+    [[0.75, 0.25]]
+    """
+    rows = [resp[y == c].mean(0) if (y == c).any() else np.full(resp.shape[1], np.nan)
+            for c in range(num_classes)]  # fmt: skip
+    return np.stack(rows)
+
+
+def group_images(
+    resp: Floats, y: Labels, images: Pixels, classes: Sequence[str], kind: str = "slot"
+) -> bytes:
+    """PNG: for each class (rows) and slot (columns) the images it answers for most.
+
+    An image stands at the slot with its largest responsibility; an empty slot shows a dash.
+    """
+    present = [c for c in range(len(classes)) if (y == c).any()][:MOST_CLASSES]
+    count = min(resp.shape[1], MOST_SLOTS)
+    chosen = resp.argmax(1)
+
+    def surest(label: int, slot: int) -> list[Tile]:
+        own = np.flatnonzero((y == label) & (chosen == slot))
+        own = own[np.argsort(-resp[own, slot], kind="stable")][:KEPT]
+        return [Tile(image=images[i]) for i in own]
+
+    heads = [f"{kind} {slot + 1}" for slot in range(count)]
+    rows = [(classes[c], [surest(c, slot) for slot in range(count)]) for c in present]
+    return tile_sheet(heads, rows, per_group=KEPT, size=0.34)
+
+
+NAMED = 20  # classes that are written into a map
+TINY = 1e-12
+# The house palette and three more, so that ten classes have ten colours.
+COLOURS = (*PALETTE, "#882255", "#999933", "#8b5e3c")
+
+
+def class_variance(z: Floats, y: Labels) -> Floats:
+    """Variance within classes of every dimension of z (n, d), weighted by class size.
+
+    >>> class_variance(np.array([[0.0], [2.0], [5.0]]), np.array([0, 0, 1])).round(4).tolist()
+    [0.6667]
+    """
+    total = np.zeros(z.shape[1])
+    for label in np.unique(y):
+        own = z[y == label]
+        total += len(own) * own.var(0)
+    return total / len(y)
+
+
+def share_above(variance: Floats, noise_std: float) -> float:
+    """Share of the dimensions whose variance exceeds that of the noise."""
+    return float((variance > noise_std**2).mean())
+
+
+def variance_against_noise(within: Floats, total: Floats, noise_std: float) -> bytes:
+    """PNG: variance of each dimension, sorted; what rises above σ² can be read in the noise.
+
+    `within` is the variance inside classes, which the penalty lowers; `total` over all images.
+    """
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    with board(7.4, 3.4, laid_out=True) as figure:
+        axes = figure.subplots()
+        rank = np.arange(1, len(within) + 1)
+        wide = {"drawstyle": "steps-mid", "linewidth": 1.5}
+        for values, ink, words in (
+            (total, PALETTE[5], "over all images"),
+            (within, PALETTE[0], "within a class"),
+        ):
+            axes.plot(rank, np.maximum(np.sort(values)[::-1], TINY), color=ink, label=words, **wide)  # type: ignore[arg-type]
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        if noise_std > 0:
+            above = 100 * share_above(within, noise_std)
+            axes.axhline(noise_std**2, color=WRONG, linestyle="--", linewidth=1.3)
+            axes.text(1.015, noise_std**2, f"noise σ² = {noise_std**2:.2g}",
+                      transform=axes.get_yaxis_transform(), color=WRONG, fontsize=8,
+                      va="center")  # fmt: skip
+            title = f"{above:.0f} % of {len(within)} dimensions vary more than the noise"
+        else:
+            title = f"{len(within)} dimensions, no noise on the wire"
+        axes.set_title(title, loc="left")
+        axes.set_xlim(1, max(len(within), 2))
+        axes.set_xlabel("dimension, sorted by variance")
+        axes.set_ylabel("variance of z")
+        low, high = axes.get_ylim()
+        below = noise_std**2 > math.sqrt(low * high)  # the noise has its name in the upper half
+        axes.legend(
+            fontsize=8,
+            loc="lower left" if below else "upper left",
+            bbox_to_anchor=(1.01, 0.0 if below else 1.0),
+        )
+    return png(figure)
+
+
+def class_maps(maps: Sequence[tuple[str, Floats]], y: Labels, classes: Sequence[str]) -> bytes:
+    """PNG: plane maps (n, 2) side by side, one colour and marker per class."""
+    present = [c for c in range(len(classes)) if (y == c).any()]
+    with board(4.2 * len(maps), 4.3, laid_out=True) as figure:
+        fields = figure.subplots(1, len(maps), squeeze=False)[0]
+        for axes, (title, points) in zip(fields, maps, strict=True):
+            axes.set_title(title)
+            for label in present:
+                own = points[y == label]
+                axes.plot(own[:, 0], own[:, 1], marker(label), color=_ink(label), markersize=3.2,
+                          alpha=0.65, markeredgewidth=0)  # fmt: skip
+            _name_classes(axes, points, y, [(c, classes[c]) for c in present])
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.grid(visible=False)
+            for side in ("top", "right", "bottom", "left"):
+                axes.spines[side].set_visible(True)
+                axes.spines[side].set_color(GREY)
+    return png(figure)
+
+
+def _ink(label: int) -> str:
+    return COLOURS[label % len(COLOURS)]
+
+
+def _name_classes(
+    axes: "Axes", points: Floats, y: Labels, named: Sequence[tuple[int, str]]
+) -> None:
+    """Each class's name at the sample nearest to the median of its points."""
+    if len(named) > NAMED:
+        return
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.75}
+    for label, name in named:
+        own = points[y == label]
+        centre = np.median(own, axis=0)
+        x, height = own[((own - centre) ** 2).sum(1).argmin()]
+        axes.text(float(x), float(height), shown(name, 12), color=_ink(label), weight="bold",
+                  fontsize=9, ha="center", va="center", bbox=paper)  # fmt: skip

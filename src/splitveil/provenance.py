@@ -1,0 +1,81 @@
+"""Where a number comes from: versions, commit, command, the model itself."""
+
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from splitveil import __version__
+from splitveil.io import Json
+
+
+def versions() -> Json:
+    """Versions that a number depends on, and the source's commit where it is a checkout."""
+    return {
+        "splitveil": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def commit() -> str | None:
+    """The checkout's commit, marked `+` when files differ from it; None where there is none to ask.
+
+    `$SPLITVEIL_COMMIT` wins: for a copy on another machine or in a container.
+    """
+    here = Path(__file__).resolve().parents[2]
+    told = os.environ.get("SPLITVEIL_COMMIT")
+    if told or not (here / ".git").exists():
+        return told or None
+    try:
+        head = _git(here, "rev-parse", "--short=12", "HEAD")
+        dirty = _git(here, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + ("+" if dirty else "")
+
+
+def command() -> str:
+    """The command line of this process; `python -m splitveil` is written as `splitveil`."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return shlex.join([name, *sys.argv[1:]])
+
+
+def model_hash(*modules: nn.Module) -> str:
+    """Content hash of modules: their structure, and every tensor they hold."""
+    digest = hashlib.sha256()
+    for module in modules:
+        digest.update(repr(module).encode())
+        for name, value in module.state_dict().items():
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def device_name(device: torch.device) -> str:
+    """The device in words."""
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(  # noqa: S603 - fixed words, no shell
+        ["git", "-C", str(folder), *words],  # noqa: S607 - whichever git the user has
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    )
+    return done.stdout.strip()

@@ -1,0 +1,1 @@
+"""What an audit found: the typed record, its files, its groups over seeds, and statistics."""

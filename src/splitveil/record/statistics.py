@@ -1,0 +1,421 @@
+r"""Intervals and tests over seeds and images; Holm; Pareto front.
+
+A table y (seeds, images) is crossed: every training seed is scored on the same images.
+
+.. math:: y_{si} = \mu + a_s + b_i + e_{si}
+
+Seeds `a`, images `b` and their interaction `e` are draws from populations; `μ` is what is claimed.
+Everything here takes a batch of tables.
+
+The bootstrap over seeds and images has a closed form, so nothing is drawn: its variance is taken
+without its bias for few seeds, its quantiles from Student's t rather than from the resamples (three
+seeds have ten), and Hall's transformation allows for skewed images. In simulation a 95 % interval
+covers in 93-97 % of cases with 3 to 10 seeds and 256 images or more, whether seeds, images or their
+interaction dominate, with normal and log-normal images; two seeds go down to 92.6 %. Resampling
+images alone covers 22 % where seeds dominate. Seeds are taken as normal, which no test on three
+of them can check.
+
+A point is (accuracy, leakage), accuracy up, leakage down. Leakage is 1 where the attacker has the
+image and 0 where it knows no more than the answer; below 0 there is nothing left to win, so it
+counts as 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from splitveil.errors import AuditError
+
+Tables = Float[np.ndarray, "batch seeds images"]
+Numbers = Float[np.ndarray, " batch"]
+# Cochran and Cox (1950) mix t quantiles by shares of variance, which is exponent 1. With three
+# seeds and 95 % that covers 95.0-97.1 %, depending on the share; Satterthwaite's degrees of
+# freedom cover 92.2-95.0 %, exponent 1.25 covers 94.7-96.5 %.
+_EXPONENT = 1.25
+_HALVINGS = 64
+_SMALLEST_TAIL = 1e-200
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pivot:
+    """What is needed to say how far `mean` may lie from μ.
+
+    `bend((mean - μ) / se, skewness)` has quantiles between those of Student's t with `seeds_df`,
+    which count by `weight`, and with `images_df`. `seeds` is 1 where images alone vary.
+    """
+
+    mean: Numbers
+    se: Numbers
+    weight: Numbers
+    skewness: Numbers
+    seeds_df: Numbers
+    images_df: float
+    seeds: int
+
+
+def pivot(tables: Tables, minus: Float[np.ndarray, "batch others images"] | None = None) -> Pivot:
+    r"""The pivot of each table's mean, or of its difference from `minus`, which has other seeds.
+
+    .. math:: \hat V = \frac{\mathrm{var}_s(\bar y_{s\cdot})}{S}
+       + \Big[\frac{\mathrm{var}_i(\bar y_{\cdot i})}{I} - \frac{\hat\sigma_e^2}{SI}\Big]_+
+
+    The first term holds seeds and interaction (S - 1 degrees of freedom), the second the images
+    alone. With `minus` the first terms are added (Welch's degrees of freedom), and so are the
+    interactions; the image means are those of the difference. With one seed on either side, the
+    variance of the image means is all there is.
+    """
+    both = [tables] if minus is None else [tables, minus]
+    images = tables.mean(1) if minus is None else tables.mean(1) - minus.mean(1)  # (batch, images)
+    n, mean = images.shape[1], images.mean(1)
+    centred = images - mean[:, None]
+    images_var = (centred**2).sum(1) / (n * (n - 1))
+    seeds = min(t.shape[1] for t in both)
+    several = both if seeds > 1 else []
+    seeds_vars = [t.mean(2).var(1, ddof=1) / t.shape[1] for t in several]
+    squares = [v**2 / (t.shape[1] - 1) for v, t in zip(seeds_vars, several, strict=True)]
+    none = np.zeros_like(mean)
+    seeds_var = sum(seeds_vars, none)
+    own_var = (images_var - sum((_interaction(t) for t in several), none)).clip(min=0.0)
+    variance = seeds_var + own_var
+    # Only the images' own part: it alone makes the mean and its standard error move together.
+    third = (centred**3).mean(1) / n**2 * _ratio(own_var, images_var)
+    return Pivot(
+        mean=mean,
+        se=np.sqrt(variance),
+        weight=_ratio(seeds_var, variance) ** _EXPONENT,
+        skewness=_ratio(_ratio(third, variance), np.sqrt(variance)),
+        seeds_df=_ratio(seeds_var**2, sum(squares, none)).clip(min=1.0),
+        images_df=n - 1.0,
+        seeds=seeds,
+    )
+
+
+def _interaction(tables: Tables) -> Numbers:
+    """Variance that the interaction of seeds and images gives to the mean, unbiased."""
+    _, s, n = tables.shape
+    centred = tables - tables.mean(2, keepdims=True)
+    rest = centred - centred.mean(1, keepdims=True)
+    return np.asarray((rest**2).sum((1, 2)) / ((s - 1) * (n - 1) * s * n))
+
+
+def _ratio(top: Numbers, bottom: Numbers) -> Numbers:
+    """Quotient, 0 where the divisor is."""
+    return np.asarray(np.divide(top, bottom, out=np.zeros_like(top), where=bottom != 0.0))
+
+
+def limits(given: Pivot, level: float) -> tuple[Numbers, Numbers]:
+    """Lower and upper confidence limit of μ."""
+    bound = _quantile(given, np.full_like(given.mean, (1.0 - level) / 2))
+    far, near = (given.se * unbend(x, given.skewness) for x in (bound, -bound))
+    return given.mean - far, given.mean - near
+
+
+def p_value(given: Pivot) -> Numbers:
+    """Two-sided p-value of μ = 0: one less the level of the interval that just touches zero."""
+    from scipy.special import stdtr
+
+    x = np.abs(bend(_ratio(given.mean, given.se), given.skewness))
+    tails = np.stack([stdtr(given.seeds_df, -x), stdtr(given.images_df, -x)])
+    low, high = np.log(np.sort(tails, axis=0).clip(min=_SMALLEST_TAIL))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        rarer = _quantile(given, np.exp(middle)) > x
+        low, high = np.where(rarer, middle, low), np.where(rarer, high, middle)
+    certain = (given.se == 0.0) & (given.mean != 0.0)
+    return np.where(certain, 0.0, 2.0 * np.exp(high))
+
+
+def _quantile(given: Pivot, tail: Numbers) -> Numbers:
+    """What the bent pivot exceeds with probability `tail`."""
+    from scipy.special import stdtrit
+
+    seeds, images = -stdtrit(given.seeds_df, tail), -stdtrit(given.images_df, tail)
+    return np.asarray(given.weight * seeds + (1.0 - given.weight) * images)
+
+
+def bend(t: Numbers, skewness: Numbers) -> Numbers:
+    r"""Hall's (1992) monotone cubic, which takes the skewness γ out of a studentised mean.
+
+    .. math:: t + \gamma t^2 / 3 + \gamma^2 t^3 / 27 + \gamma / 6
+
+    >>> bend(np.array([3.0]), np.array([1.0])).round(6)
+    array([7.166667])
+    """
+    return np.asarray(t + skewness * t**2 / 3 + skewness**2 * t**3 / 27 + skewness / 6)
+
+
+def unbend(x: Numbers, skewness: Numbers) -> Numbers:
+    """Inverse of `bend`: 3/γ·(∛(1 + γ(x - γ/6)) - 1), in a form that allows γ = 0.
+
+    >>> unbend(np.array([7 + 1 / 6, 2.0]), np.array([1.0, 0.0])).round(6)
+    array([3., 2.])
+    """
+    shifted = x - skewness / 6
+    root = np.cbrt(1.0 + skewness * shifted)
+    return np.asarray(3.0 * shifted / (root**2 + root + 1.0))
+
+
+Table = Float[np.ndarray, "seeds images"]
+_TABLE, _WITH_ATTACKS = 2, 3  # axes
+_LEAST_LEVEL = 0.5  # below it the limits of a skewed mean may both lie on one side of it
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sample:
+    """Per-image values of one metric under one condition: a finite table (seeds, images).
+
+    Row s is training seed s, column i the same image in all rows and in every sample that this
+    one is compared with. `attacks` is how many attack seeds each row is the mean of.
+    """
+
+    values: Table
+    attacks: int = 1
+
+    def __post_init__(self) -> None:
+        _check_shape(self.values.shape)
+        bad = np.argwhere(~np.isfinite(self.values))
+        if len(bad):
+            seed, image = (int(i) for i in bad[0])
+            raise AuditError(
+                f"a sample must be finite, got {self.values[seed, image]} for seed {seed}, image "
+                f"{image} ({len(bad)} such values); leave out what was not measured"
+            )
+
+    @staticmethod
+    def of(values: ArrayLike | Tensor) -> "Sample":
+        """A sample from (seeds, images), or from (seeds, attacks, images).
+
+        Attack seeds of one training seed share its encoder, so they are averaged, not counted.
+
+        >>> Sample.of([[[0.1, 0.3], [0.3, 0.5]]]).values.round(6).tolist()
+        [[0.2, 0.4]]
+        """
+        plain = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+        try:
+            table = np.array(plain, dtype=np.float64)
+        except (TypeError, ValueError) as err:
+            raise AuditError(
+                f"a sample must be a full table of numbers: {err}; "
+                "give every seed the same images and the same number of attack seeds"
+            ) from err
+        attacks = 1
+        if table.ndim == _WITH_ATTACKS and table.shape[1]:
+            attacks, table = table.shape[1], table.mean(1)
+        _check_shape(table.shape)
+        table.setflags(write=False)
+        return Sample(values=table, attacks=attacks)
+
+
+def _check_shape(shape: tuple[int, ...]) -> None:
+    if len(shape) != _TABLE or shape[0] < 1 or shape[1] <= 1:
+        raise AuditError(
+            f"a sample needs at least 1 seed and 2 images, got shape {shape}; "
+            "pass (seeds, images) or (seeds, attacks, images)"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Mean, and standard deviation of the seeds' means (None with one seed)."""
+
+    mean: float
+    sd: float | None
+    seeds: int
+    images: int
+    attacks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A mean and its confidence limits.
+
+    `scope` is "images" where there is one seed: another training may then give a mean far outside.
+    `seeds` is the smaller number where two unpaired samples differ.
+    """
+
+    mean: float
+    low: float
+    high: float
+    level: float
+    standard_error: float
+    seeds: int
+    images: int
+    scope: Literal["seeds and images", "images"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Mean of a - b with its interval, two-sided p-value and effect sizes.
+
+    `excludes_zero` is the interval's verdict, the same as `p_value` < 1 - level. The effect sizes
+    are over the images' differences, averaged over seeds: `d_z` is Cohen's, mean over standard
+    deviation (None if all are equal); `rank_biserial` in [-1, 1] is the share of their signed ranks
+    above zero less the share below.
+    """
+
+    interval: Interval
+    p_value: float
+    excludes_zero: bool
+    d_z: float | None
+    rank_biserial: float
+    paired: bool
+
+
+def summary(sample: Sample) -> Summary:
+    """Mean and spread over seeds, as published rows state them.
+
+    >>> summary(Sample.of([[1.0, 3.0], [2.0, 6.0]]))
+    Summary(mean=3.0, sd=1.4142135623730951, seeds=2, images=2, attacks=1)
+    """
+    seeds, images = sample.values.shape
+    sd = float(sample.values.mean(1).std(ddof=1)) if seeds > 1 else None
+    mean = float(sample.values.mean())
+    return Summary(mean=mean, sd=sd, seeds=seeds, images=images, attacks=sample.attacks)
+
+
+def interval(sample: Sample, level: float = 0.95) -> Interval:
+    """Confidence interval of the mean over the populations of seeds and of images.
+
+    With one seed it covers the images only, and `scope` says so.
+
+    >>> made = interval(Sample.of([[1.0, 1.0], [3.0, 3.0], [5.0, 5.0]]))  # 3 ± 4.3027·2/√3
+    >>> round(made.low, 3), round(made.high, 3)
+    (-1.968, 7.968)
+    """
+    return _interval(pivot(sample.values[None]), level)
+
+
+def difference(a: Sample, b: Sample, *, paired: bool, level: float = 0.95) -> Difference:
+    """Mean of a - b over seeds and images; a and b must be scored on the same images.
+
+    `paired`: row s of both is the same training seed. If not, the seeds' variances are added, as
+    Welch does. If either has one seed, the interval covers the images only.
+
+    >>> a, b = Sample.of([[3.0, 5.0], [4.0, 6.0]]), Sample.of([[1.0, 2.0], [2.0, 3.0]])
+    >>> made = difference(a, b, paired=True)
+    >>> made.interval.mean, round(made.d_z, 4), made.rank_biserial
+    (2.5, 3.5355, 1.0)
+    """
+    if a.values.shape[1] != b.values.shape[1]:
+        raise AuditError(
+            f"samples must be of the same images, got {a.values.shape[1]} and "
+            f"{b.values.shape[1]}; score both conditions on one set"
+        )
+    if paired and len(a.values) != len(b.values):
+        raise AuditError(
+            f"paired seeds must be equally many, got {len(a.values)} and {len(b.values)}; "
+            "leave out the seeds that only one side has, or pass paired=False"
+        )
+    left, right = a.values[None], b.values[None]
+    given = pivot(left - right) if paired else pivot(left, right)
+    made = _interval(given, level)
+    images = a.values.mean(0) - b.values.mean(0)
+    sd = float(images.std(ddof=1)) if np.ptp(images) else 0.0  # a rounded 0 is not a spread
+    return Difference(
+        interval=made,
+        p_value=p_value(given).item(),
+        excludes_zero=not made.low <= 0.0 <= made.high,
+        d_z=made.mean / sd if sd else None,
+        rank_biserial=_rank_biserial(images),
+        paired=paired,
+    )
+
+
+def holm(p_values: Sequence[float]) -> tuple[float, ...]:
+    """Holm's adjusted p-values of claims made together, in the order given.
+
+    Believing those below α keeps the chance of any false claim under α.
+
+    >>> [round(p, 4) for p in holm([0.01, 0.04, 0.03])]
+    [0.03, 0.06, 0.06]
+    """
+    if not all(0.0 <= p <= 1.0 for p in p_values):
+        raise AuditError(
+            f"p-values must lie in [0, 1], got {list(p_values)}; leave missing ones out"
+        )
+    raw = np.array(p_values, dtype=np.float64)
+    order = np.argsort(raw)
+    adjusted = np.empty_like(raw)
+    adjusted[order] = np.maximum.accumulate(raw[order] * np.arange(len(raw), 0, -1)).clip(max=1.0)
+    return tuple(adjusted.tolist())
+
+
+def _interval(given: Pivot, level: float) -> Interval:
+    if not _LEAST_LEVEL <= level < 1.0:
+        raise AuditError(f"level must lie in [{_LEAST_LEVEL}, 1), got {level}; 0.95 is usual")
+    low, high = limits(given, level)
+    return Interval(
+        mean=given.mean.item(),
+        low=low.item(),
+        high=high.item(),
+        level=level,
+        standard_error=given.se.item(),
+        seeds=given.seeds,
+        images=int(given.images_df) + 1,
+        scope="seeds and images" if given.seeds > 1 else "images",
+    )
+
+
+def _rank_biserial(images: Float[np.ndarray, " images"]) -> float:
+    """Matched-pairs rank-biserial correlation; ties share their mean rank, zeros say nothing."""
+    there = images[images != 0.0]
+    _, place, count = np.unique(np.abs(there), return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(count) - (count - 1) / 2)[place]
+    return float((ranks * np.sign(there)).sum() / ranks.sum()) if len(there) else 0.0
+
+
+Point = tuple[float, float]
+Array = NDArray[np.float64]
+
+
+def undominated(points: Sequence[Point]) -> list[bool]:
+    """For each point whether no other is at least as high in both numbers and higher in one.
+
+    >>> undominated([(0.9, 0.01), (0.8, 0.02), (0.8, 0.015)])
+    [True, True, False]
+    """
+    return [
+        not any(a >= mine and b >= other and (a, b) != (mine, other) for a, b in points)
+        for mine, other in points
+    ]
+
+
+def front(points: Sequence[Point]) -> list[bool]:
+    """For each point whether no other is as accurate and as private, and better in one of them.
+
+    >>> front([(0.9, 0.5), (0.8, 0.2), (0.8, 0.3), (0.9, 0.5)])
+    [True, True, False, True]
+    """
+    return undominated([(accuracy, -max(leakage, 0.0)) for accuracy, leakage in points])
+
+
+def hypervolume(accuracy: Array, leakage: Array, chance: float) -> float:
+    r"""Share of the square that some point covers, from (chance, leakage 1) to (1, leakage 0).
+
+    .. math:: \frac{1}{1 - p}\left|\bigcup_i [p, a_i] \times [\max(\ell_i, 0), 1]\right|
+
+    1 is every answer right and nothing leaked, 0 is guessing or handing over the image.
+
+    >>> round(hypervolume(np.array([1.0, 0.55]), np.array([0.5, 0.0]), 0.1), 6)
+    0.75
+    """
+    gain = np.clip((accuracy - chance) / (1 - chance), 0.0, 1.0)
+    private = 1.0 - np.clip(leakage, 0.0, 1.0)
+    order = np.argsort(-gain, kind="stable")
+    right, height = gain[order], np.maximum.accumulate(private[order])
+    return float(np.sum(right * np.diff(height, prepend=0.0)))
+
+
+def most_private(points: Sequence[Point], least: float) -> int | None:
+    """The place of the least leaking point of at least this accuracy; ties go to the accurate.
+
+    >>> most_private([(0.9, 0.5), (0.8, 0.2), (0.7, 0.1)], least=0.8)
+    1
+    """
+    good = [i for i, (accuracy, _) in enumerate(points) if accuracy >= least]
+    return min(good, key=lambda i: (max(points[i][1], 0.0), -points[i][0]), default=None)

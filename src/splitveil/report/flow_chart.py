@@ -1,0 +1,243 @@
+"""Flow chart of a run."""
+
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from splitveil.io import Json
+from splitveil.report.canvas import GREY, INK, PALETTE, board, png, shown
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Box:
+    """A heading and the lines below it."""
+
+    title: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """Boxes from the image to the answer, and those of the penalty, which leaves after the client.
+
+    `client` is the place of the client among `wire`; `back` is written at the way back.
+    """
+
+    wire: tuple[Box, ...]
+    client: int = 1
+    penalty: tuple[Box, ...] = ()
+    back: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What the boxes need to know beyond the settings."""
+
+    image_shape: tuple[int, ...]
+    num_classes: int
+    client_params: int
+    client_macs: int
+    wire_floats: int
+    server_params: int
+
+
+def run_flow(
+    config: Json,
+    sizes: Sizes,
+    stages: tuple[Box, ...],
+    statistic: str | None = None,
+    companion: tuple[Box, ...] = (),
+) -> Flow:
+    """The flow of a run: `stages` are its channel's, `statistic` what its surrogate measures.
+
+    `companion` stands for what trains beside the model.
+    """
+    image = "×".join(map(str, sizes.image_shape))
+    client = (f"net {config.get('net')}", f"{sizes.client_params:,} parameters",
+              f"{sizes.client_macs:,} MACs")  # fmt: skip
+    wire = (
+        Box("image", (image,)),
+        Box("client", client),
+        *(stages or (Box("channel", ("sends z as it is",)),)),
+        Box("wire", (f"{sizes.wire_floats} numbers", f"{4 * sizes.wire_floats:,} bytes")),
+        Box("server", (f"{sizes.server_params:,} parameters",)),
+        Box("answer", (f"{sizes.num_classes} classes", "cross-entropy")),
+    )
+    boxes = penalty_boxes(config, statistic) or companion
+    return Flow(wire=wire, penalty=boxes, back=way_back(config) if boxes else "")
+
+
+def penalty_boxes(config: Json, statistic: str | None) -> tuple[Box, ...]:
+    """The penalty's path, box by box; empty for a defence without one.
+
+    >>> [box.title for box in penalty_boxes({"clusters": 5, "lambd": 16.0, "form": "hinge"}, None)]
+    ['k-means', 'variance hinge', 'weight']
+    """
+    if not config.get("lambd"):
+        return ()
+    form = (_form(config),) if "attention" in config or "clusters" in config else ()
+    return (*_measure(config, statistic), *form, *_shutoff(config), _weight(config))
+
+
+def _measure(config: Json, statistic: str | None) -> tuple[Box, ...]:
+    """What is looked at, and who looks."""
+    if "clusters" in config:
+        return (Box("k-means", (f"{config['clusters']} clusters per class", "refit every epoch")),)
+    if "attention" not in config:
+        return (Box("surrogate", (str(config.get("defence")),)),)
+    looked = Box("statistic", ("LayerNorm(z)" if statistic == "layernorm" else "raw z",))
+    bank = (f"bank of {config['bank']} rows",) if config.get("bank") else ()
+    trained = {"minimise": "lowers the penalty", "maximise": "raises it: adversary",
+               "uniform": "uniform weights"}[str(config.get("attention"))]  # fmt: skip
+    if "num_slots" in config:
+        slots = (f"{config['num_slots']} per class, {config['num_iterations']} rounds",
+                 f"{config['num_heads']}-head cross-attention")  # fmt: skip
+        return looked, Box("slots", (*slots, trained, *bank))
+    return looked, Box("gated attention", ("over a class's samples", trained, *bank))
+
+
+def _form(config: Json) -> Box:
+    """The formula of the penalty."""
+    noise = config.get("noise_std") or 0.0
+    threshold = f"τ = {config.get('var_threshold', 0) * noise**2:.2g}"
+    if config.get("penalty") == "rate":
+        return Box("rate", ("½ log(1 + v/σ²)", f"σ = {noise:g}", "per class"))
+    if "clusters" in config:
+        if config.get("form") == "logdet":
+            return Box("log-determinant", (f"σ = {noise:g}", f"{config['covariance']} covariance"))
+        return Box("variance hinge", (threshold, f"γ = {config.get('gamma', 0):g}"))
+    if config.get("form", "gated") == "gated":
+        snr = f"SNR gate at {config['snr_thresh']:g}"
+        soft = f"softplus, margin {config['margin_m']:g}"
+        return Box("gates", ("soft gate (learned)", snr, soft, threshold))
+    word = "log variance" if config["form"] == "hinge" else "log of the trace"
+    return Box("hinge", (word, threshold))
+
+
+def _shutoff(config: Json) -> tuple[Box, ...]:
+    if "early_shut_steps" not in config or config.get("penalty") == "rate":
+        return ()
+    lines = (f"{config['early_shut_steps']} early steps",
+             f"hard gate > {config['early_hard_thresh']:g}",
+             f"soft gate > {config['early_gate_thresh']:g}")  # fmt: skip
+    return (Box("shut off while", lines),)
+
+
+def _weight(config: Json) -> Box:
+    lines = [f"λ = {config['lambd']:g}"]
+    if "attention_loss_scale" in config:
+        lines.append(f"scale = {config['attention_loss_scale']:g}")
+    if config.get("w_lr") == "cem":
+        lines.append("w = 0.001/lr")
+    if config.get("ramp"):
+        lines.append(f"ramp over {100 * config['ramp']:.0f} %")
+    return Box("weight", (*lines, f"from epoch {first_epoch(config)}"))
+
+
+def first_epoch(config: Json) -> int:
+    """The first epoch in which the penalty acts.
+
+    >>> first_epoch({"attention_warmup_epochs": 5}), first_epoch({"clusters": 5})
+    (6, 2)
+    """
+    skipped = bool(config.get("skip_first_epoch", "clusters" in config))
+    return max(int(config.get("attention_warmup_epochs") or 0), int(skipped)) + 1
+
+
+def way_back(config: Json) -> str:
+    """What the client's gradient is multiplied by."""
+    if not config.get("lambd"):
+        return "its gradient reaches the client"
+    factor = config["lambd"] * config.get("attention_loss_scale", 1.0)
+    rate = " · w" if config.get("w_lr") == "cem" else ""
+    return f"gradient × {factor:g}{rate} to the client; the server learns from the answer alone"
+
+
+WIDE, TALL, GAP = 1.42, 1.12, 0.3  # inches
+SIGNS = 22  # per line of a box
+TOP, LOW = "#e8f1f8", "#fdeee4"
+
+
+def flow_chart(flow: Flow) -> bytes:
+    """PNG: image → client → channel → wire → server above, the penalty's path below."""
+    columns = max(len(flow.wire), flow.client + len(flow.penalty))
+    width = columns * WIDE + (columns + 1) * GAP
+    height = TALL + 2 * GAP + (TALL + 2.2 * GAP if flow.penalty else 0)
+    with board(width, height) as figure:
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_xlim(0, width)
+        axes.set_ylim(0, height)
+        axes.set_axis_off()
+        level = height - GAP - TALL
+        for at, box in enumerate(flow.wire):
+            _draw_box(axes, box, (_left(at), level), TOP, PALETTE[0])
+            if at:
+                _arrow(axes, [(_left(at) - GAP, level + TALL / 2), (_left(at), level + TALL / 2)])
+        if flow.penalty:
+            _draw_penalty(axes, flow, level)
+        return png(figure)
+
+
+def _left(column: int) -> float:
+    """Left edge of a column of boxes."""
+    return GAP + column * (WIDE + GAP)
+
+
+def _draw_penalty(axes: "Axes", flow: Flow, level: float) -> None:
+    """The lower row starts under the client's output, and its gradient returns to the client."""
+    low = level - TALL - 1.4 * GAP
+    first = flow.client + 1 if len(flow.penalty) < len(flow.wire) - 1 else flow.client
+    middle = low + TALL / 2
+    for at, box in enumerate(flow.penalty):
+        _draw_box(axes, box, (_left(first + at), low), LOW, PALETTE[1])
+        if at:
+            _arrow(axes, [(_left(first + at) - GAP, middle), (_left(first + at), middle)])
+    tap = _left(flow.client) + WIDE + GAP / 2
+    enter = _left(first) + (WIDE / 2 if first == flow.client else 0)
+    corner = [(tap, level + TALL / 2), (tap, middle), (enter, middle)]
+    if first == flow.client:
+        above = low + TALL + 0.5 * GAP
+        corner = [(tap, level + TALL / 2), (tap, above), (enter, above), (enter, low + TALL)]
+    _arrow(axes, corner, ink=PALETTE[1])
+    axes.text(tap + 0.05, level - 0.55 * GAP, "z", color=PALETTE[1], weight="bold", fontsize=9)
+    end = _left(first + len(flow.penalty) - 1) + WIDE / 2
+    home = _left(flow.client) + (WIDE / 3 if first != flow.client else -GAP / 2)
+    floor = low - 0.6 * GAP
+    up = (
+        [(home, level)]
+        if first != flow.client
+        else [(home, level + 0.3), (home + GAP / 2, level + 0.3)]
+    )
+    _arrow(axes, [(end, low), (end, floor), (home, floor), *up], ink=PALETTE[1], dash="--")
+    axes.text((home + end) / 2, floor - 0.06, flow.back, color=PALETTE[1], ha="center", va="top",
+              fontsize=8)  # fmt: skip
+
+
+def _draw_box(axes: "Axes", box: Box, corner: tuple[float, float], paper: str, edge: str) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    x, y = corner
+    patch = FancyBboxPatch(corner, WIDE, TALL, boxstyle="round,pad=0,rounding_size=0.08",
+                           facecolor=paper, edgecolor=edge, linewidth=1.2)  # fmt: skip
+    axes.add_patch(patch)
+    lines = [part for line in box.lines for part in textwrap.wrap(shown(line, 60), SIGNS)]
+    middle, top = x + WIDE / 2, y + TALL / 2 + 0.075 * (len(lines) + 0.3)
+    axes.text(middle, top, shown(box.title, 24), ha="center", va="center", weight="bold",
+              fontsize=8.5, color=INK)  # fmt: skip
+    for at, line in enumerate(lines, start=1):
+        axes.text(middle, top - 0.02 - 0.15 * at, line, ha="center", va="center", fontsize=7.2,
+                  color=INK)  # fmt: skip
+
+
+def _arrow(
+    axes: "Axes", points: list[tuple[float, float]], ink: str = GREY, dash: str = "-"
+) -> None:
+    """A line through the points with its head at the last one."""
+    xs, ys = [p[0] for p in points], [p[1] for p in points]
+    axes.plot(xs, ys, dash, color=ink, linewidth=1.3, solid_joinstyle="miter")
+    style = {"arrowstyle": "-|>", "color": ink, "linewidth": 0, "mutation_scale": 11,
+             "shrinkA": 0, "shrinkB": 0}  # fmt: skip
+    axes.annotate("", xy=points[-1], xytext=points[-2], arrowprops=style)

@@ -1,0 +1,109 @@
+"""Everything a reader of a report can see, in two languages: `locale/en.toml` and `zh.toml`.
+
+A sentence is a key of these tables and the values that go into it (`Said`); the language and the
+form (plain text, HTML) are chosen when it is written.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib import resources
+from typing import Literal, Union
+
+from splitveil.errors import ConfigError, unknown
+
+Lang = Literal["en", "zh"]
+LANGS: Mapping[Lang, str] = {"en": "en", "zh": "zh-CN"}  # as `<html lang>` has them
+BETWEEN: Mapping[Lang, str] = {"en": ", ", "zh": "、"}
+
+Value = Union[str, "Said", tuple[str, ...]]
+
+
+def read_locale(lang: Lang) -> dict[str, str]:
+    """The words of a language by their keys; those of a TOML table start with its name."""
+    file = resources.files("splitveil.report").joinpath("locale", f"{lang}.toml")
+    words: dict[str, str] = {}
+    for key, value in tomllib.loads(file.read_text(encoding="utf-8")).items():
+        inner = value.items() if isinstance(value, dict) else ()
+        words |= {f"{key}.{name}": text for name, text in inner} or {key: value}
+    return words
+
+
+LOCALE: Mapping[Lang, Mapping[str, str]] = {lang: read_locale(lang) for lang in LANGS}
+TERMS = tuple(key.removeprefix("term.") for key in LOCALE["en"] if key.startswith("term."))
+
+
+@dataclass(frozen=True)
+class Said:
+    """A sentence before it is written: its key, and values (text, texts in a row, or sentences)."""
+
+    key: str
+    values: Mapping[str, Value] = field(default_factory=dict)
+
+    def plain(self, lang: Lang = "en") -> str:
+        """As text without marks.
+
+        >>> said("gallery.original").plain("zh")
+        '原图'
+        """
+        return self._dressed(lang, lambda pattern: re.sub(r"`|\*\*", "", pattern), str)
+
+    def html(self, lang: Lang = "en") -> str:
+        """As HTML: `code` and **strong** become tags, every value is escaped."""
+        return self._dressed(lang, _tags, escape)
+
+    def _dressed(
+        self, lang: Lang, pattern: Callable[[str], str], value: Callable[[str], str]
+    ) -> str:
+        def written(given: Value) -> str:
+            if isinstance(given, Said):
+                return given._dressed(lang, pattern, value)
+            return value(given if isinstance(given, str) else BETWEEN[lang].join(given))
+
+        return pattern(word(self.key, lang)).format(
+            **{k: written(v) for k, v in self.values.items()}
+        )
+
+
+def said(key: str, **values: Value) -> Said:
+    """A sentence of the table with its values."""
+    return Said(key, values)
+
+
+def word(key: str, lang: Lang = "en") -> str:
+    """An entry of the table as it stands.
+
+    >>> word("column.leakage"), word("column.leakage", "zh")
+    ('Leakage', '泄露')
+    """
+    return LOCALE[lang][key]
+
+
+def known(prefix: str, value: str, lang: Lang) -> str:
+    """The word for a value of a record, such as an access; itself where the table has none.
+
+    >>> known("access", "black-box", "zh"), known("access", "other", "zh")
+    ('黑盒', 'other')
+    """
+    key = f"{prefix}.{value}"
+    return LOCALE[lang].get(key, value)
+
+
+def listed(items: Sequence[str], lang: Lang) -> str:
+    """Names in a row."""
+    return BETWEEN[lang].join(items)
+
+
+def language(name: str) -> Lang:
+    """The language of a name; raises ConfigError naming those there are."""
+    for lang in LANGS:
+        if lang == name:
+            return lang
+    raise ConfigError(unknown("language", name, LANGS))
+
+
+def _tags(pattern: str) -> str:
+    safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(pattern, quote=False))
+    return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", safe)

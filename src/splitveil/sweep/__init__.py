@@ -1,1 +1,0 @@
-"""Front and hypervolume of many runs."""
