@@ -115,26 +115,25 @@ def test_a_finished_trial_is_not_repeated_and_a_failing_one_is_named(
     linear = {name: PROFILES["smoke"][name] for name in ("mean", "class-mean", "linear")}
     monkeypatch.setattr(runner, "ranking_attacks", lambda *_: linear)
     config = make_config({"dataset": "digits", "epochs": 1, "runs_dir": str(tmp_path)})
-    first = rank_clients([TINY[0], WIDE, TINY[1]], config, "smoke")
-    assert {c["net"] for c in first.clients} == {c.net for c in TINY}
-    assert list(first.failed) == [WIDE.net]
-    assert "needs images of at least 16×16" in first.failed[WIDE.net]
-    assert (scores := [c["score"] for c in first.clients]) == sorted(scores)[::-1]
+    first, failed = rank_clients([TINY[0], WIDE, TINY[1]], config, "smoke")
+    assert {c["net"] for c in first} == {c.net for c in TINY}
+    assert list(failed) == [WIDE.net]
+    assert "needs images of at least 16×16" in failed[WIDE.net]
+    assert (scores := [c["score"] for c in first]) == sorted(scores)[::-1]
 
-    run = load_run(first.clients[0]["run"])
+    run = load_run(first[0]["run"])
     assert run.path.parent == tmp_path / "advisor"
     saved = json.loads((run.path / "trial.json").read_text(encoding="utf-8"))["found"]
     assert saved == validate_on_val(run, linear)
-    assert first.clients[0]["leakage"] == 1 - saved["mse"] / saved["ceiling"]
+    assert first[0]["leakage"] == 1 - saved["mse"] / saved["ceiling"]
 
     def forbidden(*_: object, **__: object) -> None:
         raise RuntimeError("a finished trial was trained again")
 
     monkeypatch.setattr(runner, "fit", forbidden)
-    again = rank_clients(TINY, config, "smoke")
-    assert (again.clients, again.failed) == (first.clients, {})
+    assert rank_clients(TINY, config, "smoke") == (first, {})
     (run.path / "trial.json").write_text("{", encoding="utf-8")
-    broken = rank_clients(TINY, config, "smoke")
-    assert list(broken.failed.values()) == ["a finished trial was trained again"]
+    _, broken = rank_clients(TINY, config, "smoke")
+    assert list(broken.values()) == ["a finished trial was trained again"]
     with pytest.raises(RunError, match=r"no trial came to an end: .*trained again"):
         rank_clients(TINY, replace(config, seed=3), "smoke")

@@ -163,17 +163,14 @@ def show_ranking(
     if image is not None and parse_image(image) != images:
         raise ConfigError(f"the images of '{config.dataset}' are {images}; leave out --image")
     with LiveTable(console.err) as table:
-        ranking = rank_clients(contenders(images, **budget), config, profile, table)
-    for net, error in ranking.failed.items():
+        rows, failed = rank_clients(contenders(images, **budget), config, profile, table)
+    for net, error in failed.items():
         console.warn(f"{net} failed: {error}")
-    rows = ranking.clients
     if json_:
-        console.show_json({
-            "dataset": config.dataset, "defence": config.defence, "epochs": config.epochs,
-            "seed": config.seed, "profile": profile, "image_shape": images, "score": SCORE,
-            "clients": rows,
-            "failed": [{"net": net, "error": error} for net, error in ranking.failed.items()],
-        })  # fmt: skip
+        said = {key: getattr(config, key) for key in ("dataset", "defence", "epochs", "seed")}
+        said |= {"profile": profile, "image_shape": images, "score": SCORE, "clients": rows}
+        said["failed"] = [{"net": net, "error": error} for net, error in failed.items()]
+        console.show_json(said)
         return
     end = "none answers better than chance; give them more --epochs"
     if rows[0]["score"] > 0:

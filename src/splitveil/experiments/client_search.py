@@ -32,19 +32,6 @@ class Contender:
     wire_floats: int
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """What trials found on validation images, and the errors of those that failed, by net.
-
-    A client has its costs, its numbers, its score and `run`, its folder, best score first; `mse` is
-    that of the strongest attack, `attack` its name. `pareto`: no other is at least as accurate and
-    as private, and better in one of them.
-    """
-
-    clients: list[Json]
-    failed: dict[str, str]
-
-
 def contenders(
     image_shape: Shape,
     *,
@@ -122,11 +109,17 @@ def rank_clients(
     config: RunConfig,
     profile: str,
     progress: LiveTable | None = None,
-) -> Ranking:
+) -> tuple[list[Json], dict[str, str]]:
     """Train and attack every client as `config` says, below `runs_dir`/advisor, and rank them.
 
     A trial that was finished with the same settings is read, not repeated, and one that was
     stopped goes on; one that fails is named, and tried again the next time.
+
+    Returns:
+        What was found on validation images, best score first: the client's costs, its numbers
+        (`mse` is that of the strongest attack, `attack` its name), its score and `run`, its folder;
+        `pareto`: no other is at least as accurate and as private, and better in one of them. And
+        the errors of trials that failed, by net.
     """
     ranking_attacks(profile)
     dataset = load(config.dataset, config.data_dir)
@@ -150,4 +143,4 @@ def rank_clients(
     if not found:
         told = "; ".join(f"{net}: {error}" for net, error in failed.items())
         raise RunError(f"no trial came to an end: {told or 'there was no client to try'}")
-    return Ranking(ranked(found), failed)
+    return ranked(found), failed

@@ -181,7 +181,7 @@ def finished(experiment: Experiment, folder: Path, profile: str) -> list[Group]:
             continue
         try:
             other, data = read_folder(file.parent)
-            (record,) = find_records([file]).groups[0].records
+            [group] = find_records([file]).groups
         except SplitVeilError as err:
             log.warning("%s is left out of the table: %s", row, err)
             continue
@@ -189,10 +189,10 @@ def finished(experiment: Experiment, folder: Path, profile: str) -> list[Group]:
         alike = (
             (_shared(other), data, other.defence) == (_shared(config), built, row)
             and build_defence(other).settings() == build_defence(own).settings()
-            and attacked(record, profile, experiment.aux, _attacks(experiment, profile))
+            and attacked(group.records[0], profile, experiment.aux, _attacks(experiment, profile))
         )
         if alike:
-            found.append(Group(row, ((record,),)))
+            found.append(group)
     return found
 
 
