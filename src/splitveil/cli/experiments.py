@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splitveil.cli import console
-from splitveil.cli.console import JsonFlag, RunsDir, print_lines, show_runs, start
+from splitveil.cli.console import DataDir, Device, JsonFlag, RunsDir, print_lines, show_runs, start
 from splitveil.cli.lists import COSTS, MEASURED, Shape, in_words, show_cuts, show_listing
 from splitveil.errors import ConfigError, unknown
 
@@ -18,8 +18,6 @@ ANY_IMAGE = "3x32x32"
 INTERRUPTED = 130  # exit code
 Dataset = Annotated[str | None, typer.Option(help="See `splitveil datasets`.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the runs.")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
-DataDir = Annotated[str | None, typer.Option(help="Where datasets lie.")]
 
 
 def demo(

@@ -102,10 +102,8 @@ def defences(json_: JsonFlag = False) -> None:
     """
     from splitveil.defences.catalogue import DEFENCES
 
-    if json_:
-        show_json({name: asdict(d) for name, d in DEFENCES.items()})
-    else:
-        show_catalogue("Defences", {n: d.summary for n, d in DEFENCES.items()}, json_=False)
+    summaries = {n: d.summary for n, d in DEFENCES.items()}
+    show_catalogue("Defences", summaries, {n: asdict(d) for n, d in DEFENCES.items()}, json_=json_)
 
 
 def attacks(json_: JsonFlag = False) -> None:
@@ -132,8 +130,7 @@ def recipes(json_: JsonFlag = False) -> None:
     """
     from splitveil.config.recipes import NAMED_RECIPES
 
-    if json_:
-        named = NAMED_RECIPES.items()
-        show_json({n: {"summary": r.summary, "options": dict(r.options)} for n, r in named})
-    else:
-        show_catalogue("Recipes", {n: r.summary for n, r in NAMED_RECIPES.items()}, json_=False)
+    summaries = {n: r.summary for n, r in NAMED_RECIPES.items()}
+    show_catalogue(
+        "Recipes", summaries, {n: asdict(r) for n, r in NAMED_RECIPES.items()}, json_=json_
+    )
