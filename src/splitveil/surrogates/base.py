@@ -218,7 +218,7 @@ class FirstCall:
             bad = int((~torch.isfinite(z)).any(1).sum())
             raise DataError(
                 f"z must be finite, got NaN or infinity in {bad} of {len(z)} samples; "
-                "look at the encoder's output before adding a penalty"
+                "the encoder has diverged: look at its output, or lower its learning rate"
             )
         self.over = True
 
@@ -260,6 +260,13 @@ def one_of(name: str, got: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got '{got}'")
 
 
+def at_least_one(**sizes: int) -> None:
+    """Refuse sizes below 1."""
+    for name, got in sizes.items():
+        if got < 1:
+            raise ConfigError(f"{name} must be at least 1, got {got}")
+
+
 def positive(*, zero: bool = False, **numbers: float) -> None:
     """Refuse numbers that are not finite and positive (or zero, where that is allowed)."""
     bound = "≥ 0" if zero else "> 0"
@@ -286,10 +293,6 @@ class ClassBank(nn.Module):
 
     def __init__(self, num_classes: int, capacity: int, feature_dim: int) -> None:
         super().__init__()
-        sizes = {"num_classes": num_classes, "capacity": capacity, "feature_dim": feature_dim}
-        for name, got in sizes.items():
-            if got < 1:
-                raise ConfigError(f"a bank's {name} must be at least 1, got {got}")
         self.register_buffer("rows", torch.zeros(num_classes, capacity, feature_dim))
         self.register_buffer("held", torch.zeros(num_classes, dtype=torch.long))
         self.register_buffer("head", torch.zeros(num_classes, dtype=torch.long))
@@ -321,15 +324,6 @@ class ClassBank(nn.Module):
         self.rows[kind, position] = torch.where(some[:, None], source, self.rows[kind, position])
         self.head.copy_((self.head + finite) % capacity)
         self.held.copy_((self.held + finite).clamp_max(capacity))
-
-
-def make_bank(num_classes: int, capacity: int, feature_dim: int) -> ClassBank | None:
-    """A bank of `capacity` rows per class; None for 0."""
-    if capacity < 0:
-        raise ConfigError(
-            f"bank must be a number of rows per class ≥ 0, got {capacity}; 0 means no bank"
-        )
-    return ClassBank(num_classes, capacity, feature_dim) if capacity else None
 
 
 def join(
@@ -375,14 +369,23 @@ def join(
 
 
 class BankedSurrogate(nn.Module):
-    """A surrogate whose batches the `bank` joins; its own constructor makes bank and `skips`."""
+    """A surrogate whose batches are joined by a bank of `bank` rows per class; 0 means none.
 
-    bank: ClassBank | None
+    `skips` counts the gradients that were not finite and became 0.
+    """
+
     skips: Tensor | None
 
-    def __init__(self, feature_dim: int, num_classes: int) -> None:
+    def __init__(self, feature_dim: int, num_classes: int, bank: int) -> None:
         super().__init__()
+        at_least_one(feature_dim=feature_dim, num_classes=num_classes)
+        if bank < 0:
+            raise ConfigError(
+                f"bank must be a number of rows per class ≥ 0, got {bank}; 0 means no bank"
+            )
         self.feature_dim, self.num_classes = feature_dim, num_classes
+        self.bank = ClassBank(num_classes, bank, feature_dim) if bank else None
+        self.register_buffer("skips", torch.zeros((), dtype=torch.long))
         self._first = FirstCall()
 
     def batch_of(self, z: Tensor, y: Tensor) -> ClassBatch:

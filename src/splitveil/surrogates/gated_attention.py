@@ -14,9 +14,9 @@ from splitveil.surrogates.base import (
     ClassBatch,
     Moments,
     Statistic,
+    at_least_one,
     class_moments,
     effective_sample_size,
-    make_bank,
     one_of,
     positive,
     segment_softmax,
@@ -30,12 +30,7 @@ from splitveil.surrogates.gates import (
     snr_gate,
     soft_threshold,
 )
-from splitveil.surrogates.rate import (
-    check_noise,
-    diagonal_rate,
-    intra_class_mse,
-    rate_diagnostics,
-)
+from splitveil.surrogates.rate import check_noise, compare_rates, diagonal_rate, intra_class_mse
 from splitveil.types import SurrogateOutput
 
 Form = Literal["gated", "hinge", "trace"]
@@ -79,10 +74,7 @@ class GatedAttentionPooling(nn.Module):
     def __init__(self, feature_dim: int, hidden_dim: int | None = None, bias: bool = True) -> None:
         super().__init__()
         hidden = min(512, max(64, feature_dim // 4)) if hidden_dim is None else hidden_dim
-        if feature_dim < 1 or hidden < 1:
-            raise ConfigError(
-                f"feature_dim and hidden_dim must be at least 1, got {feature_dim} and {hidden}"
-            )
+        at_least_one(feature_dim=feature_dim, hidden_dim=hidden)
         self.value = nn.Linear(feature_dim, hidden, bias=bias)
         self.gate = nn.Linear(feature_dim, hidden, bias=bias)
         self.score = nn.Linear(hidden, 1, bias=bias)
@@ -120,8 +112,6 @@ class GatedAttentionCEM(BankedSurrogate):
     `bank` rows of each class join the batch's in every statistic and under the attention.
     """
 
-    skips: Tensor
-
     def __init__(
         self,
         feature_dim: int,
@@ -148,7 +138,7 @@ class GatedAttentionCEM(BankedSurrogate):
         slot_power: float = 2.0,
         bank: int = 0,
     ) -> None:
-        super().__init__(feature_dim, num_classes)
+        super().__init__(feature_dim, num_classes, bank)
         one_of("form", form, ("gated", "hinge", "trace"))
         one_of("attention", attention, ("minimise", "maximise", "uniform"))
         one_of("penalty", penalty or "rate", ("rate",))
@@ -171,8 +161,6 @@ class GatedAttentionCEM(BankedSurrogate):
         self.pooling = GatedAttentionPooling(feature_dim, hidden_dim, bias)
         gates = form == "gated" and penalty is None
         self.dimension_gate = DimensionGate(feature_dim) if gates else None
-        self.bank = make_bank(num_classes, bank, feature_dim)
-        self.register_buffer("skips", torch.zeros((), dtype=torch.long))
 
     def weights(self, batch: ClassBatch) -> Float[Tensor, " n"]:
         """Attention weight of each sample within its class."""
@@ -210,14 +198,13 @@ class GatedAttentionCEM(BankedSurrogate):
             x = plain_layernorm(batch.z) if self.statistic == "layernorm" else batch.z
             weight = self.weights(batch)
             moments = class_moments(x, weight, batch.y, batch.num_classes)
+            own = batch.average(diagonal_rate(moments.var.detach(), self.noise_std))
             diagnostics = {
                 "attention_weights": weight.detach()[: batch.own],
                 "effective_sample_size": effective_sample_size(weight.detach(), batch),
-            } | rate_diagnostics(moments.var, batch, self.noise_std)
-            per_class = self.penalties(moments, batch, diagnostics)
-            loss = batch.average(per_class)
+            } | compare_rates(own, batch, self.noise_std)
             return SurrogateOutput(
-                loss=loss,
+                loss=batch.average(self.penalties(moments, batch, diagnostics)),
                 intra_mse=intra_class_mse(x, moments.mean.detach(), batch),
                 diagnostics=diagnostics,
             )

@@ -42,19 +42,6 @@ class _FastLinear(torch.autograd.Function):
             return grad @ weight, grad.T @ x, grad.sum(0) if ctx.biased else None
 
 
-def fast_linear(
-    x: Float[Tensor, "n i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None
-) -> Float[Tensor, "n o"]:
-    """The map x Wᵀ + b; on a GPU with products rounded to TF32, which attention can bear.
-
-    Statistics of z never come through here.
-    """
-    if not x.is_cuda:
-        return F.linear(x, weight, bias)
-    made: Tensor = _FastLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return made
-
-
 class Held(dict[str, Tensor]):
     """The parameters of a module by name, behind one guard, as a surrogate uses them.
 
@@ -68,8 +55,15 @@ class Held(dict[str, Tensor]):
         super().__init__(zip(names, guard_together(parameters, sign, skips), strict=True))
 
     def linear(self, name: str, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
-        """The module's linear layer `name` applied to x."""
-        return fast_linear(x, self[f"{name}.weight"], self.get(f"{name}.bias"))
+        """The module's linear layer `name` applied to x.
+
+        On a GPU products are rounded to TF32, which attention can bear; statistics of z never come
+        through here.
+        """
+        weight, bias = self[f"{name}.weight"], self.get(f"{name}.bias")
+        make = _FastLinear.apply if x.is_cuda else F.linear
+        made: Tensor = make(x, weight, bias)
+        return made
 
 
 def plain_layernorm(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:

@@ -14,6 +14,7 @@ from splitveil.errors import ConfigError, DataError
 from splitveil.gradient import scale_gradient
 from splitveil.surrogates.base import (
     FirstCall,
+    at_least_one,
     class_batch,
     class_count,
     class_moments,
@@ -117,10 +118,7 @@ class KMeansCEM(nn.Module):
         super().__init__()
         one_of("form", form, ("hinge", "logdet"))
         one_of("covariance", covariance, ("diagonal", "full"))
-        sizes = {"clusters": clusters, "feature_dim": feature_dim, "num_classes": num_classes}
-        for name, got in sizes.items():
-            if got < 1:
-                raise ConfigError(f"{name} must be at least 1, got {got}; CEM uses 5 clusters")
+        at_least_one(clusters=clusters, feature_dim=feature_dim, num_classes=num_classes)
         positive(zero=True, noise_std=noise_std, var_threshold=var_threshold, gamma=gamma)
         if form == "logdet":
             check_noise(noise_std)
@@ -295,13 +293,7 @@ class KMeansCEM(nn.Module):
 
     def _checked(self, z: Tensor, y: Tensor) -> tuple[Float[Tensor, "n d"], Int[Tensor, " n"]]:
         """Flat features in float32 or better and labels, after checks that may sync."""
-        batch = class_batch(z.detach(), y.cpu(), self.feature_dim, self.num_classes, UNCHECKED)
-        if not bool(torch.isfinite(batch.z).all()):
-            bad = int((~torch.isfinite(batch.z)).any(1).sum())
-            raise DataError(
-                f"refit needs finite features, got {bad} samples with NaN or infinity "
-                f"among {len(batch.z)}; the encoder has diverged: lower its learning rate"
-            )
+        batch = class_batch(z.detach(), y.cpu(), self.feature_dim, self.num_classes, FirstCall())
         return batch.z, batch.y.to(z.device)
 
     def _clustered(

@@ -18,7 +18,6 @@ from splitveil.surrogates.base import (
     BankedSurrogate,
     ClassBatch,
     class_moments,
-    make_bank,
     one_of,
     positive,
     uniform_weights,
@@ -116,18 +115,6 @@ def true_rate(batch: ClassBatch, noise_std: float) -> Float[Tensor, ""]:
         return batch.average(diagonal_rate(var, noise_std))
 
 
-def rate_diagnostics(
-    var: Float[Tensor, "c d"], batch: ClassBatch, noise_std: float
-) -> dict[str, Tensor]:
-    """`true_rate`, and what the surrogate's own variances say as a share of it.
-
-    `surrogate_to_true` is the diagonal rate of `var` over the true rate: 1 for an honest
-    estimator, near 0 for one that has talked its own estimate down.
-    """
-    own = batch.average(diagonal_rate(var.detach(), noise_std))
-    return compare_rates(own, batch, noise_std)
-
-
 def compare_rates(
     own: Float[Tensor, ""],
     batch: ClassBatch,
@@ -136,6 +123,7 @@ def compare_rates(
 ) -> dict[str, Tensor]:
     """The true rate, a surrogate's own one as a share of it, and the bank's rows per class.
 
+    The share is 1 for an honest estimator, near 0 for one that has talked its own estimate down.
     `true` spares the second look at the batch where the caller has it already. Where there is
     nothing to see, no class with a spread, nothing is hidden either: the share is 1. Without noise
     both are NaN, whatever `own` is.
@@ -177,12 +165,12 @@ class Rate(BankedSurrogate):
         covariance: Covariance = "diagonal",
         bank: int = 0,
     ) -> None:
-        super().__init__(feature_dim, num_classes)
+        super().__init__(feature_dim, num_classes, bank)
         one_of("covariance", covariance, ("diagonal", "full"))
         check_noise(noise_std)
         self.noise_std, self.covariance = noise_std, covariance
-        self.bank = make_bank(num_classes, bank, feature_dim)
-        self.register_buffer("skips", torch.zeros((), dtype=torch.long) if bank else None)
+        if not bank:
+            self.skips = None  # without a bank no gradient is scaled, so none can be skipped
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Rate of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""

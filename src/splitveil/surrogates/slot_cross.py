@@ -9,15 +9,14 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.errors import ConfigError
 from splitveil.surrogates.base import (
     Attention,
     BankedSurrogate,
     ClassBatch,
     Moments,
     Statistic,
+    at_least_one,
     class_moments,
-    make_bank,
     one_of,
     positive,
     segment_sum,
@@ -114,8 +113,6 @@ class SlotCrossAttentionCEM(BankedSurrogate):
     `bank` rows of each class go through slots and statistics with the batch's own.
     """
 
-    skips: Tensor
-
     def __init__(
         self,
         feature_dim: int,
@@ -146,18 +143,14 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         eps: float = 1e-6,
         bank: int = 0,
     ) -> None:
-        super().__init__(feature_dim, num_classes)
+        super().__init__(feature_dim, num_classes, bank)
         one_of("attention", attention, ("minimise", "maximise", "uniform"))
         one_of("penalty", penalty or "rate", ("rate",))
         if statistic is None:
             statistic = "raw" if penalty == "rate" else "layernorm"
         one_of("statistic", statistic, ("layernorm", "raw"))
         width = feature_dim if slot_dim is None else slot_dim
-        if min(feature_dim, num_classes, width) < 1:
-            raise ConfigError(
-                "feature_dim, num_classes and slot_dim must be at least 1, "
-                f"got {feature_dim}, {num_classes} and {slot_dim}"
-            )
+        at_least_one(slot_dim=width)
         noise = reg_strength if noise_std is None else noise_std
         positive(eps=eps)
         positive(zero=True, noise_std=noise, gamma=gamma)
@@ -184,8 +177,6 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         measured = feature_dim if statistic == "raw" else width
         self.dimension_gate = None if penalty == "rate" else DimensionGate(measured)
         self.shutoff = EarlyShutoff(early_shut_steps, early_hard_thresh, early_gate_thresh)
-        self.bank = make_bank(num_classes, bank, feature_dim)
-        self.register_buffer("skips", torch.zeros((), dtype=torch.long))
 
     def assign(
         self, batch: ClassBatch, temperature: Float[Tensor, ""]

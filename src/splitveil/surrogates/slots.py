@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
 from splitveil.rng import normal_like, stream
-from splitveil.surrogates.base import Moments, one_of, positive, segment_sum
+from splitveil.surrogates.base import Moments, at_least_one, one_of, positive, segment_sum
 from splitveil.surrogates.gates import Held, plain_layernorm
 
 Aggregate = Literal["mean", "sum"]
@@ -43,9 +43,7 @@ def collect(
     eps: float,
 ) -> Float[Tensor, "c s d"]:
     r"""What each slot receives: u_k = Σ_n A_nk v_n, divided by Σ_n A_nk + ε for the mean."""
-    parts = einsum(share, value, "n s, n d -> n s d")
-    total = segment_sum(rearrange(parts, "n s d -> n (s d)"), y, num_classes)
-    total = rearrange(total, "c (s d) -> c s d", s=share.shape[1])
+    total = _class_sums(einsum(share, value, "n s, n d -> n s d"), y, num_classes)
     if aggregate == "sum":
         return total
     return total / (segment_sum(share, y, num_classes)[:, :, None] + eps)
@@ -80,10 +78,7 @@ class SlotAttention(nn.Module):
         super().__init__()
         one_of("aggregate", aggregate, ("mean", "sum"))
         positive(eps=eps)
-        sizes = {"dim": dim, "num_slots": num_slots, "num_iterations": num_iterations}
-        for name, got in sizes.items():
-            if got < 1:
-                raise ConfigError(f"{name} must be at least 1, got {got}")
+        at_least_one(dim=dim, num_slots=num_slots, num_iterations=num_iterations)
         self.num_slots, self.num_iterations = num_slots, num_iterations
         self.aggregate, self.eps = aggregate, eps
         self.mean = nn.Parameter(torch.randn(dim) / math.sqrt(dim))
