@@ -7,11 +7,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.attacks.base import Budget, fresh_weights, minimise, need_aux
+from splitveil.attacks.base import QUERIES, Budget, fresh_weights, minimise, need_aux
 from splitveil.errors import AuditError
 from splitveil.types import Access, BlackBox, Labelled, Observation, Progress, silent
 
-QUERIES = 1000  # images per query
 SHOWN = 5000  # images that features are standardised by
 MAX_VALUES = 256  # of one attribute
 HEADS = ("linear", "mlp")

@@ -5,33 +5,26 @@ On a GPU every step of a fit or a descent is replayed from a graph.
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Generator, Tensor, nn
 
-from splitveil.errors import AuditError, ConfigError
+from splitveil.errors import AuditError, Range
 from splitveil.graphs import Step, captured, set_rate
 from splitveil.rng import seeded_globals, stream
-from splitveil.types import (
-    Access,
-    Attack,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    WhiteBox,
-    silent,
-)
+from splitveil.types import BlackBox, Fitted, Labelled, Observation, Progress, silent
 
+Count = Annotated[int, Range(1)]
+NonNegative = Annotated[float, Range(0)]
 Schedule = Literal["one-cycle", "cosine"]
 Search = Callable[[Observation], tuple[Tensor, Tensor]]  # prior means and guesses (n, …)
 SAY_EVERY = 50  # steps between two words to the progress display
+QUERIES = 1000  # images per query
 PROBED = 1000  # aux images whose sendings are measured
 REFERENCE = 3 * 32 * 32  # values of the images for which `limit` and `chunk` are told
 LEAST = 8
@@ -303,41 +296,20 @@ def count_for(count: int, values: int) -> int:
     return max(min(count, LEAST), count * REFERENCE // values)
 
 
-def check_search(attack: object, start: Attack, least: Mapping[str, int]) -> None:
-    """Refuse a search whose numbers are below `least`, or whose start needs repeats."""
-    check_least(attack, least)
-    if start.access == Access.REPEATS:
-        raise ConfigError("start must work from one sending per image, got one with repeats")
+def sent_aux(victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress) -> Tensor:
+    """z̃ (n, d) of every aux image, sent once."""
+    send, rows = victim.sender(aux.images), torch.arange(len(aux), device=aux.images.device)
+    parts = []
+    for some in torch.split(rows, QUERIES):
+        parts.append(send(some, generator).flatten(1))
+        progress(sum(map(len, parts)), len(aux), "queries")
+    return torch.cat(parts)
 
 
-def check_least(attack: object, least: Mapping[str, int]) -> None:
-    """Refuse settings that are below `least`, or not finite."""
-    for name, low in least.items():
-        value = getattr(attack, name)
-        if not low <= value < math.inf:
-            raise ConfigError(f"{name} must be finite and at least {low}, got {value}")
-
-
-def opened(victim: BlackBox, name: str) -> WhiteBox:
-    """The victim, if it is the white-box view that attack `name` needs."""
-    if not isinstance(victim, WhiteBox):
-        kind = type(victim).__name__
-        raise AuditError(f"{name} needs a white-box view, got {kind}; use victim.white_box()")
-    return victim
-
-
-def held_out(
-    aux: Labelled, least: int, name: str, generator: Generator
-) -> tuple[Labelled, Labelled]:
-    """A random tenth of aux to measure on, and the rest to fit on."""
-    need_aux(name, aux, least)
-    n = len(aux)
-    order = torch.randperm(n, generator=generator, device=generator.device)
-    held, used = torch.tensor_split(order.to(aux.images.device), [n // 10])
-    return (
-        Labelled(aux.images[held], aux.labels[held]),
-        Labelled(aux.images[used], aux.labels[used]),
-    )
+def tenth(n: int, generator: Generator, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows of a random tenth of n images to measure on, and of the rest to fit on."""
+    order = torch.randperm(n, generator=generator, device=generator.device).to(device)
+    return order[: n // 10], order[n // 10 :]
 
 
 class Descent:

@@ -249,6 +249,10 @@ class Decoder:
         return perceptual_loss(features)
 
 
+# What other attacks start from or wrap.
+SMALL = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
+
+
 def fused(attack: Attack) -> Attack:
     """The same attack; on a GPU torch compiles its decoders, wherever it has some.
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Generator, Tensor, nn
@@ -10,11 +11,12 @@ from torch.nn import functional as F
 
 from splitveil.attacks.base import (
     SAY_EVERY,
+    Count,
     InUnits,
+    NonNegative,
     batches,
     capturable,
     captured_for,
-    check_least,
     fresh_weights,
     measured_units,
     minimise,
@@ -23,7 +25,7 @@ from splitveil.attacks.base import (
     progress_part,
 )
 from splitveil.attacks.decoder import Decoder
-from splitveil.errors import ConfigError
+from splitveil.errors import ConfigError, Range, check_ranges
 from splitveil.graphs import set_rate
 from splitveil.nets import ResidualDecoder
 from splitveil.types import Access, BlackBox, Fitted, Labelled, Observation, Progress, silent
@@ -110,22 +112,20 @@ class Wgan:
 
     access: Access = Access.BLACK_BOX
     start: Decoder = START
-    width: int = 64
-    epochs: int = 150
-    min_steps: int = 0
-    batch_size: int = 128
-    n_critic: int = 10
-    critic_lr: float = 5e-3
-    generator_lr: float = 5e-4
-    penalty: float = 10.0
-    pixel_weight: float = 1500.0
-    min_aux: int = 2  # BatchNorm needs two
+    width: Count = 64
+    epochs: Annotated[int, Range(0)] = 150
+    min_steps: Annotated[int, Range(0)] = 0
+    batch_size: Annotated[int, Range(2)] = 128
+    n_critic: Count = 10
+    critic_lr: NonNegative = 5e-3
+    generator_lr: NonNegative = 5e-4
+    penalty: NonNegative = 10.0
+    pixel_weight: NonNegative = 1500.0
+    min_aux: Annotated[int, Range(2)] = 2  # BatchNorm needs two
     effort: float = 20.0
 
     def __post_init__(self) -> None:
-        counts = {"width": 1, "epochs": 0, "min_steps": 0, "batch_size": 2, "n_critic": 1}
-        rates = {"critic_lr": 0, "generator_lr": 0, "penalty": 0, "pixel_weight": 0}
-        check_least(self, counts | rates | {"min_aux": 2})
+        check_ranges(self)
         if self.start.loss != "mse":
             raise ConfigError(f"start must have the loss 'mse', got '{self.start.loss}'")
 
