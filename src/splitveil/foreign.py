@@ -18,7 +18,7 @@ from splitveil.errors import AuditError, ConfigError
 from splitveil.examining import Claim, NoServer, Subject, measure, record_of
 from splitveil.listening import LISTENED, check_noise, hear, hear_noise, sent_rate
 from splitveil.nets import Channel, GaussianNoise
-from splitveil.nets.cost import count_macs
+from splitveil.nets.cost import Cost
 from splitveil.rng import derive_seed, stream
 from splitveil.stranger import (
     Given,
@@ -217,7 +217,7 @@ def _examine(
     facts |= {
         "true_rate_nats": rate,
         "client": {
-            "macs": None if encoder is None else count_macs(encoder, shape),
+            "macs": None if encoder is None else Cost.of(encoder, shape).macs,
             "params": None if encoder is None else sum(p.numel() for p in encoder.parameters()),
             "wire_floats": floats,
         },

@@ -109,32 +109,40 @@ def minimise(
 
     run = captured_for(step, device, generator)
     net.train()
-    with no_capture_warning():
-        for index, chosen in enumerate(batches(n, batch, steps, generator, data[0].device)):
-            for static, whole in zip(inputs, data, strict=True):
-                static.copy_(whole[chosen])
-            set_rate(optimiser, budget.rate_at(index / steps))
-            run()
-            place, last = index % per_epoch, index == steps - 1
-            if last or place == per_epoch - 1:
-                means[index // per_epoch].copy_(running / (place + 1))
-                running.zero_()
-            if last or (index + 1) % SAY_EVERY == 0:
-                progress(index + 1, steps)
+    for index in fed_steps(steps, inputs, data, generator, progress):
+        set_rate(optimiser, budget.rate_at(index / steps))
+        run()
+        place = index % per_epoch
+        if index == steps - 1 or place == per_epoch - 1:
+            means[index // per_epoch].copy_(running / (place + 1))
+            running.zero_()
     optimiser.zero_grad(set_to_none=True)  # the last gradients live in the graph's memory
     return _whole_epochs(means.tolist(), steps % per_epoch, per_epoch)
 
 
-def batches(
-    n: int, batch: int, steps: int, generator: Generator, device: torch.device
-) -> Iterator[Tensor]:
-    """Rows (batch,) of each step; every epoch has a new order and drops what fills no batch."""
+def fed_steps(
+    steps: int,
+    inputs: Sequence[Tensor],
+    data: Sequence[Tensor],
+    generator: Generator,
+    progress: Progress,
+) -> Iterator[int]:
+    """Number of each step, before which `inputs` (batch, …) hold the next rows of `data` (n, …).
+
+    Every epoch has a new order and drops what fills no batch.
+    """
+    n, batch, device = len(data[0]), len(inputs[0]), data[0].device
     order = torch.empty(0)
-    for index in range(steps):
-        place = index % (n // batch)
-        if place == 0:
-            order = torch.randperm(n, generator=generator, device=generator.device).to(device)
-        yield order[place * batch : (place + 1) * batch]
+    with no_capture_warning():
+        for index in range(steps):
+            place = index % (n // batch)
+            if place == 0:
+                order = torch.randperm(n, generator=generator, device=generator.device).to(device)
+            for static, whole in zip(inputs, data, strict=True):
+                static.copy_(whole[order[place * batch : (place + 1) * batch]])
+            yield index
+            if index == steps - 1 or (index + 1) % SAY_EVERY == 0:
+                progress(index + 1, steps)
 
 
 def captured_for(step: Step, device: torch.device, generator: Generator) -> Step:

@@ -1,32 +1,12 @@
 """Attacks by name.
 
-To add an attack: a file with a frozen dataclass that has `access` and `fit`, a line in `ATTACKS`,
-and one in the profiles it belongs to. An attack never measures its own success.
+To add an attack: a file with a frozen dataclass that has `access` and `fit`, and a line in the
+profiles it belongs to, `paper` among them. An attack never measures its own success.
 """
 
 from collections.abc import Mapping
 
-from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest
-from splitveil.attacks.decoder import Decoder
-from splitveil.attacks.k_query import KQuery
-from splitveil.attacks.linear import Linear
-from splitveil.attacks.prior import Prior
-from splitveil.attacks.rmle import Rmle
-from splitveil.attacks.wgan import Wgan
+from splitveil.attacks.profiles import PROFILES
 from splitveil.types import Attack
 
-ATTACKS: Mapping[str, type[Attack]] = {
-    "mean": MeanImage,
-    "class-mean": ClassMean,
-    "nearest": Nearest,
-    "linear": Linear,
-    "decoder-small": Decoder,
-    "decoder": Decoder,
-    "decoder-large": Decoder,
-    "decoder-ssim": Decoder,
-    "decoder-perceptual": Decoder,
-    "rmle": Rmle,
-    "prior": Prior,
-    "gan": Wgan,
-    "k-query": KQuery,
-}
+ATTACKS: Mapping[str, type[Attack]] = {n: type(attack) for n, attack in PROFILES["paper"].items()}

@@ -10,18 +10,17 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.attacks.base import (
-    SAY_EVERY,
+    Budget,
     Count,
     InUnits,
     NonNegative,
-    batches,
     capturable,
     captured_for,
+    fed_steps,
     fresh_weights,
     measured_units,
     minimise,
     need_aux,
-    no_capture_warning,
     progress_part,
 )
 from splitveil.attacks.decoder import Decoder
@@ -141,7 +140,7 @@ class Wgan:
         >>> Wgan(epochs=2, batch_size=4).steps(10)
         4
         """
-        return max(self.epochs * (n // min(self.batch_size, n)), self.min_steps)
+        return Budget.of(self).steps(n)
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
@@ -218,18 +217,14 @@ class Wgan:
             captured_for(step, device, generator) for step in (learn_to_judge, learn_to_draw)
         )
         net.train()
-        with no_capture_warning():
-            for index, chosen in enumerate(batches(n, batch, steps, generator, device)):
-                rows.copy_(chosen)
-                x.copy_(images[rows])
-                fall = half_cosine(index / steps)
-                set_rate(judge, self.critic_lr * fall)
-                set_rate(forge, self.generator_lr * fall)
-                run_critic()
-                if (index + 1) % self.n_critic == 0:
-                    run_generator()
-                if index == steps - 1 or (index + 1) % SAY_EVERY == 0:
-                    progress(index + 1, steps)
+        data = (images, torch.arange(n, device=device))
+        for index in fed_steps(steps, (x, rows), data, generator, progress):
+            fall = half_cosine(index / steps)
+            set_rate(judge, self.critic_lr * fall)
+            set_rate(forge, self.generator_lr * fall)
+            run_critic()
+            if (index + 1) % self.n_critic == 0:
+                run_generator()
         for optimiser in (judge, forge):  # the last gradients live in the graphs' memory
             optimiser.zero_grad(set_to_none=True)
 

@@ -55,6 +55,9 @@ class Cost:
     def of(cls, client: nn.Module, image_shape: Shape) -> "Cost":
         """Count a client by passing one image of zeros through a copy of it.
 
+        Multiply-adds are those of convolutions and matrix products. Attention is counted by the
+        products it consists of, whichever fused kernel would run; so are functional calls.
+
         >>> Cost.of(nn.Linear(4, 3), (4,))
         Cost(macs=12, params=15, wire_shape=(3,), wire_floats=3)
         """
@@ -71,20 +74,6 @@ class Cost:
 def wire_shape(client: nn.Module, image_shape: Shape) -> Shape:
     """Shape of what a client makes of one image (c, h, w)."""
     return tuple(_passed(client, image_shape).shape[1:])
-
-
-def count_macs(module: nn.Module, input_shape: Shape) -> int:
-    """Multiply-adds of the convolutions and matrix products of `module` for one input.
-
-    Attention is counted by the products it consists of, whichever fused kernel would run; so are
-    functional calls.
-
-    >>> count_macs(nn.Conv1d(3, 5, 3), (3, 10))  # 8 places, 5 channels, 3·3 weights
-    360
-    """
-    with _counted() as counter:
-        _passed(module, input_shape)
-    return _macs(counter)
 
 
 @contextmanager
