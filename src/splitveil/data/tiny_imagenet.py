@@ -134,7 +134,7 @@ def in_archive(archive: Path) -> Iterator[Tree]:
                     f"{name} in {archive} has {member.file_size} bytes, more than any of the "
                     f"official ones; delete the archive and {TINY.again}"
                 )
-            with explained(archive, f"zip archive, seen at {name}", TINY.again):
+            with explained(archive, f"zip archive (at {name})", TINY.again):
                 return zipped.read(member)
 
         prefix = f"{TINY.folder}/"
