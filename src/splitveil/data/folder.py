@@ -30,7 +30,10 @@ Files = list[tuple[Path, int]]
 def read(request: Request) -> Dataset:
     """The images of a folder, classes in sorted order."""
     path = request.existing_path()
-    classes, files = listed(path)
+    parts = parts_of(path)
+    if len(parts) > 1:
+        check_same_classes(*parts)
+    classes, files = listed(parts)
     return make_dataset(
         f"folder:{path}",
         load(list(chain(*files)), request.progress),
@@ -40,13 +43,14 @@ def read(request: Request) -> Dataset:
     )
 
 
-def listed(path: Path) -> tuple[tuple[str, ...], list[Files]]:
-    """Names of the classes, and the files of train/ and test/ where both are there, or of all."""
+def parts_of(path: Path) -> list[Path]:
+    """The folders with class folders inside: train/ and test/ where both are there, or the one."""
     both = [path / "train", path / "test"]
-    divided = all(part.is_dir() for part in both)
-    if divided:
-        check_same_classes(*both)
-    parts = both if divided else [path]
+    return both if all(part.is_dir() for part in both) else [path]
+
+
+def listed(parts: Sequence[Path]) -> tuple[tuple[str, ...], list[Files]]:
+    """Names of the classes of the first part, and the files of each."""
     classes = class_names(parts[0])
     return classes, [list_files(part, classes) for part in parts]
 
@@ -113,7 +117,7 @@ def file_names(dataset: str) -> list[str] | None:
     if kind != "folder":
         return None
     root = Path(place).expanduser()
-    return [file.relative_to(root).as_posix() for file, _ in chain(*listed(root)[1])]
+    return [file.relative_to(root).as_posix() for file, _ in chain(*listed(parts_of(root))[1])]
 
 
 def load(files: Files, progress: Progress) -> Arrays:

@@ -18,8 +18,16 @@ from splitveil.gradient import scale_gradient
 Attention = Literal["minimise", "maximise", "uniform"]
 Statistic = Literal["layernorm", "raw"]
 
+# Shapes, in the symbols above.
+Rows = Float[Tensor, "n d"]
+Kinds = Int[Tensor, " n"]
+Number = Float[Tensor, ""]
+PerClass = Float[Tensor, " c"]
+ByClass = Float[Tensor, "c d"]
+PerSample = Float[Tensor, " n"]
 
-def class_count(y: Int[Tensor, " n"], num_classes: int, like: Tensor) -> Float[Tensor, " c"]:
+
+def class_count(y: Kinds, num_classes: int, like: Tensor) -> PerClass:
     """Samples per class, M_c, in the float type of `like`.
 
     >>> class_count(torch.tensor([0, 2, 2]), 3, torch.empty(0))
@@ -29,16 +37,12 @@ def class_count(y: Int[Tensor, " n"], num_classes: int, like: Tensor) -> Float[T
     return zeros.scatter_add_(0, y, torch.ones_like(y, dtype=like.dtype))
 
 
-def segment_sum(
-    x: Float[Tensor, "n d"], y: Int[Tensor, " n"], num_classes: int
-) -> Float[Tensor, "c d"]:
+def segment_sum(x: Rows, y: Kinds, num_classes: int) -> ByClass:
     """Sum of the rows of each class; an absent class gets 0."""
     return x.new_zeros(num_classes, x.shape[1]).index_add(0, y, x)
 
 
-def segment_softmax(
-    logits: Float[Tensor, " n"], y: Int[Tensor, " n"], num_classes: int
-) -> Float[Tensor, " n"]:
+def segment_softmax(logits: PerSample, y: Kinds, num_classes: int) -> PerSample:
     r"""Softmax over the samples of the same class.
 
     .. math:: \alpha_i = e^{a_i} / \sum_{j : y_j = y_i} e^{a_j}
@@ -105,9 +109,7 @@ class _ClassMoments(torch.autograd.Function):
         return weight[:, None] * pull, push, None, None
 
 
-def class_moments(
-    x: Float[Tensor, "n d"], weight: Float[Tensor, " n"], y: Int[Tensor, " n"], num_classes: int
-) -> Moments:
+def class_moments(x: Rows, weight: PerSample, y: Kinds, num_classes: int) -> Moments:
     r"""Moments of each class under weights that sum to 1 within it; two passes.
 
     .. math:: \mu_c = \sum_i \alpha_i x_i, \qquad \sigma_c^2 = \sum_i \alpha_i (x_i - \mu_c)^2
@@ -122,7 +124,7 @@ def class_moments(
     return Moments(*cast(tuple[Tensor, Tensor], moments))
 
 
-def uniform_weights(y: Int[Tensor, " n"], count: Float[Tensor, " c"]) -> Float[Tensor, " n"]:
+def uniform_weights(y: Kinds, count: PerClass) -> PerSample:
     """1/M_c for every sample of class c."""
     return 1.0 / count[y]
 
@@ -135,11 +137,11 @@ class ClassBatch:
     With a bank (see `join`) its rows follow the batch's `own` ones, and `count` is M_c + N_c.
     """
 
-    z: Float[Tensor, "n d"]
-    y: Int[Tensor, " n"]
-    count: Float[Tensor, " c"]
-    share: Float[Tensor, " c"]
-    counted: Float[Tensor, " c"]
+    z: Rows
+    y: Kinds
+    count: PerClass
+    share: PerClass
+    counted: PerClass
     own: int | None = None
 
     @property
@@ -148,7 +150,7 @@ class ClassBatch:
         return len(self.count)
 
     @property
-    def own_count(self) -> Float[Tensor, " c"]:
+    def own_count(self) -> PerClass:
         """M_c of the batch alone."""
         if self.own is None:
             return self.count
@@ -171,7 +173,7 @@ class ClassBatch:
         counted = (torch.arange(rows, device=y.device) < kept.sum()).to(count.dtype)
         return ClassBatch(self.z, y, count, count / max(len(y), 1), counted)
 
-    def average(self, per_class: Float[Tensor, " c"]) -> Float[Tensor, ""]:
+    def average(self, per_class: PerClass) -> Number:
         """Σ_c p_c v_c over the classes that count.
 
         p_c = M_c/B over all samples, not renormalised after the skip; `where` before the product
@@ -180,12 +182,12 @@ class ClassBatch:
         kept = torch.where(self.counted > 0, per_class, torch.zeros_like(per_class))
         return (self.share * kept).sum()
 
-    def plain_mean(self, per_class: Float[Tensor, " c"]) -> Float[Tensor, ""]:
+    def plain_mean(self, per_class: PerClass) -> Number:
         """Mean of v_c over the classes that count, each alike; 0 when there is none."""
         return (per_class * self.counted).sum() / self.counted.sum().clamp_min(1)
 
 
-def effective_sample_size(weight: Float[Tensor, " n"], batch: ClassBatch) -> Float[Tensor, ""]:
+def effective_sample_size(weight: PerSample, batch: ClassBatch) -> Number:
     r"""Share of a class's samples that the weights really use, mean over the classes that count.
 
     .. math:: \mathrm{ESS}_c = 1 / (M_c \sum_i \alpha_i^2) \in [1/M_c, 1]
@@ -205,7 +207,7 @@ class FirstCall:
 
     over: bool = False
 
-    def check(self, z: Float[Tensor, "n d"], y: Int[Tensor, " n"], num_classes: int) -> None:
+    def check(self, z: Rows, y: Kinds, num_classes: int) -> None:
         """Refuse features that are not finite and labels out of range."""
         if len(y) and not (self.over and y.device.type != "cpu"):
             low, high = (int(v) for v in torch.aminmax(y))
@@ -298,7 +300,7 @@ class ClassBank(nn.Module):
         self.register_buffer("head", torch.zeros(num_classes, dtype=torch.long))
 
     @torch.no_grad()
-    def push(self, z: Float[Tensor, "n d"], y: Int[Tensor, " n"]) -> None:
+    def push(self, z: Rows, y: Kinds) -> None:
         """Store the samples in their order, the oldest giving way; what is not finite is left out.
 
         Shapes and the number of operations depend on n alone and nothing is read by the host.

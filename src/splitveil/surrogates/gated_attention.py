@@ -11,8 +11,12 @@ from splitveil.errors import ConfigError
 from splitveil.surrogates.base import (
     Attention,
     BankedSurrogate,
+    ByClass,
     ClassBatch,
     Moments,
+    PerClass,
+    PerSample,
+    Rows,
     Statistic,
     at_least_one,
     class_moments,
@@ -36,7 +40,7 @@ from splitveil.types import SurrogateOutput
 Form = Literal["gated", "hinge", "trace"]
 
 
-def trace_penalty(var: Float[Tensor, "c d"], tau: float, eps: float) -> Float[Tensor, " c"]:
+def trace_penalty(var: ByClass, tau: float, eps: float) -> PerClass:
     r"""Form `trace` (R2 §5.2): max(0, log(v_c + ε) − log(τ + ε)), v_c = Σ_j σ²_cj.
 
     v_c is a sum over d dimensions, so τ is not per dimension here.
@@ -44,9 +48,7 @@ def trace_penalty(var: Float[Tensor, "c d"], tau: float, eps: float) -> Float[Te
     return torch.relu(torch.log(var.sum(1) + eps) - math.log(tau + eps))
 
 
-def log_excess(
-    var: Float[Tensor, "c d"], tau: float, eps: float, gamma: float
-) -> Float[Tensor, "c d"]:
+def log_excess(var: ByClass, tau: float, eps: float, gamma: float) -> ByClass:
     r"""log(max(σ², ε) + γ) − log(τ + γ): how far a log-variance stands above the threshold."""
     return torch.log(var.clamp_min(eps) + gamma) - math.log(tau + gamma)
 
@@ -79,9 +81,7 @@ class GatedAttentionPooling(nn.Module):
         self.gate = nn.Linear(feature_dim, hidden, bias=bias)
         self.score = nn.Linear(hidden, 1, bias=bias)
 
-    def logits(
-        self, x: Float[Tensor, "n d"], sign: float = 1.0, skips: Tensor | None = None
-    ) -> Float[Tensor, " n"]:
+    def logits(self, x: Rows, sign: float = 1.0, skips: Tensor | None = None) -> PerSample:
         """Attention logits; `sign` = −1 turns the parameters into an adversary."""
         held = Held(self, sign, skips)
         value = torch.tanh(held.linear("value", x))
@@ -162,7 +162,7 @@ class GatedAttentionCEM(BankedSurrogate):
         gates = form == "gated" and penalty is None
         self.dimension_gate = DimensionGate(feature_dim) if gates else None
 
-    def weights(self, batch: ClassBatch) -> Float[Tensor, " n"]:
+    def weights(self, batch: ClassBatch) -> PerSample:
         """Attention weight of each sample within its class."""
         if self.attention == "uniform":
             return uniform_weights(batch.y, batch.count)
@@ -173,7 +173,7 @@ class GatedAttentionCEM(BankedSurrogate):
 
     def penalties(
         self, moments: Moments, batch: ClassBatch, diagnostics: dict[str, Tensor]
-    ) -> Float[Tensor, " c"]:
+    ) -> PerClass:
         """R_c of each class; adds the gates' means to `diagnostics`."""
         if self.penalty == "rate":
             return diagonal_rate(moments.var, self.noise_std)

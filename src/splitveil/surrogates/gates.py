@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from splitveil.errors import ConfigError
 from splitveil.gradient import guard_together, scale_gradient
 from splitveil.graphs import tensor_cores
-from splitveil.surrogates.base import positive
+from splitveil.surrogates.base import ByClass, Number, PerClass, Rows, positive
 
 Scalar = float | Tensor
 
@@ -66,14 +66,12 @@ class Held(dict[str, Tensor]):
         return made
 
 
-def plain_layernorm(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def plain_layernorm(x: Rows) -> Rows:
     """LayerNorm over features, without affine parameters."""
     return F.layer_norm(x, x.shape[1:])
 
 
-def snr_gate(
-    mean: Float[Tensor, "c d"], var: Float[Tensor, "c d"], thresh: Scalar, sharp: Scalar, eps: float
-) -> Float[Tensor, "c d"]:
+def snr_gate(mean: ByClass, var: ByClass, thresh: Scalar, sharp: Scalar, eps: float) -> ByClass:
     r"""The "hard" gate of the reference documents: opens where the spread dominates the mean.
 
     .. math:: \mathrm{sigmoid}(k_{snr}(\sigma^2/(\mu^2+\varepsilon) - t_{snr}))
@@ -83,7 +81,7 @@ def snr_gate(
     return torch.sigmoid(sharp * (var / (mean.square() + eps) - thresh))
 
 
-def class_gate(share: Float[Tensor, " c"], a: Scalar, b: Scalar) -> Float[Tensor, " c"]:
+def class_gate(share: PerClass, a: Scalar, b: Scalar) -> PerClass:
     r"""Damps rare classes: sigmoid(a(p_c − b)).
 
     >>> class_gate(torch.tensor([0.05]), 10.0, 0.05)
@@ -92,9 +90,7 @@ def class_gate(share: Float[Tensor, " c"], a: Scalar, b: Scalar) -> Float[Tensor
     return torch.sigmoid(a * (share - b))
 
 
-def soft_threshold(
-    excess: Float[Tensor, "c d"], beta: Scalar, margin: Scalar
-) -> Float[Tensor, "c d"]:
+def soft_threshold(excess: ByClass, beta: Scalar, margin: Scalar) -> ByClass:
     r"""Smooth hinge of the log-variance excess: softplus(β(e − m))/β."""
     return F.softplus(beta * (excess - margin)) / beta
 
@@ -111,7 +107,7 @@ class DimensionGate(nn.Module):
         self.enter = nn.Linear(feature_dim, hidden)
         self.leave = nn.Linear(hidden, feature_dim)
 
-    def forward(self, log_var: Float[Tensor, "c d"], skips: Tensor | None) -> Float[Tensor, "c d"]:
+    def forward(self, log_var: ByClass, skips: Tensor | None) -> ByClass:
         """Gate in (0, 1) for each class and dimension."""
         held = Held(self, 1.0, skips)
         hidden = F.relu(held.linear("enter", plain_layernorm(log_var)))
@@ -173,7 +169,7 @@ class BoundedScalars(nn.Module):
             self.register_buffer(name, value, persistent=False)
         self.free = nn.Parameter(torch.zeros(len(bounds)))
 
-    def forward(self, skips: Tensor | None = None) -> dict[str, Float[Tensor, ""]]:
+    def forward(self, skips: Tensor | None = None) -> dict[str, Number]:
         """Present values by name.
 
         >>> {k: v.item() for k, v in BoundedScalars(gain=Bounded(3.0), edge=Bounded(0.0, 0.5))()

@@ -14,6 +14,8 @@ from splitveil.surrogates.base import (
     BankedSurrogate,
     ClassBatch,
     Moments,
+    Number,
+    PerClass,
     Statistic,
     at_least_one,
     class_moments,
@@ -37,21 +39,21 @@ from splitveil.surrogates.rate import compare_rates, intra_class_mse
 from splitveil.surrogates.shutoff import EarlyShutoff
 from splitveil.surrogates.slots import (
     GatedCrossAttention,
+    Shares,
     SlotAttention,
+    Slots,
     responsibilities,
     slot_moments,
 )
 from splitveil.types import SurrogateOutput
 
 
-def slot_entropy(share: Float[Tensor, "c s"]) -> Float[Tensor, " c"]:
+def slot_entropy(share: Float[Tensor, "c s"]) -> PerClass:
     """H(π) of each class, nats; 0·log 0 = 0, with a finite gradient."""
     return -(share * torch.log(share.clamp_min(torch.finfo(share.dtype).tiny))).sum(1)
 
 
-def slot_rate(
-    share: Float[Tensor, "c s"], var: Float[Tensor, "c s d"], noise_std: float
-) -> Float[Tensor, " c"]:
+def slot_rate(share: Float[Tensor, "c s"], var: Slots, noise_std: float) -> PerClass:
     r"""Rate of each class through its slots, nats per dimension; minimise it.
 
     .. math:: L_c = \frac1d \Bigl[H(\pi) + \sum_k \pi_k \tfrac12
@@ -67,12 +69,12 @@ def slot_rate(
     return (slot_entropy(share) + 0.5 * within) / var.shape[2]
 
 
-def slot_weights(share: Float[Tensor, "c s"], power: Float[Tensor, ""]) -> Float[Tensor, "c s"]:
+def slot_weights(share: Float[Tensor, "c s"], power: Number) -> Float[Tensor, "c s"]:
     r"""w̃_k ∝ π_k^γ: heavier slots count for more than their share (R1 eq. 18)."""
     return torch.softmax(power * torch.log(share.clamp_min(torch.finfo(share.dtype).tiny)), 1)
 
 
-def slot_sample_size(resp: Float[Tensor, "n s"], batch: ClassBatch) -> Float[Tensor, ""]:
+def slot_sample_size(resp: Shares, batch: ClassBatch) -> Number:
     r"""Share of a class's samples behind its slots' statistics, mean over classes with M_c ≥ 2.
 
     .. math:: \mathrm{ESS}_c = \sum_k \pi_k \frac{1}{M_c \sum_m \alpha_{mk}^2}
@@ -178,9 +180,7 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         self.dimension_gate = None if penalty == "rate" else DimensionGate(measured)
         self.shutoff = EarlyShutoff(early_shut_steps, early_hard_thresh, early_gate_thresh)
 
-    def assign(
-        self, batch: ClassBatch, temperature: Float[Tensor, ""]
-    ) -> tuple[Float[Tensor, "n w"], Float[Tensor, "n s"]]:
+    def assign(self, batch: ClassBatch, temperature: Number) -> tuple[Float[Tensor, "n w"], Shares]:
         """What is measured (x̃ or z) and the responsibilities of the slots for each sample."""
         uniform = batch.z.new_full((len(batch.z), self.num_slots), 1.0 / self.num_slots)
         if self.attention == "uniform" and self.statistic == "raw":
@@ -205,7 +205,7 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         batch: ClassBatch,
         scalars: dict[str, Tensor],
         gate: DimensionGate,
-    ) -> tuple[Float[Tensor, " c"], Float[Tensor, ""], Float[Tensor, ""]]:
+    ) -> tuple[PerClass, Number, Number]:
         """g_c L̂_c of each class, and the means of the soft and the hard gate."""
         mean = rearrange(moments.mean, "c s d -> (c s) d")
         var = rearrange(moments.var, "c s d -> (c s) d")
@@ -256,11 +256,7 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         self.shutoff.report()
 
     def diagnose(
-        self,
-        batch: ClassBatch,
-        resp: Float[Tensor, "n s"],
-        share: Float[Tensor, "c s"],
-        var: Float[Tensor, "c s d"],
+        self, batch: ClassBatch, resp: Shares, share: Float[Tensor, "c s"], var: Slots
     ) -> dict[str, Tensor]:
         """Responsibilities, and means over the classes that count; detached."""
         own = batch.average(slot_rate(share, var, self.noise_std))
