@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchmetrics.functional.image import structural_similarity_index_measure
 
 from splitveil.attacks import Decoder
+from splitveil.attacks.base import Budget
 from splitveil.attacks.decoder import (
     Features,
     anchored_ssim_loss,
@@ -23,7 +24,7 @@ from splitveil.attacks.decoder import (
 from splitveil.nets import Channel, GaussianNoise
 from splitveil.rng import stream
 from splitveil.similarity import window_matrix
-from splitveil.types import Labelled, Observation, Victim
+from splitveil.types import Labelled, Observation, Victim, silent
 
 CPU = torch.device("cpu")
 
@@ -152,7 +153,8 @@ def aux() -> Labelled:
 
 @pytest.fixture(scope="module")
 def features(aux: Labelled) -> Features:
-    return fit_features(aux, stream(0, "features"), steps=40, batch_size=32, device=CPU)
+    budget = Budget(epochs=0, min_steps=40, batch_size=32)
+    return fit_features(aux, stream(0, "features"), budget, CPU, silent)
 
 
 def test_features_tell_the_classes_apart_and_are_frozen(features: Features) -> None:
@@ -168,7 +170,8 @@ def test_features_tell_the_classes_apart_and_are_frozen(features: Features) -> N
 
 def test_features_depend_on_aux_and_seed_alone(aux: Labelled) -> None:
     def weights(aux: Labelled, seed: int) -> Tensor:
-        net = fit_features(aux, generator(seed), steps=3, batch_size=32, device=CPU)
+        budget = Budget(epochs=0, min_steps=3, batch_size=32)
+        net = fit_features(aux, generator(seed), budget, CPU, silent)
         return torch.cat([t.flatten().float() for t in net.state_dict().values()])
 
     state = torch.get_rng_state()

@@ -247,13 +247,12 @@ class Membership:
         probed = fit_probe(
             lambda z: z,
             known,
-            member.long()[:, None],
-            (2,),
+            {"member": member.long()},
             budget=self.budget,
             generator=generator,
             device=known.device,
         )
-        theirs, ours = (probed(z)[0].double().diff(dim=1).squeeze(1) for z in (asked, known))
+        theirs, ours = (probed(z)["member"].double().diff(dim=1).squeeze(1) for z in (asked, known))
         held = probed.held
         if bool(member[held].all() | ~member[held].any()):  # one side only
             held = torch.arange(len(member), device=known.device)

@@ -237,7 +237,7 @@ class Prior(ImageSearch):
         if self.net_steps:
             model = sharpened(model, used, held, generator, steps=self.net_steps)
         x, y = (t[: self.chunk].to(box.device) for t in (held.images, held.labels))
-        posterior = self._posterior(box, model, used.images, (x, y), generator)
+        posterior = self._posterior(box, model, used.images, Labelled(x, y), generator)
         seen = Observation(box.send(x, generator), y)
         errors = [(guide(seen) - x).square().mean() for guide in guides]
         better = int(torch.stack(errors).argmin())
@@ -273,17 +273,12 @@ class Prior(ImageSearch):
 
     @torch.no_grad()
     def _posterior(
-        self,
-        box: WhiteBox,
-        model: Factors,
-        images: Tensor,
-        held: tuple[Tensor, Tensor],
-        generator: Generator,
+        self, box: WhiteBox, model: Factors, images: Tensor, held: Labelled, generator: Generator
     ) -> Posterior:
         """The objective; what the model misses is measured on held-out images and labels."""
         facts = measure_channel(box, images, generator, self.draws)
-        x, y = held
-        drawn = model.redraw(x, model.known(y))
+        x = held.images
+        drawn = model.redraw(x, model.known(held.labels))
         spread = shrunk_spread((drawn - x).square())
         missed = (box.encoder(drawn) - box.encoder(x)).square().mean() / facts.scale
         slack = missed.nan_to_num(0.0, 0.0, 0.0).clamp_max(1)

@@ -145,16 +145,16 @@ def attribute_leaks(
                 f"scored images, got {tuple(values.shape)}"
             )
     generator = stream(seed, "leaks/attribute", device)
-    reader = attack.fit(view(case, attack.access, wire), case.aux, given.aux, generator)
-    read = reader(wire.seen)
+    probed = attack.fit(view(case, attack.access, wire), case.aux, given.aux, generator)
     some = attacked_rows(case.aux, ANSWERED)
     sent = finite(send_all(case.victim, case.aux.images[some], seed, "leaks/answers"))
     told = answer(case.head, sent)
     said: Json = {}
-    for name, predicted in read.items():
+    for name, logits in probed(wire.seen.z).items():
         aux, truth = given.aux[name].to(device), given.scored[name].to(device)
         usual = aux.bincount().argmax()
         by_answer = shares.from_answer(told, aux[some.to(device)], wire.seen.answer, usual)
+        predicted = logits.argmax(1)
         right = predicted == truth
         balanced, balanced_limits = shares.balanced_limits(predicted, truth)
         beyond = interval(Sample.of((right.double() - (by_answer == truth).double())[None]))
@@ -168,7 +168,7 @@ def attribute_leaks(
             "from_answer": share(by_answer == truth),
             "beyond_answer": beyond.mean,
             **named("beyond_answer", (beyond.low, beyond.high)),
-            "head": reader.heads[name],
+            "head": probed.picked[name],
             "n": len(right),
             "access": str(attack.access),
         }
