@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from splitveil.attacks.membership import OUTPUTS, WIRE, Membership
 from splitveil.attacks.reid import ReId
 from splitveil.audit import Case, intercept, metrics, run_attacks
 from splitveil.audit.leaks import PLANS, Guess, Plan, guess, leaks, membership_leaks
-from splitveil.audit.tables import Attributes
+from splitveil.audit.tables import Attributes, attributes_of
 from splitveil.errors import AuditError
 from splitveil.rng import stream
 from splitveil.types import Json, Labelled
@@ -221,7 +222,7 @@ def test_attributes_from_a_table_replace_the_simple_ones() -> None:
         "corner": (every[:, 0, 0, 0] > 0.5).long(),
         "coin": torch.randint(2, (600,), generator=stream(0, "coin")),
     }
-    given = Attributes.of(table, torch.arange(400), torch.arange(400, 600))
+    given = attributes_of(Path("table.csv"), table, torch.arange(400), torch.arange(400, 600))
     found = of(case, attributes=given)["attribute"]
     assert set(found) == {"corner", "coin"}
     assert found["corner"]["accuracy"] > 0.85

@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn
 from splitveil.errors import AuditError, Range
 from splitveil.graphs import Step, captured, set_rate
 from splitveil.rng import seeded_globals, stream
-from splitveil.types import BlackBox, Fitted, Labelled, Observation, Progress, silent
+from splitveil.types import BlackBox, Labelled, Observation, Progress, Reconstruct, silent
 
 Count = Annotated[int, Range(1)]
 NonNegative = Annotated[float, Range(0)]
@@ -436,7 +436,7 @@ def calibrated(
     chunk: int,
     held: tuple[Tensor, Observation] | None,
     progress: Progress,
-) -> Fitted:
+) -> Reconstruct:
     """Answers on the way from the prior mean to what a search finds, `chunk` images at a time.
 
     At the share that is best for held-out images (n, c, h, w), observed as said; without them at
@@ -451,7 +451,7 @@ def calibrated(
         x0, found = in_chunks(make_search(), chunk, seen, progress)
         return torch.lerp(x0, found, share).clamp(0, 1)
 
-    return Fitted(reconstruct)
+    return reconstruct
 
 
 def best_share(x: Tensor, x0: Tensor, found: Tensor) -> Tensor:

@@ -10,16 +10,7 @@ from torch import Generator, Tensor
 
 from splitveil.attacks.base import QUERIES, Count, need_aux, sent_aux, units_of
 from splitveil.errors import AuditError, check_ranges
-from splitveil.types import (
-    Access,
-    BlackBox,
-    Fitted,
-    Labelled,
-    Observation,
-    Progress,
-    Reconstruct,
-    silent,
-)
+from splitveil.types import Access, BlackBox, Labelled, Observation, Progress, Reconstruct, silent
 
 MAX_DISTANCES = 2**24  # 64 MB of float32
 
@@ -119,7 +110,7 @@ class Nearest:
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> Reconstruct:
         """Query every aux image once."""
         need_aux("nearest", aux, max(self.min_aux, self.neighbours))
         sent, images = sent_aux(victim, aux, generator, progress), aux.images.to(victim.device)
@@ -132,4 +123,4 @@ class Nearest:
             picked = nearest_indices(units(seen.z.flatten(1)), known, self.neighbours)
             return torch.cat([images[p].mean(1) for p in torch.split(picked, QUERIES)])
 
-        return Fitted(reconstruct)
+        return reconstruct

@@ -29,7 +29,7 @@ from splitveil.attacks.rmle import (
 from splitveil.errors import Range
 from splitveil.nets import ResidualDecoder
 from splitveil.rng import normal_like
-from splitveil.types import BlackBox, Fitted, Labelled, Observation, Progress, WhiteBox, silent
+from splitveil.types import BlackBox, Labelled, Observation, Progress, Reconstruct, WhiteBox, silent
 
 # Of the overall mean, added to every class: few images say little of a class.
 CLASS_PSEUDO_IMAGES = 10
@@ -230,7 +230,7 @@ class Prior(ImageSearch):
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> Reconstruct:
         """Fit the prior and the starts on nine tenths of aux and measure them on the rest."""
         box, held, used, guides = self.guided(victim, aux, generator, progress)
         model = fit_factors(used, self.factors, box.device)

@@ -28,7 +28,6 @@ from splitveil.types import (
     Access,
     Attack,
     BlackBox,
-    Fitted,
     Labelled,
     Observation,
     Progress,
@@ -206,7 +205,7 @@ class Rmle(ImageSearch):
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> Reconstruct:
         """Fit the starts on nine tenths of aux and measure them on the rest."""
         box, held, used, guides = self.guided(victim, aux, generator, progress)
         facts = measure_channel(box, used.images, generator, self.draws)

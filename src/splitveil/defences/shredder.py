@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from splitveil.defences.base import Defence, NonNegative, Positive, Price, Shape
+from splitveil.defences.base import Defence, NonNegative, Positive, Price, Shape, TrainedBeside
 from splitveil.defences.vib import channel_noise
 from splitveil.nets import Channel, LearnedNoise, SplitModel, sized
 
@@ -53,9 +53,7 @@ class Shredder(Defence):
             return Channel()
         return Channel([LearnedNoise(self.shredder_start, self.shredder_noise, moves=True)])
 
-    def companion(
-        self, model: SplitModel, image_shape: Shape, num_classes: int
-    ) -> nn.Module | None:
+    def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
         """What rewards the noise; none at κ = 0."""
         if self.shredder_reward == 0:
             return None

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from splitveil.defences.base import Defence, NonNegative, Positive, Price, Shape
+from splitveil.defences.base import Defence, NonNegative, Positive, Price, Shape, TrainedBeside
 from splitveil.dependence import wide
 from splitveil.errors import ConfigError
 from splitveil.nets import Channel, LearnedNoise, SplitModel, learned_stages, sized
@@ -55,9 +55,7 @@ class VariationalBottleneck(Defence):
         """The learned noise alone; the run's own comes from a stack with `noise`."""
         return Channel([LearnedNoise(self.vib_start)] if self.vib_beta else [])
 
-    def companion(
-        self, model: SplitModel, image_shape: Shape, num_classes: int
-    ) -> nn.Module | None:
+    def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
         """What sets the price; none at β = 0."""
         if self.vib_beta == 0:
             return None

@@ -112,6 +112,8 @@ class GatedAttentionCEM(BankedSurrogate):
     `bank` rows of each class join the batch's in every statistic and under the attention.
     """
 
+    skips: Tensor
+
     def __init__(
         self,
         feature_dim: int,

@@ -130,16 +130,6 @@ class Bounded:
     start: float
     reach: float | None = None
 
-    @property
-    def lower(self) -> float:
-        """Smallest value that can be reached."""
-        return self.start / 2 if self.reach is None else self.start - self.reach
-
-    @property
-    def upper(self) -> float:
-        """Largest value that can be reached."""
-        return self.start * 2 if self.reach is None else self.start + self.reach
-
 
 class BoundedScalars(nn.Module):
     """Named `Bounded` scalars over one vector of free parameters, `free`, in the given order.

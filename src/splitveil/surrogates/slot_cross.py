@@ -115,6 +115,8 @@ class SlotCrossAttentionCEM(BankedSurrogate):
     `bank` rows of each class go through slots and statistics with the batch's own.
     """
 
+    skips: Tensor
+
     def __init__(
         self,
         feature_dim: int,
