@@ -91,6 +91,11 @@ class Range:
             allowed = f"a finite number {'>' if self.above else '≥'} {self.low:g}"
         return f"{name} must be {allowed}, got {value}" + (f"; {self.hint}" if self.hint else "")
 
+    def check(self, name: str, value: int | float) -> None:
+        """Refuse a value outside."""
+        if problem := self.problem(name, value):
+            raise ConfigError(problem)
+
 
 def range_problems(owner: object) -> list[str]:
     """What is wrong with the fields of a dataclass that declare a range; None is not checked."""

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from splitveil.errors import ConfigError, DataError
+from splitveil.errors import ConfigError, DataError, Range
 from splitveil.gradient import scale_gradient
 
 Attention = Literal["minimise", "maximise", "uniform"]
@@ -265,16 +265,13 @@ def one_of(name: str, got: str, allowed: tuple[str, ...]) -> None:
 def at_least_one(**sizes: int) -> None:
     """Refuse sizes below 1."""
     for name, got in sizes.items():
-        if got < 1:
-            raise ConfigError(f"{name} must be at least 1, got {got}")
+        Range(1).check(name, got)
 
 
 def positive(*, zero: bool = False, **numbers: float) -> None:
     """Refuse numbers that are not finite and positive (or zero, where that is allowed)."""
-    bound = "≥ 0" if zero else "> 0"
     for name, got in numbers.items():
-        if not (0 < got < float("inf") or (zero and got == 0)):
-            raise ConfigError(f"{name} must be a finite number {bound}, got {got}")
+        Range(0, above=not zero).check(name, float(got))
 
 
 class ClassBank(nn.Module):
@@ -381,10 +378,7 @@ class BankedSurrogate(nn.Module):
     def __init__(self, feature_dim: int, num_classes: int, bank: int) -> None:
         super().__init__()
         at_least_one(feature_dim=feature_dim, num_classes=num_classes)
-        if bank < 0:
-            raise ConfigError(
-                f"bank must be a number of rows per class ≥ 0, got {bank}; 0 means no bank"
-            )
+        Range(0, hint="rows kept of each class, 0 means no bank").check("bank", bank)
         self.feature_dim, self.num_classes = feature_dim, num_classes
         self.bank = ClassBank(num_classes, bank, feature_dim) if bank else None
         self.register_buffer("skips", torch.zeros((), dtype=torch.long))
