@@ -6,7 +6,7 @@ On a GPU every step of a fit or a descent is replayed from a graph.
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Literal
@@ -187,12 +187,9 @@ def capturable(
     return make(net.parameters(), rate, fused=True, capturable=True)
 
 
-@contextmanager
-def fresh_weights(generator: Generator, device: torch.device | str) -> Iterator[None]:
+def fresh_weights(generator: Generator, device: torch.device | str) -> AbstractContextManager[None]:
     """Torch's own stream, which new networks draw from, begun by one draw of the attack's."""
-    seed = draw_seed(generator)
-    with seeded_globals(seed, device):
-        yield
+    return seeded_globals(draw_seed(generator), device)
 
 
 def draw_seed(generator: Generator) -> int:

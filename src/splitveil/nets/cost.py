@@ -73,7 +73,14 @@ class Cost:
 
 def wire_shape(client: nn.Module, image_shape: Shape) -> Shape:
     """Shape of what a client makes of one image (c, h, w)."""
-    return tuple(_passed(client, image_shape).shape[1:])
+    try:
+        made = cast(Tensor, _output(client, image_shape))
+    except (RuntimeError, TypeError, ValueError) as err:
+        raise ConfigError(
+            f"no image of shape {image_shape!r} passes through the client; give channels, height "
+            f"and width, for example (3, 32, 32): {err}"
+        ) from err
+    return tuple(made.shape[1:])
 
 
 @contextmanager
@@ -93,16 +100,6 @@ def _counted() -> Iterator[FlopCounterMode]:
 
 def _macs(counter: FlopCounterMode) -> int:
     return int(counter.get_total_flops()) // 2  # a multiply-add is two operations
-
-
-def _passed(client: nn.Module, image_shape: Shape) -> Tensor:
-    try:
-        return cast(Tensor, _output(client, image_shape))
-    except (RuntimeError, TypeError, ValueError) as err:
-        raise ConfigError(
-            f"no image of shape {image_shape!r} passes through the client; give channels, height "
-            f"and width, for example (3, 32, 32): {err}"
-        ) from err
 
 
 @torch.no_grad()
