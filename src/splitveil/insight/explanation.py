@@ -17,7 +17,7 @@ from splitveil.data.splits import Splits
 from splitveil.insight import pictures
 from splitveil.insight.pictures import Words
 from splitveil.io import Json, put_all
-from splitveil.record.files import read_run
+from splitveil.record.files import RunFiles, read_run
 from splitveil.record.schema import number
 from splitveil.report.canvas import png_uri
 from splitveil.report.flow_chart import Box, Flow, Sizes, flow_chart, run_flow
@@ -106,7 +106,7 @@ class Story:
     z: Floats  # (n, d), clean
     noise_std: float
     maps: tuple[tuple[str, Floats], ...]  # of the first samples
-    epochs: tuple[Json, ...]
+    files: RunFiles
     per_class: float
     attention: Attention | str
     groups: Groups | str
@@ -150,22 +150,14 @@ def _attention(story: Story) -> list[Panel]:
 
 def _sizes(story: Story) -> Panel:
     title = "Effective sample size over time"
-    lines = [e for e in story.epochs if number(e, "effective_sample_size") is not None]
-    if not lines:
+    if all(number(entry, "effective_sample_size") is None for entry in story.files.metrics):
         return Panel(title=title, text="The log has none: no penalty was active in this run.")
-    epochs = [number(e, "epoch") or 0.0 for e in lines]
     return Panel(
         title=title,
         file="sample-size.png",
         text="Share of a class's samples behind its statistics, mean over classes. 1: all weigh "
         "the same. At the dotted line one sample has all the weight and its variance says nothing.",
-        png=pictures.sample_size_over_time(
-            epochs,
-            [number(e, "effective_sample_size") or 0.0 for e in lines],
-            floor=1 / max(story.per_class, 1.0),
-            last_epoch=number(story.epochs[-1], "epoch") or epochs[-1],
-            shut=[number(e, "epoch") or 0.0 for e in lines if (number(e, "shut") or 0.0) > 0.5],  # noqa: PLR2004
-        ),
+        png=pictures.sample_size_over_time(story.files, 1 / max(story.per_class, 1.0)),
     )
 
 
@@ -310,7 +302,7 @@ def tell(run: Run, dataset: Dataset, splits: Splits) -> Story:
             ("before training", tsne(before[:MAPPED])),
             ("after training", tsne(z.numpy()[:MAPPED])),
         ),
-        epochs=read_run(run.path, audited=False).metrics,
+        files=read_run(run.path, audited=False),
         per_class=min(batch, len(splits.train)) / built.num_classes,
         attention=attention,
         groups=groups,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from splitveil.record.files import RunFiles
 from splitveil.report.canvas import (
     GREY,
     INK,
@@ -24,6 +25,7 @@ from splitveil.report.canvas import (
     shown,
     tile_sheet,
 )
+from splitveil.report.figures import draw_curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -138,40 +140,22 @@ def _row(name: str, groups: Sequence[Sequence[Tile]], per_group: int) -> TileRow
     return TileRow(label=shown(name, 14), tiles=tiles)
 
 
-def sample_size_over_time(
-    epochs: Sequence[float],
-    sizes: Sequence[float],
-    *,
-    floor: float,
-    last_epoch: float,
-    shut: Sequence[float] = (),
-) -> bytes:
-    """PNG: effective sample size over the epochs; before the penalty started there is none.
+def sample_size_over_time(run: RunFiles, floor: float) -> bytes:
+    """PNG: effective sample size over the epochs, and what the penalty was held back by.
 
-    `floor` is 1/M_c, where one sample has all the weight; `shut` are epochs of the shut-off.
+    `floor` is 1/M_c, where one sample has all the weight.
     """
-    from matplotlib.ticker import MaxNLocator
-
     with board(6.4, 3.2, laid_out=True) as figure:
         axes = figure.subplots()
-        if epochs[0] > 1:
-            axes.axvspan(0.5, epochs[0] - 0.5, color="#eef1f4", zorder=0)
-            axes.text((epochs[0]) / 2, 0.5, "no penalty yet", ha="center", color=GREY, fontsize=8,
-                      rotation=90 if epochs[0] < 0.15 * last_epoch else 0)  # fmt: skip
-        for at, epoch in enumerate(shut):
-            axes.axvspan(epoch - 0.5, epoch + 0.5, color="#fbe3d6", zorder=0, linewidth=0,
-                         label="shut off" if at == 0 else None)  # fmt: skip
-        mark = "o" if len(epochs) <= 40 else ""  # noqa: PLR2004
-        axes.plot(epochs, sizes, color=PALETTE[0], marker=mark, markersize=3)
-        axes.axhline(
-            floor, color=WRONG, linestyle=":", linewidth=1.2, label="one sample only (1/M)"
-        )
-        axes.axhline(1.0, color=INK, linestyle="--", linewidth=0.9, label="all samples alike")
-        axes.set_xlim(0.5, max(last_epoch, 1) + 0.5)
+        draw_curves(axes, "", 1.0, [("effective_sample_size", "", "-")], [run], named=True)
+        for value, ink, dash, words in (
+            (floor, WRONG, ":", "one sample only (1/M)"),
+            (1.0, INK, "--", "all samples alike"),
+        ):
+            axes.axhline(value, color=ink, linestyle=dash, linewidth=1.1, label=words)
+        axes.set_xlim(0.5, len(run.metrics) + 0.5)
         axes.set_ylim(0, 1.08)
-        axes.set_xlabel("epoch")
         axes.set_ylabel("effective sample size (share)")
-        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
         axes.legend(loc="center right", fontsize=8, bbox_to_anchor=(1.0, 0.35))
     return Drawing(figure).png
 

@@ -356,7 +356,7 @@ def training_curves(runs: RunFiles | Sequence[RunFiles]) -> Drawing:
     height = CURVES_TALL + LEGEND_LINE * lines
     with board(CURVES_WIDE * len(PANELS), height, laid_out=True) as figure:
         for axes, panel in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
-            _draw_curves(axes, *panel, listed)
+            draw_curves(axes, *panel, listed, named=panel[0] == PENALTY)
         if lines:
             signs = [_line(colour(at), "-") for at in range(len(listed))]
             names = [shown(run.name) for run in listed]
@@ -364,10 +364,19 @@ def training_curves(runs: RunFiles | Sequence[RunFiles]) -> Drawing:
         return Drawing(figure)
 
 
-def _draw_curves(
-    axes: "Axes", title: str, scale: float, series: Sequence[Series], runs: Sequence[RunFiles]
+def draw_curves(
+    axes: "Axes",
+    title: str,
+    scale: float,
+    series: Sequence[Series],
+    runs: Sequence[RunFiles],
+    *,
+    named: bool,
 ) -> None:
-    """All runs' series of one panel, or a sentence that there are none."""
+    """All runs' series of one panel, or a sentence that there are none.
+
+    Behind them lie the phases of the penalty, with their names where `named`.
+    """
     from matplotlib.ticker import MaxNLocator
 
     axes.set_title(title)
@@ -387,7 +396,7 @@ def _draw_curves(
     limits = axes.get_xlim()
     found = [phases(run) for run in runs]
     shared = [phase for phase in found[0] if all(phase in others for others in found)]
-    _mark_phases(axes, shared, GREY, named=title == PENALTY)
+    _mark_phases(axes, shared, GREY, named=named)
     for at, own in enumerate(found):
         _mark_phases(axes, [phase for phase in own if phase not in shared], colour(at), named=False)
     axes.set_xlim(limits)
