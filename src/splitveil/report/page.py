@@ -17,7 +17,7 @@ from splitveil.record.statistics import undominated
 from splitveil.report import columns, gallery, sentences
 from splitveil.report.columns import ATTACKS, CERTIFICATES, LEAKS, SUMMARY, Published
 from splitveil.report.figures import Pictures, comparable, draw, phases
-from splitveil.report.words import LANGS, TERMS, Lang, Said, Value, listed, said, word
+from splitveil.report.words import LANGS, TERMS, Lang, Said, Value, language, listed, said, word
 
 PAGE = "report.html"
 MANY_CARDS = 8
@@ -58,6 +58,16 @@ class ReportContent:
         """Runs that deserve a card: all of a few, else some along the front, most private first."""
         return self.runs if len(self.runs) <= MANY_CARDS else along(front(self.runs), MANY_CARDS)
 
+    @property
+    def remarks(self) -> list[str]:
+        """What makes audits less than standard ones of test images, and the runs it is true of."""
+        less: dict[str, list[str]] = {}
+        for run in self.runs:
+            if run.record is not None:
+                said = columns.remarks(Group(run.name, ((run.record,),)))
+                less.setdefault(", ".join(said), []).append(run.name)
+        return [f"({words}): {', '.join(names)}" for words, names in less.items() if words]
+
     @cached_property
     def pictures(self) -> Pictures:
         """Every picture for which the runs have data."""
@@ -88,11 +98,13 @@ def front(runs: Sequence[RunFiles]) -> list[RunFiles]:
     return [run for run, best in zip(known, undominated(points), strict=True) if best]
 
 
-def read_runs(paths: Sequence[Path]) -> ReportContent:
+def read_runs(paths: Sequence[Path], lang: str = "en") -> ReportContent:
     """Read run folders; one that is broken or foreign is named and left out.
 
-    A folder met twice counts once. Raises RunError, with every reason, when none is left.
+    A folder met twice counts once. Raises RunError, with every reason, when none is left, and
+    ConfigError for a language that is none of those there are.
     """
+    chosen = language(lang)
     folders: dict[Path, Path] = {}
     for path in paths:
         folders.setdefault(path.resolve(), path)
@@ -111,7 +123,7 @@ def read_runs(paths: Sequence[Path]) -> ReportContent:
         raise RunError(why or "no runs to report; name at least one run folder")
     names = row_names([run.path.resolve() for run in runs])
     named = [replace(run, name=names[run.path.resolve()]) for run in runs]
-    return ReportContent(runs=tuple(named), skipped=tuple(skipped))
+    return ReportContent(runs=tuple(named), skipped=tuple(skipped), lang=chosen)
 
 
 def _probe(run: RunFiles) -> None:
