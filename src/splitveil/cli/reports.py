@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -183,25 +183,19 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     """
     from splitveil.io import finite
     from splitveil.report.columns import SUMMARY
-    from splitveil.report.comparison import elsewhere, read_published
     from splitveil.report.deck import write_deck
     from splitveil.report.page import read_runs, write_report
-    from splitveil.report.sentences import distinct
 
-    beside = {} if published is None else read_published(published)
-    content = replace(read_runs(runs, lang), title=title, published=beside)
-    for path, reason in content.skipped:
-        console.warn(f"left out: {path}: {reason}")
-    for line in elsewhere(beside, distinct(content.runs, "config", "dataset")):
+    content = read_runs(runs, lang=lang, title=title, published=published)
+    for line in content.notes:
         console.warn(line)
-    target = out_dir or content.runs[0].path
-    pages = write_report(content, target)[:1]
+    pages = write_report(content, out_dir or content.runs[0].path)[:1]
     if slides:
         pages.append(write_deck(content, pages[0].parent))
     if json_:
         console.show_json(finite({str(run.path): run.record for run in content.runs}))
         return
     console.show_table("Accuracy, and what the attacker got", *SUMMARY.brief(content.runs))
-    for remark in content.remarks:
-        console.warn(f"less than a standard audit of test images {remark}")
+    for line in content.reservations:
+        console.warn(line)
     console.print_lines(*(f"page: {page}" for page in pages))

@@ -12,10 +12,11 @@ from splitveil.errors import RunError
 from splitveil.io import put_all
 from splitveil.record.files import RunFiles, read_run
 from splitveil.record.groups import Group, row_names
-from splitveil.record.schema import LIMITS, number, refuse_impossible, text
+from splitveil.record.schema import LIMITS, number, refuse_impossible, shortfalls, text
 from splitveil.record.statistics import undominated
 from splitveil.report import columns, gallery, sentences
 from splitveil.report.columns import ATTACKS, CERTIFICATES, LEAKS, SUMMARY, Published
+from splitveil.report.comparison import elsewhere, read_published
 from splitveil.report.figures import Pictures, comparable, draw, phases
 from splitveil.report.words import LANGS, TERMS, Lang, Said, Value, language, listed, said, word
 
@@ -54,19 +55,28 @@ class ReportContent:
         return said("caption.published", sources=tuple(sorted(names))) if names else None
 
     @property
+    def notes(self) -> list[str]:
+        """Folders and published rows that are not in the report, and why."""
+        left_out = [f"left out: {path}: {reason}" for path, reason in self.skipped]
+        datasets = sentences.distinct(self.runs, "config", "dataset")
+        return left_out + elsewhere(self.published, datasets)
+
+    @property
+    def reservations(self) -> list[str]:
+        """Which runs had less than a standard audit, and in what."""
+        less: dict[str, list[str]] = {}
+        for run in self.runs:
+            less.setdefault(", ".join(shortfalls(run.record)), []).append(run.name)
+        return [
+            f"less than a standard audit of test images ({words}): {', '.join(names)}"
+            for words, names in less.items()
+            if words
+        ]
+
+    @property
     def key_runs(self) -> Sequence[RunFiles]:
         """Runs that deserve a card: all of a few, else some along the front, most private first."""
         return self.runs if len(self.runs) <= MANY_CARDS else along(front(self.runs), MANY_CARDS)
-
-    @property
-    def remarks(self) -> list[str]:
-        """What makes audits less than standard ones of test images, and the runs it is true of."""
-        less: dict[str, list[str]] = {}
-        for run in self.runs:
-            if run.record is not None:
-                said = columns.remarks(Group(run.name, ((run.record,),)))
-                less.setdefault(", ".join(said), []).append(run.name)
-        return [f"({words}): {', '.join(names)}" for words, names in less.items() if words]
 
     @cached_property
     def pictures(self) -> Pictures:
@@ -98,13 +108,24 @@ def front(runs: Sequence[RunFiles]) -> list[RunFiles]:
     return [run for run, best in zip(known, undominated(points), strict=True) if best]
 
 
-def read_runs(paths: Sequence[Path], lang: str = "en") -> ReportContent:
+def read_runs(
+    paths: Sequence[Path],
+    *,
+    lang: str = "en",
+    title: str | None = None,
+    published: Path | None = None,
+) -> ReportContent:
     """Read run folders; one that is broken or foreign is named and left out.
 
-    A folder met twice counts once. Raises RunError, with every reason, when none is left, and
-    ConfigError for a language that is none of those there are.
+    A folder met twice counts once. Raises RunError, with every reason, when none is left.
+
+    Args:
+        paths: The folders.
+        lang: Name of the report's language.
+        title: Its title; None for the usual one.
+        published: JSON of published rows, drawn as hollow marks.
     """
-    chosen = language(lang)
+    chosen, beside = language(lang), {} if published is None else read_published(published)
     folders: dict[Path, Path] = {}
     for path in paths:
         folders.setdefault(path.resolve(), path)
@@ -123,7 +144,9 @@ def read_runs(paths: Sequence[Path], lang: str = "en") -> ReportContent:
         raise RunError(why or "no runs to report; name at least one run folder")
     names = row_names([run.path.resolve() for run in runs])
     named = [replace(run, name=names[run.path.resolve()]) for run in runs]
-    return ReportContent(runs=tuple(named), skipped=tuple(skipped), lang=chosen)
+    return ReportContent(
+        runs=tuple(named), skipped=tuple(skipped), lang=chosen, title=title, published=beside
+    )
 
 
 def _probe(run: RunFiles) -> None:
