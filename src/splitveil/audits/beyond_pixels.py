@@ -96,7 +96,8 @@ def attribute_leaks(target: Target, attack: AttributeHead) -> Json:
         by_answer = metrics.from_answer(told, aux[some.to(device)], target.sent.answer, usual)
         right = predicted == truth
         balanced, balanced_limits = metrics.balanced_limits(predicted, truth)
-        beyond = interval(Sample.of((right.double() - (by_answer == truth).double())[None]))
+        gained = right.double() - (by_answer == truth).double()
+        beyond = interval(Sample.of(gained[None].cpu().numpy()))
         said[name] = {
             "accuracy": share(right),
             **named("accuracy", metrics.wilson(int(right.sum()), len(right))),
