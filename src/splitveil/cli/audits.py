@@ -34,9 +34,7 @@ Fresh = Annotated[
     bool, typer.Option("--fresh", help="Run every attack, also those finished before.")
 ]
 
-Table = Annotated[
-    Path | None, typer.Option(help="Table of attributes, CSV or JSON: see docs/leaks.md.")
-]
+Table = Annotated[Path | None, typer.Option(help="CSV table of attributes: see docs/leaks.md.")]
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
