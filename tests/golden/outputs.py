@@ -80,10 +80,10 @@ def audits_of(folder: Path) -> dict[str, Json]:
     made = {"run": sv.load_run(run).audit("smoke").to_dict()}
     commands = {
         "encoder": (
-            "audit", "golden_encoder:send", "--data", "digits", "--server", "golden_encoder:answer",
-            "--noise", "0.05",
+            "audit-encoder", "golden_encoder:send", "--data", "digits", "--server",
+            "golden_encoder:answer", "--noise", "0.05",
         ),
-        "capture": ("audit", run, "--wire", OLD / "sent.jsonl"),
+        "capture": ("audit-wire", run, OLD / "sent.jsonl"),
     }  # fmt: skip
     with chdir(folder):
         for name, words in commands.items():
