@@ -50,11 +50,6 @@ class Audited(Protocol):
     built: Built
 
     @property
-    def record(self) -> Record | None:
-        """What the last audit measured; None before one."""
-        ...
-
-    @property
     def noise_std(self) -> float:
         """Standard deviation of the noise the deployed channel really adds."""
         ...
