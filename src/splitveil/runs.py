@@ -34,7 +34,7 @@ from splitveil.nets.channel import GaussianNoise
 from splitveil.nets.split import SplitModel
 from splitveil.provenance import model_hash
 from splitveil.record.files import class_names, last_epoch
-from splitveil.record.schema import Record
+from splitveil.record.schema import Record, read_record
 from splitveil.rng import seeded_globals
 from splitveil.serve.export import Attacker, export_model, verdict, wire_name
 from splitveil.serve.manifest import FILE, Manifest, check_target, read_manifest, sha256
@@ -75,12 +75,7 @@ class Run:
     def record(self) -> Record | None:
         """What the last audit measured; None before one."""
         path = self.path / "record.json"
-        if not path.is_file():
-            return None
-        try:
-            return Record.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as err:
-            raise RunError(f"{path} is broken: {err}; audit the run again") from err
+        return read_record(path) if path.is_file() else None
 
     def data(self, progress: Progress = silent) -> tuple[Dataset, Splits]:
         """The dataset and splits it was trained with; refuses data that have changed since."""
@@ -493,7 +488,7 @@ def usable_record(run: Run) -> Record | None:
             "audit it again"
         )
         return None
-    elif record.audit.get("aux") == "val":
+    elif record.audit.aux == "val":
         log.warning(
             f"the audit of {run.path} is of validation images, by which settings are chosen; audit "
             "its test images before anybody relies on it"

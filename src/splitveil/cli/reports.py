@@ -218,14 +218,14 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     content = replace(read_runs(runs), lang=chosen, title=title, published=beside)
     for path, reason in content.skipped:
         warn(f"left out: {path}: {reason}")
-    for line in elsewhere(beside, distinct(content.runs, "config", "dataset")):
+    for line in elsewhere(beside, distinct(content.runs, "config.dataset")):
         warn(line)
     target = out_dir or content.runs[0].path
     pages = write_report(content, target)[:1]
     if slides:
         pages.append(write_deck(content, pages[0].parent))
     if json_:
-        show_json(finite({str(run.path): run.record for run in content.runs}))
+        show_json(finite({str(run.path): run.record.to_dict() for run in content.runs}))
         return
     show_table("Accuracy, and what the attacker got", *SUMMARY.brief(content.runs))
     less: dict[str, list[str]] = {}

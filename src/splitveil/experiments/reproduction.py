@@ -14,6 +14,7 @@ from splitveil.errors import CheckpointError, ConfigError, RunError, SplitVeilEr
 from splitveil.experiments.runner import LiveTable, Trial, attacked, run_many
 from splitveil.io import Json, write_text
 from splitveil.record.groups import Group, dataset_of, find_records
+from splitveil.record.schema import Record
 from splitveil.report.columns import REFERENCE, Compared, Published, Reference
 from splitveil.report.comparison import TEST90, Track, caption, reference_rows
 from splitveil.runs import read_folder
@@ -80,7 +81,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     ),
 }
 
-MEMORY = ("training", "peak_bytes")
+MEMORY = "training.peak_bytes"
 _LEFT_OUT = ("seeds", "by", "psnr")  # of 80 characters; that PSNR is −10 log10 of the MSE
 
 _CAPTION = (
@@ -172,7 +173,7 @@ def _attacks(experiment: Experiment, profile: str) -> list[str]:
     return [name for name in experiment.attacks if name in known]
 
 
-def finished(experiment: Experiment, folder: Path, profile: str) -> dict[str, Json]:
+def finished(experiment: Experiment, folder: Path, profile: str) -> dict[str, Record]:
     """Records of a run and of the rows beside it that were trained and attacked as it was."""
     config, built = read_folder(folder)
     found = {}
@@ -219,7 +220,7 @@ def next_step(error: SplitVeilError) -> str:
 
 
 def table(
-    experiment: Experiment, runs: Mapping[str, Json]
+    experiment: Experiment, runs: Mapping[str, Record]
 ) -> tuple[Table, list[Compared | Reference]]:
     """The experiment's table of single runs with its rows; `runs` are records by row."""
     return group_table(experiment, [Group(name, ((record,),)) for name, record in runs.items()])
@@ -240,19 +241,19 @@ def group_table(
     against = experiment.against
     base = next((group for group in ordered if group.name == against), None)
 
-    def share(*keys: str) -> Callable[[Compared], float | None]:
-        return lambda row: _share(row.group, base, *keys)
+    def share(path: str) -> Callable[[Compared], float | None]:
+        return lambda row: _share(row.group, base, path)
 
     made = Table(
         *(replace(c, brief="") if c.key in _LEFT_OUT else c for c in REFERENCE.columns),
         Column(
             "time",
             f"training time / {against}",
-            share("seconds", "train"),
+            share("seconds.train"),
             fixed(2),
             brief=f"time /{against}",
         ),
-        Column("memory", f"memory / {against}", share(*MEMORY), fixed(2), brief=f"mem /{against}"),
+        Column("memory", f"memory / {against}", share(MEMORY), fixed(2), brief=f"mem /{against}"),
         title=experiment.summary,
         caption=f"{caption(ordered)} {_CAPTION}",
     )
@@ -276,13 +277,13 @@ def comparable(experiment: Experiment, groups: Sequence[Group]) -> bool:
     return {dataset_of(group) for group in groups} <= {experiment.common["dataset"]}
 
 
-def _share(group: Group, base: Group | None, *keys: str) -> float | None:
-    own, other = _mean(group, *keys), None if base is None else _mean(base, *keys)
+def _share(group: Group, base: Group | None, path: str) -> float | None:
+    own, other = _mean(group, path), None if base is None else _mean(base, path)
     return None if own is None or not other else own / other
 
 
-def _mean(group: Group, *keys: str) -> float | None:
+def _mean(group: Group, path: str) -> float | None:
     """Mean over seeds; memory on a CPU is none, though older records state the process's."""
-    if keys == MEMORY and any(device.startswith("cpu") for device in group.distinct("device")):
+    if path == MEMORY and any(device.startswith("cpu") for device in group.distinct("device")):
         return None
-    return group.mean(*keys)
+    return group.mean(path)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from splitveil.errors import RunError
 from splitveil.record.files import RunFiles
 from splitveil.record.groups import Kind, kinds
-from splitveil.record.schema import number, section, text
+from splitveil.record.schema import number, text
 from splitveil.report import gallery
 from splitveil.report.canvas import (
     CEILING,
@@ -79,8 +79,8 @@ def comparable(
     """Published rows of some run's dataset whose attacker knew what that run's knew."""
     known: dict[str, set[str | None]] = {}
     for run in runs:
-        aux = text(run.record, "audit", "aux") or "train"
-        known.setdefault(aux, set()).add(text(run.record, "config", "dataset"))
+        aux = run.record.audit.aux or "train"
+        known.setdefault(aux, set()).add(text(run.record, "config.dataset"))
     return {
         n: row for n, row in published.items() if row.aux in known and row.is_of(known[row.aux])
     }
@@ -94,8 +94,7 @@ def scatter(runs: Sequence[RunFiles], published: Mapping[str, Published] | None 
     marks = []
     places = {run.path: at for at, kind in enumerate(kinds(runs)) for run in kind.runs}
     for run in runs:
-        accuracy = number(run.record, "accuracy")
-        mse = number(run.record, "strongest", "mse")
+        accuracy, mse = run.record.accuracy, run.record.strongest.mse
         if accuracy is not None and mse is not None:
             at = places[run.path]
             marks.append(
@@ -252,7 +251,7 @@ def attack_bars(runs: Sequence[RunFiles]) -> Drawing:
 
     Runs that differ in their seeds alone stand together and have one colour, in every panel.
     """
-    attacks = list(dict.fromkeys(name for run in runs for name in section(run.record, "attacks")))
+    attacks = list(dict.fromkeys(name for run in runs for name in run.record.attacks))
     if not attacks:
         raise RunError("no run has an attack in its record; audit a run first")
     panels = _bar_panels(kinds(runs))
@@ -299,7 +298,7 @@ def _draw_bars(
 ) -> list[tuple[float, float]]:
     """The bars of up to `PER_PANEL` runs, the ceiling and the legend; returns their tops."""
     runs = [run for _, _, run in panel]
-    rows = [[number(run.record, "attacks", a, "mse") for a in attacks] for run in runs]
+    rows = [[number(run.record, f"attacks.{a}.mse") for a in attacks] for run in runs]
     ceilings = references(runs, "ceiling")
     top = max([0.0, *ceilings, *(v for row in rows for v in row if v is not None)]) or 1.0
     axes.set_ylim(0, (1.2 if upright else 1.1) * top)
@@ -380,7 +379,7 @@ def phases(run: RunFiles) -> list[Phase]:
 def _warm_up(run: RunFiles) -> Iterator[Phase]:
     """The first epochs with weight 0, if the run has a penalty at all."""
     weights = [(_epoch(run, at), number(e, "weight")) for at, e in enumerate(run.metrics)]
-    penalised = (number(run.record, "config", "lambd") or 0.0) > 0 or any(w for _, w in weights)
+    penalised = (number(run.record, "config.lambd") or 0.0) > 0 or any(w for _, w in weights)
     still = 0
     while still < len(weights) and weights[still][1] == 0:
         still += 1
@@ -390,8 +389,8 @@ def _warm_up(run: RunFiles) -> Iterator[Phase]:
 
 def _full_weight(run: RunFiles) -> Iterator[Phase]:
     """The epoch in which a weight that grows over the share `ramp` of the run is full."""
-    ramp, epochs = (number(run.record, "config", key) for key in ("ramp", "epochs"))
-    grows = text(run.record, "config", "lambd") not in (None, "0", "0.0")
+    ramp, epochs = (number(run.record.config, key) for key in ("ramp", "epochs"))
+    grows = text(run.record, "config.lambd") not in (None, "0", "0.0")
     if ramp and epochs and grows and run.metrics:
         when = ramp * epochs
         if when < _epoch(run, len(run.metrics) - 1):
@@ -599,11 +598,9 @@ def draw(runs: Sequence[RunFiles], published: Mapping[str, Published]) -> Pictur
     """Every picture for which the runs have data."""
     if not runs:
         raise RunError("no runs to report; name at least one run folder")
-    attacked = any(section(run.record, "attacks") for run in runs)
+    attacked = any(run.record.attacks for run in runs)
     placed = any(
-        number(run.record, "accuracy") is not None
-        and number(run.record, "strongest", "mse") is not None
-        for run in runs
+        run.record.accuracy is not None and run.record.strongest.mse is not None for run in runs
     )
     return Pictures(
         grid=Picture(stem="reconstructions", drawing=gallery.draw_grid(runs))
@@ -628,7 +625,7 @@ def _groups(runs: Sequence[RunFiles]) -> list[tuple[str, list[RunFiles]]]:
         return list(zip(slugs([run.name for run in runs]), ([run] for run in runs), strict=True))
     alike: dict[str, list[RunFiles]] = {}
     for run in runs:
-        alike.setdefault(text(run.record, "config", "defence") or NOTHING, []).append(run)
+        alike.setdefault(text(run.record, "config.defence") or NOTHING, []).append(run)
     parts = [
         (defence, group[at : at + len(PALETTE)])
         for defence, group in alike.items()

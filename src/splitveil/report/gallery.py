@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from splitveil.errors import RunError
 from splitveil.record.files import Gallery, Pixels, RunFiles
-from splitveil.record.schema import number, text
+from splitveil.record.schema import number
 from splitveil.report.canvas import CEILING, DPI, GREY, INK, RULE, WRONG, Drawing, board, shown
 from splitveil.table import format_mse, percent
 
@@ -113,7 +113,7 @@ def _draw_album(axes: "Axes", album: Album, top: float, width: float) -> None:
         _draw_head(axes, run, gallery, top, columns)
         top += HEADER
         for attack, pixels in gallery.reconstructions.items():
-            strongest = attack == text(run.record, "strongest", "mse_by")
+            strongest = attack == run.record.strongest.mse_by
             _draw_label(axes, run, gallery, attack, top, strongest=strongest)
             _draw_row(axes, pixels[:columns], top, frame=CEILING if strongest else RULE)
             top += TILE + GAP
@@ -121,7 +121,7 @@ def _draw_album(axes: "Axes", album: Album, top: float, width: float) -> None:
 
 def _draw_head(axes: "Axes", run: RunFiles, gallery: Gallery, top: float, columns: int) -> None:
     """Name and accuracy of a model, and the server's answer over each column."""
-    accuracy = percent(number(run.record, "accuracy"), 1)
+    accuracy = percent(run.record.accuracy, 1)
     _say(axes, MARGIN, top + 0.19, shown(run.name, 24), size=10.0, weight="bold")
     _say(axes, MARGIN, top + 0.39, f"accuracy {accuracy} %", size=7.5, ink=GREY)
     _say(axes, MARGIN + LABELS, top + 0.19, "the server's answers", size=7.5, ink=GREY)
@@ -136,7 +136,7 @@ def _draw_label(
     axes: "Axes", run: RunFiles, gallery: Gallery, attack: str, top: float, *, strongest: bool
 ) -> None:
     """Name of an attack and its mean MSE: over all scored images, or else over those shown."""
-    mse, suffix = number(run.record, "attacks", attack, "mse"), ""
+    mse, suffix = number(run.record, f"attacks.{attack}.mse"), ""
     if mse is None and attack in gallery.mse:
         mse, suffix = float(np.mean(gallery.mse[attack])), " (shown images)"
     ink = CEILING if strongest else INK
@@ -240,7 +240,7 @@ def strips(runs: Sequence[RunFiles], budget: int = BUDGET) -> tuple[list[Strip],
     Room goes to the strongest attack of every run first.
     """
     wanted = [
-        (run, run.gallery, attack, attack == text(run.record, "strongest", "mse_by"))
+        (run, run.gallery, attack, attack == run.record.strongest.mse_by)
         for run in runs
         if run.gallery is not None
         for attack in run.gallery.reconstructions
@@ -260,7 +260,7 @@ def _strip(run: RunFiles, gallery: Gallery, attack: str, strongest: bool) -> Str
     return Strip(
         run=run.name,
         attack=attack,
-        mse=format_mse(number(run.record, "attacks", attack, "mse")),
+        mse=format_mse(number(run.record, f"attacks.{attack}.mse")),
         strongest=strongest,
         tiles=tuple(
             Tile(
