@@ -55,7 +55,7 @@ def last_epoch_ms(defence: str, dataset: Dataset, options: argparse.Namespace) -
         plan = resolve(make_config(wanted), dataset)
         plan.config.folder.mkdir()
         parts = plan.build()
-        train_run(plan, parts, dataset, make_splits(dataset, final=True), silent)
+        train_run(plan, parts, dataset, make_splits(dataset, final=True), silent, passport={})
         text = (plan.config.folder / "metrics.jsonl").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in text.splitlines()]
     epochs = [line for line in lines if line["kind"] == "epoch"]

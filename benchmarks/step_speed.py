@@ -24,9 +24,7 @@ from splitveil.nets.split import SplitModel, cut
 from splitveil.provenance import device_name, versions
 from splitveil.surrogates.kmeans_cem import KMeansCEM
 from splitveil.surrogates.rate import Rate
-from splitveil.train.schedule import Weights
-from splitveil.train.state import new_state
-from splitveil.train.step import StepLoss, Stepper, TrainSet
+from splitveil.train.step import StepLoss, Stepper, TrainSet, Weights, new_state
 
 SHAPE, CLASSES, IMAGES, NOISE = (3, 32, 32), 10, 4096, 0.025
 PRESETS = ("rate", "veil", "gated-att", "slot-cross", "cem")
@@ -51,7 +49,7 @@ def steps_of(name: str | None, net: str, fabric: Fabric, *, capture: bool) -> St
         surrogate.to(fabric.device)
     if isinstance(surrogate, KMeansCEM):
         surrogate.refit(torch.rand(IMAGES, wire, device=fabric.device), labels)
-    state = new_state(Parts(model, surrogate, None), plan, RunConfig(), fabric.device)
+    state = new_state(Parts(model, surrogate, penalty=plan), RunConfig(), fabric.device)
     model.train()
     data = TrainSet(images=images, labels=labels, augment=lambda x, _: x)
     return Stepper(StepLoss(model, state, fabric), data, state, fabric, capture=capture)

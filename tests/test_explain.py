@@ -43,7 +43,6 @@ from splitveil.insight.pictures import (
     weighted_samples,
 )
 from splitveil.report.flow_chart import Box, Sizes, flow_chart, run_flow
-from splitveil.runs import load_data
 from splitveil.train.state import load_module, read_checkpoint
 
 Train = Callable[..., sv.Run]
@@ -79,12 +78,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def story_of(run: sv.Run) -> Story:
-    return explanation.tell(run, *load_data(run))
+    return explanation.tell(run, *run.data())
 
 
 def judged(run: sv.Run, story: Story) -> dict[str, torch.Tensor]:
     """What the run's own surrogate says of the same samples, in eval mode."""
-    surrogate = plan_of(run.config, run.built.image_shape, run.built.num_classes).build().surrogate
+    surrogate = plan_of(run.config, run.built).build().surrogate
     assert surrogate is not None
     saved = read_checkpoint(run.path / "checkpoint.safetensors").part("surrogate")
     load_module(surrogate, saved, "surrogate")
@@ -252,7 +251,7 @@ def test_the_page_escapes_what_it_is_given_and_draws_nothing_empty(tmp_path: Pat
     assert page.count("<img") == 1
     assert '<p class="note">there is none</p>' in page
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="choose a folder you may write to"):
+    with pytest.raises(RunError, match=r"cannot write .* Choose another folder"):
         write_page(tmp_path / "file", "t", "l", [drawn])
 
 

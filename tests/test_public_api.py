@@ -187,9 +187,7 @@ def test_the_record_is_the_one_on_disk(tmp_path: Path) -> None:
     assert isinstance(record, sv.Record)
     assert record.to_dict() == RECORD
     (tmp_path / "record.json").write_text('{"accuracy": ', encoding="utf-8")
-    with pytest.raises(
-        sv.errors.RunError, match=r"is not a record: no JSON.*`splitveil audit` writes"
-    ):
+    with pytest.raises(sv.errors.RunError, match="`splitveil audit` writes records"):
         _ = run.record
 
 

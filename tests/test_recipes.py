@@ -10,8 +10,8 @@ import torch
 from typer.testing import CliRunner
 
 from splitveil.cli.app import app
-from splitveil.config.recipes import NAMED_RECIPES, find_recipe, merge
-from splitveil.config.resolve import build_defence, make_config, resolve
+from splitveil.config.recipes import NAMED_RECIPES, find_recipe
+from splitveil.config.resolve import build_defence, make_config, merge, resolve
 from splitveil.config.run_config import RECIPES
 from splitveil.data.catalogue import DATASETS
 from splitveil.data.dataset import Dataset

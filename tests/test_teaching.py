@@ -21,7 +21,7 @@ from splitveil.errors import CheckpointError, ConfigError
 from splitveil.experiments.runner import with_own_folder
 from splitveil.experiments.search import plan_of
 from splitveil.provenance import model_hash
-from splitveil.train.distillation import Undivided
+from splitveil.runs import load_teacher
 from splitveil.train.state import read_checkpoint
 from splitveil.train.step import divergence
 
@@ -45,7 +45,7 @@ def distance(run: sv.Run, teacher: sv.Run) -> float:
     """From the teacher's answers, on test images."""
     dataset = load("digits")
     x = dataset.labelled(make_splits(dataset).test).images
-    own, theirs = (Undivided(each.model.cpu())(x) for each in (run, teacher))
+    own, theirs = (load_teacher(each.path).on(torch.device("cpu"))(x) for each in (run, teacher))
     return float(divergence(own, theirs, 2.0))
 
 
@@ -108,9 +108,10 @@ def test_a_run_with_a_teacher_is_loaded_and_audited_without_it(
 
 def test_it_answers_without_the_noise_of_its_channel(teacher: sv.Run) -> None:
     x = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    whole = Undivided(teacher.model)
+    loaded = load_teacher(teacher.path)
+    whole = loaded.on(torch.device("cpu"))
     assert torch.equal(whole(x), whole(x))
-    assert not any(p.requires_grad for p in whole.parameters())
+    assert not any(p.requires_grad for p in loaded.model.parameters())
 
 
 @pytest.mark.parametrize(

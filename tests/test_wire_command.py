@@ -25,7 +25,6 @@ from splitveil.cli.audits import wire_lines
 from splitveil.config import resolve as configuration
 from splitveil.data.splits import aux_view
 from splitveil.errors import ServerError
-from splitveil.runs import load_data
 from splitveil.serve.server import load_app, running
 from splitveil.serve.transport import Reply
 
@@ -49,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def captured(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the run's client sends for the scored images."""
     loaded = sv.load_run(run)
-    dataset, splits = load_data(loaded)
+    dataset, splits = loaded.data()
     images = dataset.labelled(aux_view(dataset, splits, "train").scored).images
     z = loaded.victim.send(images, Generator(loaded.victim.device).manual_seed(1))
     return capture(tmp_path_factory.mktemp("captures") / "sent.jsonl", z)

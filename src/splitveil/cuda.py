@@ -116,7 +116,7 @@ def no_collection() -> Iterator[None]:
 
 
 class Aside:
-    """Runs small work on a stream of its own, beside what the caller does next; on a CPU, inline.
+    """Runs small work on a GPU on a stream of its own, beside what the caller does next.
 
     Many small kernels leave a GPU almost idle; beside large ones they cost next to nothing. The
     backward pass of the work runs on that stream too. `join` before its results are used.
@@ -124,20 +124,15 @@ class Aside:
 
     def __init__(self, device: torch.device) -> None:
         # First in line: a small kernel behind a large one would wait longer than it works.
-        on_gpu = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device, priority=-1) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def beside(self, x: Tensor) -> Iterator[Tensor]:
         """Work inside runs on that stream, on a copy of x: both streams own what they free."""
-        if self._stream is None:
-            yield x
-            return
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             yield x.clone()
 
     def join(self) -> None:
         """What follows waits for the work."""
-        if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.current_stream().wait_stream(self._stream)

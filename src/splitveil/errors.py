@@ -96,8 +96,11 @@ class Range:
         return f"{name} must be {allowed}, got {value}" + (f"; {self.hint}" if self.hint else "")
 
 
-def range_problems(owner: object) -> list[str]:
-    """What is wrong with the fields of a dataclass that declare a range; None is not checked."""
+def check_ranges(owner: object, *others: str) -> None:
+    """Refuse a dataclass with a field outside the range it declares; None is not checked.
+
+    `others` are problems that were found otherwise; all are told together.
+    """
     kinds = get_type_hints(type(owner), include_extras=True)
     found = [
         declared.problem(name, value)
@@ -105,12 +108,7 @@ def range_problems(owner: object) -> list[str]:
         for declared in _ranges(kind)
         if (value := getattr(owner, name, None)) is not None
     ]
-    return [problem for problem in found if problem]
-
-
-def check_ranges(owner: object) -> None:
-    """Refuse a dataclass with a field outside the range it declares."""
-    if problems := range_problems(owner):
+    if problems := [problem for problem in (*found, *others) if problem]:
         raise ConfigError("; ".join(problems))
 
 

@@ -51,14 +51,6 @@ def check_folder(folder: Path, otherwise: str = "Choose another folder") -> None
             (Path(scratch) / whole.relative_to(there)).mkdir(parents=True, exist_ok=True)
 
 
-def check_file(path: Path) -> None:
-    """Refuse a file that `atomic_file` could not write, before the work whose results it gets."""
-    with explain_os_error(path):
-        temporary = beside(path)
-        temporary.open("wb").close()
-        temporary.unlink()
-
-
 def beside(path: Path, mark: str = "") -> Path:
     """Where a file is written before it is complete."""
     if not path.name or path.is_dir():  # "." has no name
@@ -218,19 +210,9 @@ def finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as err:
-        raise RunError(
-            f"cannot write {path}: {err}; choose a folder you may write to, or free some space"
-        ) from err
-
-
 def put_all(folder: Path, files: Mapping[Path, bytes]) -> list[Path]:
     """Make a folder and put files in place; returns their paths, in order."""
-    with _explained(folder):
+    with explain_os_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
         put(path, content)
@@ -239,5 +221,5 @@ def put_all(folder: Path, files: Mapping[Path, bytes]) -> list[Path]:
 
 def put(path: Path, content: bytes) -> None:
     """Put a file in place in one step; its folder must be there."""
-    with _explained(path), replacing(path) as file:
+    with explain_os_error(path), replacing(path) as file:
         file.write(content)

@@ -3,27 +3,28 @@
 import json
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from splitveil.audits.trained_run import fit_attacker
+from splitveil.audits.trained_run import audit_run, fit_attacker
 from splitveil.config.resolve import (
     Built,
     Plan,
     find_device,
     flat_config,
     make_config,
+    merge,
     plan_of,
     resolve,
 )
 from splitveil.config.run_config import NAME, NAME_RULE, RunConfig
-from splitveil.config.settings import read_toml, write_toml
+from splitveil.config.settings import read_toml
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.data.splits import Splits, make_splits
@@ -32,16 +33,16 @@ from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError,
 from splitveil.io import Json, Progress, beside, explain_os_error, held, silent, write_text
 from splitveil.nets.channel import GaussianNoise
 from splitveil.nets.split import SplitModel
-from splitveil.provenance import model_hash
+from splitveil.provenance import model_hash, versions
 from splitveil.record.files import class_names, last_epoch
 from splitveil.record.schema import Record, read_record
 from splitveil.rng import seeded_globals
-from splitveil.serve.export import Attacker, export_model, verdict, wire_name
+from splitveil.serve.export import export_model, verdict, wire_name
 from splitveil.serve.manifest import FILE, Manifest, check_target, read_manifest, sha256
 from splitveil.serve.wire import Rows
 from splitveil.threat import Victim
-from splitveil.train.distillation import Teacher, TeacherFacts, check_same_teacher, check_teacher
-from splitveil.train.state import load_module, read_checkpoint, read_meta
+from splitveil.train.distillation import Teacher, check_same_teacher, check_teacher
+from splitveil.train.state import CHECKPOINT, load_module, read_checkpoint, read_meta
 
 EARLIER = {"ramp": 0.0, "sparse_place": "wire"}  # what a setting was before folders named it
 
@@ -79,11 +80,19 @@ class Run:
 
     def data(self, progress: Progress = silent) -> tuple[Dataset, Splits]:
         """The dataset and splits it was trained with; refuses data that have changed since."""
-        return load_data(self, progress)
+        config = self.config
+        dataset = load(config.dataset, config.data_dir, progress)
+        if fingerprint(dataset) != self.built.data_hash:
+            raise AuditError(
+                f"the data of '{config.dataset}' are not those the run was trained on: hash "
+                f"{fingerprint(dataset)}, expected {self.built.data_hash}; point data_dir to the "
+                "original data or train again"
+            )
+        return dataset, splits_of(config, dataset)
 
     def trained(self) -> Json:
         """Its training: `steps`, `seconds`, `peak_bytes`, and `teacher` or None."""
-        meta = read_checkpoint(self.path / "checkpoint.safetensors").meta
+        meta = read_meta(self.path / CHECKPOINT)
         return {
             "steps": meta["step"],
             "seconds": meta.get("seconds"),
@@ -109,31 +118,13 @@ class Run:
         `only` some attacks of the profile, which the record says and flags; `compile` has torch
         compile the decoders on a GPU. `attributes` is a table of attributes of the images.
         """
-        from splitveil.audits.trained_run import audit_run
-
         return audit_run(
             self, profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only,
             compile=compile, attributes=attributes,
         )  # fmt: skip
 
 
-def audit(
-    run: Run,
-    profile: str = "quick",
-    *,
-    aux: str = "train",
-    seed: int = 0,
-    progress: Progress = silent,
-    fresh: bool = False,
-    only: Sequence[str] = (),
-    compile: bool = False,
-    attributes: Path | None = None,
-) -> Record:
-    """Attack a run and return the record; see `Run.audit`."""
-    return run.audit(
-        profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only, compile=compile,
-        attributes=attributes,
-    )  # fmt: skip
+audit = Run.audit
 
 
 def fit(
@@ -155,21 +146,23 @@ def fit(
         progress: Told of every step.
     """
     prepare_process()
-    folder = config.folder
+    plan = resolve(config)  # what does not depend on the data is refused before they are fetched
+    folder = plan.folder
     with explain_os_error(folder):
         _check_folder(folder, resume=resume, overwrite=overwrite)
-    plan = resolve(config)  # what does not depend on the data is refused before they are fetched
     teacher = open_teacher(config)
     dataset = load(config.dataset, config.data_dir, progress)
-    plan = plan.on(dataset)
-    built = Built(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
-    splits = splits_of(config, dataset)
+    plan, splits = plan.on(dataset), splits_of(config, dataset)
+    built = plan.data
     if teacher is not None:
         check_teacher(teacher, config, dataset, built.data_hash)
     if resume:
-        _check_same(folder, plan, built)
+        _check_same(folder, plan)
         check_same_teacher(teacher, folder)
     parts = plan.build()
+    passport: Json = {"versions": versions(), "splits": splits.hashes()}
+    if teacher is not None:
+        passport["teacher"] = teacher.noted
     from splitveil.train.loop import train_run  # imports Fabric, which takes seconds
 
     with held(folder):
@@ -177,10 +170,34 @@ def fit(
         if resume:
             _set_aside(folder)
         else:
-            _start_folder(folder, plan, built)
-        train_run(plan, parts, dataset, splits, progress, teacher=teacher, resume=resume)
+            _start_folder(folder, plan)
+        train_run(
+            plan, parts, dataset, splits, progress, passport=passport, teacher=teacher,
+            resume=resume,
+        )  # fmt: skip
         _set_aside(folder)  # somebody may have audited it meanwhile
     return Run(folder, plan.config, built, parts.model)
+
+
+def fit_given(
+    recipe: str | None,
+    file: Path | None,
+    pairs: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Run:
+    """Train with settings of several sources, as `merge` takes them; see `fit`.
+
+    A run that is resumed has its own settings before all others.
+    """
+    config = merge(recipe, file, pairs, options)
+    if resume and not overwrite:  # both are refused together, by `fit`
+        saved = flat_config(read_folder(config.folder)[0])
+        config = merge(recipe, file, pairs, options, saved=saved)
+    return fit(config, resume=resume, overwrite=overwrite, progress=progress)
 
 
 def load_run(path: str | Path) -> Run:
@@ -189,7 +206,7 @@ def load_run(path: str | Path) -> Run:
     config, built = read_folder(folder)
     device = find_device("cpu" if config.device == "cpu" else "auto")
     with seeded_globals(0):
-        model = plan_of(config, built.image_shape, built.num_classes).build_model()
+        model = plan_of(config, built).build_model()
     load_module(model, read_checkpoint(folder / CHECKPOINT).part("model"), "model")
     return Run(folder, config, built, model.to(device))
 
@@ -231,14 +248,14 @@ def load_teacher(folder: Path) -> Teacher:
             f"the teacher {folder} does more to what it sends than add noise ({', '.join(more)}), "
             "so it cannot answer in one piece; train one with --defence none"
         )
-    facts = TeacherFacts(
+    return Teacher(
+        model=run.model,
         folder=folder,
         config=run.config,
         data_hash=run.built.data_hash,
         model_hash=model_hash(run.model),
         steps=int(read_meta(folder / CHECKPOINT)["step"]),
     )
-    return Teacher(run.model, facts)
 
 
 def place_of(text: str) -> Path:
@@ -261,19 +278,6 @@ def splits_of(config: RunConfig, dataset: Dataset) -> Splits:
     return make_splits(
         dataset, split_seed=config.split_seed, held_out=config.held_out, final=config.final
     )
-
-
-def load_data(run: Run, progress: Progress = silent) -> tuple[Dataset, Splits]:
-    """The dataset and splits a run was trained with; refuses data that have changed since."""
-    config = run.config
-    dataset = load(config.dataset, config.data_dir, progress)
-    if fingerprint(dataset) != run.built.data_hash:
-        raise AuditError(
-            f"the data of '{config.dataset}' are not those the run was trained on: hash "
-            f"{fingerprint(dataset)}, expected {run.built.data_hash}; point data_dir to the "
-            "original data or train again"
-        )
-    return dataset, splits_of(config, dataset)
 
 
 def read_folder(folder: Path) -> tuple[RunConfig, Built]:
@@ -305,11 +309,6 @@ def read_folder(folder: Path) -> tuple[RunConfig, Built]:
             f"cannot read the run {folder}: its {NAME_RULE}, got '{place.name}'; rename the folder"
         )
     return make_config(flat), built
-
-
-def saved_settings(folder: Path) -> Json:
-    """The flat settings of a run, as its folder has them."""
-    return flat_config(read_folder(folder)[0])
 
 
 def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
@@ -361,10 +360,10 @@ def _set_aside(folder: Path) -> None:
                 file.replace(folder / f"{name}.unfinished.json")
 
 
-def _check_same(folder: Path, plan: Plan, built: Built) -> None:
+def _check_same(folder: Path, plan: Plan) -> None:
     """Refuse to resume with other settings, naming each one."""
     saved, saved_built = read_folder(folder)
-    old, new = flat_config(saved) | asdict(saved_built), plan.settings() | asdict(built)
+    old, new = flat_config(saved) | asdict(saved_built), plan.settings() | asdict(plan.data)
     free = ("data_dir", "runs_dir", "name", "teacher")  # the teacher itself is compared
     changed = [
         f"{k} was {old.get(k)!r}, is {new[k]!r}"
@@ -378,17 +377,16 @@ def _check_same(folder: Path, plan: Plan, built: Built) -> None:
         )
 
 
-def _start_folder(folder: Path, plan: Plan, built: Built) -> None:
+def _start_folder(folder: Path, plan: Plan) -> None:
     with explain_os_error(folder):
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-    write_text(folder / "config.toml", write_toml(plan.settings() | asdict(built)))
+    write_text(folder / "config.toml", plan.to_toml())
 
 
 log = logging.getLogger("splitveil")
 EXPORT_FOLDER = "export"  # below a run
-CHECKPOINT = "checkpoint.safetensors"
 CALIBRATION_IMAGES = 512
 
 
@@ -424,10 +422,6 @@ def export_run(
             f"--attacker needs an audit of this state of {run.path}; audit it first: "
             f"splitveil audit {run.path}"
         )
-    fitted = None
-    if attacker and record is not None:
-        net, facts = fit_attacker(run, record, progress)
-        fitted = Attacker(net=net, facts=facts)
     return export_model(
         run.model,
         run.built.image_shape,
@@ -436,7 +430,7 @@ def export_run(
         audit=None if record is None else verdict(record.to_dict()),
         source=source_of(run.path),
         calibration=calibration_images(run) if int8 else None,
-        attacker=fitted,
+        attacker=fit_attacker(run, record, progress) if attacker and record else None,
         classes=class_names(run.path, run.built.num_classes),
         overwrite=overwrite,
     )
@@ -482,7 +476,7 @@ def usable_record(run: Run) -> Record | None:
         log.warning(
             f"{run.path} has no audit: nobody has measured what its wire gives away; audit it"
         )
-    elif record.training.get("steps") != read_checkpoint(run.path / CHECKPOINT).meta.get("step"):
+    elif record.training.get("steps") != run.trained()["steps"]:
         log.warning(
             f"the audit of {run.path} is of another state of its training and is left out; "
             "audit it again"

@@ -19,7 +19,7 @@ from splitveil.nets.catalogue import NETS
 from splitveil.nets.channel import LearnedStage
 from splitveil.nets.split import SplitModel, cut, sized
 from splitveil.surrogates.base import Refits, Surrogate
-from splitveil.train.schedule import Schedule
+from splitveil.train.loop import Schedule
 
 SIGMA = 0.05
 IMAGE, CLASSES = (1, 8, 8), 4

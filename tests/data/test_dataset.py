@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from splitveil.data.dataset import Dataset, check, data_root, to_uint8
+from splitveil.data.catalogue import data_root
+from splitveil.data.dataset import Dataset, check, to_uint8
 from splitveil.errors import DataError
 
 CLASSES = ("cat", "dog")

@@ -7,7 +7,7 @@ import torch
 from defences.made import trained
 from torch import Tensor, nn
 
-from splitveil.config.resolve import build_defence, make_config, plan_of
+from splitveil.config.resolve import Built, build_defence, make_config, plan_of
 from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.errors import ConfigError
 from splitveil.nets.channel import SparseCoding, before_squashing, front_of
@@ -25,7 +25,7 @@ def built(**settings: float | str) -> SplitModel:
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         config = make_config({"dataset": "digits", "defence": "sparse", "net": "small"} | settings)
-        return plan_of(config, (1, 8, 8), 10).build_model().eval()
+        return plan_of(config, Built((1, 8, 8), 10, "")).build_model().eval()
 
 
 def layer(model: SplitModel) -> SparseCoding:

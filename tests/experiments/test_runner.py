@@ -29,7 +29,7 @@ from splitveil.experiments.runner import (
     with_own_folder,
 )
 from splitveil.io import Json, Progress
-from splitveil.runs import load_data, load_run
+from splitveil.runs import load_run
 
 NET = "client:strided-4s2-4.8-c4"
 
@@ -84,7 +84,7 @@ def test_a_trial_is_measured_on_validation_images_and_its_file_says_what_was_fou
     assert told == ("noise/3", {"noise_std": 0.1}, 3, None)
     assert saved["seconds"] == result.seconds > 0
 
-    _, splits = load_data(run)
+    _, splits = run.data()
     seen: list[int] = []
     run.model.head.register_forward_hook(lambda _, args, __: seen.append(len(args[0])))
     validate_on_val(run, {"mean": PROFILES["smoke"]["mean"]})

@@ -10,9 +10,7 @@ from splitveil.defences.base import PenaltyPlan
 from splitveil.nets.channel import Channel
 from splitveil.nets.split import SplitModel
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
-from splitveil.train.schedule import Weights
-from splitveil.train.state import new_state
-from splitveil.train.step import StepLoss, own_rows
+from splitveil.train.step import StepLoss, Weights, new_state, own_rows
 
 
 def two_steps(fabric: Fabric) -> dict[str, list[float]]:
@@ -43,7 +41,8 @@ def one_step(fabric: Fabric, attention: str, *, rate: bool) -> dict[str, Tensor]
     x, y = torch.rand(32, 1, 3, 3), torch.randint(4, (32,))
     model = SplitModel(encoder, Channel(), head)
     config = RunConfig(weight_decay=0.0)
-    state = new_state(Parts(model, cem, None), PenaltyPlan(lambd=1.0), config, fabric.device)
+    parts = Parts(model, cem, penalty=PenaltyPlan(lambd=1.0))
+    state = new_state(parts, config, fabric.device)
     rows = own_rows(torch.arange(32), fabric)
     weights = Weights(encoder=3.0, scale=0.5)
     wrapped = fabric.setup_module(StepLoss(model, state, fabric))

@@ -178,12 +178,12 @@ def test_sparse_coding_behind_another_stage_is_refused() -> None:
     code = SparseCoding(0.1)
     model = SplitModel(nn.Flatten(), Channel([GaussianNoise(0.1), code]), nn.Linear(16, 2))
     with pytest.raises(ExportError, match="SparseCoding stands behind another stage"):
-        stages_of(parts_of(model, IMAGE).stages)
+        stages_of(parts_of(model, IMAGE)[1])
     first = SplitModel(nn.Flatten(), Channel([code, GaussianNoise(0.1)]), nn.Linear(16, 2))
-    found = parts_of(first, IMAGE)
-    assert stages_of(found.stages) == ({"kind": "gaussian", "std": 0.1},)
+    encoder, stages, _ = parts_of(first, IMAGE)
+    assert stages_of(stages) == ({"kind": "gaussian", "std": 0.1},)
     assert code.shape is None  # the caller's own is left as it was
-    assert found.encoder(pictures(2)).shape == (2, 16)
+    assert encoder(pictures(2)).shape == (2, 16)
 
 
 def test_every_defences_channel_can_be_exported() -> None:
@@ -191,7 +191,7 @@ def test_every_defences_channel_can_be_exported() -> None:
 
     for name, defence in DEFENCES.items():
         model = SplitModel(nn.Flatten(), defence.channel(0.1), nn.Linear(16, 2))
-        stages = stages_of(parts_of(model, IMAGE).stages)
+        stages = stages_of(parts_of(model, IMAGE)[1])
         assert Manifest(
             name=name, image_shape=IMAGE, wire_shape=(16,), num_classes=2, stages=stages
         ).noise_std >= 0  # fmt: skip

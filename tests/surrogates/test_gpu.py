@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from surrogate_speed import SURROGATES, draw
 
 from splitveil.surrogates.kmeans_cem import KMeansCEM
-from splitveil.train.schedule import Weights
-from splitveil.train.state import Guard
-from splitveil.train.step import penalty
+from splitveil.train.step import Guard, Weights, penalty
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from surrogate_speed import SURROGATES, draw
 
 pytestmark = [
     pytest.mark.gpu,

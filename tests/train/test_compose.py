@@ -14,9 +14,7 @@ from splitveil.errors import ConfigError
 from splitveil.surrogates.base import Surrogate, SurrogateOutput
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.rate import Rate
-from splitveil.train.schedule import Weights
-from splitveil.train.state import Guard
-from splitveil.train.step import penalty
+from splitveil.train.step import Guard, Weights, penalty
 
 
 def compose_losses(

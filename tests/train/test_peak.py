@@ -6,18 +6,18 @@ from torch import nn
 
 from splitveil.config.resolve import Parts
 from splitveil.config.run_config import RunConfig
-from splitveil.defences.base import PenaltyPlan
 from splitveil.nets.channel import Channel
 from splitveil.nets.split import SplitModel
-from splitveil.train import state as training
-from splitveil.train.state import TrainState, forget_peak, new_state, peak_bytes, restore, snapshot
+from splitveil.train import step as training
+from splitveil.train.state import peak_bytes, restore, snapshot
+from splitveil.train.step import TrainState, forget_peak, new_state
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def fresh() -> TrainState:
     model = SplitModel(nn.Linear(2, 2), Channel(), nn.Linear(2, 2))
-    return new_state(Parts(model, None, None), PenaltyPlan(), RunConfig(), CPU)
+    return new_state(Parts(model), RunConfig(), CPU)
 
 
 def test_a_training_begins_with_the_peak_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitveil.defences.base import PenaltyPlan
-from splitveil.train.schedule import Schedule
+from splitveil.train.loop import Schedule
 
 SEED_003 = PenaltyPlan(lambd=16.0, scale=0.1, warmup_epochs=5, w_lr="cem", skip_first_epoch=True)
 

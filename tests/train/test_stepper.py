@@ -12,9 +12,7 @@ from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.split import SplitModel
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.rate import Rate
-from splitveil.train.schedule import Weights
-from splitveil.train.state import TrainState, new_state
-from splitveil.train.step import StepLoss, Stepper, TrainSet
+from splitveil.train.step import StepLoss, Stepper, TrainSet, TrainState, Weights, new_state
 
 CLASSES, WIRE = 3, 8
 PENALISED = Weights(0.3, 1.0)
@@ -34,7 +32,7 @@ def prepared(
     model = SplitModel(encoder, Channel([GaussianNoise(0.05)]), nn.Linear(WIRE, CLASSES))
     stepped = model.compiled(backend="aot_eager") if compiled else model
     plan = PenaltyPlan(lambd=0.3, attention_lr=1e-3)
-    state = new_state(Parts(model, surrogate, None), plan, RunConfig(), fabric.device)
+    state = new_state(Parts(model, surrogate, penalty=plan), RunConfig(), fabric.device)
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(256, (24, 1, 4, 4), dtype=torch.uint8, generator=generator)
     labels = torch.arange(24) % CLASSES

@@ -7,19 +7,22 @@ from typer.core import TyperGroup
 
 from splitveil import __version__
 from splitveil.cli import audits, deploy, experiments, lists, reports
+from splitveil.cli.console import show_error
 from splitveil.cli.train import train
-from splitveil.errors import SplitVeilError
+from splitveil.errors import ConfigError, SplitVeilError
 
 EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
 TOO_LARGE = ("can't allocate memory", "out of memory", "verflow")  # torch's words
 
 
 def explained(error: Exception) -> str | None:
-    """What to say of an error of the system that paths or sizes can cause; None of a fault of ours.
+    """What to say of an error that users, paths or sizes can cause; None of a fault of ours.
 
     >>> explained(FileNotFoundError(2, "No such file or directory", "x"))
     'cannot use x: No such file or directory; check the path and its permissions'
     """
+    if isinstance(error, SplitVeilError):
+        return str(error)
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot use {error.filename}: {error.strerror}; check the path and its permissions"
     if isinstance(error, MemoryError) or any(words in str(error) for words in TOO_LARGE):
@@ -35,14 +38,9 @@ class _Group(TyperGroup):
     """Turns errors a user can mend into a message and exit code 2, and Ctrl-C into 130."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer keeps a click of its own
-        from splitveil.cli.console import show_error
-
         try:
             return super().invoke(ctx)
-        except SplitVeilError as error:
-            show_error(str(error))
-            ctx.exit(EXIT_USER_ERROR)
-        except (OSError, MemoryError, RuntimeError, TypeError) as error:
+        except (SplitVeilError, OSError, MemoryError, RuntimeError, TypeError) as error:
             said = explained(error)
             if said is None:
                 raise
@@ -83,23 +81,8 @@ def _root(
     del version
 
 
-app.command()(experiments.demo)
-app.command()(train)
-
-
-# `audit` itself says what to use in place of options that it no longer has.
-app.command(context_settings={"ignore_unknown_options": True})(audits.audit)
-app.command()(audits.audit_encoder)
-app.command()(audits.audit_wire)
-app.command()(audits.replay)
-app.command()(reports.report)
-
-
-@app.command(hidden=True)
 def bench() -> None:
     """Say where the benchmark of 0.1.0 went."""
-    from splitveil.errors import ConfigError
-
     raise ConfigError(
         "`splitveil bench` left the package; run `python benchmarks/surrogate_speed.py OUT.json` "
         "in a clone of the repository"
@@ -107,6 +90,13 @@ def bench() -> None:
 
 
 for command in (
+    experiments.demo,
+    train,
+    audits.audit,
+    audits.audit_encoder,
+    audits.audit_wire,
+    audits.replay,
+    reports.report,
     lists.datasets,
     lists.defences,
     lists.attacks,
@@ -121,7 +111,10 @@ for command in (
     deploy.serve,
     deploy.infer,
 ):
-    app.command()(command)
+    # `audit` itself says what to use in place of options that it no longer has.
+    former = {"ignore_unknown_options": command is audits.audit}
+    app.command(context_settings=former)(command)
+app.command(hidden=True)(bench)
 
 
 def main() -> None:

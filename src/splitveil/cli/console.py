@@ -15,10 +15,27 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
+from rich.text import Text
+
+from splitveil.io import Progress
 
 # Names of files and words of strangers are printed as they are.
 out = Console(markup=False, emoji=False)
 err = Console(stderr=True, markup=False, emoji=False)
+
+
+# Options that several commands have.
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and text.")]
+RunFolder = Annotated[Path, typer.Argument(help="Folder of the run.")]
+RunsDir = Annotated[str | None, typer.Option(help="Folder that holds the runs (default: runs).")]
+DataDir = Annotated[
+    str | None, typer.Option(help="Where datasets lie (default: $SPLITVEIL_DATA or a cache).")
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Published = Annotated[
+    Path | None, typer.Option(help="JSON of published rows to stand beside ours.")
+]
 
 
 def setup_logging() -> None:
@@ -31,20 +48,8 @@ def setup_logging() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-class Bar:
-    """One progress bar; its total follows the work that is reported."""
-
-    def __init__(self, bar: RichProgress, title: str) -> None:
-        self._bar, self._title = bar, title
-        self._task = bar.add_task(title, total=None, note="")
-
-    def __call__(self, done: int, total: int, note: str = "") -> None:
-        """`done` of `total`; `note` stands behind the bar."""
-        self._bar.update(self._task, completed=done, total=total, note=note)
-
-
 @contextmanager
-def progress_bar(title: str) -> Iterator[Bar]:
+def progress_bar(title: str) -> Iterator[Progress]:
     """A bar with the time left (at the end: taken), on stderr, out of the way of results."""
     with RichProgress(
         TextColumn("[bold]{task.description}"),
@@ -55,7 +60,8 @@ def progress_bar(title: str) -> Iterator[Bar]:
         console=err,
         transient=False,
     ) as bar:
-        yield Bar(bar, title)
+        task = bar.add_task(title, total=None, note="")
+        yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)
 
 
 def show_json(data: Any) -> None:  # noqa: ANN401 - any JSON value
@@ -68,8 +74,6 @@ WHOLE_WORD = 12  # letters up to which a word is never broken
 
 def show_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table on stdout; every cell is plain text."""
-    from rich.text import Text
-
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
     for index, heading in enumerate(headings):
         cells = (heading, *(row[index] for row in rows))
@@ -117,13 +121,15 @@ def show_audit(folder: Path, page: Path) -> None:
     show_table("Accuracy, and what the attacker got", *SUMMARY.brief([run]))
     for flag in run.record.flags or ():
         warn(f"flag: {flag.name}: {flag.seen}; {flag.advice}")
-    out.print(f"page: {page}", highlight=False, soft_wrap=True)
+    print_lines(f"page: {page}")
 
 
-def show_catalogue(title: str, entries: dict[str, str], *, json_: bool) -> None:
-    """Print names and what they stand for."""
+def show_catalogue(
+    title: str, entries: dict[str, str], facts: dict[str, Any] | None = None, *, json_: bool
+) -> None:
+    """Print names and what they stand for; as JSON `facts`, where there are more."""
     if json_:
-        show_json(entries)
+        show_json(facts or entries)
     else:
         show_table(title, ["name", "what it is"], [list(item) for item in entries.items()])
 
@@ -132,10 +138,6 @@ def print_lines(*lines: str) -> None:
     """Print on stdout without a box, which would fold long names: a client stays on its line."""
     for line in lines:
         out.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-RunsDir = Annotated[str | None, typer.Option(help="Folder that holds the runs (default: runs).")]
 
 
 def start() -> None:

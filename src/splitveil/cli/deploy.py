@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitveil.cli.console import print_lines
+from splitveil.cli import console
 from splitveil.errors import ConfigError, DataError
+from splitveil.io import silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from splitveil.serve.manifest import Manifest
-
-
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 TokenFile = Annotated[
     Path | None,
@@ -35,7 +33,7 @@ NEEDED = ("onnx", "onnxruntime", "onnxscript", "prometheus_client", "starlette",
 
 
 def export(  # noqa: PLR0917 - every option of the command, as typer wants them
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    run: console.RunFolder,
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Folder to write (default: export in the run's).")
     ] = None,
@@ -49,35 +47,27 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
         bool,
         typer.Option("--attacker", help="Also the audit's strongest decoder, for the page."),
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the export.")] = False,
-    json_: JsonFlag = False,
+    overwrite: console.Overwrite = False,
+    json_: console.JsonFlag = False,
 ) -> None:
     """Export both halves of a run as ONNX, with a manifest and a Triton model repository.
 
     Example: `splitveil export runs/first --int8`
     """
     with_extra()
-    from splitveil.cli.console import progress_bar, setup_logging, show_json
-    from splitveil.io import silent
-    from splitveil.runs import EXPORT_FOLDER, export_run, load_run, prepare_process
+    console.start()
+    from splitveil.runs import EXPORT_FOLDER, export_run, load_run
 
-    prepare_process()
-    setup_logging()
     target = run / EXPORT_FOLDER if out_dir is None else out_dir
-    with progress_bar("attacker") if attacker else nullcontext(silent) as progress:
+    with console.progress_bar("attacker") if attacker else nullcontext(silent) as progress:
         manifest = export_run(
-            load_run(run),
-            target,
-            name=name,
-            int8=int8,
-            attacker=attacker,
-            overwrite=overwrite,
+            load_run(run), target, name=name, int8=int8, attacker=attacker, overwrite=overwrite,
             progress=progress,
-        )
+        )  # fmt: skip
     if json_:
-        show_json({"export": str(target), "manifest": manifest.to_dict()})
+        console.show_json({"export": str(target), "manifest": manifest.to_dict()})
     else:
-        print_lines(*export_lines(target, manifest))
+        console.print_lines(*export_lines(target, manifest))
 
 
 def export_lines(target: Path, manifest: "Manifest") -> list[str]:
@@ -118,7 +108,7 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     threads: Annotated[
         int, typer.Option(min=0, max=1024, help="Threads of the model; 0: all cores.")
     ] = 0,
-    json_: JsonFlag = False,
+    json_: console.JsonFlag = False,
 ) -> None:
     """Serve the server's half over the KServe v2 protocol, with a page for browsers.
 
@@ -127,13 +117,12 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     Example: `splitveil serve runs/first --port 8000`
     """
     with_extra()
-    from splitveil.cli.console import err, setup_logging, show_json, warn
     from splitveil.runs import find_export
     from splitveil.serve.admission import Limits
     from splitveil.serve.server import Tls, load_app
     from splitveil.serve.server import serve as run_server
 
-    setup_logging()
+    console.setup_logging()
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("TLS needs both --tls-cert and --tls-key")
     tls = Tls(certificate=tls_cert, key=tls_key) if tls_cert and tls_key else None
@@ -141,15 +130,15 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     limits = Limits(max_batch=max_batch, max_delay=max_delay_ms / 1000, max_waiting=max_waiting)
     app = load_app(find_export(path), limits=limits, token=token, threads=threads)
     if host not in ("127.0.0.1", "::1", "localhost") and (token is None or tls is None):
-        warn(f"listening on {host} without {'a token' if token is None else 'TLS'}")
+        console.warn(f"listening on {host} without {'a token' if token is None else 'TLS'}")
 
     def ready(url: str) -> None:
         if json_:
-            show_json({"url": url})
+            console.show_json({"url": url})
             sys.stdout.flush()  # whoever waits for the address reads it from a pipe
             return
         line = f"serving {path} at {url}; a browser finds a page there"
-        err.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.err.print(line, highlight=False, markup=False, soft_wrap=True)
 
     run_server(app, host=host, port=port, tls=tls, ready=ready)
 
@@ -166,7 +155,7 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     capture: Annotated[
         Path | None, typer.Option(help="New file that keeps what is sent, for `audit-wire`.")
     ] = None,
-    json_: JsonFlag = False,
+    json_: console.JsonFlag = False,
 ) -> None:
     """Classify images: the client's half runs here, only noisy smashed data go to the server.
 
@@ -175,7 +164,6 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     with_extra("onnxruntime")
     import numpy as np
 
-    from splitveil.cli.console import show_json
     from splitveil.serve.client import Client
     from splitveil.serve.manifest import read_manifest
     from splitveil.serve.transport import shown
@@ -195,21 +183,20 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
         answers = client.classify(pixels)
     rows = [{"image": str(path)} | found for path, found in zip(images, answers, strict=True)]
     if json_:
-        show_json(rows)
-    else:
-        print_lines(*(f"{shown(r['image'])}: {r['name']} ({100 * r['share']:.1f} %)" for r in rows))
+        console.show_json(rows)
+        return
+    told = [f"{shown(r['image'])}: {r['name']} ({100 * r['share']:.1f} %)" for r in rows]
+    console.print_lines(*told)
 
 
 def retry_notice(server: str) -> "Callable[[str, float], None]":
     """Says on stderr, once and not for a short pause, that the server is asked again."""
-    from splitveil.cli.console import warn
-
     said: list[str] = []
 
     def notice(problem: str, seconds: float) -> None:
         if seconds >= NOTICE_SECONDS and not said:
             said.append(problem)
-            warn(f"no answer from {server} yet ({problem}); trying on, Ctrl-C stops")
+            console.warn(f"no answer from {server} yet ({problem}); trying on, Ctrl-C stops")
 
     return notice
 

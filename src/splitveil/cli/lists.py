@@ -1,10 +1,9 @@
 """Datasets, defences, attacks, nets, recipes."""
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-import typer
-
-from splitveil.cli.console import print_lines, show_catalogue
+from splitveil.cli.console import JsonFlag, print_lines, show_catalogue, show_json
 
 if TYPE_CHECKING:
     from splitveil.nets.cost import CutCost
@@ -14,9 +13,6 @@ def show_cuts(
     name: str, shape: tuple[int, int, int], num_classes: int, macs: float, wire: int, *, json_: bool
 ) -> None:
     """Where a named net or a user's own can be cut, what that costs, and what would make it fit."""
-    from dataclasses import asdict
-
-    from splitveil.cli.console import show_json
     from splitveil.config.resolve import load_backbone
     from splitveil.nets.catalogue import NETS, every_cut, find_net
     from splitveil.nets.cost import cuts_of_nets, suggest_cuts
@@ -66,9 +62,6 @@ def in_words(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-
-
 def datasets(json_: JsonFlag = False) -> None:
     """List the datasets that can be trained on.
 
@@ -87,15 +80,10 @@ def defences(json_: JsonFlag = False) -> None:
 
     Example: `splitveil defences`
     """
-    from dataclasses import asdict
-
-    from splitveil.cli.console import show_json
     from splitveil.defences.catalogue import DEFENCES
 
-    if json_:
-        show_json({name: asdict(d) for name, d in DEFENCES.items()})
-    else:
-        show_catalogue("Defences", {n: d.summary for n, d in DEFENCES.items()}, json_=False)
+    summaries = {n: d.summary for n, d in DEFENCES.items()}
+    show_catalogue("Defences", summaries, {n: asdict(d) for n, d in DEFENCES.items()}, json_=json_)
 
 
 def attacks(json_: JsonFlag = False) -> None:
@@ -120,11 +108,9 @@ def recipes(json_: JsonFlag = False) -> None:
 
     Example: `splitveil recipes`
     """
-    from splitveil.cli.console import show_json
     from splitveil.config.recipes import NAMED_RECIPES
 
-    if json_:
-        named = NAMED_RECIPES.items()
-        show_json({n: {"summary": r.summary, "options": dict(r.options)} for n, r in named})
-    else:
-        show_catalogue("Recipes", {n: r.summary for n, r in NAMED_RECIPES.items()}, json_=False)
+    summaries = {n: r.summary for n, r in NAMED_RECIPES.items()}
+    show_catalogue(
+        "Recipes", summaries, {n: asdict(r) for n, r in NAMED_RECIPES.items()}, json_=json_
+    )

@@ -2,11 +2,14 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from splitveil.cli import console
+from splitveil.errors import ConfigError
 
 
 def given_path(text: str) -> Path:
@@ -18,8 +21,6 @@ def given_path(text: str) -> Path:
 
 def refuse_shared(files: Mapping[str, Path | None]) -> None:
     """Refuse a file that two options name: one would replace the other."""
-    from splitveil.errors import ConfigError
-
     options: dict[str, list[str]] = {}
     for option, path in files.items():
         if path is not None:
@@ -34,8 +35,6 @@ def refuse_shared(files: Mapping[str, Path | None]) -> None:
 
 def refuse_former(options: Mapping[str, object], paths: list[Path]) -> None:
     """Say what to use instead of options that are gone."""
-    from splitveil.errors import ConfigError
-
     given = [name for name, value in options.items() if value is not None]
     if given:
         named = ", ".join(f'"{path}"' for path in paths)
@@ -50,9 +49,7 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
         list[Path],
         typer.Argument(parser=given_path, help="Run folders, records, or folders of them."),
     ],
-    published: Annotated[
-        Path | None, typer.Option(help="JSON of published rows to stand beside ours.")
-    ] = None,
+    published: console.Published = None,
     against: Annotated[
         str | None, typer.Option(help="Differences of all rows to this one, seed by seed.")
     ] = None,
@@ -84,15 +81,9 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil compare results/digits --against none --csv digits.csv`
     """
-    from splitveil.cli.console import show_json, show_table, warn
     from splitveil.io import finite, put
     from splitveil.record.groups import dataset_of, find_records
-    from splitveil.report.comparison import (
-        compare_records,
-        elsewhere,
-        read_published,
-        warnings,
-    )
+    from splitveil.report.comparison import compare_records, elsewhere, read_published, warnings
     from splitveil.table import csv_text
 
     refuse_former({"--where": where, "--sort": sort, "--columns": columns}, paths)
@@ -108,73 +99,64 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     if latex is not None:
         put(latex, "\n".join(t.render(rows, "latex") for t, rows in tables).encode())
     if json_:
-        show_json(finite([table for comparison in made for table in comparison.to_dicts()]))
+        console.show_json(finite([table for comparison in made for table in comparison.to_dicts()]))
     else:
         for table, rows in tables:
-            show_table(table.title, *table.brief(rows))
+            console.show_table(table.title, *table.brief(rows))
     for comparison in made:
         if against is not None and against not in {g.name for g in comparison.track.groups}:
-            warn(f"{comparison.track.title}: no differences, for it has no row {against}")
+            console.warn(f"{comparison.track.title}: no differences, for it has no row {against}")
     datasets = {dataset_of(group) for group in found.groups}
     for line in (*elsewhere(beside, datasets), *warnings(found)):
-        warn(line)
-
-
-RunFolder = Annotated[Path, typer.Argument(help="Folder of the run.")]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+        console.warn(line)
 
 
 def doctor(
-    run: RunFolder,
+    run: console.RunFolder,
     plain: Annotated[
         Path | None,
         typer.Option(help="Undefended run to compare with (default: one beside the run)."),
     ] = None,
-    json_: JsonFlag = False,
+    json_: console.JsonFlag = False,
 ) -> None:
     """Read a run's log and say what to turn, and how far.
 
     Example: `splitveil doctor runs/first`
     """
-    from splitveil.cli.console import out, show_json
     from splitveil.insight.diagnosis import RULES, diagnose, read_case
 
     findings = diagnose(read_case(run, plain))
     if json_:
-        show_json(
-            {"run": str(run), "rules": list(RULES), "findings": [asdict(f) for f in findings]}
-        )
+        told = [asdict(finding) for finding in findings]
+        console.show_json({"run": str(run), "rules": list(RULES), "findings": told})
         return
     lines = [f"{run}: nothing to mend" if not findings else f"{run}: {len(findings)} to mend"]
     for at, finding in enumerate(findings, start=1):
         lines += [f"{at}. {finding.name}", f"   seen: {finding.seen}", f"   do: {finding.advice}"]
-    for line in lines:
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print_lines(*lines)
 
 
 def explain(
-    run: RunFolder,
+    run: console.RunFolder,
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Folder for the page (default: the run's).")
     ] = None,
-    json_: JsonFlag = False,
+    json_: console.JsonFlag = False,
 ) -> None:
     """Draw what a run's defence looks at and what it does: `explain.html` and its pictures.
 
     Example: `splitveil explain runs/first --out page`
     """
-    from splitveil.cli.console import out, setup_logging, show_json
-    from splitveil.runs import prepare_process
-
-    prepare_process()
-    setup_logging()
+    console.start()
     from splitveil.insight.explanation import explain_run
 
     paths, numbers = explain_run(run, out_dir)
     if json_:
-        show_json({"run": str(run), "files": [str(path) for path in paths], "numbers": numbers})
+        console.show_json(
+            {"run": str(run), "files": [str(path) for path in paths], "numbers": numbers}
+        )
     else:
-        out.print(f"page: {paths[0]}", highlight=False, markup=False, soft_wrap=True)
+        console.print_lines(f"page: {paths[0]}")
 
 
 def report(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -187,10 +169,8 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     slides: Annotated[
         bool, typer.Option("--slides", help="Write slides.html too: arrow keys, one per page.")
     ] = False,
-    published: Annotated[
-        Path | None, typer.Option(help="JSON of published rows, drawn as hollow marks.")
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    published: console.Published = None,
+    json_: console.JsonFlag = False,
 ) -> None:
     """Build one page with tables and pictures from audited runs.
 
@@ -201,9 +181,6 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil report runs/demo/* --out page --lang zh --slides`
     """
-    from dataclasses import replace
-
-    from splitveil.cli.console import out, show_json, show_table, warn
     from splitveil.io import finite
     from splitveil.record.schema import shortfalls
     from splitveil.report.columns import SUMMARY
@@ -217,22 +194,21 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     beside = {} if published is None else read_published(published)
     content = replace(read_runs(runs), lang=chosen, title=title, published=beside)
     for path, reason in content.skipped:
-        warn(f"left out: {path}: {reason}")
+        console.warn(f"left out: {path}: {reason}")
     for line in elsewhere(beside, distinct(content.runs, "config.dataset")):
-        warn(line)
+        console.warn(line)
     target = out_dir or content.runs[0].path
     pages = write_report(content, target)[:1]
     if slides:
         pages.append(write_deck(content, pages[0].parent))
     if json_:
-        show_json(finite({str(run.path): run.record.to_dict() for run in content.runs}))
+        console.show_json(finite({str(run.path): run.record.to_dict() for run in content.runs}))
         return
-    show_table("Accuracy, and what the attacker got", *SUMMARY.brief(content.runs))
+    console.show_table("Accuracy, and what the attacker got", *SUMMARY.brief(content.runs))
     less: dict[str, list[str]] = {}
     for run in content.runs:
         less.setdefault(", ".join(shortfalls(run.record)), []).append(run.name)
     for words, names in less.items():
         if words:
-            warn(f"less than a standard audit of test images ({words}): {', '.join(names)}")
-    for page in pages:
-        out.print(f"page: {page}", highlight=False, markup=False, soft_wrap=True)
+            console.warn(f"less than a standard audit of test images ({words}): {', '.join(names)}")
+    console.print_lines(*(f"page: {page}" for page in pages))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from splitveil.cli.console import JsonFlag, RunsDir, start
+from splitveil.cli import console
 
 
 def train(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -17,7 +17,7 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run's folder.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    device: console.Device = None,
     net: Annotated[
         str | None,
         typer.Option(
@@ -25,10 +25,8 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
             "or mobilenetv2 after entry N."
         ),
     ] = None,
-    data_dir: Annotated[
-        str | None, typer.Option(help="Where datasets lie (default: $SPLITVEIL_DATA or a cache).")
-    ] = None,
-    runs_dir: RunsDir = None,
+    data_dir: console.DataDir = None,
+    runs_dir: console.RunsDir = None,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -41,8 +39,8 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     ] = None,
     final: Annotated[bool, typer.Option("--final", help="Train on train+val, once.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue where it stopped.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run.")] = False,
-    json_: JsonFlag = False,
+    overwrite: console.Overwrite = False,
+    json_: console.JsonFlag = False,
 ) -> None:
     """Train a split model with a defence into `runs/NAME`.
 
@@ -53,36 +51,28 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil train --recipe digits-veil --seed 1`
     """
-    start()
+    from splitveil.record.files import last_epoch
+    from splitveil.runs import fit_given
+
+    console.setup_logging()
     given = {
         "dataset": dataset, "defence": defence, "seed": seed, "name": name, "epochs": epochs,
         "device": device, "net": net, "data_dir": data_dir, "runs_dir": runs_dir,
         "final": final or None,
     }  # fmt: skip
     options = {k: v for k, v in given.items() if v is not None}
-    continued = resume and not overwrite  # both are refused together, by `fit`
-    from splitveil.cli.console import out, progress_bar, show_json
-    from splitveil.config.recipes import merge
-    from splitveil.record.files import last_epoch
-    from splitveil.runs import fit, saved_settings
-
-    run_config = merge(recipe, config, settings or [], options)
-    if continued:
-        saved = saved_settings(run_config.folder)
-        run_config = merge(recipe, config, settings or [], options, saved=saved)
-
-    with progress_bar("train") as bar:
-        run = fit(run_config, resume=resume, overwrite=overwrite, progress=bar)
+    with console.progress_bar("train") as bar:
+        run = fit_given(
+            recipe, config, settings or [], options, resume=resume, overwrite=overwrite,
+            progress=bar,
+        )  # fmt: skip
     last = last_epoch(run.path)
     if json_:
-        show_json({"run": str(run.path), "last_epoch": last})
-    else:
-        val = last.get("val_accuracy")
-        shown = "no validation split" if val is None else f"validation accuracy {100 * val:.2f} %"
-        weight = last["weight"]
-        out.print(
-            f"{run.path}: {shown}; effective weight λ·w_lr·scale {weight:.4g}", highlight=False
-        )
-        out.print(
-            f"next: splitveil audit {shlex.quote(str(run.path))}", highlight=False, soft_wrap=True
-        )
+        console.show_json({"run": str(run.path), "last_epoch": last})
+        return
+    val = last.get("val_accuracy")
+    shown = "no validation split" if val is None else f"validation accuracy {100 * val:.2f} %"
+    console.print_lines(
+        f"{run.path}: {shown}; effective weight λ·w_lr·scale {last['weight']:.4g}",
+        f"next: splitveil audit {shlex.quote(str(run.path))}",
+    )

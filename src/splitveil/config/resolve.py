@@ -4,23 +4,31 @@ import inspect
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from splitveil.config.recipes import check_recipe, find_recipe, known_settings
 from splitveil.config.run_config import RUN_KEYS, RunConfig, one_noise_name, recipe_of
-from splitveil.config.settings import checked, refuse_fields
+from splitveil.config.settings import (
+    checked,
+    parse_pairs,
+    read_toml,
+    refuse_fields,
+    write_toml,
+)
 from splitveil.data.catalogue import DATASETS
-from splitveil.data.dataset import Dataset
-from splitveil.defences.base import Defence
+from splitveil.data.dataset import Dataset, fingerprint
+from splitveil.defences.base import Defence, PenaltyPlan
 from splitveil.defences.catalogue import find_defence
 from splitveil.errors import ConfigError, unknown
 from splitveil.io import Json
-from splitveil.nets.catalogue import find_net
+from splitveil.nets.catalogue import NETS, find_net
 from splitveil.nets.split import SplitModel, cut, with_channel
 from splitveil.rng import derive_seed, seeded_globals
 
@@ -41,11 +49,12 @@ class Built:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run trains: the model, and what a defence sets beside it."""
+    """What a run trains: the model, what a defence sets beside it, and how its penalty acts."""
 
     model: SplitModel
-    surrogate: nn.Module | None
-    companion: nn.Module | None
+    surrogate: nn.Module | None = None
+    companion: nn.Module | None = None
+    penalty: PenaltyPlan = field(default_factory=PenaltyPlan)
 
 
 @dataclass(frozen=True)
@@ -55,24 +64,28 @@ class Plan:
     Args:
         config: The run's settings.
         defence: The defence with the run's settings applied.
-        image_shape: Channels, height and width of the images; None until the data are known.
-        num_classes: How many classes they have.
+        built: What is known of its data; None until they are known.
     """
 
     config: RunConfig
     defence: Defence
-    image_shape: Shape | None = None
-    num_classes: int = 0
+    built: Built | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the run lives."""
+        return self.config.folder
 
     def on(self, dataset: Dataset) -> "Plan":
         """The same run on these data, with nothing left to defaults."""
         config, recipe, net = self.config, recipe_of(self.config), self.config.net
+        built = Built(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
         if net == "auto":
-            small = min(dataset.image_shape[1:]) < SMALL_SIDE
+            small = min(built.image_shape[1:]) < SMALL_SIDE
             net = "small" if small else self.defence.client
         filled = replace(
             config,
-            name=config.folder.name,
+            name=self.folder.name,
             epochs=recipe.epochs if config.epochs is None else config.epochs,
             batch_size=recipe.batch_size if config.batch_size is None else config.batch_size,
             lr=recipe.lr if config.lr is None else config.lr,
@@ -80,38 +93,43 @@ class Plan:
             net=net,
             device=find_device(config.device),
         )
-        return Plan(filled, self.defence, dataset.image_shape, dataset.num_classes)
+        return Plan(filled, self.defence, built)
 
     def build(self) -> Parts:
         """Model, surrogate and companion, each from its own stream: one never changes another."""
-        seed, noise_std = self.config.seed, self.config.noise_std or 0.0
+        seed, noise_std, data = self.config.seed, self.config.noise_std or 0.0, self.data
         with seeded_globals(derive_seed(seed, "init/model")):
             model = self.build_model()
-        wire = model.wire_floats(self._shape)
+        wire = model.wire_floats(data.image_shape)
         with seeded_globals(derive_seed(seed, "init/surrogate")):
-            surrogate = self.defence.surrogate(wire, self.num_classes, noise_std)
+            surrogate = self.defence.surrogate(wire, data.num_classes, noise_std)
         with seeded_globals(derive_seed(seed, "init/companion")):
-            companion = self.defence.companion(model, self._shape, self.num_classes)
-        return Parts(model, surrogate, companion)
+            companion = self.defence.companion(model, data.image_shape, data.num_classes)
+        return Parts(model, surrogate, companion, self.defence.penalty_plan())
 
     def build_model(self) -> SplitModel:
         """The split model alone, freshly initialised from torch's global stream."""
-        net = find_net(self.config.net)
-        model = cut(net.build(self._shape, self.num_classes), net.cut_at)
-        model.encoder = self.defence.encoder(model.encoder, model.wire_shape(self._shape))
+        net, data = find_net(self.config.net), self.data
+        model = cut(net.build(data.image_shape, data.num_classes), net.cut_at)
+        model.encoder = self.defence.encoder(model.encoder, model.wire_shape(data.image_shape))
         channel = self.defence.channel(self.config.noise_std or 0.0)
-        return with_channel(model, channel, self._shape)
+        return with_channel(model, channel, data.image_shape)
 
     def settings(self) -> Json:
         """The run's and the defence's settings in one flat table."""
         run = {k: v for k, v in asdict(self.config).items() if k != "settings" and v is not None}
         return run | self.defence.settings()
 
+    def to_toml(self) -> str:
+        """Text of `config.toml`: the settings, and what is known of the data."""
+        return write_toml(self.settings() | asdict(self.data))
+
     @property
-    def _shape(self) -> Shape:
-        if self.image_shape is None:
+    def data(self) -> Built:
+        """What is known of its data, which must be known by now."""
+        if self.built is None:
             raise ConfigError("this run knows no data yet; resolve it with its dataset")
-        return self.image_shape
+        return self.built
 
 
 def resolve(config: RunConfig, dataset: Dataset | None = None) -> Plan:
@@ -125,9 +143,9 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> Plan:
     return plan if dataset is None else plan.on(dataset)
 
 
-def plan_of(config: RunConfig, image_shape: Shape, num_classes: int) -> Plan:
+def plan_of(config: RunConfig, built: Built) -> Plan:
     """The plan of a run that was resolved before, say one read from its folder."""
-    return Plan(config, build_defence(config), image_shape, num_classes)
+    return Plan(config, build_defence(config), built)
 
 
 def validate(plan: Plan) -> None:
@@ -151,6 +169,42 @@ def validate(plan: Plan) -> None:
         find_net(config.net)
     if find_device(config.device) == "cpu" and config.compile:
         raise ConfigError("compile=true is for a GPU, and this run is on the CPU; leave it out")
+
+
+def merge(
+    recipe: str | None,
+    file: Path | None,
+    pairs: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    saved: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """One configuration of several sources; each overrides those before it.
+
+    Args:
+        recipe: A recipe's name. Its run is called after it, unless it is given a name.
+        file: A TOML file of settings.
+        pairs: `key=value`, as `--set` takes them.
+        options: Options of the command line that were given.
+        saved: The flat settings of a run that is resumed; they come before all others.
+
+    Returns:
+        The configuration, not resolved.
+    """
+    given = {} if file is None else one_noise_name(read_toml(file))
+    given |= one_noise_name(parse_pairs(pairs)) | dict(options)
+    merged = dict(given)
+    if recipe is not None:
+        check_recipe(recipe, given)
+        merged = one_noise_name(find_recipe(recipe).options) | given
+        if merged.get("name") is None:
+            merged["name"] = f"{recipe}-s{make_config(merged).seed}"
+    if saved is not None:
+        merged = {"defence": saved["defence"]} | merged
+        # Settings of the saved defence alone would be unknown to another; `fit` refuses that one.
+        known = known_settings(str(merged["defence"]))
+        merged = {key: value for key, value in saved.items() if key in known} | merged
+    return make_config(merged)
 
 
 def make_config(options: Mapping[str, Any]) -> RunConfig:
@@ -243,8 +297,6 @@ def current_folder_first() -> Iterator[None]:
 @contextmanager
 def unchanged() -> Iterator[None]:
     """What changes of torch's default type, its gradients and the current folder lasts inside."""
-    import torch
-
     dtype, gradients, folder = torch.get_default_dtype(), torch.is_grad_enabled(), os.getcwd()
     try:
         yield
@@ -267,13 +319,8 @@ def find_safely(name: str, what: str) -> object:
     return found
 
 
-def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
+def load_backbone(name: str, shape: Shape, num_classes: int) -> nn.Sequential:
     """What the user's MODULE:FUNCTION returns, which may lie in this folder."""
-    from torch import nn
-
-    from splitveil.errors import ConfigError, unknown
-    from splitveil.nets.catalogue import NETS
-
     if ":" not in name:
         raise ConfigError(
             f"{unknown('backbone', name, NETS)}; or give your own as MODULE:FUNCTION, as "
@@ -299,8 +346,6 @@ def load_backbone(name: str, shape: Shape, num_classes: int) -> "nn.Sequential":
 
 def arguments(make: Callable[..., Any], name: str, shape: Shape, classes: int) -> tuple[Any, ...]:
     """(image_shape, num_classes) or nothing, whichever the function takes."""
-    from splitveil.errors import ConfigError
-
     signature = inspect.signature(make)
     for given in ((shape, classes), ()):
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from splitveil.config.settings import checked, field_types
-from splitveil.errors import ConfigError, Range, range_problems
+from splitveil.errors import ConfigError, Range, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,16 +80,14 @@ class RunConfig:
             object.__setattr__(self, key, value)  # a path as text, a whole lr as a float
         if self.teacher == "none":  # as `config.toml` spells it; --set overrides a file so
             object.__setattr__(self, "teacher", None)
-        problems = range_problems(self)
-        problems += [
+        problems = [
             f"{key} must be UTF-8, as it is written down, got {value!r}; rename the file or folder"
             for key in RUN_KEYS
             if isinstance(value := getattr(self, key), str) and NOT_UTF8.search(value)
         ]
         if self.name is not None and not NAME.fullmatch(self.name):
             problems.append(f"{NAME_RULE}, got '{self.name}'")
-        if problems:
-            raise ConfigError("; ".join(problems))
+        check_ranges(self, *problems)
 
     @property
     def folder(self) -> Path:

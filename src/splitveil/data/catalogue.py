@@ -3,12 +3,13 @@
 A new dataset is one module with a reader and one line in `DATASETS`.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from splitveil.data import cifar, folder, mnist, npz, tiny_imagenet
-from splitveil.data.dataset import Dataset, Request, Source, data_root
-from splitveil.errors import ConfigError, unknown
+from splitveil.data.dataset import Dataset, Request, Source
+from splitveil.errors import ConfigError, DataError, unknown
 from splitveil.io import Progress, silent
 
 DATASETS: Mapping[str, Source] = {
@@ -43,6 +44,19 @@ DATASETS: Mapping[str, Source] = {
         read=npz.read,
     ),
 }
+
+
+def data_root(data_dir: str | Path | None = None) -> Path:
+    """Where datasets lie: `data_dir`, else $SPLITVEIL_DATA, else ~/.cache/splitveil/data.
+
+    >>> data_root("/data").as_posix()
+    '/data'
+    """
+    given = data_dir or os.environ.get("SPLITVEIL_DATA") or "~/.cache/splitveil/data"
+    root = Path(given).expanduser()
+    if root.is_file():
+        raise DataError(f"the data folder {root} is a file; give the folder that holds it")
+    return root
 
 
 def load(

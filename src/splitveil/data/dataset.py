@@ -1,7 +1,6 @@
 """Dataset, its checks, how arrays become one."""
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -192,19 +191,6 @@ def to_uint8(x: np.ndarray, name: str) -> np.ndarray:
             f"{hint}"
         )
     return (np.rint(x * LEVELS) if top == 1 else x).astype(np.uint8)
-
-
-def data_root(data_dir: str | Path | None = None) -> Path:
-    """Where datasets lie: `data_dir`, else $SPLITVEIL_DATA, else ~/.cache/splitveil/data.
-
-    >>> data_root("/data").as_posix()
-    '/data'
-    """
-    given = data_dir or os.environ.get("SPLITVEIL_DATA") or "~/.cache/splitveil/data"
-    root = Path(given).expanduser()
-    if root.is_file():
-        raise DataError(f"the data folder {root} is a file; give the folder that holds it")
-    return root
 
 
 def make_dataset(

@@ -22,7 +22,7 @@ from splitveil.record.files import read_run
 from splitveil.record.schema import number
 from splitveil.report.flow_chart import Box, Flow, Sizes, flow_chart, run_flow
 from splitveil.rng import stream
-from splitveil.runs import Run, load_data, load_run
+from splitveil.runs import Run, load_run
 from splitveil.surrogates.base import ClassBatch, FirstCall, class_batch, class_moments, join
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.gates import plain_layernorm, snr_gate
@@ -271,7 +271,7 @@ def explain_run(folder: Path, target: Path | None = None) -> tuple[list[Path], J
     The same run gives the same bytes on a CPU.
     """
     run = load_run(folder)
-    dataset, splits = load_data(run)
+    dataset, splits = run.data()
     story = tell(run, dataset, splits)
     config = run.config
     lead = (
@@ -287,7 +287,7 @@ def explain_run(folder: Path, target: Path | None = None) -> tuple[list[Path], J
 def tell(run: Run, dataset: Dataset, splits: Splits) -> Story:
     """The arrays of a run's explanation, of at most a thousand training images."""
     config, built = run.config, run.built
-    plan = plan_of(config, built.image_shape, built.num_classes)
+    plan = plan_of(config, built)
     untrained = plan.build()
     surrogate, width = untrained.surrogate, run.model.wire_floats(built.image_shape)
     if surrogate is not None:

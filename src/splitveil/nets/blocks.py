@@ -3,14 +3,18 @@
 A backbone is a flat `nn.Sequential` of stages, so that it can be cut after any of them.
 """
 
+import copy
 from collections.abc import Sequence
+from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
 
 Shape = tuple[int, int, int]
+AnyShape = tuple[int, ...]
 
 
 def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
@@ -90,6 +94,33 @@ def stages_of(backbone: nn.Module) -> list[nn.Module]:
             "stages: nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
         )
     return stages
+
+
+def wire_shape(client: nn.Module, image_shape: AnyShape) -> AnyShape:
+    """AnyShape of what a client makes of one image (c, h, w)."""
+    return tuple(passed(client, image_shape).shape[1:])
+
+
+def passed(client: nn.Module, image_shape: AnyShape) -> Tensor:
+    """What a client makes of one image of zeros."""
+    try:
+        return cast(Tensor, output_of(client, image_shape))
+    except (RuntimeError, TypeError, ValueError) as err:
+        raise ConfigError(
+            f"no image of shape {image_shape!r} passes through the client; give channels, height "
+            f"and width, for example (3, 32, 32): {err}"
+        ) from err
+
+
+@torch.no_grad()
+def output_of(module: nn.Module, shape: AnyShape) -> object:
+    """What a copy in eval mode makes of zeros: BatchNorm statistics must not move.
+
+    Of what torch.compile wraps it is the module inside, whose products can be counted.
+    """
+    probe: nn.Module = copy.deepcopy(getattr(module, "_orig_mod", module)).eval()
+    weight = next(probe.parameters(), torch.zeros(()))
+    return probe(torch.zeros(1, *shape).to(weight))
 
 
 def check_cutlayer(cutlayer: int, last: int) -> None:

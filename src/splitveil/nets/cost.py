@@ -5,14 +5,13 @@ so that thousands of specs can be weighed without building one. The tests hold t
 the built clients.
 """
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import zip_longest
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets.blocks import stages_of
+from splitveil.nets.blocks import output_of, passed, stages_of, wire_shape
 from splitveil.nets.catalogue import Net
 from splitveil.nets.clients import (
     CLIENT_PREFIX,
@@ -68,11 +67,6 @@ class Cost:
         )
 
 
-def wire_shape(client: nn.Module, image_shape: Shape) -> Shape:
-    """Shape of what a client makes of one image (c, h, w)."""
-    return tuple(_passed(client, image_shape).shape[1:])
-
-
 def count_macs(module: nn.Module, input_shape: Shape) -> int:
     """Multiply-adds of the convolutions and matrix products of `module` for one input.
 
@@ -83,7 +77,7 @@ def count_macs(module: nn.Module, input_shape: Shape) -> int:
     360
     """
     with _counted() as counter:
-        _passed(module, input_shape)
+        passed(module, input_shape)
     return _macs(counter)
 
 
@@ -104,27 +98,6 @@ def _counted() -> Iterator[FlopCounterMode]:
 
 def _macs(counter: FlopCounterMode) -> int:
     return int(counter.get_total_flops()) // 2  # a multiply-add is two operations
-
-
-def _passed(client: nn.Module, image_shape: Shape) -> Tensor:
-    try:
-        return cast(Tensor, _output(client, image_shape))
-    except (RuntimeError, TypeError, ValueError) as err:
-        raise ConfigError(
-            f"no image of shape {image_shape!r} passes through the client; give channels, height "
-            f"and width, for example (3, 32, 32): {err}"
-        ) from err
-
-
-@torch.no_grad()
-def _output(module: nn.Module, shape: Shape) -> object:
-    """What a copy in eval mode makes of zeros: BatchNorm statistics must not move.
-
-    Of what torch.compile wraps it is the module inside, whose products can be counted.
-    """
-    probe: nn.Module = copy.deepcopy(getattr(module, "_orig_mod", module)).eval()
-    weight = next(probe.parameters(), torch.zeros(()))
-    return probe(torch.zeros(1, *shape).to(weight))
 
 
 def check_budget(max_macs: float | int, wire_floats: int, max_params: int | None = None) -> None:
@@ -451,7 +424,7 @@ def _cost_of_stage(
     where = f"layer {at} ({type(stage).__name__}) of the backbone"
     try:
         with _counted() as counter:
-            out = _output(stage, shape)
+            out = output_of(stage, shape)
     except (RuntimeError, ValueError, TypeError, IndexError) as err:
         raise ConfigError(
             f"{where} cannot take an input of shape {shape}: {err}; the images here are "

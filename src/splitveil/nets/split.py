@@ -10,9 +10,9 @@ from torch import Generator, Tensor, nn
 
 from splitveil.cuda import compiled
 from splitveil.errors import ConfigError
-from splitveil.nets.blocks import stages_of
+from splitveil.nets.blocks import stages_of, wire_shape
 from splitveil.nets.channel import Channel, learned_stages
-from splitveil.nets.cost import Cost, Shape, wire_shape
+from splitveil.nets.cost import Cost, Shape
 from splitveil.threat import Victim
 
 Tap = Callable[[Tensor], None]

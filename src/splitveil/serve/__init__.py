@@ -5,44 +5,31 @@ have it.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from splitveil.errors import ExportError as ExportError
-    from splitveil.errors import ServerError as ServerError
-    from splitveil.errors import WireError as WireError
-    from splitveil.serve.admission import Limits as Limits
-    from splitveil.serve.client import Client as Client
-    from splitveil.serve.export import export_model as export_model
-    from splitveil.serve.manifest import Manifest as Manifest
-    from splitveil.serve.manifest import read_manifest as read_manifest
-    from splitveil.serve.server import make_app as make_app
-    from splitveil.serve.server import running as running
-    from splitveil.serve.server import serve as serve
+from typing import Any
 
 _HOME = {
-    "Client": "splitveil.serve.client",
-    "ExportError": "splitveil.errors",
-    "Limits": "splitveil.serve.admission",
-    "Manifest": "splitveil.serve.manifest",
-    "ServerError": "splitveil.errors",
-    "WireError": "splitveil.errors",
-    "export_model": "splitveil.serve.export",
-    "make_app": "splitveil.serve.server",
-    "read_manifest": "splitveil.serve.manifest",
-    "running": "splitveil.serve.server",
-    "serve": "splitveil.serve.server",
+    "Client": "serve.client",
+    "ExportError": "errors",
+    "Limits": "serve.admission",
+    "Manifest": "serve.manifest",
+    "ServerError": "errors",
+    "WireError": "errors",
+    "export_model": "serve.export",
+    "make_app": "serve.server",
+    "read_manifest": "serve.manifest",
+    "running": "serve.server",
+    "serve": "serve.server",
 }
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 - one table
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the names above
     """Find a public name in its module (PEP 562)."""
     if name not in _HOME:
         raise AttributeError(f"module 'splitveil.serve' has no attribute '{name}'")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(f"splitveil.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

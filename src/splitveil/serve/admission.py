@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
@@ -80,33 +81,20 @@ class ServerMetrics(CollectorRegistry):
 
     def __init__(self) -> None:
         super().__init__()
-        self.requests = Counter(
-            "splitveil_requests_total", "Answers by HTTP status.", ["code"], registry=self
+        count, histogram = partial(Counter, registry=self), partial(Histogram, registry=self)
+        gauge = partial(Gauge, registry=self)
+        self.requests = count("splitveil_requests_total", "Answers by HTTP status.", ["code"])
+        self.refusals = count(
+            "splitveil_refused_total", "Requests refused before the model, by reason.", ["reason"]
         )
-        self.refusals = Counter(
-            "splitveil_refused_total",
-            "Requests refused before the model, by reason.",
-            ["reason"],
-            registry=self,
-        )
-        self.seconds = self._histogram(
-            "splitveil_infer_seconds", "From an infer call's headers to its answer.", SECONDS
-        )
-        self.batch_rows = self._histogram(
-            "splitveil_batch_rows", "Rows the model ran at once.", ROWS
-        )
-        self.batch_seconds = self._histogram(
-            "splitveil_batch_seconds", "Seconds of the model for a batch.", SECONDS
-        )
-        self.waiting = Gauge(
-            "splitveil_rows_waiting", "Rows that wait for the model.", registry=self
-        )
-        self.in_flight = Gauge(
-            "splitveil_requests_in_flight", "Requests being answered.", registry=self
-        )
-
-    def _histogram(self, name: str, about: str, bounds: tuple[float, ...]) -> Histogram:
-        return Histogram(name, about, buckets=bounds, registry=self)
+        about = "From an infer call's headers to its answer."
+        self.seconds = histogram("splitveil_infer_seconds", about, buckets=SECONDS)
+        about = "Rows the model ran at once."
+        self.batch_rows = histogram("splitveil_batch_rows", about, buckets=ROWS)
+        about = "Seconds of the model for a batch."
+        self.batch_seconds = histogram("splitveil_batch_seconds", about, buckets=SECONDS)
+        self.waiting = gauge("splitveil_rows_waiting", "Rows that wait for the model.")
+        self.in_flight = gauge("splitveil_requests_in_flight", "Requests being answered.")
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, without the time series `_created` that the library would add."""

@@ -11,7 +11,6 @@ import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
@@ -69,14 +68,6 @@ _KINDS: dict[type[nn.Module], str] = {  # what the client calls a stage
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attacker:
-    """A fitted decoder of this client, from smashed data to images, and what is known of it."""
-
-    net: nn.Module
-    facts: Json
-
-
 def export_model(
     model: SplitModel,
     image_shape: Shape,
@@ -86,7 +77,7 @@ def export_model(
     audit: Json | None = None,
     source: Json | None = None,
     calibration: Rows | None = None,
-    attacker: Attacker | None = None,
+    attacker: tuple[nn.Module, Json] | None = None,
     classes: Sequence[str] = (),
     overwrite: bool = False,
 ) -> Manifest:
@@ -100,7 +91,8 @@ def export_model(
         audit: Verdict that the manifest carries, see `verdict`.
         source: Where the model comes from, for the manifest.
         calibration: Images (n, c, h, w) for an int8 client beside the float one; None: no such.
-        attacker: A decoder that shows what the wire gives away; None: no such.
+        attacker: A fitted decoder, from smashed data to images, and facts about it; it shows what
+            the wire gives away. None: no such.
         classes: Their names, in order; empty where they are not known.
         overwrite: Replace an existing export (never a folder that is none).
 
@@ -109,24 +101,24 @@ def export_model(
     """
     check_name(name)
     check_target(folder, overwrite=overwrite)
-    parts = parts_of(model, image_shape)
-    stages = stages_of(parts.stages)
+    encoder, channel, head = parts_of(model, image_shape)
+    stages = stages_of(channel)
     probes = torch.rand(PROBES, *image_shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        z = parts.encoder(probes)
-        logits = parts.head(z)
+        z = encoder(probes)
+        logits = head(z)
     if logits.ndim != 2:  # noqa: PLR2004
         raise ExportError(f"the head must give (n, classes), got {tuple(logits.shape)}")
     with replaced(folder) as place:
-        write_onnx(parts.encoder, probes[:2], place / CLIENT, IMAGE, WIRE)
-        write_onnx(parts.head, z[:2], place / SERVER, WIRE, LOGITS)
-        write_noise(parts.stages, place)
+        write_onnx(encoder, probes[:2], place / CLIENT, IMAGE, WIRE)
+        write_onnx(head, z[:2], place / SERVER, WIRE, LOGITS)
+        write_noise(channel, place)
         parity = compare(place, probes.numpy(), logits.numpy())
         if calibration is not None:
             quantise_client(place / CLIENT, place / CLIENT_INT8, calibration)
             parity |= compare_int8(place, calibration)
         if attacker is not None:
-            parity |= write_attacker(attacker.net, z, tuple(image_shape), place)
+            parity |= write_attacker(attacker[0], z, tuple(image_shape), place)
         shape, num_classes = tuple(z.shape[1:]), int(logits.shape[1])
         write_repository(place, name, shape, num_classes)
         manifest = Manifest(
@@ -140,7 +132,7 @@ def export_model(
             audit=audit,
             versions=versions(),
             source=source or {},
-            attacker=None if attacker is None else attacker.facts,
+            attacker=None if attacker is None else attacker[1],
             classes=tuple(classes),
         )
         (place / FILE).write_text(manifest.to_json(), encoding="utf-8")
@@ -248,17 +240,8 @@ def verdict(record: Json) -> Json:
     return found | {"flags": [f.get("name") for f in flags if isinstance(f, dict)]}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Copies on the CPU, in eval mode: the client's network, its stages, the server's network."""
-
-    encoder: nn.Module
-    stages: tuple[nn.Module, ...]
-    head: nn.Module
-
-
-def parts_of(model: SplitModel, image_shape: Shape) -> Parts:
-    """What is exported of a model.
+def parts_of(model: SplitModel, image_shape: Shape) -> tuple[nn.Module, list[nn.Module], nn.Module]:
+    """Copies on the CPU, in eval mode: the client's network, its stages, the server's network.
 
     Sparse coding draws nothing and is a layer of the client's network, unless a stage stands
     before it: then `stages_of` refuses it.
@@ -267,7 +250,7 @@ def parts_of(model: SplitModel, image_shape: Shape) -> Parts:
     every = _each(model.channel)
     codes = list(takewhile(lambda stage: type(stage) is SparseCoding, every))
     encoder = nn.Sequential(model.encoder, *codes) if codes else model.encoder
-    return Parts(encoder=encoder, stages=tuple(every[len(codes) :]), head=model.head)
+    return encoder, every[len(codes) :], model.head
 
 
 def _each(channel: nn.Module) -> list[nn.Module]:

@@ -10,7 +10,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -67,10 +67,12 @@ class Service:
 
     def routes(self) -> list[Route]:
         """Everything but the page."""
+        about: Json = {"name": "splitveil", "version": version("splitveil")}
+        about["extensions"] = ["binary_tensor_data"]
         routes = [
-            Route("/openapi.json", self.openapi),
-            Route("/v2", self.about),
-            Route("/v2/health/live", self.live),
+            Route("/openapi.json", always(self._document)),
+            Route("/v2", always(about)),
+            Route("/v2/health/live", always({"live": True})),
             Route("/v2/health/ready", self.ready),
             Route("/metrics", self.scrape),
         ]
@@ -130,15 +132,6 @@ class Service:
         if asked != (self.manifest.name, VERSION):
             raise WireError(f"the only model is '{self.manifest.name}', version {VERSION}", 404)
 
-    async def about(self, _: Request) -> Response:
-        """The server's metadata."""
-        told = {"name": "splitveil", "version": version("splitveil")}
-        return JSONResponse(told | {"extensions": ["binary_tensor_data"]})
-
-    async def openapi(self, _: Request) -> Response:
-        """What may be asked, for machines."""
-        return JSONResponse(self._document)
-
     async def model(self, request: Request) -> Response:
         """The model's metadata."""
         self._known(request)
@@ -164,10 +157,6 @@ class Service:
             return refuse(503, "the server is starting or stopping", RETRY)
         return JSONResponse({"ready": True})
 
-    async def live(self, _: Request) -> Response:
-        """200 while the process answers."""
-        return JSONResponse({"live": True})
-
     async def scrape(self, _: Request) -> Response:
         """The counters, for Prometheus."""
         return Response(generate_latest(self.metrics), headers={"Content-Type": METRICS_TYPE})
@@ -180,6 +169,15 @@ class Service:
         if isinstance(error, HTTPException):
             return refuse(error.status_code, error.detail, error.headers)
         return refuse(*next(told for kind, told in _ANSWERS.items() if isinstance(error, kind)))
+
+
+def always(content: Json) -> Callable[[Request], Awaitable[Response]]:
+    """A route that always answers the same."""
+
+    async def answer(_: Request) -> Response:
+        return JSONResponse(content)
+
+    return answer
 
 
 def document(manifest: Manifest, release: str, max_rows: int, *, token: bool) -> Json:

@@ -1,10 +1,5 @@
-"""Training: one step, one loop, schedules, state and checkpoints."""
+"""Training: one step, one loop, its state and checkpoints."""
 
 from splitveil.functional import scale_gradient
-from splitveil.train.schedule import Schedule, Weights
 
-__all__ = [
-    "Schedule",
-    "Weights",
-    "scale_gradient",
-]
+__all__ = ["scale_gradient"]

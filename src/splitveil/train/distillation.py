@@ -1,5 +1,6 @@
 """A teacher: a trained model whose answers to the training images count beside the labels."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,49 +18,27 @@ from splitveil.nets.split import SplitModel
 from splitveil.train.state import CHECKPOINT, read_meta
 
 
-class Undivided(nn.Module):
-    """A split model in one piece: nothing is sent, so nothing happens to what would be."""
-
-    def __init__(self, model: SplitModel) -> None:
-        super().__init__()
-        self.encoder, self.head = model.encoder, model.head
-        self.requires_grad_(requires_grad=False)
-        self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, k) of images."""
-        logits: Tensor = self.head(self.encoder(x))
-        return logits
-
-
 @dataclass(frozen=True, kw_only=True)
-class TeacherFacts:
-    """What is known of a teacher's run: its folder and settings, its data, how far it came."""
+class Teacher:
+    """A loaded model, and what is known of its run: folder, settings, data, how far it came."""
 
+    model: SplitModel
     folder: Path
     config: RunConfig
     data_hash: str
     model_hash: str
     steps: int
 
-
-@dataclass(frozen=True)
-class Teacher:
-    """A loaded model, and the facts of the run that it comes from."""
-
-    model: SplitModel
-    facts: TeacherFacts
-
     @property
     def noted(self) -> Json:
         """What the run that it teaches keeps of it."""
-        return {"run": self.facts.folder.resolve().name, "model": self.facts.model_hash}
+        return {"run": self.folder.resolve().name, "model": self.model_hash}
 
-    def on(self, device: torch.device) -> Undivided:
-        """What answers, on a device."""
-        answers = Undivided(self.model)
-        to_device(answers, device)
-        return answers
+    def on(self, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """What answers images, on a device: in one piece, nothing is sent and nothing disturbed."""
+        model = self.model.requires_grad_(requires_grad=False).eval()
+        to_device(model, device)
+        return nn.Sequential(model.encoder, model.head)
 
 
 def check_teacher(teacher: Teacher, config: RunConfig, dataset: Dataset, data_hash: str) -> None:
@@ -68,21 +47,21 @@ def check_teacher(teacher: Teacher, config: RunConfig, dataset: Dataset, data_ha
     What a teacher was trained on would reach the run by its answers: images to choose by, or for
     an attacker alone, would be neither.
     """
-    facts, theirs, name = teacher.facts, teacher.facts.config, teacher.facts.folder
-    if facts.data_hash != data_hash:
+    theirs, name = teacher.config, teacher.folder
+    if teacher.data_hash != data_hash:
         raise ConfigError(
             f"the teacher {name} was trained on other data: '{theirs.dataset}' with hash "
-            f"{facts.data_hash}, this run has '{config.dataset}' with {data_hash}; train a teacher "
-            "on the same data"
+            f"{teacher.data_hash}, this run has '{config.dataset}' with {data_hash}; train a "
+            "teacher on the same data"
         )
     seen, own = (
         make_splits(dataset, split_seed=c.split_seed, held_out=c.held_out, final=c.final).train
         for c in (theirs, config)
     )
     planned = planned_steps(theirs, len(seen))
-    if facts.steps < planned:
+    if teacher.steps < planned:
         raise ConfigError(
-            f"the teacher {name} was not trained to its end: {facts.steps} of {planned} steps; "
+            f"the teacher {name} was not trained to its end: {teacher.steps} of {planned} steps; "
             "continue it with --resume first"
         )
     beyond = int((~torch.isin(seen, own)).sum())
@@ -102,7 +81,7 @@ def _splitting(config: RunConfig) -> str:
 def check_same_teacher(teacher: Teacher | None, folder: Path) -> None:
     """Refuse to resume a run under another teacher than the one it began with."""
     noted = read_meta(folder / CHECKPOINT)["passport"].get("teacher")
-    was, now = noted and noted["model"], teacher and teacher.facts.model_hash
+    was, now = noted and noted["model"], teacher and teacher.model_hash
     if was != now:
         raise CheckpointError(
             f"the teacher is not the one this run began with: the hash of its model is {now}, it "

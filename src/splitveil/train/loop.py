@@ -2,15 +2,17 @@
 
 import json
 import logging
+import math
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Int64
@@ -22,28 +24,25 @@ from splitveil.cuda import compile_methods, set_rates
 from splitveil.data.augment import augment
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
-from splitveil.defences.base import Paced
+from splitveil.defences.base import Companion, Paced, PenaltyPlan
 from splitveil.errors import RunError
 from splitveil.io import Json, Progress, explain_os_error
 from splitveil.nets.split import SplitModel
-from splitveil.provenance import versions
 from splitveil.rng import derive_seed, seeded_globals, stream
 from splitveil.surrogates.base import Refits, Reports
-from splitveil.threat import Labelled
 from splitveil.train.distillation import Teacher
-from splitveil.train.schedule import Schedule, companion_rate
-from splitveil.train.state import (
-    CHECKPOINT,
+from splitveil.train.state import CHECKPOINT, read_checkpoint, restore, snapshot, write_checkpoint
+from splitveil.train.step import (
+    StepLoss,
+    Stepper,
+    Task,
+    TrainSet,
     TrainState,
-    companion_rates,
+    Weights,
     companions,
     new_state,
-    read_checkpoint,
-    restore,
-    snapshot,
-    write_checkpoint,
+    own_rows,
 )
-from splitveil.train.step import StepLoss, Stepper, Task, TrainSet, own_rows, unit_floats
 
 log = logging.getLogger("splitveil")
 CHUNK = 1000  # images per pass where no gradient is needed
@@ -51,6 +50,104 @@ LOG_EVERY = 50  # steps
 CHECKPOINT_SECONDS = 60.0
 SAVING_SHARE = 50
 COLLAPSE_STEPS = 100
+
+
+ScheduleKind = Literal["one-cycle", "cem"]
+
+
+def one_cycle(progress: float, peak: float) -> float:
+    """Learning rate that rises linearly for a fifth of the run, then falls by a cosine to 0.
+
+    >>> one_cycle(0.2, 0.5), round(one_cycle(0.6, 0.5), 6), round(one_cycle(1.0, 0.5), 6)
+    (0.5, 0.25, 0.0)
+    """
+    rise = 0.2
+    if progress < rise:
+        return peak * (0.04 + 0.96 * progress / rise)
+    return peak * 0.5 * (1.0 + math.cos(math.pi * (progress - rise) / (1.0 - rise)))
+
+
+def multi_step(progress: float, peak: float) -> float:
+    """The published CEM schedule: ×0.2 at 25, 50, 75 and 87.5 % of the epochs.
+
+    >>> round(multi_step(0.5, 0.05), 6)
+    0.002
+    """
+    drops = sum(progress >= milestone for milestone in (0.25, 0.5, 0.75, 0.875))
+    return peak * 0.2**drops
+
+
+def lr_weight(lr: float, kind: Literal["constant", "cem"]) -> float:
+    """w_lr: 1, or as in the CEM code 0.001/lr while lr ≥ 4.1e-4 and 1 below.
+
+    >>> lr_weight(0.05, "cem"), lr_weight(8e-5, "cem"), lr_weight(0.05, "constant")
+    (0.02, 1.0, 1.0)
+    """
+    return 0.001 / lr if kind == "cem" and lr >= 4.1e-4 else 1.0  # noqa: PLR2004
+
+
+def ramp_up(progress: float, ramp: float) -> float:
+    """Linear growth from 0 to 1 over the share `ramp` of the run.
+
+    >>> ramp_up(0.1, 0.2), ramp_up(0.5, 0.2), ramp_up(0.0, 0.0)
+    (0.5, 1.0, 1.0)
+    """
+    return min(1.0, progress / ramp) if ramp > 0 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Learning rate and penalty weight of every step of a run; epochs count from 1."""
+
+    kind: ScheduleKind
+    peak_lr: float
+    epochs: int
+    steps_per_epoch: int
+    penalty: PenaltyPlan
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.epochs * self.steps_per_epoch
+
+    def epoch_of(self, step: int) -> int:
+        """Epoch of a step, from 1."""
+        return step // self.steps_per_epoch + 1
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of a step."""
+        if self.kind == "cem":
+            return multi_step(self.epoch_of(step) / self.epochs, self.peak_lr)
+        return one_cycle(step / self.total_steps, self.peak_lr)
+
+    def weights_at(self, step: int) -> Weights | None:
+        """Weights of the penalty at a step; None while it is not active.
+
+        Active iff λ > 0, the epoch is past the warm-up, and it is not a skipped first epoch.
+        """
+        plan, epoch = self.penalty, self.epoch_of(step)
+        first = plan.skip_first_epoch and epoch == 1
+        if plan.lambd == 0 or epoch <= plan.warmup_epochs or first:
+            return None
+        w_lr = lr_weight(self.lr_at(step), plan.w_lr) * ramp_up(step / self.total_steps, plan.ramp)
+        if plan.attention_gets_lambda:
+            return Weights(w_lr, plan.lambd * plan.scale)
+        return Weights(plan.lambd * w_lr, plan.scale)
+
+    def companion_rates(self, step: int, companions: Sequence[nn.Module]) -> list[float]:
+        """Learning rates of companions at a step: ×0.2 at 25 and at 62.5 % of the run, as ResSFL's.
+
+        >>> beside = nn.Module()
+        >>> beside.lr = 1e-3
+        >>> plan = Schedule(
+        ...     kind="cem", peak_lr=0.1, epochs=10, steps_per_epoch=1, penalty=PenaltyPlan()
+        ... )
+        >>> [round(plan.companion_rates(step, [beside])[0], 9) for step in (0, 3, 7)]
+        [0.001, 0.0002, 4e-05]
+        """
+        done = step / self.total_steps
+        fall = 0.2 ** sum(done >= milestone for milestone in (0.25, 0.625))
+        return [float(cast(Companion, part).lr) * fall for part in companions]
 
 
 def epoch_order(
@@ -85,6 +182,7 @@ def train_run(
     splits: Splits,
     progress: Progress,
     *,
+    passport: Json,
     teacher: Teacher | None = None,
     resume: bool = False,
 ) -> None:
@@ -98,21 +196,21 @@ def train_run(
         dataset: The images and labels.
         splits: Which of them to train on, and which to validate on.
         progress: Told of every step.
+        passport: What checkpoints say of where the run comes from.
         teacher: Whose answers count beside the labels.
         resume: Whether to go on from the folder's checkpoint.
     """
-    config, folder, on_gpu = plan.config, plan.config.folder, plan.config.device == "cuda"
+    config, folder, on_gpu = plan.config, plan.folder, plan.config.device == "cuda"
     fabric = Fabric(
         accelerator="cuda" if on_gpu else "cpu",
         devices=1,
         precision="bf16-mixed" if on_gpu else "32-true",
     )
     device = fabric.device
-    dataset, rows = dataset.to(device), splits.train.to(device)
-    val = dataset.labelled(splits.val)
+    rows, val = splits.train.to(device), splits.val.to(device)
     data = TrainSet(
-        images=dataset.images,
-        labels=dataset.labels,
+        images=dataset.images.to(device),
+        labels=dataset.labels.to(device),
         augment=lambda x, generator: augment(
             x, crop_pad=dataset.crop_pad, flip=dataset.flip, generator=generator
         ),
@@ -123,12 +221,10 @@ def train_run(
         peak_lr=config.lr or 0.0,
         epochs=config.epochs or 1,
         steps_per_epoch=len(rows) // batch,
-        penalty=plan.defence.penalty_plan(),
+        penalty=parts.penalty,
     )
-    passport: Json = {"versions": versions(), "splits": splits.hashes()}
-    passport |= {} if teacher is None else {"teacher": teacher.noted}
     with seeded_globals(derive_seed(config.seed, "global"), device):
-        state = new_state(parts, schedule.penalty, config, device)
+        state = new_state(parts, config, device)
         if resume:
             restore(state, read_checkpoint(folder / CHECKPOINT))
         task = Task(
@@ -137,22 +233,19 @@ def train_run(
             share=config.teacher_share,
             temperature=config.teacher_temperature,
         )
-        model = _compiled(parts) if config.compile else parts.model
-        remembers = schedule.penalty.lambd > 0
-        loss = StepLoss(model, state, fabric, task=task, remembers=remembers)
-        step, rates = Stepper(loss, data, state, fabric), companion_rates(parts.companion)
+        beside = companions(parts.companion)
+        model = _compiled(parts.model, beside) if config.compile else parts.model
+        loss = StepLoss(model, state, fabric, task=task, remembers=parts.penalty.lambd > 0)
+        step = Stepper(loss, data, state, fabric)
         parts.model.train()
-        clock = Clock(state.seconds)
+        clock, last = Clock(state.seconds), ""
         with catch_interrupt() as interrupted, MetricsLog(folder, state.log_offset) as metrics:
-            last = ""
             batches = epoch_batches(rows, batch, schedule, config.seed, state.step)
             for epoch, order, chosen in batches:
-                _set_companion_rates(state, rates, schedule)
-                step(
-                    own_rows(chosen, fabric),
-                    schedule.lr_at(state.step),
-                    schedule.weights_at(state.step),
-                )
+                if beside:  # their optimiser is the last one
+                    set_rates(state.optimisers[-1], schedule.companion_rates(state.step, beside))
+                lr, weights = schedule.lr_at(state.step), schedule.weights_at(state.step)
+                step(own_rows(chosen, fabric), lr, weights)
                 state.step += 1
                 if isinstance(state.companion, Paced):
                     state.companion.pace(state.step / schedule.total_steps)
@@ -161,14 +254,14 @@ def train_run(
                 if epoch_ends or state.step % LOG_EVERY == 0:
                     line = log_line("epoch" if epoch_ends else "step", state, schedule, clock)
                     if epoch_ends:
-                        line["val_accuracy"] = accuracy(parts.model, val, config.seed, fabric)
+                        line["val_accuracy"] = accuracy(parts.model, data, val, config.seed, fabric)
                         state.meters.reset()
                     metrics.append(line)
                     last = in_short(line)
                 if epoch_ends:
                     _refit(state, data, order, schedule, fabric)
                 progress(state.step, schedule.total_steps, f"epoch {epoch}/{schedule.epochs}{last}")
-                if interrupted.is_set() or _save_now(schedule, state.step, clock):
+                if interrupted.is_set() or clock.save_now(schedule, state.step):
                     state.seconds, state.log_offset = clock.seconds(), metrics.offset
                     with clock.saving():
                         write_checkpoint(folder / CHECKPOINT, snapshot(state, passport))
@@ -176,32 +269,11 @@ def train_run(
                     raise KeyboardInterrupt
 
 
-def _compiled(parts: Parts) -> SplitModel:
-    """The model with both halves compiled; what a companion computes is compiled in place."""
-    for part in companions(parts.companion):
+def _compiled(model: SplitModel, beside: Sequence[nn.Module]) -> SplitModel:
+    """The model with both halves compiled; what companions compute is compiled in place."""
+    for part in beside:
         compile_methods(part, "learn", "penalty")
-    return parts.model.compiled()
-
-
-def _set_companion_rates(state: TrainState, rates: Sequence[float], schedule: Schedule) -> None:
-    """A companion's optimiser is the last one, and has a schedule of its own."""
-    if rates:
-        done = state.step / schedule.total_steps
-        set_rates(state.optimisers[-1], [companion_rate(done, rate) for rate in rates])
-
-
-def _save_now(schedule: Schedule, step: int, clock: "Clock") -> bool:
-    """At the end, after a while, and at the ends of about fifty epochs unless that takes long.
-
-    That is, unless writing takes more than a fiftieth of the time since the last checkpoint.
-    """
-    every = max(1, schedule.epochs // 50) * schedule.steps_per_epoch
-    affordable = clock.since_saving() >= SAVING_SHARE * clock.cost
-    return (
-        step == schedule.total_steps
-        or (step % every == 0 and affordable)
-        or clock.since_saving() > CHECKPOINT_SECONDS
-    )
+    return model.compiled()
 
 
 def _refit(
@@ -215,19 +287,22 @@ def _refit(
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, data: Labelled, seed: int, fabric: Fabric) -> float | None:
-    """Share of correct answers through the channel in eval mode; None without images."""
-    if len(data) == 0:
+def accuracy(
+    model: nn.Module, data: TrainSet, rows: Tensor, seed: int, fabric: Fabric
+) -> float | None:
+    """Share of correct answers through the channel in eval mode; None without rows."""
+    if len(rows) == 0:
         return None
     was_training = model.training
     model.eval()
-    generator = stream(seed, "evaluate", data.images.device)
-    correct = torch.zeros((), dtype=torch.long, device=data.labels.device)
-    for x, y in zip(torch.split(data.images, CHUNK), torch.split(data.labels, CHUNK), strict=True):
+    generator = stream(seed, "evaluate", rows.device)
+    correct = torch.zeros((), dtype=torch.long, device=rows.device)
+    for part in torch.split(rows, CHUNK):
         with fabric.autocast():
-            correct += (model(x, generator).argmax(1) == y).sum()
+            answers = model(data.images[part].float() / 255, generator).argmax(1)
+        correct += (answers == data.labels[part]).sum()
     model.train(was_training)
-    return int(correct) / len(data)
+    return int(correct) / len(rows)
 
 
 @torch.no_grad()
@@ -239,7 +314,7 @@ def clean_features(
     encoder.eval()
     for part in torch.split(rows, CHUNK):
         with fabric.autocast():
-            z = encoder(unit_floats(data.images[part]))
+            z = encoder(data.images[part].float() / 255)
         yield z.float().flatten(1), data.labels[part]
     encoder.train(was_training)
 
@@ -249,15 +324,24 @@ class Clock:
 
     def __init__(self, before: float) -> None:
         self._start = self._saved = time.perf_counter()
-        self._before, self.cost = before, 0.0
+        self._before, self._cost = before, 0.0
 
     def seconds(self) -> float:
         """Seconds of training so far."""
         return round(self._before + time.perf_counter() - self._start, 3)
 
-    def since_saving(self) -> float:
-        """Seconds since the last checkpoint."""
-        return time.perf_counter() - self._saved
+    def save_now(self, schedule: Schedule, step: int) -> bool:
+        """At the end, after a while, and at the ends of about fifty epochs unless that takes long.
+
+        That is, unless writing takes more than a fiftieth of the time since the last checkpoint.
+        """
+        waited = time.perf_counter() - self._saved
+        every = max(1, schedule.epochs // 50) * schedule.steps_per_epoch
+        return (
+            step == schedule.total_steps
+            or (step % every == 0 and waited >= SAVING_SHARE * self._cost)
+            or waited > CHECKPOINT_SECONDS
+        )
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -265,7 +349,7 @@ class Clock:
         begun = time.perf_counter()
         yield
         self._saved = time.perf_counter()
-        self.cost = self._saved - begun
+        self._cost = self._saved - begun
 
 
 def log_line(kind: str, state: TrainState, schedule: Schedule, clock: Clock) -> Json:

@@ -1,190 +1,31 @@
-"""Everything that changes while a run trains, and the checkpoints that keep it.
+"""Checkpoints: everything that changes while a run trains, kept and put back.
 
 A checkpoint is one safetensors file with JSON in its header; nothing is ever unpickled.
 """
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
-from splitveil.config.resolve import Parts
-from splitveil.config.run_config import RunConfig
-from splitveil.cuda import Aside, to_device
-from splitveil.defences.base import Companion, PenaltyPlan
 from splitveil.errors import CheckpointError
 from splitveil.io import Json, atomic_file
-from splitveil.rng import load_states, save_states, stream
+from splitveil.rng import load_states, save_states
+from splitveil.train.step import TrainState
 
 log = logging.getLogger("splitveil")
 CHECKPOINT = "checkpoint.safetensors"
 FORMAT = "splitveil-1"
 SHOWN = 4  # mismatches named in a message
-STREAMS = ("augment", "channel", "surrogate")
-TRAINED = ("model", "surrogate", "companion")
-LOW_RATIO = 0.5
-
-
-@dataclass(frozen=True)
-class Guard:
-    """Counters on the device, read at the logging cadence: a broken penalty is never silent.
-
-    `loss` counts steps whose rob was not finite, `gradient` those whose gradient at z was not,
-    `low` the steps in a row in which the surrogate reported less than half of the true rate.
-    """
-
-    loss: Tensor
-    gradient: Tensor
-    low: Tensor
-
-    @classmethod
-    def on(cls, device: torch.device | str) -> "Guard":
-        """All at zero."""
-        zero = torch.zeros((), dtype=torch.long, device=device)
-        return cls(zero, zero.clone(), zero.clone())
-
-    def watch(self, ratio: Tensor) -> None:
-        """Count another step with a low surrogate-to-true ratio, or start anew."""
-        self.low.copy_(torch.where(ratio < LOW_RATIO, self.low + 1, 0))
-
-
-class Meters:
-    """Running sums on the device; reading one costs a sync, so it is done at the log cadence."""
-
-    def __init__(self, device: torch.device | str) -> None:
-        self._device = device
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = {}
-
-    def add(self, values: Mapping[str, Tensor]) -> None:
-        """Add one observation of each value to its sum, on the device."""
-        for name, value in values.items():
-            if name not in self.sums:
-                self.sums[name] = torch.zeros((), dtype=torch.float64, device=self._device)
-            self.sums[name].add_(value.detach())
-
-    def tick(self, names: Iterable[str]) -> None:
-        """Count the observation of these values: apart from `add`, which a graph may replay."""
-        for name in names:
-            self.counts[name] = self.counts.get(name, 0) + 1
-
-    def means(self) -> dict[str, float | None]:
-        """Mean of each value since the last reset; null where it is not finite."""
-        read = {name: float(self.sums[name]) / count for name, count in self.counts.items()}
-        return {k: v if abs(v) < float("inf") else None for k, v in read.items()}
-
-    def reset(self) -> None:
-        """Start anew; the sums stay where they are."""
-        for total in self.sums.values():
-            total.zero_()
-        self.counts.clear()
-
-
-@dataclass
-class TrainState:
-    """The moving parts of a run."""
-
-    model: nn.Module
-    surrogate: nn.Module | None
-    companion: nn.Module | None
-    optimisers: list[torch.optim.Optimizer]
-    streams: dict[str, Generator]
-    guard: Guard
-    meters: Meters
-    aside: Aside
-    step: int = 0
-    seconds: float = 0.0
-    warned: int = 0
-    collapsed: bool = False
-    log_offset: int = 0
-    peak_bytes: int | None = None
-
-    def parts(self) -> dict[str, nn.Module]:
-        """Model, surrogate and companion, those that there are."""
-        found = {name: getattr(self, name) for name in TRAINED}
-        return {name: part for name, part in found.items() if part is not None}
-
-    def skipped(self) -> int:
-        """How often a penalty's loss or gradient was not finite and was left out (syncs)."""
-        own = getattr(self.surrogate, "skips", None)
-        parameters = 0 if own is None else int(own)
-        return int(self.guard.loss) + int(self.guard.gradient) + parameters
-
-
-def new_state(
-    parts: Parts, penalty: PenaltyPlan, config: RunConfig, device: torch.device
-) -> TrainState:
-    """A run before its first step, its parts moved to the device.
-
-    SGD for the model; the surrogate's own parameters join it as a second group with the same
-    settings (the reference documents), or get Adam at `penalty.attention_lr`. A companion's
-    optimiser is the last one.
-    """
-    model, surrogate, companion = parts.model, parts.surrogate, parts.companion
-    for part in (model, surrogate, companion):
-        if part is not None:
-            to_device(part, device)
-    on_gpu = device.type == "cuda"
-    forget_peak(device)
-    groups = [{"params": list(model.parameters())}]
-    own = [] if surrogate is None else list(surrogate.parameters())
-    if own and penalty.attention_lr is None:
-        groups.append({"params": own})
-    lr = torch.zeros((), device=device) if on_gpu else 0.0  # a replayed step reads a tensor
-    optimisers: list[torch.optim.Optimizer] = [
-        torch.optim.SGD(
-            groups,
-            lr=lr,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            fused=on_gpu or None,
-        )
-    ]
-    if own and penalty.attention_lr is not None:
-        optimisers.append(_adam([own], penalty.attention_lr, device))
-    if companion is not None:
-        learning = [list(part.parameters()) for part in companions(companion)]
-        optimisers.append(_adam(learning, 0.0, device))
-    return TrainState(
-        model,
-        surrogate,
-        companion,
-        optimisers,
-        streams={name: stream(config.seed, name, device) for name in STREAMS},
-        guard=Guard.on(device),
-        meters=Meters(device),
-        aside=Aside(device),
-    )
-
-
-def companions(companion: nn.Module | None) -> list[nn.Module]:
-    """Those that stand in one: its `parts`, itself if it has none, nothing of None."""
-    if companion is None:
-        return []
-    parts = getattr(companion, "parts", None)
-    return list(parts) if isinstance(parts, nn.ModuleList) else [companion]
-
-
-def companion_rates(companion: nn.Module | None) -> list[float]:
-    """The learning rate that each of them starts with."""
-    return [float(cast(Companion, part).lr) for part in companions(companion)]
-
-
-def _adam(parts: Sequence[list[nn.Parameter]], lr: float, device: torch.device) -> torch.optim.Adam:
-    """One for all parts; each has a rate of its own, and a part may have no parameters."""
-    on_gpu = device.type == "cuda"
-    groups = [
-        {"params": own, "lr": torch.full((), lr, device=device) if on_gpu else lr} for own in parts
-    ]
-    return torch.optim.Adam(groups, capturable=on_gpu, fused=on_gpu or None)
+COUNTERS = ("step", "seconds", "warned", "collapsed", "log_offset")
 
 
 def snapshot(state: TrainState, passport: Json) -> "Checkpoint":
@@ -200,12 +41,7 @@ def snapshot(state: TrainState, passport: Json) -> "Checkpoint":
         held, meta = optimiser_state(optimiser)
         tensors |= prefixed(f"optimiser{index}", held)
         optimisers.append(meta)
-    meta = {
-        "step": state.step,
-        "seconds": state.seconds,
-        "warned": state.warned,
-        "collapsed": state.collapsed,
-        "log_offset": state.log_offset,
+    meta = {name: getattr(state, name) for name in COUNTERS} | {
         "meter_counts": state.meters.counts,
         "optimisers": optimisers,
         "threads": torch.get_num_threads(),
@@ -213,12 +49,6 @@ def snapshot(state: TrainState, passport: Json) -> "Checkpoint":
         "passport": passport,
     }
     return Checkpoint(tensors, meta)
-
-
-def forget_peak(device: torch.device) -> None:
-    """Let the peak of a GPU's memory start from what is held now: what ran before is no part."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_bytes(device: torch.device, before: int | None = None) -> int | None:
@@ -253,9 +83,8 @@ def restore(state: TrainState, checkpoint: "Checkpoint") -> None:
             counter.copy_(checkpoint.tensors[f"guard.{name}"])
         state.meters.sums = {k: v.to(device) for k, v in checkpoint.part("meter").items()}
         state.meters.counts = dict(meta["meter_counts"])
-        state.step, state.seconds = int(meta["step"]), float(meta["seconds"])
-        state.warned, state.log_offset = int(meta["warned"]), int(meta["log_offset"])
-        state.collapsed = bool(meta["collapsed"])
+        for name in COUNTERS:
+            setattr(state, name, type(getattr(state, name))(meta[name]))
         state.peak_bytes = meta.get("peak_bytes")
     except (KeyError, IndexError, ValueError, TypeError) as err:
         raise CheckpointError(

@@ -10,28 +10,204 @@ r"""One training step.
     \nabla_{att} = s \nabla \mathrm{rob}, \quad \nabla_{head} = \nabla L_{task}
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Float, Int64
-from lightning_fabric import Fabric
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.cuda import captured, set_rate
+from splitveil.config.resolve import Parts
+from splitveil.config.run_config import RunConfig
+from splitveil.cuda import Aside, captured, set_rate, to_device
 from splitveil.defences.base import Companion
 from splitveil.errors import ConfigError
 from splitveil.functional import scale_gradient
 from splitveil.nets.split import SplitModel
+from splitveil.rng import stream
 from splitveil.surrogates.base import Remembers, Surrogate, SurrogateOutput
-from splitveil.train.schedule import Weights
-from splitveil.train.state import Guard, TrainState, companions
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric  # which takes seconds, and only a training needs it
 
 Logits = Float[Tensor, "n k"]
 Values = dict[str, Tensor]
+
+STREAMS = ("augment", "channel", "surrogate")
+LOW_RATIO = 0.5
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How one step composes its losses: the gradient of z is scaled by `encoder`, rob by `scale`.
+
+    Effective weight on the encoder: encoder · scale. Numbers, or tensors for a step that is
+    replayed.
+    """
+
+    encoder: float | Tensor
+    scale: float | Tensor
+
+    @property
+    def effective(self) -> float:
+        """λ·w_lr·attention_loss_scale: what multiplies ∇rob in the encoder."""
+        return float(self.encoder * self.scale)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Counters on the device, read at the logging cadence: a broken penalty is never silent.
+
+    `loss` counts steps whose rob was not finite, `gradient` those whose gradient at z was not,
+    `low` the steps in a row in which the surrogate reported less than half of the true rate.
+    """
+
+    loss: Tensor
+    gradient: Tensor
+    low: Tensor
+
+    @classmethod
+    def on(cls, device: torch.device | str) -> "Guard":
+        """All at zero."""
+        zero = torch.zeros((), dtype=torch.long, device=device)
+        return cls(zero, zero.clone(), zero.clone())
+
+    def watch(self, ratio: Tensor) -> None:
+        """Count another step with a low surrogate-to-true ratio, or start anew."""
+        self.low.copy_(torch.where(ratio < LOW_RATIO, self.low + 1, 0))
+
+
+class Meters:
+    """Running sums on the device; reading one costs a sync, so it is done at the log cadence."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = device
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = {}
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        """Add one observation of each value to its sum, on the device."""
+        for name, value in values.items():
+            if name not in self.sums:
+                self.sums[name] = torch.zeros((), dtype=torch.float64, device=self._device)
+            self.sums[name].add_(value.detach())
+
+    def tick(self, names: Iterable[str]) -> None:
+        """Count the observation of these values: apart from `add`, which a graph may replay."""
+        for name in names:
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def means(self) -> dict[str, float | None]:
+        """Mean of each value since the last reset; null where it is not finite."""
+        read = {name: float(self.sums[name]) / count for name, count in self.counts.items()}
+        return {k: v if abs(v) < float("inf") else None for k, v in read.items()}
+
+    def reset(self) -> None:
+        """Start anew; the sums stay where they are."""
+        for total in self.sums.values():
+            total.zero_()
+        self.counts.clear()
+
+
+@dataclass
+class TrainState:
+    """The moving parts of a run."""
+
+    model: nn.Module
+    surrogate: nn.Module | None
+    companion: nn.Module | None
+    optimisers: list[torch.optim.Optimizer]
+    streams: dict[str, Generator]
+    guard: Guard
+    meters: Meters
+    aside: Aside | None
+    step: int = 0
+    seconds: float = 0.0
+    warned: int = 0
+    collapsed: bool = False
+    log_offset: int = 0
+    peak_bytes: int | None = None
+
+    def parts(self) -> dict[str, nn.Module]:
+        """Model, surrogate and companion, those that there are."""
+        every = {"model": self.model, "surrogate": self.surrogate, "companion": self.companion}
+        return {name: part for name, part in every.items() if part is not None}
+
+    def skipped(self) -> int:
+        """How often a penalty's loss or gradient was not finite and was left out (syncs)."""
+        own = getattr(self.surrogate, "skips", None)
+        return int(self.guard.loss) + int(self.guard.gradient) + int(0 if own is None else own)
+
+
+def new_state(parts: Parts, config: RunConfig, device: torch.device) -> TrainState:
+    """A run before its first step, its parts moved to the device.
+
+    SGD for the model; the surrogate's own parameters join it as a second group with the same
+    settings (the reference documents), or get Adam at the penalty's `attention_lr`. A companion's
+    optimiser is the last one.
+    """
+    model, surrogate, companion = parts.model, parts.surrogate, parts.companion
+    on_gpu = device.type == "cuda"
+    for part in (model, surrogate, companion):
+        if part is not None and on_gpu:
+            to_device(part, device)
+    forget_peak(device)
+    attention_lr = parts.penalty.attention_lr
+    groups = [{"params": list(model.parameters())}]
+    own = [] if surrogate is None else list(surrogate.parameters())
+    if own and attention_lr is None:
+        groups.append({"params": own})
+    optimisers: list[torch.optim.Optimizer] = [
+        torch.optim.SGD(
+            groups,
+            lr=torch.zeros((), device=device) if on_gpu else 0.0,  # a replayed step reads a tensor
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            fused=on_gpu or None,
+        )
+    ]
+    if own and attention_lr is not None:
+        optimisers.append(_adam([own], attention_lr, device))
+    if companion is not None:
+        learning = [list(part.parameters()) for part in companions(companion)]
+        optimisers.append(_adam(learning, 0.0, device))
+    return TrainState(
+        model,
+        surrogate,
+        companion,
+        optimisers,
+        streams={name: stream(config.seed, name, device) for name in STREAMS},
+        guard=Guard.on(device),
+        meters=Meters(device),
+        aside=Aside(device) if on_gpu else None,
+    )
+
+
+def _adam(parts: Sequence[list[nn.Parameter]], lr: float, device: torch.device) -> torch.optim.Adam:
+    """One for all parts; each has a rate of its own, and a part may have no parameters."""
+    on_gpu = device.type == "cuda"
+    groups = [
+        {"params": own, "lr": torch.full((), lr, device=device) if on_gpu else lr} for own in parts
+    ]
+    return torch.optim.Adam(groups, capturable=on_gpu, fused=on_gpu or None)
+
+
+def companions(companion: nn.Module | None) -> list[nn.Module]:
+    """Those that stand in one: its `parts`, itself if it has none, nothing of None."""
+    if companion is None:
+        return []
+    parts = getattr(companion, "parts", None)
+    return list(parts) if isinstance(parts, nn.ModuleList) else [companion]
+
+
+def forget_peak(device: torch.device) -> None:
+    """Let the peak of a GPU's memory start from what is held now: what ran before is no part."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def divergence(own: Logits, taught: Logits, temperature: float) -> Float[Tensor, ""]:
@@ -111,7 +287,7 @@ class StepLoss(nn.Module):
         self,
         model: SplitModel,
         state: TrainState,
-        fabric: Fabric,
+        fabric: "Fabric",
         *,
         task: Task = LABELS,
         remembers: bool = False,
@@ -138,7 +314,7 @@ class StepLoss(nn.Module):
             answers = self.model.head(sent).float()
             taught = self._task.taught(x)
         loss = self._task.loss(answers, y, taught)
-        if "rob_loss" in values:
+        if self._state.aside is not None and "rob_loss" in values:
             self._state.aside.join()
         right = (answers.detach().argmax(1) == y).float().mean()
         return sum(terms, loss), {"task_loss": loss, "train_accuracy": right} | values
@@ -153,7 +329,8 @@ class StepLoss(nn.Module):
         labels = gathered(y, fabric)
         if state.surrogate is not None and weights is not None:
             whole = gathered(z, fabric, sync_grads=True)
-            with state.aside.beside(whole) as seen:  # while the head works, on a GPU
+            aside = state.aside  # on a GPU: while the head works
+            with aside.beside(whole) if aside else nullcontext(whole) as seen:
                 rob, out = penalty(
                     seen, labels, state.surrogate, weights=weights, guard=state.guard
                 )
@@ -189,7 +366,7 @@ class Stepper:
         loss: StepLoss,
         data: TrainSet,
         state: TrainState,
-        fabric: Fabric,
+        fabric: "Fabric",
         *,
         capture: bool = True,
     ) -> None:
@@ -209,10 +386,13 @@ class Stepper:
     def __call__(self, rows: Tensor, lr: float, weights: Weights | None) -> None:
         """Train on the images of `rows`; every call has equally many."""
         self._rows = rows.clone() if self._rows is None else self._rows.copy_(rows)
-        set_rate(self._state.optimisers[0], lr)
+        main = self._state.optimisers[0]
         if self._capture:
+            set_rate(main, lr)
             self._replay(weights)
         else:
+            for group in main.param_groups:
+                group["lr"] = lr
             self._step(weights)
         self._state.meters.tick(self._logged[weights is not None])
 
@@ -231,7 +411,7 @@ class Stepper:
         for optimiser in self._optimisers:
             optimiser.zero_grad()
         data, state = self._data, self._state
-        x = data.augment(unit_floats(data.images[self._rows]), state.streams["augment"])
+        x = data.augment(data.images[self._rows].float().div_(255), state.streams["augment"])
         if self._on_gpu:
             x = x.contiguous(memory_format=torch.channels_last)
         loss, values = self._loss(x, data.labels[self._rows], weights)
@@ -307,18 +487,13 @@ def _says_something(loss: Tensor) -> bool:
     return bool(torch.isfinite(loss) & (loss != 0))
 
 
-def unit_floats(images: Tensor) -> Tensor:
-    """uint8 images as floats in [0, 1]."""
-    return images.float().div_(255)
-
-
-def own_rows(rows: Tensor, fabric: Fabric) -> Tensor:
+def own_rows(rows: Tensor, fabric: "Fabric") -> Tensor:
     """This rank's share of a batch's rows: every world_size-th one; all ranks get equally many."""
     world = fabric.world_size
     return rows[: len(rows) // world * world][fabric.global_rank :: world]
 
 
-def gathered(data: Tensor, fabric: Fabric, *, sync_grads: bool = False) -> Tensor:
+def gathered(data: Tensor, fabric: "Fabric", *, sync_grads: bool = False) -> Tensor:
     """Rows of all ranks, with `sync_grads` their gradients flow back to their owners.
 
     Class statistics then are those of the whole batch on every rank. The gather's backward sums
