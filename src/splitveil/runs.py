@@ -1,6 +1,5 @@
 """Fit, load_run, Run (audit, export, data), audit, replay by path."""
 
-import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
@@ -349,9 +348,8 @@ def _set_aside(folder: Path) -> None:
     from splitveil.audits.flags import UNFINISHED
 
     try:
-        flags = json.loads((folder / "record.json").read_bytes()).get("flags") or []
-        names = [flag["name"] for flag in flags]
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        names = read_record(folder / "record.json").flag_names
+    except RunError:
         return  # none, or one that is refused wherever it is read
     for name in ("record", "gallery") if UNFINISHED in names else ():
         file = folder / f"{name}.json"

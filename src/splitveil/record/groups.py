@@ -27,10 +27,14 @@ SEED, ATTACK = re.compile(r"seed\d+"), re.compile(r"attack\d+")
 
 @dataclass(frozen=True)
 class Group:
-    """One row: its name, and for each training seed the records of its attack seeds."""
+    """One row: its name, and for each training seed the records of its attack seeds.
+
+    `runs` are the folders they are from, where `kinds` made the row.
+    """
 
     name: str
     seeds: tuple[tuple[Record, ...], ...]
+    runs: tuple[RunFiles, ...] = ()
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -240,24 +244,8 @@ FREE = ("seed", "name", "device", "compile")  # settings in which runs of one ki
 ALIKE = ("audit.profile", "audit.aux", "audit.only", "splits.scored", "splits.test")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """Runs of the same settings, audited alike, in the order met; a run alone gives its name."""
-
-    name: str
-    runs: tuple[RunFiles, ...]
-
-    @property
-    def group(self) -> Group:
-        """The records by training seed."""
-        seeds: dict[int | None, list[Record]] = {}
-        for run in self.runs:
-            seeds.setdefault(run.record.seeds.train, []).append(run.record)
-        return Group(self.name, tuple(map(tuple, seeds.values())))
-
-
-def kinds(runs: Sequence[RunFiles]) -> list[Kind]:
-    """The runs by kind, in the order in which each is first met.
+def kinds(runs: Sequence[RunFiles]) -> list[Group]:
+    """Runs of the same settings, audited alike, as rows in the order met; one alone gives its name.
 
     Several runs are called after their defence, or what their names begin with where another kind
     has the same defence.
@@ -267,9 +255,18 @@ def kinds(runs: Sequence[RunFiles]) -> list[Kind]:
         found.setdefault(_settings(run), []).append(run)
     defences = [_defence(same[0]) for same in found.values()]
     return [
-        Kind(name=_name(same, alone=defences.count(_defence(same[0])) == 1), runs=tuple(same))
+        Group(
+            _name(same, alone=defences.count(_defence(same[0])) == 1), _by_seed(same), tuple(same)
+        )
         for same in found.values()
     ]
+
+
+def _by_seed(runs: Sequence[RunFiles]) -> tuple[tuple[Record, ...], ...]:
+    seeds: dict[int | None, list[Record]] = {}
+    for run in runs:
+        seeds.setdefault(run.record.seeds.train, []).append(run.record)
+    return tuple(map(tuple, seeds.values()))
 
 
 def _settings(run: RunFiles) -> str:

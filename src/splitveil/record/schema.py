@@ -133,13 +133,13 @@ class AuditFacts:
     wire: Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RaisedFlag:
-    """A doubt about the numbers: its name, what was seen, what to do."""
+@dataclass(frozen=True)
+class Flag:
+    """A sign of trouble: its name, what was seen, and what to do about it."""
 
     name: str
-    seen: str | None
-    advice: str | None
+    seen: str | None = None
+    advice: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ class Record:
     audit: AuditFacts
     training: Mapping[str, Any]
     strongest_blackbox: Strongest
-    flags: tuple[RaisedFlag, ...] | None
+    flags: tuple[Flag, ...] | None
     per_image: PerImage
     certificates: Certificates
     leaks: Mapping[str, Mapping[str, Any]]

@@ -14,6 +14,7 @@ from splitveil.record.schema import (
     BRIEF,
     AttackScores,
     Certificate,
+    Flag,
     Record,
     Share,
     get,
@@ -106,16 +107,12 @@ class Attacked(NamedTuple):
 
     run: RunFiles
     attack: str
-
-    @property
-    def scores(self) -> AttackScores:
-        """What it got."""
-        return self.run.record.attacks[self.attack]
+    scores: AttackScores
 
 
 def attack_rows(runs: Sequence[RunFiles]) -> list[Attacked]:
     """One row per attack, run by run, in the order of their records."""
-    return [Attacked(run, attack) for run in runs for attack in run.record.attacks]
+    return [Attacked(run, *named) for run in runs for named in run.record.attacks.items()]
 
 
 def _best_for(row: Attacked) -> Value:
@@ -163,17 +160,16 @@ class FlagSeen(NamedTuple):
 
 def flags_of(run: RunFiles) -> tuple[FlagSeen, ...] | None:
     """The flags an audit raised; None where none was asked for."""
-    found = run.record.flags
-    if found is None:
-        return None
-    return tuple(_flag(f.name, f.seen or NOTHING, f.advice or NOTHING) for f in found)
+    return None if run.record.flags is None else tuple(map(_seen, run.record.flags))
 
 
-def _flag(name: str, seen: str, advice: str) -> FlagSeen:
-    title, remedy = f"flag.{name}", f"advice.{name}"
-    usual = LOCALE["en"].get(remedy) == advice  # not of another version
+def _seen(flag: Flag) -> FlagSeen:
+    title, remedy = f"flag.{flag.name}", f"advice.{flag.name}"
+    usual = LOCALE["en"].get(remedy) == flag.advice  # not of another version
     return FlagSeen(
-        said(title) if title in LOCALE["en"] else name, seen, said(remedy) if usual else advice
+        said(title) if title in LOCALE["en"] else flag.name,
+        flag.seen or NOTHING,
+        said(remedy) if usual else flag.advice or NOTHING,
     )
 
 
@@ -299,10 +295,6 @@ def _sendings(record: Record) -> list[str]:
     return [k for k in get(record, "leaks.repeats.leakage") or () if k.isdecimal()]
 
 
-def _values(path: str) -> Callable[[Group], list[float | None]]:
-    return lambda group: group.values(path)
-
-
 def _each(read: Callable[[Record], float | None]) -> Callable[[Group], list[float | None]]:
     """A number that is computed from each record, for each training seed."""
     return lambda group: [mean_of([read(record) for record in seed]) for seed in group.seeds]
@@ -381,7 +373,10 @@ LEAKS = Table(
     column("leaks.gallery", _given_class("gallery"), BOUND, NATS, "down"),
     column("leaks.certified", _given_class("population"), BOUND, NATS, "down"),
     column(
-        "leaks.doubles", _values("certificates.gallery.doubles.repeats"), mean_sd(0), better="up"
+        "leaks.doubles",
+        lambda g: g.values("certificates.gallery.doubles.repeats"),
+        mean_sd(0),
+        better="up",
     ),
 )
 
@@ -426,7 +421,7 @@ def _of(get: Callable[[Group], Any]) -> Callable[[Compared], Any]:
 
 def _over(path: str) -> Callable[[Compared], list[float | None]]:
     """A number of the record at a dotted path, for each training seed."""
-    return _of(_values(path))
+    return lambda row: row.group.values(path)
 
 
 def _distinct(path: str) -> Callable[[Compared], list[str]]:

@@ -125,7 +125,7 @@ def _fits(group: Group) -> bool:
 def caption(groups: Sequence[Group]) -> str:
     """What the records of some rows have in common, with the rows that differ."""
     facts = (
-        _fact(groups, _wire, "{} numbers on the wire"),
+        _fact(groups, lambda r: count(r.client.wire_floats), "{} numbers on the wire"),
         _fact(groups, setting("epochs"), "{} epochs"),
         *_trained_otherwise(groups),
         _fact(groups, _final, "trained on {}"),
@@ -147,10 +147,6 @@ def _trained_otherwise(groups: Sequence[Group]) -> list[str]:
         if len({read(record) for group in groups for record in group.records} - {NOTHING}) > 1:
             said.append(_fact(groups, read, f"`{key}` {{}}"))
     return said
-
-
-def _wire(record: Record) -> str:
-    return count(record.client.wire_floats)
 
 
 def _final(record: Record) -> str:

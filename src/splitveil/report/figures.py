@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from splitveil.errors import RunError
 from splitveil.record.files import RunFiles
-from splitveil.record.groups import Kind, kinds
+from splitveil.record.groups import Group, kinds
 from splitveil.record.schema import number, text
 from splitveil.report import gallery
 from splitveil.report.canvas import (
@@ -237,7 +237,7 @@ def _pixels(axes: "Axes", x: float, y: float) -> tuple[float, float]:
     return float(point[0]), float(point[1])
 
 
-BarPanel = list[tuple[int, Kind, RunFiles]]  # the place of a run's kind, which gives its colour
+BarPanel = list[tuple[int, Group, RunFiles]]  # the place of a run's kind, which gives its colour
 PER_PANEL = len(PALETTE)  # more runs than colours go into another panel
 PER_LEGEND_LINE = 4
 MANY_BARS = 18  # from here the numbers stand upright
@@ -267,7 +267,7 @@ def attack_bars(runs: Sequence[RunFiles]) -> Drawing:
         return Drawing(figure)
 
 
-def _bar_panels(found: Sequence[Kind]) -> list[BarPanel]:
+def _bar_panels(found: Sequence[Group]) -> list[BarPanel]:
     """At most `PER_PANEL` runs each, those of a kind together where they fit.
 
     A panel holds fewer kinds than there are colours, one after another: none of them share one.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from splitveil.record.files import RunFiles
-from splitveil.record.groups import Group, Kind, kinds
+from splitveil.record.groups import Group, kinds
 from splitveil.record.schema import get, leaves, text
 from splitveil.report.columns import brief_profile, flags_of
 from splitveil.report.words import LOCALE, Said, Value, said
@@ -52,34 +52,33 @@ def verdict(runs: Sequence[RunFiles]) -> Said:
     return said("verdict.best", count=count, **_measured(_most_private(rivals)))
 
 
-def _change(bare: Kind, best: Kind) -> Said:
+def _change(bare: Group, best: Group) -> Said:
     return said(
         "verdict.change",
         bare=_called(bare),
         best=_called(best),
-        before=_error(bare.group),
-        after=_error(best.group),
-        ceiling=format_mse(best.group.mean("ceiling.mse")),
-        start=_share(bare.group, "accuracy"),
-        end=_share(best.group, "accuracy"),
+        before=_error(bare),
+        after=_error(best),
+        ceiling=format_mse(best.mean("ceiling.mse")),
+        start=_share(bare, "accuracy"),
+        end=_share(best, "accuracy"),
     )
 
 
-def _measured(kind: Kind) -> dict[str, Value]:
-    group = kind.group
+def _measured(kind: Group) -> dict[str, Value]:
     return {
         "name": _called(kind),
-        "accuracy": _share(group, "accuracy"),
-        "attack": tuple(group.distinct("strongest.mse_by")),
-        "mse": _error(group),
-        "ceiling": format_mse(group.mean("ceiling.mse")),
-        "leakage": _share(group, "leakage"),
+        "accuracy": _share(kind, "accuracy"),
+        "attack": tuple(kind.distinct("strongest.mse_by")),
+        "mse": _error(kind),
+        "ceiling": format_mse(kind.mean("ceiling.mse")),
+        "leakage": _share(kind, "leakage"),
     }
 
 
-def _called(kind: Kind) -> Value:
+def _called(kind: Group) -> Value:
     """The name of a kind, and over how many seeds or audits its numbers are means."""
-    seeds = len(kind.group.seeds)
+    seeds = len(kind.seeds)
     if len(kind.runs) == 1:
         return f"“{kind.name}”"
     key, count = ("verdict.seeds", seeds) if seeds > 1 else ("verdict.audits", len(kind.runs))
@@ -97,15 +96,15 @@ def _share(group: Group, key: str) -> str:
     return spread(group.values(key), 100.0, 1)
 
 
-def _most_private(found: Sequence[Kind]) -> Kind:
-    return max(found, key=lambda kind: kind.group.mean("strongest.mse") or 0.0)
+def _most_private(found: Sequence[Group]) -> Group:
+    return max(found, key=lambda kind: kind.mean("strongest.mse") or 0.0)
 
 
-def _defended(kind: Kind) -> bool:
+def _defended(kind: Group) -> bool:
     return text(kind.runs[0].record, "config.defence") != "none"
 
 
-def _same_images(one: Kind, other: Kind) -> bool:
+def _same_images(one: Group, other: Group) -> bool:
     """Whether two kinds share dataset and test split, as far as their records say."""
     first, second = one.runs[0].record, other.runs[0].record
     same_data = text(first, "config.dataset") == text(second, "config.dataset")
