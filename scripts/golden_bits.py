@@ -106,6 +106,11 @@ def called(tree: Path, *words: object, folder: Path | None = None) -> str:
     return done.stdout
 
 
+def is_first_edition(tree: Path) -> bool:
+    """Whether `audit` of a tree still takes functions and records, as that of 0.1.0."""
+    return (tree / "splitveil" / "cli.py").is_file()
+
+
 def facts_of(tree: Path, names: list[str], audited: list[str], folder: Path) -> Json:
     """Everything about one tree."""
     folder.mkdir()
@@ -114,8 +119,9 @@ def facts_of(tree: Path, names: list[str], audited: list[str], folder: Path) -> 
     called(tree, Path(__file__).resolve(), "--work", folder, ",".join(names), ",".join(audited))
     facts: Json = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     if audited:
+        command = "audit" if is_first_edition(tree) else "audit-encoder"
         called(
-            tree, "-m", "splitveil", "audit", "golden_encoder:send", "--data", "digits", "--server",
+            tree, "-m", "splitveil", command, "golden_encoder:send", "--data", "digits", "--server",
             "golden_encoder:answer", "--noise", "0.05", "--profile", "smoke", "--out", "encoder",
             folder=folder,
         )  # fmt: skip
@@ -140,7 +146,8 @@ def first_difference(old: Any, new: Any, at: str = "") -> str:  # noqa: ANN401
 def replayed(tree: Path, run: Path) -> str:
     """What a tree finds different when it measures a record of the other tree again."""
     record = run / "record.json"
-    told = called(tree, "-m", "splitveil", "audit", run, "--replay", record, "--json")
+    words = ("audit", run, "--replay", record) if is_first_edition(tree) else ("replay", record)
+    told = called(tree, "-m", "splitveil", *words, "--json")
     found = json.loads(told)["differences"]
     return str(found[0]) if found else ""
 

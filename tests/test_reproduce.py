@@ -15,7 +15,6 @@ from splitveil.experiments.reproduction import (
     chosen_rows,
     find_experiment,
     group_table,
-    table,
 )
 from splitveil.record.groups import Group
 from splitveil.record.schema import Record
@@ -55,7 +54,8 @@ def test_time_and_memory_are_shares_of_the_row_it_compares_with() -> None:
         }  # fmt: skip
         return Record.from_dict(made)
 
-    made, rows = table(SEED, {"cem": record(10.0, 100), "gated-att": record(15.0, None)})
+    slower = Group("gated-att", ((record(15.0, None),),))
+    made, rows = group_table(SEED, [slower, Group("cem", ((record(10.0, 100),),))])
     shares = {line[0]: line[-2:] for line in made.cells(rows)}
     assert shares["`cem`"] == ["1.00", "1.00"]
     assert shares["`gated-att`"] == ["1.50", "–"]

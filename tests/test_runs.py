@@ -153,7 +153,7 @@ def test_an_audit_to_choose_by_looks_at_no_test_image(
     assert made.splits.scored == made.to_dict()["splits"]["val"] == splits.hashes()["val"]
     assert made.audit.scored == len(splits.val)
     assert "validation images scored" in made.flag_names
-    assert "overlap training data" in str(made.certificates.population.refused)
+    assert "overlap training data" in str(made.certificates["population"].refused)
     assert made.leaks["re-id"]["wire"]["gallery"] == len(splits.val)
     monkeypatch.undo()
     sv.audit(veil, profile="smoke")

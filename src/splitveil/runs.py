@@ -123,7 +123,9 @@ class Run:
         )  # fmt: skip
 
 
-audit = Run.audit
+def audit(run: Run, profile: str = "quick", **options: Any) -> Record:  # noqa: ANN401
+    """Attack a run and return the record; `options` are those of `Run.audit`."""
+    return run.audit(profile, **options)
 
 
 def fit(

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -182,33 +182,20 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     Example: `splitveil report runs/demo/* --out page --lang zh --slides`
     """
     from splitveil.io import finite
-    from splitveil.record.schema import shortfalls
     from splitveil.report.columns import SUMMARY
-    from splitveil.report.comparison import elsewhere, read_published
     from splitveil.report.deck import write_deck
     from splitveil.report.page import read_runs, write_report
-    from splitveil.report.sentences import distinct
-    from splitveil.report.words import language
 
-    chosen = language(lang)
-    beside = {} if published is None else read_published(published)
-    content = replace(read_runs(runs), lang=chosen, title=title, published=beside)
-    for path, reason in content.skipped:
-        console.warn(f"left out: {path}: {reason}")
-    for line in elsewhere(beside, distinct(content.runs, "config.dataset")):
+    content = read_runs(runs, lang=lang, title=title, published=published)
+    for line in content.notes:
         console.warn(line)
-    target = out_dir or content.runs[0].path
-    pages = write_report(content, target)[:1]
+    pages = write_report(content, out_dir or content.runs[0].path)[:1]
     if slides:
         pages.append(write_deck(content, pages[0].parent))
     if json_:
         console.show_json(finite({str(run.path): run.record.to_dict() for run in content.runs}))
         return
     console.show_table("Accuracy, and what the attacker got", *SUMMARY.brief(content.runs))
-    less: dict[str, list[str]] = {}
-    for run in content.runs:
-        less.setdefault(", ".join(shortfalls(run.record)), []).append(run.name)
-    for words, names in less.items():
-        if words:
-            console.warn(f"less than a standard audit of test images ({words}): {', '.join(names)}")
+    for line in content.reservations:
+        console.warn(line)
     console.print_lines(*(f"page: {page}" for page in pages))

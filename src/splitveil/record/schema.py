@@ -84,7 +84,6 @@ class AttackScores:
     subset: str | None
     beside: Rival
     repeats: int | None
-    aux_mse: float | None
     seconds: float | None
 
 
@@ -170,15 +169,6 @@ class Certificate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Certificates:
-    """Bounds of the channel, of the scored images, and of all images like them."""
-
-    capacity: Certificate
-    gallery: Certificate
-    population: Certificate
-
-
-@dataclass(frozen=True, kw_only=True)
 class Record:
     """Everything measured of one run, with its passport; `record.json` is its `to_dict`.
 
@@ -209,7 +199,7 @@ class Record:
     strongest_blackbox: Strongest
     flags: tuple[Flag, ...] | None
     per_image: PerImage
-    certificates: Certificates
+    certificates: Mapping[str, Certificate]
     leaks: Mapping[str, Mapping[str, Any]]
     raw: Json = field(default_factory=dict, repr=False)
 

@@ -19,6 +19,7 @@ from splitveil.record.schema import (
     Share,
     get,
     number,
+    read_part,
     shortfalls,
     text,
 )
@@ -173,19 +174,13 @@ def _seen(flag: Flag) -> FlagSeen:
     )
 
 
-def brief_profile(run: RunFiles) -> str | None:
-    """The profile of an audit with less than the standard budget; None where it had that."""
-    profile = run.record.audit.profile
-    return profile if profile in BRIEF else None
-
-
 def _flags(run: RunFiles) -> list[Value] | None:
     """Names of a run's flags, and the profile of an audit with less than the standard budget."""
-    flags, brief = flags_of(run), brief_profile(run)
+    flags, profile = flags_of(run), run.record.audit.profile
     if flags is None:
         return None
     names = [flag.title for flag in flags] or [said("flags.none")]
-    return names if brief is None else [*names, said("flags.brief", profile=brief)]
+    return [*names, said("flags.brief", profile=profile)] if profile in BRIEF else names
 
 
 def _certified(kind: str) -> Callable[[RunFiles], Value | None]:
@@ -204,8 +199,7 @@ def _certified(kind: str) -> Callable[[RunFiles], Value | None]:
 
 
 def _certificate(record: Record, kind: str) -> Certificate:
-    found: Certificate = getattr(record.certificates, kind)
-    return found
+    return record.certificates.get(kind) or read_part(Certificate, None)
 
 
 def vacuous(certificate: Certificate) -> bool:
@@ -217,7 +211,7 @@ def vacuous(certificate: Certificate) -> bool:
 
 def _identification(run: RunFiles) -> Value | None:
     """Fano's error over the gallery in per cent, the word why there is none, or None."""
-    gallery = run.record.certificates.gallery
+    gallery = _certificate(run.record, "gallery")
     reason = gallery.refused or gallery.identification_error.refused
     if reason is None:
         return percent(gallery.identification_error.at_least, 1)
@@ -253,7 +247,7 @@ def refusals(runs: Sequence[RunFiles]) -> list[tuple[tuple[str, ...], tuple[str,
 
 def audited(runs: Sequence[RunFiles]) -> list[RunFiles]:
     """The runs whose records have flags or certificates."""
-    return [r for r in runs if r.record.flags is not None or get(r.record, "certificates")]
+    return [r for r in runs if r.record.flags is not None or r.record.certificates]
 
 
 DOUBLES = ("between", "never", "cannot", "nothing")  # what a record may say of the doubling

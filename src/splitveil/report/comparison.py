@@ -29,7 +29,7 @@ from splitveil.report.columns import (
     Reference,
     reported_reference,
 )
-from splitveil.table import CODE, NOTHING, P_VALUE, Cell, Column, Table, count, gap
+from splitveil.table import CODE, NOTHING, P_VALUE, Cell, Column, Table, count, decimals, gap
 
 ARCHITECTURE = "Same architecture: VGG11, cut 4, 8 channels"
 BUDGET = "Same budget: at most 21.9 MMAC and 512 numbers"
@@ -133,7 +133,7 @@ def caption(groups: Sequence[Group]) -> str:
         _fact(groups, lambda r: str(len(r.attacks)), "{} attacks"),
         _fact(groups, _aux, "aux = {}"),
         _fact(groups, lambda r: count(r.audit.scored), "{} scored images"),
-        _fact(groups, _ceiling, "ceiling {}"),
+        _fact(groups, lambda r: decimals(r.ceiling.mse, 4), "ceiling {}"),
         _fact(groups, lambda r: r.device, "{}"),
     )
     return f"{'; '.join(fact for fact in facts if fact)}. {_seeds(groups)}"
@@ -156,11 +156,6 @@ def _final(record: Record) -> str:
 def _aux(record: Record) -> str:
     known, images = record.audit.aux or NOTHING, record.audit.aux_images
     return known if images is None else f"{known} ({count(images)} images)"
-
-
-def _ceiling(record: Record) -> str:
-    value = record.ceiling.mse
-    return NOTHING if value is None else f"{value:.4f}"
 
 
 def _fact(groups: Sequence[Group], read: Callable[[Record], str | None], words: str) -> str:

@@ -12,11 +12,13 @@ from splitveil.errors import RunError
 from splitveil.io import put_all
 from splitveil.record.files import RunFiles, read_run
 from splitveil.record.groups import Group, row_names
+from splitveil.record.schema import shortfalls
 from splitveil.record.statistics import undominated
 from splitveil.report import columns, gallery, sentences
 from splitveil.report.columns import ATTACKS, CERTIFICATES, LEAKS, SUMMARY, Published
+from splitveil.report.comparison import elsewhere, read_published
 from splitveil.report.figures import Pictures, comparable, draw, phases
-from splitveil.report.words import LANGS, TERMS, Lang, Said, Value, listed, said, word
+from splitveil.report.words import LANGS, TERMS, Lang, Said, Value, language, listed, said, word
 
 PAGE = "report.html"
 MANY_CARDS = 8
@@ -51,6 +53,25 @@ class ReportContent:
         said_by = [row.source for row in comparable(self.runs, self.published).values()]
         names = {source.rpartition(", ")[0] or source for source in said_by}  # “paper, row”
         return said("caption.published", sources=tuple(sorted(names))) if names else None
+
+    @property
+    def notes(self) -> list[str]:
+        """Folders and published rows that are not in the report, and why."""
+        left_out = [f"left out: {path}: {reason}" for path, reason in self.skipped]
+        datasets = sentences.distinct(self.runs, "config.dataset")
+        return left_out + elsewhere(self.published, datasets)
+
+    @property
+    def reservations(self) -> list[str]:
+        """Which runs had less than a standard audit, and in what."""
+        less: dict[str, list[str]] = {}
+        for run in self.runs:
+            less.setdefault(", ".join(shortfalls(run.record)), []).append(run.name)
+        return [
+            f"less than a standard audit of test images ({words}): {', '.join(names)}"
+            for words, names in less.items()
+            if words
+        ]
 
     @property
     def key_runs(self) -> Sequence[RunFiles]:
@@ -88,11 +109,24 @@ def front(runs: Sequence[RunFiles]) -> list[RunFiles]:
     return [run for (run, _), best in zip(known, kept, strict=True) if best]
 
 
-def read_runs(paths: Sequence[Path]) -> ReportContent:
+def read_runs(
+    paths: Sequence[Path],
+    *,
+    lang: str = "en",
+    title: str | None = None,
+    published: Path | None = None,
+) -> ReportContent:
     """Read run folders; one that is broken or foreign is named and left out.
 
     A folder met twice counts once. Raises RunError, with every reason, when none is left.
+
+    Args:
+        paths: The folders.
+        lang: Name of the report's language.
+        title: Its title; None for the usual one.
+        published: JSON of published rows, drawn as hollow marks.
     """
+    chosen, beside = language(lang), {} if published is None else read_published(published)
     folders: dict[Path, Path] = {}
     for path in paths:
         folders.setdefault(path.resolve(), path)
@@ -111,7 +145,9 @@ def read_runs(paths: Sequence[Path]) -> ReportContent:
         raise RunError(why or "no runs to report; name at least one run folder")
     names = row_names([run.path.resolve() for run in runs])
     named = [replace(run, name=names[run.path.resolve()]) for run in runs]
-    return ReportContent(runs=tuple(named), skipped=tuple(skipped))
+    return ReportContent(
+        runs=tuple(named), skipped=tuple(skipped), lang=chosen, title=title, published=beside
+    )
 
 
 def _probe(run: RunFiles) -> None:

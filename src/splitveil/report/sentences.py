@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 
 from splitveil.record.files import RunFiles
 from splitveil.record.groups import Group, kinds
-from splitveil.record.schema import get, leaves, text
-from splitveil.report.columns import brief_profile, flags_of
+from splitveil.record.schema import BRIEF, get, leaves, text
+from splitveil.report.columns import flags_of
 from splitveil.report.words import LOCALE, Said, Value, said
 from splitveil.table import NOTHING, SMALL_MSE, format_mse, spread
 
-PASSPORT = ("config", "seeds", "splits", "versions", "audit", "client", "training", "seconds")
+PASSPORT = (
+    "config", "seeds", "splits", "versions", "audit", "client", "training", "seconds", "device",
+)  # fmt: skip
 
 MEASURED_ALIKE: Mapping[str, str] = {
     "differ.dataset": "config.dataset",
@@ -129,7 +131,7 @@ def _of(key: str, names: Sequence[str]) -> list[Said]:
 
 def _about_flags(runs: Sequence[RunFiles]) -> list[Said]:
     flagged = [run.name for run in runs if flags_of(run)]
-    brief = [run.name for run in runs if brief_profile(run) is not None]
+    brief = [run.name for run in runs if run.record.audit.profile in BRIEF]
     return [*_of("caveat.flags", flagged), *_of("caveat.brief", brief)]
 
 
@@ -175,9 +177,8 @@ def _about_comparison(runs: Sequence[RunFiles]) -> list[Said]:
 
 def passport(run: RunFiles) -> list[tuple[str, str]]:
     """Where a run's numbers come from: (key, value) in a fixed order."""
-    known = leaves({key: get(run.record, key) or {} for key in PASSPORT})
-    device = run.record.device
-    told = known if device is None else known | {"device": device}
+    found = {key: get(run.record, key) for key in PASSPORT}
+    told = leaves({key: value for key, value in found.items() if value is not None})
     return [(key, _in_words(value)) for key, value in told.items()]
 
 
