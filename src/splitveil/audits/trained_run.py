@@ -331,8 +331,8 @@ def fit_attacker(
 def strongest_decoder(record: Record, profile: str) -> str:
     """Name of the decoder attack with the lowest mean squared error in a record."""
     decoders = [name for name, a in find_profile(profile).items() if isinstance(a, Decoder)]
-    found = {n: record.attacks[n].mse for n in decoders if n in record.attacks}
-    errors = {n: mse for n, mse in found.items() if mse is not None}
+    attacks = record.attacks.items()
+    errors = {n: a.mse for n, a in attacks if n in decoders and a.mse is not None}
     if not errors:
         raise AuditError(
             f"the audit (profile '{profile}') has no decoder attack to export; audit the run "

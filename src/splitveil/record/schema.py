@@ -308,7 +308,7 @@ def _leaf(kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - a t
             return found
         if not found.is_integer():
             raise _wrong(where, "a whole number", value)
-        return int(found)
+        return value if isinstance(value, int) else int(found)
     if kind is not Any and not isinstance(value, kind):
         raise _wrong(where, "a text" if kind is str else "true or false", value)
     return value

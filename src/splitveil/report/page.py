@@ -84,14 +84,9 @@ class ReportContent:
         return draw(self.runs, self.published)
 
 
-def accuracy_and_error(run: RunFiles) -> tuple[float | None, float | None]:
-    """A run's accuracy and the strongest attack's MSE."""
-    return run.record.accuracy, run.record.strongest.mse
-
-
 def along(runs: Sequence[RunFiles], limit: int) -> list[RunFiles]:
     """At most `limit` runs by falling error, both ends and evenly between."""
-    ordered = sorted(runs, key=lambda run: -(accuracy_and_error(run)[1] or 0.0))
+    ordered = sorted(runs, key=lambda run: -(run.record.strongest.mse or 0.0))
     if len(ordered) <= limit:
         return ordered
     return [ordered[round(at * (len(ordered) - 1) / (limit - 1))] for at in range(limit)]
@@ -102,7 +97,7 @@ def front(runs: Sequence[RunFiles]) -> list[RunFiles]:
     known = [
         (run, (accuracy, mse))
         for run in runs
-        for accuracy, mse in [accuracy_and_error(run)]
+        for accuracy, mse in [(run.record.accuracy, run.record.strongest.mse)]
         if accuracy is not None and mse is not None
     ]
     kept = undominated([point for _, point in known])
