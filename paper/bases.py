@@ -64,10 +64,10 @@ def points(groups: Sequence[Group]) -> dict[str, Point]:
     """Rows by name; one without accuracy or without a strongest attack is left out."""
     made = {}
     for group in groups:
-        accuracy, mse = group.mean("accuracy"), group.mean("strongest", "mse")
+        accuracy, mse = group.mean("accuracy"), group.mean("strongest.mse")
         if accuracy is not None and mse is not None:
             made[group.name] = Point(
-                name=group.name, accuracy=accuracy, mse=mse, ceiling=group.mean("ceiling", "mse")
+                name=group.name, accuracy=accuracy, mse=mse, ceiling=group.mean("ceiling.mse")
             )
     return made
 

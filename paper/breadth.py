@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 
 from splitveil.record.groups import Group, mean_of
-from splitveil.record.schema import number, section, text
+from splitveil.record.schema import Record, number
 from splitveil.report.columns import LEAKS, WIRE, found_by_wire, leaking, sent_before
 from splitveil.report.words import Lang, said, word
 from splitveil.table import DIGITS, NOTHING, Column, Table, count, spread
-
-Json = dict[str, object]
 
 
 def attack_table(groups: Sequence[Group], *, least: int = 5) -> tuple[Table, list[dict[str, str]]]:
@@ -18,9 +16,9 @@ def attack_table(groups: Sequence[Group], *, least: int = 5) -> tuple[Table, lis
     bold: they are not ranked with the others. Those on a subset have beside them how they compare
     with the best black-box attack on the same images.
     """
-    wide = [g for g in groups if all(len(r.get("attacks") or {}) >= least for r in g.records)]
-    names = list(dict.fromkeys(n for g in wide for r in g.records for n in r["attacks"]))
-    best = {g.name: ", ".join(g.distinct("strongest", "mse_by")).split(", ") for g in wide}
+    wide = [g for g in groups if all(len(r.attacks) >= least for r in g.records)]
+    names = list(dict.fromkeys(n for g in wide for r in g.records for n in r.attacks))
+    best = {g.name: ", ".join(g.distinct("strongest.mse_by")).split(", ") for g in wide}
     rows = []
     for name in names:
         row = {"attack": _mark(name, wide)}
@@ -44,18 +42,18 @@ def attack_table(groups: Sequence[Group], *, least: int = 5) -> tuple[Table, lis
 
 
 def _attack_mse(group: Group, name: str) -> str:
-    shown, ratio = spread(group.values("attacks", name, "mse"), 1.0, 4), _ratio(group, name)
+    shown, ratio = spread(group.values(f"attacks.{name}.mse"), 1.0, 4), _ratio(group, name)
     return shown if ratio is None else f"{shown} ({_times(ratio)})"
 
 
 def _ratio(group: Group, name: str) -> float | None:
     """An attack's MSE over its rival's on the same images; None unless every record has both."""
 
-    def one(record: Json) -> float | None:
-        mse, rival = (number(record, "attacks", name, *k) for k in (("mse",), ("beside", "mse")))
+    def one(record: Record) -> float | None:
+        mse, rival = record.attacks[name].mse, record.attacks[name].beside.mse
         return mse / rival if mse is not None and rival else None
 
-    ratios = [[one(r) for r in seed if section(r, "attacks", name)] for seed in group.seeds]
+    ratios = [[one(r) for r in seed if name in r.attacks] for seed in group.seeds]
     return None if any(None in seed for seed in ratios) else mean_of([mean_of(s) for s in ratios])
 
 
@@ -74,7 +72,8 @@ def _against_rival(name: str, groups: Sequence[Group]) -> str:
     ratios = {g.name: r for g in groups if (r := _ratio(g, name)) is not None}
     if not ratios:
         return ""
-    found = {text(r, "attacks", name, "beside", "attack") for g in groups for r in g.records}
+    every = [r.attacks[name] for g in groups for r in g.records if name in r.attacks]
+    found = {attack.beside.attack for attack in every}
     rivals = ", ".join(f"`{rival}`" for rival in sorted(r for r in found if r))
     wins, losses = (
         ", ".join(f"`{row}` ({_times(r)})" for row, r in ratios.items() if (r < 1) is wanted)
@@ -88,9 +87,9 @@ def _against_rival(name: str, groups: Sequence[Group]) -> str:
 
 
 def _mark(name: str, groups: Sequence[Group]) -> str:
-    records = [r["attacks"][name] for g in groups for r in g.records if name in r["attacks"]]
-    subset = "*" if any("subset" in r for r in records) else ""
-    return f"`{name}`" + subset + ("†" if any("repeats" in r for r in records) else "")
+    found = [r.attacks[name] for g in groups for r in g.records if name in r.attacks]
+    subset = "*" if any(attack.subset for attack in found) else ""
+    return f"`{name}`" + subset + ("†" if any(attack.repeats for attack in found) else "")
 
 
 def leak_table(groups: Sequence[Group], lang: Lang = "en") -> tuple[Table, list[Group]]:
@@ -103,7 +102,7 @@ def leak_table(groups: Sequence[Group], lang: Lang = "en") -> tuple[Table, list[
 
 def _fewer_sendings(groups: Sequence[Group], lang: Lang) -> str:
     """Whose attacker had fewer sendings of the known images than others'; may be empty."""
-    known = [g for g in groups if any(number(r, *WIRE, "rank_1") is not None for r in g.records)]
+    known = [g for g in groups if any(number(r, f"{WIRE}.rank_1") is not None for r in g.records)]
     counts = {g.name: sorted({n for n in map(sent_before, g.records) if n}) for g in known}
     every = sorted({n for ns in counts.values() for n in ns})
     if len(every) <= 1:
@@ -130,8 +129,8 @@ def _fewer_sendings(groups: Sequence[Group], lang: Lang) -> str:
 
 def _chance(groups: Sequence[Group], lang: Lang) -> str:
     """How many images each re-identification picks from, and what a blind guess finds."""
-    sources = (("leaks", "re-id", "wire", "gallery"), ("certificates", "gallery", "images"))
-    found = {number(r, *keys) for g in groups for r in g.records for keys in sources}
+    sources = (f"{WIRE}.gallery", "certificates.gallery.images")
+    found = {number(r, path) for g in groups for r in g.records for path in sources}
     sizes = sorted(n for n in found if n)
     if not sizes:
         return ""

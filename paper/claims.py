@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from splitveil.record.groups import Group
-from splitveil.record.schema import flag_names
 from splitveil.report.columns import Published
 from splitveil.table import NOTHING, decimals, percent
 
@@ -21,7 +20,7 @@ class Measure:
 
     name: str
     field: str
-    keys: tuple[str, ...]
+    path: str
     digits: int
     scale: float = 1.0
 
@@ -36,8 +35,8 @@ class Measure:
 
 
 def _attacked(name: str, field: str, key: str, digits: int, scale: float = 1.0) -> Measure:
-    keys = ("attacks", SAME_ATTACK, key)
-    return Measure(name=name, field=field, keys=keys, digits=digits, scale=scale)
+    path = f"attacks.{SAME_ATTACK}.{key}"
+    return Measure(name=name, field=field, path=path, digits=digits, scale=scale)
 
 
 MEASURES: tuple[Measure, ...] = (
@@ -45,11 +44,11 @@ MEASURES: tuple[Measure, ...] = (
     _attacked("zero-pad SSIM", "ssim_zeropad", "ssim_zeropad", 4),
     _attacked("pooled PSNR", "psnr_pooled", "psnr_pooled", 2),
     _attacked("accuracy on reconstructions", "reconstruction_accuracy", "accuracy", 2, 100.0),
-    Measure(name="task accuracy", field="accuracy", keys=("accuracy",), digits=2, scale=100.0),
+    Measure(name="task accuracy", field="accuracy", path="accuracy", digits=2, scale=100.0),
 )
 
 OVERFITTED = "attack overfitted"  # the flag of an audit
-STRONGEST = Measure(name="MSE", field="mse", keys=("strongest", "mse"), digits=4)
+STRONGEST = Measure(name="MSE", field="mse", path="strongest.mse", digits=4)
 
 
 def direction(first: float, second: float) -> str:
@@ -68,7 +67,7 @@ def verdict(
 
     Empty where one of them is not known.
     """
-    a, b = (group.mean(*measure.keys) for group in mine)
+    a, b = (group.mean(measure.path) for group in mine)
     c, d = (measure.reported(row) for row in theirs)
     if a is None or b is None or c is None or d is None:
         return ""
@@ -128,7 +127,7 @@ def order_line(
 
 
 def _decoded(group: Group | None) -> float | None:
-    return None if group is None else group.mean(*MEASURES[0].keys)
+    return None if group is None else group.mean(MEASURES[0].path)
 
 
 def _listed(names: Sequence[str], front: str) -> str:
@@ -164,7 +163,7 @@ def span_lines(groups: Mapping[str, Group], layer: str, kind: str = "") -> list[
     named = [f"{layer}+{name}{kind}" for name in both]
     for words, names in ((f"Without `{layer}`", both), (f"With `{layer}{kind}`", named)):
         rows = [groups[name] for name in names]
-        errors = _span([row.mean(*STRONGEST.keys) for row in rows], decimals, 4)
+        errors = _span([row.mean(STRONGEST.path) for row in rows], decimals, 4)
         shares = _span([_ceiling_share(row) for row in rows], percent, 0)
         accuracies = _span([row.mean("accuracy") for row in rows], percent, 2)
         lines.append(
@@ -181,8 +180,8 @@ def own_images_line(groups: Sequence[Group]) -> list[str]:
     """
     said = []
     for group in groups:
-        flagged = any(OVERFITTED in flag_names(record) for record in group.records)
-        own, new = group.mean("attacks", SAME_ATTACK, "aux_mse"), _decoded(group)
+        flagged = any(OVERFITTED in record.flag_names for record in group.records)
+        own, new = group.mean(f"attacks.{SAME_ATTACK}.aux_mse"), _decoded(group)
         if flagged and own is not None and new is not None:
             said.append(f"`{group.name}` {decimals(own, 4)} and {decimals(new, 4)}")
     if not said:
@@ -194,7 +193,7 @@ def own_images_line(groups: Sequence[Group]) -> list[str]:
 
 
 def _ceiling_share(group: Group) -> float | None:
-    error, ceiling = group.mean(*STRONGEST.keys), group.mean("ceiling", "mse")
+    error, ceiling = group.mean(STRONGEST.path), group.mean("ceiling.mse")
     return None if error is None or not ceiling else error / ceiling
 
 
@@ -207,7 +206,7 @@ def _span(values: Sequence[float | None], said: Callable[[float, int], str], dig
 
 
 def _change(before: Group, after: Group, measure: Measure) -> str:
-    a, b = before.mean(*measure.keys), after.mean(*measure.keys)
+    a, b = before.mean(measure.path), after.mean(measure.path)
     if a is None or b is None:
         return NOTHING
     gap = f"{measure.scale * (b - a):+.{measure.digits}f}"

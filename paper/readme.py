@@ -75,7 +75,7 @@ def short(dataset: str) -> str:
         if any(_within(track, other) for other in made):
             continue
         table, rows = track_table(track, published())
-        several = len({group.distinct("config", "net")[0] for group in track.groups}) > 1
+        several = len({group.distinct("config.net")[0] for group in track.groups}) > 1
         wanted = [key for key in SHORT if several or key != "net"]
         inner = "".join(_told(t) for t in made if _within(t, track))
         shown = few(table, rows, wanted)
@@ -91,7 +91,7 @@ def _within(track: Track, other: Track) -> bool:
 
 def _told(track: Track) -> str:
     """A track by its nets, for a table that holds its rows among others."""
-    nets = sorted({net for group in track.groups for net in group.distinct("config", "net")})
+    nets = sorted({net for group in track.groups for net in group.distinct("config.net")})
     return f"The rows of {' and '.join(f'`{net}`' for net in nets)} are also *{track.title}*. "
 
 
@@ -154,8 +154,8 @@ def rebuild() -> str:
     for dataset in datasets():
         lines = []
         for group in found(dataset).groups:
-            first = min(group.records, key=lambda r: (r["seeds"]["train"], r["seeds"]["attack"]))
-            name = f"{dataset}-{group.name}-s{first['config']['seed']}"
+            first = min(group.records, key=lambda r: (r.seeds.train or 0, r.seeds.attack or 0))
+            name = f"{dataset}-{group.name}-s{first.config['seed']}"
             lines += [
                 f"# {group.name}: {_made(group)}",
                 train_command(first, name),
@@ -167,9 +167,9 @@ def rebuild() -> str:
 
 def _made(group: Group) -> str:
     """Seeds and commit of a row."""
-    seeds = ", ".join(group.distinct("seeds", "train"))
-    attacks = ", ".join(group.distinct("seeds", "attack"))
-    commits = sorted({str(r["versions"].get("commit")) for r in group.records} - {"None"})
+    seeds = ", ".join(group.distinct("seeds.train"))
+    attacks = ", ".join(group.distinct("seeds.attack"))
+    commits = sorted({str(r.versions.get("commit")) for r in group.records} - {"None"})
     words = f"training seeds {seeds}; attack seeds {attacks}"
     return words + (f"; commit {', '.join(commits)}" if commits else "")
 
@@ -196,7 +196,7 @@ def seed_003() -> str:
     if folder not in datasets():
         return absent("seed-003")
     experiment = EXPERIMENTS["seed-003"]
-    own = [g for g in found(folder).groups if g.distinct("audit", "aux") == [experiment.aux]]
+    own = [g for g in found(folder).groups if g.distinct("audit.aux") == [experiment.aux]]
     ours = found("cifar10").groups if "cifar10" in datasets() else ()
     beside = [g for g in ours if g.name == f"veil-{experiment.aux}"]
     parts = [section(experiment, [*own, *beside])]
@@ -248,8 +248,8 @@ def with_blocks(text: str) -> str:
 
 def figure() -> bytes:
     """PNG of the trade-off on CIFAR-10."""
-    groups = [g for g in found("cifar10").groups if g.distinct("audit", "aux") == ["train"]]
-    ceilings = [value for g in groups if (value := g.mean("ceiling", "mse")) is not None]
+    groups = [g for g in found("cifar10").groups if g.distinct("audit.aux") == ["train"]]
+    ceilings = [value for g in groups if (value := g.mean("ceiling.mse")) is not None]
     return tradeoff(marks(groups, published()), max(ceilings))
 
 
@@ -258,9 +258,8 @@ def picture(paths: Sequence[str]) -> bytes:
     runs = []
     for path in paths:
         run = read_run(Path(path))
-        assert run.record is not None  # noqa: S101 - read_run refuses a run without one
-        best = run.record["strongest"]["mse_by"]
-        if run.gallery is None:
+        best = run.record.strongest.mse_by
+        if run.gallery is None or best is None:
             sys.exit(f"{path} has no gallery.json; audit it again")
         shown = {best: run.gallery.reconstructions[best]}
         runs.append(replace(run, gallery=replace(run.gallery, reconstructions=shown)))

@@ -2,11 +2,10 @@
 
 import json
 import shlex
-from collections.abc import Mapping
-from typing import Any
 
 from splitveil.config.run_config import ANY_RECIPE, RECIPES, RUN_KEYS, RunConfig
 from splitveil.defences.catalogue import find_defence
+from splitveil.record.schema import Record
 from splitveil.runs import EARLIER
 
 OPTIONS = ("dataset", "defence", "net", "epochs", "seed", "name")  # options of their own
@@ -14,12 +13,12 @@ PLACES = ("device", "data_dir", "runs_dir", "final")  # the reader's own; `final
 TRAINING = tuple(key for key in RUN_KEYS if key not in OPTIONS + PLACES)
 
 
-def train_command(record: Mapping[str, Any], name: str) -> str:
+def train_command(record: Record, name: str) -> str:
     """The command that trains what a record measured: what is not said is the default.
 
     The run is called `name`: rows of two tables may have had runs of one name.
     """
-    config = record["config"] | {"name": name}
+    config = {**record.config, "name": name}
     recipe = RECIPES.get(config["dataset"], ANY_RECIPE)
     preset = find_defence(config["defence"])
     usual = {key: getattr(recipe, key, getattr(RunConfig, key)) for key in TRAINING}
@@ -42,11 +41,11 @@ def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def audit_command(record: Mapping[str, Any], name: str) -> str:
+def audit_command(record: Record, name: str) -> str:
     """The command that made a record, as it says itself, on the run `name`; else its like."""
-    said = str(record["audit"].get("command") or "")
+    audit = record.audit
     start, run = "splitveil audit ", f"runs/{name}"
-    if said.startswith(f"{start}runs/"):
-        return shlex.join([*shlex.split(start), run, *shlex.split(said)[3:]])
-    audit, seed = record["audit"], record["seeds"]["attack"]
-    return f"{start}{run} --profile {audit['profile']} --aux {audit['aux']} --seed {seed}"
+    if audit.command and audit.command.startswith(f"{start}runs/"):
+        return shlex.join([*shlex.split(start), run, *shlex.split(audit.command)[3:]])
+    options = f"--profile {audit.profile} --aux {audit.aux} --seed {record.seeds.attack}"
+    return f"{start}{run} {options}"

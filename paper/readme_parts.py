@@ -27,19 +27,19 @@ def in_a_sentence(groups: Sequence[Group], published: Mapping[str, Published]) -
     rows = {group.name: group for group in groups}
     ours, bare, rebuilt = (_point(rows[name]) for name in ("veil", "none", "arl+cem"))
     best = max((row for row in published.values() if row.aux == "train"), key=lambda r: r.mse)
-    tried = rows["veil"].records[0]["attacks"]
+    tried = rows["veil"].records[0].attacks
     blind = ("mean", "class-mean")  # they look at nothing that was sent
-    once = [name for name, a in tried.items() if "repeats" not in a and name not in blind]
-    whole = [name for name in once if "subset" not in tried[name]]
-    again = rows["veil"].mean("attacks", "k-query", "mse")
-    ceiling = rows["veil"].mean("ceiling", "mse")
+    once = [name for name, a in tried.items() if not a.repeats and name not in blind]
+    whole = [name for name in once if not tried[name].subset]
+    again = rows["veil"].mean("attacks.k-query.mse")
+    ceiling = rows["veil"].mean("ceiling.mse")
     seeds = len(rows["veil"].seeds)
-    sizes = [(rows[name].mean("client", "params") or 0.0) / 1000 for name in ("veil", "none")]
+    sizes = [(rows[name].mean("client.params") or 0.0) / 1000 for name in ("veil", "none")]
     return (
         f"- **`veil`**: the server answers {ours[0]} of the test images rightly, and the strongest "
         f"of {len(whole)} attacks on one sending ({len(once) - len(whole)} more are scored on some "
         f"of the images) rebuilds them with MSE {ours[1]} "
-        f"({again:.4f} by `k-query`, which sees {tried['k-query']['repeats']} sendings), mean of "
+        f"({again:.4f} by `k-query`, which sees {tried['k-query'].repeats} sendings), mean of "
         f"{seeds} training seeds; the label alone gives {ceiling:.4f}.\n"
         f"- **The undefended client of the CEM paper**, which takes about as many multiply-adds "
         f"({sizes[1]:.0f} k parameters, ours {sizes[0]:.0f} k), answers {bare[0]} and is rebuilt "
@@ -55,9 +55,9 @@ def _in_its_place(
 ) -> str:
     """Our penalty where the most private published row has CEM's, as trained here and longer."""
     swap, long, control = (rows[name] for name in ("arl+veil", "arl+veil-long", "arl+cem-long"))
-    epochs = long.records[0]["config"]["epochs"]
+    epochs = long.records[0].config["epochs"]
     accuracy = spread(long.values("accuracy"), 100.0, 2)
-    mse = spread(long.values("strongest", "mse"), 1.0, 4)
+    mse = spread(long.values("strongest.mse"), 1.0, 4)
     ahead = [_ahead(group, published) for group in (swap, long)]
     return (
         f"- **Our penalty in the place of CEM's there** (`arl+veil`, {_seeds(swap)}, its weight "
@@ -73,7 +73,7 @@ def _in_its_place(
 
 def told_apart(group: Group, said: Published) -> str:
     """Whether a row's seeds tell it from one reported run, which has no spread of its own."""
-    pairs = (group.values("accuracy"), said.accuracy), (group.values("strongest", "mse"), said.mse)
+    pairs = (group.values("accuracy"), said.accuracy), (group.values("strongest.mse"), said.mse)
     made = [over_seeds(values, [one] * len(values), paired=True) for values, one in pairs]
     apart = [difference is not None and difference.excludes_zero for difference in made]
     if all(apart):
@@ -84,7 +84,7 @@ def told_apart(group: Group, said: Published) -> str:
 
 def _both(group: Group) -> str:
     accuracy, mse = _point(group)
-    return f"{accuracy} and {mse} ({group.mean('attacks', 'k-query', 'mse'):.4f} by `k-query`)"
+    return f"{accuracy} and {mse} ({group.mean('attacks.k-query.mse'):.4f} by `k-query`)"
 
 
 def _ahead(group: Group, published: Mapping[str, Published]) -> str:
@@ -97,7 +97,7 @@ def _ahead(group: Group, published: Mapping[str, Published]) -> str:
 
 def _above(said: Published, group: Group) -> bool:
     """Whether a published row has more accuracy and more MSE than a measured one."""
-    accuracy, mse = group.mean("accuracy"), group.mean("strongest", "mse")
+    accuracy, mse = group.mean("accuracy"), group.mean("strongest.mse")
     return said.aux == "train" and said.accuracy > (accuracy or 0) and said.mse > (mse or 0)
 
 
@@ -128,7 +128,7 @@ def _seeds(group: Group) -> str:
 
 def _point(group: Group) -> tuple[str, str]:
     """Accuracy and the strongest attack's MSE of a row, as text."""
-    accuracy, mse = group.mean("accuracy"), group.mean("strongest", "mse")
+    accuracy, mse = group.mean("accuracy"), group.mean("strongest.mse")
     assert accuracy is not None and mse is not None  # noqa: S101, PT018 - every record has them
     return f"{100 * accuracy:.1f} %", f"{mse:.4f}"
 
@@ -137,10 +137,10 @@ def flagged(group: Group) -> list[str]:
     """The flags of a row's audits, each with the attacks it was raised for."""
     names: dict[str, set[str]] = {}
     for record in group.records:
-        for flag in record.get("flags") or []:
-            words = re.findall(r"[a-z][a-z-]*", flag["seen"])
-            attacks = [f"`{w}`" for w in words if w in record["attacks"] and w != "mean"]
-            names.setdefault(flag["name"], set()).update(attacks[:1])
+        for flag in record.flags or ():
+            words = re.findall(r"[a-z][a-z-]*", flag.seen or "")
+            attacks = [f"`{w}`" for w in words if w in record.attacks and w != "mean"]
+            names.setdefault(flag.name, set()).update(attacks[:1])
     return [
         f"“{name}”" + (f" ({', '.join(sorted(attacks))})" if attacks else "")
         for name, attacks in sorted(names.items())
@@ -150,9 +150,9 @@ def flagged(group: Group) -> list[str]:
 def before_units(group: Group) -> str:
     """Which seeds of a row were audited before attacks read z̃ in units of its own spread."""
     seeds = {
-        str(record["seeds"]["train"])
+        str(record.seeds.train)
         for record in group.records
-        if str(record["versions"].get("commit")) in BEFORE_UNITS
+        if str(record.versions.get("commit")) in BEFORE_UNITS
     }
     if not seeds:
         return ""

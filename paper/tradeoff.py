@@ -24,7 +24,7 @@ def marks(groups: Sequence[Group], published: Mapping[str, Published]) -> list[M
     made = []
     for group in groups:
         accuracies = [100 * v for v in group.values("accuracy") if v is not None]
-        errors = [v for v in group.values("strongest", "mse") if v is not None]
+        errors = [v for v in group.values("strongest.mse") if v is not None]
         if aux_of(group) != "train" or not accuracies or not errors:
             continue
         made.append(
@@ -35,7 +35,7 @@ def marks(groups: Sequence[Group], published: Mapping[str, Published]) -> list[M
                 mse=statistics.fmean(errors),
                 accuracy_sd=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
                 mse_sd=statistics.stdev(errors) if len(errors) > 1 else None,
-                shape="o" if group.distinct("config", "net") == ["vgg11"] else "s",
+                shape="o" if group.distinct("config.net") == ["vgg11"] else "s",
             )
         )
     datasets = {dataset_of(group) for group in groups}

@@ -22,6 +22,7 @@ from splitveil.cli.app import app
 from splitveil.defences.catalogue import DEFENCES
 from splitveil.errors import ConfigError, RunError
 from splitveil.insight.diagnosis import RULES, Case, Finding, Plain, diagnose, read_case
+from splitveil.record.schema import Record
 
 
 def names(folder: Path) -> list[str]:
@@ -148,7 +149,7 @@ def test_the_doctor_reads_a_final_run_by_its_audit() -> None:
     config = {"lambd": 0.3, "epochs": EPOCHS, "batch_size": 128, "ramp": 0.5}
     case = Case(
         name="x", config=config, epochs=lines, num_classes=10,
-        record={"accuracy": 0.9}, plain=Plain(name="p", accuracy=0.95),
+        record=Record.from_dict({"accuracy": 0.9}), plain=Plain(name="p", accuracy=0.95),
     )  # fmt: skip
     assert [f.name for f in diagnose(case)] == ["accuracy lost"]
     assert diagnose(case)[0] == Finding(

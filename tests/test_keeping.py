@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from splitveil.record.files import covers
+from splitveil.record.schema import Record
 
 Json = dict[str, Any]
 PROFILES = ("smoke", "quick", "standard", "paper")
@@ -13,14 +14,15 @@ SOME: Json = {"mean": {}, "linear": {}}
 
 def record(
     profile: str = "quick", aux: str = "train", seed: int = 0, attacks: Json = SOME, **audit: object
-) -> Json:
-    return {
+) -> Record:
+    made = {
         "audit": {"profile": profile, "aux": aux, "model": "abc"} | audit,
         "splits": {"scored": aux},
         "seeds": {"attack": seed},
         "attacks": attacks,
         "leaks": {"re-id": {}, "refused": {}},
     }
+    return Record.from_dict(made)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,7 @@ def record(
         record(attributes=["age"]),
     ],
 )
-def test_as_much_or_more_takes_the_place(new: Json) -> None:
+def test_as_much_or_more_takes_the_place(new: Record) -> None:
     assert covers(new, record(), PROFILES)
 
 
@@ -46,10 +48,10 @@ def test_as_much_or_more_takes_the_place(new: Json) -> None:
         record(attacks={"mean": {}}),
         record("standard", attacks={"mean": {}}, only=["mean"]),
         record("standard", attacks={"mean": {}}, left_out={"linear": "why"}),
-        record() | {"leaks": {"refused": {"re-id": "why"}}},
+        Record.from_dict(record().to_dict() | {"leaks": {"refused": {"re-id": "why"}}}),
     ],
 )
-def test_less_or_something_else_does_not(new: Json) -> None:
+def test_less_or_something_else_does_not(new: Record) -> None:
     assert not covers(new, record(), PROFILES)
 
 

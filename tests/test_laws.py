@@ -14,7 +14,7 @@ def rows(folder: str) -> dict[str, Group]:
 
 
 def errors(group: Group) -> list[float]:
-    found = group.values("strongest", "mse")
+    found = group.values("strongest.mse")
     return [value for value in found if value is not None]
 
 
@@ -47,9 +47,9 @@ def test_a_deep_thin_client_protects_more_than_a_wide_one_at_its_cost() -> None:
     found = rows("cifar10")
     wide, deep = found["veil-vgg11"], found["veil-fast"]
     assert min(errors(deep)) > 2 * max(errors(wide))
-    costs = [group.mean("client", "macs") or 0.0 for group in (deep, wide)]
+    costs = [group.mean("client.macs") or 0.0 for group in (deep, wide)]
     assert costs[0] <= costs[1]
-    one, other = (dict(group.records[0]["config"]) for group in (deep, wide))
+    one, other = (dict(group.records[0].config) for group in (deep, wide))
     differ = {key for key in one.keys() & other.keys() if one[key] != other[key]}
     assert differ <= {"net", "name", "compile"}
 

@@ -18,6 +18,7 @@ from PIL import Image
 from splitveil.config.resolve import flat_config, make_config
 from splitveil.config.settings import parse_pair
 from splitveil.record.groups import Group
+from splitveil.record.schema import Record
 from splitveil.report.columns import Published
 
 ROOT = Path(__file__).parents[1]
@@ -106,7 +107,9 @@ def test_a_record_lies_where_its_seeds_say(path: Path) -> None:
 @pytest.mark.parametrize("path", RECORDS, ids=lambda p: str(p.parent.relative_to(ROOT / "results")))
 def test_the_command_of_a_record_builds_its_settings(path: Path, script: ModuleType) -> None:
     record = read(path)
-    program, command, *words = shlex.split(script.train_command(record, record["config"]["name"]))
+    program, command, *words = shlex.split(
+        script.train_command(Record.from_dict(record), record["config"]["name"])
+    )
     assert (program, command) == ("splitveil", "train")
     options: dict[str, Any] = {"final": "--final" in words}
     words = [word for word in words if word != "--final"]
@@ -143,13 +146,11 @@ def test_links_resolve() -> None:
 def test_a_lead_that_the_seeds_do_not_carry_is_said(
     accuracies: tuple[float, ...], errors: tuple[float, ...], said: str, script: ModuleType
 ) -> None:
-    row = Group(
-        "row",
-        tuple(
-            ({"accuracy": accuracy, "strongest": {"mse": mse}},)
-            for accuracy, mse in zip(accuracies, errors, strict=True)
-        ),
+    records = (
+        Record.from_dict({"accuracy": accuracy, "strongest": {"mse": mse}})
+        for accuracy, mse in zip(accuracies, errors, strict=True)
     )
+    row = Group("row", tuple((record,) for record in records))
     reported = Published(accuracy=0.879, mse=0.0299, source="paper")
     parts = sys.modules[script.in_a_sentence.__module__]
     told = parts.told_apart(row, reported)
@@ -236,7 +237,8 @@ def test_a_flag_names_the_attack_it_was_raised_for(script: ModuleType) -> None:
     ]
     record = {"attacks": {"mean": {}, "decoder": {}, "k-query": {}}, "flags": flags}
     other = record | {"flags": [flags[0] | {"seen": "decoder has MSE 0.1"}]}
-    assert script.flagged(Group("row", ((record, other), ({"attacks": {}},)))) == [
+    one, two = Record.from_dict(record), Record.from_dict(other)
+    assert script.flagged(Group("row", ((one, two), (Record.from_dict({}),)))) == [
         "“decoder not converged” (`decoder`, `k-query`)",
         "“one draw of a random channel”",
     ]

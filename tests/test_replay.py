@@ -99,7 +99,7 @@ def test_a_replay_runs_every_attack_itself(run: sv.Run, record: sv.Record) -> No
 def test_what_differs_is_named(run: sv.Run, record: sv.Record) -> None:
     wrong = changed(record, strongest={"mse": 0.5}, seconds={"audit": 1e9})
     assert replay(run, wrong) == [
-        f"strongest.mse: 0.5 was recorded, {record.strongest['mse']!r} was measured"
+        f"strongest.mse: 0.5 was recorded, {record.strongest.mse!r} was measured"
     ]
     reseeded = replay(run, changed(record, seeds={"attack": 4}))
     assert any(line.startswith("attacks.linear.mse: ") for line in reseeded)
@@ -127,15 +127,15 @@ def test_the_record_of_another_model_is_refused_before_any_attack(
     assert SUBSET.fits == []
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [{"audit": {"profile": None}}, {"audit": {"aux": 3}}, {"seeds": {"attack": "0"}}],
-)
+@pytest.mark.parametrize("parts", [{"audit": {"profile": None}}, {"seeds": {"attack": None}}])
 def test_a_record_that_does_not_say_how_it_was_made_is_refused(
     run: sv.Run, record: sv.Record, parts: dict[str, Any]
 ) -> None:
     with pytest.raises(AuditError, match="does not say how it was made; audit the run again"):
         replay(run, changed(record, **parts))
+    for odd in ({"audit": {"aux": 3}}, {"seeds": {"attack": "0"}}):
+        with pytest.raises(RunError, match=r"must be a .*, got"):
+            changed(record, **odd)
 
 
 @pytest.mark.usefixtures("as_users_run")
@@ -155,11 +155,10 @@ def test_records_with_foreign_parts_and_absent_files_are_refused(
     with pytest.raises(RunError, match=r"cannot read .*: No such file"):
         read_record(path)
     path.write_text(json.dumps(record.to_dict() | {"audit": 3}))
-    with pytest.raises(RunError, match="audit and seeds must be tables"):
+    with pytest.raises(RunError, match="`audit` must be an object, got int 3"):
         read_record(path)
     path.write_text(json.dumps(record.to_dict() | {"unheard": 3}))
-    with pytest.raises(RunError, match="unheard"):
-        read_record(path)
+    assert read_record(path).to_dict()["unheard"] == 3
 
 
 def test_the_hash_of_a_model_is_of_structure_weights_and_noise() -> None:

@@ -17,6 +17,7 @@ from splitveil.experiments.reproduction import (
     group_table,
 )
 from splitveil.record.groups import Group
+from splitveil.record.schema import Record
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SEED = EXPERIMENTS["seed-003"]
@@ -44,13 +45,14 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_time_and_memory_are_shares_of_the_row_it_compares_with() -> None:
-    def record(seconds: float, peak: int | None) -> dict[str, object]:
-        return {
+    def record(seconds: float, peak: int | None) -> Record:
+        made = {
             "accuracy": 0.8, "strongest": {"mse": 0.04, "mse_by": "decoder"},
             "attacks": {"decoder": {"mse": 0.04, "accuracy": 0.25}},
             "config": {"net": "vgg11", "defence": "cem", "dataset": "cifar10"},
             "seconds": {"train": seconds}, "training": {"peak_bytes": peak},
         }  # fmt: skip
+        return Record.from_dict(made)
 
     slower = Group("gated-att", ((record(15.0, None),),))
     made, rows = group_table(SEED, [slower, Group("cem", ((record(10.0, 100),),))])

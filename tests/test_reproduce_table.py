@@ -26,6 +26,7 @@ from splitveil.experiments.reproduction import (
 from splitveil.io import Progress
 from splitveil.nets.split import SplitModel
 from splitveil.record.groups import Group
+from splitveil.record.schema import Record
 from splitveil.runs import Run, fit
 from splitveil.table import Table
 
@@ -216,16 +217,17 @@ def test_an_interrupt_names_what_the_command_has(
     assert "--resume" not in said
 
 
-def record(*, dataset: str, device: str = "cuda (H200)", peak: int | None = 100) -> Json:
-    return {
+def record(*, dataset: str, device: str = "cuda (H200)", peak: int | None = 100) -> Record:
+    made = {
         "accuracy": 0.8, "device": device, "attacks": {"decoder": {"mse": 0.04, "accuracy": 0.25}},
         "strongest": {"mse": 0.04, "mse_by": "decoder", "ssim_zeropad": 0.4, "psnr_pooled": 13.5},
         "config": {"net": "vgg11", "defence": "cem", "dataset": dataset},
         "seconds": {"train": 10.0}, "training": {"peak_bytes": peak},
     }  # fmt: skip
+    return Record.from_dict(made)
 
 
-def made_of(records: Mapping[str, Json]) -> tuple[Table, Sequence[Any]]:
+def made_of(records: Mapping[str, Record]) -> tuple[Table, Sequence[Any]]:
     return group_table(SEED, [Group(row, ((record,),)) for row, record in records.items()])
 
 

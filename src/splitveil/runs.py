@@ -1,6 +1,5 @@
 """Fit, load_run, Run (audit, export, data), audit, replay by path."""
 
-import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
@@ -351,9 +350,8 @@ def _set_aside(folder: Path) -> None:
     from splitveil.audits.flags import UNFINISHED
 
     try:
-        flags = json.loads((folder / "record.json").read_bytes()).get("flags") or []
-        names = [flag["name"] for flag in flags]
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        names = read_record(folder / "record.json").flag_names
+    except RunError:
         return  # none, or one that is refused wherever it is read
     for name in ("record", "gallery") if UNFINISHED in names else ():
         file = folder / f"{name}.json"
@@ -484,7 +482,7 @@ def usable_record(run: Run) -> Record | None:
             "audit it again"
         )
         return None
-    elif record.audit.get("aux") == "val":
+    elif record.audit.aux == "val":
         log.warning(
             f"the audit of {run.path} is of validation images, by which settings are chosen; audit "
             "its test images before anybody relies on it"

@@ -68,7 +68,7 @@ def decimals(value: float | None, digits: int) -> str:
     return NOTHING if value is None else f"{value:.{digits}f}"
 
 
-def count(value: float | None) -> str:
+def count(value: int | float | None) -> str:
     """A whole number with thousands set apart.
 
     >>> count(1234567.0)

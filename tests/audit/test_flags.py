@@ -247,7 +247,7 @@ def test_a_flag_says_what_was_seen_and_what_to_do() -> None:
         f for f in raise_flags(evidence(a_target(NanWhenDark()))) if f.name == "values not finite"
     )
     count = int((a_target().scored.images[:, 0, 0, 0] < 0.5).sum())
-    assert broken.seen.startswith(f"{count} of 12 scored images: ")
+    assert (broken.seen or "").startswith(f"{count} of 12 scored images: ")
 
 
 def test_many_broken_images_are_counted_and_the_first_eight_named() -> None:

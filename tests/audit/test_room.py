@@ -1,7 +1,6 @@
 """`splitveil.audit` is a plain function."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,7 @@ from splitveil.record.schema import Record
 
 
 def record() -> Record:
-    return Record(
-        accuracy=0.5,
-        attacks={},
-        strongest={},
-        worst_case={},
-        ceiling={},
-        floor={},
-        leakage=0.0,
-        true_rate_nats=None,
-        client={},
-        config={},
-        splits={},
-        seeds={},
-        versions={},
-        device="cpu",
-        seconds={},
-        audit={},
-    )
+    return Record.from_dict({"accuracy": 0.5, "device": "cpu"})
 
 
 class RunLike(splitveil.Run):
@@ -102,7 +84,7 @@ def test_a_record_survives_json() -> None:
     made = record()
     again = Record.from_dict(json.loads(made.to_json()))
     assert again == made
-    assert asdict(again) == made.to_dict()
+    assert again.to_dict() == made.to_dict()
 
 
 def test_a_record_with_nan_is_not_written() -> None:

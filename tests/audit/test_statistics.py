@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from splitveil.errors import AuditError
-from splitveil.record.statistics import Sample, difference, holm, interval, summary
+from splitveil.record.statistics import Sample, difference, holm, interval
 
 
 def table(seed: int, seeds: int = 3, images: int = 7) -> np.ndarray:
@@ -149,16 +149,9 @@ def test_holm_keeps_the_order_and_only_raises_up_to_one(raw: list[float]) -> Non
         assert q == pytest.approx(min(1.0, max(steps)))
 
 
-def test_a_summary_has_the_spread_of_the_seeds_means() -> None:
-    made = summary(Sample.of([[1.0, 3.0], [2.0, 6.0], [5.0, 7.0]]))
-    assert asdict(made) == {"mean": 4.0, "sd": 2.0, "seeds": 3, "images": 2, "attacks": 1}
-    assert summary(Sample.of([[1.0, 3.0]])).sd is None
-
-
 def test_attack_seeds_are_averaged_before_anything_else() -> None:
     y = np.stack([table(10), table(11)], axis=1)  # (seeds, attacks, images)
     sample = Sample.of(y)
-    assert sample.attacks == summary(sample).attacks == 2
     assert interval(sample) == interval(Sample.of(y.mean(1)))
 
 

@@ -176,7 +176,7 @@ def test_a_named_run_is_audited_in_full_and_made_anew_where_nothing_is_resumed(
     record = load_run(tmp_path / "named").record
     assert record is not None
     assert first.found == {"accuracy": record.accuracy, "leakage": record.leakage}
-    assert (record.audit["aux"], record.audit["only"]) == ("train", ["linear"])
+    assert (record.audit.aux, record.audit.only) == ("train", ("linear",))
     before = (tmp_path / "named" / "record.json").stat().st_mtime_ns
     list(run_many([named], **kept))
     assert (tmp_path / "named" / "record.json").stat().st_mtime_ns == before

@@ -1,10 +1,12 @@
 """Records as an audit writes them, in rows."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from splitveil.record.groups import Group
+from splitveil.record.schema import Record
 
 
 def record(
@@ -49,8 +51,13 @@ def put(folder: Path, what: dict[str, Any]) -> Path:
     return file
 
 
+def grouped(name: str, seeds: Iterable[Iterable[dict[str, Any]]]) -> Group:
+    """A row of records by training seed."""
+    return Group(name, tuple(tuple(map(Record.from_dict, seed)) for seed in seeds))
+
+
 def one(name: str, what: dict[str, Any] | None = None) -> Group:
-    return Group(name, ((record() if what is None else what,),))
+    return grouped(name, [[record() if what is None else what]])
 
 
 def trained(seed: int = 0, **settings: str | float) -> dict[str, Any]:

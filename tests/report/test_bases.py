@@ -22,10 +22,13 @@ from paper.bases import (
 from splitveil.record.groups import Group
 from splitveil.report.columns import Published
 
+from .made import grouped
+
 BASES = (
     Base(title="Plain", rows=("none", "cem", "veil-vgg11")),
     Base(title="ARL", rows=("arl", "arl+cem", "arl+veil")),
 )
+
 CEILING = 0.06
 
 
@@ -40,7 +43,7 @@ def record(accuracy: float, mse: float, defence: str = "arl") -> dict[str, Any]:
 
 
 def row(name: str, *seeds: tuple[float, float]) -> Group:
-    return Group(name, tuple((record(*seed),) for seed in seeds))
+    return grouped(name, ([record(*seed)] for seed in seeds))
 
 
 ARL = (row("arl+veil", (0.85, 0.045)), row("arl", (0.88, 0.03)), row("arl+cem", (0.89, 0.024)))

@@ -6,6 +6,8 @@ from paper.breadth import attack_table, breadth, leak_table
 from splitveil.record.groups import Group
 from splitveil.report.words import Lang
 
+from .made import grouped
+
 
 def record(decoder: float, *, seed: int = 0, leaky: bool = True) -> dict[str, Any]:
     attacks: dict[str, Any] = {
@@ -49,7 +51,7 @@ def record(decoder: float, *, seed: int = 0, leaky: bool = True) -> dict[str, An
 
 
 def row(name: str, *records: dict[str, Any]) -> Group:
-    return Group(name, tuple((r,) for r in records))
+    return grouped(name, ([r] for r in records))
 
 
 def attack_cells(groups: list[Group]) -> dict[str, list[str]]:
@@ -84,7 +86,7 @@ def test_an_attack_on_a_subset_stands_beside_its_rival_on_the_same_images() -> N
     groups = [
         row("beaten", *against((0.002, 0.004), (0.003, 0.004))),  # ratios 1/2 and 3/4
         row("held", *against((0.0055, 0.005))),
-        Group("twice", (tuple(against((4.0, 4.0), (2.0, 4.0))), tuple(against((5.0, 4.0))))),
+        grouped("twice", (tuple(against((4.0, 4.0), (2.0, 4.0))), tuple(against((5.0, 4.0))))),
         row("near", *against((0.0998, 0.1))),
         row("old", *against((0.005, None))),
     ]  # fmt: skip
@@ -203,7 +205,7 @@ def identified(share: float, sendings: int | None) -> dict[str, Any]:
 
 
 def test_re_identification_is_of_the_attacker_with_the_most_sendings() -> None:
-    mixed = Group(
+    mixed = grouped(
         "mixed",
         (
             (identified(0.8, 32), identified(0.9, 32)),

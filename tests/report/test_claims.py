@@ -15,6 +15,8 @@ from paper.claims import (
 from splitveil.record.groups import Group
 from splitveil.report.columns import Published
 
+from .made import grouped
+
 REPORTED = {
     "cem": Published(
         accuracy=0.85, mse=0.04, source="log", dataset="cifar10", aux="test90", ssim_zeropad=0.43,
@@ -33,7 +35,7 @@ def row(
     decoder = {"mse": mse, "ssim_zeropad": 0.5, "psnr_pooled": 20 - 100 * mse, "accuracy": 0.3}
     record: dict[str, Any] = {"accuracy": accuracy, "attacks": {"decoder": decoder}}
     record["strongest"] = {"mse": mse if strongest is None else strongest}
-    return name, Group(name, ((record,),))
+    return name, grouped(name, [[record]])
 
 
 def test_each_number_holds_or_does_not_with_all_four_figures() -> None:
@@ -92,9 +94,12 @@ def test_what_the_layer_changes() -> None:
 def test_between_what_numbers_the_rows_lie_with_the_layer_and_without() -> None:
     rows = [("cem", 0.02, 0.9), ("gated", 0.01, 0.85), ("sparse+cem", 0.03, 0.8),
             ("sparse+gated", 0.03, 0.82), ("alone", 1.0, 0.1)]  # fmt: skip
-    groups = dict(row(name, 9.9, strongest=mse, accuracy=right) for name, mse, right in rows)
-    for group in groups.values():
-        group.records[0]["ceiling"] = {"mse": 0.04}
+    known = dict(row(name, 9.9, strongest=mse, accuracy=right) for name, mse, right in rows)
+    ceiling = {"ceiling": {"mse": 0.04}}
+    groups = {
+        name: grouped(name, [[group.records[0].to_dict() | ceiling]])
+        for name, group in known.items()
+    }
     assert span_lines(groups, "sparse") == [
         "Without `sparse` the strongest attack on 2 rows leaves MSE 0.0100–0.0200 (25–50 % of the "
         "ceiling) at a task accuracy of 85.00–90.00 %.",
@@ -126,7 +131,7 @@ def test_nothing_is_said_of_what_was_not_measured() -> None:
     alone = [row("gated", 0.03)[1], row("other", 0.01)[1]]
     assert claim_lines(alone, REPORTED, "cem", "sparse") == []
     name, _ = row("gated", 0.03)
-    bare = Group(name, (({"accuracy": 0.9, "attacks": {}, "strongest": {}},),))
+    bare = grouped(name, [[{"accuracy": 0.9, "attacks": {}, "strongest": {}}]])
     (line,) = claim_lines([bare, row("cem", 0.02)[1]], REPORTED, "cem", "sparse")
     assert "MSE" not in line
     assert "task accuracy does not hold: equal" in line
@@ -134,10 +139,10 @@ def test_nothing_is_said_of_what_was_not_measured() -> None:
 
 def fitted(name: str, own: float | None, *flags: str) -> Group:
     _, group = row(name, 0.045)
-    (record,) = group.records
+    record = group.records[0].to_dict()
     attack = record["attacks"]["decoder"] | ({} if own is None else {"aux_mse": own})
     flagged = {"attacks": {"decoder": attack}, "flags": [{"name": flag} for flag in flags]}
-    return Group(name, ((record | flagged,),))
+    return grouped(name, [[record | flagged]])
 
 
 def test_rows_whose_attack_fitted_its_own_images_alone_are_named() -> None:

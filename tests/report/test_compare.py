@@ -24,7 +24,7 @@ from splitveil.report.comparison import (
 )
 from splitveil.table import Table
 
-from .made import one, put, record
+from .made import grouped, one, put, record
 
 
 def all_tables(
@@ -53,7 +53,7 @@ def test_attack_seeds_are_averaged_before_training_seeds_are_spread(tmp_path: Pa
     put(tmp_path / "veil" / "seed1", record(mse=0.050, seed=1))
     put(tmp_path / "veil" / "seed1" / "attack1", record(mse=0.054, seed=1, attack=1))
     (group,) = find_records([tmp_path]).groups
-    assert group.values("strongest", "mse") == pytest.approx([0.042, 0.052])
+    assert group.values("strongest.mse") == pytest.approx([0.042, 0.052])
     assert cells(group)["strongest attack MSE"] == "0.0470 ± 0.0071"  # sd .01/√2
     assert cells(group)["seeds"] == "2×2"
     uneven = Group("u", (group.seeds[0], group.seeds[1][:1]))
@@ -73,7 +73,7 @@ def test_namesakes_and_other_attackers_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_a_row_is_mean_and_sd_over_seeds() -> None:
-    row = cells(Group("veil", ((record(0.90, 0.050),), (record(0.92, 0.052),))))
+    row = cells(grouped("veil", ((record(0.90, 0.050),), (record(0.92, 0.052),))))
     assert row["accuracy"] == "91.00 ± 1.41"
     assert row["strongest attack MSE"] == "0.0510 ± 0.0014"
     assert row["seeds"] == "2"
@@ -84,11 +84,11 @@ def test_a_row_is_mean_and_sd_over_seeds() -> None:
 
 def test_flags_are_counted_once_over_seeds_and_a_dash_means_not_asked() -> None:
     raised = record() | {"flags": [{"name": "a"}, {"name": "b"}]}
-    assert cells(Group("x", ((raised,), (raised,))))["flags"] == "2"
+    assert cells(grouped("x", ((raised,), (raised,))))["flags"] == "2"
     assert cells(one("x"))["flags"] == "0"
     old = record()
     del old["flags"]
-    assert cells(Group("x", ((old,),)))["flags"] == "–"
+    assert cells(grouped("x", ((old,),)))["flags"] == "–"
 
 
 def test_reported_stands_beside_measured(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_other_datasets_and_attackers_are_tracks_of_their_own() -> None:
 def test_the_caption_is_read_from_the_records_and_names_who_differs() -> None:
     other = record()
     other["config"]["epochs"] = 160
-    groups = [one("a"), one("b"), Group("long", ((other,), (other,), (other,)))]
+    groups = [one("a"), one("b"), grouped("long", ((other,), (other,), (other,)))]
     said = caption(groups)
     assert "80 epochs (160: `long`)" in said
     assert "`standard` audit; 1 attacks; aux = train; 10,000 scored images" in said
@@ -197,7 +197,7 @@ def test_broken_records_are_named_and_the_rest_is_compared(tmp_path: Path) -> No
         ({"strongest": 3}, "no strongest in it"),
         ({"client": 3}, "`client` must be an object"),
         ({"attacks": [1]}, "`attacks` must be an object"),
-        ({"flags": ["noisy"]}, "`flags` must be a list of objects with a name"),
+        ({"flags": ["noisy"]}, "`flags[0]` must be an object"),
         ({"per_image": {"mse": "!"}}, "not base64"),
     ],
 )
@@ -237,7 +237,7 @@ def test_a_row_for_other_programs_is_not_rounded() -> None:
     for seed in seeds:
         seed["config"]["noise_std"] = 0.1
         del seed["flags"]
-    group = Group("a", tuple((seed,) for seed in seeds))
+    group = grouped("a", tuple((seed,) for seed in seeds))
     shown = EVERYTHING.only("row", "accuracy", "mse", "noise", "net", "seeds", "flags", "remark")
     assert shown.exact([Compared(group)]) == [
         {

@@ -10,7 +10,7 @@ from scipy import stats
 
 from splitveil.errors import ConfigError, RunError
 from splitveil.record.groups import Group, Records
-from splitveil.record.schema import per_image_mse
+from splitveil.record.schema import Record, per_image_mse
 from splitveil.record.statistics import Sample, difference
 from splitveil.report.comparison import (
     BUDGET,
@@ -25,6 +25,8 @@ from splitveil.report.comparison import (
     over_seeds,
 )
 from splitveil.table import Cell, Table
+
+from .made import grouped
 
 Images = NDArray[np.float64]
 
@@ -56,7 +58,7 @@ def record(
 
 
 def row(name: str, *seeds: dict[str, Any]) -> Group:
-    return Group(name, tuple((seed,) for seed in seeds))
+    return grouped(name, ([seed] for seed in seeds))
 
 
 def images(mean: float, seed: int, n: int = 400) -> Images:
@@ -75,14 +77,15 @@ def poor(name: str = "cem") -> Group:
 
 def test_errors_per_image_come_back_to_half_precision() -> None:
     values = images(0.05, 0)
-    kept = per_image_mse(record(0.9, values))
+    kept = per_image_mse(Record.from_dict(record(0.9, values)))
     assert kept is not None
     np.testing.assert_allclose(kept, values, rtol=2**-11)
-    perfect = per_image_mse(record(0.9, images(1e-9, 0)))
+    perfect = per_image_mse(Record.from_dict(record(0.9, images(1e-9, 0))))
     assert perfect is not None
     assert float(perfect.max()) <= 2.0**-24
-    assert per_image_mse(record(0.9, 0.05)) is None
-    assert per_image_mse(record(0.9, 0.05) | {"per_image": {}}) is None
+    unkept: tuple[object, ...] = (None, {})
+    for per_image in unkept:
+        assert per_image_mse(Record.from_dict(record(0.9, 0.05) | {"per_image": per_image})) is None
 
 
 @pytest.mark.parametrize(
@@ -92,12 +95,12 @@ def test_errors_per_image_come_back_to_half_precision() -> None:
 def test_spoilt_errors_per_image_are_refused(text: str, message: str) -> None:
     spoilt = record(0.9, 0.05) | {"per_image": {"attack": "decoder", "mse": text}}
     with pytest.raises(RunError, match=message):
-        per_image_mse(spoilt)
+        per_image_mse(Record.from_dict(spoilt))
 
 
 def test_attack_seeds_are_averaged_image_by_image() -> None:
     first, second = images(0.05, 0), images(0.05, 1)
-    table = image_table(Group("a", ((record(0.9, first), record(0.9, second)),)))
+    table = image_table(grouped("a", [[record(0.9, first), record(0.9, second)]]))
     assert table is not None
     np.testing.assert_allclose(table, [(first + second) / 2], rtol=1e-3)
     assert image_table(row("a", record(0.9, first), record(0.9, 0.05))) is None
@@ -294,7 +297,7 @@ def test_rows_for_other_programs_hold_every_digit_of_rows_and_differences() -> N
     assert made.mse is not None
     assert (base["row"], base["against"], base["mse_gap"], base["verdict"]) == ("cem", *[None] * 3)
     assert (ours["row"], ours["against"], ours["verdict"]) == ("veil", "cem", "dominates")
-    assert (ours["mse"], ours["mse_gap"]) == (good().mean("strongest", "mse"), made.mse_gap)
+    assert (ours["mse"], ours["mse_gap"]) == (good().mean("strongest.mse"), made.mse_gap)
     assert ours["mse_gap_low"] == made.mse.interval.low
     assert ours["mse_gap_p"] == max(2 * min(made.p_mse or 1, made.p_accuracy or 1), made.p_mse or 1)
     without = exact(good(), poor(), poor("none"))

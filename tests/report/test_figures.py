@@ -15,6 +15,7 @@ from PIL import Image
 
 from splitveil.errors import RunError
 from splitveil.record.files import RunFiles
+from splitveil.record.schema import Record
 from splitveil.report.canvas import CEILING, DPI, PALETTE, Drawing, references, shown
 from splitveil.report.columns import Published
 from splitveil.report.figures import attack_bars, comparable, scatter, training_curves
@@ -61,7 +62,12 @@ def flat_gallery(levels: dict[str, list[int]], indices: list[int]) -> RunFiles:
         reconstructions={name: images(greys) for name, greys in levels.items()},
         mse={},
     )
-    return RunFiles(name="flat", path=Path("flat"), record=make_record("veil"), gallery=gallery)
+    return RunFiles(
+        name="flat",
+        path=Path("flat"),
+        record=Record.from_dict(make_record("veil")),
+        gallery=gallery,
+    )
 
 
 def test_every_tile_of_the_grid_stands_in_its_column() -> None:
@@ -128,7 +134,10 @@ def test_bars_grow_wider_with_attacks_and_taller_with_runs(three: list[RunFiles]
     assert pixels(attack_bars(three * 3)).shape[0] > 1.8 * small[0]
     record = make_record("veil")
     record["attacks"] |= {f"decoder-perceptual-{i}": {"mse": 0.04} for i in range(8)}
-    assert pixels(attack_bars([replace(three[2], record=record)])).shape[1] > small[1]
+    assert (
+        pixels(attack_bars([replace(three[2], record=Record.from_dict(record))])).shape[1]
+        > small[1]
+    )
 
 
 def test_curves_without_data_are_not_drawn(make_run: MakeRun) -> None:

@@ -16,7 +16,7 @@ from .conftest import MakeRun, make_gallery, make_metrics, make_record, write_ru
 def test_a_folder_comes_back_as_it_was_written(make_run: MakeRun) -> None:
     run = make_run("veil", "veil")
     assert run.name == "veil"
-    assert run.record == make_record("veil")
+    assert run.record.to_dict() == make_record("veil")
     assert [entry["epoch"] for entry in run.metrics] == list(range(1, 21))
     assert run.gallery is not None
     assert run.gallery.original.shape == (8, 1, 8, 8)
@@ -35,7 +35,7 @@ def test_an_unaudited_run_names_the_next_command(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"has no record.json; run `splitveil audit .*x` first"):
         read_run(folder)
     run = read_run(folder, audited=False)
-    assert run.record is None
+    assert not run.audited
     assert len(run.metrics) == 20
 
 

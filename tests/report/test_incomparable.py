@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from splitveil.config.run_config import RUN_KEYS, RunConfig
-from splitveil.record.groups import UNSAID, Group, Records, find_records
+from splitveil.record.groups import UNSAID, Records, find_records
 from splitveil.report.comparison import TRAINING, caption, warnings
 
-from .made import one, put, record, trained
+from .made import grouped, one, put, record, trained
 
 
 def test_what_makes_rows_incomparable_is_said() -> None:
     more = record(profile="quick") | {"attacks": {"decoder": {}, "rmle": {}}}
-    said = warnings(Records((one("a"), Group("b", ((more,),)), one("c", record(aux="test90")))))
+    said = warnings(Records((one("a"), grouped("b", ((more,),)), one("c", record(aux="test90")))))
     start = "cifar10, attacker knows train: rows"
     assert said == [
         f"{start} differ in audit profile: standard (a); quick (b)",
@@ -37,7 +37,7 @@ def test_rows_that_were_trained_otherwise_are_named_below_the_tables() -> None:
 
 def test_seeds_of_a_row_that_do_not_belong_together_are_named() -> None:
     other = record(net="vgg11", seed=1)
-    said = warnings(Records((Group("a", ((record(), record()), (other,))),)))
+    said = warnings(Records((grouped("a", ((record(), record()), (other,))),)))
     assert said == [
         "row a: its seeds differ in net: thin-resnet, vgg11",
         "row a: training seed 0, attack seed 0 is met twice",
@@ -46,21 +46,21 @@ def test_seeds_of_a_row_that_do_not_belong_together_are_named() -> None:
 
 def test_a_setting_of_the_defence_that_seeds_do_not_share_is_named() -> None:
     alike = trained(lambd=0.3, name="s0"), trained(1, lambd=0.3, name="s1", compile=True)
-    assert warnings(Records((Group("a", tuple((r,) for r in alike)),))) == []
+    assert warnings(Records((grouped("a", tuple((r,) for r in alike)),))) == []
     mixed = trained(lambd=0.3), trained(1, lambd=0.1), trained(2)  # the last does not say it
-    said = warnings(Records((Group("a", tuple((r,) for r in mixed)),)))
+    said = warnings(Records((grouped("a", tuple((r,) for r in mixed)),)))
     assert said == ["row a: its seeds differ in lambd: 0.1, 0.3"]
 
 
 def test_a_seed_that_does_not_name_a_setting_has_its_default() -> None:
     mixed = trained(), trained(1, label_smoothing=0.1)
-    said = warnings(Records((Group("a", tuple((r,) for r in mixed)),)))
+    said = warnings(Records((grouped("a", tuple((r,) for r in mixed)),)))
     assert said[0] == "row a: its seeds differ in label_smoothing: 0.0, 0.1"
 
 
 def test_a_mean_of_fewer_seeds_than_are_counted_is_named() -> None:
     nothing = record(seed=1) | {"accuracy": None, "leakage": math.nan}
-    said = warnings(Records((Group("a", ((record(),), (nothing,), (record(seed=2),))),)))
+    said = warnings(Records((grouped("a", ((record(),), (nothing,), (record(seed=2),))),)))
     assert said == [
         "row a: 1 of its 3 records has no accuracy; the mean is of the others",
         "row a: 1 of its 3 records has no leakage; the mean is of the others",
@@ -69,7 +69,7 @@ def test_a_mean_of_fewer_seeds_than_are_counted_is_named() -> None:
 
 
 def test_one_training_in_two_folders_is_named() -> None:
-    (said,) = warnings(Records((Group("a", ((record(),), (record(attack=1),))),)))
+    (said,) = warnings(Records((grouped("a", ((record(),), (record(attack=1),))),)))
     assert said.startswith("row a: 2 folders are of training seed 0, and count as so many seeds")
 
 
@@ -77,7 +77,7 @@ def test_one_training_in_two_folders_is_named() -> None:
     ("part", "key", "value", "said"),
     [
         ("", "leakage", 5.0, "`leakage` must be at most 1, got 5"),
-        ("strongest", "ssim", 7, "`strongest.ssim` must lie between -1 and 1, got 7"),
+        ("strongest", "ssim", 7, "`strongest.ssim` must be in [-1, 1], got 7"),
         ("client", "macs", -3, "`client.macs` must be at least 0, got -3"),
     ],
 )

@@ -27,7 +27,7 @@ def test_seeds_are_one_kind_called_after_the_defence(make_run: MakeRun) -> None:
     assert [(kind.name, len(kind.runs)) for kind in found] == [
         ("none", 3), ("veil", 3), ("gated-att-s0", 1),
     ]  # fmt: skip
-    assert [len(seed) for seed in found[0].group.seeds] == [1, 1, 1]
+    assert [len(seed) for seed in found[0].seeds] == [1, 1, 1]
 
 
 def test_other_settings_of_a_defence_are_called_after_their_runs(make_run: MakeRun) -> None:

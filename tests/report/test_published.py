@@ -44,16 +44,19 @@ def test_a_row_without_a_dataset_stands_beside_records_of_any(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"accuracy": 90}, "`accuracy` must lie between 0 and 1, got 90"),
+        ({"accuracy": 90}, "`accuracy` must be in [0, 1], got 90"),
         ({"accuracy": True}, "`accuracy` must be a number, got bool"),
         ({"mse": None}, "no mse"),
         ({"mse": float("nan")}, "no mse"),
         ({"mse": float("inf"), "sorce": "x"}, "no mse, unknown sorce"),
-        ({"mse": -0.1}, "`mse` must lie between 0 and 1, got -0.1"),
-        ({"source": 3}, "source must be a text, got 3"),
-        ({"aux": 5}, "aux must be a text, got 5"),
-        ({"dataset": 10}, "dataset must be a text, got 10"),
-        ({"reconstruction_accuracy": 16.7}, "`reconstruction_accuracy` must lie between"),
+        ({"mse": -0.1}, "`mse` must be in [0, 1], got -0.1"),
+        ({"source": 3}, "`source` must be a text, got int 3"),
+        ({"aux": 5}, "`aux` must be a text, got int 5"),
+        ({"dataset": 10}, "`dataset` must be a text, got int 10"),
+        (
+            {"reconstruction_accuracy": 16.7},
+            "`reconstruction_accuracy` must be in [0, 1], got 16.7",
+        ),
         ({"psnr_pooled": "13"}, "`psnr_pooled` must be a number"),
     ],
 )
@@ -88,5 +91,5 @@ def test_commands_exit_with_two_and_write_nothing(command: str, tmp_path: Path) 
     file.write_text(json.dumps({"run": ROW | {"mse": 1e300}}))
     result = CliRunner().invoke(app, [command, str(run), "--published", str(file)])
     assert result.exit_code == 2
-    assert "must lie between 0 and 1" in " ".join(result.output.split())
+    assert "must be in [0, 1]" in " ".join(result.output.split())
     assert sorted(run.iterdir()) == before

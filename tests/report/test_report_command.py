@@ -124,7 +124,7 @@ def test_a_number_that_json_does_not_know_is_printed_as_null(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"accuracy": 1e308}, "`accuracy` must lie between 0 and 1, got 1e+308"),
+        ({"accuracy": 1e308}, "`accuracy` must be in [0, 1], got 1e+308"),
         ({"floor": [1]}, "`floor` must be an object, got list"),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from splitveil.record.files import RunFiles
+from splitveil.record.schema import Record
 from splitveil.report.columns import doubles, sendings, written
 from splitveil.report.figures import Pictures
 from splitveil.report.page import ReportContent, fill_page
@@ -24,8 +25,8 @@ def counted(**said: object) -> Json:
     return record | {"leaks": record["leaks"] | {"repeats": entry}}
 
 
-def run(name: str, record: Json | None) -> RunFiles:
-    return RunFiles(name=name, path=Path(name), record=record)
+def run(name: str, record: Json) -> RunFiles:
+    return RunFiles(name=name, path=Path(name), record=Record.from_dict(record))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def run(name: str, record: Json | None) -> RunFiles:
     ],
 )
 def test_every_kind_of_doubling_has_its_words(said: Json, english: str, chinese: str) -> None:
-    told = doubles(counted(**said)) or "–"
+    told = doubles(Record.from_dict(counted(**said))) or "–"
     assert written(told, "en") == english
     assert chinese in written(told, "zh")
 
@@ -51,7 +52,7 @@ def test_runs_that_were_not_counted_have_no_row() -> None:
     runs = [
         run("old", rich_record("veil")),
         run("bare", make_record("none")),
-        run("unaudited", None),
+        run("unaudited", {}),
     ]
     assert sendings(runs)[1] == []
     table, rows = sendings([*runs, run("new", counted(kind="never"))])

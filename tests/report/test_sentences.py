@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from splitveil.record.files import RunFiles
+from splitveil.record.schema import Record
 from splitveil.report.sentences import caveats, statement, verdict
 
 from .conftest import MakeRun, make_record, rich_record
@@ -28,9 +29,8 @@ def test_the_change_from_undefended_to_most_private(three: list[RunFiles]) -> No
 
 
 def test_another_undefended_seed_is_never_the_defence(make_run: MakeRun) -> None:
-    lucky = run_of(make_run, "none-1", "none", 1)
-    assert lucky.record is not None
-    lucky.record["strongest"]["mse"] = 0.5
+    strongest = make_record("none")["strongest"] | {"mse": 0.5}
+    lucky = run_of(make_run, "none-1", "none", 1, strongest=strongest)
     runs = [run_of(make_run, "none-0", "none"), lucky, run_of(make_run, "veil")]
     assert "From “none” (mean ± sd of 2 seeds) to “veil”" in verdict(runs).plain()
 
@@ -61,10 +61,11 @@ def test_a_lucky_seed_does_not_win_over_a_better_mean(make_run: MakeRun) -> None
 
 
 def test_audits_of_one_training_have_a_mean_and_no_sd(make_run: MakeRun) -> None:
-    runs = errors(make_run, "veil", 0.03, 0.05)
-    for run in runs:
-        assert run.record is not None
-        run.record["seeds"] = {"train": 0, "attack": 1}
+    seeds = {"seeds": {"train": 0, "attack": 1}}
+    runs = [
+        replace(run, record=Record.from_dict(run.record.to_dict() | seeds))
+        for run in errors(make_run, "veil", 0.03, 0.05)
+    ]
     said = verdict(runs).plain()
     assert said.startswith("“veil” (mean of 2 audits) answers")
     assert "an error of 0.0400 where" in said
@@ -73,8 +74,9 @@ def test_audits_of_one_training_have_a_mean_and_no_sd(make_run: MakeRun) -> None
 def test_other_settings_or_another_audit_are_not_averaged(make_run: MakeRun) -> None:
     first, second = errors(make_run, "veil", 0.03, 0.05)
     for key, value in (("config", {"noise_std": 0.5}), ("audit", {"profile": "standard"})):
-        record = (second.record or {}) | {key: (second.record or {})[key] | value}
-        said = verdict([first, replace(second, record=record)]).plain()
+        record = second.record.to_dict()
+        record[key] |= value
+        said = verdict([first, replace(second, record=Record.from_dict(record))]).plain()
         assert "“veil-s1” gives the least away" in said
 
 
@@ -114,7 +116,7 @@ def test_nothing_audited_means_no_verdict(make_run: MakeRun) -> None:
 def test_the_statement_counts_and_names(three: list[RunFiles]) -> None:
     assert statement(three).plain().startswith("3 models trained on digits: ")
     assert statement(three[:1]).plain().startswith("One model trained on digits: ")
-    bare = replace(three[0], record={})
+    bare = replace(three[0], record=Record.from_dict({}))
     assert "an unnamed dataset" in statement([bare]).plain()
     assert "未命名数据集" in statement([bare]).plain("zh")
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from splitveil.record.files import RunFiles
+from splitveil.record.schema import Record
 from splitveil.report.deck import PER_SLIDE, ROWS, render_slides, write_deck
 from splitveil.report.figures import Pictures
 from splitveil.report.page import ReportContent, along, front, write_report
@@ -40,7 +41,7 @@ def test_a_long_table_is_cut_to_the_front_and_says_so(make_run: MakeRun) -> None
     run = make_run("x", gallery=None, metrics=None)
     runs = [replace(run, name=f"r{i}") for i in range(ROWS)]
     assert "more runs" not in render_slides(ReportContent(runs=runs), EMPTY)
-    worse = {**(run.record or {}), "accuracy": 0.5}
+    worse = Record.from_dict(run.record.to_dict() | {"accuracy": 0.5})
     many = [*runs[:2], *(replace(r, record=worse) for r in runs)]
     assert f"{ROWS} more runs stand in the report." in render_slides(
         ReportContent(runs=many), EMPTY
@@ -48,7 +49,7 @@ def test_a_long_table_is_cut_to_the_front_and_says_so(make_run: MakeRun) -> None
 
 
 def at(name: str, accuracy: float | None, mse: float) -> RunFiles:
-    record = {"accuracy": accuracy, "strongest": {"mse": mse}}
+    record = Record.from_dict({"accuracy": accuracy, "strongest": {"mse": mse}})
     return RunFiles(name=name, path=Path(name), record=record)
 
 
@@ -59,7 +60,7 @@ def test_the_front_is_what_no_other_run_beats() -> None:
 
 
 def test_runs_along_the_front_keep_both_ends() -> None:
-    runs = [at(str(mse), 0.9, float(mse)) for mse in range(10)]
+    runs = [at(str(tenths), 0.9, tenths / 10) for tenths in range(10)]
     assert [found.name for found in along(runs, 4)] == ["9", "6", "3", "0"]
     assert [found.name for found in along(runs[:2], 4)] == ["1", "0"]
 

@@ -11,11 +11,12 @@ from PIL import Image
 
 from paper.tradeoff import OTHER, OURS, PUBLISHED, marks, tradeoff
 from splitveil.errors import RunError
-from splitveil.record.groups import Group
 from splitveil.report import figures as module
 from splitveil.report.canvas import MARKER_PX, Floats, place_labels, shared_areas
 from splitveil.report.columns import Published
 from splitveil.report.figures import Mark
+
+from .made import grouped
 
 
 def record(accuracy: float, mse: float, **config: str) -> dict[str, Any]:
@@ -42,9 +43,9 @@ CROWD = [
 
 def test_marks_are_means_with_their_sd_and_published_rows_follow() -> None:
     groups = [
-        Group("veil", ((record(0.88, 0.05, defence="arl+veil", net="thin-resnet"),),)),
-        Group("cem", ((record(0.86, 0.01),), (record(0.88, 0.03),))),
-        Group("cem-test90", ((record(0.86, 0.01) | {"audit": {"aux": "test90"}},),)),
+        grouped("veil", ((record(0.88, 0.05, defence="arl+veil", net="thin-resnet"),),)),
+        grouped("cem", ((record(0.86, 0.01),), (record(0.88, 0.03),))),
+        grouped("cem-test90", ((record(0.86, 0.01) | {"audit": {"aux": "test90"}},),)),
     ]
     published = {
         "cem": Published(0.9, 0.005, "CEM paper, bottleneck", "cifar10"),

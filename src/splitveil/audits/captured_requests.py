@@ -288,12 +288,11 @@ def compare_with_audit(
     splits, seeds = facts.fields["splits"], facts.fields["seeds"]
     wanted = (profile, seeds["attack"], facts.audit["model"], splits["aux"], splits["scored"])
     if old is None or wanted != (
-        old.audit.get("profile"), old.seeds.get("attack"), old.audit.get("model"),
-        old.splits.get("aux"), old.splits.get("scored"),
+        old.audit.profile, old.seeds.attack, old.audit.model, old.splits.aux, old.splits.scored,
     ):  # fmt: skip
         return {"refused": "the run has no audit of this model, profile, seed and images"}
-    theirs, name = per_image_mse(old.to_dict()), str(old.per_image.get("attack"))
-    if theirs is None or name not in attempts:
+    theirs, name = per_image_mse(old), old.per_image.attack
+    if theirs is None or name is None or name not in attempts:
         return {"refused": "the run's audit kept no errors of single images"}
     ours = attempts[name].mse.double().cpu().numpy()
     found = difference(Sample.of(ours[None]), Sample.of(theirs[None]), paired=True)

@@ -11,6 +11,7 @@ from splitveil.audits.certificates import count_copies
 from splitveil.audits.summary import comparable, floor_mse
 from splitveil.audits.target import Attempt, Target, finite
 from splitveil.io import Json
+from splitveil.record.schema import Flag
 from splitveil.rng import normal_like, stream
 from splitveil.threat import Access, Labelled
 
@@ -24,15 +25,6 @@ PROBED = 64
 MASKED = 1e-3  # gradient over what a small change of the image really does
 SILENT = 0.01  # of the declared noise: less is none
 SURE = 1e-3  # p-value below which two audits differ
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A sign of trouble: its name, what was seen, and what to do about it."""
-
-    name: str
-    seen: str
-    advice: str
 
 
 @dataclass(frozen=True)

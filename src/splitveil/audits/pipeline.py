@@ -68,7 +68,7 @@ def measure(
     evidence = Evidence(target, attempts, certificates, leaks, wire, facts.left_out)
     flags = [asdict(flag) for flag in raise_flags(evidence)]
     audit = _audit_facts(target, profile, wire) | facts.audit
-    record = Record(
+    record = Record.of(
         accuracy=accuracy(target, ACCURACY_DRAWS),
         **summary,
         true_rate_nats=rate,

@@ -260,12 +260,13 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:  # noqa: 
 
 def check_replayable(record: Record) -> None:
     """Refuse a record that was made with more than its run and its data."""
-    for key, what in {"wire": "captured requests", "attributes": "a table of attributes"}.items():
-        if key in record.audit:
-            raise AuditError(
-                f"the record was made with {what} and cannot be replayed from the run alone; audit "
-                "again as it was made"
-            )
+    told = record.audit
+    what = "captured requests" if told.wire else "a table of attributes"
+    if told.wire or told.attributes is not None:
+        raise AuditError(
+            f"the record was made with {what} and cannot be replayed from the run alone; audit "
+            "again as it was made"
+        )
 
 
 def replay(run: Audited, record: Record, progress: Progress = silent) -> list[str]:
@@ -273,21 +274,20 @@ def replay(run: Audited, record: Record, progress: Progress = silent) -> list[st
 
     The bits are promised on the same type of machine with the same torch and number of threads.
     """
-    told, seed = record.audit, record.seeds.get("attack")
-    profile, aux = told.get("profile"), told.get("aux")
-    if not (isinstance(profile, str) and isinstance(aux, str) and isinstance(seed, int)):
+    told, seed = record.audit, record.seeds.attack
+    if told.profile is None or told.aux is None or seed is None:
         raise AuditError("the record does not say how it was made; audit the run again")
     check_replayable(record)
-    recorded, own = told.get("model"), model_hash(run.model)
-    if recorded is not None and recorded != own:
+    own = model_hash(run.model)
+    if told.model is not None and told.model != own:
         raise AuditError(
-            f"the record is of another model: its hash is {recorded}, the run's is {own}; "
+            f"the record is of another model: its hash is {told.model}, the run's is {own}; "
             "give the record of this run"
         )
-    only, compiled = told.get("only") or (), bool(told.get("compiled"))
     fresh, _ = measure_run(
-        run, profile, aux=aux, seed=seed, only=only, compile=compiled, progress=progress
-    )
+        run, told.profile, aux=told.aux, seed=seed, only=told.only, compile=bool(told.compiled),
+        progress=progress,
+    )  # fmt: skip
     old: Json = json.loads(json.dumps(record.to_dict()))  # NaN in a record differs, as it should
     old["config"] = {k: getattr(RunConfig, k) for k in RECENT} | old["config"]
     return list(differences(old, json.loads(fresh.to_json())))
@@ -301,9 +301,9 @@ def fit_attacker(
     An audit keeps what its attacks made, not their networks. The decoder is fitted again on the
     same aux and with the same seed: on the same machine the same, bit for bit on a CPU.
     """
-    profile, aux = str(record.audit["profile"]), str(record.audit["aux"])
+    profile, aux = str(record.audit.profile), str(record.audit.aux)
     name = strongest_decoder(record, profile)
-    target, _ = open_run(run, aux=aux, seed=int(record.seeds["attack"]), progress=progress)
+    target, _ = open_run(run, aux=aux, seed=record.seeds.attack or 0, progress=progress)
     attack = find_profile(profile)[name]
     generator = stream(target.seed, f"attack/{name}", target.device)
     fitted = attack.fit(target.view(attack.access), target.aux, generator, progress)
@@ -312,13 +312,14 @@ def fit_attacker(
         raise AuditError(f"attack '{name}' does not name its network; leave --attacker out")
     error = metrics.mse(target.scored.images, fitted(target.sent)).mean()
     facts = {"attack": name, "profile": profile, "aux": aux, "seed": target.seed}
-    return net, facts | {"mse": float(error), "audited_mse": record.attacks[name]["mse"]}
+    return net, facts | {"mse": float(error), "audited_mse": record.attacks[name].mse}
 
 
 def strongest_decoder(record: Record, profile: str) -> str:
     """Name of the decoder attack with the lowest mean squared error in a record."""
     decoders = [name for name, a in find_profile(profile).items() if isinstance(a, Decoder)]
-    errors = {n: float(record.attacks[n]["mse"]) for n in decoders if n in record.attacks}
+    attacks = record.attacks.items()
+    errors = {n: a.mse for n, a in attacks if n in decoders and a.mse is not None}
     if not errors:
         raise AuditError(
             f"the audit (profile '{profile}') has no decoder attack to export; audit the run "

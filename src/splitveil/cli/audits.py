@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
@@ -132,11 +133,11 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
         record, pictures = own_encoder.audit_encoder(own, images, profile, seed=seed, progress=bar)
         put_record(folder, record, pictures, list(PROFILES))
     _show(folder, record, json_=json_)
-    for attack, why in record.audit["left_out"].items():
+    for attack, why in record.audit.left_out.items():
         console.warn(f"not run: {attack}: {why}")
     for leak, why in record.leaks.get("refused", {}).items():
         console.warn(f"not measured: {leak}: {why}")
-    if not record.audit["repeatable"]:
+    if not record.audit.repeatable:
         console.warn(
             f"not repeatable: '{name}' draws from a stream of its own; let it use the "
             "global streams of torch, numpy or random, or an argument called `generator`"
@@ -209,7 +210,7 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
     put_record(folder, record, pictures, list(PROFILES))
     _show(folder, record, json_=json_)
     if not json_:
-        console.print_lines(*wire_lines(record.audit["wire"]))
+        console.print_lines(*wire_lines(record.audit.wire))
 
 
 def replay(
@@ -268,7 +269,7 @@ def _show(folder: Path, record: Any, *, json_: bool) -> None:  # noqa: ANN401 - 
     if json_:
         console.show_json(record.to_dict())
     else:
-        console.show_audit(folder, record.flags, page)
+        console.show_audit(folder, page)
 
 
 def _results_folder(folder: Path) -> Path:
@@ -282,12 +283,11 @@ def _results_folder(folder: Path) -> Path:
 def _encoder_folder(name: str, out: Path | None) -> Path:
     """Where the results of a callable go; refuses the folder of another one."""
     from splitveil.record.files import read_run
-    from splitveil.record.schema import text
 
     function = re.sub(r"[^\w.-]+", "-", name.partition(":")[2])
     folder = _results_folder(Path("runs") / function if out is None else out)
     if folder.is_dir() and (folder / "record.json").exists():
-        before = text(read_run(folder).record, "config", "callable")
+        before = read_run(folder).record.config.get("callable")
         if before != name:
             raise RunError(
                 f"{folder} holds the record of '{before}'; choose another folder with --out"
@@ -295,7 +295,7 @@ def _encoder_folder(name: str, out: Path | None) -> Path:
     return folder
 
 
-def wire_lines(wire: dict[str, Any]) -> list[str]:
+def wire_lines(wire: Mapping[str, Any]) -> list[str]:
     """What captured requests say, in lines."""
     lines = [
         f"{data['capture']}: {data['rows']} rows in {data['calls']} calls, {data['bytes']} bytes"

@@ -106,20 +106,21 @@ def show_runs(paths: list[Path], *, json_: bool) -> None:
 
     runs = [read_run(path) for path in paths]
     if json_:
-        show_json({str(run.path): run.record for run in runs})
+        show_json({str(run.path): run.record.to_dict() for run in runs})
     else:
         show_table("Accuracy, and what the attacker got", *SUMMARY.brief(runs))
 
 
-def show_audit(folder: Path, flags: list[dict[str, Any]], page: Path) -> None:
+def show_audit(folder: Path, page: Path) -> None:
     """Print what the attacks got, the summary, and every flag."""
     from splitveil.record.files import read_run
-    from splitveil.report.columns import ATTACKS, attack_rows
+    from splitveil.report.columns import ATTACKS, SUMMARY, attack_rows
 
-    show_table(f"Attacks on {folder}", *ATTACKS.brief(attack_rows([read_run(folder)])))
-    show_runs([folder], json_=False)
-    for flag in flags:
-        warn(f"flag: {flag['name']}: {flag['seen']}; {flag['advice']}")
+    run = read_run(folder)
+    show_table(f"Attacks on {folder}", *ATTACKS.brief(attack_rows([run])))
+    show_table("Accuracy, and what the attacker got", *SUMMARY.brief([run]))
+    for flag in run.record.flags or ():
+        warn(f"flag: {flag.name}: {flag.seen}; {flag.advice}")
     print_lines(f"page: {page}")
 
 

@@ -193,7 +193,7 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     if slides:
         pages.append(write_deck(content, pages[0].parent))
     if json_:
-        console.show_json(finite({str(run.path): run.record for run in content.runs}))
+        console.show_json(finite({str(run.path): run.record.to_dict() for run in content.runs}))
         return
     console.show_table("Accuracy, and what the attacker got", *SUMMARY.brief(content.runs))
     for line in content.reservations:

@@ -80,7 +80,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     ),
 }
 
-MEMORY = ("training", "peak_bytes")
+MEMORY = "training.peak_bytes"
 _LEFT_OUT = ("seeds", "by", "psnr")  # of 80 characters; that PSNR is −10 log10 of the MSE
 
 _CAPTION = (
@@ -232,17 +232,17 @@ def group_table(
     against = experiment.against
     base = next((group for group in ordered if group.name == against), None)
 
-    def share(heading: str, brief: str, *keys: str) -> Column:
+    def share(heading: str, brief: str, path: str) -> Column:
         def get(row: Compared) -> float | None:
-            own, other = _mean(row.group, *keys), base and _mean(base, *keys)
+            own, other = _mean(row.group, path), base and _mean(base, path)
             return None if own is None or not other else own / other
 
         return Column(brief, f"{heading} / {against}", get, fixed(2), brief=f"{brief} /{against}")
 
     made = Table(
         *(replace(c, brief="") if c.key in _LEFT_OUT else c for c in REFERENCE.columns),
-        share("training time", "time", "seconds", "train"),
-        share("memory", "mem", *MEMORY),
+        share("training time", "time", "seconds.train"),
+        share("memory", "mem", MEMORY),
         title=experiment.summary,
         caption=f"{caption(ordered)} {_CAPTION}",
     )
@@ -266,8 +266,8 @@ def comparable(experiment: Experiment, groups: Sequence[Group]) -> bool:
     return {dataset_of(group) for group in groups} <= {experiment.common["dataset"]}
 
 
-def _mean(group: Group, *keys: str) -> float | None:
+def _mean(group: Group, path: str) -> float | None:
     """Mean over seeds; memory on a CPU is none, though older records state the process's."""
-    if keys == MEMORY and any(device.startswith("cpu") for device in group.distinct("device")):
+    if path == MEMORY and any(device.startswith("cpu") for device in group.distinct("device")):
         return None
-    return group.mean(*keys)
+    return group.mean(path)

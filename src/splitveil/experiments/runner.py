@@ -42,7 +42,7 @@ from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, unknown
 from splitveil.io import Json, Progress, Share, silent, write_text
 from splitveil.nets.clients import CLIENT_PREFIX
-from splitveil.record.schema import Record, flag_names
+from splitveil.record.schema import Record
 from splitveil.runs import Run, fit, prepare_process, ready_teacher
 from splitveil.threat import Attack
 
@@ -259,7 +259,7 @@ def _audited(  # noqa: PLR0917 - what an audit takes
     if resume:
         with suppress(RunError):  # a record that cannot be read counts as none
             record = run.record
-            if record is not None and attacked(record.to_dict(), profile, aux, only):
+            if record is not None and attacked(record, profile, aux, only):
                 return record
     told = Share(progress, "attacks", 0.5, 0.5, 1.0)
     return run.audit(profile, aux=aux, only=only, progress=told)
@@ -272,11 +272,10 @@ def _trained(config: RunConfig, resume: bool, progress: Progress) -> Run:
     return fit(config, resume=begun, overwrite=not begun, progress=told)
 
 
-def attacked(record: Json, profile: str, aux: str, only: Sequence[str]) -> bool:
+def attacked(record: Record, profile: str, aux: str, only: Sequence[str]) -> bool:
     """Whether a record is of these attacks, on a training that had ended."""
-    audit = record.get("audit") or {}
-    there = audit.get("profile"), audit.get("aux"), sorted(audit.get("only") or [])
-    return there == (profile, aux, sorted(only)) and UNFINISHED not in flag_names(record)
+    there = record.audit.profile, record.audit.aux, sorted(record.audit.only)
+    return there == (profile, aux, sorted(only)) and UNFINISHED not in record.flag_names
 
 
 def _write(trial: Trial, key: str) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -11,7 +11,7 @@ from splitveil.config.settings import read_toml
 from splitveil.errors import RunError, SplitVeilError
 from splitveil.io import Json
 from splitveil.record.files import read_run
-from splitveil.record.schema import number
+from splitveil.record.schema import Record, number
 from splitveil.report.flow_chart import first_epoch
 
 TAIL = 3  # epochs that stand for "at the end"
@@ -46,7 +46,7 @@ class Case:
     config: Json
     epochs: tuple[Json, ...]
     num_classes: int
-    record: Json | None = None
+    record: Record = field(default_factory=lambda: Record.from_dict({}))
     plain: Plain | None = None
 
     def setting(self, key: str, default: float | int = 0) -> float:
@@ -93,8 +93,7 @@ class Case:
     def accuracy(self) -> float | None:
         """Accuracy at the end: validation, else the audit's, else in training."""
         validated = self.end("val_accuracy")
-        audited = number(self.record, "accuracy")
-        known = [validated, audited, self.end("train_accuracy")]
+        known = [validated, self.record.accuracy, self.end("train_accuracy")]
         return next((value for value in known if value is not None), None)
 
     @property
@@ -110,8 +109,7 @@ class Case:
     @property
     def rate(self) -> float | None:
         """Nats per dimension through the deployed channel (audit), else in the last batches."""
-        total = number(self.record, "true_rate_nats")
-        width = number(self.record, "client", "wire_floats")
+        total, width = self.record.true_rate_nats, self.record.client.wire_floats
         return total / width if total is not None and width else self.end("true_rate")
 
 

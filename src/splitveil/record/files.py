@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from splitveil.errors import RunError
 from splitveil.io import Json, explain_os_error, parse, write_text
-from splitveil.record.schema import Record, section, text
+from splitveil.record.schema import Record, read_record, text
 
 Pixels = NDArray[np.uint8]  # (n, c, h, w)
 
@@ -111,16 +111,21 @@ def _errors(value: object, length: int, what: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFiles:
-    """What one run folder holds; `record` is None for a run that was trained but not audited.
+    """What one run folder holds; `record` is empty for a run that was trained but not audited.
 
     `metrics` has one entry per epoch, in order.
     """
 
     name: str
     path: Path
-    record: Json | None
+    record: Record
     metrics: tuple[Json, ...] = ()
     gallery: Gallery | None = None
+
+    @property
+    def audited(self) -> bool:
+        """Whether there is a record."""
+        return bool(self.record.raw)
 
 
 def read_run(path: Path, *, audited: bool = True) -> RunFiles:
@@ -141,7 +146,7 @@ def read_run(path: Path, *, audited: bool = True) -> RunFiles:
     return RunFiles(
         name=name,
         path=path,
-        record=record,
+        record=Record.from_dict(record or {}),
         metrics=_read_epochs(path / "metrics.jsonl"),
         gallery=None if pictures is None else parse_gallery(pictures, str(path / "gallery.json")),
     )
@@ -213,7 +218,7 @@ def class_names(path: Path, num_classes: int) -> tuple[str, ...]:
 
 
 log = logging.getLogger(__name__)
-SAME = (("audit", "model"), ("audit", "aux"), ("splits", "scored"), ("seeds", "attack"))
+SAME = ("audit.model", "audit.aux", "splits.scored", "seeds.attack")
 
 
 def put_record(folder: Path, record: Record, pictures: Json, profiles: Sequence[str]) -> None:
@@ -226,7 +231,7 @@ def put_record(folder: Path, record: Record, pictures: Json, profiles: Sequence[
     with explain_os_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
     old = _read(folder / "record.json")
-    if old is not None and not covers(record.to_dict(), old, profiles):
+    if old is not None and not covers(record, old, profiles):
         name = _free_name(folder, old, profiles)
         for kind in ("gallery", "record"):
             file = folder / f"{kind}.json"
@@ -242,61 +247,48 @@ def put_record(folder: Path, record: Record, pictures: Json, profiles: Sequence[
     write_text(folder / "record.json", record.to_json())
 
 
-def covers(new: Json, old: Json, profiles: Sequence[str]) -> bool:
+def covers(new: Record, old: Record, profiles: Sequence[str]) -> bool:
     """Whether a record can take another one's place.
 
     It is of the same model, images and attack seed, by attackers who know as much and are at least
     as strong, with as many attributes and other leaks.
     """
-    if any(text(new, *keys) != text(old, *keys) for keys in SAME):
+    if any(text(new, path) != text(old, path) for path in SAME):
         return False
-    if not set(_attributes(old)) <= set(_attributes(new)):
+    if not set(old.audit.attributes or ()) <= set(new.audit.attributes or ()):
         return False
-    if not set(section(old, "leaks")) - {"refused"} <= set(section(new, "leaks")):
+    if not set(old.leaks) - {"refused"} <= set(new.leaks):
         return False
     new_rank, old_rank = _rank(new, profiles), _rank(old, profiles)
-    stronger = new_rank > old_rank and _whole(new)
-    return stronger or (
-        new_rank >= old_rank and set(section(old, "attacks")) <= set(section(new, "attacks"))
+    whole = not new.audit.only and not new.audit.left_out
+    return (new_rank > old_rank and whole) or (
+        new_rank >= old_rank and set(old.attacks) <= set(new.attacks)
     )
 
 
-def _attributes(record: Json) -> list[str]:
-    found = section(record, "audit").get("attributes") or []
-    return [str(name) for name in found]
-
-
-def _rank(record: Json, profiles: Sequence[str]) -> int:
+def _rank(record: Record, profiles: Sequence[str]) -> int:
     """The place of a record's profile among all, by budget; an unknown one is the first."""
-    profile = text(record, "audit", "profile") or ""
+    profile = record.audit.profile
     return profiles.index(profile) if profile in profiles else -1
 
 
-def _whole(record: Json) -> bool:
-    """Whether every attack of its profile was run."""
-    told = section(record, "audit")
-    return not told.get("only") and not told.get("left_out")
-
-
-def _free_name(folder: Path, old: Json, profiles: Sequence[str]) -> str:
+def _free_name(folder: Path, old: Record, profiles: Sequence[str]) -> str:
     """A name for a record to keep that no other one has which it does not cover."""
-    profile, aux = text(old, "audit", "profile"), text(old, "audit", "aux")
-    seed = text(old, "seeds", "attack")
-    stem = re.sub(r"[^\w.-]+", "-", f"{profile}-{aux}-seed{seed}")
+    told = f"{old.audit.profile}-{old.audit.aux}-seed{old.seeds.attack}"
+    stem = re.sub(r"[^\w.-]+", "-", told)
     names = (stem if at == 1 else f"{stem}-{at}" for at in count(1))
     return next(n for n in names if _may_hold(folder / f"record.{n}.json", old, profiles))
 
 
-def _may_hold(file: Path, record: Json, profiles: Sequence[str]) -> bool:
+def _may_hold(file: Path, record: Record, profiles: Sequence[str]) -> bool:
     """Whether nothing is lost if a record takes this file's place."""
     there = _read(file)
     return not file.exists() or (there is not None and covers(record, there, profiles))
 
 
-def _read(file: Path) -> Json | None:
+def _read(file: Path) -> Record | None:
     """The record in a file; None where there is none that could be judged."""
     try:
-        record = parse(file.read_text(encoding="utf-8"))
-        return record if isinstance(record, dict) and covers(record, record, ()) else None
-    except (OSError, ValueError, TypeError, RunError):
+        return read_record(file)
+    except RunError:
         return None

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from splitveil.errors import RunError
-from splitveil.io import Json, parse
 from splitveil.record.files import RunFiles
-from splitveil.record.schema import _check, leaves, number, section, text
+from splitveil.record.schema import Record, leaves, number, parse_record, per_image_mse, text
 from splitveil.table import NOTHING
 
 if TYPE_CHECKING:
@@ -28,27 +27,31 @@ SEED, ATTACK = re.compile(r"seed\d+"), re.compile(r"attack\d+")
 
 @dataclass(frozen=True)
 class Group:
-    """One row: its name, and for each training seed the records of its attack seeds."""
+    """One row: its name, and for each training seed the records of its attack seeds.
+
+    `runs` are the folders they are from, where `kinds` made the row.
+    """
 
     name: str
-    seeds: tuple[tuple[Json, ...], ...]
+    seeds: tuple[tuple[Record, ...], ...]
+    runs: tuple[RunFiles, ...] = ()
 
     @property
-    def records(self) -> tuple[Json, ...]:
+    def records(self) -> tuple[Record, ...]:
         """Every record of the row."""
         return tuple(record for seed in self.seeds for record in seed)
 
-    def values(self, *keys: str) -> list[float | None]:
-        """The number at a path of keys for each training seed, averaged over its attack seeds."""
-        return [mean_of([number(record, *keys) for record in seed]) for seed in self.seeds]
+    def values(self, path: str) -> list[float | None]:
+        """The number at a dotted path for each training seed, averaged over its attack seeds."""
+        return [mean_of([number(record, path) for record in seed]) for seed in self.seeds]
 
-    def mean(self, *keys: str) -> float | None:
-        """The number at a path of keys, averaged over the training seeds."""
-        return mean_of(self.values(*keys))
+    def mean(self, path: str) -> float | None:
+        """The number at a dotted path, averaged over the training seeds."""
+        return mean_of(self.values(path))
 
-    def distinct(self, *keys: str) -> list[str]:
-        """The different texts at a path of keys, sorted."""
-        return sorted({text(record, *keys) or NOTHING for record in self.records})
+    def distinct(self, path: str) -> list[str]:
+        """The different texts at a dotted path, sorted."""
+        return sorted({text(record, path) or NOTHING for record in self.records})
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Records:
                 "a data frame needs pandas; install it: pip install 'splitveil[report]'"
             ) from err
         named = [(group.name, record) for group in self.groups for record in group.records]
-        return DataFrame([{"row": name, **leaves(record)} for name, record in named])
+        return DataFrame([{"row": name, **leaves(record.raw)} for name, record in named])
 
 
 def records(paths: str | Path | Sequence[str | Path]) -> Records:
@@ -116,7 +119,7 @@ def find_records(paths: Sequence[Path]) -> Records:
     row of its own. Links are followed. Audits with another attacker's knowledge are another row. A
     file that is met twice counts once. What cannot be read is named, and the rest still compared.
     """
-    rows: dict[tuple[Path, str], dict[Path, list[Json]]] = {}
+    rows: dict[tuple[Path, str], dict[Path, list[Record]]] = {}
     broken: dict[str, str] = {}
     files: dict[Path, Path] = {}
     for path in paths:
@@ -131,7 +134,7 @@ def find_records(paths: Sequence[Path]) -> Records:
             broken[str(file)] = record
             continue
         row, seed = _place(file)
-        seeds = rows.setdefault((row, text(record, "audit", "aux") or "train"), {})
+        seeds = rows.setdefault((row, record.audit.aux or "train"), {})
         seeds.setdefault(seed, []).append(record)
     if not rows:
         why = "; ".join(f"{name}: {reason}" for name, reason in broken.items())
@@ -195,49 +198,42 @@ def row_names(rows: Sequence[Path]) -> dict[Path, str]:
     return names
 
 
-def _read(file: Path) -> Json | str:
+def _read(file: Path) -> Record | str:
     """The record in a file, or what is wrong with it."""
     try:
-        record = parse(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
-        return f"no JSON: {err}"
-    if not isinstance(record, dict):
-        return f"a record is an object, got {type(record).__name__}"
-    missing = [key for key in ("strongest", "config") if not isinstance(record.get(key), dict)]
-    if missing:
-        return f"no {' and no '.join(missing)} in it"
-    try:
-        _check(record)
-    except RunError as err:
+        record = parse_record(file.read_text(encoding="utf-8"))
+        per_image_mse(record)
+    except (OSError, ValueError, RunError) as err:
         return str(err)
     return record
 
 
 def dataset_of(group: Group) -> str:
     """The dataset of a row."""
-    return text(group.records[0], "config", "dataset") or NOTHING
+    return text(group.records[0], "config.dataset") or NOTHING
 
 
 def aux_of(group: Group) -> str:
     """What the attacker of a row knew."""
-    return text(group.records[0], "audit", "aux") or "train"
+    return group.records[0].audit.aux or "train"
 
 
 def defences_of(group: Group) -> tuple[str, ...]:
     """The presets that a row's defence is a stack of."""
-    return tuple((text(group.records[0], "config", "defence") or NOTHING).split("+"))
+    return tuple((text(group.records[0], "config.defence") or NOTHING).split("+"))
 
 
-def setting(key: str) -> Callable[[Json], str]:
+def setting(key: str) -> Callable[[Record], str]:
     """A reader of a setting; what a record does not name was the default, where that is known.
 
-    >>> setting("label_smoothing")({"config": {"lr": 0.2}}), setting("lr")({"config": {"lr": 0.2}})
+    >>> record = Record.from_dict({"config": {"lr": 0.2}})
+    >>> setting("label_smoothing")(record), setting("lr")(record)
     ('0.0', '0.2')
     """
 
-    def read(record: Json) -> str:
-        if key in section(record, "config"):
-            return text(record, "config", key) or "none"
+    def read(record: Record) -> str:
+        if key in record.config:
+            return text(record.config, key) or "none"
         return UNSAID.get(key, NOTHING)
 
     return read
@@ -245,32 +241,11 @@ def setting(key: str) -> Callable[[Json], str]:
 
 FREE = ("seed", "name", "device", "compile")  # settings in which runs of one kind may differ
 
-ALIKE = (
-    ("audit", "profile"), ("audit", "aux"), ("audit", "only"), ("splits", "scored"),
-    ("splits", "test"),
-)  # fmt: skip
+ALIKE = ("audit.profile", "audit.aux", "audit.only", "splits.scored", "splits.test")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """Runs of the same settings, audited alike, in the order met; a run alone gives its name."""
-
-    name: str
-    runs: tuple[RunFiles, ...]
-
-    @property
-    def group(self) -> Group:
-        """The records by training seed."""
-        seeds: dict[str | None, list[RunFiles]] = {}
-        for run in self.runs:
-            seeds.setdefault(text(run.record, "seeds", "train"), []).append(run)
-        return Group(
-            self.name, tuple(tuple(r.record or {} for r in same) for same in seeds.values())
-        )
-
-
-def kinds(runs: Sequence[RunFiles]) -> list[Kind]:
-    """The runs by kind, in the order in which each is first met.
+def kinds(runs: Sequence[RunFiles]) -> list[Group]:
+    """Runs of the same settings, audited alike, as rows in the order met; one alone gives its name.
 
     Several runs are called after their defence, or what their names begin with where another kind
     has the same defence.
@@ -280,23 +255,32 @@ def kinds(runs: Sequence[RunFiles]) -> list[Kind]:
         found.setdefault(_settings(run), []).append(run)
     defences = [_defence(same[0]) for same in found.values()]
     return [
-        Kind(name=_name(same, alone=defences.count(_defence(same[0])) == 1), runs=tuple(same))
+        Group(
+            _name(same, alone=defences.count(_defence(same[0])) == 1), _by_seed(same), tuple(same)
+        )
         for same in found.values()
     ]
 
 
+def _by_seed(runs: Sequence[RunFiles]) -> tuple[tuple[Record, ...], ...]:
+    seeds: dict[int | None, list[Record]] = {}
+    for run in runs:
+        seeds.setdefault(run.record.seeds.train, []).append(run.record)
+    return tuple(map(tuple, seeds.values()))
+
+
 def _settings(run: RunFiles) -> str:
     """What makes a run of its kind, as text; one that was not audited is a kind of its own."""
-    if run.record is None:
+    if not run.audited:
         return str(run.path)
-    config = {k: v for k, v in section(run.record, "config").items() if k not in FREE}
-    told = [text(run.record, *keys) for keys in ALIKE]
-    heard = "wire" in section(run.record, "audit")
+    config = {k: v for k, v in run.record.config.items() if k not in FREE}
+    told = [text(run.record, path) for path in ALIKE]
+    heard = bool(run.record.audit.wire)
     return json.dumps([config, told, heard], sort_keys=True)
 
 
 def _defence(run: RunFiles) -> str:
-    return text(run.record, "config", "defence") or NOTHING
+    return text(run.record, "config.defence") or NOTHING
 
 
 def _name(runs: Sequence[RunFiles], *, alone: bool) -> str:

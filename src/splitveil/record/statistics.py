@@ -169,11 +169,10 @@ class Sample:
     """Per-image values of one metric under one condition: a finite table (seeds, images).
 
     Row s is training seed s, column i the same image in all rows and in every sample that this
-    one is compared with. `attacks` is how many attack seeds each row is the mean of.
+    one is compared with.
     """
 
     values: Table
-    attacks: int = 1
 
     def __post_init__(self) -> None:
         _check_shape(self.values.shape)
@@ -201,12 +200,11 @@ class Sample:
                 f"a sample must be a full table of numbers: {err}; "
                 "give every seed the same images and the same number of attack seeds"
             ) from err
-        attacks = 1
         if table.ndim == _WITH_ATTACKS and table.shape[1]:
-            attacks, table = table.shape[1], table.mean(1)
+            table = table.mean(1)
         _check_shape(table.shape)
         table.setflags(write=False)
-        return Sample(values=table, attacks=attacks)
+        return Sample(values=table)
 
 
 def _check_shape(shape: tuple[int, ...]) -> None:
@@ -215,17 +213,6 @@ def _check_shape(shape: tuple[int, ...]) -> None:
             f"a sample needs at least 1 seed and 2 images, got shape {shape}; "
             "pass (seeds, images) or (seeds, attacks, images)"
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """Mean, and standard deviation of the seeds' means (None with one seed)."""
-
-    mean: float
-    sd: float | None
-    seeds: int
-    images: int
-    attacks: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,19 +248,6 @@ class Difference:
     excludes_zero: bool
     d_z: float | None
     rank_biserial: float
-    paired: bool
-
-
-def summary(sample: Sample) -> Summary:
-    """Mean and spread over seeds, as published rows state them.
-
-    >>> summary(Sample.of([[1.0, 3.0], [2.0, 6.0]]))
-    Summary(mean=3.0, sd=1.4142135623730951, seeds=2, images=2, attacks=1)
-    """
-    seeds, images = sample.values.shape
-    sd = float(sample.values.mean(1).std(ddof=1)) if seeds > 1 else None
-    mean = float(sample.values.mean())
-    return Summary(mean=mean, sd=sd, seeds=seeds, images=images, attacks=sample.attacks)
 
 
 def interval(sample: Sample, level: float = 0.95) -> Interval:
@@ -320,7 +294,6 @@ def difference(a: Sample, b: Sample, *, paired: bool, level: float = 0.95) -> Di
         excludes_zero=not made.low <= 0.0 <= made.high,
         d_z=made.mean / sd if sd else None,
         rank_biserial=_rank_biserial(images),
-        paired=paired,
     )
 
 

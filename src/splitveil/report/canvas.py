@@ -210,7 +210,7 @@ def _drawable(sign: str) -> bool:
 
 def references(runs: Sequence[RunFiles], what: str) -> list[float]:
     """The distinct `ceiling` or `floor` MSEs of the runs, rising; equal in print is equal."""
-    values = [number(run.record, what, "mse") for run in runs]
+    values = [number(run.record, f"{what}.mse") for run in runs]
     return sorted({format_mse(value): value for value in values if value is not None}.values())
 
 

@@ -4,15 +4,25 @@ The rows of `SUMMARY` and `CERTIFICATES` are runs, those of `ATTACKS` a run and 
 those of `LEAKS` groups of records, those of `COMPARE` a group and what is published of it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from splitveil.errors import RunError
-from splitveil.io import Json
 from splitveil.record.files import RunFiles
 from splitveil.record.groups import Group, aux_of, mean_of
-from splitveil.record.schema import BRIEF, flag_names, number, section, shortfalls, text
+from splitveil.record.schema import (
+    BRIEF,
+    AttackScores,
+    Certificate,
+    Flag,
+    Record,
+    Share,
+    get,
+    number,
+    read_part,
+    shortfalls,
+    text,
+)
 from splitveil.report.words import LANGS, LOCALE, Lang, Said, Value, known, listed, said, word
 from splitveil.table import (
     CODE,
@@ -37,7 +47,7 @@ from splitveil.table import (
 
 KINDS = ("capacity", "gallery", "population")  # of certificates
 VACUOUS = "vacuous"  # how a record begins the reason why a bound that excludes nothing is refused
-WIRE = ("leaks", "re-id", "wire")
+WIRE = "leaks.re-id.wire"
 
 
 def both(key: str) -> dict[str, str]:
@@ -56,12 +66,12 @@ def column(
     return Column(words.partition(".")[2], both(words), get, fmt, *more, **named)
 
 
-def _number(*keys: str) -> Callable[[RunFiles], float | None]:
-    return lambda run: number(run.record, *keys)
+def _number(path: str) -> Callable[[RunFiles], float | None]:
+    return lambda run: number(run.record, path)
 
 
-def _text(*keys: str) -> Callable[[RunFiles], str | None]:
-    return lambda run: text(run.record, *keys)
+def _text(path: str) -> Callable[[RunFiles], str | None]:
+    return lambda run: text(run.record, path)
 
 
 def written(value: Value, lang: Lang) -> str:
@@ -77,19 +87,19 @@ BOUND = replace(WORDS, numeric=True)  # a number, or a word why there is none
 
 SUMMARY = Table(
     column("column.run", lambda run: run.name, brief="run"),
-    column("column.defence", _text("config", "defence")),
-    column("column.seed", _text("config", "seed"), DIGITS),
+    column("column.defence", _text("config.defence")),
+    column("column.seed", _text("config.seed"), DIGITS),
     column("column.accuracy", _number("accuracy"), SHARE, "%", "up", "acc%"),
-    column("column.strongest", _number("strongest", "mse"), MSE, "", "up", "MSE"),
-    column("column.by", _text("strongest", "mse_by"), brief="by"),
-    column("column.psnr", _number("strongest", "psnr_pooled"), fixed(2), "dB", "down"),
-    column("column.ssim", _number("strongest", "ssim"), fixed(3), "", "down", "SSIM"),
-    column("column.worst-case", _number("worst_case", "mse"), MSE, "", "up"),
-    column("column.ceiling", _number("ceiling", "mse"), MSE),
+    column("column.strongest", _number("strongest.mse"), MSE, "", "up", "MSE"),
+    column("column.by", _text("strongest.mse_by"), brief="by"),
+    column("column.psnr", _number("strongest.psnr_pooled"), fixed(2), "dB", "down"),
+    column("column.ssim", _number("strongest.ssim"), fixed(3), "", "down", "SSIM"),
+    column("column.worst-case", _number("worst_case.mse"), MSE, "", "up"),
+    column("column.ceiling", _number("ceiling.mse"), MSE),
     column("column.leakage", _number("leakage"), LEAK, "%", "down", "leak%"),
     column("column.rate", _number("true_rate_nats"), fixed(2), NATS, "down", "nats"),
-    column("column.macs", _number("client", "macs"), COUNT, "", "down"),
-    column("column.wire", _number("client", "wire_floats"), COUNT, "", "down"),
+    column("column.macs", _number("client.macs"), COUNT, "", "down"),
+    column("column.wire", _number("client.wire_floats"), COUNT, "", "down"),
 )
 
 
@@ -98,19 +108,12 @@ class Attacked(NamedTuple):
 
     run: RunFiles
     attack: str
-
-    def number(self, *keys: str) -> float | None:
-        """A number of the attack."""
-        return number(self.run.record, "attacks", self.attack, *keys)
-
-    def text(self, *keys: str) -> str | None:
-        """A text of the attack."""
-        return text(self.run.record, "attacks", self.attack, *keys)
+    scores: AttackScores
 
 
 def attack_rows(runs: Sequence[RunFiles]) -> list[Attacked]:
     """One row per attack, run by run, in the order of their records."""
-    return [Attacked(run, attack) for run in runs for attack in section(run.record, "attacks")]
+    return [Attacked(run, *named) for run in runs for named in run.record.attacks.items()]
 
 
 def _best_for(row: Attacked) -> Value:
@@ -118,21 +121,19 @@ def _best_for(row: Attacked) -> Value:
 
     That is a subset of the images, or several sendings of each.
     """
-    best = [
-        m for m in ("mse", "ssim") if text(row.run.record, "strongest", f"{m}_by") == row.attack
-    ]
+    strongest, scores = row.run.record.strongest, row.scores
+    by = {"MSE": strongest.mse_by, "SSIM": strongest.ssim_by}
+    best = [metric for metric, attack in by.items() if attack == row.attack]
     if best:
-        return f"★ {', '.join(best).upper()}"
-    repeats = row.number("repeats")
-    if repeats is not None:
-        return said("remark.draws", count=f"{repeats:.0f}")
-    if row.text("subset") is None:
+        return f"★ {', '.join(best)}"
+    if scores.repeats is not None:
+        return said("remark.draws", count=str(scores.repeats))
+    if scores.subset is None:
         return ""
-    images, rival = count(row.number("images")), row.text("beside", "attack")
-    if not rival:
+    images, rival = count(scores.images), scores.beside
+    if not rival.attack:
         return said("remark.images", count=images)
-    there = format_mse(row.number("beside", "mse"))
-    return said("remark.beside", count=images, attack=rival, mse=there)
+    return said("remark.beside", count=images, attack=rival.attack, mse=format_mse(rival.mse))
 
 
 ACCESS = Format(text=lambda value, lang: known("access", value, lang), numeric=False)
@@ -140,13 +141,11 @@ ACCESS = Format(text=lambda value, lang: known("access", value, lang), numeric=F
 ATTACKS = Table(
     column("column.run", lambda row: row.run.name),
     column("column.attack", lambda row: row.attack, brief="Attack"),
-    column("column.access", lambda row: row.text("access"), ACCESS, brief="Access"),
-    column("column.mse", lambda row: row.number("mse"), MSE, "", "up", "MSE"),
-    column(
-        "column.psnr", lambda row: row.number("psnr_pooled"), fixed(2), "dB", "down", "PSNR (dB)"
-    ),
-    column("column.ssim", lambda row: row.number("ssim"), fixed(3), "", "down", "SSIM"),
-    column("column.time", lambda row: row.number("seconds"), fixed(1), SECONDS, "", "Time (s)"),
+    column("column.access", lambda row: row.scores.access, ACCESS, brief="Access"),
+    column("column.mse", lambda row: row.scores.mse, MSE, "", "up", "MSE"),
+    column("column.psnr", lambda row: row.scores.psnr_pooled, fixed(2), "dB", "down", "PSNR (dB)"),
+    column("column.ssim", lambda row: row.scores.ssim, fixed(3), "", "down", "SSIM"),
+    column("column.time", lambda row: row.scores.seconds, fixed(1), SECONDS, "", "Time (s)"),
     column("column.best", _best_for, WORDS, brief="Strongest in"),
     together=lambda row: row.run.name,
 )
@@ -162,73 +161,60 @@ class FlagSeen(NamedTuple):
 
 def flags_of(run: RunFiles) -> tuple[FlagSeen, ...] | None:
     """The flags an audit raised; None where none was asked for."""
-    found = (run.record or {}).get("flags")
-    if found is None:
-        return None
-    if not isinstance(found, list) or not all(isinstance(flag, dict) for flag in found):
-        raise RunError(f"`flags` must be a list of objects, got {found!r:.60}; audit the run again")
-    return tuple(
-        _flag(*(text(flag, key) or NOTHING for key in ("name", "seen", "advice"))) for flag in found
-    )
+    return None if run.record.flags is None else tuple(map(_seen, run.record.flags))
 
 
-def _flag(name: str, seen: str, advice: str) -> FlagSeen:
-    title, remedy = f"flag.{name}", f"advice.{name}"
-    usual = LOCALE["en"].get(remedy) == advice  # not of another version
+def _seen(flag: Flag) -> FlagSeen:
+    title, remedy = f"flag.{flag.name}", f"advice.{flag.name}"
+    usual = LOCALE["en"].get(remedy) == flag.advice  # not of another version
     return FlagSeen(
-        said(title) if title in LOCALE["en"] else name, seen, said(remedy) if usual else advice
+        said(title) if title in LOCALE["en"] else flag.name,
+        flag.seen or NOTHING,
+        said(remedy) if usual else flag.advice or NOTHING,
     )
-
-
-def brief_profile(run: RunFiles) -> str | None:
-    """The profile of an audit with less than the standard budget; None where it had that."""
-    profile = text(run.record, "audit", "profile")
-    return profile if profile in BRIEF else None
 
 
 def _flags(run: RunFiles) -> list[Value] | None:
     """Names of a run's flags, and the profile of an audit with less than the standard budget."""
-    flags, brief = flags_of(run), brief_profile(run)
+    flags, profile = flags_of(run), run.record.audit.profile
     if flags is None:
         return None
     names = [flag.title for flag in flags] or [said("flags.none")]
-    return names if brief is None else [*names, said("flags.brief", profile=brief)]
+    return [*names, said("flags.brief", profile=profile)] if profile in BRIEF else names
 
 
 def _certified(kind: str) -> Callable[[RunFiles], Value | None]:
     """A certificate in nats, the word for a refusal, or None for what was not asked for."""
 
-    def get(run: RunFiles) -> Value | None:
-        if text(run.record, "certificates", kind, "refused") is not None:
+    def read(run: RunFiles) -> Value | None:
+        certificate = _certificate(run.record, kind)
+        if certificate.refused is not None:
             return said("certificate.refused")
-        nats = number(run.record, "certificates", kind, "nats")
-        if nats is None:
+        if certificate.nats is None:
             return None
-        value = decimals(nats, 1)
-        empty = vacuous(section(run.record, "certificates", kind))
-        return said("certificate.vacuous", value=value) if empty else value
+        value = decimals(certificate.nats, 1)
+        return said("certificate.vacuous", value=value) if vacuous(certificate) else value
 
-    return get
+    return read
 
 
-def vacuous(certificate: Mapping[str, object]) -> bool:
-    """Whether a certificate says of itself, or through Fano's bound, that it excludes nothing.
+def _certificate(record: Record, kind: str) -> Certificate:
+    return record.certificates.get(kind) or read_part(Certificate, None)
 
-    >>> vacuous({"vacuous": False}), vacuous({"identification_error": {"refused": "vacuous: 9 …"}})
-    (False, True)
-    """
-    marked = certificate.get("vacuous")
-    if isinstance(marked, bool):
-        return marked
-    return (text(certificate, "identification_error", "refused") or "").startswith(VACUOUS)
+
+def vacuous(certificate: Certificate) -> bool:
+    """Whether a certificate says of itself, or through Fano's bound, that it excludes nothing."""
+    if certificate.vacuous is not None:
+        return certificate.vacuous
+    return (certificate.identification_error.refused or "").startswith(VACUOUS)
 
 
 def _identification(run: RunFiles) -> Value | None:
     """Fano's error over the gallery in per cent, the word why there is none, or None."""
-    gallery = section(run.record, "certificates", "gallery")
-    reason = text(gallery, "refused") or text(gallery, "identification_error", "refused")
+    gallery = _certificate(run.record, "gallery")
+    reason = gallery.refused or gallery.identification_error.refused
     if reason is None:
-        return percent(number(gallery, "identification_error", "at_least"), 1)
+        return percent(gallery.identification_error.at_least, 1)
     return said("certificate.empty" if reason.startswith(VACUOUS) else "certificate.refused")
 
 
@@ -252,7 +238,7 @@ def refusals(runs: Sequence[RunFiles]) -> list[tuple[tuple[str, ...], tuple[str,
     reasons: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for run in runs:
         for kind in KINDS:
-            reason = text(run.record, "certificates", kind, "refused")
+            reason = _certificate(run.record, kind).refused
             if reason is not None:
                 names, kinds = reasons.setdefault(reason, ({}, {}))
                 names[run.name] = kinds[kind] = None
@@ -261,7 +247,7 @@ def refusals(runs: Sequence[RunFiles]) -> list[tuple[tuple[str, ...], tuple[str,
 
 def audited(runs: Sequence[RunFiles]) -> list[RunFiles]:
     """The runs whose records have flags or certificates."""
-    return [r for r in runs if flags_of(r) is not None or section(r.record, "certificates")]
+    return [r for r in runs if r.record.flags is not None or r.record.certificates]
 
 
 DOUBLES = ("between", "never", "cannot", "nothing")  # what a record may say of the doubling
@@ -269,28 +255,28 @@ DOUBLES = ("between", "never", "cannot", "nothing")  # what a record may say of 
 
 def sendings(runs: Sequence[RunFiles]) -> tuple[Table, list[RunFiles]]:
     """Leakage by the number of sendings, and where it doubles; the runs that were counted."""
-    repeats = ("leaks", "repeats")
-    rows = [run for run in runs if section(run.record, *repeats)]
+    repeats = "leaks.repeats"
+    rows = [run for run in runs if run.record.leaks.get("repeats")]
     counts = sorted({k for run in rows for k in _sendings(run.record)}, key=int)
     table = Table(
         column("leaks.row", lambda run: run.name),
         *(
-            Column(f"k-{k}", f"k = {k}", _number(*repeats, "leakage", k), LEAK, "%", "down")
+            Column(f"k-{k}", f"k = {k}", _number(f"{repeats}.leakage.{k}"), LEAK, "%", "down")
             for k in counts
         ),
         column("repeats.doubles", lambda run: doubles(run.record), WORDS),
-        column("repeats.attack", _text(*repeats, "attack")),
-        column("repeats.images", _text(*repeats, "n"), DIGITS),
+        column("repeats.attack", _text(f"{repeats}.attack")),
+        column("repeats.images", _text(f"{repeats}.n"), DIGITS),
     )
     return table, rows
 
 
-def doubles(record: Json | None) -> Value | None:
+def doubles(record: Record) -> Value | None:
     """Where a record's leakage doubles; what is of no kind known here as it stands."""
-    place = ("leaks", "repeats", "doubles")
-    kind, after, by = (text(record, *place, key) for key in ("kind", "after", "by"))
+    place = "leaks.repeats.doubles"
+    kind, after, by = (text(record, f"{place}.{key}") for key in ("kind", "after", "by"))
     if kind not in DOUBLES:
-        return text(record, *place, "says")
+        return text(record, f"{place}.says")
     if kind == "nothing" and by is not None:
         kind = "later"
     if kind == "between" and (after, by) == ("1", "2"):
@@ -299,22 +285,18 @@ def doubles(record: Json | None) -> Value | None:
     return said(f"repeats.{kind}", after=after or NOTHING, by=by or NOTHING, most=most)
 
 
-def _sendings(record: Json | None) -> list[str]:
-    return [k for k in section(record, "leaks", "repeats", "leakage") if k.isdecimal()]
+def _sendings(record: Record) -> list[str]:
+    return [k for k in get(record, "leaks.repeats.leakage") or () if k.isdecimal()]
 
 
-def _values(path: str) -> Callable[[Group], list[float | None]]:
-    return lambda group: group.values(*path.split("."))
-
-
-def _each(read: Callable[[Json], float | None]) -> Callable[[Group], list[float | None]]:
+def _each(read: Callable[[Record], float | None]) -> Callable[[Group], list[float | None]]:
     """A number that is computed from each record, for each training seed."""
     return lambda group: [mean_of([read(record) for record in seed]) for seed in group.seeds]
 
 
-def sent_before(record: Json) -> int:
+def sent_before(record: Record) -> int:
     """How often re-identification had sent each known image; 0 where a record does not say."""
-    return int(number(record, *WIRE, "sendings") or 0)
+    return int(number(record, f"{WIRE}.sendings") or 0)
 
 
 def found_by_wire(group: Group) -> list[float | None]:
@@ -324,79 +306,78 @@ def found_by_wire(group: Group) -> list[float | None]:
     """
     most = max(map(sent_before, group.records))
     return [
-        mean_of([number(r, *WIRE, "rank_1") for r in seed if sent_before(r) == most])
+        mean_of([number(r, f"{WIRE}.rank_1") for r in seed if sent_before(r) == most])
         for seed in group.seeds
     ]
 
 
 def _found_by_encoder(group: Group) -> list[float | None]:
-    errors = group.values("certificates", "gallery", "matcher_error")
+    errors = group.values("certificates.gallery.matcher_error")
     return [None if error is None else 1 - error for error in errors]
 
 
-def _found_by_picture(record: Json) -> float | None:
-    """The largest rank-1 share of an attack's reconstructions."""
-    found = section(record, "leaks", "re-id")
-    shares = [number(found, name, "rank_1") for name in found if "/" in name]
-    return max((s for s in shares if s is not None), default=None)
+def _largest(leak: str, key: str, part: str = "") -> Callable[[Record], float | None]:
+    """The largest number under `key` of a leak's entries whose names have `part` in them."""
 
-
-def _member(source: str) -> Callable[[Json], float | None]:
-    """The area under the curve of the strongest membership score."""
-
-    def read(record: Json) -> float | None:
-        name = text(record, "leaks", "membership", "strongest", source)
-        return number(record, "leaks", "membership", source, name, "auc") if name else None
+    def read(record: Record) -> float | None:
+        names = [name for name in record.leaks.get(leak, ()) if part in name]
+        shares = [number(record.leaks[leak], f"{name}.{key}") for name in names]
+        return max((s for s in shares if s is not None), default=None)
 
     return read
 
 
-def _beyond_answer(record: Json) -> float | None:
-    found = section(record, "leaks", "attribute")
-    shares = [number(found, name, "beyond_answer") for name in found]
-    return max((s for s in shares if s is not None), default=None)
+def _member(source: str) -> Callable[[Record], float | None]:
+    """The area under the curve of the strongest membership score."""
+
+    def read(record: Record) -> float | None:
+        name = text(record, f"leaks.membership.strongest.{source}")
+        return number(record, f"leaks.membership.{source}.{name}.auc") if name else None
+
+    return read
 
 
 def _given_class(kind: str) -> Callable[[Group], Value | None]:
     """A certificate given the class, called vacuous where records say so, or the refusal's word."""
 
-    def get(group: Group) -> Value | None:
-        rates = group.values("certificates", kind, "nats_given_class")
+    def read(group: Group) -> Value | None:
+        rates = group.values(f"certificates.{kind}.nats_given_class")
         measured = len(rates) - rates.count(None)
         if not measured:
-            refused = group.distinct("certificates", kind, "refused") != [NOTHING]
+            refused = group.distinct(f"certificates.{kind}.refused") != [NOTHING]
             return said("certificate.refused") if refused else None
         value = spread(rates, 1.0, 1)
-        empty = sum(
-            any(vacuous(section(r, "certificates", kind)) for r in seed) for seed in group.seeds
-        )
+        empty = sum(any(vacuous(_certificate(r, kind)) for r in seed) for seed in group.seeds)
         if empty in (0, measured):
             return said("certificate.vacuous", value=value) if empty else value
         part = {"some": str(empty), "all": str(measured)}
         return said("certificate.vacuous-in-part", value=value, **part)
 
-    return get
+    return read
 
 
 LEAKS = Table(
     column("leaks.row", lambda group: group.name, CODE),
     column("leaks.re-id-wire", found_by_wire, LEAKAGES, "%", "down"),
     column("leaks.re-id-encoder", _found_by_encoder, LEAKAGES, "%", "down"),
-    column("leaks.re-id-picture", _each(_found_by_picture), LEAKAGES, "%", "down"),
+    column("leaks.re-id-picture", _each(_largest("re-id", "rank_1", "/")), LEAKAGES, "%", "down"),
     column("leaks.member-outputs", _each(_member("outputs")), mean_sd(3), "", "down"),
     column("leaks.member-wire", _each(_member("wire")), mean_sd(3), "", "down"),
-    column("leaks.attribute", _each(_beyond_answer), LEAKAGES, "%", "down"),
+    column("leaks.attribute", _each(_largest("attribute", "beyond_answer")), LEAKAGES, "%", "down"),
     column("leaks.gallery", _given_class("gallery"), BOUND, NATS, "down"),
     column("leaks.certified", _given_class("population"), BOUND, NATS, "down"),
     column(
-        "leaks.doubles", _values("certificates.gallery.doubles.repeats"), mean_sd(0), better="up"
+        "leaks.doubles",
+        lambda g: g.values("certificates.gallery.doubles.repeats"),
+        mean_sd(0),
+        better="up",
     ),
 )
 
 
 def leaking(groups: Sequence[Group]) -> list[Group]:
     """The rows whose records have leaks beyond pixels."""
-    return [group for group in groups if any(section(r, "leaks") for r in group.records)]
+    return [group for group in groups if any(r.leaks for r in group.records)]
 
 
 @dataclass(frozen=True)
@@ -407,12 +388,12 @@ class Published:
     knew.
     """
 
-    accuracy: float
-    mse: float
+    accuracy: Share
+    mse: Share
     source: str
     dataset: str | None = None
     aux: str = "train"
-    reconstruction_accuracy: float | None = None
+    reconstruction_accuracy: Share | None = None
     ssim_zeropad: float | None = None
     psnr_pooled: float | None = None
 
@@ -434,11 +415,11 @@ def _of(get: Callable[[Group], Any]) -> Callable[[Compared], Any]:
 
 def _over(path: str) -> Callable[[Compared], list[float | None]]:
     """A number of the record at a dotted path, for each training seed."""
-    return _of(_values(path))
+    return lambda row: row.group.values(path)
 
 
-def _distinct(*keys: str) -> Callable[[Compared], list[str]]:
-    return lambda row: row.group.distinct(*keys)
+def _distinct(path: str) -> Callable[[Compared], list[str]]:
+    return lambda row: row.group.distinct(path)
 
 
 def _reported(key: str) -> Callable[[Compared], float | None]:
@@ -467,8 +448,8 @@ def seeds_of(group: Group) -> list[int]:
 
 def _flag_count(group: Group) -> float | None:
     """How many different flags the row's audits raised; None where none was asked for."""
-    asked = [record for record in group.records if record.get("flags") is not None]
-    return float(len(set().union(*map(flag_names, asked)))) if asked else None
+    asked = [record.flag_names for record in group.records if record.flags is not None]
+    return float(len(set().union(*asked))) if asked else None
 
 
 def remarks(group: Group) -> list[str]:
@@ -476,14 +457,13 @@ def remarks(group: Group) -> list[str]:
     return list(dict.fromkeys(words for record in group.records for words in shortfalls(record)))
 
 
-def _on_reconstructions(record: Json) -> float | None:
+def _on_reconstructions(record: Record) -> float | None:
     """The server's accuracy on what `decoder` rebuilt, the attack of the reference documents.
 
     Of the strongest attack where `decoder` did not run.
     """
-    ran = number(record, "attacks", "decoder", "accuracy") is not None
-    best = "decoder" if ran else text(record, "strongest", "mse_by")
-    return None if best is None else number(record, "attacks", best, "accuracy")
+    ran = number(record, "attacks.decoder.accuracy")
+    return number(record, f"attacks.{record.strongest.mse_by}.accuracy") if ran is None else ran
 
 
 REPORTED = fixed(2, 100.0, nothing="")
@@ -491,13 +471,13 @@ REBUILT, ZERO_PAD = _of(_each(_on_reconstructions)), _over("strongest.ssim_zerop
 
 COMPARE = Table(
     Column("row", "row", lambda row: row.group.name, CODE, brief="row"),
-    Column("net", "net", _distinct("config", "net"), TEXTS),
+    Column("net", "net", _distinct("config.net"), TEXTS),
     Column("seeds", "seeds", _of(seeds_of), SEEDS, brief="n"),
     Column("accuracy", "accuracy", _over("accuracy"), SHARES, "%", "up", "acc%"),
     Column("reported-accuracy", "reported accuracy", _reported("accuracy"), REPORTED, "%"),
     Column("mse", "strongest attack MSE", _over("strongest.mse"), mean_sd(4), "", "up", "MSE"),
     Column("reported-mse", "reported MSE", _reported("mse"), fixed(4, nothing="")),
-    Column("by", "by", _distinct("strongest", "mse_by"), TEXTS, brief="by"),
+    Column("by", "by", _distinct("strongest.mse_by"), TEXTS, brief="by"),
     Column("ssim", "SSIM", _over("strongest.ssim"), mean_sd(3), "", "down", "SSIM"),
     Column("psnr", "pooled PSNR", _over("strongest.psnr_pooled"), mean_sd(2), "dB", "down"),
     Column("worst", "worst-case MSE", _over("worst_case.mse"), mean_sd(4), "", "up"),
@@ -515,10 +495,10 @@ EVERYTHING = Table(  # what CSV and JSON hold of a row
     *COMPARE.columns,
     Column("rec-accuracy", "accuracy on reconstructions", REBUILT, SHARES, "%", "down", "rec%"),
     Column("ssim-zeropad", "zero-pad SSIM", ZERO_PAD, mean_sd(4), "", "down", "SSIM₀"),
-    Column("defence", "defence", _distinct("config", "defence"), TEXTS),
-    Column("dataset", "dataset", _distinct("config", "dataset"), TEXTS),
+    Column("defence", "defence", _distinct("config.defence"), TEXTS),
+    Column("dataset", "dataset", _distinct("config.dataset"), TEXTS),
     Column("aux", "aux", lambda row: [aux_of(row.group)], TEXTS),
-    Column("profile", "profile", _distinct("audit", "profile"), TEXTS),
+    Column("profile", "profile", _distinct("audit.profile"), TEXTS),
     Column("epochs", "epochs", _over("config.epochs"), shared(0)),
     Column("lambd", "lambd", _over("config.lambd"), shared(3)),
     Column("noise", "noise", _over("config.noise_std"), shared(3)),

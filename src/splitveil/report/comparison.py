@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from splitveil.errors import ConfigError, RunError, unknown
 from splitveil.io import Json, finite, parse
 from splitveil.record.groups import FREE, Group, Records, aux_of, dataset_of, defences_of, setting
-from splitveil.record.schema import SHARE, number, per_image_mse, refuse_impossible, section, text
+from splitveil.record.schema import Record, number, per_image_mse, read_part
 from splitveil.record.statistics import Difference, Sample, difference, holm
 from splitveil.report.columns import (
     COMPARE,
@@ -29,7 +29,7 @@ from splitveil.report.columns import (
     Reference,
     reported_reference,
 )
-from splitveil.table import CODE, NOTHING, P_VALUE, Cell, Column, Table, count, gap
+from splitveil.table import CODE, NOTHING, P_VALUE, Cell, Column, Table, count, decimals, gap
 
 ARCHITECTURE = "Same architecture: VGG11, cut 4, 8 channels"
 BUDGET = "Same budget: at most 21.9 MMAC and 512 numbers"
@@ -43,14 +43,12 @@ TRAINING = (
     "teacher", "held_out",
 )  # fmt: skip
 
-MEASURED = {"accuracy": ("accuracy",), "MSE": ("strongest", "mse"), "leakage": ("leakage",)}
+MEASURED = {"accuracy": "accuracy", "MSE": "strongest.mse", "leakage": "leakage"}
 
-ATTACKED_ALIKE: Mapping[str, Callable[[Json], str]] = {
-    "differ in audit profile": lambda r: text(r, "audit", "profile") or NOTHING,
-    "differ in scored images": lambda r: text(r, "splits", "scored") or NOTHING,
-    "were attacked by different suites": lambda r: (
-        ", ".join(sorted(r.get("attacks") or {})) or "none"
-    ),
+ATTACKED_ALIKE: Mapping[str, Callable[[Record], str]] = {
+    "differ in audit profile": lambda r: r.audit.profile or NOTHING,
+    "differ in scored images": lambda r: r.splits.scored or NOTHING,
+    "were attacked by different suites": lambda r: ", ".join(sorted(r.attacks)) or "none",
 }
 
 OURS = "veil"
@@ -99,7 +97,7 @@ def tracks(groups: Sequence[Group]) -> list[Track]:
 
 def least_private_first(groups: Iterable[Group]) -> tuple[Group, ...]:
     """Rows by the strongest attack's error."""
-    return tuple(sorted(groups, key=lambda g: (g.mean("strongest", "mse") or 0.0, g.name)))
+    return tuple(sorted(groups, key=lambda g: (g.mean("strongest.mse") or 0.0, g.name)))
 
 
 def _tracks_of(dataset: str, aux: str, rows: list[Group]) -> list[tuple[str, list[Group]]]:
@@ -108,7 +106,7 @@ def _tracks_of(dataset: str, aux: str, rows: list[Group]) -> list[tuple[str, lis
     if dataset != "cifar10":
         return [(f"Rows on {dataset}" + ("" if aux == "train" else f", aux = {aux}"), rows)]
     suffix = "" if aux == "train" else f"; aux = {aux}"
-    same = [g for g in rows if g.distinct("config", "net") == ["vgg11"]]
+    same = [g for g in rows if g.distinct("config.net") == ["vgg11"]]
     within = [g for g in rows if _fits(g)]
     rest = [g for g in rows if g not in same and g not in within]
     named = ((ARCHITECTURE, same), (BUDGET, within), (REST, rest))
@@ -118,23 +116,25 @@ def _tracks_of(dataset: str, aux: str, rows: list[Group]) -> list[tuple[str, lis
 def _fits(group: Group) -> bool:
     limits = {"macs": BUDGET_MACS, "wire_floats": BUDGET_FLOATS}
     return all(
-        v is not None and v <= most for k, most in limits.items() for v in group.values("client", k)
+        v is not None and v <= most
+        for k, most in limits.items()
+        for v in group.values(f"client.{k}")
     )
 
 
 def caption(groups: Sequence[Group]) -> str:
     """What the records of some rows have in common, with the rows that differ."""
     facts = (
-        _fact(groups, _wire, "{} numbers on the wire"),
+        _fact(groups, lambda r: count(r.client.wire_floats), "{} numbers on the wire"),
         _fact(groups, setting("epochs"), "{} epochs"),
         *_trained_otherwise(groups),
         _fact(groups, _final, "trained on {}"),
-        _fact(groups, lambda r: text(r, "audit", "profile"), "`{}` audit"),
-        _fact(groups, lambda r: str(len(r.get("attacks") or {})), "{} attacks"),
+        _fact(groups, lambda r: r.audit.profile, "`{}` audit"),
+        _fact(groups, lambda r: str(len(r.attacks)), "{} attacks"),
         _fact(groups, _aux, "aux = {}"),
-        _fact(groups, lambda r: count(number(r, "audit", "scored")), "{} scored images"),
-        _fact(groups, _ceiling, "ceiling {}"),
-        _fact(groups, lambda r: text(r, "device"), "{}"),
+        _fact(groups, lambda r: count(r.audit.scored), "{} scored images"),
+        _fact(groups, lambda r: decimals(r.ceiling.mse, 4), "ceiling {}"),
+        _fact(groups, lambda r: r.device, "{}"),
     )
     return f"{'; '.join(fact for fact in facts if fact)}. {_seeds(groups)}"
 
@@ -149,26 +149,16 @@ def _trained_otherwise(groups: Sequence[Group]) -> list[str]:
     return said
 
 
-def _wire(record: Json) -> str:
-    return count(number(record, "client", "wire_floats"))
+def _final(record: Record) -> str:
+    return "train+val" if record.audit.final else "the training split"
 
 
-def _final(record: Json) -> str:
-    return "train+val" if text(record, "audit", "final") == "true" else "the training split"
-
-
-def _aux(record: Json) -> str:
-    images = number(record, "audit", "aux_images")
-    known = text(record, "audit", "aux") or NOTHING
+def _aux(record: Record) -> str:
+    known, images = record.audit.aux or NOTHING, record.audit.aux_images
     return known if images is None else f"{known} ({count(images)} images)"
 
 
-def _ceiling(record: Json) -> str:
-    value = number(record, "ceiling", "mse")
-    return NOTHING if value is None else f"{value:.4f}"
-
-
-def _fact(groups: Sequence[Group], read: Callable[[Json], str | None], words: str) -> str:
+def _fact(groups: Sequence[Group], read: Callable[[Record], str | None], words: str) -> str:
     """The most frequent value in words, and in brackets the others with their rows."""
     rows = _rows_by(groups, lambda record: read(record) or NOTHING)
     rows.pop(NOTHING, None)
@@ -179,7 +169,7 @@ def _fact(groups: Sequence[Group], read: Callable[[Json], str | None], words: st
     return words.format(first) + (f" ({listed})" if others else "")
 
 
-def _rows_by(groups: Sequence[Group], read: Callable[[Json], str]) -> dict[str, list[str]]:
+def _rows_by(groups: Sequence[Group], read: Callable[[Record], str]) -> dict[str, list[str]]:
     """The rows that have each value of what `read` reads."""
     rows: dict[str, list[str]] = {}
     for group in groups:
@@ -226,17 +216,10 @@ def _published(name: str, given: object) -> Published:
     missing = [f"no {key}" for key in known[:3] if row.get(key) is None]
     if strange or missing:
         raise ValueError(f"row '{name}': {', '.join(missing + strange)}")
-    for key in ("source", "dataset", "aux"):
-        unsaid = key == "dataset" and row.get(key) is None
-        if not unsaid and not isinstance(row.get(key, ""), str):
-            raise ValueError(f"row '{name}': {key} must be a text, got {row[key]!r:.60}")
     try:
-        refuse_impossible(row, dict.fromkeys(("accuracy", "mse", "reconstruction_accuracy"), SHARE))
-        for key in ("ssim_zeropad", "psnr_pooled"):
-            number(row, key)
+        return read_part(Published, {"aux": Published.aux} | row)
     except RunError as err:
         raise ValueError(f"row '{name}': {err}") from err
-    return Published(**row)
 
 
 def reported(group: Group, published: Mapping[str, Published]) -> Published | None:
@@ -245,9 +228,9 @@ def reported(group: Group, published: Mapping[str, Published]) -> Published | No
     Folders say `arl-cem` for the stack `arl+cem`.
     """
     said = published.get(group.name) or published.get(group.name.replace("-", "+"))
-    if said is None or not said.is_of(group.distinct("config", "dataset")):
+    if said is None or not said.is_of(group.distinct("config.dataset")):
         return None
-    return said if group.distinct("audit", "aux") == [said.aux] else None
+    return said if group.distinct("audit.aux") == [said.aux] else None
 
 
 def elsewhere(published: Mapping[str, Published], datasets: Collection[str]) -> list[str]:
@@ -338,7 +321,7 @@ def over_seeds(
 
 def matched(ours: Group, other: Group) -> tuple[Group, Group] | None:
     """Both rows with their training seeds in one order; None if these are not the same ones."""
-    sides = [{text(seed[0], "seeds", "train"): seed for seed in g.seeds} for g in (ours, other)]
+    sides = [{seed[0].seeds.train: seed for seed in g.seeds} for g in (ours, other)]
     names = sorted(name for name in sides[0] if name is not None)
     complete = all(len(side) == len(g.seeds) for side, g in zip(sides, (ours, other), strict=True))
     if not complete or sides[0].keys() != sides[1].keys() or len(names) != len(sides[0]):
@@ -353,11 +336,11 @@ def contrast(ours: Group, other: Group, *, paired: bool = False) -> Contrast:
     ours, other = pair or (ours, other)
     together = pair is not None and len(ours.seeds) >= LEAST_SEEDS
     accuracies, errors = [
-        (ours.values(*keys), other.values(*keys)) for keys in (("accuracy",), ("strongest", "mse"))
+        (ours.values(path), other.values(path)) for path in ("accuracy", "strongest.mse")
     ]
     a, b = image_table(ours), image_table(other)
     mse, over = over_seeds(*errors, paired=together), "seeds"
-    same = ours.distinct("splits", "scored") == other.distinct("splits", "scored")
+    same = ours.distinct("splits.scored") == other.distinct("splits.scored")
     if a is not None and b is not None and same and a.shape[1] == b.shape[1]:
         mse = difference(Sample.of(a), Sample.of(b), paired=together)
         over = mse.interval.scope
@@ -366,7 +349,7 @@ def contrast(ours: Group, other: Group, *, paired: bool = False) -> Contrast:
         ours=ours.name,
         other=other.name,
         accuracy_gap=_gap(ours, other, "accuracy"),
-        mse_gap=_gap(ours, other, "strongest", "mse"),
+        mse_gap=_gap(ours, other, "strongest.mse"),
         accuracy=accuracy,
         mse=mse,
         over=NOTHING if mse is None else f"paired {over}" if together else over,
@@ -376,8 +359,8 @@ def contrast(ours: Group, other: Group, *, paired: bool = False) -> Contrast:
     )
 
 
-def _gap(ours: Group, other: Group, *keys: str) -> float | None:
-    a, b = ours.mean(*keys), other.mean(*keys)
+def _gap(ours: Group, other: Group, path: str) -> float | None:
+    a, b = ours.mean(path), other.mean(path)
     return None if a is None or b is None else a - b
 
 
@@ -536,9 +519,8 @@ def warnings(found: Records) -> list[str]:
         said += _inner_faults(group)
     kinds: dict[tuple[str, str], list[Group]] = {}
     for group in found.groups:
-        first = group.records[0]
-        kind = text(first, "config", "dataset") or NOTHING, text(first, "audit", "aux") or NOTHING
-        kinds.setdefault(kind, []).append(group)
+        aux = group.records[0].audit.aux or NOTHING
+        kinds.setdefault((dataset_of(group), aux), []).append(group)
     for (dataset, aux), groups in kinds.items():
         where = f"{dataset}, attacker knows {aux}: rows"
         for key in TRAINING:
@@ -549,7 +531,7 @@ def warnings(found: Records) -> list[str]:
     return said
 
 
-def _outliers(groups: Sequence[Group], read: Callable[[Json], str], words: str) -> list[str]:
+def _outliers(groups: Sequence[Group], read: Callable[[Record], str], words: str) -> list[str]:
     """A line if the rows' records differ in what `read` reads: each value with its rows."""
     rows = _rows_by(groups, read)
     listed = "; ".join(f"{value} ({', '.join(names)})" for value, names in rows.items())
@@ -559,26 +541,26 @@ def _outliers(groups: Sequence[Group], read: Callable[[Json], str], words: str) 
 def _inner_faults(group: Group) -> list[str]:
     """What the seeds of one row must share and do not."""
     said = []
-    named = {key for record in group.records for key in section(record, "config")} - {*FREE}
+    named = {key for record in group.records for key in record.config} - {*FREE}
     for key in sorted(named):
         values = {setting(key)(record) for record in group.records} - {NOTHING}
         if len(values) > 1:
             listed = ", ".join(sorted(values))
             said.append(f"row {group.name}: its seeds differ in {key}: {listed}")
     for name, path in MEASURED.items():
-        without = sum(number(record, *path) is None for record in group.records)
+        without = sum(number(record, path) is None for record in group.records)
         if 0 < without < len(group.records):
             said.append(
                 f"row {group.name}: {without} of its {len(group.records)} records "
                 f"{'has' if without == 1 else 'have'} no {name}; the mean is of the others"
             )
-    trained = [text(seed[0], "seeds", "train") for seed in group.seeds]
+    trained = [seed[0].seeds.train for seed in group.seeds]
     for seed in sorted({s for s in trained if s is not None and trained.count(s) > 1}):
         said.append(
             f"row {group.name}: {trained.count(seed)} folders are of training seed {seed}, and "
             "count as so many seeds; put attack seeds of one training into its folder"
         )
-    pairs = [(text(r, "seeds", "train"), text(r, "seeds", "attack")) for r in group.records]
+    pairs = [(r.seeds.train, r.seeds.attack) for r in group.records]
     for pair in sorted({p for p in pairs if pairs.count(p) > 1 and None not in p}):
         said.append(
             f"row {group.name}: training seed {pair[0]}, attack seed {pair[1]} is met twice"

@@ -58,5 +58,5 @@ def _with_pictures(runs: Sequence[RunFiles]) -> list[RunFiles]:
 
 def _origin(runs: Sequence[RunFiles]) -> list[tuple[str, str]]:
     """What the runs' passports say about the main questions, different values side by side."""
-    found = [(key, sentences.distinct(runs, *key.split("."))) for key in ORIGIN]
+    found = [(key, sentences.distinct(runs, key)) for key in ORIGIN]
     return [(key, ", ".join(values)) for key, values in found if values]

@@ -13,8 +13,8 @@ import numpy as np
 
 from splitveil.errors import RunError
 from splitveil.record.files import RunFiles
-from splitveil.record.groups import Kind, kinds
-from splitveil.record.schema import number, section, text
+from splitveil.record.groups import Group, kinds
+from splitveil.record.schema import number, text
 from splitveil.report import gallery
 from splitveil.report.canvas import (
     CEILING,
@@ -77,8 +77,8 @@ def comparable(
     """Published rows of some run's dataset whose attacker knew what that run's knew."""
     known: dict[str, set[str | None]] = {}
     for run in runs:
-        aux = text(run.record, "audit", "aux") or "train"
-        known.setdefault(aux, set()).add(text(run.record, "config", "dataset"))
+        aux = run.record.audit.aux or "train"
+        known.setdefault(aux, set()).add(text(run.record, "config.dataset"))
     return {
         n: row for n, row in published.items() if row.aux in known and row.is_of(known[row.aux])
     }
@@ -93,8 +93,7 @@ def scatter(runs: Sequence[RunFiles], published: Mapping[str, Published] | None 
     for at, kind in enumerate(kinds(runs)):
         look: dict[str, Any] = {"ink": colour(at), "shape": marker(at)}
         for run in kind.runs:
-            accuracy = number(run.record, "accuracy")
-            mse = number(run.record, "strongest", "mse")
+            accuracy, mse = run.record.accuracy, run.record.strongest.mse
             if accuracy is not None and mse is not None:
                 name = shown(run.name, 30)
                 marks.append(Mark(name=name, accuracy=100 * accuracy, mse=mse, **look))
@@ -185,7 +184,7 @@ def _name_marks(axes: "Axes", marks: Sequence[Mark]) -> None:
             axes.plot(ends[:, 0], ends[:, 1], color=GREY, linewidth=0.7, zorder=2)
 
 
-BarPanel = list[tuple[int, Kind, RunFiles]]  # the place of a run's kind, which gives its colour
+BarPanel = list[tuple[int, Group, RunFiles]]  # the place of a run's kind, which gives its colour
 PER_PANEL = len(PALETTE)  # more runs than colours go into another panel
 MANY_BARS = 18  # from here the numbers stand upright
 MANY_RUNS = 2 * PER_PANEL  # beyond, the numbers stand in the table alone
@@ -197,7 +196,7 @@ def attack_bars(runs: Sequence[RunFiles]) -> Drawing:
 
     Runs that differ in their seeds alone stand together and have one colour, in every panel.
     """
-    attacks = list(dict.fromkeys(name for run in runs for name in section(run.record, "attacks")))
+    attacks = list(dict.fromkeys(name for run in runs for name in run.record.attacks))
     if not attacks:
         raise RunError("no run has an attack in its record; audit a run first")
     panels = _bar_panels(kinds(runs))
@@ -211,7 +210,7 @@ def attack_bars(runs: Sequence[RunFiles]) -> Drawing:
         return Drawing(figure)
 
 
-def _bar_panels(found: Sequence[Kind]) -> list[BarPanel]:
+def _bar_panels(found: Sequence[Group]) -> list[BarPanel]:
     """At most `PER_PANEL` runs each, those of a kind together where they fit.
 
     A panel holds fewer kinds than there are colours, one after another: none of them share one.
@@ -242,7 +241,7 @@ def _draw_bars(
 ) -> None:
     """The bars of up to `PER_PANEL` runs, the ceiling, and the names over them."""
     runs = [run for _, _, run in panel]
-    rows = [[number(run.record, "attacks", a, "mse") for a in attacks] for run in runs]
+    rows = [[number(run.record, f"attacks.{a}.mse") for a in attacks] for run in runs]
     ceilings = references(runs, "ceiling")
     top = max([0.0, *ceilings, *(v for row in rows for v in row if v is not None)]) or 1.0
     axes.set_ylim(0, (1.2 if upright else 1.1) * top)
@@ -291,14 +290,14 @@ def _warm_up(run: RunFiles) -> Iterator[Phase]:
     """The first epochs with weight 0, if the run has a penalty at all."""
     weights = [number(entry, "weight") for entry in run.metrics]
     still = len(list(takewhile(lambda weight: weight == 0, weights)))
-    if still and ((number(run.record, "config", "lambd") or 0.0) > 0 or any(weights)):
+    if still and ((number(run.record, "config.lambd") or 0.0) > 0 or any(weights)):
         yield Phase(kind="warm-up", first=_epoch(run, 0), last=_epoch(run, still - 1))
 
 
 def _full_weight(run: RunFiles) -> Iterator[Phase]:
     """The epoch in which a weight that grows over the share `ramp` of the run is full."""
-    ramp, epochs = (number(run.record, "config", key) for key in ("ramp", "epochs"))
-    grows = text(run.record, "config", "lambd") not in (None, "0", "0.0")
+    ramp, epochs = (number(run.record.config, key) for key in ("ramp", "epochs"))
+    grows = text(run.record, "config.lambd") not in (None, "0", "0.0")
     if ramp and epochs and grows and run.metrics:
         when = ramp * epochs
         if when < _epoch(run, len(run.metrics) - 1):
@@ -473,11 +472,9 @@ def draw(runs: Sequence[RunFiles], published: Mapping[str, Published]) -> Pictur
     """Every picture for which the runs have data."""
     if not runs:
         raise RunError("no runs to report; name at least one run folder")
-    attacked = any(section(run.record, "attacks") for run in runs)
+    attacked = any(run.record.attacks for run in runs)
     placed = any(
-        number(run.record, "accuracy") is not None
-        and number(run.record, "strongest", "mse") is not None
-        for run in runs
+        run.record.accuracy is not None and run.record.strongest.mse is not None for run in runs
     )
     grid = gallery.draw_grid(runs) if any(run.gallery for run in runs) else None
     return Pictures(
@@ -498,7 +495,7 @@ def _groups(runs: Sequence[RunFiles]) -> list[tuple[str, list[RunFiles]]]:
     if len(runs) > ALONE:
         alike: dict[str, list[RunFiles]] = {}
         for run in runs:
-            alike.setdefault(text(run.record, "config", "defence") or NOTHING, []).append(run)
+            alike.setdefault(text(run.record, "config.defence") or NOTHING, []).append(run)
         parts = [
             (defence, group[at : at + len(PALETTE)])
             for defence, group in alike.items()

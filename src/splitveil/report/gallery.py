@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from splitveil.errors import RunError
 from splitveil.record.files import Gallery, RunFiles
-from splitveil.record.schema import number, text
+from splitveil.record.schema import number
 from splitveil.report.canvas import (
     CEILING,
     DPI,
@@ -97,17 +97,17 @@ def _head(run: RunFiles, gallery: Gallery) -> TileRow:
     for answer, label in zip(gallery.answers, gallery.labels, strict=True):
         name, right = shown(gallery.class_name(answer), MAX_CLASS_NAME), answer == label
         tiles.append(Tile(words=name if right else f"{name} ✗", ink=INK if right else WRONG))
-    note = f"accuracy {percent(number(run.record, 'accuracy'), 1)} %; the server's answers:"
+    note = f"accuracy {percent(run.record.accuracy, 1)} %; the server's answers:"
     name = shown(run.name, 24)
     return TileRow(label=name, note=note, bold=True, ruled=True, tiles=tiles[:MAX_COLUMNS])
 
 
 def _attack_row(run: RunFiles, gallery: Gallery, attack: str) -> TileRow:
     """An attack's images and mean MSE: over all scored images, or else over those shown."""
-    mse, suffix = number(run.record, "attacks", attack, "mse"), ""
+    mse, suffix = number(run.record, f"attacks.{attack}.mse"), ""
     if mse is None and attack in gallery.mse:
         mse, suffix = float(np.mean(gallery.mse[attack])), " (shown images)"
-    strongest = attack == text(run.record, "strongest", "mse_by")
+    strongest = attack == run.record.strongest.mse_by
     frame = CEILING if strongest else RULE
     return TileRow(
         label=shown(attack, 20),
@@ -171,7 +171,7 @@ def strips(runs: Sequence[RunFiles], budget: int = BUDGET) -> tuple[list[Strip],
     Room goes to the strongest attack of every run first.
     """
     wanted = [
-        (run, run.gallery, attack, attack == text(run.record, "strongest", "mse_by"))
+        (run, run.gallery, attack, attack == run.record.strongest.mse_by)
         for run in runs
         if run.gallery is not None
         for attack in run.gallery.reconstructions
@@ -191,7 +191,7 @@ def _strip(run: RunFiles, gallery: Gallery, attack: str, strongest: bool) -> Str
     return Strip(
         run=run.name,
         attack=attack,
-        mse=format_mse(number(run.record, "attacks", attack, "mse")),
+        mse=format_mse(number(run.record, f"attacks.{attack}.mse")),
         strongest=strongest,
         tiles=tuple(
             Reconstruction(

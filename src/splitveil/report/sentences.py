@@ -3,25 +3,27 @@
 from collections.abc import Mapping, Sequence
 
 from splitveil.record.files import RunFiles
-from splitveil.record.groups import Group, Kind, kinds
-from splitveil.record.schema import leaves, number, section, text
-from splitveil.report.columns import brief_profile, flags_of
+from splitveil.record.groups import Group, kinds
+from splitveil.record.schema import BRIEF, get, leaves, text
+from splitveil.report.columns import flags_of
 from splitveil.report.words import LOCALE, Said, Value, said
 from splitveil.table import NOTHING, SMALL_MSE, format_mse, spread
 
-PASSPORT = ("config", "seeds", "splits", "versions", "audit", "client", "training", "seconds")
+PASSPORT = (
+    "config", "seeds", "splits", "versions", "audit", "client", "training", "seconds", "device",
+)  # fmt: skip
 
-MEASURED_ALIKE: Mapping[str, tuple[str, str]] = {
-    "differ.dataset": ("config", "dataset"),
-    "differ.profile": ("audit", "profile"),
-    "differ.aux": ("audit", "aux"),
-    "differ.scored": ("audit", "scored"),
+MEASURED_ALIKE: Mapping[str, str] = {
+    "differ.dataset": "config.dataset",
+    "differ.profile": "audit.profile",
+    "differ.aux": "audit.aux",
+    "differ.scored": "audit.scored",
 }
 
 
 def statement(runs: Sequence[RunFiles]) -> Said:
     """One sentence: what is shown."""
-    datasets = distinct(runs, "config", "dataset")
+    datasets = distinct(runs, "config.dataset")
     named = tuple(datasets) if datasets else said("statement.unnamed")
     if len(runs) == 1:
         return said("statement.one", datasets=named)
@@ -34,7 +36,7 @@ def verdict(runs: Sequence[RunFiles]) -> Said:
     Runs that differ in their seeds alone count as one, with their mean and sd, so that the luck of
     a seed decides nothing. Runs are only compared with runs on the same images.
     """
-    scored = [run for run in runs if number(run.record, "strongest", "mse") is not None]
+    scored = [run for run in runs if run.record.strongest.mse is not None]
     if not scored:
         return said("verdict.none")
     found = kinds(scored)
@@ -52,34 +54,33 @@ def verdict(runs: Sequence[RunFiles]) -> Said:
     return said("verdict.best", count=count, **_measured(_most_private(rivals)))
 
 
-def _change(bare: Kind, best: Kind) -> Said:
+def _change(bare: Group, best: Group) -> Said:
     return said(
         "verdict.change",
         bare=_called(bare),
         best=_called(best),
-        before=_error(bare.group),
-        after=_error(best.group),
-        ceiling=format_mse(best.group.mean("ceiling", "mse")),
-        start=_share(bare.group, "accuracy"),
-        end=_share(best.group, "accuracy"),
+        before=_error(bare),
+        after=_error(best),
+        ceiling=format_mse(best.mean("ceiling.mse")),
+        start=_share(bare, "accuracy"),
+        end=_share(best, "accuracy"),
     )
 
 
-def _measured(kind: Kind) -> dict[str, Value]:
-    group = kind.group
+def _measured(kind: Group) -> dict[str, Value]:
     return {
         "name": _called(kind),
-        "accuracy": _share(group, "accuracy"),
-        "attack": tuple(group.distinct("strongest", "mse_by")),
-        "mse": _error(group),
-        "ceiling": format_mse(group.mean("ceiling", "mse")),
-        "leakage": _share(group, "leakage"),
+        "accuracy": _share(kind, "accuracy"),
+        "attack": tuple(kind.distinct("strongest.mse_by")),
+        "mse": _error(kind),
+        "ceiling": format_mse(kind.mean("ceiling.mse")),
+        "leakage": _share(kind, "leakage"),
     }
 
 
-def _called(kind: Kind) -> Value:
+def _called(kind: Group) -> Value:
     """The name of a kind, and over how many seeds or audits its numbers are means."""
-    seeds = len(kind.group.seeds)
+    seeds = len(kind.seeds)
     if len(kind.runs) == 1:
         return f"“{kind.name}”"
     key, count = ("verdict.seeds", seeds) if seeds > 1 else ("verdict.audits", len(kind.runs))
@@ -88,7 +89,7 @@ def _called(kind: Kind) -> Value:
 
 def _error(group: Group) -> str:
     """The strongest attack's error, mean ± sd over training seeds where there are several."""
-    mean, values = group.mean("strongest", "mse"), group.values("strongest", "mse")
+    mean, values = group.mean("strongest.mse"), group.values("strongest.mse")
     small = mean is not None and 0 < mean < SMALL_MSE
     return format_mse(mean) if len(values) == 1 else spread(values, 1.0, 5 if small else 4)
 
@@ -97,20 +98,19 @@ def _share(group: Group, key: str) -> str:
     return spread(group.values(key), 100.0, 1)
 
 
-def _most_private(found: Sequence[Kind]) -> Kind:
-    return max(found, key=lambda kind: kind.group.mean("strongest", "mse") or 0.0)
+def _most_private(found: Sequence[Group]) -> Group:
+    return max(found, key=lambda kind: kind.mean("strongest.mse") or 0.0)
 
 
-def _defended(kind: Kind) -> bool:
-    return text(kind.runs[0].record, "config", "defence") != "none"
+def _defended(kind: Group) -> bool:
+    return text(kind.runs[0].record, "config.defence") != "none"
 
 
-def _same_images(one: Kind, other: Kind) -> bool:
+def _same_images(one: Group, other: Group) -> bool:
     """Whether two kinds share dataset and test split, as far as their records say."""
-    return all(
-        text(one.runs[0].record, *keys) == text(other.runs[0].record, *keys)
-        for keys in (("config", "dataset"), ("splits", "test"))
-    )
+    first, second = one.runs[0].record, other.runs[0].record
+    same_data = text(first, "config.dataset") == text(second, "config.dataset")
+    return same_data and first.splits.test == second.splits.test
 
 
 def caveats(runs: Sequence[RunFiles]) -> list[Said]:
@@ -131,31 +131,31 @@ def _of(key: str, names: Sequence[str]) -> list[Said]:
 
 def _about_flags(runs: Sequence[RunFiles]) -> list[Said]:
     flagged = [run.name for run in runs if flags_of(run)]
-    brief = [run.name for run in runs if brief_profile(run) is not None]
+    brief = [run.name for run in runs if run.record.audit.profile in BRIEF]
     return [*_of("caveat.flags", flagged), *_of("caveat.brief", brief)]
 
 
 def _about_seeds(runs: Sequence[RunFiles]) -> list[Said]:
     seeds: dict[str, set[str]] = {}
     for run in runs:
-        defence = text(run.record, "config", "defence")
+        defence = text(run.record, "config.defence")
         if defence is not None:
-            seeds.setdefault(defence, set()).add(text(run.record, "config", "seed") or NOTHING)
+            seeds.setdefault(defence, set()).add(text(run.record, "config.seed") or NOTHING)
     single = [name for name, found in seeds.items() if len(found) == 1]
     several = [name for name in seeds if name not in single]
     return [*_of("caveat.one-seed", single), *_of("caveat.seeds", several)]
 
 
 def _about_attacks(runs: Sequence[RunFiles]) -> list[Said]:
-    names = list(dict.fromkeys(name for run in runs for name in section(run.record, "attacks")))
+    names = list(dict.fromkeys(name for run in runs for name in run.record.attacks))
     return [
         *_of("caveat.attacks", names),
-        *_of("caveat.profile", distinct(runs, "audit", "profile")),
+        *_of("caveat.profile", distinct(runs, "audit.profile")),
         *(
             said("caveat.knowledge", aux=aux, meaning=_knowledge(aux))
-            for aux in distinct(runs, "audit", "aux")
+            for aux in distinct(runs, "audit.aux")
         ),
-        *_of("caveat.scored", distinct(runs, "audit", "scored")),
+        *_of("caveat.scored", distinct(runs, "audit.scored")),
     ]
 
 
@@ -167,19 +167,18 @@ def _about_comparison(runs: Sequence[RunFiles]) -> list[Said]:
     """Warnings where the runs were not measured alike."""
     made = [
         said("caveat.differ", what=said(words), values=tuple(values))
-        for words, keys in MEASURED_ALIKE.items()
-        if len(values := distinct(runs, *keys)) > 1
+        for words, path in MEASURED_ALIKE.items()
+        if len(values := distinct(runs, path)) > 1
     ]
-    if len(distinct(runs, "splits", "test")) > 1:
+    if len(distinct(runs, "splits.test")) > 1:
         made.append(said("caveat.tests"))
-    return made + _of("caveat.unaudited", [run.name for run in runs if run.record is None])
+    return made + _of("caveat.unaudited", [run.name for run in runs if not run.audited])
 
 
 def passport(run: RunFiles) -> list[tuple[str, str]]:
     """Where a run's numbers come from: (key, value) in a fixed order."""
-    known = leaves({key: section(run.record, key) for key in PASSPORT})
-    device = text(run.record, "device")
-    told = known if device is None else known | {"device": device}
+    found = {key: get(run.record, key) for key in PASSPORT}
+    told = leaves({key: value for key, value in found.items() if value is not None})
     return [(key, _in_words(value)) for key, value in told.items()]
 
 
@@ -189,7 +188,7 @@ def _in_words(value: object) -> str:
     return NOTHING if value is None else str(value)
 
 
-def distinct(runs: Sequence[RunFiles], *keys: str) -> list[str]:
-    """The different values of a key, in order of the runs."""
-    values = (text(run.record, *keys) for run in runs)
+def distinct(runs: Sequence[RunFiles], path: str) -> list[str]:
+    """The different values at a dotted path, in order of the runs."""
+    values = (text(run.record, path) for run in runs)
     return list(dict.fromkeys(value for value in values if value is not None))
