@@ -126,7 +126,7 @@ def test_clients_are_ranked_by_a_trial_and_the_second_call_only_reads(
     monkeypatch.setitem(cast("dict[str, Any]", PROFILES), "smoke", few)
     first = call(*RANK, "--runs-dir", str(tmp_path), "--json")
     assert first.exit_code == 0, text(first)
-    assert re.search(r"client:strided-\S+ 1/1 0 ", text(first))
+    assert re.search(r"client:strided-\S+ \S+ 1/1 \S+ 0 failed", text(first))
     found = json.loads(first.stdout)
     assert found["image_shape"] == [1, 8, 8]
     assert (found["dataset"], found["defence"], found["epochs"]) == ("digits", "noise", 8)
@@ -148,9 +148,10 @@ def test_clients_are_ranked_by_a_trial_and_the_second_call_only_reads(
     lines = again.stdout.splitlines()
     assert lines[0] == "2 clients on digits with noise, 8 epochs, seed 0, profile smoke"
     for line, row in zip(lines[2:4], rows, strict=True):
-        assert line.startswith(f"{'*' if row['pareto'] else ' '} {row['net']} ")
-        assert f"{100 * row['accuracy']:.2f} " in line
-        assert f"{row['mse']:.4f} {row['leakage']:7.3f}" in line
+        assert line.startswith(f"{'*' if row['pareto'] else ' '}  {row['net']} ")
+        assert f" {100 * row['accuracy']:.2f} " in line
+        assert f" {row['mse']:.4f} " in line
+        assert f" {row['leakage']:.3f} " in line
     assert rows[0]["score"] > 0
     assert lines[-1] == f"next: splitveil train --net {rows[0]['net']} " + (
         "--dataset digits --defence noise"

@@ -3,7 +3,7 @@
 import gc
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,18 @@ from splitveil.cli.console import show_table
 from splitveil.config.run_config import RunConfig
 from splitveil.errors import CheckpointError, DataError, RunError
 from splitveil.experiments import runner
-from splitveil.experiments.reproduction import EXPERIMENTS, finished, folder_name, next_step, table
+from splitveil.experiments.reproduction import (
+    EXPERIMENTS,
+    finished,
+    folder_name,
+    group_table,
+    next_step,
+)
 from splitveil.io import Progress
 from splitveil.nets.split import SplitModel
 from splitveil.record.groups import Group
 from splitveil.runs import Run, fit
+from splitveil.table import Table
 
 SEED = EXPERIMENTS["seed-003"]
 WRITTEN = ("record.json", "checkpoint.safetensors")
@@ -85,12 +92,12 @@ def test_what_is_finished_is_not_repeated(runs: Path) -> None:
     ("old", "new"), [("epochs = 1\n", "epochs = 2\n"), ("lambd = 16.0", "lambd = 8.0")]
 )
 def test_rows_with_other_settings_stay_out(old: str, new: str, runs: Path) -> None:
-    assert list(finished(SEED, runs / "cem", "smoke")) == ["cem", "gated-att"]
+    assert [row.name for row in finished(SEED, runs / "cem", "smoke")] == ["cem", "gated-att"]
     path = runs / "gated-att" / "config.toml"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-    assert list(finished(SEED, runs / "cem", "smoke")) == ["cem"]
+    assert [row.name for row in finished(SEED, runs / "cem", "smoke")] == ["cem"]
 
 
 @pytest.mark.parametrize(
@@ -98,14 +105,14 @@ def test_rows_with_other_settings_stay_out(old: str, new: str, runs: Path) -> No
 )
 def test_rows_attacked_otherwise_stay_out(audit: Json, runs: Path) -> None:
     change_record(runs / "gated-att", "audit", audit)
-    assert list(finished(SEED, runs / "cem", "smoke")) == ["cem"]
+    assert [row.name for row in finished(SEED, runs / "cem", "smoke")] == ["cem"]
 
 
 def test_a_broken_record_of_another_row_is_named_and_left_out(
     runs: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (runs / "gated-att" / "record.json").write_text("{")
-    assert list(finished(SEED, runs / "cem", "smoke")) == ["cem"]
+    assert [row.name for row in finished(SEED, runs / "cem", "smoke")] == ["cem"]
     assert "gated-att is left out of the table" in caplog.text
 
 
@@ -118,7 +125,7 @@ def test_a_record_without_the_experiments_attacks_is_made_again(kind: str, runs:
         record = json.loads((runs / "cem" / "record.json").read_text())
         flags = [{"name": "training unfinished", "seen": "9 of 99 steps were trained"}]
         (runs / "cem" / "record.json").write_text(json.dumps(record | {"flags": flags}))
-        assert list(finished(SEED, runs / "gated-att", "smoke")) == ["gated-att"]
+        assert [row.name for row in finished(SEED, runs / "gated-att", "smoke")] == ["gated-att"]
     else:
         change_record(runs / "cem", "audit", {"only": ["linear"]})
     assert command(runs, "--only", "cem").exit_code == 0
@@ -152,7 +159,7 @@ def test_the_widest_row_fits_eighty_characters(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    made, rows = table(SEED, {row: record(dataset="cifar10") for row in SEED.rows})
+    made, rows = made_of({row: record(dataset="cifar10") for row in SEED.rows})
     show_table(made.title, *made.brief(rows))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > len(SEED.rows)
@@ -218,15 +225,19 @@ def record(*, dataset: str, device: str = "cuda (H200)", peak: int | None = 100)
     }  # fmt: skip
 
 
+def made_of(records: Mapping[str, Json]) -> tuple[Table, Sequence[Any]]:
+    return group_table(SEED, [Group(row, ((record,),)) for row, record in records.items()])
+
+
 def test_reported_rows_stand_only_beside_the_same_data() -> None:
-    made, rows = table(SEED, {"cem": record(dataset="cifar10")})
+    made, rows = made_of({"cem": record(dataset="cifar10")})
     assert [line[0] for line in made.cells(rows)] == [
         "`cem`",
         "*cem*",
         "*gated-att*",
         "*gated-att tuned*",
     ]
-    made, rows = table(SEED, {"cem": record(dataset="digits")})
+    made, rows = made_of({"cem": record(dataset="digits")})
     assert [line[0] for line in made.cells(rows)] == ["`cem`"]
     both = [
         Group(name, ((record(dataset="digits"),),)) for name in ("cem", "gated-att", "sparse+cem")
@@ -235,7 +246,7 @@ def test_reported_rows_stand_only_beside_the_same_data() -> None:
 
 
 def test_the_documents_approximate_row_is_marked() -> None:
-    made, rows = table(SEED, {"cem": record(dataset="cifar10")})
+    made, rows = made_of({"cem": record(dataset="cifar10")})
     cells = dict(zip([c.heading for c in made.columns], made.cells(rows)[-1], strict=True))
     assert cells["accuracy on reconstructions"] == "≈26"
     assert cells["strongest attack MSE"] == "≈0.045"
@@ -245,12 +256,12 @@ def test_the_documents_approximate_row_is_marked() -> None:
 
 
 def test_the_caption_says_whose_each_measure_is() -> None:
-    text = table(SEED, {"cem": record(dataset="cifar10")})[0].caption
+    text = made_of({"cem": record(dataset="cifar10")})[0].caption
     assert "each of the attack strongest in it" in text
 
 
 def test_memory_stated_on_a_cpu_by_older_records_is_not_compared() -> None:
     old = record(dataset="cifar10", device="cpu (x86_64, 1 threads)")
     for one, shares in ((old, ["1.00", "–"]), (record(dataset="cifar10"), ["1.00", "1.00"])):
-        made, rows = table(SEED, {"cem": one})
+        made, rows = made_of({"cem": one})
         assert made.cells(rows)[0][-2:] == shares

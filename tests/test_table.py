@@ -104,7 +104,10 @@ def test_readers_see_the_same_in_markdown_and_terminal() -> None:
         "| `a` | 0.50 ± 0.35 | 33.3 |\n| `b\\|c` | – | – |\n\nn.\n"
     )
     assert NAMED.brief(NAMED_ROWS) == (["row", "MSE ↑"], [["a", "0.50 ± 0.35"], ["b|c", "–"]])
-    assert NAMED.render(NAMED_ROWS, "terminal") == "row  MSE ↑\na    0.50 ± 0.35\nb|c  –\n"
+    assert (
+        NAMED.render(NAMED_ROWS, "terminal")
+        == "row        MSE ↑\na    0.50 ± 0.35\nb|c            –\n"
+    )
     assert "| 误差 ↑ |" in NAMED.render(NAMED_ROWS, "markdown", "zh")
 
 

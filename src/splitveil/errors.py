@@ -95,6 +95,11 @@ class Range:
             allowed = f"a finite number {'>' if self.above else '≥'} {self.low:g}"
         return f"{name} must be {allowed}, got {value}" + (f"; {self.hint}" if self.hint else "")
 
+    def check(self, name: str, value: int | float) -> None:
+        """Refuse a value outside."""
+        if problem := self.problem(name, value):
+            raise ConfigError(problem)
+
 
 def check_ranges(owner: object, *others: str) -> None:
     """Refuse a dataclass with a field outside the range it declares; None is not checked.

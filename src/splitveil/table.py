@@ -221,6 +221,11 @@ class Column:
         return dict(zip(self.keys, self.fmt.exact(value), strict=True))
 
 
+def plain_column(key: str, heading: str, fmt: Format = TEXT) -> Column:
+    """A column of a listing in a terminal, with one heading everywhere."""
+    return Column(key, heading, fmt=fmt, brief=heading)
+
+
 def in_language(words: Words, lang: str) -> str:
     """A text in a language."""
     return words if isinstance(words, str) else words[lang]
@@ -369,10 +374,15 @@ class Table:
 
     def _terminal(self, rows: Sequence[Any], lang: str) -> str:
         headings, cells = self.brief(rows, lang)
+        columns = [column for column in self.shown(rows, lang)[0] if column.brief]
+        pads = [str.rjust if column.fmt.numeric else str.ljust for column in columns]
         lines = [headings, *cells]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        padded = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-        return "\n".join(padded) + "\n"
+        padded = (
+            "  ".join(pad(cell, wide) for pad, cell, wide in zip(pads, line, widths, strict=True))
+            for line in lines
+        )
+        return "\n".join(map(str.rstrip, padded)) + "\n"
 
 
 def csv_text(rows: Sequence[Mapping[str, Cell]]) -> str:

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from splitveil.attacks.attribute import AttributeHead, Reader, fit_probe, image_attributes
+from splitveil.attacks.attribute import AttributeHead, Probed, fit_probe, image_attributes
 from splitveil.attacks.base import Budget
 from splitveil.errors import AuditError
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.threat import BlackBox, Labelled, Observation, Victim
+from splitveil.threat import BlackBox, Labelled, Victim
 
 MakeAux = Callable[..., Labelled]
 HEAD = AttributeHead(epochs=1, min_steps=150, batch_size=64)
@@ -26,7 +26,7 @@ def grey(*levels: float) -> Tensor:
     return torch.tensor(levels).view(-1, 1, 1, 1).expand(-1, 1, 2, 2).contiguous()
 
 
-def fitted(victim: Victim, aux: Labelled, seed: int = 0) -> Reader:
+def fitted(victim: Victim, aux: Labelled, seed: int = 0) -> Probed:
     targets = image_attributes(aux.images, aux.images)
     return HEAD.fit(victim.black_box(), aux, targets, generator(seed))
 
@@ -80,20 +80,20 @@ def shaded(n: int, seed: int) -> Tensor:
 def test_an_identity_client_gives_every_attribute_away() -> None:
     aux, x = Labelled(shaded(600, 0), torch.zeros(600, dtype=torch.long)), shaded(300, 1)
     victim = Victim(nn.Identity(), Channel())
-    reader = fitted(victim, aux)
-    read = reader(Observation(x, torch.zeros(300, dtype=torch.long)))
+    probed = fitted(victim, aux)
+    read = {name: logits.argmax(1) for name, logits in probed(x).items()}
     truth = image_attributes(x, aux.images)
     for name in ("brightness", "side", "edges"):
         assert float((read[name] == truth[name]).double().mean()) > 0.9, name
-    assert set(reader.heads) == {"brightness", "side", "edges"}
-    assert reader.heads["brightness"] in ("linear", "mlp")
+    assert set(probed.picked) == {"brightness", "side", "edges"}
+    assert probed.picked["brightness"] in ("linear", "mlp")
 
 
 def test_pure_noise_gives_no_attribute_away(make_aux: MakeAux) -> None:
     aux, x = make_aux(600), make_aux(300, seed=1).images
     victim = Victim(nn.Identity(), Channel([GaussianNoise(1000.0)]))
-    reader = fitted(victim, aux)
-    read = reader(Observation(victim.send(x, generator(7)), torch.zeros(300, dtype=torch.long)))
+    told = fitted(victim, aux)(victim.send(x, generator(7)))
+    read = {name: logits.argmax(1) for name, logits in told.items()}
     truth = image_attributes(x, aux.images)
     for name, chance in {"brightness": 1 / 3, "side": 1 / 2, "edges": 1 / 3}.items():
         assert abs(float((read[name] == truth[name]).double().mean()) - chance) < 0.09  # 3 sd
@@ -102,12 +102,12 @@ def test_pure_noise_gives_no_attribute_away(make_aux: MakeAux) -> None:
 def test_a_network_counts_where_a_line_cannot_tell() -> None:
     z = torch.rand(1000, 2, generator=generator()) * 2 - 1
     same_sign, positive = (z[:, 0] * z[:, 1] > 0).long(), (z[:, 0] > 0).long()
-    targets = torch.stack([same_sign, positive], 1)
+    targets = {"same": same_sign, "positive": positive}
     budget = Budget(epochs=1, min_steps=300, batch_size=128, lr=1e-2)
-    probed = fit_probe(lambda x: x, z, targets, (2, 2), budget=budget, generator=generator())
-    assert probed.picked[0] == 1
+    probed = fit_probe(lambda x: x, z, targets, budget=budget, generator=generator())
+    assert probed.picked["same"] == "mlp"
     fresh = torch.rand(1000, 2, generator=generator(1)) * 2 - 1
-    first, second = (part.argmax(1) for part in probed(fresh))
+    first, second = (part.argmax(1) for part in probed(fresh).values())
     assert float((first == (fresh[:, 0] * fresh[:, 1] > 0)).double().mean()) > 0.9
     assert float((second == (fresh[:, 0] > 0)).double().mean()) > 0.95
     assert len(probed.held) == 200
@@ -126,7 +126,7 @@ def test_one_seed_gives_one_reader_and_noise_is_fresh_at_every_step(make_aux: Ma
     box = BlackBox(send, victim.device)
     one, other = (HEAD.fit(box, aux, targets, generator(3)) for _ in range(2))
     another = HEAD.fit(box, aux, targets, generator(4))
-    weights = [r.probed.net.linear.weight for r in (one, other, another)]
+    weights = [r.net.linear.weight for r in (one, other, another)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
     steps = [s.flatten()[:100] for s in sent if len(s) == 48][:100]
@@ -135,10 +135,10 @@ def test_one_seed_gives_one_reader_and_noise_is_fresh_at_every_step(make_aux: Ma
 
 def test_long_inputs_do_not_blow_up() -> None:
     z = torch.randn(200, 20000, generator=generator())
-    side = (z[:, :1000].sum(1) > 0).long()[:, None]
+    side = {"side": (z[:, :1000].sum(1) > 0).long()}
     budget = Budget(epochs=1, min_steps=20, batch_size=64)
-    probed = fit_probe(lambda x: x, z, side, (2,), budget=budget, generator=generator(), hidden=8)
-    assert float(probed(z)[0].abs().max()) < 100
+    probed = fit_probe(lambda x: x, z, side, budget=budget, generator=generator(), hidden=8)
+    assert float(probed(z)["side"].abs().max()) < 100
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchmetrics.functional.image import structural_similarity_index_measure
 
+from splitveil.attacks.base import Budget
 from splitveil.attacks.decoder import (
     Decoder,
     Features,
@@ -21,6 +22,7 @@ from splitveil.attacks.decoder import (
     ssim_loss,
 )
 from splitveil.functional import window_matrix
+from splitveil.io import silent
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.rng import stream
 from splitveil.threat import Labelled, Observation, Victim
@@ -152,7 +154,8 @@ def aux() -> Labelled:
 
 @pytest.fixture(scope="module")
 def features(aux: Labelled) -> Features:
-    return fit_features(aux, stream(0, "features"), steps=40, batch_size=32, device=CPU)
+    budget = Budget(epochs=0, min_steps=40, batch_size=32)
+    return fit_features(aux, stream(0, "features"), budget, CPU, silent)
 
 
 def test_features_tell_the_classes_apart_and_are_frozen(features: Features) -> None:
@@ -168,7 +171,8 @@ def test_features_tell_the_classes_apart_and_are_frozen(features: Features) -> N
 
 def test_features_depend_on_aux_and_seed_alone(aux: Labelled) -> None:
     def weights(aux: Labelled, seed: int) -> Tensor:
-        net = fit_features(aux, generator(seed), steps=3, batch_size=32, device=CPU)
+        budget = Budget(epochs=0, min_steps=3, batch_size=32)
+        net = fit_features(aux, generator(seed), budget, CPU, silent)
         return torch.cat([t.flatten().float() for t in net.state_dict().values()])
 
     state = torch.get_rng_state()

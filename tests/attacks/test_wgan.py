@@ -180,7 +180,7 @@ def test_one_image_is_too_few(make_aux: MakeAux, linear_victim: Victim) -> None:
 
 @pytest.mark.parametrize(("name", "wrong"), [*COUNTS.items(), *RATES.items()])
 def test_budgets_out_of_range_are_refused(name: str, wrong: float) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be finite and at least .*, got {wrong}"):
+    with pytest.raises(ConfigError, match=f"{name} must be .*, got {wrong}"):
         replace(FAST, **{name: wrong})  # type: ignore[arg-type]
 
 

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from splitveil.audits.beyond_pixels import (
 )
 from splitveil.audits.suite import run_attacks
 from splitveil.audits.target import Attempt, Target, levels
-from splitveil.data.attributes import Attributes
+from splitveil.data.attributes import Attributes, attributes_of
 from splitveil.errors import AuditError
 from splitveil.io import Json
 from splitveil.rng import stream
@@ -239,7 +240,7 @@ def test_attributes_from_a_table_replace_the_simple_ones() -> None:
         "corner": (every[:, 0, 0, 0] > 0.5).long(),
         "coin": torch.randint(2, (600,), generator=stream(0, "coin")),
     }
-    given = Attributes.of(table, torch.arange(400), torch.arange(400, 600))
+    given = attributes_of(Path("table.csv"), table, torch.arange(400), torch.arange(400, 600))
     found = of(case, attributes=given)["attribute"]
     assert set(found) == {"corner", "coin"}
     assert found["corner"]["accuracy"] > 0.85

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis.strategies import integers, lists
 
-from splitveil.data.attributes import Attributes, attributes_of, codes, read_table
+from splitveil.data.attributes import attributes_of, codes, read_table
 from splitveil.errors import DataError
 
 FILES = ["cat/a.png", "cat/b.png", "dog/a.png"]
@@ -96,6 +96,7 @@ def test_codes_count_the_smaller_values(values: list[int]) -> None:
 
 
 def test_a_table_is_split_by_the_indices_of_both_sets() -> None:
-    made = Attributes.of({"hat": torch.tensor([5, 6, 7])}, torch.tensor([2, 0]), torch.tensor([1]))
+    table = {"hat": torch.tensor([5, 6, 7])}
+    made = attributes_of(Path("table.csv"), table, torch.tensor([2, 0]), torch.tensor([1]))
     assert made.aux["hat"].tolist() == [7, 5]
     assert made.scored["hat"].tolist() == [6]

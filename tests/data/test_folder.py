@@ -207,7 +207,7 @@ def test_images_of_one_pixel_are_read_and_refused_by_the_net(tmp_path: Path) -> 
     data = read(tmp_path)
     assert data.image_shape == (3, 1, 1)
     plan = resolve(RunConfig(dataset=data.name, device="cpu"), data)
-    message = r"^images must be at least 4×4, got \(3, 1, 1\) \(c, h, w\); resize them"
+    message = r"^small needs images of at least 4×4, got \(3, 1, 1\); resize them"
     with pytest.raises(ConfigError, match=message):
         plan.build_model()
 

@@ -152,9 +152,9 @@ def test_val_is_a_tenth_of_every_class(digits: Dataset) -> None:
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
 def test_fractions_outside_the_range_are_refused(digits: Dataset, fraction: float) -> None:
-    with pytest.raises(ConfigError, match=r"val_fraction must lie in \[0, 1\)"):
+    with pytest.raises(ConfigError, match=r"val_fraction must be in \[0, 1\)"):
         make_splits(digits, val_fraction=fraction)
-    with pytest.raises(ConfigError, match=r"held_out must lie in \[0, 1\)"):
+    with pytest.raises(ConfigError, match=r"held_out must be in \[0, 1\)"):
         make_splits(digits, held_out=fraction)
 
 

@@ -15,13 +15,13 @@ from splitveil.errors import ConfigError, RunError
 from splitveil.experiments import runner
 from splitveil.experiments.client_search import (
     Contender,
-    RankedClient,
     contenders,
     rank_clients,
     ranked,
     score,
 )
 from splitveil.experiments.runner import validate_on_val
+from splitveil.io import Json
 from splitveil.nets.clients import FAMILIES, THIN_CLIENTS, parse_client
 from splitveil.nets.cost import candidates
 from splitveil.record.statistics import undominated
@@ -98,16 +98,15 @@ def test_a_point_is_marked_exactly_when_nothing_beats_it(points: list[tuple[int,
         assert mark == (not better)
 
 
-def finding(net: str, accuracy: float, mse: float) -> RankedClient:
-    return RankedClient(
-        net=net, macs=1, params=1, wire_floats=1, accuracy=accuracy, mse=mse, attack="linear",
-        ceiling=0.05, leakage=1 - mse / 0.05, score=score(accuracy, mse, 0.05, 10), run="",
-    )  # fmt: skip
+def finding(net: str, accuracy: float, mse: float) -> Json:
+    return {
+        "net": net, "accuracy": accuracy, "mse": mse, "score": score(accuracy, mse, 0.05, 10),
+    }  # fmt: skip
 
 
 def test_the_best_score_stands_first_and_the_dominated_are_not_marked() -> None:
     found = ranked([finding("c", 0.5, 0.01), finding("a", 0.9, 0.02), finding("b", 0.8, 0.04)])
-    assert [(f.net, f.pareto) for f in found] == [("b", True), ("a", True), ("c", False)]
+    assert [(f["net"], f["pareto"]) for f in found] == [("b", True), ("a", True), ("c", False)]
 
 
 def test_a_finished_trial_is_not_repeated_and_a_failing_one_is_named(
@@ -116,26 +115,25 @@ def test_a_finished_trial_is_not_repeated_and_a_failing_one_is_named(
     linear = {name: PROFILES["smoke"][name] for name in ("mean", "class-mean", "linear")}
     monkeypatch.setattr(runner, "ranking_attacks", lambda *_: linear)
     config = make_config({"dataset": "digits", "epochs": 1, "runs_dir": str(tmp_path)})
-    first = rank_clients([TINY[0], WIDE, TINY[1]], config, "smoke")
-    assert {c.net for c in first.clients} == {c.net for c in TINY}
-    assert list(first.failed) == [WIDE.net]
-    assert "needs images of at least 16×16" in first.failed[WIDE.net]
-    assert [c.score for c in first.clients] == sorted(c.score for c in first.clients)[::-1]
+    first, failed = rank_clients([TINY[0], WIDE, TINY[1]], config, "smoke")
+    assert {c["net"] for c in first} == {c.net for c in TINY}
+    assert list(failed) == [WIDE.net]
+    assert "needs images of at least 16×16" in failed[WIDE.net]
+    assert (scores := [c["score"] for c in first]) == sorted(scores)[::-1]
 
-    run = load_run(first.clients[0].run)
+    run = load_run(first[0]["run"])
     assert run.path.parent == tmp_path / "advisor"
     saved = json.loads((run.path / "trial.json").read_text(encoding="utf-8"))["found"]
     assert saved == validate_on_val(run, linear)
-    assert first.clients[0].leakage == 1 - saved["mse"] / saved["ceiling"]
+    assert first[0]["leakage"] == 1 - saved["mse"] / saved["ceiling"]
 
     def forbidden(*_: object, **__: object) -> None:
         raise RuntimeError("a finished trial was trained again")
 
     monkeypatch.setattr(runner, "fit", forbidden)
-    again = rank_clients(TINY, config, "smoke")
-    assert (again.clients, again.failed) == (first.clients, {})
+    assert rank_clients(TINY, config, "smoke") == (first, {})
     (run.path / "trial.json").write_text("{", encoding="utf-8")
-    broken = rank_clients(TINY, config, "smoke")
-    assert list(broken.failed.values()) == ["a finished trial was trained again"]
+    _, broken = rank_clients(TINY, config, "smoke")
+    assert list(broken.values()) == ["a finished trial was trained again"]
     with pytest.raises(RunError, match=r"no trial came to an end: .*trained again"):
         rank_clients(TINY, replace(config, seed=3), "smoke")

@@ -19,7 +19,6 @@ from splitveil.errors import ConfigError, DataError
 from splitveil.experiments import runner
 from splitveil.experiments.runner import (
     LiveTable,
-    Result,
     Trial,
     brief_epochs,
     check_ray,
@@ -39,7 +38,7 @@ def trial(folder: Path, label: str = "one", **options: Any) -> Trial:  # noqa: A
     return Trial(label=label, config=make_config({**given, "runs_dir": str(folder), **options}))
 
 
-def on_val(*trials: Trial, **more: Any) -> list[Result]:  # noqa: ANN401
+def on_val(*trials: Trial, **more: Any) -> list[Trial]:  # noqa: ANN401
     return list(run_many(trials, profile="smoke", aux="val", only=("linear",), **more))
 
 
@@ -53,7 +52,7 @@ class Told(LiveTable):
     def expect(self, counts: Mapping[str, int]) -> None:
         self.notes.append(f"expected {dict(counts)}")
 
-    def start(self, trial: Trial) -> Progress:
+    def begin(self, trial: Trial) -> Progress:
         self.notes.append(f"started {trial.label}")
 
         def told(done: int, total: int, note: str = "") -> None:
@@ -62,8 +61,8 @@ class Told(LiveTable):
 
         return told
 
-    def finish(self, result: Result) -> None:
-        self.notes.append(f"finished {result.trial.label}")
+    def finish(self, trial: Trial) -> None:
+        self.notes.append(f"finished {trial.label}")
 
 
 def test_a_trial_is_measured_on_validation_images_and_its_file_says_what_was_found(
@@ -76,7 +75,7 @@ def test_a_trial_is_measured_on_validation_images_and_its_file_says_what_was_fou
     assert found is not None
     assert found["leakage"] == pytest.approx(1 - found["mse"] / found["ceiling"])
     assert result.point == (found["accuracy"], max(found["leakage"], 0.0))
-    run = load_run(result.folder)
+    run = load_run(result.config.folder)
     assert (run.path.parent, run.config.seed, run.config.noise_std) == (tmp_path, 3, 0.1)
     saved = json.loads((run.path / "trial.json").read_text())
     assert saved["found"] == found == validate_on_val(run, ranking_attacks("smoke", ["linear"]))
@@ -106,14 +105,14 @@ def test_a_stopped_trial_goes_on_and_a_finished_one_is_read(
 
     monkeypatch.setattr(runner, "fit", forbidden)
     assert on_val(trial(tmp_path / "cut", epochs=2)) == [result]
-    (result.folder / "trial.json").write_text("{")
+    (result.config.folder / "trial.json").write_text("{")
     assert on_val(trial(tmp_path / "cut", epochs=2))[0].error == "RuntimeError: trained again"
 
 
 def test_a_broken_checkpoint_of_a_trial_is_no_obstacle(tmp_path: Path) -> None:
     (first,) = on_val(trial(tmp_path))
-    (first.folder / "trial.json").unlink()
-    (first.folder / "checkpoint.safetensors").write_bytes(b"broken")
+    (first.config.folder / "trial.json").unlink()
+    (first.config.folder / "checkpoint.safetensors").write_bytes(b"broken")
     assert on_val(trial(tmp_path))[0].found == first.found
 
 
@@ -125,7 +124,7 @@ def test_a_failure_is_a_result_and_the_others_go_on_unless_it_shall_be_raised(
     told = Told()
     results = on_val(*trials, progress=told)
     assert [r.error for r in results] == [None, "RuntimeError: out of memory", None]
-    saved = json.loads((results[1].folder / "trial.json").read_text())
+    saved = json.loads((results[1].config.folder / "trial.json").read_text())
     assert (saved["found"], saved["error"]) == (None, "RuntimeError: out of memory")
     assert told.notes[:3] == ["expected {'noise': 3}", "started noise/0", "finished noise/0"]
     assert len(told.notes) == 7
@@ -219,7 +218,7 @@ class FakeRay(ModuleType):
         super().__init__("ray")
         self.told = dict[str, Any]()
         self.asked = dict[str, Any]()
-        self.answers = list[Result]()
+        self.answers = list[Trial]()
         self.most = 0
         self.is_down = False
 
@@ -248,7 +247,7 @@ class FakeRay(ModuleType):
         self.most = max(self.most, len(refs))
         return refs[-1:], refs[:-1]
 
-    def get(self, ref: int) -> Result:
+    def get(self, ref: int) -> Trial:
         if ref == 1:
             raise self.exceptions.RayError("the worker died\nand more")
         return self.answers[ref]
@@ -273,7 +272,7 @@ def test_ray_is_asked_for_one_core_a_trial_and_its_losses_are_results(
     noises = (0.1, 0.2, 0.3, 0.4, 0.5)
     trials = [trial(tmp_path, f"noise/{i}", noise_std=n) for i, n in enumerate(noises)]
     results = on_val(*trials, jobs=None, address="head:6379")
-    assert {r.trial.label: r.error for r in results} == {
+    assert {r.label: r.error for r in results} == {
         "noise/0": None, "noise/1": "RayError: the worker died",
         "noise/2": "RuntimeError: out of memory", "noise/3": None, "noise/4": None,
     }  # fmt: skip

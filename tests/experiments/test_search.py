@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ from experiments.made import Instant, found, more_noise_hides_more, no_memory_at
 from splitveil.config.run_config import RunConfig
 from splitveil.errors import ConfigError, RunError, SplitVeilError
 from splitveil.experiments import search
-from splitveil.experiments.runner import Result, Trial, run_many
+from splitveil.experiments.runner import Trial, run_many
 from splitveil.experiments.search import (
     SearchPlan,
     check,
     check_folder,
-    make_plan,
+    plan_of,
     read_plan,
     run_sweep,
 )
@@ -120,16 +121,16 @@ def test_optuna_is_told_of_what_runs_and_still_asked_between_results(
     real = search._ask_optuna
 
     def watched(*asked: Any) -> Json:  # noqa: ANN401
-        *_, begun, done = asked
-        told_of.append((len(begun), len(done)))
+        known = asked[-1]
+        told_of.append((len(known), sum(trial.found is not None for trial in known)))
         return real(*asked)
 
-    def two_at_a_time(trials: Iterator[Trial], **_: object) -> Iterator[Result]:
+    def two_at_a_time(trials: Iterator[Trial], **_: object) -> Iterator[Trial]:
         running = [next(trials), next(trials)]
         while running:
             one = running.pop(0)
             numbers = found(*more_noise_hides_more(one.config))
-            yield Result(trial=one, folder=tmp_path, found=numbers)
+            yield replace(one, found=numbers)
             running += [more for more in [next(trials, None)] if more is not None]
 
     monkeypatch.setattr(search, "_ask_optuna", watched)
@@ -224,7 +225,7 @@ def test_a_sweep_goes_on_only_with_its_own_plan_or_more_trials(
         check_folder(folder, plan(), resume=False)
     with pytest.raises(ConfigError, match="seed was 0, is 1; leave"):
         check_folder(folder, plan(seed=1), resume=True)
-    with pytest.raises(ConfigError, match="the sweep has 3 trials for each defence"):
+    with pytest.raises(ConfigError, match=r"trials was 3, is 2; leave .*only --trials may grow"):
         check_folder(folder, plan(trials=2), resume=True)
     instant.configs.clear()
     assert len(run_sweep(plan(trials=5), folder, resume=True)["trials"]) == 10
@@ -322,16 +323,21 @@ def test_a_broken_line_of_an_old_journal_is_named(bad: str, tmp_path: Path) -> N
 
 
 def test_what_is_left_open_is_filled_in() -> None:
-    grid = make_plan(defences=("none", "veil"), vary=("lambd=1,2", "noise_std=0.1,0.2"))
+    def filled(*defences: str, **given: Any) -> SearchPlan:  # noqa: ANN401
+        return plan_of({"defences": defences, **given}, {})
+
+    grid = filled("none", "veil", vary=("lambd=1,2", "noise_std=0.1,0.2"))
     assert (grid.sampler, grid.trials) == ("grid", 4)
-    some = make_plan(defences=("veil",), vary=("lambd=lin:0:1",), trials=7)
+    some = filled("veil", vary=("lambd=lin:0:1",), trials=7)
     assert (some.sampler, some.trials) == ("optuna", 7)
     with pytest.raises(ConfigError, match="--sampler random needs --trials"):
-        make_plan(defences=("veil",), vary=("lambd=lin:0:1",), sampler="random")
+        filled("veil", vary=("lambd=lin:0:1",), sampler="random")
     with pytest.raises(ConfigError, match="trials must be from 1 to 10000 for each defence, got 0"):
-        make_plan(defences=("veil",), trials=0)
+        filled("veil", trials=0)
     with pytest.raises(ConfigError, match="veil is given twice"):
-        make_plan(defences=("veil", "veil"), trials=1)
+        filled("veil", "veil", trials=1)
+    with pytest.raises(ConfigError, match="a grid needs listed values"):
+        filled("noise", vary=("noise_std=lin:0:1",), sampler="grid", trials=1)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +353,6 @@ def test_what_is_left_open_is_filled_in() -> None:
         ({"vary": (f"net=small,{WIDE}",)}, "c1 needs images of at least 16×16, got (1, 8, 8)"),
         ({"attacks": ("rmle",)}, "unknown attack of profile 'smoke' 'rmle'"),
         ({"profile": "hasty"}, "unknown profile 'hasty'"),
-        ({"vary": ("noise_std=lin:0:1",)}, "a grid needs listed values"),
         ({"options": {"dataset": "digit"}}, "unknown dataset 'digit'"),
         ({"options": {"lambd": 1.0}}, "unknown field of none, noise 'lambd'"),
         ({"options": {"noise_std": 0.1}}, "noise_std cannot be both varied and set"),

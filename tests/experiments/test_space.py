@@ -99,7 +99,7 @@ def test_a_grid_is_every_combination_and_a_range_gives_it_spaced_points() -> Non
     whole = Dimension(key="epochs", low=1.0, high=2.0, log=False, points=5, whole=True)
     assert whole.listed() == [1, 2]
     with pytest.raises(ConfigError, match=r"as in lambd=log:0\.01:1:5"):
-        grid((parse_dimension("lambd=log:0.01:1"),))
+        grid((parse_dimension("lambd", "log:0.01:1", "veil"),))
 
 
 def test_a_grid_is_counted_before_it_is_built() -> None:
@@ -128,7 +128,10 @@ def test_a_value_lies_in_its_range(
 
 
 def test_a_log_range_is_drawn_evenly_in_its_logarithm() -> None:
-    space = (parse_dimension("lambd=log:0.01:1"), Dimension(key="form", values=("a", "b")))
+    space = (
+        parse_dimension("lambd", "log:0.01:1", "veil"),
+        Dimension(key="form", values=("a", "b")),
+    )
     random = Random(0)  # noqa: S311
     drawn: list[Any] = [draw(space, random) for _ in range(2000)]
     below = sum(d["lambd"] < 0.1 for d in drawn) / len(drawn)

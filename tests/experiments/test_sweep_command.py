@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from splitveil.cli.app import app
 from splitveil.config.run_config import RunConfig
-from splitveil.experiments.runner import LiveTable, Result, Trial
+from splitveil.experiments.runner import LiveTable, Trial
 
 WORDS = ("--defence", "none", "--defence", "noise", "--vary", "noise_std=0.1,0.2", "--profile",
          "smoke", "--attack", "linear")  # fmt: skip
@@ -44,12 +45,18 @@ def test_the_result_is_told_in_lines(quick: Instant) -> None:
         "6 trials on digits: 3 of each defence, sampler grid, seed 0, profile smoke; "
         "all numbers on validation images"
     )
+    assert lines[2].split() == ["acc", "%", "leakage", "MSE", "attack", "defence", "trial"]
     assert lines[3].split() == ["90.00", "0.800", "0.0100", "linear", "none", "seed=0"]
     assert "share covered from accuracy 0.1, leakage 1" in text(result)
     assert "best privacy at ≤ 1 point below 90.00 %, the most accurate trial of none" in lines
-    assert "  noise: no trial" in lines
+    none, noise = (line.split() for line in lines[-3:-1])
+    assert none[:5] == ["none", "0/3", "0.178", "90.00", "0.800"]
+    assert noise[:2] + noise[3:] == ["noise", "0/3", "–", "–", "–", "–", "no", "trial"]
     assert lines[-1].startswith("next: splitveil audit runs/sweep/trials/digits-none-")
-    assert re.search(r"noise\s+3/3\s+0\s+3\s+80.00\s+0.600", result.stderr)
+    board = re.search(
+        r"noise .* 3/3 .* 0 failed, best acc 80.00 %, least leakage 0.600", text(result)
+    )
+    assert board, result.stderr
     assert [c.epochs for c in quick.configs] == [15] * 6
 
 
@@ -67,7 +74,7 @@ def test_a_sweep_is_resumed_by_its_name_and_a_failure_is_named(quick: Instant) -
     assert again.exit_code == 0, text(again)
     assert json.loads(again.stdout) == found
     assert "tried again, because they failed: noise/1" in text(again)
-    assert re.search(r"noise\s+2/2\s+1\s", again.stderr)
+    assert re.search(r"noise .* 2/2 .* 1 failed", text(again))
     assert len(quick.configs) == 1
     more = call("--name", "mine", "--resume", "--trials", "3", "--json")
     assert len(json.loads(more.stdout)["trials"]) == 6
@@ -157,38 +164,41 @@ def made(label: str, **settings: float) -> Trial:
 
 
 def test_the_table_shows_what_runs_and_what_is_done() -> None:
-    table = LiveTable()
-    table.expect({"none": 2, "noise": 2})
-    told = table.start(made("noise/0", noise_std=0.1))
     screen = Console(file=io.StringIO(), width=100)
-    screen.print(table)
-    assert isinstance(screen.file, io.StringIO)
-    assert "noise/0 noise_std=0.1 seed=3" in re.sub(r"\s+", " ", screen.file.getvalue())
+    table = LiveTable(screen)
+
+    def seen() -> str:
+        assert isinstance(screen.file, io.StringIO)
+        screen.file.truncate(screen.file.seek(0))
+        screen.print(table)
+        return re.sub(r"[\s━╸╺]+", " ", screen.file.getvalue())
+
+    table.expect({"none": 2, "noise": 2})
+    told = table.begin(made("noise/0", noise_std=0.1))
+    assert "noise/0 noise_std=0.1 seed=3" in seen()
     told(1, 4, "epoch 1/4")
-    screen.print(table)
-    assert re.search(r"running .* 25 % .*noise/0 .* epoch 1/4", screen.file.getvalue())
+    assert re.search(r"noise/0 \S+ \S+ 1/4 \S+ epoch 1/4", seen())
 
-    def end(label: str, leakage: float) -> None:
-        found = {"accuracy": 0.5, "leakage": leakage}
-        table.finish(Result(trial=made(label), folder=Path(), found=found))
+    def end(label: str, **found: float) -> None:
+        error = None if found else "no"
+        table.finish(replace(made(label), found=found or None, error=error))
 
-    end("noise/0", 0.25)
-    assert list(table.rows()) == [
-        ("none", "0/2", "0", "0", "–", "–"),
-        ("noise", "1/2", "0", "1", "50.00", "0.250"),
-    ]
-    screen.print(table)
-    assert screen.file.getvalue().count("running") == 2
-    end("none/0", -0.5)  # both count as 0, as in the result
-    end("none/1", -0.1)
-    assert next(table.rows()) == ("none", "2/2", "0", "2", "50.00", "0.000")
-    table.finish(Result(trial=made("noise/1"), folder=Path(), error="no"))
-    assert list(table.rows())[1][:3] == ("noise", "2/2", "1")
+    end("noise/0", accuracy=0.5, leakage=0.25)
+    shown = seen()
+    assert "noise/0" not in shown
+    assert re.search(r"none 0/2 \S+ noise", shown)
+    assert re.search(r"noise 1/2 \S+ 0 failed, best acc 50.00 %, least leakage 0.250", shown)
+    end("none/0", accuracy=0.4, leakage=-0.5)  # counts as 0, as in the result
+    end("none/1", accuracy=0.5, leakage=-0.1)
+    end("noise/1")
+    shown = seen()
+    assert re.search(r"none 2/2 \S+ 0 failed, best acc 50.00 %, least leakage 0.000", shown)
+    assert re.search(r"noise 2/2 \S+ 1 failed, best acc 50.00 %, least leakage 0.250", shown)
 
 
 def test_what_is_said_after_the_table_begins_a_line_of_its_own() -> None:
     screen = Console(file=io.StringIO(), width=100)
-    with pytest.raises(KeyboardInterrupt), LiveTable().live(screen):
+    with pytest.raises(KeyboardInterrupt), LiveTable(screen):
         raise KeyboardInterrupt
     assert isinstance(screen.file, io.StringIO)
     assert screen.file.getvalue().endswith("\n")

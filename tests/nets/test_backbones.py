@@ -7,7 +7,7 @@ from torch import nn
 from splitveil.errors import ConfigError
 from splitveil.nets.backbones import mobilenetv2, resnet20, small, thin_resnet, vgg11
 from splitveil.nets.catalogue import NETS
-from splitveil.nets.cost import count_macs
+from splitveil.nets.cost import Cost
 from splitveil.nets.split import SplitModel, cut
 
 IMAGE = (3, 32, 32)
@@ -115,7 +115,7 @@ def test_resnet20_costs_what_the_sum_over_its_convolutions_gives() -> None:
     for width, side in ((32, 16), (64, 8)):  # entry, five convolutions, shortcut
         stages += (width // 2 * width * 9 + 5 * width * width * 9 + width // 2 * width) * side**2
     net = resnet20(IMAGE, 10, bottleneck=None)
-    assert count_macs(net, IMAGE) == stem + stages + 64 * 10 == 40_813_184
+    assert Cost.of(net, IMAGE).macs == stem + stages + 64 * 10 == 40_813_184
     assert params(net) == 272_474
     assert convolutions(net) == 1 + 18 + 2
 
@@ -145,10 +145,10 @@ def mobilenet_macs(side: int, classes: int, *, large: bool) -> int:
 def test_mobilenetv2_costs_what_the_table_of_its_paper_gives() -> None:
     photo = (3, 224, 224)
     net = mobilenetv2(photo, 1000, bottleneck=None)
-    assert count_macs(net, photo) == mobilenet_macs(224, 1000, large=True) == 300_774_272
+    assert Cost.of(net, photo).macs == mobilenet_macs(224, 1000, large=True) == 300_774_272
     assert params(net) == 3_504_872
     small_one = mobilenetv2(IMAGE, 10, bottleneck=None)
-    assert count_macs(small_one, IMAGE) == mobilenet_macs(32, 10, large=False) == 87_976_448
+    assert Cost.of(small_one, IMAGE).macs == mobilenet_macs(32, 10, large=False) == 87_976_448
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from splitveil.errors import ConfigError
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.clients import FAMILIES, THIN_CLIENTS, build_client, parse_client
-from splitveil.nets.cost import Candidate, candidates, count_macs, grid, nothing_fits, weigh
+from splitveil.nets.cost import Candidate, Cost, candidates, grid, nothing_fits, weigh
 from splitveil.nets.split import cut
 
 IMAGE = (3, 32, 32)
@@ -212,6 +212,6 @@ def test_small_images_get_clients_by_spec_and_tiny_ones_are_refused() -> None:
 
 def test_the_existing_count_agrees() -> None:
     for name, spec in THIN_CLIENTS.items():
-        assert count_macs(build_client(spec, (1, 30, 50)), (1, 30, 50)) == (
+        assert Cost.of(build_client(spec, (1, 30, 50)), (1, 30, 50)).macs == (
             weigh(spec, (1, 30, 50)).macs
         ), name

@@ -20,7 +20,7 @@ from splitveil.nets.clients import (
     parse_client,
     parse_image,
 )
-from splitveil.nets.cost import count_macs
+from splitveil.nets.cost import Cost
 from splitveil.nets.split import cut
 
 IMAGE = (3, 32, 32)
@@ -160,7 +160,7 @@ def test_multiply_adds_of_a_small_client_by_hand() -> None:
     client = build_client(parse_client("inverted-4-4.6-e2-c3"), (1, 8, 8))
     first = 64 * (9 * 4 + 4 * 8 + 9 * 8 + 8 * 4)
     second = 64 * (4 * 8) + 16 * (9 * 8 + 8 * 6)
-    assert count_macs(client, (1, 8, 8)) == first + second + 16 * (6 * 6 + 9 * 6 * 3)
+    assert Cost.of(client, (1, 8, 8)).macs == first + second + 16 * (6 * 6 + 9 * 6 * 3)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 17, 9)])

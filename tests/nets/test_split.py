@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from splitveil.errors import ConfigError
 from splitveil.nets.backbones import small, vgg11
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.nets.cost import count_macs
+from splitveil.nets.cost import Cost
 from splitveil.nets.split import SplitModel, cut
 
 
@@ -139,8 +139,8 @@ def test_every_product_is_counted_whatever_calls_it(
     module: nn.Module, shape: tuple[int, ...], macs: int
 ) -> None:
     fast = torch.backends.mha.get_fastpath_enabled()
-    assert count_macs(module, shape) == macs
-    assert count_macs(module.to("meta"), shape) == macs
+    assert Cost.of(module, shape).macs == macs
+    assert Cost.of(module.to("meta"), shape).macs == macs
     assert torch.backends.mha.get_fastpath_enabled() == fast
 
 
@@ -197,12 +197,12 @@ def test_the_channel_acts_between_the_parts() -> None:
 def test_multiply_adds_of_one_layer(
     layer: nn.Module, input_shape: tuple[int, ...], macs: int
 ) -> None:
-    assert count_macs(layer, input_shape) == macs
+    assert Cost.of(layer, input_shape).macs == macs
 
 
 def test_multiply_adds_of_a_layer_used_twice_count_twice() -> None:
     shared = nn.Linear(4, 4)
-    assert count_macs(nn.Sequential(shared, nn.Tanh(), shared), (4,)) == 2 * 16
+    assert Cost.of(nn.Sequential(shared, nn.Tanh(), shared), (4,)).macs == 2 * 16
 
 
 def test_only_the_clients_half_is_counted() -> None:

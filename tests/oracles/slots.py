@@ -7,6 +7,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
+from splitveil.surrogates.gates import Bounded
 from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
 from splitveil.surrogates.slots import SlotAttention
 
@@ -15,6 +16,13 @@ def layernorm(x: Tensor) -> Tensor:
     """Over the features of one vector."""
     centred = x - x.mean()
     return centred / torch.sqrt(centred.square().mean() + 1e-5)
+
+
+def ends(bound: Bounded) -> tuple[float, float]:
+    """The smallest and the largest value that a bounded scalar can reach."""
+    if bound.reach is None:
+        return bound.start / 2, bound.start * 2
+    return bound.start - bound.reach, bound.start + bound.reach
 
 
 def gru(module: SlotAttention, u: Tensor, h: Tensor) -> Tensor:

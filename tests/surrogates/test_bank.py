@@ -279,7 +279,9 @@ def test_defences_hand_their_bank_on_and_no_preset_has_one() -> None:
         module = kind(summary="x", bank=7).surrogate(4, 3, 0.1)
         assert isinstance(module.bank, ClassBank)
         assert module.bank.rows.shape == (3, 7, 4)
-        with pytest.raises(ConfigError, match=r"bank must be .* ≥ 0, got -1; 0 means no bank"):
+        with pytest.raises(
+            ConfigError, match=r"bank must be at least 0, got -1; .*0 means no bank"
+        ):
             kind(summary="x", bank=-1).surrogate(4, 3, 0.1)
     for defence in DEFENCES.values():
         assert getattr(defence, "bank", 0) == 0

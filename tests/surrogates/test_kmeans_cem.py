@@ -272,7 +272,7 @@ def test_bad_features_are_refused_and_change_nothing() -> None:
         cem.refit(z, torch.tensor([0, 1, 2, 3, 0, 1]))
     with pytest.raises(ConfigError, match="4 features"):
         cem.refit(z[:, :3], y)
-    with pytest.raises(DataError, match="1 samples with NaN or infinity among 6"):
+    with pytest.raises(DataError, match="NaN or infinity in 1 of 6 samples"):
         cem.refit(z.masked_fill(torch.arange(24).view(6, 4) == 5, math.nan), y)
     with pytest.raises(DataError, match="got none"):
         cem.refit(z[:0], y[:0])

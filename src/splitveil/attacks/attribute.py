@@ -1,19 +1,18 @@
 """Attributes read off z."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.attacks.base import Budget, fresh_weights, minimise, need_aux
+from splitveil.attacks.base import QUERIES, Budget, fresh_weights, minimise, need_aux
 from splitveil.data.attributes import MAX_VALUES
 from splitveil.errors import AuditError
 from splitveil.io import Progress, silent
-from splitveil.threat import Access, BlackBox, Labelled, Observation
+from splitveil.threat import Access, BlackBox, Labelled
 
-QUERIES = 1000  # images per query
 SHOWN = 5000  # images that features are standardised by
 HEADS = ("linear", "mlp")
 _HELD = 5  # one image in five is held back to choose between the heads
@@ -101,23 +100,22 @@ class Probed:
     """A fitted probe; `picked` is the head that was better on the `held` rows, for each target."""
 
     net: Probe
-    sizes: Sequence[int]
-    picked: tuple[int, ...]
+    sizes: Mapping[str, int]
+    picked: Mapping[str, str]
     held: Tensor
 
     @torch.no_grad()
-    def __call__(self, z: Tensor) -> list[Tensor]:
+    def __call__(self, z: Tensor) -> dict[str, Tensor]:
         """Logits (n, size) for each target."""
         both = torch.cat([self.net(part) for part in torch.split(z, QUERIES)], 1)
-        parts = torch.split(both, list(self.sizes), dim=2)
-        return [part[head] for part, head in zip(parts, self.picked, strict=True)]
+        parts = zip(self.sizes, torch.split(both, [*self.sizes.values()], dim=2), strict=True)
+        return {name: part[HEADS.index(self.picked[name])] for name, part in parts}
 
 
 def fit_probe(
     send: Callable[[Tensor], Tensor],
     inputs: Tensor,
-    targets: Tensor,
-    sizes: Sequence[int],
+    targets: Mapping[str, Tensor],
     *,
     budget: Budget,
     generator: Generator,
@@ -125,52 +123,34 @@ def fit_probe(
     device: torch.device | str = "cpu",
     progress: Progress = silent,
 ) -> Probed:
-    """Predict each column of `targets` (n, a), with `sizes` values, from send(inputs).
+    """Predict each of `targets` (n,), integers from 0 on, from send(inputs).
 
     `send` is called anew at every step, so noise in it is fresh. A fifth is held back: for each
     target the head that is right more often there counts.
     """
-    n = len(inputs)
+    n, sizes = len(inputs), {name: int(values.max()) + 1 for name, values in targets.items()}
+    columns, widths = torch.stack([*targets.values()], 1), [*sizes.values()]
     order = torch.randperm(n, generator=generator, device=generator.device).to(inputs.device)
     held, used = order[: n // _HELD], order[n // _HELD :]
     some = torch.split(inputs[used[:SHOWN]], QUERIES)
     z = torch.cat([send(x).flatten(1).float() for x in some])
     with fresh_weights(generator, device):
-        net = Probe(z, sum(sizes), hidden).to(device)
+        net = Probe(z, sum(widths), hidden).to(device)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            parts = torch.split(net(send(x)), list(sizes), dim=2)
+            parts = torch.split(net(send(x)), widths, dim=2)
             pairs = [(head, y[:, i]) for i, part in enumerate(parts) for head in part]
             return torch.stack([F.cross_entropy(*pair) for pair in pairs]).sum()
 
-        data = (inputs[used], targets.to(inputs.device)[used])
+        data = (inputs[used], columns.to(inputs.device)[used])
         minimise(loss, net, data, budget, generator, progress=progress)
     net.eval().requires_grad_(requires_grad=False)
-    truth = targets.to(device)[held.to(device)]
     both = torch.cat([net(send(x)) for x in torch.split(inputs[held], QUERIES)], 1)
-    picked = tuple(
-        int((part.argmax(2) == truth[:, column]).double().mean(1).argmax())
-        for column, part in enumerate(torch.split(both, list(sizes), dim=2))
-    )
-    return Probed(net, tuple(sizes), picked, held)
-
-
-@dataclass(frozen=True)
-class Reader:
-    """Predicts attributes from what was observed; `heads` names the head that counts for each."""
-
-    probed: Probed
-    names: tuple[str, ...]
-
-    @property
-    def heads(self) -> dict[str, str]:
-        """Linear or mlp, by attribute."""
-        return {n: HEADS[i] for n, i in zip(self.names, self.probed.picked, strict=True)}
-
-    def __call__(self, seen: Observation) -> dict[str, Tensor]:
-        """Predicted values (n,) by attribute."""
-        logits = self.probed(seen.z)
-        return {name: part.argmax(1) for name, part in zip(self.names, logits, strict=True)}
+    picked = {}
+    for name, part in zip(sizes, torch.split(both, widths, dim=2), strict=True):
+        right = part.argmax(2) == targets[name].to(device)[held.to(device)]
+        picked[name] = HEADS[int(right.double().mean(1).argmax())]
+    return Probed(net, sizes, picked, held)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,29 +177,28 @@ class AttributeHead:
         targets: Mapping[str, Tensor],
         generator: Generator,
         progress: Progress = silent,
-    ) -> Reader:
+    ) -> Probed:
         """Learn to read attributes (n,) of the aux images, integers from 0 on."""
         need_aux("attribute", aux, self.min_aux)
-        sizes = [_values(name, target, len(aux)) for name, target in targets.items()]
-        if not sizes:
+        for name, target in targets.items():
+            check_values(name, target, len(aux))
+        if not targets:
             raise AuditError("the attribute attack needs at least one attribute, got none")
         send = victim.sender(aux.images)
-        probed = fit_probe(
+        return fit_probe(
             lambda rows: send(rows, generator),
             torch.arange(len(aux), device=aux.images.device),
-            torch.stack([t.to(aux.images.device) for t in targets.values()], 1),
-            sizes,
+            {name: target.to(aux.images.device) for name, target in targets.items()},
             budget=self.budget,
             generator=generator,
             hidden=self.hidden,
             device=victim.device,
             progress=progress,
         )
-        return Reader(probed, tuple(targets))
 
 
-def _values(name: str, target: Tensor, n: int) -> int:
-    """How many values an attribute may take; refuse one that says nothing or too much."""
+def check_values(name: str, target: Tensor, n: int) -> None:
+    """Refuse an attribute that says nothing or too much."""
     if target.shape != (n,) or target.is_floating_point():
         got = f"got {tuple(target.shape)} of {target.dtype}"
         raise AuditError(f"attribute '{name}' must be {n} integers, one for each aux image, {got}")
@@ -234,4 +213,3 @@ def _values(name: str, target: Tensor, n: int) -> int:
             f"attribute '{name}' has values from {low} to {high}; allowed are 0 to "
             f"{MAX_VALUES - 1}, so put a measured quantity into classes first"
         )
-    return high + 1

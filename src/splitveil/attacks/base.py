@@ -5,24 +5,32 @@ On a GPU every step of a fit or a descent is replayed from a graph.
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Generator, Tensor, nn
 
 from splitveil.cuda import Step, captured, set_rate
-from splitveil.errors import AuditError, ConfigError
+from splitveil.errors import AuditError, Range
 from splitveil.io import Progress, silent
 from splitveil.rng import seeded_globals, stream
-from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, WhiteBox
+from splitveil.threat import (
+    BlackBox,
+    Labelled,
+    Observation,
+    Reconstruct,
+)
 
+Count = Annotated[int, Range(1)]
+NonNegative = Annotated[float, Range(0)]
 Schedule = Literal["one-cycle", "cosine"]
 Search = Callable[[Observation], tuple[Tensor, Tensor]]  # prior means and guesses (n, …)
 SAY_EVERY = 50  # steps between two words to the progress display
+QUERIES = 1000  # images per query
 PROBED = 1000  # aux images whose sendings are measured
 REFERENCE = 3 * 32 * 32  # values of the images for which `limit` and `chunk` are told
 LEAST = 8
@@ -107,32 +115,40 @@ def minimise(
 
     run = captured_for(step, device, generator)
     net.train()
-    with no_capture_warning():
-        for index, chosen in enumerate(batches(n, batch, steps, generator, data[0].device)):
-            for static, whole in zip(inputs, data, strict=True):
-                static.copy_(whole[chosen])
-            set_rate(optimiser, budget.rate_at(index / steps))
-            run()
-            place, last = index % per_epoch, index == steps - 1
-            if last or place == per_epoch - 1:
-                means[index // per_epoch].copy_(running / (place + 1))
-                running.zero_()
-            if last or (index + 1) % SAY_EVERY == 0:
-                progress(index + 1, steps)
+    for index in fed_steps(steps, inputs, data, generator, progress):
+        set_rate(optimiser, budget.rate_at(index / steps))
+        run()
+        place = index % per_epoch
+        if index == steps - 1 or place == per_epoch - 1:
+            means[index // per_epoch].copy_(running / (place + 1))
+            running.zero_()
     optimiser.zero_grad(set_to_none=True)  # the last gradients live in the graph's memory
     return _whole_epochs(means.tolist(), steps % per_epoch, per_epoch)
 
 
-def batches(
-    n: int, batch: int, steps: int, generator: Generator, device: torch.device
-) -> Iterator[Tensor]:
-    """Rows (batch,) of each step; every epoch has a new order and drops what fills no batch."""
+def fed_steps(
+    steps: int,
+    inputs: Sequence[Tensor],
+    data: Sequence[Tensor],
+    generator: Generator,
+    progress: Progress,
+) -> Iterator[int]:
+    """Number of each step, before which `inputs` (batch, …) hold the next rows of `data` (n, …).
+
+    Every epoch has a new order and drops what fills no batch.
+    """
+    n, batch, device = len(data[0]), len(inputs[0]), data[0].device
     order = torch.empty(0)
-    for index in range(steps):
-        place = index % (n // batch)
-        if place == 0:
-            order = torch.randperm(n, generator=generator, device=generator.device).to(device)
-        yield order[place * batch : (place + 1) * batch]
+    with no_capture_warning():
+        for index in range(steps):
+            place = index % (n // batch)
+            if place == 0:
+                order = torch.randperm(n, generator=generator, device=generator.device).to(device)
+            for static, whole in zip(inputs, data, strict=True):
+                static.copy_(whole[order[place * batch : (place + 1) * batch]])
+            yield index
+            if index == steps - 1 or (index + 1) % SAY_EVERY == 0:
+                progress(index + 1, steps)
 
 
 def captured_for(step: Step, device: torch.device, generator: Generator) -> Step:
@@ -177,12 +193,9 @@ def capturable(
     return make(net.parameters(), rate, fused=True, capturable=True)
 
 
-@contextmanager
-def fresh_weights(generator: Generator, device: torch.device | str) -> Iterator[None]:
+def fresh_weights(generator: Generator, device: torch.device | str) -> AbstractContextManager[None]:
     """Torch's own stream, which new networks draw from, begun by one draw of the attack's."""
-    seed = draw_seed(generator)
-    with seeded_globals(seed, device):
-        yield
+    return seeded_globals(draw_seed(generator), device)
 
 
 def draw_seed(generator: Generator) -> int:
@@ -294,41 +307,20 @@ def count_for(count: int, values: int) -> int:
     return max(min(count, LEAST), count * REFERENCE // values)
 
 
-def check_search(attack: object, start: Attack, least: Mapping[str, int]) -> None:
-    """Refuse a search whose numbers are below `least`, or whose start needs repeats."""
-    check_least(attack, least)
-    if start.access == Access.REPEATS:
-        raise ConfigError("start must work from one sending per image, got one with repeats")
+def sent_aux(victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress) -> Tensor:
+    """z̃ (n, d) of every aux image, sent once."""
+    send, rows = victim.sender(aux.images), torch.arange(len(aux), device=aux.images.device)
+    parts = []
+    for some in torch.split(rows, QUERIES):
+        parts.append(send(some, generator).flatten(1))
+        progress(sum(map(len, parts)), len(aux), "queries")
+    return torch.cat(parts)
 
 
-def check_least(attack: object, least: Mapping[str, int]) -> None:
-    """Refuse settings that are below `least`, or not finite."""
-    for name, low in least.items():
-        value = getattr(attack, name)
-        if not low <= value < math.inf:
-            raise ConfigError(f"{name} must be finite and at least {low}, got {value}")
-
-
-def opened(victim: BlackBox, name: str) -> WhiteBox:
-    """The victim, if it is the white-box view that attack `name` needs."""
-    if not isinstance(victim, WhiteBox):
-        kind = type(victim).__name__
-        raise AuditError(f"{name} needs a white-box view, got {kind}; use victim.white_box()")
-    return victim
-
-
-def held_out(
-    aux: Labelled, least: int, name: str, generator: Generator
-) -> tuple[Labelled, Labelled]:
-    """A random tenth of aux to measure on, and the rest to fit on."""
-    need_aux(name, aux, least)
-    n = len(aux)
-    order = torch.randperm(n, generator=generator, device=generator.device)
-    held, used = torch.tensor_split(order.to(aux.images.device), [n // 10])
-    return (
-        Labelled(aux.images[held], aux.labels[held]),
-        Labelled(aux.images[used], aux.labels[used]),
-    )
+def tenth(n: int, generator: Generator, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows of a random tenth of n images to measure on, and of the rest to fit on."""
+    order = torch.randperm(n, generator=generator, device=generator.device).to(device)
+    return order[: n // 10], order[n // 10 :]
 
 
 class Descent:
@@ -447,7 +439,7 @@ def calibrated(
     chunk: int,
     held: tuple[Tensor, Observation] | None,
     progress: Progress,
-) -> Fitted:
+) -> Reconstruct:
     """Answers on the way from the prior mean to what a search finds, `chunk` images at a time.
 
     At the share that is best for held-out images (n, c, h, w), observed as said; without them at
@@ -462,7 +454,7 @@ def calibrated(
         x0, found = in_chunks(make_search(), chunk, seen, progress)
         return torch.lerp(x0, found, share).clamp(0, 1)
 
-    return Fitted(reconstruct)
+    return reconstruct
 
 
 def best_share(x: Tensor, x0: Tensor, found: Tensor) -> Tensor:

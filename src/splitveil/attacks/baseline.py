@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from splitveil.attacks.base import need_aux, units_of
-from splitveil.errors import AuditError, ConfigError
+from splitveil.attacks.base import QUERIES, Count, need_aux, sent_aux, units_of
+from splitveil.errors import AuditError, check_ranges
 from splitveil.io import Progress, silent
-from splitveil.threat import Access, BlackBox, Fitted, Labelled, Observation, Reconstruct
+from splitveil.threat import Access, BlackBox, Labelled, Observation, Reconstruct
 
-QUERIES = 1000  # images per query
 MAX_DISTANCES = 2**24  # 64 MB of float32
 
 
@@ -103,25 +102,19 @@ class Nearest:
     """Answers the mean of the `neighbours` aux images whose smashed data is nearest."""
 
     access: Access = Access.BLACK_BOX
-    neighbours: int = 1
+    neighbours: Count = 1
     min_aux: int = 1
     effort: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.neighbours < 1:
-            raise ConfigError(f"neighbours must be at least 1, got {self.neighbours}")
+        check_ranges(self)
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> Reconstruct:
         """Query every aux image once."""
         need_aux("nearest", aux, max(self.min_aux, self.neighbours))
-        send, rows = victim.sender(aux.images), torch.arange(len(aux), device=aux.images.device)
-        parts = []
-        for some in torch.split(rows, QUERIES):
-            parts.append(send(some, generator).flatten(1))
-            progress(sum(map(len, parts)), len(aux), "queries")
-        sent, images = torch.cat(parts), aux.images.to(victim.device)
+        sent, images = sent_aux(victim, aux, generator, progress), aux.images.to(victim.device)
         if not bool(sent.isfinite().all()):
             raise AuditError("the victim sent values that are not finite for some aux images")
         units = units_of(sent)
@@ -131,4 +124,4 @@ class Nearest:
             picked = nearest_indices(units(seen.z.flatten(1)), known, self.neighbours)
             return torch.cat([images[p].mean(1) for p in torch.split(picked, QUERIES)])
 
-        return Fitted(reconstruct)
+        return reconstruct

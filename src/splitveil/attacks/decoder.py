@@ -73,16 +73,9 @@ class Features(nn.Module):
 
 
 def fit_features(
-    aux: Labelled,
-    generator: Generator,
-    *,
-    steps: int,
-    batch_size: int,
-    device: torch.device,
-    progress: Progress = silent,
+    aux: Labelled, generator: Generator, budget: Budget, device: torch.device, progress: Progress
 ) -> Features:
     """A classifier the attacker fits on aux, frozen in eval mode; the victim plays no part."""
-    budget = Budget(epochs=0, min_steps=steps, batch_size=batch_size)
     on_gpu = device.type == "cuda"
     with fresh_weights(generator, device):
         net = Features(aux.images.shape[1], int(aux.labels.max()) + 1).to(device)
@@ -229,15 +222,13 @@ class Decoder:
             return anchored_ssim_loss
         if self.loss == "mse":
             return F.mse_loss
-        features = fit_features(
-            aux,
-            stream(generator.initial_seed(), "features", generator.device),
-            steps=self.feature_steps,
-            batch_size=self.batch_size,
-            device=device,
-            progress=progress,
-        )
-        return perceptual_loss(features)
+        apart = stream(generator.initial_seed(), "features", generator.device)
+        budget = Budget(epochs=0, min_steps=self.feature_steps, batch_size=self.batch_size)
+        return perceptual_loss(fit_features(aux, apart, budget, device, progress))
+
+
+# What other attacks start from or wrap.
+SMALL = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
 
 
 def fused(attack: Attack) -> Attack:

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from splitveil.attacks.decoder import Decoder
-from splitveil.errors import AuditError, ConfigError
+from splitveil.attacks.base import Count
+from splitveil.attacks.decoder import SMALL
+from splitveil.errors import AuditError, ConfigError, check_ranges
 from splitveil.io import Progress, silent
 from splitveil.rng import stream
 from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, Send
-
-INNER = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
 
 
 def averaged(send: Send, repeats: int) -> Send:
@@ -40,14 +39,13 @@ class KQuery:
     """
 
     access: Access = Access.REPEATS
-    repeats: int = 16
-    inner: Attack = INNER
+    repeats: Count = 16
+    inner: Attack = SMALL
     min_aux: int = 2
     effort: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise ConfigError(f"repeats must be at least 1, got {self.repeats}")
+        check_ranges(self)
         if self.inner.access != Access.BLACK_BOX:
             raise ConfigError(
                 f"inner must be a black-box attack, got one with access '{self.inner.access}'"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from splitveil.attacks.base import need_aux, units_of
+from splitveil.attacks.base import need_aux, progress_part, sent_aux, tenth, units_of
 from splitveil.io import Progress, silent
 from splitveil.threat import Access, BlackBox, Labelled, Observation, Reconstruct
 
@@ -51,18 +51,12 @@ class Linear:
     ) -> Reconstruct:
         """Solve on nine tenths of aux, pick the penalty on the rest, solve on all."""
         need_aux("linear", aux, self.min_aux)
-        send, rows = victim.sender(aux.images), torch.arange(len(aux), device=aux.images.device)
-        batches = torch.split(rows, 1000)
-        total, parts = len(batches) + 2, []  # two solutions follow the queries
-        for some in batches:
-            parts.append(send(some, generator).flatten(1))
-            progress(len(parts), total, "queries")
-        sent = torch.cat(parts)
+        total = len(aux) + 2  # two solutions follow the queries
+        sent = sent_aux(victim, aux, generator, progress_part(progress, 0, total, "queries"))
         units = units_of(sent)
         z = units(sent)
         pixels = aux.images.flatten(1).to(z.device)
-        order = torch.randperm(len(z), generator=generator, device=generator.device).to(z.device)
-        held, used = order[: len(z) // 10], order[len(z) // 10 :]
+        held, used = tenth(len(z), generator, z.device)
         errors = [
             (z[held].double() @ w + b - pixels[held]).square().mean()
             for w, b in ridge(z[used], pixels[used], self.penalties)

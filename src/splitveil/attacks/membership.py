@@ -12,11 +12,10 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from splitveil.attacks.attribute import Probe, fit_probe
-from splitveil.attacks.base import Budget, fresh_weights, minimise
-from splitveil.errors import AuditError, ConfigError
+from splitveil.attacks.base import QUERIES, Budget, Count, fresh_weights, minimise
+from splitveil.errors import AuditError, check_ranges
 from splitveil.threat import Access, BlackBox, Labelled
 
-QUERIES = 1000  # images per query
 OUTPUTS = ("loss", "confidence", "lrt", "reference")
 WIRE = ("distance", "classifier")
 _PRIOR = 10.0  # images of all classes together that a class's own statistics are mixed with
@@ -39,8 +38,7 @@ class Trace:
 
     def at(self, rows: Tensor) -> "Trace":
         """The images at `rows`."""
-        z, labels = self.z[rows], self.labels[rows]
-        return Trace(z, self.margin[rows], self.loss[rows], self.confidence[rows], labels)
+        return Trace(*(values[rows] for values in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -164,17 +162,14 @@ class Membership:
     features lies from that mean.
     """
 
-    draws: int = 4
-    references: int = 4
+    draws: Count = 4
+    references: Count = 4
     limit: int | None = None
     min_steps: int = 300
     batch_size: int = 128
 
     def __post_init__(self) -> None:
-        if self.draws < 1 or self.references < 1:
-            raise ConfigError(
-                f"draws and references must be at least 1, got {self.draws}, {self.references}"
-            )
+        check_ranges(self)
 
     @property
     def access(self) -> Access:
@@ -251,13 +246,12 @@ class Membership:
         probed = fit_probe(
             lambda z: z,
             known,
-            member.long()[:, None],
-            (2,),
+            {"member": member.long()},
             budget=self.budget,
             generator=generator,
             device=known.device,
         )
-        theirs, ours = (probed(z)[0].double().diff(dim=1).squeeze(1) for z in (asked, known))
+        theirs, ours = (probed(z)["member"].double().diff(dim=1).squeeze(1) for z in (asked, known))
         held = probed.held
         if bool(member[held].all() | ~member[held].any()):  # one side only
             held = torch.arange(len(member), device=known.device)

@@ -1,6 +1,7 @@
 """Search in the latent space of a generative prior, then in the images around its range."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Generator, Tensor, nn
@@ -8,28 +9,31 @@ from torch.nn import functional as F
 
 from splitveil.attacks.base import (
     Budget,
+    Count,
     Descent,
+    NonNegative,
     Search,
     calibrated,
-    check_search,
     draw_seed,
     fresh_weights,
     has_gradient,
-    held_out,
     minimise,
-    opened,
 )
-from splitveil.attacks.linear import Linear
-from splitveil.attacks.rmle import LEAST_WEIGHT, START, Energy, measure_channel, shrunk_spread
+from splitveil.attacks.rmle import (
+    LEAST_WEIGHT,
+    Energy,
+    ImageSearch,
+    measure_channel,
+    shrunk_spread,
+)
+from splitveil.errors import Range
 from splitveil.io import Progress, silent
 from splitveil.nets.decoder import ResidualDecoder
 from splitveil.rng import normal_like
-from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, WhiteBox
+from splitveil.threat import BlackBox, Labelled, Observation, Reconstruct, WhiteBox
 
-CLASS_PSEUDO_IMAGES = (
-    10  # of the overall mean, added to every class: few images say little of a class
-)
-
+# Of the overall mean, added to every class: few images say little of a class.
+CLASS_PSEUDO_IMAGES = 10
 FACTORED = 20000  # aux images the factors are fitted on, at most
 WIDE = 4096  # images of more pixels: no more of them, for the sake of the smaller matrix
 LEAST_SHRINKAGE = 1e-6  # keeps the covariance of images that hardly differ invertible
@@ -207,7 +211,7 @@ class Posterior:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prior:
+class Prior(ImageSearch):
     """Per image, the likeliest drawing of a generative prior fitted on aux, then refined.
 
     The prior is `Factors`: a factor model of each class (the server's answer says which), in
@@ -217,61 +221,39 @@ class Prior:
     and the image moved from there for `refine` steps with a pull back to the prior's range. The
     answer lies on the way from the better of the two reconstructions to what was found, at the
     share that is best on a tenth of aux kept from all fits (`calibrate`; else at its end).
-    `draws` realisations per step stand for a channel whose randomness is not additive.
     """
 
-    access: Access = Access.WHITE_BOX
-    start: Attack = START
-    factors: int = 128
-    net_steps: int = 0
-    steps: int = 150
-    refine: int = 150
-    lr: float = 0.1
-    draws: int = 4
-    restarts: int = 1
-    calibrate: bool = True
-    chunk: int = 128
-    limit: int = 256
-    most: int = 10_000
-    min_aux: int = 11  # ten for the linear attack, one held out
-    effort: float = 10.0
-
-    def __post_init__(self) -> None:
-        counts = {"factors": 1, "net_steps": 0, "steps": 1, "refine": 0, "draws": 1, "restarts": 0}
-        more = {"chunk": 1, "limit": 1, "most": 1, "min_aux": 11, "lr": 0}
-        check_search(self, self.start, counts | more)
+    steps: Count = 150
+    lr: NonNegative = 0.1
+    factors: Count = 128
+    net_steps: Annotated[int, Range(0)] = 0
+    refine: Annotated[int, Range(0)] = 150
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> Reconstruct:
         """Fit the prior and the starts on nine tenths of aux and measure them on the rest."""
-        victim = opened(victim, "prior")
-        held, used = held_out(aux, self.min_aux, "prior", generator)
-        start = self.start.fit(
-            victim, used, generator, lambda done, total, note="": progress(done, 2 * total, note)
-        )
-        linear = Linear().fit(victim, used, generator)
-        model = fit_factors(used, self.factors, victim.device)
+        box, held, used, guides = self.guided(victim, aux, generator, progress)
+        model = fit_factors(used, self.factors, box.device)
         if self.net_steps:
             model = sharpened(model, used, held, generator, steps=self.net_steps)
-        x = held.images[: self.chunk].to(victim.device)
-        y = held.labels[: self.chunk].to(victim.device)
-        posterior = self._posterior(victim, model, used.images, (x, y), generator)
-        seen = Observation(victim.send(x, generator), y)
-        errors = [(guide(seen) - x).square().mean() for guide in (start, linear)]
+        x, y = (t[: self.chunk].to(box.device) for t in (held.images, held.labels))
+        posterior = self._posterior(box, model, used.images, Labelled(x, y), generator)
+        seen = Observation(box.send(x, generator), y)
+        errors = [(guide(seen) - x).square().mean() for guide in guides]
         better = int(torch.stack(errors).argmin())
         apart = torch.randn(
             self.restarts, model.basis.shape[1], generator=generator, device=generator.device
-        ).to(victim.device)
+        ).to(box.device)
         seed = draw_seed(generator)
-        moves = has_gradient(victim.encoder, x[:1])
+        moves = has_gradient(box.encoder, x[:1])
 
         def make_search() -> Search:
             latents = Descent(posterior, seed, self.lr)
             pixels = Descent(posterior.energy, seed, self.lr / 10, bounded=True)
 
             def search(seen: Observation) -> tuple[Tensor, Tensor]:
-                guesses, y = [start(seen), linear(seen)], model.known(seen.answer)
+                guesses, y = [guide(seen) for guide in guides], model.known(seen.answer)
                 fixed = (torch.zeros_like(model.basis[0]), *apart)
                 starts = [model.encode(guess, y) for guess in guesses]
                 starts += [v.expand(len(y), -1) for v in fixed]
@@ -292,19 +274,14 @@ class Prior:
 
     @torch.no_grad()
     def _posterior(
-        self,
-        victim: WhiteBox,
-        model: Factors,
-        images: Tensor,
-        held: tuple[Tensor, Tensor],
-        generator: Generator,
+        self, box: WhiteBox, model: Factors, images: Tensor, held: Labelled, generator: Generator
     ) -> Posterior:
         """The objective; what the model misses is measured on held-out images and labels."""
-        facts = measure_channel(victim, images, generator, self.draws)
-        x, y = held
-        drawn = model.redraw(x, model.known(y))
+        facts = measure_channel(box, images, generator, self.draws)
+        x = held.images
+        drawn = model.redraw(x, model.known(held.labels))
         spread = shrunk_spread((drawn - x).square())
-        missed = (victim.encoder(drawn) - victim.encoder(x)).square().mean() / facts.scale
+        missed = (box.encoder(drawn) - box.encoder(x)).square().mean() / facts.scale
         slack = missed.nan_to_num(0.0, 0.0, 0.0).clamp_max(1)
-        energy = Energy(victim.encoder, victim.channel, facts, spread, 0.0, 1.0)
+        energy = Energy(box.encoder, box.channel, facts, spread, 0.0, 1.0)
         return Posterior(model, energy, slack)

@@ -20,7 +20,7 @@ from splitveil.attacks.linear import Linear
 from splitveil.attacks.membership import Membership
 from splitveil.attacks.prior import Prior
 from splitveil.attacks.reid import ReId
-from splitveil.attacks.rmle import Rmle
+from splitveil.attacks.rmle import ImageSearch, Rmle
 from splitveil.attacks.wgan import Wgan
 from splitveil.errors import ConfigError, unknown
 from splitveil.threat import Attack
@@ -107,7 +107,7 @@ def for_images(attacks: Mapping[str, Attack], values: int, scored: int) -> dict[
     """
 
     def fitting(attack: Attack) -> Attack:
-        if not isinstance(attack, Rmle | Prior):
+        if not isinstance(attack, ImageSearch):
             return attack
         limit = min(count_for(attack.limit, values), attack.most, scored)
         return replace(attack, limit=limit, chunk=min(count_for(attack.chunk, values), limit))

@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Generator, Tensor
 
-from splitveil.errors import AuditError, ConfigError
+from splitveil.attacks.base import QUERIES
+from splitveil.errors import AuditError, Range, check_ranges
 from splitveil.io import Progress, silent
 from splitveil.threat import Access, BlackBox
 
-QUERIES = 1000  # images per query, and per side of a block of distances
 _TIE = 1e-10  # distances closer than this, relative to the squared lengths, are equal
-_LEAST_DRAWS = 2  # the channel's noise is what differs between two sendings
 
 
 def ranks(guess: Tensor, gallery: Tensor, truth: Tensor, generator: Generator) -> Tensor:
@@ -83,17 +83,19 @@ class ReId:
     """Sends every image of the gallery `draws` times and looks for the nearest to what was seen.
 
     Distances are plain, or each feature is divided by the channel's noise or by its spread over
-    images; what identifies aux images best counts. `limit` is the largest gallery.
+    images; what identifies aux images best counts. `limit` is the largest gallery. Two draws are
+    the least: the channel's noise is what differs between two sendings.
     """
 
     access: Access = Access.BLACK_BOX
-    draws: int = 32  # the noise that is left in the gallery is 1/32 of the channel's
+    draws: Annotated[int, Range(2)] = (
+        32  # the noise that is left in the gallery is 1/32 of the channel's
+    )
     limit: int | None = None
     tried: int = 500  # aux images the scaling is picked on
 
     def __post_init__(self) -> None:
-        if self.draws < _LEAST_DRAWS:
-            raise ConfigError(f"draws must be at least {_LEAST_DRAWS}, got {self.draws}")
+        check_ranges(self)
 
     def send(
         self, victim: BlackBox, images: Tensor, generator: Generator, progress: Progress = silent

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Generator, Tensor, nn
@@ -9,21 +10,31 @@ from torch import Generator, Tensor, nn
 from splitveil.attacks.base import (
     PROBED,
     PSEUDO_IMAGES,
+    QUERIES,
+    Count,
     Descent,
+    NonNegative,
     Search,
     calibrated,
-    check_search,
     draw_seed,
     has_gradient,
-    held_out,
-    opened,
+    need_aux,
+    tenth,
 )
-from splitveil.attacks.decoder import Decoder
+from splitveil.attacks.decoder import SMALL
 from splitveil.attacks.linear import Linear
+from splitveil.errors import AuditError, ConfigError, Range, check_ranges
 from splitveil.io import Progress, silent
-from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, WhiteBox
+from splitveil.threat import (
+    Access,
+    Attack,
+    BlackBox,
+    Labelled,
+    Observation,
+    Reconstruct,
+    WhiteBox,
+)
 
-START = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
 OFFSET_ROWS = 4096  # sendings over which its mean is taken: 1.6 % of the noise stays in it
 LEAST_WEIGHT = 1e-3  # of the priors where there is no noise: settles what z does not show
 LEAST_SPREAD = 1e-6  # squared error under which a start counts as exact
@@ -132,7 +143,52 @@ def shrunk_spread(errors: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rmle:
+class ImageSearch:
+    """What the searches image by image share.
+
+    They begin at the reconstructions of `start` and of the linear attack and at `restarts` random
+    places, and take `steps` of Adam at `lr`. `draws` realisations per step stand for a channel
+    whose randomness is not additive. `chunk` images are worked on at a time, of `limit` in all;
+    both are told for images of 3×32×32 (`for_images`), and `most` is for any.
+    """
+
+    access: Access = Access.WHITE_BOX
+    start: Attack = SMALL
+    steps: Count = 300
+    lr: NonNegative = 0.03
+    draws: Count = 4
+    restarts: Annotated[int, Range(0)] = 1
+    calibrate: bool = True
+    chunk: Count = 128
+    limit: Count = 256
+    most: Count = 10_000
+    min_aux: Annotated[int, Range(11)] = 11  # ten for the linear attack, one held out
+    effort: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.start.access == Access.REPEATS:
+            raise ConfigError("start must work from one sending per image, got one with repeats")
+
+    def guided(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress
+    ) -> tuple[WhiteBox, Labelled, Labelled, tuple[Reconstruct, Reconstruct]]:
+        """The white-box view, a tenth of aux, the rest, and both attacks fitted on the rest."""
+        name = type(self).__name__.lower()
+        if not isinstance(victim, WhiteBox):
+            kind = type(victim).__name__
+            raise AuditError(f"{name} needs a white-box view, got {kind}; use victim.white_box()")
+        need_aux(name, aux, self.min_aux)
+        rows = tenth(len(aux), generator, aux.images.device)
+        held, used = (Labelled(aux.images[some], aux.labels[some]) for some in rows)
+        start = self.start.fit(
+            victim, used, generator, lambda done, total, note="": progress(done, 2 * total, note)
+        )
+        return victim, held, used, (start, Linear().fit(victim, used, generator))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rmle(ImageSearch):
     """Per image, the x̂ in [0, 1] whose smashed data would best explain what was observed.
 
     Minimises `Energy` by `steps` of Adam from several starts: the reconstructions of `start` and
@@ -140,57 +196,34 @@ class Rmle:
     the places they lead to, the one with the least energy is kept. The prior mean x₀ is one of the
     two reconstructions, whichever does better on a tenth of aux kept from both; `calibrate` finds
     there too which share of the way from x₀ to x̂ is best, as x₀ has seen the noise already.
-    `draws` realisations per step stand for a channel whose randomness is not additive. Without a
-    gradient through the encoder the best start is kept. `chunk` images are worked on at a time, of
-    `limit` in all; both are told for images of 3×32×32 (`for_images`), and `most` is for any.
+    Without a gradient through the encoder the best start is kept.
     """
 
-    access: Access = Access.WHITE_BOX
-    start: Attack = START
-    steps: int = 300
-    lr: float = 0.03
-    tv: float = 1.0
-    prior: float = 1.0
-    draws: int = 4
-    restarts: int = 1
-    calibrate: bool = True
-    chunk: int = 128
-    limit: int = 256
-    most: int = 10_000
-    min_aux: int = 11  # ten for the linear attack, one held out
-    effort: float = 10.0
-
-    def __post_init__(self) -> None:
-        counts = {"steps": 1, "draws": 1, "restarts": 0, "chunk": 1, "limit": 1, "most": 1}
-        check_search(self, self.start, counts | {"min_aux": 11, "lr": 0, "tv": 0, "prior": 0})
+    tv: NonNegative = 1.0
+    prior: NonNegative = 1.0
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> Reconstruct:
         """Fit the starts on nine tenths of aux and measure them on the rest."""
-        victim = opened(victim, "rmle")
-        held, used = held_out(aux, self.min_aux, "rmle", generator)
-        start = self.start.fit(
-            victim, used, generator, lambda done, total, note="": progress(done, 2 * total, note)
-        )
-        linear = Linear().fit(victim, used, generator)
-        facts = measure_channel(victim, used.images, generator, self.draws)
-        z = torch.cat([victim.send(x, generator) for x in torch.split(held.images, 1000)])
+        box, held, used, guides = self.guided(victim, aux, generator, progress)
+        facts = measure_channel(box, used.images, generator, self.draws)
+        z = torch.cat([box.send(x, generator) for x in torch.split(held.images, QUERIES)])
         seen, x = Observation(z, held.labels.to(z.device)), held.images.to(z.device)
-        errors = [(guide(seen) - x).square() for guide in (start, linear)]
+        errors = [(guide(seen) - x).square() for guide in guides]
         best = int(torch.stack([e.mean() for e in errors]).argmin())
         spread = shrunk_spread(errors[best])
-        energy = Energy(victim.encoder, victim.channel, facts, spread, self.tv, self.prior)
+        energy = Energy(box.encoder, box.channel, facts, spread, self.tv, self.prior)
         others = torch.cat([aux.images.mean(0, keepdim=True), used.images[: self.restarts]]).to(x)
         seed = draw_seed(generator)
-        steps = self.steps if has_gradient(victim.encoder, x[:1]) else 0
+        steps = self.steps if has_gradient(box.encoder, x[:1]) else 0
 
         def make_search() -> Search:
             descent = Descent(energy, seed, self.lr, bounded=True)
 
             def search(seen: Observation) -> tuple[Tensor, Tensor]:
                 same = [image.expand(len(seen.z), *image.shape) for image in others]
-                starts = torch.stack([start(seen), linear(seen), *same])
+                starts = torch.stack([*(guide(seen) for guide in guides), *same])
                 x0 = starts[best]
                 return x0, descent.best(starts, (seen.z, x0), steps)
 

@@ -3,28 +3,29 @@
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.attacks.base import (
-    SAY_EVERY,
+    Budget,
+    Count,
     InUnits,
-    batches,
+    NonNegative,
     capturable,
     captured_for,
-    check_least,
+    fed_steps,
     fresh_weights,
     measured_units,
     minimise,
     need_aux,
-    no_capture_warning,
     progress_part,
 )
 from splitveil.attacks.decoder import Decoder
 from splitveil.cuda import set_rate
-from splitveil.errors import ConfigError
+from splitveil.errors import ConfigError, Range, check_ranges
 from splitveil.io import Progress, silent
 from splitveil.nets.decoder import ResidualDecoder
 from splitveil.threat import Access, BlackBox, Fitted, Labelled, Observation, Send
@@ -110,22 +111,20 @@ class Wgan:
 
     access: Access = Access.BLACK_BOX
     start: Decoder = START
-    width: int = 64
-    epochs: int = 150
-    min_steps: int = 0
-    batch_size: int = 128
-    n_critic: int = 10
-    critic_lr: float = 5e-3
-    generator_lr: float = 5e-4
-    penalty: float = 10.0
-    pixel_weight: float = 1500.0
-    min_aux: int = 2  # BatchNorm needs two
+    width: Count = 64
+    epochs: Annotated[int, Range(0)] = 150
+    min_steps: Annotated[int, Range(0)] = 0
+    batch_size: Annotated[int, Range(2)] = 128
+    n_critic: Count = 10
+    critic_lr: NonNegative = 5e-3
+    generator_lr: NonNegative = 5e-4
+    penalty: NonNegative = 10.0
+    pixel_weight: NonNegative = 1500.0
+    min_aux: Annotated[int, Range(2)] = 2  # BatchNorm needs two
     effort: float = 20.0
 
     def __post_init__(self) -> None:
-        counts = {"width": 1, "epochs": 0, "min_steps": 0, "batch_size": 2, "n_critic": 1}
-        rates = {"critic_lr": 0, "generator_lr": 0, "penalty": 0, "pixel_weight": 0}
-        check_least(self, counts | rates | {"min_aux": 2})
+        check_ranges(self)
         if self.start.loss != "mse":
             raise ConfigError(f"start must have the loss 'mse', got '{self.start.loss}'")
 
@@ -141,7 +140,7 @@ class Wgan:
         >>> Wgan(epochs=2, batch_size=4).steps(10)
         4
         """
-        return max(self.epochs * (n // min(self.batch_size, n)), self.min_steps)
+        return Budget.of(self).steps(n)
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
@@ -218,18 +217,14 @@ class Wgan:
             captured_for(step, device, generator) for step in (learn_to_judge, learn_to_draw)
         )
         net.train()
-        with no_capture_warning():
-            for index, chosen in enumerate(batches(n, batch, steps, generator, device)):
-                rows.copy_(chosen)
-                x.copy_(images[rows])
-                fall = half_cosine(index / steps)
-                set_rate(judge, self.critic_lr * fall)
-                set_rate(forge, self.generator_lr * fall)
-                run_critic()
-                if (index + 1) % self.n_critic == 0:
-                    run_generator()
-                if index == steps - 1 or (index + 1) % SAY_EVERY == 0:
-                    progress(index + 1, steps)
+        data = (images, torch.arange(n, device=device))
+        for index in fed_steps(steps, (x, rows), data, generator, progress):
+            fall = half_cosine(index / steps)
+            set_rate(judge, self.critic_lr * fall)
+            set_rate(forge, self.generator_lr * fall)
+            run_critic()
+            if (index + 1) % self.n_critic == 0:
+                run_generator()
         for optimiser in (judge, forge):  # the last gradients live in the graphs' memory
             optimiser.zero_grad(set_to_none=True)
 

@@ -84,13 +84,13 @@ def attribute_leaks(target: Target, attack: AttributeHead) -> Json:
                 f"scored images, got {tuple(values.shape)}"
             )
     generator = stream(seed, "leaks/attribute", device)
-    reader = attack.fit(target.view(attack.access), target.aux, given.aux, generator)
-    read = reader(target.sent)
+    probed = attack.fit(target.view(attack.access), target.aux, given.aux, generator)
     some = attacked_rows(target.aux, ANSWERED)
     sent = finite(send(target.victim, target.aux.images[some], seed, "leaks/answers"))
     told = answer(target.scores, sent)
     said: Json = {}
-    for name, predicted in read.items():
+    for name, logits in probed(target.sent.z).items():
+        predicted = logits.argmax(1)
         aux, truth = given.aux[name].to(device), given.scored[name].to(device)
         usual = aux.bincount().argmax()
         by_answer = metrics.from_answer(told, aux[some.to(device)], target.sent.answer, usual)
@@ -107,7 +107,7 @@ def attribute_leaks(target: Target, attack: AttributeHead) -> Json:
             "from_answer": share(by_answer == truth),
             "beyond_answer": beyond.mean,
             **named("beyond_answer", (beyond.low, beyond.high)),
-            "head": reader.heads[name],
+            "head": probed.picked[name],
             "n": len(right),
             "access": str(attack.access),
         }

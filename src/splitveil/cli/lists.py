@@ -1,16 +1,40 @@
 """Datasets, defences, attacks, nets, recipes."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from splitveil.cli.console import JsonFlag, print_lines, show_catalogue, show_json
+from splitveil.table import DIGITS, Table, fixed, plain_column
 
 if TYPE_CHECKING:
-    from splitveil.nets.cost import CutCost
+    from splitveil.io import Json
+
+Shape = tuple[int, int, int]
+
+LISTING = Table(  # every column of a listing of clients, cuts or trials
+    plain_column("mark", "*"), plain_column("net", "net"), plain_column("at", "at", DIGITS),
+    plain_column("layer", "after"), plain_column("sends", "sends"),
+    plain_column("macs", "MMAC", fixed(2, 1e-6)), plain_column("params", "params", DIGITS),
+    plain_column("wire_floats", "wire", DIGITS), plain_column("depth", "depth", DIGITS),
+    plain_column("receptive_field", "sees", DIGITS), plain_column("fitting", "fits"),
+    plain_column("score", "score", fixed(3)), plain_column("accuracy", "acc %", fixed(2, 100.0)),
+    plain_column("mse", "MSE", fixed(4)), plain_column("leakage", "leakage", fixed(3)),
+    plain_column("attack", "attack"), plain_column("defence", "defence"),
+    plain_column("failed", "failed", DIGITS), plain_column("volume", "volume", fixed(3)),
+    plain_column("settings", "trial"),
+)  # fmt: skip
+COSTS = ("macs", "params", "wire_floats")
+MEASURED = ("accuracy", "leakage", "mse", "attack")
+
+
+def show_listing(keys: Sequence[str], rows: Sequence["Json"], head: str, *notes: str) -> None:
+    """Print the columns of these keys, a line above and some below."""
+    print_lines(head, LISTING.only(*keys).render(rows, "terminal").rstrip(), *notes)
 
 
 def show_cuts(
-    name: str, shape: tuple[int, int, int], num_classes: int, macs: float, wire: int, *, json_: bool
+    name: str, shape: Shape, num_classes: int, macs: float, wire: int, *, json_: bool
 ) -> None:
     """Where a named net or a user's own can be cut, what that costs, and what would make it fit."""
     from splitveil.config.resolve import load_backbone
@@ -24,37 +48,33 @@ def show_cuts(
         found = cuts_of_nets(nets, shape, num_classes, macs, wire)
     else:
         found = suggest_cuts(load_backbone(name, shape, num_classes), shape, macs, wire)
+    rows = [{"at": c.at, "layer": c.layer} | asdict(c) for c in found]
     if json_:
-        show_json({"image_shape": shape, "cuts": [asdict(c) for c in found]})
+        show_json({"image_shape": shape, "cuts": rows})
         return
-    which = base if named else "the backbone"
-    head = f"{len(found)} cut{'s'[: len(found) > 1]} of {which}, for images {in_words(shape)}"
-    columns = f"{'MMAC':>8} {'params':>9} {'wire':>7} fits"
+    end = "splitveil.nets.cut(backbone, at) makes the split"
     if named:
         net = name if at or len(found) == 1 else f"{base}@N"
-        lines = [f"{c.at:3d} {in_words(c.wire_shape):<9} {cut_costs(c)}" for c in found]
         end = f"next: splitveil train --net {net} --dataset NAME"
         if not any(c.fits for c in found):
             end = f"no cut fits; next: splitveil clients --macs {macs:.10g} --wire {wire}"
-        print_lines(head, f"{'at':>3} {'sends':<9} {columns}", *lines, "wire: numbers sent", end)
-        return
-    width = max(len("after"), *(len(c.layer) for c in found))
-    lines = [f"{c.at:3d} {c.layer:<{width}} {cut_costs(c)}" for c in found]
-    end = "wire: numbers sent; splitveil.nets.cut(backbone, at) makes the split"
-    print_lines(head, f"{'at':>3} {'after':<{width}} {columns}", *lines, end)
+    head = f"{len(rows)} cut{'s'[: len(rows) > 1]} of {base if named else 'the backbone'}"
+    show_listing(
+        ("at", "layer", "sends", *COSTS, "fitting"), [_shown(row) for row in rows],
+        f"{head}, for images {in_words(shape)}", "wire: numbers sent", end,
+    )  # fmt: skip
 
 
-def cut_costs(c: "CutCost") -> str:
-    """What a cut costs, as the end of its line."""
-    narrow = c.bottleneck
-    fits = "yes" if c.fits else "no"
+def _shown(row: "Json") -> "Json":
+    """A cut's row with the shape it sends, and in words what would make it fit."""
+    fits, narrow = "yes" if row["fits"] else "no", row["bottleneck"]
     if narrow is not None:
         fits = (
-            f"with 3×3 convolution to {narrow.channels} channel{'s' * (narrow.channels > 1)} "
-            f"and sigmoid: {(c.macs + narrow.macs) / 1e6:.2f} MMAC, "
-            f"{c.params + narrow.params} params, wire {narrow.wire_floats}"
+            f"with 3×3 convolution to {narrow['channels']} channel{'s' * (narrow['channels'] > 1)} "
+            f"and sigmoid: {(row['macs'] + narrow['macs']) / 1e6:.2f} MMAC, "
+            f"{row['params'] + narrow['params']} params, wire {narrow['wire_floats']}"
         )
-    return f"{c.macs / 1e6:8.2f} {c.params:9d} {c.wire_floats:7d} {fits}"
+    return row | {"sends": in_words(row["wire_shape"]), "fitting": fits}
 
 
 def in_words(shape: tuple[int, ...]) -> str:

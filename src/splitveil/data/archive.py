@@ -11,10 +11,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
+from lzma import LZMAError
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 from urllib.request import urlopen
+from zipfile import BadZipFile
 
 from splitveil.data.dataset import Request
 from splitveil.errors import ConfigError, DataError
@@ -23,6 +25,10 @@ from splitveil.io import Progress, file_lock, replacing, silent, stamp
 TIMEOUT_SECONDS = 30.0
 CHUNK_BYTES = 1 << 20
 MAX_UNPACKED = 64 << 20  # Fashion-MNIST needs 47 MB; a gzip file that grows further is none of it
+# What is raised on archives that are cut, forged, encrypted, pickled or packed in an unknown way.
+ARCHIVE_ERRORS = (tarfile.TarError, BadZipFile, zlib.error, LZMAError)
+UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, MemoryError, *ARCHIVE_ERRORS)
+
 Blobs = dict[str, bytes]
 
 
@@ -117,14 +123,12 @@ class Archive:
 
 
 @contextmanager
-def explained(path: Path, kind: str) -> Iterator[None]:
+def explained(path: Path, kind: str, again: str = "fetch it again") -> Iterator[None]:
     """Turn what Python raises on a cut or damaged archive into an error that says what to do."""
     try:
         yield
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as err:
-        raise DataError(
-            f"{path} is truncated or no {kind} ({err}); delete it and fetch it again"
-        ) from err
+    except UNREADABLE as err:
+        raise DataError(f"{path} is truncated or no {kind} ({err}); delete it and {again}") from err
 
 
 def read_bytes(path: Path) -> bytes:

@@ -29,14 +29,6 @@ class Attributes:
     aux: Mapping[str, Tensor]
     scored: Mapping[str, Tensor]
 
-    @staticmethod
-    def of(table: Mapping[str, Tensor], aux: Tensor, scored: Tensor) -> "Attributes":
-        """From a table over the whole dataset and the indices of both sets."""
-        return Attributes(
-            {name: column[aux] for name, column in table.items()},
-            {name: column[scored] for name, column in table.items()},
-        )
-
 
 def read_table(path: Path, n: int, files: Sequence[str] | None = None) -> dict[str, Tensor]:
     """Attributes (n,) by name of the n images of a dataset; `files` are their names, if any.
@@ -62,7 +54,8 @@ def attributes_of(
     path: Path, table: Mapping[str, Tensor], aux: Tensor, scored: Tensor
 ) -> Attributes:
     """A table's attributes of aux and scored images; refuses one that cannot be guessed."""
-    made = Attributes.of(table, aux.cpu(), scored.cpu())
+    both = ({name: column[rows.cpu()] for name, column in table.items()} for rows in (aux, scored))
+    made = Attributes(*both)
     for name, values in made.aux.items():
         known, every = len(set(values.tolist())), int(table[name].max()) + 1
         if known == 1:

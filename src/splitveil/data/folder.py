@@ -30,15 +30,14 @@ def read(request: Request) -> Dataset:
     """The images of a folder, classes in sorted order."""
     path = request.existing_path()
     parts = parts_of(path)
-    classes = class_names(parts[0])
     if len(parts) > 1:
         check_same_classes(*parts)
-    files = [list_files(part, classes) for part in parts]
+    classes, files = listed(parts)
     return make_dataset(
         f"folder:{path}",
         load(list(chain(*files)), request.progress),
         classes,
-        first=len(files[0]) if len(parts) > 1 else None,
+        first=len(files[0]) if len(files) > 1 else None,
         whole=request.whole,
     )
 
@@ -47,6 +46,12 @@ def parts_of(path: Path) -> list[Path]:
     """The folders with class folders inside: train/ and test/ where both are there, or the one."""
     both = [path / "train", path / "test"]
     return both if all(part.is_dir() for part in both) else [path]
+
+
+def listed(parts: Sequence[Path]) -> tuple[tuple[str, ...], list[Files]]:
+    """Names of the classes of the first part, and the files of each."""
+    classes = class_names(parts[0])
+    return classes, [list_files(part, classes) for part in parts]
 
 
 def check_same_classes(train: Path, test: Path) -> None:
@@ -111,20 +116,15 @@ def file_names(dataset: str) -> list[str] | None:
     if kind != "folder":
         return None
     root = Path(place).expanduser()
-    parts = parts_of(root)
-    classes = class_names(parts[0])
-    return [
-        file.relative_to(root).as_posix() for part in parts for file, _ in list_files(part, classes)
-    ]
+    return [file.relative_to(root).as_posix() for file, _ in chain(*listed(parts_of(root))[1])]
 
 
 def load(files: Files, progress: Progress) -> Arrays:
     """Images (n, c, h, w) uint8 and labels (n,) of files that share one size and one mode."""
     first = files[0][0]
-    pixels = read_image(first)
-    images = np.empty((len(files), *pixels.shape), np.uint8)
+    images = np.empty((len(files), *decode(first, str(first)).shape), np.uint8)
     for i, (path, _) in enumerate(files):
-        pixels = read_image(path)
+        pixels = decode(path, str(path))
         if pixels.shape != images.shape[1:]:
             raise DataError(
                 f"{path} is {describe(pixels)}, but {first} is {describe(images[0])}; "
@@ -146,13 +146,8 @@ def describe(pixels: np.ndarray) -> str:
     return f"{w}×{h} {'RGB' if c > 1 else 'grey'}"
 
 
-def read_image(path: Path) -> np.ndarray:
-    """Pixels (c, h, w) of one file, c = 1 for grey and 3 for RGB."""
-    return decode(path, str(path))
-
-
 def decode(source: Path | BytesIO, name: str, mend: str | None = None) -> np.ndarray:
-    """Pixels (c, h, w) of a file or of its bytes; errors call it `name`.
+    """Pixels (c, h, w) of a file or of its bytes, c = 1 for grey and 3 for RGB; errors say `name`.
 
     `mend` is what to do about a wrong one, where it is not the user's own to convert or replace.
     """
@@ -168,14 +163,12 @@ def decode(source: Path | BytesIO, name: str, mend: str | None = None) -> np.nda
                 pixels = np.asarray(image.convert(MODES[image.mode]))
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as err:
         raise DataError(f"{name} is suspiciously large ({err}); {mend or 'resize it'}") from err
-    except UnidentifiedImageError as err:  # its own text may name a buffer's address
-        raise DataError(
-            f"cannot read {name} as an image: it is none of {', '.join(FORMATS)}; "
-            f"{mend or 'replace or delete it'}"
-        ) from err
     except (OSError, SyntaxError, ValueError) as err:
-        # PIL reports a broken file by any of these three, depending on the format.
+        # PIL reports a broken file by any of these three, depending on the format. What it says
+        # of an unknown one may name a buffer's address.
+        no_image = isinstance(err, UnidentifiedImageError)
+        why = f"it is none of {', '.join(FORMATS)}" if no_image else err
         raise DataError(
-            f"cannot read {name} as an image: {err}; {mend or 'replace or delete it'}"
+            f"cannot read {name} as an image: {why}; {mend or 'replace or delete it'}"
         ) from err
     return pixels[None] if pixels.ndim == len("hw") else rearrange(pixels, "h w c -> c h w")

@@ -23,18 +23,14 @@ FOLDER = "fashion-mnist"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 CLASSES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
 # MD5 of a file as the project serves it (.gz), and of the bytes inside.
-PACKED = {
-    "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-    "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
-    "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
-    "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
+FILES = {
+    "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d f4a8712d7a061bf5bd6d2ca38dc4d50a",
+    "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe 9018921c3c673c538a1fc5bad174d6f9",
+    "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79 8181f5470baa50b63fa0f6fddb340f0a",
+    "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310 15d484375f8d13e6eb1aabb0c3f46965",
 }
-UNPACKED = {
-    "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-    "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-    "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-    "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
-}
+PACKED = {name: sums.split()[0] for name, sums in FILES.items()}
+UNPACKED = {name: sums.split()[1] for name, sums in FILES.items()}
 
 
 def read_digits(request: Request) -> Dataset:

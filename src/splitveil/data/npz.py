@@ -6,14 +6,13 @@ only that one has such a length, the second if only that one has. Where both hav
 with the text "nhwc" or "nchw" decides. Nothing is unpickled.
 """
 
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 from einops import rearrange
 
+from splitveil.data.archive import UNREADABLE
 from splitveil.data.dataset import CHANNELS, Arrays, Dataset, Request, join, make_dataset, to_uint8
 from splitveil.errors import DataError
 
@@ -24,15 +23,15 @@ OPTIONAL = ("classes", "layout")
 LAYOUTS = ("nhwc", "nchw")
 ASK = "add layout='nhwc' or layout='nchw' to the file"
 CONVERT = "convert the images to grey or RGB, saying what becomes of depth or alpha"
-# What NumPy and zipfile raise on files that are cut, forged, encrypted or pickled.
-UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, MemoryError, BadZipFile, zlib.error)
 
 
 def read(request: Request) -> Dataset:
     """The images and labels of an .npz file."""
     path = request.existing_path()
     arrays = load(path)
-    name, layout = f"npz:{path}", layout_key(arrays, path)
+    name, layout = f"npz:{path}", str(arrays.get("layout", ""))
+    if layout not in ("", *LAYOUTS):
+        raise DataError(f"layout in {path} must be one of {', '.join(LAYOUTS)}, got '{layout}'")
     first = None
     if "x" in arrays:
         data = part(arrays, *ONE, layout, path)
@@ -80,14 +79,6 @@ def part(arrays: Mapping[str, np.ndarray], x: str, y: str, layout: str, path: Pa
         )
     images = channels_first(arrays[x], layout, f"{x} in {path}")
     return to_uint8(images, f"{x} in {path}"), labels
-
-
-def layout_key(arrays: Mapping[str, np.ndarray], path: Path) -> str:
-    """The text under `layout`, or nothing."""
-    layout = str(arrays.get("layout", ""))
-    if layout not in ("", *LAYOUTS):
-        raise DataError(f"layout in {path} must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-    return layout
 
 
 def channels_first(x: np.ndarray, layout: str, name: str) -> np.ndarray:

@@ -16,7 +16,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from splitveil.data.dataset import Dataset, stratified
-from splitveil.errors import ConfigError, DataError, unknown
+from splitveil.errors import ConfigError, DataError, Range, unknown
 from splitveil.rng import stream
 
 Knowledge = Literal["train", "held-out", "test90", "val"]
@@ -102,8 +102,7 @@ def make_splits(
     selection. Every class keeps at least one image in train.
     """
     for name, value in (("val_fraction", val_fraction), ("held_out", held_out)):
-        if not 0.0 <= value < 1.0:
-            raise ConfigError(f"{name} must lie in [0, 1), got {value}")
+        Range(0, 1, below=True).check(name, value)
     labels, pool = dataset.labels.cpu(), dataset.pool.sort().values
     taken, rest = stratified(labels[pool], held_out, stream(split_seed, "split/held-out"))
     reserved, left = pool[taken], pool[rest]

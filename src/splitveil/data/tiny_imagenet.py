@@ -10,20 +10,18 @@ put there by hand is checked by its sizes and by how often each class occurs.
 """
 
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
-from lzma import LZMAError
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 import numpy as np
 
-from splitveil.data.archive import Archive, file_md5
+from splitveil.data.archive import UNREADABLE, Archive, explained, file_md5
 from splitveil.data.dataset import Counts, Dataset, Request, make_dataset
 from splitveil.data.folder import REPORT_EVERY, decode, describe
 from splitveil.errors import DataError
@@ -45,8 +43,7 @@ COUNTS = Counts(classes=200, train=500, test=50)
 SIDE = 64
 TRAIN_IMAGE = re.compile(r"train/(n\d{8})/images/[^/\\]+\.JPEG")
 VAL_IMAGE = re.compile(r"val/images/([^/\\]+\.JPEG)")
-# What zipfile raises on archives that are cut, forged, encrypted or packed in a way unknown to it.
-UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, BadZipFile, zlib.error, LZMAError)
+
 Arrays = dict[str, np.ndarray]
 Labelled = list[tuple[str, int]]
 
@@ -95,7 +92,7 @@ def stored(target: Path, md5: str) -> Arrays | None:
             if str(archive[SOURCE]) != md5:
                 return None
             return {key: archive[key] for key in archive.files if key != SOURCE}
-    except (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error) as err:
+    except (*UNREADABLE, KeyError) as err:
         raise DataError(
             f"{target}, which holds decoded images, is damaged ({err}); delete it, "
             "it will be made again"
@@ -127,11 +124,8 @@ def in_folder(folder: Path) -> Tree:
 @contextmanager
 def in_archive(archive: Path) -> Iterator[Tree]:
     """The members of the archive below tiny-imagenet-200/, read in memory; nothing is unpacked."""
-    damaged = f"{archive} is truncated or no zip archive"
-    try:
+    with explained(archive, "zip archive", TINY.again):
         opened = ZipFile(archive)
-    except UNREADABLE as err:
-        raise DataError(f"{damaged} ({err}); delete it and {TINY.again}") from err
     with opened as zipped:
 
         def read_member(name: str) -> bytes:
@@ -141,10 +135,8 @@ def in_archive(archive: Path) -> Iterator[Tree]:
                     f"{name} in {archive} has {member.file_size} bytes, more than any of the "
                     f"official ones; delete the archive and {TINY.again}"
                 )
-            try:
+            with explained(archive, f"zip archive (at {name})", TINY.again):
                 return zipped.read(member)
-            except UNREADABLE as err:
-                raise DataError(f"{damaged} ({name}: {err}); delete it and {TINY.again}") from err
 
         prefix = f"{TINY.folder}/"
         names = frozenset(n.removeprefix(prefix) for n in zipped.namelist() if n.startswith(prefix))

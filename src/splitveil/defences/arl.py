@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitveil.defences.base import NoiseOnly, Shape
+from splitveil.defences.base import NoiseOnly, Shape, TrainedBeside
 from splitveil.errors import Range
 from splitveil.functional import ssim
 from splitveil.nets.decoder import ResidualDecoder
@@ -101,9 +101,7 @@ class Arl(NoiseOnly):
         float, Range(0, 1, hint="0.3 lets the decoder explain 30 % of the images' variance")
     ] = 0.3
 
-    def companion(
-        self, model: SplitModel, image_shape: Shape, num_classes: int
-    ) -> nn.Module | None:
+    def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
         """The decoder; none at strength 0, which is training with noise alone."""
         if self.arl_strength == 0:
             return None

@@ -75,6 +75,7 @@ class PenaltyPlan:
 
 
 Shape = tuple[int, ...]
+TrainedBeside = nn.Module | None  # a `Companion`, or nothing
 DESCRIPTION = ("summary", "client")  # fields that no user sets
 NonNegative = Annotated[float, Range(0, hint="0 switches it off")]
 Positive = Annotated[float, Range(0, above=True)]
@@ -118,9 +119,7 @@ class Defence:
         """When and how strongly the penalty acts."""
         return PenaltyPlan()
 
-    def companion(
-        self, model: SplitModel, image_shape: Shape, num_classes: int
-    ) -> nn.Module | None:
+    def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
         """What trains beside the model, a `Companion`; None: nothing."""
         return None
 
@@ -266,9 +265,7 @@ class Stack(Defence):
         """That of the part with the surrogate."""
         return self._penalised().penalty_plan()
 
-    def companion(
-        self, model: SplitModel, image_shape: Shape, num_classes: int
-    ) -> nn.Module | None:
+    def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
         """Those of the parts as one."""
         made = [part.companion(model, image_shape, num_classes) for _, part in self.parts]
         found = [one for one in made if one is not None]

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from splitveil.defences.base import NoiseOnly, NonNegative, Positive, Price, Shape
+from splitveil.defences.base import NoiseOnly, NonNegative, Positive, Price, Shape, TrainedBeside
 from splitveil.functional import gaussian_kernel, label_kernel, normalised_hsic
 from splitveil.nets.split import SplitModel
 
@@ -42,9 +42,7 @@ class Bido(NoiseOnly):
     bido_label_share: NonNegative = 10.0
     bido_bandwidth: Positive = 5.0
 
-    def companion(
-        self, model: SplitModel, image_shape: Shape, num_classes: int
-    ) -> nn.Module | None:
+    def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
         """What measures both; none at strength 0."""
         if self.bido_strength == 0:
             return None

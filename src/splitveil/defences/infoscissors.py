@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitveil.defences.base import NoiseOnly, NonNegative, Positive, Shape
+from splitveil.defences.base import NoiseOnly, NonNegative, Positive, Shape, TrainedBeside
 from splitveil.nets.decoder import ResidualDecoder
 from splitveil.nets.split import SplitModel
 
@@ -81,9 +81,7 @@ class InfoScissors(NoiseOnly):
     scissors_strength: NonNegative = 0.1
     scissors_lr: Positive = 1e-3
 
-    def companion(
-        self, model: SplitModel, image_shape: Shape, num_classes: int
-    ) -> nn.Module | None:
+    def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
         """The variational net; none at strength 0."""
         if self.scissors_strength == 0:
             return None

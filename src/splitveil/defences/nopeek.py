@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from splitveil.defences.base import NoiseOnly, NonNegative, Price, Shape
+from splitveil.defences.base import NoiseOnly, NonNegative, Price, Shape, TrainedBeside
 from splitveil.functional import distance_correlation
 from splitveil.nets.split import SplitModel
 
@@ -36,8 +36,6 @@ class NoPeek(NoiseOnly):
 
     nopeek_strength: NonNegative = 0.3
 
-    def companion(
-        self, model: SplitModel, image_shape: Shape, num_classes: int
-    ) -> nn.Module | None:
+    def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
         """What measures the dependence; none at strength 0."""
         return DistanceCorrelation(self.nopeek_strength) if self.nopeek_strength else None

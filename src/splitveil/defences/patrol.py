@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.defences.arl import DecodingAdversary
-from splitveil.defences.base import NoiseOnly, NonNegative, Positive, Shape
+from splitveil.defences.base import NoiseOnly, NonNegative, Positive, Shape, TrainedBeside
 from splitveil.errors import Range
 from splitveil.nets.split import SplitModel
 
@@ -106,9 +106,7 @@ class Patrol(NoiseOnly):
     patrol_prune: Annotated[float, Range(0, 1, below=True)] = 0.05
     patrol_prune_at: Annotated[float, Range(0, 1, above=True)] = 0.75
 
-    def companion(
-        self, model: SplitModel, image_shape: Shape, num_classes: int
-    ) -> nn.Module | None:
+    def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
         """Decoder and pruner; none at strength 0."""
         if self.patrol_strength == 0:
             return None

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from splitveil.defences.base import Defence, NonNegative, Positive, Price, Shape
-from splitveil.defences.vib import channel_noise
+from splitveil.defences.base import Defence, NonNegative, Positive, Shape, TrainedBeside
+from splitveil.defences.vib import NoisePrice, channel_noise
 from splitveil.nets.channel import Channel, LearnedNoise
 from splitveil.nets.split import SplitModel, sized
 
@@ -21,17 +21,12 @@ def loudness(log_scale: Tensor) -> Tensor:
     return log_scale.mean()
 
 
-class Amplifier(Price):
+class Amplifier(NoisePrice):
     """Has nothing of its own to learn; the channel's noise is paid κ for each nat of loudness."""
-
-    def __init__(self, noise: LearnedNoise, reward: float) -> None:
-        super().__init__()
-        self._noise = (noise,)  # in a tuple: its parameters are the model's
-        self.reward = reward
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """−κ times the loudness: below 0 where the scales are above 1."""
-        return -self.reward * loudness(self._noise[0].log_scales())
+        return -self.weight * loudness(self._noise[0].log_scales())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +49,7 @@ class Shredder(Defence):
             return Channel()
         return Channel([LearnedNoise(self.shredder_start, self.shredder_noise, moves=True)])
 
-    def companion(
-        self, model: SplitModel, image_shape: Shape, num_classes: int
-    ) -> nn.Module | None:
+    def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
         """What rewards the noise; none at κ = 0."""
         if self.shredder_reward == 0:
             return None

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from splitveil.defences.base import Defence, NonNegative, Positive, Price, Shape
+from splitveil.defences.base import Defence, NonNegative, Positive, Price, Shape, TrainedBeside
 from splitveil.errors import ConfigError
 from splitveil.functional import wide
 from splitveil.nets.channel import Channel, LearnedNoise, learned_stages
@@ -27,17 +27,21 @@ def normal_divergence(z: Tensor, log_scale: Tensor) -> Tensor:
     return 0.5 * ((2 * s).exp() + rows.square() - 1 - 2 * s).sum(1).mean()
 
 
-class BottleneckPrice(Price):
-    """Has nothing of its own to learn; encoder and noise pay β·KL. It reads the channel's noise."""
+class NoisePrice(Price):
+    """Base of prices on the noise that a channel learns, times `weight`."""
 
-    def __init__(self, noise: LearnedNoise, beta: float) -> None:
+    def __init__(self, noise: LearnedNoise, weight: float) -> None:
         super().__init__()
         self._noise = (noise,)  # in a tuple: its parameters are the model's
-        self.beta = beta
+        self.weight = weight
+
+
+class BottleneckPrice(NoisePrice):
+    """Has nothing of its own to learn; encoder and noise pay β·KL. It reads the channel's noise."""
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """What encoder and noise pay."""
-        return self.beta * normal_divergence(z, self._noise[0].log_scales())
+        return self.weight * normal_divergence(z, self._noise[0].log_scales())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +60,7 @@ class VariationalBottleneck(Defence):
         """The learned noise alone; the run's own comes from a stack with `noise`."""
         return Channel([LearnedNoise(self.vib_start)] if self.vib_beta else [])
 
-    def companion(
-        self, model: SplitModel, image_shape: Shape, num_classes: int
-    ) -> nn.Module | None:
+    def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
         """What sets the price; none at β = 0."""
         if self.vib_beta == 0:
             return None

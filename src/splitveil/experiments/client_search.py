@@ -1,23 +1,19 @@
 """Which client to take: each is trained briefly, attacked quickly, and ranked by what came out."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from splitveil.config.resolve import SMALL_SIDE, resolve
 from splitveil.config.run_config import RunConfig
 from splitveil.data.catalogue import load
 from splitveil.errors import ConfigError, RunError
 from splitveil.experiments.runner import LiveTable, Trial, ranking_attacks, run_many
+from splitveil.io import Json
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.clients import THIN_CLIENTS
-from splitveil.nets.cost import Candidate, candidates, nothing_fits
-from splitveil.nets.split import cut
+from splitveil.nets.cost import Candidate, CutCost, candidates, cuts_of_nets, nothing_fits
 from splitveil.record.statistics import undominated
 from splitveil.runs import ready_teacher
 
@@ -36,33 +32,6 @@ class Contender:
     wire_floats: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankedClient(Contender):
-    """What a trial measured on the validation images, and its score.
-
-    `mse` is that of the strongest attack, `attack` its name; `pareto`: no other client of the
-    comparison is at least as accurate and as private, and better in one of them.
-    """
-
-    accuracy: float
-    mse: float
-    attack: str
-    ceiling: float
-    leakage: float
-    score: float
-    run: str
-    pareto: bool = False
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Clients, best score first, and the errors of those whose trial failed, by net."""
-
-    image_shape: Shape
-    clients: tuple[RankedClient, ...]
-    failed: dict[str, str]
-
-
 def contenders(
     image_shape: Shape,
     *,
@@ -74,39 +43,35 @@ def contenders(
 ) -> list[Contender]:
     """The named nets that fit a budget, and `top` others: the first of `candidates`, spread.
 
-    The families take turns, and within a family the sizes of the map that is sent.
+    The families take turns, and within a family the sizes of the map that is sent. Refused where
+    nothing fits.
 
     >>> [c.net for c in contenders((3, 32, 32), max_macs=21.9e6, wire_floats=512, top=1)][-2:]
     ['vgg11', 'client:strided-12-12x4.24x4.48x4.96x4-c32']
     """
     if top < 1:
         raise ConfigError(f"top must be at least 1, got {top}")
-    fitting = candidates(
-        image_shape,
-        max_macs=max_macs,
-        wire_floats=wire_floats,
-        max_params=max_params,
-        family=family,
-    )
-    most = math.inf if max_params is None else max_params
-    named = [
-        client
-        for name in _named(image_shape, family)
-        if (client := _weighed(name, image_shape)).macs <= max_macs
-        and client.wire_floats <= wire_floats
-        and client.params <= most
-    ]
+    budget: Json = {"max_macs": max_macs, "wire_floats": wire_floats, "max_params": max_params}
+    budget["family"] = family
     places: Counter[tuple[str, int]] = Counter()
-    turns: list[tuple[int, Candidate]] = []
-    for other in fitting:
+    turns = []
+    for other in candidates(image_shape, **budget):
         if other.net not in NETS:
             kind = other.spec.family, other.spec.downsampling
             turns.append((places[kind], other))
             places[kind] += 1
     turns.sort(key=lambda turn: turn[0])  # stable: equals stay in the order of `candidates`
-    return named + [
-        Contender(net=c.net, macs=c.macs, params=c.params, wire_floats=c.wire_floats)
-        for _, c in turns[:top]
+    found: list[tuple[str, Candidate | CutCost]] = []
+    for net in _named(image_shape, family):
+        [cost] = cuts_of_nets([NETS[net]], image_shape, 2, max_macs, wire_floats)
+        if cost.fits and (max_params is None or cost.params <= max_params):
+            found.append((net, cost))
+    found += [(other.net, other) for _, other in turns[:top]]
+    if not found:
+        raise ConfigError(nothing_fits(image_shape, **budget))
+    return [
+        Contender(net=net, macs=c.macs, params=c.params, wire_floats=c.wire_floats)
+        for net, c in found
     ]
 
 
@@ -116,17 +81,6 @@ def _named(image_shape: Shape, family: str | None) -> list[str]:
     names = [name for name in NETS if (name == "small") == small]
     thin = {name for name, spec in THIN_CLIENTS.items() if spec.family == family}
     return [name for name in names if family is None or name in thin]
-
-
-def _weighed(name: str, image_shape: Shape) -> Contender:
-    with torch.device("meta"):  # shapes alone: no memory, no random numbers
-        model = cut(NETS[name].build(image_shape, 2), NETS[name].cut_at)
-    return Contender(
-        net=name,
-        macs=model.macs(image_shape),
-        params=model.client_params(),
-        wire_floats=model.wire_floats(image_shape),
-    )
 
 
 def score(accuracy: float, mse: float, ceiling: float, num_classes: int) -> float:
@@ -143,40 +97,11 @@ def score(accuracy: float, mse: float, ceiling: float, num_classes: int) -> floa
     return max(accuracy - chance, 0.0) / (1 - chance) * min(mse / ceiling, 1.0)
 
 
-def ranked(clients: Sequence[RankedClient]) -> tuple[RankedClient, ...]:
+def ranked(clients: Sequence[Json]) -> list[Json]:
     """Best score first, with the Pareto-optimal ones marked."""
-    marks = undominated([(c.accuracy, c.mse) for c in clients])
-    marked = [replace(c, pareto=mark) for c, mark in zip(clients, marks, strict=True)]
-    return tuple(sorted(marked, key=lambda c: (-c.score, c.net)))
-
-
-def search_clients(
-    config: RunConfig,
-    profile: str,
-    *,
-    image_shape: Shape | None = None,
-    progress: LiveTable | None = None,
-    **budget: Any,  # noqa: ANN401 - what `contenders` takes
-) -> Ranking:
-    """Rank the clients that fit a budget on the images of the run's dataset.
-
-    Args:
-        config: How every client is trained.
-        profile: Budget of the attacks.
-        image_shape: What the caller believes of the images; refused if they are others.
-        progress: The table that shows what happens.
-        budget: See `contenders`.
-
-    Returns:
-        The ranking; refused where nothing fits.
-    """
-    shape = load(config.dataset, config.data_dir).image_shape
-    if image_shape not in (None, shape):
-        raise ConfigError(f"the images of '{config.dataset}' are {shape}; leave out --image")
-    found = contenders(shape, **budget)
-    if not found:
-        raise ConfigError(nothing_fits(shape, **{k: v for k, v in budget.items() if k != "top"}))
-    return rank_clients(found, config, profile, progress)
+    marks = undominated([(c["accuracy"], c["mse"]) for c in clients])
+    marked = [c | {"pareto": mark} for c, mark in zip(clients, marks, strict=True)]
+    return sorted(marked, key=lambda c: (-c["score"], c["net"]))
 
 
 def rank_clients(
@@ -184,31 +109,38 @@ def rank_clients(
     config: RunConfig,
     profile: str,
     progress: LiveTable | None = None,
-) -> Ranking:
+) -> tuple[list[Json], dict[str, str]]:
     """Train and attack every client as `config` says, below `runs_dir`/advisor, and rank them.
 
     A trial that was finished with the same settings is read, not repeated, and one that was
     stopped goes on; one that fails is named, and tried again the next time.
+
+    Returns:
+        What was found on validation images, best score first: the client's costs, its numbers
+        (`mse` is that of the strongest attack, `attack` its name), its score and `run`, its folder;
+        `pareto`: no other is at least as accurate and as private, and better in one of them. And
+        the errors of trials that failed, by net.
     """
     ranking_attacks(profile)
     dataset = load(config.dataset, config.data_dir)
     below = replace(config, runs_dir=str(Path(config.runs_dir) / "advisor"), name=None)
     resolve(below, dataset)  # what no client can mend is said before the first one is trained
     ready_teacher(below, dataset)
-    costs = {client.net: client for client in clients}
+    costs = {client.net: asdict(client) for client in clients}
     trials = [Trial(label=net, config=replace(below, net=net)) for net in costs]
-    found: list[RankedClient] = []
+    found: list[Json] = []
     failed: dict[str, str] = {}
-    for result in run_many(trials, profile=profile, aux="val", progress=progress):
-        net, numbers = result.trial.label, result.found
+    for trial in run_many(trials, profile=profile, aux="val", progress=progress):
+        numbers = trial.found
         if numbers is None:
-            failed[net] = str(result.error).partition(": ")[2]  # without the exception's name
+            failed[trial.label] = str(trial.error).partition(": ")[
+                2
+            ]  # without its exception's name
             continue
         merit = score(numbers["accuracy"], numbers["mse"], numbers["ceiling"], dataset.num_classes)
-        found.append(
-            RankedClient(**asdict(costs[net]), **numbers, score=merit, run=str(result.folder))
-        )
+        own = {"score": merit, "run": str(trial.config.folder)}
+        found.append(costs[trial.label] | numbers | own)
     if not found:
         told = "; ".join(f"{net}: {error}" for net, error in failed.items())
         raise RunError(f"no trial came to an end: {told or 'there was no client to try'}")
-    return Ranking(dataset.image_shape, ranked(found), failed)
+    return ranked(found), failed

@@ -19,12 +19,8 @@ def run_demo(
         The runs' folders.
     """
     find_profile(profile)  # a typing error must not cost a training
-    common: Json = {"dataset": "digits", "runs_dir": runs_dir}
-    if epochs is not None:
-        common["epochs"] = epochs
-    trials = [
-        Trial(label=name, config=make_config({**common, "defence": name, "name": name}))
-        for name in DEFENCES
-    ]
-    results = run_many(trials, profile=profile, resume=False, keep_going=False, progress=progress)
-    return [result.folder for result in results]
+    common: Json = {"dataset": "digits", "runs_dir": runs_dir, "epochs": epochs}
+    configs = [make_config({**common, "defence": name, "name": name}) for name in DEFENCES]
+    trials = [Trial(label=config.defence, config=config) for config in configs]
+    ended = run_many(trials, profile=profile, resume=False, keep_going=False, progress=progress)
+    return [trial.config.folder for trial in ended]

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,6 @@ def reproduce(
     """
     experiment = find_experiment(name)
     options = {k: v for k, v in options.items() if v is not None}
-    attacks = _attacks(experiment, profile)
     place = folder_name(name, options.get("seed", 0), options.get("dataset"), options.get("epochs"))
     folder = Path(runs_dir or f"runs/{place}")
     common = {**experiment.common, **options, "runs_dir": str(folder)}
@@ -157,12 +156,12 @@ def reproduce(
     ]
     try:
         *_, last = run_many(
-            trials, profile=profile, aux=experiment.aux, only=attacks, keep_going=False,
-            progress=progress,
+            trials, profile=profile, aux=experiment.aux, only=_attacks(experiment, profile),
+            keep_going=False, progress=progress,
         )  # fmt: skip
     except (RunError, CheckpointError) as error:
         raise type(error)(next_step(error)) from error
-    made, rows = table(experiment, finished(experiment, last.folder, profile))
+    made, rows = group_table(experiment, finished(experiment, last.config.folder, profile))
     write_text(folder / "table.md", made.render(rows, "markdown"))
     return made, rows, folder / "table.md"
 
@@ -172,28 +171,28 @@ def _attacks(experiment: Experiment, profile: str) -> list[str]:
     return [name for name in experiment.attacks if name in known]
 
 
-def finished(experiment: Experiment, folder: Path, profile: str) -> dict[str, Json]:
-    """Records of a run and of the rows beside it that were trained and attacked as it was."""
+def finished(experiment: Experiment, folder: Path, profile: str) -> list[Group]:
+    """A run and the rows beside it that were trained and attacked as it was."""
     config, built = read_folder(folder)
-    found = {}
+    found = []
     for row in experiment.rows:
         file = folder.parent / row / "record.json"
         if not file.is_file():
             continue
         try:
             other, data = read_folder(file.parent)
-            (record,) = find_records([file]).groups[0].records
+            [group] = find_records([file]).groups
         except SplitVeilError as err:
             log.warning("%s is left out of the table: %s", row, err)
             continue
         own = make_config({**experiment.common, "defence": row})
-        same = (_shared(other), data) == (_shared(config), built) and other.defence == row
-        if (
-            same
+        alike = (
+            (_shared(other), data, other.defence) == (_shared(config), built, row)
             and build_defence(other).settings() == build_defence(own).settings()
-            and attacked(record, profile, experiment.aux, _attacks(experiment, profile))
-        ):
-            found[row] = record
+            and attacked(group.records[0], profile, experiment.aux, _attacks(experiment, profile))
+        )
+        if alike:
+            found.append(group)
     return found
 
 
@@ -218,13 +217,6 @@ def next_step(error: SplitVeilError) -> str:
     )
 
 
-def table(
-    experiment: Experiment, runs: Mapping[str, Json]
-) -> tuple[Table, list[Compared | Reference]]:
-    """The experiment's table of single runs with its rows; `runs` are records by row."""
-    return group_table(experiment, [Group(name, ((record,),)) for name, record in runs.items()])
-
-
 def group_table(
     experiment: Experiment, groups: Sequence[Group]
 ) -> tuple[Table, list[Compared | Reference]]:
@@ -240,19 +232,17 @@ def group_table(
     against = experiment.against
     base = next((group for group in ordered if group.name == against), None)
 
-    def share(*keys: str) -> Callable[[Compared], float | None]:
-        return lambda row: _share(row.group, base, *keys)
+    def share(heading: str, brief: str, *keys: str) -> Column:
+        def get(row: Compared) -> float | None:
+            own, other = _mean(row.group, *keys), base and _mean(base, *keys)
+            return None if own is None or not other else own / other
+
+        return Column(brief, f"{heading} / {against}", get, fixed(2), brief=f"{brief} /{against}")
 
     made = Table(
         *(replace(c, brief="") if c.key in _LEFT_OUT else c for c in REFERENCE.columns),
-        Column(
-            "time",
-            f"training time / {against}",
-            share("seconds", "train"),
-            fixed(2),
-            brief=f"time /{against}",
-        ),
-        Column("memory", f"memory / {against}", share(*MEMORY), fixed(2), brief=f"mem /{against}"),
+        share("training time", "time", "seconds", "train"),
+        share("memory", "mem", *MEMORY),
         title=experiment.summary,
         caption=f"{caption(ordered)} {_CAPTION}",
     )
@@ -274,11 +264,6 @@ def shown_json(made: Table, rows: Sequence[Compared | Reference]) -> Json:
 def comparable(experiment: Experiment, groups: Sequence[Group]) -> bool:
     """Whether the rows are of the data that the reported ones are of."""
     return {dataset_of(group) for group in groups} <= {experiment.common["dataset"]}
-
-
-def _share(group: Group, base: Group | None, *keys: str) -> float | None:
-    own, other = _mean(group, *keys), None if base is None else _mean(base, *keys)
-    return None if own is None or not other else own / other
 
 
 def _mean(group: Group, *keys: str) -> float | None:

@@ -14,8 +14,8 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain, islice
@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Column
 
 from splitveil import __version__
 from splitveil.attacks.profiles import find_profile
@@ -44,27 +43,34 @@ from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError,
 from splitveil.io import Json, Progress, Share, silent, write_text
 from splitveil.nets.clients import CLIENT_PREFIX
 from splitveil.record.schema import Record, flag_names
-from splitveil.record.statistics import front
 from splitveil.runs import Run, fit, prepare_process, ready_teacher
 from splitveil.threat import Attack
 
 FILE = "trial.json"
 MAX_MESSAGE = 500
-RUNNING_SHOWN = 8
 REACH_S = 5.0  # for a cluster to answer; Ray itself would try for minutes
 BRIEF_SHARE = 4  # a trial takes this part of the epochs of a full training
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A run to make, under a label that is unique among its like; `settings` are the varied ones.
+    """A run to make, and once it has ended what came of it.
 
-    The run of a configuration without a name gets a folder named after its settings and data.
+    Args:
+        label: Unique among its like.
+        config: The run; one without a name gets a folder named after its settings and data.
+        settings: The varied ones.
+        found: What was measured; None before its end, and if it failed.
+        error: Why it failed.
+        seconds: How long a trial on validation images took, 0 where it is not known.
     """
 
     label: str
     config: RunConfig
     settings: Mapping[str, Any] = field(default_factory=dict)
+    found: Json | None = None
+    error: str | None = None
+    seconds: float = 0.0
 
     @property
     def group(self) -> str:
@@ -75,96 +81,57 @@ class Trial:
         """
         return self.label.rpartition("/")[0] or self.label
 
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What came of a trial: `found` is what was measured and `error` None, or the other way round.
-
-    `seconds` is the time that a trial on validation images took, 0 where it is not known.
-    """
-
-    trial: Trial
-    folder: Path
-    found: Json | None = None
-    error: str | None = None
-    seconds: float = 0.0
-
     @property
     def point(self) -> tuple[float, float]:
         """Accuracy, and leakage of at least 0: below, there is nothing left to win."""
         if self.found is None:
-            raise RunError(f"trial {self.trial.label} failed and has no numbers: {self.error}")
+            raise RunError(f"trial {self.label} failed and has no numbers: {self.error}")
         return float(self.found["accuracy"]), max(float(self.found["leakage"]), 0.0)
 
 
-class LiveTable:
+class LiveTable(Bars):
     """What is done, one line per group of trials, and what runs, one line per trial.
 
-    It shows nothing unless it is made `live`.
+    It shows nothing without a console.
     """
 
-    def __init__(self) -> None:
-        self._counts: Mapping[str, int] = {}
-        self._done: list[Result] = []
-        self._running: dict[str, Text] = {}
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__(
+            TextColumn("{task.description}", markup=False), BarColumn(bar_width=8),
+            MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}", markup=False, table_column=Column(overflow="fold")),
+            console=console, disable=console is None,
+        )  # fmt: skip
+        self._groups: dict[str, TaskID] = {}
+        self._running: dict[str, TaskID] = {}
+        self._ended: list[Trial] = []
 
     def expect(self, counts: Mapping[str, int]) -> None:
         """So many trials of each group are to come."""
-        self._counts = counts
+        for name, count in counts.items():
+            self._groups[name] = self.add_task(name, total=count, note="")
 
-    def start(self, trial: Trial) -> Progress:
+    def begin(self, trial: Trial) -> Progress:
         """Show a trial as running; returns whom it tells how far it is."""
-        since = time.monotonic()
-        words = f"{trial.label}  {trial_words(trial.settings, trial.config.seed)}"
+        words = f"  {trial.label}  {trial_words(trial.settings, trial.config.seed)}"
+        self._running[trial.label] = task = self.add_task(words, total=None, note="")
+        return lambda done, total, note="": self.update(
+            task, completed=done, total=total, note=note
+        )
 
-        def told(done: int, total: int, note: str = "") -> None:
-            state = f"{time.monotonic() - since:5.0f} s  {100 * done / max(total, 1):3.0f} %"
-            line = f"  running {state}  {words}  {note}"
-            self._running[trial.label] = Text(line, no_wrap=True, overflow="ellipsis")
-
-        told(0, 1)
-        return told
-
-    def finish(self, result: Result) -> None:
-        """Count a trial."""
-        self._running.pop(result.trial.label, None)
-        self._done.append(result)
-
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """One row of text per group."""
-        done = list(self._done)
-        good = [result for result in done if result.found is not None]
-        marks = front([result.point for result in good])
-        for name, count in self._counts.items():
-            ended = sum(result.trial.group == name for result in done)
-            own = [(r.point, m) for r, m in zip(good, marks, strict=True) if r.trial.group == name]
-            yield (
-                name,
-                f"{ended}/{count}",
-                str(ended - len(own)),
-                str(sum(mark for _, mark in own)),
-                f"{100 * max(accuracy for (accuracy, _), _ in own):.2f}" if own else "–",
-                f"{min(leakage for (_, leakage), _ in own):.3f}" if own else "–",
-            )
-
-    def __rich__(self) -> RenderableType:
-        """The table now."""
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1))
-        for heading in ("run", "done", "failed", "on the front", "best acc %", "least leakage"):
-            table.add_column(heading, justify="left" if heading == "run" else "right")
-        for cells in self.rows():
-            table.add_row(*map(Text, cells))
-        return Group(table, *list(self._running.values())[:RUNNING_SHOWN])
-
-    @contextmanager
-    def live(self, console: Console) -> Iterator["LiveTable"]:
-        """The table on a terminal, drawn anew while it changes; elsewhere once, at the end."""
-        try:
-            with Live(self, console=console, refresh_per_second=4):
-                yield self
-        finally:
-            if not console.is_terminal:  # else its last line has an end already
-                console.line()
+    def finish(self, trial: Trial) -> None:
+        """Count a trial that has ended."""
+        self._ended.append(trial)
+        if trial.label in self._running:
+            self.remove_task(self._running.pop(trial.label))
+        own = [t for t in self._ended if t.group == trial.group]
+        points = [t.point for t in own if t.found is not None]
+        note = f"{len(own) - len(points)} failed"
+        if points:
+            accuracy, leakage = zip(*points, strict=True)
+            note += f", best acc {100 * max(accuracy):.2f} %, least leakage {min(leakage):.3f}"
+        if trial.group in self._groups:
+            self.update(self._groups[trial.group], completed=len(own), note=note)
 
 
 def trial_words(settings: Mapping[str, Any], seed: int) -> str:
@@ -188,11 +155,11 @@ def run_many(
     resume: bool = True,
     keep_going: bool = True,
     progress: LiveTable | None = None,
-) -> Iterator[Result]:
-    """Train and attack every trial; each result is yielded as soon as it is there.
+) -> Iterator[Trial]:
+    """Train and attack every trial; each is yielded as soon as it has ended.
 
     Trials are taken from the iterable only when they can start, so that a generator may propose
-    them from the results it has seen.
+    them from what came of others.
 
     Args:
         trials: What to run.
@@ -205,11 +172,11 @@ def run_many(
         address: A Ray cluster to use, "local" for a new one on this machine; None: this process,
             unless there are several jobs.
         resume: Read what is finished and continue what was begun, instead of starting anew.
-        keep_going: Turn a failing trial into a result with its error, instead of raising it.
+        keep_going: Note the error of a failing trial, instead of raising it.
         progress: The table that shows what happens.
 
     Returns:
-        The results, in the order in which trials end.
+        The trials with what came of them, in the order in which they end.
     """
     table = progress or LiveTable()
     if isinstance(trials, Sequence):
@@ -217,13 +184,13 @@ def run_many(
     work = partial(
         run_one, profile=profile, aux=aux, only=only, resume=resume, keep_going=keep_going
     )
-    if jobs == 1 and address is None:
-        results = (work(trial, progress=table.start(trial)) for trial in trials)
-    else:
-        results = _on_ray(trials, work, jobs, address, table)
-    for result in results:
-        table.finish(result)
-        yield result
+    ray = check_ray(jobs, address)
+    ended: Iterator[Trial] = (work(trial, progress=table.begin(trial)) for trial in trials)
+    if ray is not None:
+        ended = _on_ray(ray, trials, work, jobs, address or "local", table)
+    for trial in ended:
+        table.finish(trial)
+        yield trial
 
 
 def run_one(
@@ -235,7 +202,7 @@ def run_one(
     resume: bool,
     keep_going: bool,
     progress: Progress = silent,
-) -> Result:
+) -> Trial:
     """Train and attack one trial, or read what is finished; see `run_many`."""
     prepare_process()
     _free_memory()
@@ -248,13 +215,11 @@ def run_one(
     except Exception as err:  # a trial may fail in any way; the others go on
         if not keep_going:
             raise
-        told = f"{type(err).__name__}: {err}"[:MAX_MESSAGE]
-        result = Result(trial=trial, folder=trial.config.folder, error=told)
-        if aux == "val" and (result.folder / "config.toml").is_file():
-            _write(result, key="")
-        return result
-    found = {"accuracy": record.accuracy, "leakage": record.leakage}
-    return Result(trial=trial, folder=trial.config.folder, found=found)
+        failed = replace(trial, error=f"{type(err).__name__}: {err}"[:MAX_MESSAGE])
+        if aux == "val" and (trial.config.folder / "config.toml").is_file():
+            _write(failed, key="")
+        return failed
+    return replace(trial, found={"accuracy": record.accuracy, "leakage": record.leakage})
 
 
 def _free_memory() -> None:
@@ -266,13 +231,13 @@ def _free_memory() -> None:
 
 def _validated(
     trial: Trial, attacks: Mapping[str, Attack], resume: bool, progress: Progress
-) -> Result:
+) -> Trial:
     started, folder = time.perf_counter(), trial.config.folder
     key = _digest([folder.name, repr(attacks)])
     saved = read_trial(folder / FILE) if resume else {}
     if saved.get("key") == key:
         seconds = saved.get("seconds", 0.0)  # version 0.1.0 did not note them
-        return Result(trial=trial, folder=folder, found=saved["found"], seconds=seconds)
+        return replace(trial, found=saved["found"], seconds=seconds)
     try:
         run = _trained(trial.config, resume, progress)
     except CheckpointError:  # the folder is named after the settings, so it is a broken one
@@ -282,9 +247,9 @@ def _validated(
     if bad:
         raise AuditError(f"{' and '.join(bad)} of the trial are not finite numbers; see {folder}")
     seconds = round(time.perf_counter() - started, 3)
-    result = Result(trial=trial, folder=folder, found=found, seconds=seconds)
-    _write(result, key)
-    return result
+    ended = replace(trial, found=found, seconds=seconds)
+    _write(ended, key)
+    return ended
 
 
 def _audited(  # noqa: PLR0917 - what an audit takes
@@ -314,13 +279,12 @@ def attacked(record: Json, profile: str, aux: str, only: Sequence[str]) -> bool:
     return there == (profile, aux, sorted(only)) and UNFINISHED not in flag_names(record)
 
 
-def _write(result: Result, key: str) -> None:
-    trial = result.trial
+def _write(trial: Trial, key: str) -> None:
     told = {
-        "key": key, "found": result.found, "label": trial.label, "settings": dict(trial.settings),
-        "seed": trial.config.seed, "seconds": result.seconds, "error": result.error,
+        "key": key, "found": trial.found, "label": trial.label, "settings": dict(trial.settings),
+        "seed": trial.config.seed, "seconds": trial.seconds, "error": trial.error,
     }  # fmt: skip
-    write_text(result.folder / FILE, json.dumps(told, indent=2, allow_nan=False) + "\n")
+    write_text(trial.config.folder / FILE, json.dumps(told, indent=2, allow_nan=False) + "\n")
 
 
 def read_trial(file: Path) -> Json:
@@ -352,12 +316,9 @@ def validate_on_val(run: Run, attacks: Mapping[str, Attack], progress: Progress 
     best = strongest(run_attacks(target, attacks, progress, store=store))
     ceiling = ceiling_mse(target.aux, target.scored, target.num_classes)
     return {
-        "accuracy": accuracy(target, ACCURACY_DRAWS),
-        "mse": best["mse"],
-        "attack": best["mse_by"],
-        "ceiling": ceiling,
-        "leakage": 1.0 - best["mse"] / ceiling,
-    }
+        "accuracy": accuracy(target, ACCURACY_DRAWS), "mse": best["mse"],
+        "attack": best["mse_by"], "ceiling": ceiling, "leakage": 1.0 - best["mse"] / ceiling,
+    }  # fmt: skip
 
 
 def brief_epochs(dataset: str) -> int:
@@ -391,13 +352,14 @@ def _digest(parts: Sequence[object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _on_ray(
+def _on_ray(  # noqa: PLR0917 - what `run_many` knows
+    ray: Any,  # noqa: ANN401 - the module
     trials: Iterable[Trial],
-    work: Callable[[Trial], Result],
+    work: Callable[[Trial], Trial],
     jobs: int | None,
-    address: str | None,
+    address: str,
     table: LiveTable,
-) -> Generator[Result]:
+) -> Iterator[Trial]:
     """Trials as tasks of a Ray cluster, whose machines see the same package and folders."""
     waiting = iter(trials)
     first = next(waiting, None)
@@ -406,44 +368,36 @@ def _on_ray(
     waiting = chain([first], waiting)
     home, gpus = Path.cwd(), int(find_device(first.config.device) == "cuda")
 
-    def task(trial: Trial) -> Result:
+    def task(trial: Trial) -> Trial:
         with suppress(OSError):
             os.chdir(home)  # relative paths of datasets mean what they mean here
-        prepare_process()
         torch.set_num_threads(1)
         return work(trial)
 
-    ray = _start_ray(jobs, address)
+    _start_ray(ray, jobs, address)
     running: dict[Any, Trial] = {}
     try:
         slots = jobs or max(int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1)), 1)
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(task)
         while True:
             for trial in islice(waiting, slots - len(running)):
-                table.start(trial)
+                table.begin(trial)
                 running[remote.remote(trial)] = trial
             if not running:
                 return
             ready = ray.wait(list(running), num_returns=1)[0][0]
-            yield _answer(ray, ready, running.pop(ready))
+            trial = running.pop(ready)
+            try:
+                yield ray.get(ready)
+            except ray.exceptions.RayError as err:  # its worker died
+                told = f"{type(err).__name__}: {str(err).splitlines()[0]}"
+                yield replace(trial, error=told)
     finally:
         ray.shutdown()  # a cluster that was started here ends, another one is left
 
 
-def _answer(ray: Any, ready: Any, trial: Trial) -> Result:  # noqa: ANN401 - Ray has no types
-    """The result of a task; one whose worker died has failed, in Ray's words."""
-    try:
-        result: Result = ray.get(ready)
-    except ray.exceptions.RayError as err:
-        told = f"{type(err).__name__}: {str(err).splitlines()[0]}"
-        return Result(trial=trial, folder=trial.config.folder, error=told)
-    return result
-
-
-def _start_ray(jobs: int | None, address: str | None) -> Any:  # noqa: ANN401 - the module
-    ray = check_ray(jobs, address)
+def _start_ray(ray: Any, jobs: int | None, address: str) -> None:  # noqa: ANN401 - the module
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = address or "local"
     new = {"num_cpus": jobs, "include_dashboard": False} if address == "local" else {}
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **new)
@@ -452,7 +406,6 @@ def _start_ray(jobs: int | None, address: str | None) -> Any:  # noqa: ANN401 - 
             f"cannot reach Ray at '{address}': {err}; check --address, and "
             "the token where the cluster wants one (RAY_AUTH_TOKEN)"
         ) from err
-    return ray
 
 
 def check_ray(jobs: int | None, address: str | None) -> Any:  # noqa: ANN401 - the module

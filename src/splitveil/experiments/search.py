@@ -23,13 +23,11 @@ from splitveil.config.run_config import RUN_KEYS, RunConfig, one_noise_name
 from splitveil.config.settings import checked, parse_pair, parse_pairs
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset
-from splitveil.data.splits import make_splits
 from splitveil.defences.catalogue import find_defence
 from splitveil.errors import AuditError, ConfigError, RunError, unknown
 from splitveil.experiments.runner import (
     FILE,
     LiveTable,
-    Result,
     Trial,
     brief_epochs,
     check_ray,
@@ -38,9 +36,10 @@ from splitveil.experiments.runner import (
     run_many,
 )
 from splitveil.io import Json, explain_os_error, held, write_text
+from splitveil.nets.clients import require
 from splitveil.record.statistics import front, hypervolume, most_private
 from splitveil.rng import derive_seed
-from splitveil.runs import load_teacher, place_of, ready_teacher
+from splitveil.runs import load_teacher, place_of, ready_teacher, splits_of
 
 log = logging.getLogger("splitveil")
 Settings = dict[str, Any]
@@ -48,7 +47,6 @@ Sampler = Literal["grid", "random", "optuna"]
 DEFENCES = ("none", "noise", "veil")
 NAIVE = ("none", "noise")
 OWN = ("defence", "seed", "name", "runs_dir")  # of every trial's; the sweep's are options
-KINDS = ("lin", "log")
 MOST = 10_000  # trials of a defence: what is counted first, so that nothing endless is begun
 
 FIXED = (  # one for the whole sweep, or its trials could not be compared or found again
@@ -98,13 +96,13 @@ class Dimension:
         if self.values:
             return list(self.values)
         if self.points is None:
+            scale = "log" if self.log else "lin"
             raise ConfigError(
                 f"a grid needs listed values, and {self.key} is a range; say how many points of "
-                f"it, as in {self.key}={'log' if self.log else 'lin'}:{self.low:g}:"
-                f"{self.high:g}:5, or use --sampler random or optuna"
+                f"it, as in {self.key}={scale}:{self.low:g}:{self.high:g}:5, or use --sampler "
+                "random or optuna"
             )
-        shares = [i / (self.points - 1) for i in range(self.points)]
-        return list(dict.fromkeys(map(self.at, shares)))
+        return list(dict.fromkeys(self.at(i / (self.points - 1)) for i in range(self.points)))
 
 
 Space = tuple[Dimension, ...]
@@ -130,55 +128,7 @@ class SearchPlan:
     teacher: str | None = None
 
 
-def parse_dimension(text: str) -> Dimension:
-    """One `--vary`; what its values mean is not known yet.
-
-    >>> parse_dimension("lambd=0.1,1").values
-    (0.1, 1)
-    >>> parse_dimension("noise_std=log:0.01:0.2").at(1.0)
-    0.2
-    """
-    key, equals, raw = (part.strip() for part in text.partition("="))
-    if not equals or not key or not raw:
-        raise ConfigError(f"--vary needs {_SHAPE}; got '{text}'")
-    key = "noise_std" if key == "reg_strength" else key
-    if key in FIXED:
-        raise ConfigError(f"{key} is one for the whole sweep and cannot be varied")
-    kind, colon, rest = raw.partition(":")
-    if colon and kind in KINDS:
-        return _span(key, kind, rest, text)
-    items = [item.strip() for item in raw.split(",")]
-    if "" in items:
-        raise ConfigError(f"--vary {text} has an empty value; give {_SHAPE}")
-    return Dimension(key=key, values=tuple(parse_pair(f"{key}={item}")[1] for item in items))
-
-
-def _span(key: str, kind: str, rest: str, text: str) -> Dimension:
-    try:
-        low, high, *more = (float(word) for word in rest.split(":"))
-        points = None if not more else int(more[0])
-        if len(more) > 1 or (more and points != more[0]):
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise ConfigError(f"--vary {text} is no range; give {_SHAPE}") from None
-    if not math.isfinite(high - low):
-        raise ConfigError(f"--vary {text}: both ends of a range and its width must be finite")
-    if low >= high:
-        raise ConfigError(f"--vary {text} is empty: its low end must be below its high end")
-    if kind == "log" and low <= 0:
-        raise ConfigError(f"--vary {text}: a log range must start above 0; use lin, or raise it")
-    if points is not None and not 2 <= points <= MOST:  # noqa: PLR2004 - the two ends
-        raise ConfigError(
-            f"--vary {text}: a grid takes from 2 to {MOST} points of a range, got {points}; give "
-            "another count, or leave it out and use --sampler random or optuna"
-        )
-    return Dimension(key=key, low=low, high=high, log=kind == "log", points=points)
-
-
-def applies(key: str, defence: str) -> bool:
-    """Whether a defence has this field: noise is none of a defence that adds none."""
-    found = find_defence(defence)
-    return (key in RUN_KEYS or key in found.setting_types()) and (key != "noise_std" or found.noisy)
+# What is varied.
 
 
 def spaces(texts: Sequence[str], defences: Sequence[str]) -> dict[str, Space]:
@@ -186,16 +136,27 @@ def spaces(texts: Sequence[str], defences: Sequence[str]) -> dict[str, Space]:
 
     A field that none of the defences has is refused, and so is one given twice.
     """
-    dimensions = [parse_dimension(text) for text in texts]
-    keys = [d.key for d in dimensions]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ConfigError(f"--vary {key} is given twice; give it once")
-    _check_known(keys, defences)
+    given: dict[str, str] = {}
+    for text in texts:
+        key, _, raw = (part.strip() for part in text.partition("="))
+        key = "noise_std" if key == "reg_strength" else key
+        require(
+            (bool(key and raw), f"--vary needs {_SHAPE}; got '{text}'"),
+            (key not in FIXED, f"{key} is one for the whole sweep and cannot be varied"),
+            (key not in given, f"--vary {key} is given twice; give it once"),
+        )
+        given[key] = raw
+    _check_known(given, defences)
     return {
-        name: tuple(_typed(d, name) for d in dimensions if applies(d.key, name))
+        name: tuple(parse_dimension(k, raw, name) for k, raw in given.items() if applies(k, name))
         for name in defences
     }
+
+
+def applies(key: str, defence: str) -> bool:
+    """Whether a defence has this field: noise is none of a defence that adds none."""
+    found = find_defence(defence)
+    return (key in RUN_KEYS or key in found.setting_types()) and (key != "noise_std" or found.noisy)
 
 
 def _check_known(keys: Iterable[str], defences: Sequence[str]) -> None:
@@ -209,23 +170,58 @@ def _check_known(keys: Iterable[str], defences: Sequence[str]) -> None:
             raise ConfigError(unknown(f"field of {names}", key, known - {*FIXED}))
 
 
-def _typed(dimension: Dimension, defence: str) -> Dimension:
-    """The dimension with values of its field's type."""
+def parse_dimension(key: str, raw: str, defence: str) -> Dimension:
+    """What is varied of a field that the defence has, as `--vary key=raw` says it.
+
+    >>> parse_dimension("lambd", "0.1,1", "veil").values
+    (0.1, 1.0)
+    >>> parse_dimension("noise_std", "log:0.01:0.2", "veil").at(1.0)
+    0.2
+    """
     types: Mapping[str, Any] = {**find_defence(defence).setting_types(), **RUN_KEYS}
-    kind, key, what = types[dimension.key], dimension.key, f"setting for defence '{defence}'"
-    if dimension.values:
-        values = tuple(checked({key: v}, types, what)[key] for v in dimension.values)
-        if len(set(map(repr, values))) < len(values):
-            raise ConfigError(f"--vary {key} names a value twice: {list(values)}")
-        return replace(dimension, values=values)
+    if raw.startswith(("lin:", "log:")):
+        return _span(key, raw, types[key])
+    items = [item.strip() for item in raw.split(",")]
+    if "" in items:
+        raise ConfigError(f"--vary {key}={raw} has an empty value; give {_SHAPE}")
+    pairs = [dict([parse_pair(f"{key}={item}")]) for item in items]
+    values = [checked(pair, types, f"setting for defence '{defence}'")[key] for pair in pairs]
+    if len(set(map(repr, values))) < len(values):
+        raise ConfigError(f"--vary {key} names a value twice: {values}")
+    return Dimension(key=key, values=tuple(values))
+
+
+def _span(key: str, raw: str, kind: Any) -> Dimension:  # noqa: ANN401 - a field's type
+    scale, _, rest = raw.partition(":")
+    said = f"--vary {key}={raw}"
+    try:
+        low, high, *more = (float(word) for word in rest.split(":"))
+        points = int(more[0]) if more else None
+        if len(more) > 1 or (more and points != more[0]):
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{said} is no range; give {_SHAPE}") from None
     numbers = {int, float} & {kind, *get_args(kind)}
-    if not numbers:
-        raise ConfigError(f"{key} is no number and has no range; list its values: {key}=a,b")
-    if int in numbers and not (dimension.low.is_integer() and dimension.high.is_integer()):
-        raise ConfigError(
-            f"{key} must be a whole number, got the range {dimension.low:g} to {dimension.high:g}"
-        )
-    return replace(dimension, whole=int in numbers)
+    whole = int in numbers
+    require(
+        (bool(numbers), f"{key} is no number and has no range; list its values: {key}=a,b"),
+        (math.isfinite(high - low), f"{said}: both ends of a range and its width must be finite"),
+        (low < high, f"{said} is empty: its low end must be below its high end"),
+        (
+            scale == "lin" or low > 0,
+            f"{said}: a log range must start above 0; use lin, or raise it",
+        ),
+        (
+            not whole or (low.is_integer() and high.is_integer()),
+            f"{key} must be a whole number, got the range {low:g} to {high:g}",
+        ),
+        (
+            points is None or 2 <= points <= MOST,  # noqa: PLR2004 - the two ends
+            f"{said}: a grid takes from 2 to {MOST} points of a range, got {points}; give another "
+            "count, or leave it out and use --sampler random or optuna",
+        ),
+    )
+    return Dimension(key=key, low=low, high=high, log=scale == "log", points=points, whole=whole)
 
 
 def grid_size(space: Space) -> int:
@@ -272,6 +268,9 @@ def plan_of(
 ) -> SearchPlan:
     """A plan from what a user gave, None standing for nothing, over that of a saved sweep.
 
+    Where everything is listed a grid is taken, with the trials of the largest one; otherwise
+    Optuna, which needs a number of trials.
+
     Args:
         given: Fields of the plan.
         options: Settings of all runs.
@@ -281,55 +280,47 @@ def plan_of(
     Returns:
         The plan, with what was left open filled in.
     """
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    said = {k: v for k, v in given.items() if v is not None}
     common = one_noise_name(parse_pairs(pairs))
     for key in OWN:
         if key in common:
             option = f"--{key.replace('_', '-')}"
             raise ConfigError(f"--set {key} would change nothing in a sweep; use {option}")
     common |= {k: v for k, v in options.items() if v is not None}
+    plan: Json = {"defences": DEFENCES, "vary": ()}
     if saved is None:
         common = {"dataset": "digits"} | common
         common.setdefault("epochs", brief_epochs(str(common["dataset"])))
     else:
-        before = read_plan(saved)
-        said, common = vars(before) | said, {**before.options, **common}
-    teacher = None
-    if (named := common.get("teacher")) not in (None, "none"):
-        place = place_of(str(named)).resolve()
-        common["teacher"], teacher = str(place), load_teacher(place).noted["model"]
-    return make_plan(**said | {"options": common, "teacher": teacher})
+        plan = asdict(read_plan(saved))
+        common = plan["options"] | common
+    plan |= {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None}
+    plan |= {"options": common, "teacher": None}
+    if common.get("teacher") not in (None, "none"):
+        place = place_of(str(common["teacher"])).resolve()
+        common["teacher"], plan["teacher"] = str(place), load_teacher(place).noted["model"]
+    return SearchPlan(**_filled_in(plan))
 
 
-def make_plan(
-    *,
-    defences: tuple[str, ...] = DEFENCES,
-    vary: tuple[str, ...] = (),
-    trials: int | None = None,
-    sampler: str | None = None,
-    **rest: Any,  # noqa: ANN401 - the other fields of a plan
-) -> SearchPlan:
-    """A plan with what was left open filled in.
-
-    Where everything is listed a grid is taken, with the trials of the largest one; otherwise
-    Optuna, which needs a number of trials.
-    """
+def _filled_in(plan: Json) -> Json:
+    """The fields of a plan with a sampler and a number of trials."""
+    defences, vary = plan["defences"], plan["vary"]
     for name in defences:
         if defences.count(name) > 1:
             raise ConfigError(f"--defence {name} is given twice; every defence has one budget")
     found = spaces(vary, defences)
     finite = all(d.values or d.points is not None for space in found.values() for d in space)
-    chosen = sampler or ("grid" if finite else "optuna")
-    samplers = get_args(Sampler)
-    if chosen not in samplers:
-        raise ConfigError(f"sampler must be one of {', '.join(samplers)}, got '{chosen}'")
-    if trials is None and chosen != "grid":
-        raise ConfigError(f"--sampler {chosen} needs --trials, the number for each defence")
-    number = max(map(grid_size, found.values())) if trials is None else trials
-    if not 1 <= number <= MOST:
-        raise ConfigError(f"trials must be from 1 to {MOST} for each defence, got {number}")
-    return SearchPlan(defences=defences, vary=vary, trials=number, sampler=chosen, **rest)  # type: ignore[arg-type]
+    plan.setdefault("sampler", "grid" if finite else "optuna")
+    checked({"sampler": plan["sampler"]}, {"sampler": Sampler}, "field of a plan")
+    if plan["sampler"] == "grid":
+        plan.setdefault("trials", max(map(grid_size, found.values())))
+    trials = plan.get("trials")
+    if trials is None:
+        raise ConfigError(
+            f"--sampler {plan['sampler']} needs --trials, the number for each defence"
+        )
+    if not 1 <= trials <= MOST:
+        raise ConfigError(f"trials must be from 1 to {MOST} for each defence, got {trials}")
+    return plan
 
 
 def read_plan(folder: Path) -> SearchPlan:
@@ -338,11 +329,11 @@ def read_plan(folder: Path) -> SearchPlan:
     if not file.is_file():
         raise RunError(f"nothing to resume: {folder} holds no sweep; leave out --resume")
     try:
-        saved = dict(json.loads(file.read_text(encoding="utf-8")))
-        lists = {k: tuple(saved[k]) for k in ("defences", "vary", "attacks")}
-        numbers = {k: saved[k] for k in ("trials", "seed")}
-        whole = checked(numbers, {"trials": int, "seed": int}, "field of a plan")
-        return SearchPlan(**saved | lists | whole)
+        saved: Json = dict(json.loads(file.read_text(encoding="utf-8")))
+        saved |= {k: tuple(saved[k]) for k in ("defences", "vary", "attacks")}
+        numbers = {"trials": int, "seed": int}
+        checked({k: saved[k] for k in numbers}, numbers, "field of a plan")
+        return SearchPlan(**saved)
     except (OSError, ValueError, KeyError, TypeError, ConfigError) as err:
         raise RunError(
             f"{file} is not the plan of a sweep: {err}; mend it, or start a new sweep with "
@@ -353,26 +344,22 @@ def read_plan(folder: Path) -> SearchPlan:
 def check(plan: SearchPlan) -> Dataset:
     """Refuse what could not work before anything starts; returns the data of the sweep."""
     found = spaces(plan.vary, plan.defences)
-    _check_known((k for k in plan.options if k != "dataset"), plan.defences)
-    clash = {d.key for s in found.values() for d in s} & plan.options.keys()
-    if clash:
+    _check_known(plan.options.keys() - {"dataset"}, plan.defences)
+    if clash := {d.key for space in found.values() for d in space} & plan.options.keys():
         raise ConfigError(f"{', '.join(sorted(clash))} cannot be both varied and set; do one")
     ranking_attacks(plan.profile, plan.attacks)
     if plan.sampler == "optuna":
         _need_optuna()
     configs = [
-        config_of(plan, defence, settings, int(settings.get("seed", plan.seed)), Path("unused"))
+        config_of(plan, defence, settings, Path("unused"))
         for defence, space in found.items()
         for settings in corners(space)
     ]
-    if plan.sampler == "grid":
-        for space in found.values():
-            grid_size(space)
     data = load(configs[0].dataset, configs[0].data_dir)
     for config in configs:
         resolve(config, data).build()
         ready_teacher(config, data)
-        if config.final or not len(make_splits(data, held_out=config.held_out).val):
+        if not len(splits_of(config, data).val):
             raise AuditError(
                 f"'{config.dataset}' has no validation images to choose by, and the test "
                 f"images must not be (final={str(config.final).lower()}, "
@@ -391,25 +378,24 @@ def check_folder(folder: Path, plan: SearchPlan, *, resume: bool) -> None:
             )
         return
     old, new = asdict(read_plan(folder)), asdict(plan)
-    changed = [
-        f"{k} was {old[k]!r}, is {new[k]!r}" for k in new if k != "trials" and old[k] != new[k]
-    ]
+    changed = [k for k in new if new[k] != old[k]]
+    if "trials" in changed and new["trials"] > old["trials"]:
+        changed.remove("trials")  # more of the same
     if changed:
+        told = "; ".join(f"{k} was {old[k]!r}, is {new[k]!r}" for k in changed)
         raise ConfigError(
-            f"cannot resume {folder} with another plan: {'; '.join(changed)}; leave the "
-            "options out, or start a new sweep with another --name"
+            f"cannot resume {folder} with another plan: {told}; leave the options out (only "
+            "--trials may grow), or start a new sweep with another --name"
         )
-    if new["trials"] < old["trials"]:
-        raise ConfigError(f"the sweep has {old['trials']} trials for each defence; add, or keep")
 
 
 def config_of(
-    plan: SearchPlan, defence: str, settings: Mapping[str, Any], seed: int, folder: Path
+    plan: SearchPlan, defence: str, settings: Mapping[str, Any], folder: Path
 ) -> RunConfig:
     """The run of a trial; common settings that its defence lacks are left out."""
     common = {k: v for k, v in plan.options.items() if applies(k, defence)}
-    own = {"defence": defence, "seed": seed, "runs_dir": str(folder / TRIALS)}
-    return make_config(common | dict(settings) | own)
+    own = {"defence": defence, "runs_dir": str(folder / TRIALS)}
+    return make_config(common | {"seed": plan.seed} | dict(settings) | own)
 
 
 def run_sweep(
@@ -445,107 +431,90 @@ def run_sweep(
         with explain_os_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / PLAN_FILE, json.dumps(asdict(plan), indent=2) + "\n")
-        done = finished_trials(plan, folder)
-        failed = [label for label, result in done.items() if result.error is not None]
-        if failed:
-            log.warning("tried again, because they failed: %s", ", ".join(failed))
+        done = ended_trials(plan, folder)
         table.expect(dict.fromkeys(plan.defences, plan.trials))
-        for result in done.values():
-            if result.error is None:
-                table.finish(result)
-        for result in run_many(
+        for trial in done.values():
+            if trial.error is None:
+                table.finish(trial)
+        if failed := [label for label, trial in done.items() if trial.error is not None]:
+            log.warning("tried again, because they failed: %s", ", ".join(failed))
+        for trial in run_many(
             _proposed(plan, folder, done), profile=plan.profile, aux="val", only=plan.attacks,
             jobs=jobs, address=address, progress=table,
         ):  # fmt: skip
-            done[result.trial.label] = result
+            done[trial.label] = trial
         summary = summarise(plan, done.values(), folder, classes)
         write_text(folder / RESULT_FILE, json.dumps(summary, indent=2, allow_nan=False) + "\n")
     return summary
 
 
-def finished_trials(plan: SearchPlan, folder: Path) -> dict[str, Result]:
-    """The results that lie in a sweep's folder, by label; of version 0.1.0 too."""
-    saved = list(_old_journal(folder / OLD_JOURNAL))
+def ended_trials(plan: SearchPlan, folder: Path) -> dict[str, Trial]:
+    """The trials that lie in a sweep's folder, by label; of version 0.1.0 too."""
+    saved = _old_journal(folder / OLD_JOURNAL)
     for file in sorted((folder / TRIALS).glob(f"*/{FILE}")):
-        told = read_trial(file)
-        if "label" in told:
-            saved.append(told | {"run": file.parent.name})
+        saved.append(read_trial(file) | {"run": file.parent.name})
     found = {}
     for told in saved:
-        label, settings, seed = told["label"], told["settings"], told["seed"]
-        config = config_of(plan, label.rpartition("/")[0], settings, seed, folder)
-        found[label] = Result(
-            trial=Trial(label=label, config=config, settings=settings),
-            folder=folder / TRIALS / str(told["run"]),
-            found=told["found"],
-            error=told["error"],
-            seconds=told["seconds"],
-        )
+        if "label" in told:  # else the file is broken
+            own = {key: told[key] for key in ("label", "settings", "found", "error", "seconds")}
+            name = told["run"] if told["error"] is None else None
+            config = config_of(plan, own["label"].rpartition("/")[0], own["settings"], folder)
+            config = replace(config, seed=told["seed"], name=name)
+            found[own["label"]] = Trial(config=config, **own)
     return {label: found[label] for label in sorted(found, key=_number)}
 
 
-def _old_journal(file: Path) -> Iterator[Json]:
+def _old_journal(file: Path) -> list[Json]:
     """Trials as version 0.1.0 kept them, a line each; a killed process left the last one torn."""
-    lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith(b"\n"):
-            return
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    found = []
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
         try:
             entry = json.loads(line)
-            yield entry | {"label": f"{entry['defence']}/{entry['number']}"}
+            found.append(entry | {"label": f"{entry['defence']}/{entry['number']}"})
         except (ValueError, TypeError, KeyError) as err:
             raise RunError(
                 f"{file}, line {number} is not a finished trial: {err}; remove that line, and its "
                 "trial will be run again"
             ) from err
+    return found
 
 
-def _proposed(plan: SearchPlan, folder: Path, done: Mapping[str, Result]) -> Iterator[Trial]:
+def _proposed(plan: SearchPlan, folder: Path, done: Mapping[str, Trial]) -> Iterator[Trial]:
     """What is left to run: failed trials first, then new ones, the defences in turns.
 
     Each is proposed when it is asked for, from what is in `done` by then.
     """
-    begun = {label: result.trial for label, result in done.items()}
-    yield from [result.trial for result in done.values() if result.error is not None]
+    begun = dict(done)
+    yield from [replace(trial, error=None) for trial in begun.values() if trial.error is not None]
     found = spaces(plan.vary, plan.defences)
-    lists = {name: _listed_settings(plan, name, found[name]) for name in plan.defences}
+    taken = [replace(trial.config, name=None) for trial in begun.values()]
     for number, defence in product(range(plan.trials), plan.defences):
         label = f"{defence}/{number}"
         if label in begun:
             continue
         if plan.sampler == "optuna":
-            settings = _ask_optuna(plan, label, found[defence], begun, done)
+            known = [done.get(k, t) for k, t in begun.items() if t.group == defence]
+            settings = _ask_optuna(plan, label, found[defence], known)
         else:
-            settings = lists[defence][number]
-        used = {
-            t.config.seed
-            for t in begun.values()
-            if t.group == defence and _without_seed(t.settings) == _without_seed(settings)
-        }
-        seed = int(settings.get("seed", plan.seed))
-        while seed in used:  # few settings: the budget goes into seeds, and no trial is a twin
-            seed += 1
-        config = config_of(plan, defence, settings, seed, folder)
+            settings = _drawn(plan, label, found[defence])
+        config = config_of(plan, defence, settings, folder)
+        while config in taken:  # few settings: the budget goes into seeds, and no trial is a twin
+            config = replace(config, seed=config.seed + 1)
+        taken.append(config)
         begun[label] = Trial(label=label, config=config, settings=settings)
         yield begun[label]
 
 
-def _without_seed(settings: Mapping[str, Any]) -> Settings:
-    return {k: v for k, v in settings.items() if k != "seed"}
-
-
-def _listed_settings(plan: SearchPlan, defence: str, space: Space) -> list[Settings]:
-    """The settings of every trial of a defence, by a sampler that does not learn."""
-    name = f"sweep/{defence}"
+def _drawn(plan: SearchPlan, label: str, space: Space) -> Settings:
+    """What a sampler that does not learn proposes for the trial of this label."""
     if plan.sampler == "random":
-        seeds = [derive_seed(plan.seed, f"{name}/{number}") for number in range(plan.trials)]
-        return [draw(space, Random(seed)) for seed in seeds]  # noqa: S311 - no secret
-    if plan.sampler == "optuna":
-        return []
+        return draw(space, Random(derive_seed(plan.seed, f"sweep/{label}")))  # noqa: S311 - no secret
     points = grid(space)
     if plan.trials < len(points):
-        Random(derive_seed(plan.seed, name)).shuffle(points)  # noqa: S311 - no secret
-    return [points[number % len(points)] for number in range(plan.trials)]
+        seed = derive_seed(plan.seed, f"sweep/{label.rpartition('/')[0]}")
+        Random(seed).shuffle(points)  # noqa: S311 - no secret
+    return points[_number(label) % len(points)]
 
 
 def _need_optuna() -> Any:  # noqa: ANN401 - the module
@@ -559,39 +528,28 @@ def _need_optuna() -> Any:  # noqa: ANN401 - the module
     return optuna
 
 
-def _ask_optuna(
-    plan: SearchPlan,
-    label: str,
-    space: Space,
-    begun: Mapping[str, Trial],
-    done: Mapping[str, Result],
-) -> Settings:
-    """Optuna's next point (multi-objective TPE): accuracy up, leakage down."""
+def _ask_optuna(plan: SearchPlan, label: str, space: Space, known: Sequence[Trial]) -> Settings:
+    """Optuna's next point (multi-objective TPE): accuracy up, leakage down.
+
+    `known` are the trials that were proposed before; some of them may run.
+    """
     optuna = _need_optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    defence = label.rpartition("/")[0]
-    mine = sorted((k for k, t in begun.items() if t.group == defence), key=_number)
     sampler = optuna.samplers.TPESampler(
         seed=derive_seed(plan.seed, f"sweep/{label}") % 2**32,
         n_startup_trials=min(STARTUP, max(1, plan.trials // 3)),
-        constant_liar=any(name not in done for name in mine),  # what runs is not proposed again
+        constant_liar=not all(t.found or t.error for t in known),  # what runs is not asked again
     )
     study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
     kinds = {d.key: _distribution(optuna.distributions, d) for d in space}
     states = optuna.trial.TrialState
-    for name in mine:
-        state, values = states.RUNNING, None
-        if name in done:
-            state = states.FAIL if done[name].found is None else states.COMPLETE
-            values = None if done[name].found is None else done[name].point
-        params = {d.key: begun[name].settings[d.key] for d in space}
-        study.add_trial(
-            optuna.trial.create_trial(
-                state=state, params=params, distributions=kinds, values=values
-            )
-        )
-    asked = study.ask(kinds).params
-    return {d.key: asked[d.key] for d in space}
+    for trial in known:
+        told: Json = {"state": states.FAIL if trial.error else states.RUNNING}
+        if trial.found is not None:
+            told = {"state": states.COMPLETE, "values": trial.point}
+        params = {key: trial.settings[key] for key in kinds}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=kinds, **told))
+    return dict(study.ask(kinds).params)
 
 
 def _number(label: str) -> int:
@@ -607,63 +565,61 @@ def _distribution(kinds: Any, dimension: Dimension) -> Any:  # noqa: ANN401 - Op
     return kinds.FloatDistribution(low, high, log=dimension.log)
 
 
-def _row(result: Result) -> Json:
-    """One finished trial as JSON."""
-    trial = result.trial
+# What was found.
+
+
+def _row(trial: Trial) -> Json:
+    """A trial that has ended as JSON."""
     told = {
         "trial": trial.label, "defence": trial.group, "settings": dict(trial.settings),
-        "seed": trial.config.seed, "seconds": result.seconds,
+        "seed": trial.config.seed, "seconds": trial.seconds,
     }  # fmt: skip
-    if result.found is None:
-        return told | {"error": result.error}
-    found = {k: v for k, v in result.found.items() if k != "classes"}
-    return told | found | {"run": str(result.folder)}
+    if trial.found is None:
+        return told | {"error": trial.error}
+    found = {k: v for k, v in trial.found.items() if k != "classes"}  # which 0.1.0 noted
+    return told | found | {"run": str(trial.config.folder)}
 
 
-def summarise(plan: SearchPlan, results: Iterable[Result], folder: Path, classes: int) -> Json:
+def summarise(plan: SearchPlan, trials: Iterable[Trial], folder: Path, classes: int) -> Json:
     """Front, hypervolumes and the best of each defence; refused where no trial came to its end."""
-    place = {name: i for i, name in enumerate(plan.defences)}
-    every = sorted(results, key=lambda r: (_number(r.trial.label), place[r.trial.group]))
-    good = [r for r in every if r.found is not None]
+    order = plan.defences.index
+    every = sorted(trials, key=lambda t: (_number(t.label), order(t.group)))
+    good = [t for t in every if t.found is not None]
     if not good:
-        told = "; ".join(f"{r.trial.label}: {r.error}" for r in every[:3])
+        told = "; ".join(f"{t.label}: {t.error}" for t in every[:3])
         raise RunError(f"no trial came to an end: {told}; mend that, and try again with --resume")
-    undefended = [r for r in good if r.trial.group == "none"]
-    base = max(undefended or good, key=lambda r: r.point[0])
-    least = base.point[0] - LOSS - _ROUNDING
+    base = max([t for t in good if t.group == "none"] or good, key=lambda t: t.point[0])
     best = {}
     for name in plan.defences:
-        own = [r for r in good if r.trial.group == name]
-        chosen = most_private([r.point for r in own], least)
-        count = sum(r.trial.group == name for r in every)
+        own = [t for t in good if t.group == name]
+        chosen = most_private([t.point for t in own], base.point[0] - LOSS - _ROUNDING)
+        count = sum(t.group == name for t in every)
         best[name] = {
-            "trials": count,
-            "failed": count - len(own),
-            "accuracy": max((r.point[0] for r in own), default=None),
+            "trials": count, "failed": count - len(own),
+            "accuracy": max((t.point[0] for t in own), default=None),
             "hypervolume": _volume(own, classes),
             "best": None if chosen is None else _row(own[chosen]),
-        }
-    marks = front([r.point for r in good])
-    members = [r for r, mark in zip(good, marks, strict=True) if mark]
-    attacks = list(ranking_attacks(plan.profile, plan.attacks))
+        }  # fmt: skip
+    marks = front([t.point for t in good])
+    members = [t for t, mark in zip(good, marks, strict=True) if mark]
     return {
         "sweep": str(folder),
-        "plan": asdict(plan) | {"attacks": attacks},
+        "plan": asdict(plan) | {"attacks": list(ranking_attacks(plan.profile, plan.attacks))},
         "measured_on": "validation images",
         "reference_point": {"accuracy": 1.0 / classes, "leakage": 1.0},
         "hypervolume": _volume(good, classes),
         "reference_accuracy": {
-            "accuracy": base.point[0], "defence": base.trial.group, "trial": base.trial.label
+            "accuracy": base.point[0], "defence": base.group, "trial": base.label
         },
         "allowed_loss": LOSS,
         "defences": best,
-        "front": [_row(r) for r in sorted(members, key=lambda r: -r.point[0])],
-        "trials": [_row(r) for r in every],
+        "front": [_row(t) for t in sorted(members, key=lambda t: -t.point[0])],
+        "trials": [_row(t) for t in every],
     }  # fmt: skip
 
 
-def _volume(results: Sequence[Result], classes: int) -> Json | None:
-    if not results:
+def _volume(trials: Sequence[Trial], classes: int) -> Json | None:
+    if not trials:
         return None
-    accuracy, leakage = np.array([r.point for r in results]).T
+    accuracy, leakage = np.array([t.point for t in trials]).T
     return {"value": hypervolume(accuracy, leakage, 1.0 / classes)}

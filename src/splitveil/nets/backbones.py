@@ -8,7 +8,6 @@ import itertools
 
 from torch import nn
 
-from splitveil.errors import ConfigError
 from splitveil.nets.blocks import (
     ResidualBlock,
     Shape,
@@ -22,6 +21,7 @@ from splitveil.nets.blocks import (
 )
 from splitveil.nets.clients import (
     LARGE_SIDE,
+    MIN_SIDE,
     THIN_CLIENTS,
     ClientSpec,
     InvertedBlock,
@@ -127,10 +127,7 @@ def small(image_shape: Shape, num_classes: int) -> nn.Sequential:
     convolution to 4 channels, sigmoid: 64 numbers for 8×8, 196 for 28×28. Cut at 1.
     """
     channels, side = image_shape[0], min(image_shape[1:])
-    if side < 4:  # noqa: PLR2004 - two pixels must be left after the stride
-        raise ConfigError(
-            f"images must be at least 4×4, got {image_shape} (c, h, w); resize them to that or more"
-        )
+    check_side("small", image_shape, MIN_SIDE, "resize them to that or more")
     large = side >= 16  # noqa: PLR2004 - as the docstring says
     client = nn.Sequential(
         conv_bn_relu(channels, 16),
@@ -158,7 +155,7 @@ def resnet20(
     TinyImageNet, is the first block after the first stage. CEM's own net is wider (32, 64, 128) and
     halves in every stage, so its wire is smaller there.
     """
-    check_side("resnet20", image_shape, 4)
+    check_side("resnet20", image_shape, MIN_SIDE)
     widths = [_RESNET_WIDTHS[0], *(w for w in _RESNET_WIDTHS for _ in range(_RESNET_DEPTH))]
     check_cutlayer(cutlayer, len(widths))
     entries: list[nn.Module] = [plain_conv(image_shape[0], widths[0])]

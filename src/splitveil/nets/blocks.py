@@ -129,12 +129,13 @@ def check_cutlayer(cutlayer: int, last: int) -> None:
         raise ConfigError(f"cutlayer must be in 1..{last}, got {cutlayer}")
 
 
-def check_side(net: str, image_shape: Shape, least: int) -> None:
+def check_side(
+    net: str, image_shape: Shape, least: int, hint: str = "use larger images or the net 'small'"
+) -> None:
     """Refuse images of which a net's strides would leave less than a pixel."""
     if min(image_shape[1:]) < least:
         raise ConfigError(
-            f"{net} needs images of at least {least}×{least}, got {image_shape}; "
-            "use larger images or the net 'small'"
+            f"{net} needs images of at least {least}×{least}, got {image_shape}; {hint}"
         )
 
 

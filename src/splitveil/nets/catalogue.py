@@ -62,26 +62,19 @@ def cut_elsewhere(name: str, at: int) -> Net:
     return Net(summary, build, at)
 
 
+def _thin(name: str, summary: str) -> Net:
+    """A thin client of this name in front of VGG11's server."""
+    return Net(f"{summary}, VGG11 server", partial(client_net, THIN_CLIENTS[name]), 1)
+
+
 NETS: Mapping[str, Net] = {
     "mobilenetv2": Net("MobileNetV2 cut after block 7, C8 bottleneck, 29.9 MMAC", mobilenetv2, 8),
     "resnet20": Net("ResNet-20 cut after block 4, C8 bottleneck, 18.9 MMAC", resnet20, 5),
     "small": Net("residual client for small images (8×8 to 28×28)", small, 1),
-    "thin-deep": Net(
-        "deep inverted-residual client to a 4×4 map, 19.9 MMAC, VGG11 server",
-        partial(client_net, THIN_CLIENTS["thin-deep"]),
-        1,
-    ),
-    "thin-mobilenet": Net(
-        "thin inverted-residual client, 21.0 MMAC, VGG11 server",
-        partial(client_net, THIN_CLIENTS["thin-mobilenet"]),
-        1,
-    ),
+    "thin-deep": _thin("thin-deep", "deep inverted-residual client to a 4×4 map, 19.9 MMAC"),
+    "thin-mobilenet": _thin("thin-mobilenet", "thin inverted-residual client, 21.0 MMAC"),
     "thin-resnet": Net("thin residual client, 19.9 MMAC, VGG11 server", thin_resnet, 1),
-    "thin-strided": Net(
-        "thin client of plain strided convolutions, 19.6 MMAC, VGG11 server",
-        partial(client_net, THIN_CLIENTS["thin-strided"]),
-        1,
-    ),
+    "thin-strided": _thin("thin-strided", "thin client of plain strided convolutions, 19.6 MMAC"),
     "vgg11": Net("VGG11-BN cut after entry 4, C8 bottleneck, 21.2 MMAC", vgg11, 4),
 }
 

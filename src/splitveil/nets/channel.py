@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.errors import ConfigError
+from splitveil.errors import ConfigError, Range
 from splitveil.rng import normal_like
 
 Shape = tuple[int, ...]
@@ -42,8 +42,7 @@ class GaussianNoise(nn.Module):
 
     def __init__(self, std: float) -> None:
         super().__init__()
-        if not 0 <= std < float("inf"):
-            raise ConfigError(f"noise_std must be a finite number ≥ 0, got {std}")
+        Range(0).check("noise_std", std)
         self.std = std
 
     def forward(self, z: Tensor, generator: Generator | None = None) -> Tensor:
@@ -69,8 +68,7 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
-        if not 0 <= p < 1:
-            raise ConfigError(f"dropout must be in [0, 1), got {p}; 0 drops nothing")
+        Range(0, 1, below=True, hint="0 drops nothing").check("dropout", p)
         self.p = p
 
     def forward(self, z: Tensor, generator: Generator | None = None) -> Tensor:
@@ -101,8 +99,7 @@ class TopK(nn.Module):
 
     def __init__(self, prune: float) -> None:
         super().__init__()
-        if not 0 <= prune < 1:
-            raise ConfigError(f"prune must be in [0, 1), got {prune}; 0 prunes nothing")
+        Range(0, 1, below=True, hint="0 prunes nothing").check("prune", prune)
         self.prune = prune
 
     def forward(self, z: Tensor, generator: Generator | None = None) -> Tensor:
@@ -132,8 +129,7 @@ class Quantise(nn.Module):
 
     def __init__(self, bits: int) -> None:
         super().__init__()
-        if not 1 <= bits <= MAX_BITS:
-            raise ConfigError(f"bits must be in 1..{MAX_BITS}, got {bits}")
+        Range(1, MAX_BITS).check("bits", bits)
         self.bits = bits
 
     def forward(self, z: Tensor, generator: Generator | None = None) -> Tensor:
@@ -235,8 +231,7 @@ class LearnedNoise(LearnedStage):
 
     def __init__(self, start: float, kind: Noise = "gaussian", *, moves: bool = False) -> None:
         super().__init__()
-        if not 0 < start < float("inf"):
-            raise ConfigError(f"the noise's scale must start at a finite number > 0, got {start}")
+        Range(0, above=True).check("the noise's first scale", start)
         if kind not in ("gaussian", "laplace"):
             raise ConfigError(f"the noise must be one of gaussian, laplace; got '{kind}'")
         self.start, self.kind, self.moves = start, kind, moves
@@ -286,8 +281,7 @@ class SparseCoding(LearnedStage):
         self, threshold: float, start: Literal["orthogonal", "rows"] = "orthogonal"
     ) -> None:
         super().__init__()
-        if not 0 <= threshold < float("inf"):
-            raise ConfigError(f"sparse_threshold must be a finite number ≥ 0, got {threshold}")
+        Range(0).check("sparse_threshold", threshold)
         self.threshold, self.start = threshold, start
         self.register_parameter("dictionary", None)
 

@@ -54,6 +54,9 @@ class Cost:
     def of(cls, client: nn.Module, image_shape: Shape) -> "Cost":
         """Count a client by passing one image of zeros through a copy of it.
 
+        Multiply-adds are those of convolutions and matrix products. Attention is counted by the
+        products it consists of, whichever fused kernel would run; so are functional calls.
+
         >>> Cost.of(nn.Linear(4, 3), (4,))
         Cost(macs=12, params=15, wire_shape=(3,), wire_floats=3)
         """

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,8 +13,6 @@ from splitveil.nets.blocks import stages_of, wire_shape
 from splitveil.nets.channel import Channel, learned_stages
 from splitveil.nets.cost import Cost, Shape
 from splitveil.threat import Victim
-
-Tap = Callable[[Tensor], None]
 
 
 class SplitOutput(NamedTuple):
@@ -33,13 +30,9 @@ class SplitModel(nn.Module):
         super().__init__()
         self.encoder, self.channel, self.head = encoder, channel, head
 
-    def split_forward(
-        self, x: Tensor, generator: Generator | None = None, tap: Tap | None = None
-    ) -> SplitOutput:
-        """Everything one pass computes; `tap` is shown z before the channel and the head run."""
+    def split_forward(self, x: Tensor, generator: Generator | None = None) -> SplitOutput:
+        """Everything one pass computes."""
         z = self.encoder(x)
-        if tap is not None:
-            tap(z)
         z_sent = self.channel(z, generator)
         return SplitOutput(z, z_sent, self.head(z_sent))
 

@@ -13,14 +13,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 
-from splitveil.errors import ConfigError, DataError
+from splitveil.errors import ConfigError, DataError, Range
 from splitveil.functional import scale_gradient
 
 Attention = Literal["minimise", "maximise", "uniform"]
 Statistic = Literal["layernorm", "raw"]
 
+# Shapes, in the symbols above.
+Rows = Float[Tensor, "n d"]
+Kinds = Int[Tensor, " n"]
+Number = Float[Tensor, ""]
+PerClass = Float[Tensor, " c"]
+ByClass = Float[Tensor, "c d"]
+PerSample = Float[Tensor, " n"]
 
-def class_count(y: Int[Tensor, " n"], num_classes: int, like: Tensor) -> Float[Tensor, " c"]:
+
+def class_count(y: Kinds, num_classes: int, like: Tensor) -> PerClass:
     """Samples per class, M_c, in the float type of `like`.
 
     >>> class_count(torch.tensor([0, 2, 2]), 3, torch.empty(0))
@@ -30,16 +38,12 @@ def class_count(y: Int[Tensor, " n"], num_classes: int, like: Tensor) -> Float[T
     return zeros.scatter_add_(0, y, torch.ones_like(y, dtype=like.dtype))
 
 
-def segment_sum(
-    x: Float[Tensor, "n d"], y: Int[Tensor, " n"], num_classes: int
-) -> Float[Tensor, "c d"]:
+def segment_sum(x: Rows, y: Kinds, num_classes: int) -> ByClass:
     """Sum of the rows of each class; an absent class gets 0."""
     return x.new_zeros(num_classes, x.shape[1]).index_add(0, y, x)
 
 
-def segment_softmax(
-    logits: Float[Tensor, " n"], y: Int[Tensor, " n"], num_classes: int
-) -> Float[Tensor, " n"]:
+def segment_softmax(logits: PerSample, y: Kinds, num_classes: int) -> PerSample:
     r"""Softmax over the samples of the same class.
 
     .. math:: \alpha_i = e^{a_i} / \sum_{j : y_j = y_i} e^{a_j}
@@ -106,9 +110,7 @@ class _ClassMoments(torch.autograd.Function):
         return weight[:, None] * pull, push, None, None
 
 
-def class_moments(
-    x: Float[Tensor, "n d"], weight: Float[Tensor, " n"], y: Int[Tensor, " n"], num_classes: int
-) -> Moments:
+def class_moments(x: Rows, weight: PerSample, y: Kinds, num_classes: int) -> Moments:
     r"""Moments of each class under weights that sum to 1 within it; two passes.
 
     .. math:: \mu_c = \sum_i \alpha_i x_i, \qquad \sigma_c^2 = \sum_i \alpha_i (x_i - \mu_c)^2
@@ -123,7 +125,7 @@ def class_moments(
     return Moments(*cast(tuple[Tensor, Tensor], moments))
 
 
-def uniform_weights(y: Int[Tensor, " n"], count: Float[Tensor, " c"]) -> Float[Tensor, " n"]:
+def uniform_weights(y: Kinds, count: PerClass) -> PerSample:
     """1/M_c for every sample of class c."""
     return 1.0 / count[y]
 
@@ -136,11 +138,11 @@ class ClassBatch:
     With a bank (see `join`) its rows follow the batch's `own` ones, and `count` is M_c + N_c.
     """
 
-    z: Float[Tensor, "n d"]
-    y: Int[Tensor, " n"]
-    count: Float[Tensor, " c"]
-    share: Float[Tensor, " c"]
-    counted: Float[Tensor, " c"]
+    z: Rows
+    y: Kinds
+    count: PerClass
+    share: PerClass
+    counted: PerClass
     own: int | None = None
 
     @property
@@ -149,7 +151,7 @@ class ClassBatch:
         return len(self.count)
 
     @property
-    def own_count(self) -> Float[Tensor, " c"]:
+    def own_count(self) -> PerClass:
         """M_c of the batch alone."""
         if self.own is None:
             return self.count
@@ -172,7 +174,7 @@ class ClassBatch:
         counted = (torch.arange(rows, device=y.device) < kept.sum()).to(count.dtype)
         return ClassBatch(self.z, y, count, count / max(len(y), 1), counted)
 
-    def average(self, per_class: Float[Tensor, " c"]) -> Float[Tensor, ""]:
+    def average(self, per_class: PerClass) -> Number:
         """Σ_c p_c v_c over the classes that count.
 
         p_c = M_c/B over all samples, not renormalised after the skip; `where` before the product
@@ -181,12 +183,12 @@ class ClassBatch:
         kept = torch.where(self.counted > 0, per_class, torch.zeros_like(per_class))
         return (self.share * kept).sum()
 
-    def plain_mean(self, per_class: Float[Tensor, " c"]) -> Float[Tensor, ""]:
+    def plain_mean(self, per_class: PerClass) -> Number:
         """Mean of v_c over the classes that count, each alike; 0 when there is none."""
         return (per_class * self.counted).sum() / self.counted.sum().clamp_min(1)
 
 
-def effective_sample_size(weight: Float[Tensor, " n"], batch: ClassBatch) -> Float[Tensor, ""]:
+def effective_sample_size(weight: PerSample, batch: ClassBatch) -> Number:
     r"""Share of a class's samples that the weights really use, mean over the classes that count.
 
     .. math:: \mathrm{ESS}_c = 1 / (M_c \sum_i \alpha_i^2) \in [1/M_c, 1]
@@ -206,7 +208,7 @@ class FirstCall:
 
     over: bool = False
 
-    def check(self, z: Float[Tensor, "n d"], y: Int[Tensor, " n"], num_classes: int) -> None:
+    def check(self, z: Rows, y: Kinds, num_classes: int) -> None:
         """Refuse features that are not finite and labels out of range."""
         if len(y) and not (self.over and y.device.type != "cpu"):
             low, high = (int(v) for v in torch.aminmax(y))
@@ -219,7 +221,7 @@ class FirstCall:
             bad = int((~torch.isfinite(z)).any(1).sum())
             raise DataError(
                 f"z must be finite, got NaN or infinity in {bad} of {len(z)} samples; "
-                "look at the encoder's output before adding a penalty"
+                "the encoder has diverged: look at its output, or lower its learning rate"
             )
         self.over = True
 
@@ -261,12 +263,16 @@ def one_of(name: str, got: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got '{got}'")
 
 
+def at_least_one(**sizes: int) -> None:
+    """Refuse sizes below 1."""
+    for name, got in sizes.items():
+        Range(1).check(name, got)
+
+
 def positive(*, zero: bool = False, **numbers: float) -> None:
     """Refuse numbers that are not finite and positive (or zero, where that is allowed)."""
-    bound = "≥ 0" if zero else "> 0"
     for name, got in numbers.items():
-        if not (0 < got < float("inf") or (zero and got == 0)):
-            raise ConfigError(f"{name} must be a finite number {bound}, got {got}")
+        Range(0, above=not zero).check(name, float(got))
 
 
 class ClassBank(nn.Module):
@@ -287,16 +293,12 @@ class ClassBank(nn.Module):
 
     def __init__(self, num_classes: int, capacity: int, feature_dim: int) -> None:
         super().__init__()
-        sizes = {"num_classes": num_classes, "capacity": capacity, "feature_dim": feature_dim}
-        for name, got in sizes.items():
-            if got < 1:
-                raise ConfigError(f"a bank's {name} must be at least 1, got {got}")
         self.register_buffer("rows", torch.zeros(num_classes, capacity, feature_dim))
         self.register_buffer("held", torch.zeros(num_classes, dtype=torch.long))
         self.register_buffer("head", torch.zeros(num_classes, dtype=torch.long))
 
     @torch.no_grad()
-    def push(self, z: Float[Tensor, "n d"], y: Int[Tensor, " n"]) -> None:
+    def push(self, z: Rows, y: Kinds) -> None:
         """Store the samples in their order, the oldest giving way; what is not finite is left out.
 
         Shapes and the number of operations depend on n alone and nothing is read by the host.
@@ -322,15 +324,6 @@ class ClassBank(nn.Module):
         self.rows[kind, position] = torch.where(some[:, None], source, self.rows[kind, position])
         self.head.copy_((self.head + finite) % capacity)
         self.held.copy_((self.held + finite).clamp_max(capacity))
-
-
-def make_bank(num_classes: int, capacity: int, feature_dim: int) -> ClassBank | None:
-    """A bank of `capacity` rows per class; None for 0."""
-    if capacity < 0:
-        raise ConfigError(
-            f"bank must be a number of rows per class ≥ 0, got {capacity}; 0 means no bank"
-        )
-    return ClassBank(num_classes, capacity, feature_dim) if capacity else None
 
 
 def join(
@@ -376,14 +369,20 @@ def join(
 
 
 class BankedSurrogate(nn.Module):
-    """A surrogate whose batches the `bank` joins; its own constructor makes bank and `skips`."""
+    """A surrogate whose batches are joined by a bank of `bank` rows per class; 0 means none.
 
-    bank: ClassBank | None
+    `skips` counts the gradients that were not finite and became 0.
+    """
+
     skips: Tensor | None
 
-    def __init__(self, feature_dim: int, num_classes: int) -> None:
+    def __init__(self, feature_dim: int, num_classes: int, bank: int) -> None:
         super().__init__()
+        at_least_one(feature_dim=feature_dim, num_classes=num_classes)
+        Range(0, hint="rows kept of each class, 0 means no bank").check("bank", bank)
         self.feature_dim, self.num_classes = feature_dim, num_classes
+        self.bank = ClassBank(num_classes, bank, feature_dim) if bank else None
+        self.register_buffer("skips", torch.zeros((), dtype=torch.long))
         self._first = FirstCall()
 
     def batch_of(self, z: Tensor, y: Tensor) -> ClassBatch:

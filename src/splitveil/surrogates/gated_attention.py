@@ -11,13 +11,17 @@ from splitveil.errors import ConfigError
 from splitveil.surrogates.base import (
     Attention,
     BankedSurrogate,
+    ByClass,
     ClassBatch,
     Moments,
+    PerClass,
+    PerSample,
+    Rows,
     Statistic,
     SurrogateOutput,
+    at_least_one,
     class_moments,
     effective_sample_size,
-    make_bank,
     one_of,
     positive,
     segment_softmax,
@@ -31,12 +35,17 @@ from splitveil.surrogates.gates import (
     snr_gate,
     soft_threshold,
 )
-from splitveil.surrogates.rate import check_noise, diagonal_rate, intra_class_mse, rate_diagnostics
+from splitveil.surrogates.rate import (
+    check_noise,
+    compare_rates,
+    diagonal_rate,
+    intra_class_mse,
+)
 
 Form = Literal["gated", "hinge", "trace"]
 
 
-def trace_penalty(var: Float[Tensor, "c d"], tau: float, eps: float) -> Float[Tensor, " c"]:
+def trace_penalty(var: ByClass, tau: float, eps: float) -> PerClass:
     r"""Form `trace` (R2 §5.2): max(0, log(v_c + ε) − log(τ + ε)), v_c = Σ_j σ²_cj.
 
     v_c is a sum over d dimensions, so τ is not per dimension here.
@@ -44,9 +53,7 @@ def trace_penalty(var: Float[Tensor, "c d"], tau: float, eps: float) -> Float[Te
     return torch.relu(torch.log(var.sum(1) + eps) - math.log(tau + eps))
 
 
-def log_excess(
-    var: Float[Tensor, "c d"], tau: float, eps: float, gamma: float
-) -> Float[Tensor, "c d"]:
+def log_excess(var: ByClass, tau: float, eps: float, gamma: float) -> ByClass:
     r"""log(max(σ², ε) + γ) − log(τ + γ): how far a log-variance stands above the threshold."""
     return torch.log(var.clamp_min(eps) + gamma) - math.log(tau + gamma)
 
@@ -74,17 +81,12 @@ class GatedAttentionPooling(nn.Module):
     def __init__(self, feature_dim: int, hidden_dim: int | None = None, bias: bool = True) -> None:
         super().__init__()
         hidden = min(512, max(64, feature_dim // 4)) if hidden_dim is None else hidden_dim
-        if feature_dim < 1 or hidden < 1:
-            raise ConfigError(
-                f"feature_dim and hidden_dim must be at least 1, got {feature_dim} and {hidden}"
-            )
+        at_least_one(feature_dim=feature_dim, hidden_dim=hidden)
         self.value = nn.Linear(feature_dim, hidden, bias=bias)
         self.gate = nn.Linear(feature_dim, hidden, bias=bias)
         self.score = nn.Linear(hidden, 1, bias=bias)
 
-    def logits(
-        self, x: Float[Tensor, "n d"], sign: float = 1.0, skips: Tensor | None = None
-    ) -> Float[Tensor, " n"]:
+    def logits(self, x: Rows, sign: float = 1.0, skips: Tensor | None = None) -> PerSample:
         """Attention logits; `sign` = −1 turns the parameters into an adversary."""
         held = Held(self, sign, skips)
         value = torch.tanh(held.linear("value", x))
@@ -143,7 +145,7 @@ class GatedAttentionCEM(BankedSurrogate):
         slot_power: float = 2.0,
         bank: int = 0,
     ) -> None:
-        super().__init__(feature_dim, num_classes)
+        super().__init__(feature_dim, num_classes, bank)
         one_of("form", form, ("gated", "hinge", "trace"))
         one_of("attention", attention, ("minimise", "maximise", "uniform"))
         one_of("penalty", penalty or "rate", ("rate",))
@@ -166,10 +168,8 @@ class GatedAttentionCEM(BankedSurrogate):
         self.pooling = GatedAttentionPooling(feature_dim, hidden_dim, bias)
         gates = form == "gated" and penalty is None
         self.dimension_gate = DimensionGate(feature_dim) if gates else None
-        self.bank = make_bank(num_classes, bank, feature_dim)
-        self.register_buffer("skips", torch.zeros((), dtype=torch.long))
 
-    def weights(self, batch: ClassBatch) -> Float[Tensor, " n"]:
+    def weights(self, batch: ClassBatch) -> PerSample:
         """Attention weight of each sample within its class."""
         if self.attention == "uniform":
             return uniform_weights(batch.y, batch.count)
@@ -180,7 +180,7 @@ class GatedAttentionCEM(BankedSurrogate):
 
     def penalties(
         self, moments: Moments, batch: ClassBatch, diagnostics: dict[str, Tensor]
-    ) -> Float[Tensor, " c"]:
+    ) -> PerClass:
         """R_c of each class; adds the gates' means to `diagnostics`."""
         if self.penalty == "rate":
             return diagonal_rate(moments.var, self.noise_std)
@@ -205,14 +205,13 @@ class GatedAttentionCEM(BankedSurrogate):
             x = plain_layernorm(batch.z) if self.statistic == "layernorm" else batch.z
             weight = self.weights(batch)
             moments = class_moments(x, weight, batch.y, batch.num_classes)
+            own = batch.average(diagonal_rate(moments.var.detach(), self.noise_std))
             diagnostics = {
                 "attention_weights": weight.detach()[: batch.own],
                 "effective_sample_size": effective_sample_size(weight.detach(), batch),
-            } | rate_diagnostics(moments.var, batch, self.noise_std)
-            per_class = self.penalties(moments, batch, diagnostics)
-            loss = batch.average(per_class)
+            } | compare_rates(own, batch, self.noise_std)
             return SurrogateOutput(
-                loss=loss,
+                loss=batch.average(self.penalties(moments, batch, diagnostics)),
                 intra_mse=intra_class_mse(x, moments.mean.detach(), batch),
                 diagnostics=diagnostics,
             )

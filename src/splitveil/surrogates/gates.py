@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from splitveil.cuda import tensor_cores
 from splitveil.errors import ConfigError
 from splitveil.functional import guard_together, scale_gradient
-from splitveil.surrogates.base import positive
+from splitveil.surrogates.base import ByClass, Number, PerClass, Rows, positive
 
 Scalar = float | Tensor
 
@@ -42,19 +42,6 @@ class _FastLinear(torch.autograd.Function):
             return grad @ weight, grad.T @ x, grad.sum(0) if ctx.biased else None
 
 
-def fast_linear(
-    x: Float[Tensor, "n i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None
-) -> Float[Tensor, "n o"]:
-    """The map x Wᵀ + b; on a GPU with products rounded to TF32, which attention can bear.
-
-    Statistics of z never come through here.
-    """
-    if not x.is_cuda:
-        return F.linear(x, weight, bias)
-    made: Tensor = _FastLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return made
-
-
 class Held(dict[str, Tensor]):
     """The parameters of a module by name, behind one guard, as a surrogate uses them.
 
@@ -68,18 +55,23 @@ class Held(dict[str, Tensor]):
         super().__init__(zip(names, guard_together(parameters, sign, skips), strict=True))
 
     def linear(self, name: str, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
-        """The module's linear layer `name` applied to x."""
-        return fast_linear(x, self[f"{name}.weight"], self.get(f"{name}.bias"))
+        """The module's linear layer `name` applied to x.
+
+        On a GPU products are rounded to TF32, which attention can bear; statistics of z never come
+        through here.
+        """
+        weight, bias = self[f"{name}.weight"], self.get(f"{name}.bias")
+        make = _FastLinear.apply if x.is_cuda else F.linear
+        made: Tensor = make(x, weight, bias)
+        return made
 
 
-def plain_layernorm(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def plain_layernorm(x: Rows) -> Rows:
     """LayerNorm over features, without affine parameters."""
     return F.layer_norm(x, x.shape[1:])
 
 
-def snr_gate(
-    mean: Float[Tensor, "c d"], var: Float[Tensor, "c d"], thresh: Scalar, sharp: Scalar, eps: float
-) -> Float[Tensor, "c d"]:
+def snr_gate(mean: ByClass, var: ByClass, thresh: Scalar, sharp: Scalar, eps: float) -> ByClass:
     r"""The "hard" gate of the reference documents: opens where the spread dominates the mean.
 
     .. math:: \mathrm{sigmoid}(k_{snr}(\sigma^2/(\mu^2+\varepsilon) - t_{snr}))
@@ -89,7 +81,7 @@ def snr_gate(
     return torch.sigmoid(sharp * (var / (mean.square() + eps) - thresh))
 
 
-def class_gate(share: Float[Tensor, " c"], a: Scalar, b: Scalar) -> Float[Tensor, " c"]:
+def class_gate(share: PerClass, a: Scalar, b: Scalar) -> PerClass:
     r"""Damps rare classes: sigmoid(a(p_c − b)).
 
     >>> class_gate(torch.tensor([0.05]), 10.0, 0.05)
@@ -98,9 +90,7 @@ def class_gate(share: Float[Tensor, " c"], a: Scalar, b: Scalar) -> Float[Tensor
     return torch.sigmoid(a * (share - b))
 
 
-def soft_threshold(
-    excess: Float[Tensor, "c d"], beta: Scalar, margin: Scalar
-) -> Float[Tensor, "c d"]:
+def soft_threshold(excess: ByClass, beta: Scalar, margin: Scalar) -> ByClass:
     r"""Smooth hinge of the log-variance excess: softplus(β(e − m))/β."""
     return F.softplus(beta * (excess - margin)) / beta
 
@@ -117,7 +107,7 @@ class DimensionGate(nn.Module):
         self.enter = nn.Linear(feature_dim, hidden)
         self.leave = nn.Linear(hidden, feature_dim)
 
-    def forward(self, log_var: Float[Tensor, "c d"], skips: Tensor | None) -> Float[Tensor, "c d"]:
+    def forward(self, log_var: ByClass, skips: Tensor | None) -> ByClass:
         """Gate in (0, 1) for each class and dimension."""
         held = Held(self, 1.0, skips)
         hidden = F.relu(held.linear("enter", plain_layernorm(log_var)))
@@ -139,16 +129,6 @@ class Bounded:
 
     start: float
     reach: float | None = None
-
-    @property
-    def lower(self) -> float:
-        """Smallest value that can be reached."""
-        return self.start / 2 if self.reach is None else self.start - self.reach
-
-    @property
-    def upper(self) -> float:
-        """Largest value that can be reached."""
-        return self.start * 2 if self.reach is None else self.start + self.reach
 
 
 class BoundedScalars(nn.Module):
@@ -179,7 +159,7 @@ class BoundedScalars(nn.Module):
             self.register_buffer(name, value, persistent=False)
         self.free = nn.Parameter(torch.zeros(len(bounds)))
 
-    def forward(self, skips: Tensor | None = None) -> dict[str, Float[Tensor, ""]]:
+    def forward(self, skips: Tensor | None = None) -> dict[str, Number]:
         """Present values by name.
 
         >>> {k: v.item() for k, v in BoundedScalars(gain=Bounded(3.0), edge=Bounded(0.0, 0.5))()

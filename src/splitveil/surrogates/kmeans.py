@@ -12,14 +12,16 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
-from splitveil.surrogates.base import class_count, segment_sum
+from splitveil.surrogates.base import Kinds, Rows, class_count, segment_sum
 
 CHUNK_NUMBERS = 2**22  # numbers in a temporary; 16 MiB in float32
 
+# Shapes, in the symbols above.
+Centroids = Float[Tensor, "c k d"]
+Valid = Bool[Tensor, "c k"]
 
-def square_distances(
-    z: Float[Tensor, "n d"], y: Int[Tensor, " n"], centroids: Float[Tensor, "c k d"]
-) -> Float[Tensor, "n k"]:
+
+def square_distances(z: Rows, y: Kinds, centroids: Centroids) -> Float[Tensor, "n k"]:
     """‖z_i − μ_ck‖² to each centroid of the own class, (rows·k·d) numbers at a time."""
     rows = max(1, CHUNK_NUMBERS // centroids[0].numel())
     parts = zip(torch.split(z, rows), torch.split(y, rows), strict=True)
@@ -27,12 +29,7 @@ def square_distances(
 
 
 @torch.no_grad()
-def assign(
-    z: Float[Tensor, "n d"],
-    y: Int[Tensor, " n"],
-    centroids: Float[Tensor, "c k d"],
-    valid: Bool[Tensor, "c k"],
-) -> Int[Tensor, " n"]:
+def assign(z: Rows, y: Kinds, centroids: Centroids, valid: Valid) -> Kinds:
     """Nearest valid centroid of the own class; 0 where the class has none.
 
     >>> centroids = torch.tensor([[[0.0], [1.0]], [[5.0], [9.0]]])
@@ -45,12 +42,7 @@ def assign(
 
 
 @torch.no_grad()
-def lloyd_step(
-    z: Float[Tensor, "n d"],
-    y: Int[Tensor, " n"],
-    centroids: Float[Tensor, "c k d"],
-    valid: Bool[Tensor, "c k"],
-) -> tuple[Float[Tensor, "c k d"], Int[Tensor, " n"]]:
+def lloyd_step(z: Rows, y: Kinds, centroids: Centroids, valid: Valid) -> tuple[Centroids, Kinds]:
     """New centroids, and the assignment they are the means of; an empty cluster stays put."""
     classes, clusters = valid.shape
     nearest = assign(z, y, centroids, valid)
@@ -63,12 +55,8 @@ def lloyd_step(
 
 @torch.no_grad()
 def kmeans(
-    z: Float[Tensor, "n d"],
-    y: Int[Tensor, " n"],
-    centroids: Float[Tensor, "c k d"],
-    valid: Bool[Tensor, "c k"],
-    max_iterations: int = 50,
-) -> Float[Tensor, "c k d"]:
+    z: Rows, y: Kinds, centroids: Centroids, valid: Valid, max_iterations: int = 50
+) -> Centroids:
     """Lloyd's algorithm from the given centroids; cluster k of the result grew out of cluster k.
 
     A class whose assignment repeats is frozen by a mask, so the device is never asked whether all
@@ -87,12 +75,8 @@ def kmeans(
 
 @torch.no_grad()
 def plus_plus(
-    z: Float[Tensor, "n d"],
-    y: Int[Tensor, " n"],
-    num_classes: int,
-    k: int,
-    generator: Generator | None = None,
-) -> tuple[Float[Tensor, "c k d"], Bool[Tensor, "c k"]]:
+    z: Rows, y: Kinds, num_classes: int, k: int, generator: Generator | None = None
+) -> tuple[Centroids, Valid]:
     r"""K-means++ seeds (Arthur and Vassilvitskii 2007) of every class at once: centroids, valid.
 
     .. math:: P(\text{next seed} = i) \propto D_i^2, \quad
@@ -121,9 +105,7 @@ def plus_plus(
     return torch.stack(seeds, 1), torch.stack(valid, 1)
 
 
-def cell_covariance(
-    centred: Float[Tensor, "n d"], member: Float[Tensor, "j n"]
-) -> Float[Tensor, "j d d"]:
+def cell_covariance(centred: Rows, member: Float[Tensor, "j n"]) -> Float[Tensor, "j d d"]:
     """Σ_i member_ji x_i x_iᵀ for j clusters; j·n·d numbers besides the answer.
 
     Multiplied in float64, which neither autocast nor TF32 touches.
@@ -172,12 +154,7 @@ class ClusterStatistics:
 
 @torch.no_grad()
 def cluster_sums(
-    z: Float[Tensor, "n d"],
-    y: Int[Tensor, " n"],
-    centroids: Float[Tensor, "c k d"],
-    valid: Bool[Tensor, "c k"],
-    *,
-    full: bool = False,
+    z: Rows, y: Kinds, centroids: Centroids, valid: Valid, *, full: bool = False
 ) -> ClusterSums:
     """Counts and sums of squares of the samples at their nearest centroids; outer products if full.
 
@@ -217,7 +194,7 @@ def fair_quota(seen: Int[Tensor, " c"], capacity: int) -> Int[Tensor, ""]:
 
 
 def drawn_rows(
-    y: Int[Tensor, " n"], num_classes: int, capacity: int, generator: Generator
+    y: Kinds, num_classes: int, capacity: int, generator: Generator
 ) -> Bool[Tensor, " n"]:
     """Which at most `capacity` samples to keep: drawn from each class, the same number of each.
 

@@ -7,7 +7,7 @@ from operator import add
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 
 from splitveil.errors import ConfigError, DataError
@@ -15,7 +15,10 @@ from splitveil.functional import scale_gradient
 from splitveil.surrogates.base import (
     Features,
     FirstCall,
+    Kinds,
+    Rows,
     SurrogateOutput,
+    at_least_one,
     class_batch,
     class_count,
     class_moments,
@@ -25,7 +28,9 @@ from splitveil.surrogates.base import (
     uniform_weights,
 )
 from splitveil.surrogates.kmeans import (
+    Centroids,
     ClusterStatistics,
+    Valid,
     assign,
     cell_covariance,
     cluster_sums,
@@ -117,10 +122,7 @@ class KMeansCEM(nn.Module):
         super().__init__()
         one_of("form", form, ("hinge", "logdet"))
         one_of("covariance", covariance, ("diagonal", "full"))
-        sizes = {"clusters": clusters, "feature_dim": feature_dim, "num_classes": num_classes}
-        for name, got in sizes.items():
-            if got < 1:
-                raise ConfigError(f"{name} must be at least 1, got {got}; CEM uses 5 clusters")
+        at_least_one(clusters=clusters, feature_dim=feature_dim, num_classes=num_classes)
         positive(zero=True, noise_std=noise_std, var_threshold=var_threshold, gamma=gamma)
         if form == "logdet":
             check_noise(noise_std)
@@ -176,7 +178,7 @@ class KMeansCEM(nn.Module):
             )
 
     def _hinge(
-        self, centred: Float[Tensor, "n d"], cell: Int[Tensor, " n"], count: Float[Tensor, " j"]
+        self, centred: Rows, cell: Kinds, count: Float[Tensor, " j"]
     ) -> tuple[Float[Tensor, " j"], Float[Tensor, " j"]]:
         """Part of each cluster in the batch, before the mean over its classes; and its rate."""
         weight, stored = (v.to(centred).flatten() for v in (self.weights, self.variances))
@@ -190,7 +192,7 @@ class KMeansCEM(nn.Module):
         return torch.where((count > 0) & (weight > 0), weight * each, 0.0), rate
 
     def _logdet(
-        self, centred: Float[Tensor, "n d"], cell: Int[Tensor, " n"], count: Float[Tensor, " j"]
+        self, centred: Rows, cell: Kinds, count: Float[Tensor, " j"]
     ) -> tuple[Float[Tensor, " j"], Float[Tensor, " j"]]:
         """Part of each cluster, in the batch or not; and its rate, nats per dimension."""
         assert self.covariances is not None  # noqa: S101 - the constructor made it for this form
@@ -283,7 +285,7 @@ class KMeansCEM(nn.Module):
             )
         return store[:filled]
 
-    def _room(self, like: Float[Tensor, "n d"], budget: int) -> Float[Tensor, "r d"]:
+    def _room(self, like: Rows, budget: int) -> Float[Tensor, "r d"]:
         """Room for as many rows as the budget allows."""
         row = like.element_size() * self.feature_dim
         if budget < self.num_classes * row:
@@ -293,20 +295,12 @@ class KMeansCEM(nn.Module):
             )
         return like.new_empty(budget // row, self.feature_dim)
 
-    def _checked(self, z: Tensor, y: Tensor) -> tuple[Float[Tensor, "n d"], Int[Tensor, " n"]]:
+    def _checked(self, z: Tensor, y: Tensor) -> tuple[Rows, Kinds]:
         """Flat features in float32 or better and labels, after checks that may sync."""
-        batch = class_batch(z.detach(), y.cpu(), self.feature_dim, self.num_classes, UNCHECKED)
-        if not bool(torch.isfinite(batch.z).all()):
-            bad = int((~torch.isfinite(batch.z)).any(1).sum())
-            raise DataError(
-                f"refit needs finite features, got {bad} samples with NaN or infinity "
-                f"among {len(batch.z)}; the encoder has diverged: lower its learning rate"
-            )
+        batch = class_batch(z.detach(), y.cpu(), self.feature_dim, self.num_classes, FirstCall())
         return batch.z, batch.y.to(z.device)
 
-    def _clustered(
-        self, z: Float[Tensor, "n d"], y: Int[Tensor, " n"], generator: Generator | None
-    ) -> tuple[Float[Tensor, "c k d"], Bool[Tensor, "c k"]]:
+    def _clustered(self, z: Rows, y: Kinds, generator: Generator | None) -> tuple[Centroids, Valid]:
         """Seed the classes met for the first time, then Lloyd: centroids, and which were seeded."""
         start, seeded, known = self.centroids.to(z), self.seeded, self.seeded.any(1)
         if not bool(known[y].all()):
@@ -315,12 +309,7 @@ class KMeansCEM(nn.Module):
             seeded = torch.where(known[:, None], seeded, valid)
         return kmeans(z, y, start, seeded), seeded
 
-    def _keep(
-        self,
-        centroids: Float[Tensor, "c k d"],
-        seeded: Bool[Tensor, "c k"],
-        found: ClusterStatistics,
-    ) -> None:
+    def _keep(self, centroids: Centroids, seeded: Valid, found: ClusterStatistics) -> None:
         """Store what was fitted."""
         self.centroids.copy_(centroids)
         self.seeded.copy_(seeded)

@@ -9,17 +9,20 @@ from typing import Literal
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
 from splitveil.surrogates.base import (
     BankedSurrogate,
+    ByClass,
     ClassBatch,
+    Number,
+    PerClass,
+    PerSample,
+    Rows,
     SurrogateOutput,
     class_moments,
-    make_bank,
     one_of,
     positive,
     uniform_weights,
@@ -29,7 +32,7 @@ from splitveil.surrogates.kmeans import cell_covariance
 Covariance = Literal["diagonal", "full"]
 
 
-def diagonal_rate(var: Float[Tensor, "c d"], noise_std: float) -> Float[Tensor, " c"]:
+def diagonal_rate(var: ByClass, noise_std: float) -> PerClass:
     r"""Rate of each class from its variances, nats per dimension; minimise it.
 
     .. math:: R_c = \frac{1}{2d} \sum_j \log(1 + \sigma_{cj}^2/\sigma^2)
@@ -40,9 +43,7 @@ def diagonal_rate(var: Float[Tensor, "c d"], noise_std: float) -> Float[Tensor, 
     return 0.5 * torch.log1p(var / noise_std**2).mean(1)
 
 
-def full_rate(
-    batch: ClassBatch, weight: Float[Tensor, " n"], mean: Float[Tensor, "c d"], noise_std: float
-) -> Float[Tensor, " c"]:
+def full_rate(batch: ClassBatch, weight: PerSample, mean: ByClass, noise_std: float) -> PerClass:
     r"""Rate of each class from its full covariance, nats per dimension.
 
     .. math:: R_c = \frac{1}{2d} \log\det(I + \Sigma_c/\sigma^2), \qquad
@@ -59,9 +60,7 @@ def full_rate(
     return form(batch, weight, mean, noise_std)
 
 
-def gram_rate(
-    batch: ClassBatch, weight: Float[Tensor, " n"], mean: Float[Tensor, "c d"], noise_std: float
-) -> Float[Tensor, " c"]:
+def gram_rate(batch: ClassBatch, weight: PerSample, mean: ByClass, noise_std: float) -> PerClass:
     r"""`full_rate` through one Gram matrix of all rows.
 
     .. math:: \log\det(I_d + \Sigma_c/\sigma^2) = \log\det(I_{M_c} + G_c/\sigma^2), \quad
@@ -82,8 +81,8 @@ def gram_rate(
 
 
 def covariance_rate(
-    batch: ClassBatch, weight: Float[Tensor, " n"], mean: Float[Tensor, "c d"], noise_std: float
-) -> Float[Tensor, " c"]:
+    batch: ClassBatch, weight: PerSample, mean: ByClass, noise_std: float
+) -> PerClass:
     """`full_rate` of batch ∪ bank from one d × d covariance per class.
 
     The rows after the first `batch.own` come in equal blocks, one per class but the last, which
@@ -106,7 +105,7 @@ def covariance_rate(
     return F.pad(0.5 * logdet / batch.z.shape[1], (0, 1)).to(batch.z)
 
 
-def true_rate(batch: ClassBatch, noise_std: float) -> Float[Tensor, ""]:
+def true_rate(batch: ClassBatch, noise_std: float) -> Number:
     """Diagonal rate of the raw batch under uniform weights, nats per dimension; NaN if σ = 0."""
     if noise_std == 0:
         return batch.z.new_full((), torch.nan)
@@ -116,26 +115,12 @@ def true_rate(batch: ClassBatch, noise_std: float) -> Float[Tensor, ""]:
         return batch.average(diagonal_rate(var, noise_std))
 
 
-def rate_diagnostics(
-    var: Float[Tensor, "c d"], batch: ClassBatch, noise_std: float
-) -> dict[str, Tensor]:
-    """`true_rate`, and what the surrogate's own variances say as a share of it.
-
-    `surrogate_to_true` is the diagonal rate of `var` over the true rate: 1 for an honest
-    estimator, near 0 for one that has talked its own estimate down.
-    """
-    own = batch.average(diagonal_rate(var.detach(), noise_std))
-    return compare_rates(own, batch, noise_std)
-
-
 def compare_rates(
-    own: Float[Tensor, ""],
-    batch: ClassBatch,
-    noise_std: float,
-    true: Float[Tensor, ""] | None = None,
+    own: Number, batch: ClassBatch, noise_std: float, true: Number | None = None
 ) -> dict[str, Tensor]:
     """The true rate, a surrogate's own one as a share of it, and the bank's rows per class.
 
+    The share is 1 for an honest estimator, near 0 for one that has talked its own estimate down.
     `true` spares the second look at the batch where the caller has it already. Where there is
     nothing to see, no class with a spread, nothing is hidden either: the share is 1. Without noise
     both are NaN, whatever `own` is.
@@ -148,9 +133,7 @@ def compare_rates(
     return found
 
 
-def intra_class_mse(
-    x: Float[Tensor, "n d"], mean: Float[Tensor, "c d"], batch: ClassBatch
-) -> Float[Tensor, ""]:
+def intra_class_mse(x: Rows, mean: ByClass, batch: ClassBatch) -> Number:
     r"""Σ_c p_c mean_ij (x_ij − μ_cj)² of the batch's own samples, detached: a log line."""
     with torch.no_grad():
         y = batch.y[: batch.own]
@@ -177,12 +160,12 @@ class Rate(BankedSurrogate):
         covariance: Covariance = "diagonal",
         bank: int = 0,
     ) -> None:
-        super().__init__(feature_dim, num_classes)
+        super().__init__(feature_dim, num_classes, bank)
         one_of("covariance", covariance, ("diagonal", "full"))
         check_noise(noise_std)
         self.noise_std, self.covariance = noise_std, covariance
-        self.bank = make_bank(num_classes, bank, feature_dim)
-        self.register_buffer("skips", torch.zeros((), dtype=torch.long) if bank else None)
+        if not bank:
+            self.skips = None  # without a bank no gradient is scaled, so none can be skipped
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Rate of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""

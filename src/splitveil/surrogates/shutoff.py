@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from splitveil.errors import ConfigError
+from splitveil.errors import Range
 
 DECAY = 0.9
 LOG_EVERY = 200
@@ -42,11 +42,9 @@ class EarlyShutoff(nn.Module):
 
     def __init__(self, steps: int, hard_thresh: float, soft_thresh: float) -> None:
         super().__init__()
-        if steps < 0:
-            raise ConfigError(f"early_shut_steps must be at least 0, got {steps}")
+        Range(0).check("early_shut_steps", steps)
         for name, got in (("early_hard_thresh", hard_thresh), ("early_gate_thresh", soft_thresh)):
-            if not 0 <= got <= 1:
-                raise ConfigError(f"{name} must lie in [0, 1] (1 never shuts), got {got}")
+            Range(0, 1, hint="1 never shuts").check(name, got)
         self.steps, self.hard_thresh, self.soft_thresh = steps, hard_thresh, soft_thresh
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
         self.register_buffer("ema_soft", torch.zeros(()))

@@ -9,16 +9,17 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.errors import ConfigError
 from splitveil.surrogates.base import (
     Attention,
     BankedSurrogate,
     ClassBatch,
     Moments,
+    Number,
+    PerClass,
     Statistic,
     SurrogateOutput,
+    at_least_one,
     class_moments,
-    make_bank,
     one_of,
     positive,
     segment_sum,
@@ -39,20 +40,20 @@ from splitveil.surrogates.rate import compare_rates, intra_class_mse
 from splitveil.surrogates.shutoff import EarlyShutoff
 from splitveil.surrogates.slots import (
     GatedCrossAttention,
+    Shares,
     SlotAttention,
+    Slots,
     responsibilities,
     slot_moments,
 )
 
 
-def slot_entropy(share: Float[Tensor, "c s"]) -> Float[Tensor, " c"]:
+def slot_entropy(share: Float[Tensor, "c s"]) -> PerClass:
     """H(π) of each class, nats; 0·log 0 = 0, with a finite gradient."""
     return -(share * torch.log(share.clamp_min(torch.finfo(share.dtype).tiny))).sum(1)
 
 
-def slot_rate(
-    share: Float[Tensor, "c s"], var: Float[Tensor, "c s d"], noise_std: float
-) -> Float[Tensor, " c"]:
+def slot_rate(share: Float[Tensor, "c s"], var: Slots, noise_std: float) -> PerClass:
     r"""Rate of each class through its slots, nats per dimension; minimise it.
 
     .. math:: L_c = \frac1d \Bigl[H(\pi) + \sum_k \pi_k \tfrac12
@@ -68,12 +69,12 @@ def slot_rate(
     return (slot_entropy(share) + 0.5 * within) / var.shape[2]
 
 
-def slot_weights(share: Float[Tensor, "c s"], power: Float[Tensor, ""]) -> Float[Tensor, "c s"]:
+def slot_weights(share: Float[Tensor, "c s"], power: Number) -> Float[Tensor, "c s"]:
     r"""w̃_k ∝ π_k^γ: heavier slots count for more than their share (R1 eq. 18)."""
     return torch.softmax(power * torch.log(share.clamp_min(torch.finfo(share.dtype).tiny)), 1)
 
 
-def slot_sample_size(resp: Float[Tensor, "n s"], batch: ClassBatch) -> Float[Tensor, ""]:
+def slot_sample_size(resp: Shares, batch: ClassBatch) -> Number:
     r"""Share of a class's samples behind its slots' statistics, mean over classes with M_c ≥ 2.
 
     .. math:: \mathrm{ESS}_c = \sum_k \pi_k \frac{1}{M_c \sum_m \alpha_{mk}^2}
@@ -146,18 +147,14 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         eps: float = 1e-6,
         bank: int = 0,
     ) -> None:
-        super().__init__(feature_dim, num_classes)
+        super().__init__(feature_dim, num_classes, bank)
         one_of("attention", attention, ("minimise", "maximise", "uniform"))
         one_of("penalty", penalty or "rate", ("rate",))
         if statistic is None:
             statistic = "raw" if penalty == "rate" else "layernorm"
         one_of("statistic", statistic, ("layernorm", "raw"))
         width = feature_dim if slot_dim is None else slot_dim
-        if min(feature_dim, num_classes, width) < 1:
-            raise ConfigError(
-                "feature_dim, num_classes and slot_dim must be at least 1, "
-                f"got {feature_dim}, {num_classes} and {slot_dim}"
-            )
+        at_least_one(slot_dim=width)
         noise = reg_strength if noise_std is None else noise_std
         positive(eps=eps)
         positive(zero=True, noise_std=noise, gamma=gamma)
@@ -184,12 +181,8 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         measured = feature_dim if statistic == "raw" else width
         self.dimension_gate = None if penalty == "rate" else DimensionGate(measured)
         self.shutoff = EarlyShutoff(early_shut_steps, early_hard_thresh, early_gate_thresh)
-        self.bank = make_bank(num_classes, bank, feature_dim)
-        self.register_buffer("skips", torch.zeros((), dtype=torch.long))
 
-    def assign(
-        self, batch: ClassBatch, temperature: Float[Tensor, ""]
-    ) -> tuple[Float[Tensor, "n w"], Float[Tensor, "n s"]]:
+    def assign(self, batch: ClassBatch, temperature: Number) -> tuple[Float[Tensor, "n w"], Shares]:
         """What is measured (x̃ or z) and the responsibilities of the slots for each sample."""
         uniform = batch.z.new_full((len(batch.z), self.num_slots), 1.0 / self.num_slots)
         if self.attention == "uniform" and self.statistic == "raw":
@@ -214,7 +207,7 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         batch: ClassBatch,
         scalars: dict[str, Tensor],
         gate: DimensionGate,
-    ) -> tuple[Float[Tensor, " c"], Float[Tensor, ""], Float[Tensor, ""]]:
+    ) -> tuple[PerClass, Number, Number]:
         """g_c L̂_c of each class, and the means of the soft and the hard gate."""
         mean = rearrange(moments.mean, "c s d -> (c s) d")
         var = rearrange(moments.var, "c s d -> (c s) d")
@@ -265,11 +258,7 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         self.shutoff.report()
 
     def diagnose(
-        self,
-        batch: ClassBatch,
-        resp: Float[Tensor, "n s"],
-        share: Float[Tensor, "c s"],
-        var: Float[Tensor, "c s d"],
+        self, batch: ClassBatch, resp: Shares, share: Float[Tensor, "c s"], var: Slots
     ) -> dict[str, Tensor]:
         """Responsibilities, and means over the classes that count; detached."""
         own = batch.average(slot_rate(share, var, self.noise_std))

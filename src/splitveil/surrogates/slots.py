@@ -8,23 +8,34 @@ from typing import Any, Literal, cast
 
 import torch
 from einops import einsum, rearrange, repeat
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
 from splitveil.rng import normal_like, stream
-from splitveil.surrogates.base import Moments, one_of, positive, segment_sum
+from splitveil.surrogates.base import (
+    Kinds,
+    Moments,
+    Number,
+    Rows,
+    at_least_one,
+    one_of,
+    positive,
+    segment_sum,
+)
 from splitveil.surrogates.gates import Held, plain_layernorm
 
 Aggregate = Literal["mean", "sum"]
 
 GATE_START = 0.1
 
+# Shapes, in the symbols above.
+Slots = Float[Tensor, "c s d"]
+Shares = Float[Tensor, "n s"]
 
-def compete(
-    key: Float[Tensor, "n d"], query: Float[Tensor, "c s d"], y: Int[Tensor, " n"]
-) -> Float[Tensor, "n s"]:
+
+def compete(key: Rows, query: Slots, y: Kinds) -> Shares:
     r"""Softmax over the slots of the sample's class.
 
     .. math:: A_{nk} = \mathrm{softmax}_k(k_n \cdot q_k / \tau), \qquad \tau = d^{1/4}
@@ -34,18 +45,10 @@ def compete(
 
 
 def collect(
-    value: Float[Tensor, "n d"],
-    share: Float[Tensor, "n s"],
-    y: Int[Tensor, " n"],
-    num_classes: int,
-    *,
-    aggregate: Aggregate,
-    eps: float,
-) -> Float[Tensor, "c s d"]:
+    value: Rows, share: Shares, y: Kinds, num_classes: int, *, aggregate: Aggregate, eps: float
+) -> Slots:
     r"""What each slot receives: u_k = Σ_n A_nk v_n, divided by Σ_n A_nk + ε for the mean."""
-    parts = einsum(share, value, "n s, n d -> n s d")
-    total = segment_sum(rearrange(parts, "n s d -> n (s d)"), y, num_classes)
-    total = rearrange(total, "c (s d) -> c s d", s=share.shape[1])
+    total = _class_sums(einsum(share, value, "n s, n d -> n s d"), y, num_classes)
     if aggregate == "sum":
         return total
     return total / (segment_sum(share, y, num_classes)[:, :, None] + eps)
@@ -80,10 +83,7 @@ class SlotAttention(nn.Module):
         super().__init__()
         one_of("aggregate", aggregate, ("mean", "sum"))
         positive(eps=eps)
-        sizes = {"dim": dim, "num_slots": num_slots, "num_iterations": num_iterations}
-        for name, got in sizes.items():
-            if got < 1:
-                raise ConfigError(f"{name} must be at least 1, got {got}")
+        at_least_one(dim=dim, num_slots=num_slots, num_iterations=num_iterations)
         self.num_slots, self.num_iterations = num_slots, num_iterations
         self.aggregate, self.eps = aggregate, eps
         self.mean = nn.Parameter(torch.randn(dim) / math.sqrt(dim))
@@ -104,14 +104,14 @@ class SlotAttention(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "n d"],
-        y: Int[Tensor, " n"],
+        x: Rows,
+        y: Kinds,
         num_classes: int,
         *,
         noise: Float[Tensor, "s d"],
         sign: float = 1.0,
         skips: Tensor | None = None,
-    ) -> Float[Tensor, "c s d"]:
+    ) -> Slots:
         """Slots of each class; `sign` = −1 lets the parameters ascend."""
         held = Held(self, sign, skips)
         normed = plain_layernorm(x)
@@ -133,13 +133,7 @@ class SlotAttention(nn.Module):
         return rearrange(slots, "(c s) d -> c s d", c=num_classes)
 
 
-def responsibilities(
-    x: Float[Tensor, "n d"],
-    slots: Float[Tensor, "c s d"],
-    y: Int[Tensor, " n"],
-    temperature: Float[Tensor, ""],
-    eps: float,
-) -> Float[Tensor, "n s"]:
+def responsibilities(x: Rows, slots: Slots, y: Kinds, temperature: Number, eps: float) -> Shares:
     r"""How far each slot of its class answers for a sample: softmax_k(β cos(x_m, s_k))."""
     own = F.normalize(slots, dim=2, eps=eps).index_select(0, y)
     cosine = einsum(F.normalize(x, dim=1, eps=eps), own, "n d, n s d -> n s")
@@ -206,9 +200,7 @@ def _class_sums(x: Tensor, y: Tensor, num_classes: int) -> Tensor:
     return segment_sum(x.flatten(1), y, num_classes).view(num_classes, *x.shape[1:])
 
 
-def slot_moments(
-    x: Float[Tensor, "n d"], resp: Float[Tensor, "n s"], y: Int[Tensor, " n"], num_classes: int
-) -> Moments:
+def slot_moments(x: Rows, resp: Shares, y: Kinds, num_classes: int) -> Moments:
     r"""Responsibility-weighted moments of each slot about its own mean; two passes.
 
     .. math:: \mu_k = \tfrac{1}{w_k} \sum_m r_{mk} x_m, \qquad
@@ -226,9 +218,7 @@ def slot_moments(
     return Moments(*cast(tuple[Tensor, Tensor], moments))
 
 
-def attend(
-    query: Float[Tensor, "n d"], slots: Float[Tensor, "n s d"], num_heads: int
-) -> Float[Tensor, "n d"]:
+def attend(query: Rows, slots: Float[Tensor, "n s d"], num_heads: int) -> Rows:
     r"""Multi-head attention of each sample over its own s slots, which are keys and values.
 
     .. math:: h = \mathrm{softmax}(q K^\top / \sqrt{d_h})\, V, \qquad K = V = S
@@ -268,13 +258,8 @@ class GatedCrossAttention(nn.Module):
         self.ffn_gate = nn.Parameter(torch.tensor(GATE_START))
 
     def forward(
-        self,
-        x: Float[Tensor, "n d"],
-        slots: Float[Tensor, "c s d"],
-        y: Int[Tensor, " n"],
-        sign: float = 1.0,
-        skips: Tensor | None = None,
-    ) -> Float[Tensor, "n d"]:
+        self, x: Rows, slots: Slots, y: Kinds, sign: float = 1.0, skips: Tensor | None = None
+    ) -> Rows:
         """x̃ of samples x with labels y; `sign` = −1 lets the parameters ascend."""
         normed = F.layer_norm(slots, slots.shape[2:])
         read = attend(plain_layernorm(x), normed.index_select(0, y), self.num_heads)
