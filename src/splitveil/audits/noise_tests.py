@@ -29,8 +29,13 @@ from splitveil.nets.channel import (
     TopK,
 )
 from splitveil.rng import stream
-from splitveil.surrogates.base import FirstCall, class_batch, class_moments, uniform_weights
-from splitveil.surrogates.rate import diagonal_rate
+from splitveil.surrogates.base import (
+    FirstCall,
+    class_batch,
+    class_moments,
+    diagonal_rate,
+    uniform_weights,
+)
 from splitveil.threat import Labelled, Victim
 
 ALPHA = 1e-3

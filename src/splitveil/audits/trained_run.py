@@ -31,8 +31,7 @@ from splitveil.provenance import model_hash, versions
 from splitveil.record.files import put_record
 from splitveil.record.schema import Record
 from splitveil.rng import stream
-from splitveil.surrogates.base import FirstCall, class_batch
-from splitveil.surrogates.rate import true_rate
+from splitveil.surrogates.base import FirstCall, class_batch, true_rate
 from splitveil.threat import Fitted, Labelled, Victim
 
 COPY = "Copy the run's folder to a place where you may write, and audit the copy"

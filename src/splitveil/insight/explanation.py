@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from splitveil.config.resolve import plan_of
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
+from splitveil.functional import plain_layernorm
 from splitveil.insight import pictures
 from splitveil.insight.pictures import Words
 from splitveil.io import Json, put_all
@@ -25,7 +26,7 @@ from splitveil.rng import stream
 from splitveil.runs import Run, load_run
 from splitveil.surrogates.base import ClassBatch, FirstCall, class_batch, class_moments, join
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
-from splitveil.surrogates.gates import plain_layernorm, snr_gate
+from splitveil.surrogates.gates import snr_gate
 from splitveil.surrogates.kmeans import assign
 from splitveil.surrogates.kmeans_cem import KMeansCEM
 from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
