@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import splitveil as sv
+from splitveil.attacks import profiles
 from splitveil.attacks.baseline import ClassMean, MeanImage
 from splitveil.attacks.linear import Linear
 from splitveil.audits.trained_run import differences, open_run, replay
 from splitveil.cli.app import app
-from splitveil.config import resolve as configuration
 from splitveil.errors import AuditError, RunError
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.provenance import model_hash
@@ -35,7 +35,7 @@ TINY: Mapping[str, Attack] = {
 def tiny_profile() -> Iterator[None]:
     """The profile `smoke` without its slow attacks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(configuration, "PROFILES", {"smoke": TINY})
+        patch.setattr(profiles, "PROFILES", {"smoke": TINY})
         yield
 
 

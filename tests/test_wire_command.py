@@ -15,6 +15,7 @@ from torch import Generator
 from typer.testing import CliRunner
 
 import splitveil as sv
+from splitveil.attacks import profiles
 from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.linear import Linear
 from splitveil.audits import captured_requests as wiretap
@@ -22,7 +23,6 @@ from splitveil.audits import pipeline
 from splitveil.audits.captured_requests import read_captured, send_and_capture
 from splitveil.cli.app import app
 from splitveil.cli.audits import wire_lines
-from splitveil.config import resolve as configuration
 from splitveil.data.splits import aux_view
 from splitveil.errors import ServerError
 from splitveil.serve.server import load_app, running
@@ -32,7 +32,7 @@ from splitveil.serve.transport import Reply
 @pytest.fixture(scope="module", autouse=True)
 def tiny_profile() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(configuration, "PROFILES", {"smoke": {"m": MeanImage(), "l": Linear()}})
+        patch.setattr(profiles, "PROFILES", {"smoke": {"m": MeanImage(), "l": Linear()}})
         patch.setattr(pipeline, "leaks_beyond_pixels", lambda *_: {})
         yield
 
@@ -89,7 +89,7 @@ def test_an_address_is_sent_to_and_what_went_there_is_audited(
         return [captured]
 
     monkeypatch.setattr(wiretap, "send_and_capture", send)
-    monkeypatch.setattr("splitveil.cli.audits.find_export", lambda path: path / "export")
+    monkeypatch.setattr("splitveil.runs.find_export", lambda path: path / "export")
     token = tmp_path / "token"
     token.write_text("0123456789abcdef")
     words = ("audit-wire", run, "http://host:1", "--token-file", token, "--profile", "smoke")

@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 import splitveil as sv
+from splitveil.attacks import profiles
 from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.linear import Linear
 from splitveil.audits import pipeline, trained_run
@@ -19,7 +20,6 @@ from splitveil.audits.certificates import KINDS
 from splitveil.audits.suite import folder_store
 from splitveil.audits.target import Target
 from splitveil.audits.trained_run import open_run
-from splitveil.config import resolve as configuration
 from splitveil.data.catalogue import load
 from splitveil.errors import AuditError, DataError, WireError
 from splitveil.record.schema import Record
@@ -36,7 +36,7 @@ Sending = Callable[[Tensor], Tensor]
 def tiny_profile() -> Iterator[None]:
     """The profile `smoke` without its slow attacks; no leaks beyond pixels, no certificates."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(configuration, "PROFILES", {"smoke": TINY})
+        patch.setattr(profiles, "PROFILES", {"smoke": TINY})
         patch.setattr(pipeline, "leaks_beyond_pixels", lambda *_: {})
         patch.setattr(trained_run, "certify", lambda *_, **__: {})
         yield
