@@ -36,7 +36,7 @@ from splitveil.nets.split import cut
 from splitveil.provenance import device_name, versions
 from splitveil.serve.admission import Limits
 from splitveil.serve.export import export_model
-from splitveil.serve.manifest import LOGITS, SERVER, WIRE, Half, Manifest, load_half
+from splitveil.serve.manifest import LOGITS, SERVER, WIRE, Manifest, OnnxHalf, load_half
 from splitveil.serve.wire import Message, TensorSpec, encode_request
 
 SHAPE, CLASSES = (3, 32, 32), 10
@@ -114,7 +114,7 @@ def resident(process: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def directly(half: Half, rows: np.ndarray[Any, np.dtype[np.float32]], seconds: float) -> float:
+def directly(half: OnnxHalf, rows: np.ndarray[Any, np.dtype[np.float32]], seconds: float) -> float:
     """Rows per second of onnxruntime called in a loop."""
     began, done = time.perf_counter(), 0
     while (spent := time.perf_counter() - began) < seconds:

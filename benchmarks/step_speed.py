@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from lightning_fabric import Fabric
 
-from splitveil.config.resolve import Parts
+from splitveil.config.resolve import TrainParts
 from splitveil.config.run_config import RunConfig
 from splitveil.defences.base import PenaltyPlan
 from splitveil.defences.catalogue import DEFENCES
@@ -49,7 +49,7 @@ def steps_of(name: str | None, net: str, fabric: Fabric, *, capture: bool) -> St
         surrogate.to(fabric.device)
     if isinstance(surrogate, KMeansCEM):
         surrogate.refit(torch.rand(IMAGES, wire, device=fabric.device), labels)
-    state = new_state(Parts(model, surrogate, penalty=plan), RunConfig(), fabric.device)
+    state = new_state(TrainParts(model, surrogate, penalty=plan), RunConfig(), fabric.device)
     model.train()
     data = TrainSet(images=images, labels=labels, augment=lambda x, _: x)
     return Stepper(StepLoss(model, state, fabric), data, state, fabric, capture=capture)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from splitveil.record.groups import Group, mean_of
 from splitveil.record.schema import Record, number
 from splitveil.report.columns import LEAKS, WIRE, found_by_wire, leaking, sent_before
-from splitveil.report.words import Lang, said, word
+from splitveil.report.words import Lang, sentence, word
 from splitveil.table import DIGITS, NOTHING, Column, Table, count, spread
 
 
@@ -108,7 +108,7 @@ def _fewer_sendings(groups: Sequence[Group], lang: Lang) -> str:
     if len(every) <= 1:
         return ""
     parts = [
-        said("leaks.sendings", n=str(n), rows=tuple(f"`{name}`" for name in names)).plain(lang)
+        sentence("leaks.sendings", n=str(n), rows=tuple(f"`{name}`" for name in names)).plain(lang)
         for n in reversed(every)
         if (names := [name for name, ns in counts.items() if ns and ns[-1] == n])
     ]
@@ -116,7 +116,7 @@ def _fewer_sendings(groups: Sequence[Group], lang: Lang) -> str:
         few, values = counts[group.name][:-1], found_by_wire(group)
         if few:
             parts.append(
-                said(
+                sentence(
                     "leaks.sendings-left-out",
                     row=f"`{group.name}`",
                     some=str(len(values) - values.count(None)),
@@ -124,7 +124,7 @@ def _fewer_sendings(groups: Sequence[Group], lang: Lang) -> str:
                     n=tuple(map(str, few)),
                 ).plain(lang)
             )
-    return said("leaks.sendings-note", told="; ".join(parts)).plain(lang)
+    return sentence("leaks.sendings-note", told="; ".join(parts)).plain(lang)
 
 
 def _chance(groups: Sequence[Group], lang: Lang) -> str:
@@ -135,7 +135,7 @@ def _chance(groups: Sequence[Group], lang: Lang) -> str:
     if not sizes:
         return ""
     shares = tuple(f"{100 / n:.2g}" for n in sizes)
-    return said("leaks.chance", n=tuple(count(n) for n in sizes), share=shares).plain(lang)
+    return sentence("leaks.chance", n=tuple(count(n) for n in sizes), share=shares).plain(lang)
 
 
 def breadth(groups: Sequence[Group], level: int = 3) -> str:

@@ -29,7 +29,7 @@ from paper.headline_options import GRACE_S, parse
 from paper.headline_rows import TABLES, Audit, Row
 from splitveil.config.settings import read_toml
 from splitveil.errors import RunError, SplitVeilError
-from splitveil.io import explain_os_error, write_text
+from splitveil.io import as_run_error, write_text
 from splitveil.train.state import read_meta
 
 INTERRUPTED = 130  # as a shell says of Ctrl-C
@@ -194,7 +194,7 @@ def work(job: Job, options: argparse.Namespace, times: Times) -> str:
         record["audit"]["command"] = shlex.join(
             ["splitveil", "audit", f"runs/{job.run.name}", *command[2:]]
         )
-        with explain_os_error(target.parent):
+        with as_run_error(target.parent):
             target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target.parent / "last_epoch.json", json.dumps(last_epoch(job.run)) + "\n")
         write_text(target, json.dumps(record, indent=2) + "\n")

@@ -33,8 +33,8 @@ from splitveil.report.columns import Published
 from splitveil.report.comparison import (
     Track,
     compare_records,
-    contrasts,
     read_published,
+    row_differences,
     track_table,
     tracks,
     warnings,
@@ -100,7 +100,7 @@ def verdicts(dataset: str) -> str:
     said: dict[str, dict[str, list[str]]] = {}
     done: list[str] = []
     for track in main_tracks(dataset):
-        for pair in contrasts(track, done):
+        for pair in row_differences(track, done):
             rows = said.setdefault(pair.ours, {}).setdefault(pair.verdict, [])
             rows.append(f"`{pair.other}`")
         done += [name for name in said if name not in done]

@@ -3,7 +3,7 @@
 import json
 import shlex
 
-from splitveil.config.run_config import ANY_RECIPE, RECIPES, RUN_KEYS, RunConfig
+from splitveil.config.run_config import DATASET_DEFAULTS, OTHER_DATASETS, RUN_KEYS, RunConfig
 from splitveil.defences.catalogue import find_defence
 from splitveil.record.schema import Record
 from splitveil.runs import EARLIER
@@ -19,7 +19,7 @@ def train_command(record: Record, name: str) -> str:
     The run is called `name`: rows of two tables may have had runs of one name.
     """
     config = {**record.config, "name": name}
-    recipe = RECIPES.get(config["dataset"], ANY_RECIPE)
+    recipe = DATASET_DEFAULTS.get(config["dataset"], OTHER_DATASETS)
     preset = find_defence(config["defence"])
     usual = {key: getattr(recipe, key, getattr(RunConfig, key)) for key in TRAINING}
     if not preset.noisy:

@@ -8,7 +8,7 @@ from typing import Any
 
 from splitveil.record.groups import Group, mean_of
 from splitveil.report.columns import Published
-from splitveil.report.comparison import over_seeds
+from splitveil.report.comparison import seed_test
 from splitveil.table import NOTHING, spread
 
 DIAGNOSTICS = {
@@ -74,7 +74,7 @@ def _in_its_place(
 def told_apart(group: Group, said: Published) -> str:
     """Whether a row's seeds tell it from one reported run, which has no spread of its own."""
     pairs = (group.values("accuracy"), said.accuracy), (group.values("strongest.mse"), said.mse)
-    made = [over_seeds(values, [one] * len(values), paired=True) for values, one in pairs]
+    made = [seed_test(values, [one] * len(values), paired=True) for values, one in pairs]
     apart = [difference is not None and difference.excludes_zero for difference in made]
     if all(apart):
         return ""

@@ -21,7 +21,7 @@ import splitveil as sv
 from splitveil.cli.app import app
 from splitveil.defences.catalogue import DEFENCES
 from splitveil.errors import ConfigError, RunError
-from splitveil.insight.diagnosis import RULES, Case, Finding, Plain, diagnose, read_case
+from splitveil.insight.diagnosis import RULES, Diagnosis, Plain, RunHistory, diagnose, read_case
 from splitveil.record.schema import Record
 
 
@@ -147,12 +147,12 @@ def test_a_folder_that_is_not_there_and_a_plain_run_without_accuracy_are_refused
 def test_the_doctor_reads_a_final_run_by_its_audit() -> None:
     lines = tuple(line | {"val_accuracy": None} for line in healthy_lines())
     config = {"lambd": 0.3, "epochs": EPOCHS, "batch_size": 128, "ramp": 0.5}
-    case = Case(
+    case = RunHistory(
         name="x", config=config, epochs=lines, num_classes=10,
         record=Record.from_dict({"accuracy": 0.9}), plain=Plain(name="p", accuracy=0.95),
     )  # fmt: skip
     assert [f.name for f in diagnose(case)] == ["accuracy lost"]
-    assert diagnose(case)[0] == Finding(
+    assert diagnose(case)[0] == Diagnosis(
         name="accuracy lost",
         seen="accuracy is 90.0 %, that of the plain run 'p' 95.0 %",
         advice="lambd 0.3 → 0.15",

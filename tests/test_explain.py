@@ -43,7 +43,7 @@ from splitveil.insight.pictures import (
     weighted_samples,
 )
 from splitveil.record.files import RunFiles, read_run
-from splitveil.report.flow_chart import Box, Sizes, flow_chart, run_flow
+from splitveil.report.flow_chart import FlowStep, Sizes, draw_flow_chart, run_flow
 from splitveil.train.state import load_module, read_checkpoint
 
 Train = Callable[..., sv.Run]
@@ -179,14 +179,14 @@ def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
 def test_the_flow_of_every_defence_can_be_drawn(defence: str) -> None:
     preset = DEFENCES[defence]
     config = {"net": "small", "noise_std": 0.05, "defence": defence} | preset.settings()
-    flow = run_flow(config, SIZES, (Box("noise", ("std=0.05",)),), "raw")
+    flow = run_flow(config, SIZES, (FlowStep("noise", ("std=0.05",)),), "raw")
     assert [box.title for box in flow.wire] == [
         "image", "client", "noise", "wire", "server", "answer",
     ]  # fmt: skip
     assert bool(flow.penalty) == ("lambd" in preset.settings())
     if flow.penalty:
         assert f"λ = {config['lambd']:g}" in flow.penalty[-1].lines
-    assert flow_chart(flow).startswith(b"\x89PNG")
+    assert draw_flow_chart(flow).startswith(b"\x89PNG")
 
 
 def test_the_flow_says_what_is_set() -> None:
@@ -199,7 +199,7 @@ def test_the_flow_says_what_is_set() -> None:
     assert said["weight"] == (
         "λ = 3", "scale = 0.25", "w = 0.001/lr", "ramp over 25 %", "from epoch 4",
     )  # fmt: skip
-    assert flow.wire[2] == Box("channel", ("sends z as it is",))
+    assert flow.wire[2] == FlowStep("channel", ("sends z as it is",))
     assert flow.back.startswith("gradient × 0.75 · w to the client")
     rate = run_flow(config | {"penalty": "rate"}, SIZES, (), "raw")
     assert [box.title for box in rate.penalty] == ["statistic", "slots", "rate", "weight"]

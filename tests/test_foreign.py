@@ -16,7 +16,7 @@ from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.profiles import LEAK_BUDGETS, PROFILES
 from splitveil.attacks.rmle import Rmle
-from splitveil.audits.noise_tests import check_noise, hear_noise, sent_rate
+from splitveil.audits.noise_tests import check_noise, measure_noise, sent_rate
 from splitveil.audits.own_encoder import AuditImages, OwnEncoder, audit_encoder, seeded
 from splitveil.audits.suite import run_attacks
 from splitveil.audits.summary import by_attack
@@ -83,7 +83,7 @@ def test_the_rate_of_two_points_is_known_from_what_is_sent_alone() -> None:
 
 def test_noise_is_heard_and_a_false_declaration_refused() -> None:
     victim, data = noisy_sign(0.3)
-    heard, repeatable = hear_noise(victim, data.images, seed=0)
+    heard, repeatable = measure_noise(victim, data.images, seed=0)
     assert heard == pytest.approx(0.3, rel=0.1)
     assert repeatable
     for declared in (0.3, 0.1):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from splitveil.record.files import covers
+from splitveil.record.files import is_at_least_as_strong
 from splitveil.record.schema import Record
 
 Json = dict[str, Any]
@@ -35,7 +35,7 @@ def record(
     ],
 )
 def test_as_much_or_more_takes_the_place(new: Record) -> None:
-    assert covers(new, record(), PROFILES)
+    assert is_at_least_as_strong(new, record(), PROFILES)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_as_much_or_more_takes_the_place(new: Record) -> None:
     ],
 )
 def test_less_or_something_else_does_not(new: Record) -> None:
-    assert not covers(new, record(), PROFILES)
+    assert not is_at_least_as_strong(new, record(), PROFILES)
 
 
 def test_a_table_of_attributes_is_not_lost_to_an_audit_without_it() -> None:
-    assert not covers(record(), record(attributes=["age"]), PROFILES)
+    assert not is_at_least_as_strong(record(), record(attributes=["age"]), PROFILES)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import splitveil as sv
-from splitveil.config.resolve import Built
+from splitveil.config.resolve import DataFacts
 from splitveil.surrogates.base import SurrogateOutput
 
 NAMES = {
@@ -161,7 +161,7 @@ def test_fit_load_run_and_audit() -> None:
 
 def test_a_run_has_path_model_victim_and_record(tmp_path: Path) -> None:
     model = sv.nets.cut(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), at=1)
-    run = sv.Run(tmp_path, sv.RunConfig(), Built((1, 2, 2), 3, "0"), model)
+    run = sv.Run(tmp_path, sv.RunConfig(), DataFacts((1, 2, 2), 3, "0"), model)
     assert run.path == tmp_path
     assert run.model is model
     x = torch.rand(2, 1, 2, 2, generator=torch.Generator().manual_seed(0))
@@ -181,7 +181,7 @@ RECORD: dict[str, Any] = {
 
 def test_the_record_is_the_one_on_disk(tmp_path: Path) -> None:
     model = sv.nets.cut(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), at=1)
-    run = sv.Run(tmp_path, sv.RunConfig(), Built((1, 2, 2), 3, "0"), model)
+    run = sv.Run(tmp_path, sv.RunConfig(), DataFacts((1, 2, 2), 3, "0"), model)
     (tmp_path / "record.json").write_text(json.dumps(RECORD), encoding="utf-8")
     record = run.record
     assert isinstance(record, sv.Record)

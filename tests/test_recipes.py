@@ -10,9 +10,9 @@ import torch
 from typer.testing import CliRunner
 
 from splitveil.cli.app import app
-from splitveil.config.recipes import NAMED_RECIPES, find_recipe
+from splitveil.config.recipes import RECIPES, find_recipe
 from splitveil.config.resolve import build_defence, make_config, merge, resolve
-from splitveil.config.run_config import RECIPES
+from splitveil.config.run_config import DATASET_DEFAULTS
 from splitveil.data.catalogue import DATASETS
 from splitveil.data.dataset import Dataset
 from splitveil.errors import ConfigError
@@ -26,7 +26,7 @@ def call(*words: str) -> Any:  # noqa: ANN401 - typer's result type is not publi
     return CliRunner().invoke(app, list(words))
 
 
-@pytest.mark.parametrize("name", NAMED_RECIPES)
+@pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_is_a_run_that_can_be_built(name: str) -> None:
     recipe = find_recipe(name)
     config = make_config(recipe.options)
@@ -38,12 +38,12 @@ def test_every_recipe_is_a_run_that_can_be_built(name: str) -> None:
 
 
 def test_every_dataset_and_every_backbone_has_a_plain_and_a_defended_recipe() -> None:
-    told = [recipe.options for recipe in NAMED_RECIPES.values()]
+    told = [recipe.options for recipe in RECIPES.values()]
     for defence in ("none", "veil"):
         chosen = [options for options in told if options["defence"] == defence]
-        assert {options["dataset"] for options in chosen} == set(RECIPES)
+        assert {options["dataset"] for options in chosen} == set(DATASET_DEFAULTS)
         assert {options["net"] for options in chosen} >= {"vgg11", "resnet20", "mobilenetv2"}
-    assert set(RECIPES) == {name for name in DATASETS if name not in {"folder", "npz"}}
+    assert set(DATASET_DEFAULTS) == {name for name in DATASETS if name not in {"folder", "npz"}}
     assert {options["net"] for options in told} <= set(NETS)
 
 
@@ -154,7 +154,7 @@ def test_a_recipe_is_trained_and_resumed_under_its_name(tmp_path: Path) -> None:
 
 def test_recipes_are_listed_with_their_settings() -> None:
     listed = json.loads(call("recipes", "--json").stdout)
-    assert list(listed) == list(NAMED_RECIPES)
+    assert list(listed) == list(RECIPES)
     assert listed["cifar10-veil-vgg11"]["options"]["net"] == "vgg11"
     shown = call("recipes").stdout
-    assert all(name in shown for name in NAMED_RECIPES)
+    assert all(name in shown for name in RECIPES)

@@ -13,7 +13,7 @@ from short_runs import config
 import splitveil as sv
 from splitveil.config.resolve import flat_config
 from splitveil.errors import RunError
-from splitveil.io import held
+from splitveil.io import folder_lock
 from splitveil.record.schema import read_record
 
 
@@ -173,7 +173,7 @@ def test_a_run_that_may_not_be_written_is_to_be_copied_before_an_audit(
 def test_two_audits_of_one_run_do_not_overwrite_each_other(tmp_path: Path) -> None:
     run = sv.fit(config(tmp_path, "none", epochs=1))
     with (
-        held(run.path / "audit", "busy"),
+        folder_lock(run.path / "audit", "busy"),
         pytest.raises(RunError, match=r"another process is auditing .*none.* wait"),
     ):
         sv.audit(run, profile="smoke", only=["linear"])

@@ -24,7 +24,7 @@ from splitveil.data.catalogue import load
 from splitveil.errors import AuditError, DataError, WireError
 from splitveil.record.schema import Record
 from splitveil.serve.manifest import LOGITS, WIRE
-from splitveil.serve.transport import Recorder, Reply
+from splitveil.serve.transport import RecordingTransport, Reply
 from splitveil.serve.wire import TensorSpec, encode_request
 from splitveil.threat import Attack
 
@@ -58,7 +58,7 @@ def target(run: sv.Run) -> Target:
 
 def capture(file: Path, z: Tensor, *, binary: bool = True, note: str | None = None) -> Path:
     """Z as a client sends it, 32 rows in a call."""
-    write = Recorder(lambda *_: Reply(200, b""), file)
+    write = RecordingTransport(lambda *_: Reply(200, b""), file)
     spec = TensorSpec(name=WIRE, shape=tuple(z.shape[1:]))
     for part in torch.split(z.cpu(), 32):
         message = encode_request(part.numpy(), spec, LOGITS, binary=binary)
@@ -183,7 +183,7 @@ def test_what_is_sent_beside_z_is_flagged(run: sv.Run, target: Target, tmp_path:
 
 
 def test_another_channel_is_heard_by_what_it_allows(run: sv.Run, target: Target) -> None:
-    from splitveil.audits.noise_tests import hear
+    from splitveil.audits.noise_tests import channel_tests
     from splitveil.nets.channel import (
         Channel,
         Clip,
@@ -211,12 +211,14 @@ def test_another_channel_is_heard_by_what_it_allows(run: sv.Run, target: Target)
     for name, (channel, tests) in kinds.items():
         with torch.no_grad():
             one, other = (channel(z, Generator().manual_seed(s)) for s in (1, 2))
-        sound = hear(encoder, channel, one, x, again=other[:50])
+        sound = channel_tests(encoder, channel, one, x, again=other[:50])
         assert sound["failed"] == [], name
         assert tests <= sound["tests"].keys()
-        assert hear(encoder, channel, z, x)["failed"], name  # a channel that is switched off
+        assert channel_tests(encoder, channel, z, x)["failed"], (
+            name
+        )  # a channel that is switched off
         if name != "nothing":
-            assert "starts" in hear(encoder, channel, one, x, again=one[:50])["failed"]
+            assert "starts" in channel_tests(encoder, channel, one, x, again=one[:50])["failed"]
 
 
 def test_images_of_ones_own_are_scored_in_their_order(
@@ -262,7 +264,7 @@ def test_captures_that_cannot_be_matched_with_images_are_refused(
     with pytest.raises(WireError, match=r"call 1 of .*other: shape must be \[rows, "):
         audited(run, other)
     empty = tmp_path / "empty"
-    Recorder(lambda *_: Reply(200, b""), empty)
+    RecordingTransport(lambda *_: Reply(200, b""), empty)
     with pytest.raises(WireError, match="holds no calls"):
         read_captured(empty, (1,), 9)
 

@@ -115,7 +115,7 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-class Aside:
+class SideStream:
     """Runs small work on a GPU on a stream of its own, beside what the caller does next.
 
     Many small kernels leave a GPU almost idle; beside large ones they cost next to nothing. The

@@ -354,7 +354,7 @@ class _FastLinear(torch.autograd.Function):
             return grad @ weight, grad.T @ x, grad.sum(0) if ctx.biased else None
 
 
-class Held(dict[str, Tensor]):
+class GuardedParameters(dict[str, Tensor]):
     """The parameters of a module by name, behind one guard, as a surrogate uses them.
 
     They receive `sign` times their gradient, or 0 if any of it is not finite. The sign flips at

@@ -19,7 +19,7 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of disks that have 
 
 
 @contextmanager
-def explain_os_error(path: Path, otherwise: str = "Choose another folder") -> Iterator[None]:
+def as_run_error(path: Path, otherwise: str = "Choose another folder") -> Iterator[None]:
     """Turn a full disk or a folder without write permission into an error that says what to do.
 
     `otherwise` is the step where neither space nor a shorter name would help.
@@ -44,14 +44,14 @@ def check_folder(folder: Path, otherwise: str = "Choose another folder") -> None
 
     It is tried out beside its place: nothing is left behind.
     """
-    with explain_os_error(folder, otherwise):
+    with as_run_error(folder, otherwise):
         whole = Path(os.path.abspath(folder))
         there = next(place for place in (whole, *whole.parents) if os.path.lexists(place))
         with TemporaryDirectory(dir=there, prefix=".splitveil-") as scratch:
             (Path(scratch) / whole.relative_to(there)).mkdir(parents=True, exist_ok=True)
 
 
-def beside(path: Path, mark: str = "") -> Path:
+def temporary_path(path: Path, mark: str = "") -> Path:
     """Where a file is written before it is complete."""
     if not path.name or path.is_dir():  # "." has no name
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -70,7 +70,7 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
     Raises:
         OSError: As the system raises it; `atomic_file` explains it.
     """
-    temporary = temporary or beside(path, f".{os.getpid()}")
+    temporary = temporary or temporary_path(path, f".{os.getpid()}")
     try:
         with temporary.open("wb") as file:
             yield file
@@ -84,7 +84,7 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A binary file of a run: complete or absent, and an error of the disk says what to do."""
-    with explain_os_error(path), replacing(path, beside(path)) as file:
+    with as_run_error(path), replacing(path, temporary_path(path)) as file:
         yield file
 
 
@@ -119,16 +119,16 @@ def file_lock(path: Path, *, wait: bool) -> Iterator[None]:
 
 
 @contextmanager
-def held(folder: Path, busy: str | None = None) -> Iterator[None]:
+def folder_lock(folder: Path, busy: str | None = None) -> Iterator[None]:
     """A folder for this process alone, until the block or the process ends.
 
     `busy` is what to say if another has it; by default, that it is trained. The lock is beside the
     folder, so that the folder may be removed meanwhile.
     """
-    with explain_os_error(folder):
+    with as_run_error(folder):
         own = folder.resolve()  # whatever link leads to it
     with ExitStack() as stack:
-        with explain_os_error(own.with_name(f".{own.name}.lock")):
+        with as_run_error(own.with_name(f".{own.name}.lock")):
             own.parent.mkdir(parents=True, exist_ok=True)
             try:
                 stack.enter_context(file_lock(own, wait=False))
@@ -141,7 +141,7 @@ def held(folder: Path, busy: str | None = None) -> Iterator[None]:
         yield
 
 
-def stamp(path: Path) -> tuple[int, int] | None:
+def file_version(path: Path) -> tuple[int, int] | None:
     """What changes when a file is written anew; None where there is none."""
     try:
         found = path.stat()
@@ -171,7 +171,7 @@ def silent(done: int, total: int, note: str = "") -> None:
 
 
 @dataclass(frozen=True)
-class Share:
+class ProgressPart:
     """One attack's part of the suite's progress bar."""
 
     whole: Progress
@@ -212,7 +212,7 @@ def finite(value: object) -> object:
 
 def put_all(folder: Path, files: Mapping[Path, bytes]) -> list[Path]:
     """Make a folder and put files in place; returns their paths, in order."""
-    with explain_os_error(folder):
+    with as_run_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
         put(path, content)
@@ -221,5 +221,5 @@ def put_all(folder: Path, files: Mapping[Path, bytes]) -> list[Path]:
 
 def put(path: Path, content: bytes) -> None:
     """Put a file in place in one step; its folder must be there."""
-    with explain_os_error(path), replacing(path) as file:
+    with as_run_error(path), replacing(path) as file:
         file.write(content)

@@ -13,7 +13,7 @@ from torch import nn
 
 from splitveil.audits.trained_run import audit_run, fit_attacker
 from splitveil.config.resolve import (
-    Built,
+    DataFacts,
     Plan,
     find_device,
     flat_config,
@@ -29,7 +29,15 @@ from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.data.splits import Splits, make_splits
 from splitveil.defences.catalogue import find_defence
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, SplitVeilError
-from splitveil.io import Json, Progress, beside, explain_os_error, held, silent, write_text
+from splitveil.io import (
+    Json,
+    Progress,
+    as_run_error,
+    folder_lock,
+    silent,
+    temporary_path,
+    write_text,
+)
 from splitveil.nets.channel import GaussianNoise
 from splitveil.nets.split import SplitModel
 from splitveil.provenance import model_hash, versions
@@ -46,7 +54,7 @@ from splitveil.train.state import CHECKPOINT, load_module, read_checkpoint, read
 EARLIER = {"ramp": 0.0, "sparse_place": "wire"}  # what a setting was before folders named it
 
 
-def prepare_process() -> None:
+def flush_denormals() -> None:
     """Flush denormals to zero: must be the process's first torch statement to reach all threads.
 
     The gated forms produce many; without this they train an order of magnitude slower on a CPU.
@@ -57,7 +65,7 @@ def prepare_process() -> None:
 class Run:
     """A trained split model and its folder."""
 
-    def __init__(self, path: Path, config: RunConfig, built: Built, model: SplitModel) -> None:
+    def __init__(self, path: Path, config: RunConfig, built: DataFacts, model: SplitModel) -> None:
         self.path, self.config, self.built, self.model = path, config, built, model
         self.model.eval()
 
@@ -146,10 +154,10 @@ def fit(
         overwrite: Replace it.
         progress: Told of every step.
     """
-    prepare_process()
+    flush_denormals()
     plan = resolve(config)  # what does not depend on the data is refused before they are fetched
     folder = plan.folder
-    with explain_os_error(folder):
+    with as_run_error(folder):
         _check_folder(folder, resume=resume, overwrite=overwrite)
     teacher = open_teacher(config)
     dataset = load(config.dataset, config.data_dir, progress)
@@ -166,7 +174,7 @@ def fit(
         passport["teacher"] = teacher.noted
     from splitveil.train.loop import train_run  # imports Fabric, which takes seconds
 
-    with held(folder):
+    with folder_lock(folder):
         _check_folder(folder, resume=resume, overwrite=overwrite)  # others may have been quicker
         if resume:
             _set_aside(folder)
@@ -222,7 +230,7 @@ def open_teacher(config: RunConfig) -> Teacher | None:
                     "add --set teacher=RUN, the folder of a trained run, or leave it out"
                 )
         return None
-    folder = place_of(config.teacher)
+    folder = teacher_folder(config.teacher)
     if folder.resolve() == config.folder.resolve():
         raise ConfigError(
             f"{folder} cannot be its own teacher; name another run, or give this one a --name"
@@ -259,14 +267,14 @@ def load_teacher(folder: Path) -> Teacher:
     )
 
 
-def place_of(text: str) -> Path:
+def teacher_folder(text: str) -> Path:
     """The folder that `teacher` names."""
     if not text.strip():
         raise ConfigError(f"teacher must be the folder of a trained run, or none, got '{text}'")
     return Path(text).expanduser()
 
 
-def ready_teacher(config: RunConfig, dataset: Dataset) -> Teacher | None:
+def load_checked_teacher(config: RunConfig, dataset: Dataset) -> Teacher | None:
     """The teacher of a run on these data, checked; None where it has none."""
     teacher = open_teacher(config)
     if teacher is not None:
@@ -281,7 +289,7 @@ def splits_of(config: RunConfig, dataset: Dataset) -> Splits:
     )
 
 
-def read_folder(folder: Path) -> tuple[RunConfig, Built]:
+def read_folder(folder: Path) -> tuple[RunConfig, DataFacts]:
     """Configuration and data facts of a run folder."""
     path = folder / "config.toml"
     try:
@@ -296,7 +304,7 @@ def read_folder(folder: Path) -> tuple[RunConfig, Built]:
     flat = read_toml(path)
     try:
         shape = tuple(int(v) for v in flat.pop("image_shape"))
-        built = Built(
+        built = DataFacts(
             (shape[0], shape[1], shape[2]), int(flat.pop("num_classes")), flat.pop("data_hash")
         )
     except (KeyError, ValueError, TypeError, IndexError) as err:
@@ -336,7 +344,9 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
 def _is_empty(folder: Path) -> bool:
     """Whether it is a folder, of its own, with nothing complete in it."""
     try:
-        begun = {beside(folder / "config.toml")}  # as it is left where its writing is killed
+        begun = {
+            temporary_path(folder / "config.toml")
+        }  # as it is left where its writing is killed
         return set(folder.iterdir()) <= begun and not folder.is_symlink()
     except OSError:
         return False
@@ -355,7 +365,7 @@ def _set_aside(folder: Path) -> None:
         return  # none, or one that is refused wherever it is read
     for name in ("record", "gallery") if UNFINISHED in names else ():
         file = folder / f"{name}.json"
-        with explain_os_error(file):
+        with as_run_error(file):
             if file.exists():
                 file.replace(folder / f"{name}.unfinished.json")
 
@@ -378,7 +388,7 @@ def _check_same(folder: Path, plan: Plan) -> None:
 
 
 def _start_folder(folder: Path, plan: Plan) -> None:
-    with explain_os_error(folder):
+    with as_run_error(folder):
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)

@@ -71,7 +71,7 @@ class _Sealed:
         raise AttributeError(f"a sealed function has no attribute '{name}'")
 
 
-def sealed(function: F) -> F:
+def opaque(function: F) -> F:
     """The same function behind a handle from which no attribute or closure leads to it."""
     return cast(F, _Sealed(function))
 
@@ -173,9 +173,9 @@ class Victim:
             return self.send(x, generator)
 
         def prepare(images: Tensor) -> Send:
-            return sealed(self.prepare(images))
+            return opaque(self.prepare(images))
 
-        return BlackBox(sealed(send), self.device, prepare=sealed(prepare))
+        return BlackBox(opaque(send), self.device, prepare=opaque(prepare))
 
     def white_box(self) -> "WhiteBox":
         """The view a white-box attack is given: queries, and copies of encoder and channel."""
@@ -245,14 +245,14 @@ class Observation:
     draws: Tensor | None = None
 
 
-Reconstruct = Callable[[Observation], Tensor]
+Reconstructor = Callable[[Observation], Tensor]
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedAttack:
     """A reconstructor, the training loss of each epoch it was fitted for, and its one network."""
 
-    reconstruct: Reconstruct
+    reconstruct: Reconstructor
     curve: tuple[float, ...] = ()
     net: nn.Module | None = None
 
@@ -277,6 +277,6 @@ class Attack(Protocol):
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Reconstruct:
+    ) -> Reconstructor:
         """Learn to reconstruct; `generator` is the only source of randomness."""
         ...

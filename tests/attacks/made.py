@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from splitveil.threat import Access, BlackBox, Fitted, Labelled
+from splitveil.threat import Access, BlackBox, FittedAttack, Labelled
 
 
 def generator(seed: int = 9) -> torch.Generator:  # not an image's seed: noise must be independent
@@ -35,9 +35,9 @@ class Guess:
     function: Callable[[Tensor], Tensor]
     access: Access = Access.BLACK_BOX
 
-    def fit(self, victim: BlackBox, *_: object) -> Fitted:
+    def fit(self, victim: BlackBox, *_: object) -> FittedAttack:
         del victim
-        return Fitted(lambda seen: self.function(seen.z))
+        return FittedAttack(lambda seen: self.function(seen.z))
 
 
 def planted(n: int, seed: int) -> Labelled:

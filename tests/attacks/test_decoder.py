@@ -14,7 +14,7 @@ from splitveil.attacks.profiles import PROFILES
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.decoder import ResidualDecoder
-from splitveil.threat import BlackBox, Fitted, Labelled, Observation, Victim
+from splitveil.threat import BlackBox, FittedAttack, Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 LOSSES: tuple[Loss, ...] = get_args(Loss)
@@ -185,7 +185,7 @@ def test_the_curve_has_a_number_for_each_epoch_and_falls(
 ) -> None:
     attack = replace(TINY, loss=loss, epochs=10, min_steps=31, lr=2e-2, feature_steps=2)
     fitted = attack.fit(noisy_victim.black_box(), make_aux(24), generator())
-    assert isinstance(fitted, Fitted)
+    assert isinstance(fitted, FittedAttack)
     assert len(fitted.curve) == 10  # of three steps each, the last with one more
     assert fitted.curve[-1] < 0.9 * fitted.curve[0]
 

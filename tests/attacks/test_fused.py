@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from splitveil.attacks.decoder import Decoder, fused
+from splitveil.attacks.decoder import Decoder, with_compiled_decoders
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.profiles import PROFILES, find_profile
 from splitveil.nets.channel import Channel, GaussianNoise
@@ -32,7 +32,7 @@ def test_every_decoder_of_a_profile_is_fused_and_nothing_else_changes(profile: s
 
 
 def test_an_attack_without_decoders_is_left_as_it_is() -> None:
-    assert fused(Linear()) == Linear()
+    assert with_compiled_decoders(Linear()) == Linear()
 
 
 def test_on_a_cpu_a_fused_decoder_is_the_decoder() -> None:

@@ -5,8 +5,8 @@ import torch
 from attacks.made import generator, planted
 from torch import Tensor, nn
 
-from splitveil.attacks.prior import Factors, Posterior, fit_factors, sharpened, shrinkage
-from splitveil.attacks.rmle import Energy, Facts
+from splitveil.attacks.prior import FactorModel, Posterior, fit_factors, sharpened, shrinkage
+from splitveil.attacks.rmle import ChannelFacts, Energy
 from splitveil.nets.channel import Channel
 from splitveil.threat import Labelled
 
@@ -16,7 +16,9 @@ def error(guess: Tensor, x: Labelled) -> float:
 
 
 def test_the_model_draws_its_plane_and_finds_the_way_back() -> None:
-    model = Factors(torch.tensor([[0.5, 0.5], [0.2, 0.0]]), torch.tensor([[0.3], [0.4]]), (1, 1, 2))
+    model = FactorModel(
+        torch.tensor([[0.5, 0.5], [0.2, 0.0]]), torch.tensor([[0.3], [0.4]]), (1, 1, 2)
+    )
     v, y = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1])
     images = model.draw(v, y)
     torch.testing.assert_close(images.flatten(1), torch.tensor([[0.8, 0.9], [0.8, 0.8]]))
@@ -104,8 +106,8 @@ def test_the_network_earns_its_share_on_held_out_images() -> None:
 
 
 def test_the_objective_of_one_image_by_hand() -> None:
-    model = Factors(torch.zeros(1, 2) + 0.5, torch.tensor([[0.3], [0.4]]), (1, 1, 2))
-    facts = Facts(torch.tensor(2.0), torch.tensor(0.25), torch.zeros(1, 1, 2), 1)
+    model = FactorModel(torch.zeros(1, 2) + 0.5, torch.tensor([[0.3], [0.4]]), (1, 1, 2))
+    facts = ChannelFacts(torch.tensor(2.0), torch.tensor(0.25), torch.zeros(1, 1, 2), 1)
     energy = Energy(nn.Identity(), Channel(), facts, torch.tensor(0.01), tv=0.0, prior=1.0)
     posterior = Posterior(model, energy, slack=torch.tensor(0.15))
     v, y = torch.tensor([[0.5]]), torch.tensor([0])

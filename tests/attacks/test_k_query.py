@@ -13,7 +13,7 @@ from splitveil.attacks.linear import Linear
 from splitveil.attacks.rmle import Rmle
 from splitveil.errors import AuditError, ConfigError
 from splitveil.io import Progress, silent
-from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, Victim
+from splitveil.threat import Access, Attack, BlackBox, FittedAttack, Labelled, Observation, Victim
 
 MakeAux = Callable[..., Labelled]
 TINY = Decoder(width=4, blocks=1, epochs=1, batch_size=8)
@@ -49,9 +49,9 @@ def test_the_inner_attack_meets_a_kth_of_the_noise(
             aux: Labelled,
             stream: torch.Generator,
             progress: Progress = silent,
-        ) -> Fitted:
+        ) -> FittedAttack:
             met.append(victim.send(aux.images, stream) - aux.images)
-            return Fitted(lambda seen: seen.z)
+            return FittedAttack(lambda seen: seen.z)
 
     aux = make_aux(2000)
     KQuery(inner=Listener(), repeats=repeats).fit(noisy_victim.black_box(), aux, generator())

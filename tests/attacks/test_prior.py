@@ -15,7 +15,7 @@ from splitveil.attacks.baseline import ClassMean, MeanImage
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
-from splitveil.attacks.prior import Factors, Prior, sharpened
+from splitveil.attacks.prior import FactorModel, Prior, sharpened
 from splitveil.attacks.rmle import Rmle
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets.channel import Channel, GaussianNoise
@@ -140,9 +140,9 @@ def test_it_is_the_same_twice_and_leaves_no_trace() -> None:
 def test_scored_images_neither_reach_the_victim_nor_move_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    models: list[Factors] = []
+    models: list[FactorModel] = []
 
-    def spied(*args: object, **options: object) -> Factors:
+    def spied(*args: object, **options: object) -> FactorModel:
         models.append(sharpened(*args, **options))  # type: ignore[arg-type]
         return models[-1]
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from splitveil.attacks.reid import Gallery, ReId, centred, ranks, scalings
+from splitveil.attacks.reid import KnownImages, ReId, centred, ranks, scalings
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.threat import Labelled, Victim
@@ -131,7 +131,9 @@ def test_noise_and_spread_are_the_variances_within_and_between() -> None:
 
 
 def test_scalings_by_hand() -> None:
-    made = scalings(Gallery(torch.zeros(1, 2), torch.tensor([4.0, 0.0]), torch.tensor([1.0, 3.0])))
+    made = scalings(
+        KnownImages(torch.zeros(1, 2), torch.tensor([4.0, 0.0]), torch.tensor([1.0, 3.0]))
+    )
     least = 1e-3 * 2.0
     assert made["plain"].tolist() == [1.0, 1.0]
     assert made["noise"].tolist() == pytest.approx([(4 + least) ** -0.5, least**-0.5])

@@ -14,7 +14,7 @@ from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
-from splitveil.attacks.rmle import Energy, Facts, Rmle, measure_channel
+from splitveil.attacks.rmle import ChannelFacts, Energy, Rmle, measure_channel
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.threat import Access, Attack, Labelled, Observation, Victim
@@ -49,7 +49,7 @@ def error(guess: Tensor, x: Tensor) -> float:
 
 
 def test_energy_of_one_image_by_hand() -> None:
-    facts = Facts(torch.tensor(2.0), torch.tensor(0.499), torch.full((1, 1, 2), 0.5), 1)
+    facts = ChannelFacts(torch.tensor(2.0), torch.tensor(0.499), torch.full((1, 1, 2), 0.5), 1)
     energy = Energy(nn.Identity(), Channel(), facts, torch.tensor(0.25), tv=3.0, prior=2.0)
     x, x0 = torch.tensor([[[[0.0, 1.0]]]]), torch.tensor([[[[0.5, 1.0]]]])
     z_sent = torch.tensor([[[[1.5, 1.5]]]])
@@ -59,7 +59,7 @@ def test_energy_of_one_image_by_hand() -> None:
 
 
 def test_the_gradient_goes_straight_through_a_rounding_channel() -> None:
-    facts = Facts(torch.tensor(1.0), torch.tensor(0.0), None, 1)
+    facts = ChannelFacts(torch.tensor(1.0), torch.tensor(0.0), None, 1)
     energy = Energy(nn.Identity(), Formula(halves), facts, torch.ones(()), tv=0.0, prior=0.0)
     x = torch.tensor([[[[0.1, 0.6]]]], requires_grad=True)
     value = energy(x, torch.tensor([[[[1.0, 0.5]]]]), torch.zeros(1, 1, 1, 2), generator())
@@ -72,7 +72,7 @@ def test_the_gradient_goes_straight_through_a_rounding_channel() -> None:
 def test_a_channel_is_known_by_what_it_does(make_aux: MakeAux) -> None:
     x = make_aux(500).images
 
-    def facts(*stages: nn.Module) -> Facts:
+    def facts(*stages: nn.Module) -> ChannelFacts:
         box = Victim(nn.Identity(), Channel(stages)).white_box()
         return measure_channel(box, x, generator(), draws=7)
 

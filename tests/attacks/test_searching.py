@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from splitveil.attacks.base import LEAST, REFERENCE, count_for
 from splitveil.attacks.catalogue import ATTACKS
 from splitveil.attacks.prior import Prior
-from splitveil.attacks.profiles import PROFILES, for_images
+from splitveil.attacks.profiles import PROFILES, scale_search_budgets
 from splitveil.attacks.rmle import Rmle
 from splitveil.errors import ConfigError
 from splitveil.threat import Attack
@@ -33,7 +33,7 @@ def test_a_budget_is_neither_exceeded_nor_zero(count: int, values: int) -> None:
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_images_of_cifars_size_change_nothing(profile: str) -> None:
     attacks = PROFILES[profile]
-    assert for_images(attacks, REFERENCE, 10_000) == attacks
+    assert scale_search_budgets(attacks, REFERENCE, 10_000) == attacks
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_images_of_cifars_size_change_nothing(profile: str) -> None:
 def test_small_images_are_more_and_large_ones_fewer(
     profile: str, values: int, scored: int, wanted: tuple[int, int]
 ) -> None:
-    made = for_images(PROFILES[profile], values, scored)
+    made = scale_search_budgets(PROFILES[profile], values, scored)
     assert [sizes(made[name]) for name in SEARCHES] == [wanted, wanted]
     others = set(made) - set(SEARCHES)
     assert all(made[name] is PROFILES[profile][name] for name in others)

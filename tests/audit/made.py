@@ -10,7 +10,7 @@ from splitveil.audits.bounds import Covariance, gallery_spectrum
 from splitveil.audits.target import Attempt, Target
 from splitveil.io import Progress, silent
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.threat import Access, BlackBox, Fitted, Labelled, Observation, Victim
+from splitveil.threat import Access, BlackBox, FittedAttack, Labelled, Observation, Victim
 
 SHAPE = (1, 8, 8)
 
@@ -101,7 +101,7 @@ class Spy:
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> FittedAttack:
         self.boxes.append(victim)
         self.auxes.append(aux)
         self.drawn.append(torch.rand(4, generator=generator))
@@ -111,7 +111,7 @@ class Spy:
             self.seen.append(seen)
             return torch.full((len(seen.answer), *aux.images.shape[1:]), 0.5)
 
-        return Fitted(reconstruct)
+        return FittedAttack(reconstruct)
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ class Returns:
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> FittedAttack:
         del victim, aux, generator, progress
-        return Fitted(lambda seen: self.images)
+        return FittedAttack(lambda seen: self.images)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Counting:
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> FittedAttack:
         del victim, aux, progress
         if self.failing:
             raise KeyboardInterrupt
@@ -151,7 +151,7 @@ class Counting:
         def reconstruct(seen: Observation) -> Tensor:
             return level.expand(len(seen.z), 1, 8, 8)
 
-        return Fitted(reconstruct, (0.5, 0.25))
+        return FittedAttack(reconstruct, (0.5, 0.25))
 
 
 def gallery_rate(

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 
 from splitveil.audits.bounds import capacity
 from splitveil.audits.certificates import (
-    Deployed,
+    CertifiedClient,
     certify,
     dfil,
     fingerprints,
@@ -49,12 +49,12 @@ class Small(nn.Module):
 
 
 NET = Small()
-CLIENT = Deployed(clean=lambda x, _: NET(x), noise_var=STD**2, bounds=(0.0, 1.0))
+CLIENT = CertifiedClient(clean=lambda x, _: NET(x), noise_var=STD**2, bounds=(0.0, 1.0))
 FIT, FRESH, GALLERY = images(300, 1), images(400, 2), images(200, 3)
 SEEN = [FIT]
 
 
-def said(client: Deployed = CLIENT, **changed: object) -> dict[str, Any]:
+def said(client: CertifiedClient = CLIENT, **changed: object) -> dict[str, Any]:
     parts: dict[str, Any] = {"gallery": GALLERY, "fit": FIT, "fresh": FRESH, "seen": SEEN}
     parts |= {"num_classes": 3, "generator": Generator().manual_seed(0)}
     return certify(client, **(parts | changed))

@@ -12,9 +12,17 @@ from torch import Generator, Tensor, nn
 
 from splitveil.attacks.linear import Linear, ridge
 from splitveil.audits.bounds import population_rate
-from splitveil.audits.certificates import Deployed, certify
+from splitveil.audits.certificates import CertifiedClient, certify
 from splitveil.errors import ConfigError
-from splitveil.nets.channel import Channel, Clip, Dropout, GaussianNoise, Quantise, TopK, front_of
+from splitveil.nets.channel import (
+    Channel,
+    Clip,
+    Dropout,
+    GaussianNoise,
+    Quantise,
+    TopK,
+    before_noise,
+)
 from splitveil.threat import Labelled, Observation, Victim
 
 DIMS, SPREAD, GAIN = 16, 0.08, 2.0
@@ -51,7 +59,7 @@ def test_bound_least_error_and_attacks_stand_in_this_order(ratio: float) -> None
     box = GAIN * 6 * SPREAD
     encoder = nn.Sequential(Rotation(), Clip(-box, box))
     victim = Victim(encoder, Channel([GaussianNoise(std)]))
-    front = front_of(victim.encoder, Channel([GaussianNoise(std)]))
+    front = before_noise(victim.encoder, Channel([GaussianNoise(std)]))
     assert front.bounds == (-box, box)
     fit, fresh, scored = (
         gaussian_images(n, seed) for n, seed in ((4000, 0), (30000, 1), (9000, 2))
@@ -88,15 +96,15 @@ class Sneak(nn.Identity):
 def test_only_a_true_identity_is_looked_through() -> None:
     noise = Channel([GaussianNoise(0.1)])
     for last, bounds in ((nn.Identity(), (0.0, 1.0)), (Sneak(), None)):
-        assert front_of(nn.Sequential(nn.Sigmoid(), last), noise).bounds == bounds
+        assert before_noise(nn.Sequential(nn.Sigmoid(), last), noise).bounds == bounds
 
 
 def test_a_run_is_certified_through_its_channel() -> None:
     channel = Channel([Clip(-1.0, 1.0), GaussianNoise(0.3), TopK(0.5)])
     encoder = nn.Sequential(Rotation())
-    victim, front = Victim(encoder, channel), front_of(encoder, channel)
+    victim, front = Victim(encoder, channel), before_noise(encoder, channel)
     assert front.noise_std is not None
-    client = Deployed(
+    client = CertifiedClient(
         clean=lambda x, g: front.stages(victim.encoder(x), g),
         noise_var=front.noise_std**2,
         bounds=front.bounds,
@@ -149,7 +157,9 @@ def test_the_front_of_a_channel(
     random: bool,
     before: int,
 ) -> None:
-    front = front_of(nn.Sequential(nn.Linear(2, 2), nn.Sigmoid(), nn.Flatten()), Channel(stages))
+    front = before_noise(
+        nn.Sequential(nn.Linear(2, 2), nn.Sigmoid(), nn.Flatten()), Channel(stages)
+    )
     assert front.noise_std == (None if std is None else pytest.approx(std))
     assert (front.bounds, front.random, len(front.stages.stages)) == (bounds, random, before)
 
@@ -160,11 +170,11 @@ class Loud(GaussianNoise):
 
 @pytest.mark.parametrize("channel", [Channel([Loud(0.3)]), Loud(0.3), nn.Identity()])
 def test_a_channel_nobody_knows_has_noise_of_unknown_scale(channel: nn.Module) -> None:
-    front = front_of(nn.Sigmoid(), channel)
+    front = before_noise(nn.Sigmoid(), channel)
     assert (front.noise_std, front.bounds, front.random) == (None, None, True)
 
 
 @pytest.mark.parametrize("encoder", [nn.Linear(2, 2), nn.Sequential(nn.Sigmoid(), nn.Linear(2, 2))])
 def test_an_encoder_that_does_not_end_in_a_bounded_layer_is_unbounded(encoder: nn.Module) -> None:
-    assert front_of(encoder, Channel([NOISE])).bounds is None
-    assert front_of(encoder, Channel([Clip(0.0, 1.0), NOISE])).bounds == (0.0, 1.0)
+    assert before_noise(encoder, Channel([NOISE])).bounds is None
+    assert before_noise(encoder, Channel([Clip(0.0, 1.0), NOISE])).bounds == (0.0, 1.0)

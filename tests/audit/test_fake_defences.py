@@ -18,7 +18,7 @@ from splitveil.audits.target import Attempt, Target
 from splitveil.io import Progress, silent
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.rng import normal_like
-from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, Victim
+from splitveil.threat import Access, Attack, BlackBox, FittedAttack, Labelled, Observation, Victim
 
 
 def pictures(n: int, seed: int) -> Labelled:
@@ -45,14 +45,14 @@ class Averages:
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> FittedAttack:
         linear = Linear().fit(victim, aux, generator, progress)
 
         def reconstruct(seen: Observation) -> Tensor:
             assert seen.draws is not None
             return linear(Observation(seen.draws.mean(0), seen.answer))
 
-        return Fitted(reconstruct)
+        return FittedAttack(reconstruct)
 
 
 ATTACKS: Mapping[str, Attack] = {

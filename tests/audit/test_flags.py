@@ -17,7 +17,7 @@ from splitveil.audits.flags import (
     raise_flags,
     varies,
 )
-from splitveil.audits.summary import floor_mse
+from splitveil.audits.summary import mean_image_mse
 from splitveil.audits.target import Attempt, Target
 from splitveil.nets.channel import Channel
 from splitveil.rng import normal_like
@@ -78,7 +78,7 @@ def flat_batchnorm() -> nn.Module:
 
 
 OPEN = a_target(noise_std=0.0)
-FLOOR = floor_mse(OPEN.aux, OPEN.scored)
+FLOOR = mean_image_mse(OPEN.aux, OPEN.scored)
 
 
 def flat(mse: float, **facts: object) -> Attempt:

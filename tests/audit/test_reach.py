@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from splitveil.attacks.baseline import MeanImage
 from splitveil.audits.suite import run_attacks
 from splitveil.io import Progress
-from splitveil.threat import Access, BlackBox, Labelled, Reconstruct, Victim, WhiteBox
+from splitveil.threat import Access, BlackBox, Labelled, Reconstructor, Victim, WhiteBox
 
 CPU = torch.device("cpu")
 
@@ -108,7 +108,7 @@ class Vandal(MeanImage):
         aux: Labelled,
         generator: Generator,
         progress: Progress = lambda *_: None,
-    ) -> Reconstruct:
+    ) -> Reconstructor:
         assert isinstance(victim, WhiteBox)
         victim.encoder.train()
         victim.encoder(aux.images)

@@ -14,7 +14,7 @@ from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
 from splitveil.audits.beyond_pixels import SENDINGS, WIDEST, doubling, repeat_leaks, running_max
 from splitveil.audits.suite import run_attacks
-from splitveil.audits.summary import ceiling_mse
+from splitveil.audits.summary import label_only_mse
 from splitveil.audits.target import Target
 from splitveil.errors import AuditError
 from splitveil.io import Json
@@ -78,7 +78,7 @@ def test_a_gaussian_client_doubles_where_the_closed_form_does() -> None:
 
 def test_it_is_the_linear_attack_of_the_suite_given_k_sendings() -> None:
     case = case_of(GaussianNoise(0.2))
-    found, ceiling = told(case), ceiling_mse(case.aux, case.scored, 1)
+    found, ceiling = told(case), label_only_mse(case.aux, case.scored, 1)
     assert found["ceiling"] == pytest.approx(ceiling)
     attacks = {f"{k}": KQuery(repeats=k, inner=Linear()) for k in (1, 4)}
     for k, attempt in run_attacks(case, attacks).items():

@@ -15,12 +15,12 @@ from splitveil.audits.noise_tests import (
     closest,
     first_rows,
     follows,
-    listen,
-    listen_to_any,
+    gaussian_tests,
     louder,
     offset,
     quieter,
     shape,
+    simulated_tests,
     slope,
     std_limits,
 )
@@ -42,7 +42,7 @@ def heard(noise: Tensor, *, again: Tensor | None = None, seed: int = 0) -> Json:
     """What is said of z and this noise, in float32 as on a wire."""
     z = smashed(seed)
     other = None if again is None else (z[: len(again)] + again).float()
-    return listen((z + noise).float(), z.float(), STD, torch.arange(N), other)
+    return gaussian_tests((z + noise).float(), z.float(), STD, torch.arange(N), other)
 
 
 def test_the_size_of_four_residuals_is_judged_by_chi_square() -> None:
@@ -95,9 +95,9 @@ def test_the_closest_pair_is_found_wherever_it_stands(rows: int) -> None:
 def test_a_draw_shared_by_late_images_is_found() -> None:
     clean, e = normals(3000, 8, seed=3).float(), normals(3000, 8, seed=4).float()
     ids = torch.arange(3000)
-    assert listen(clean + 0.05 * e, clean, 0.05, ids)["failed"] == []
+    assert gaussian_tests(clean + 0.05 * e, clean, 0.05, ids)["failed"] == []
     e[2900] = e[2500]
-    assert listen(clean + 0.05 * e, clean, 0.05, ids)["failed"] == ["repeats"]
+    assert gaussian_tests(clean + 0.05 * e, clean, 0.05, ids)["failed"] == ["repeats"]
 
 
 def test_limits_of_the_deviation_are_those_of_chi_square() -> None:
@@ -162,9 +162,9 @@ def test_a_draw_that_is_sent_again_for_the_same_image_is_legal() -> None:
     z, noise = smashed(), STD * normals(N, D)
     rows = torch.arange(N) % (N // 2)  # every image twice, by the same draw
     sent = (z + noise)[rows].float()
-    found = listen(sent, z[rows].float(), STD, rows)
+    found = gaussian_tests(sent, z[rows].float(), STD, rows)
     assert (found["failed"], found["images"], found["rows"]) == ([], N // 2, N)
-    strangers = listen(sent, z[rows].float(), STD, torch.arange(N))
+    strangers = gaussian_tests(sent, z[rows].float(), STD, torch.arange(N))
     assert strangers["failed"] == ["repeats"]
 
 
@@ -172,11 +172,11 @@ def test_each_number_may_have_noise_of_its_own_size() -> None:
     std = torch.linspace(0.01, 0.1, D, dtype=torch.float64)
     z = smashed()
     sent = (z + std * normals(N, D)).float()
-    assert listen(sent, z.float(), std, torch.arange(N))["failed"] == []
+    assert gaussian_tests(sent, z.float(), std, torch.arange(N))["failed"] == []
     flat = float(std.square().mean().sqrt())
-    assert "shape" in listen(sent, z.float(), flat, torch.arange(N))["failed"]
+    assert "shape" in gaussian_tests(sent, z.float(), flat, torch.arange(N))["failed"]
     with pytest.raises(AuditError, match="finite number > 0, got 0"):
-        listen(sent, z.float(), 0.0, torch.arange(N))
+        gaussian_tests(sent, z.float(), 0.0, torch.arange(N))
 
 
 def dropped(seed: int) -> Tensor:
@@ -187,16 +187,17 @@ def dropped(seed: int) -> Tensor:
 def test_any_random_channel_can_be_heard_by_its_own_draws() -> None:
     draws = torch.stack([dropped(s) for s in range(1, 33)])
     fresh, z = dropped(50), smashed()
-    assert listen_to_any(fresh, z, draws, dropped(51)[:40])["failed"] == []
-    assert listen_to_any(fresh, z, draws, fresh[:40])["failed"] == ["starts"]
-    assert listen_to_any(z, z, draws)["failed"] == ["nearer"]
-    assert listen_to_any(0 * z, z, draws)["failed"] == ["farther"]
+    assert simulated_tests(fresh, z, draws, dropped(51)[:40])["failed"] == []
+    assert simulated_tests(fresh, z, draws, fresh[:40])["failed"] == ["starts"]
+    assert simulated_tests(z, z, draws)["failed"] == ["nearer"]
+    assert simulated_tests(0 * z, z, draws)["failed"] == ["farther"]
 
 
 def test_false_alarms_of_any_channel_are_rare() -> None:
     draws = torch.stack([dropped(s) for s in range(1, 33)])
     p = [
-        listen_to_any(dropped(s), smashed(), draws)["tests"]["nearer"]["p"] for s in range(60, 160)
+        simulated_tests(dropped(s), smashed(), draws)["tests"]["nearer"]["p"]
+        for s in range(60, 160)
     ]
     assert min(p) > 1e-3 / 100
     assert 0.2 < np.mean(p) < 0.8

@@ -17,7 +17,7 @@ from splitveil.audits.target import answer, levels
 from splitveil.errors import AuditError
 from splitveil.io import Progress, silent
 from splitveil.rng import stream
-from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation
+from splitveil.threat import Access, Attack, BlackBox, FittedAttack, Labelled, Observation
 
 
 def test_accuracy_is_through_the_channel_and_averaged_over_draws() -> None:
@@ -102,9 +102,9 @@ class CopiesZ:
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> FittedAttack:
         del victim, aux, generator, progress
-        return Fitted(lambda seen: seen.z.clamp(0, 1))
+        return FittedAttack(lambda seen: seen.z.clamp(0, 1))
 
 
 @pytest.mark.parametrize("access", sorted(set(Access) - {Access.BLACK_BOX}))
@@ -133,10 +133,10 @@ class Talks:
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> FittedAttack:
         for done, total, note in self.said:
             progress(done, total, note)
-        return Fitted(MeanImage().fit(victim, aux, generator))
+        return FittedAttack(MeanImage().fit(victim, aux, generator))
 
 
 class Listener:
@@ -215,7 +215,7 @@ class Scribbler:
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> FittedAttack:
         del victim, generator, progress
         if self.into in ("images", "labels"):
             getattr(aux, self.into)[:1].mul_(0)
@@ -225,7 +225,7 @@ class Scribbler:
                 getattr(seen, self.into).zero_()
             return torch.zeros(len(seen.z), 1, 8, 8)
 
-        return Fitted(reconstruct)
+        return FittedAttack(reconstruct)
 
 
 @pytest.mark.parametrize("into", ["images", "labels", "z", "answer", "draws"])

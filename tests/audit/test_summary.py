@@ -15,8 +15,8 @@ from splitveil.attacks.linear import Linear
 from splitveil.audits.suite import run_attacks
 from splitveil.audits.summary import (
     by_attack,
-    ceiling_mse,
-    floor_mse,
+    label_only_mse,
+    mean_image_mse,
     per_image,
     strongest,
     strongest_blackbox,
@@ -198,22 +198,22 @@ def test_the_ceiling_is_the_class_mean_of_the_true_label() -> None:
     means = np.stack([x[y == c].mean(0) for c in range(3)])
     scored = case.scored.images.double().numpy()
     expected = ((scored - means[case.scored.labels.numpy()]) ** 2).mean()
-    assert ceiling_mse(case.aux, case.scored, 4) == pytest.approx(expected, rel=1e-5)
+    assert label_only_mse(case.aux, case.scored, 4) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_ceiling_follows_the_label_and_a_class_without_aux_gets_the_mean() -> None:
     case = a_target()
     wrong = Labelled(case.scored.images, (case.scored.labels + 1) % 3)
-    assert ceiling_mse(case.aux, case.scored, 4) != ceiling_mse(case.aux, wrong, 4)
+    assert label_only_mse(case.aux, case.scored, 4) != label_only_mse(case.aux, wrong, 4)
     unknown = Labelled(case.scored.images, torch.full_like(case.scored.labels, 3))
-    floor = floor_mse(case.aux, case.scored)
-    assert ceiling_mse(case.aux, unknown, 4) == pytest.approx(floor, rel=1e-6)
+    floor = mean_image_mse(case.aux, case.scored)
+    assert label_only_mse(case.aux, unknown, 4) == pytest.approx(floor, rel=1e-6)
 
 
 def test_the_floor_is_the_mean_image() -> None:
     case = a_target()
     mean = case.aux.images.double().numpy().mean(0)
     expected = ((case.scored.images.double().numpy() - mean) ** 2).mean()
-    assert floor_mse(case.aux, case.scored) == pytest.approx(expected, rel=1e-5)
+    assert mean_image_mse(case.aux, case.scored) == pytest.approx(expected, rel=1e-5)
     measured = run_attacks(case, {"mean": MeanImage()})["mean"].scores().mse
-    assert floor_mse(case.aux, case.scored) == pytest.approx(measured, rel=1e-6)
+    assert mean_image_mse(case.aux, case.scored) == pytest.approx(measured, rel=1e-6)

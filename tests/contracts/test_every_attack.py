@@ -13,7 +13,7 @@ from splitveil.attacks.catalogue import ATTACKS
 from splitveil.attacks.profiles import PROFILES
 from splitveil.errors import AuditError
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.threat import Access, Attack, BlackBox, Labelled, Observation, Reconstruct, Victim
+from splitveil.threat import Access, Attack, BlackBox, Labelled, Observation, Reconstructor, Victim
 
 SMOKE = PROFILES["smoke"]
 CLASSES = 4
@@ -71,7 +71,7 @@ class Trial:
     aux: Labelled
     scored: Labelled
     seen: Observation
-    reconstruct: Reconstruct
+    reconstruct: Reconstructor
     guess: Tensor
     untouched: bool
     queries: list[int] = field(default_factory=list)

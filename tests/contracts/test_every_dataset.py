@@ -16,7 +16,7 @@ from PIL import Image
 
 from splitveil.data import cifar, mnist
 from splitveil.data.catalogue import DATASETS
-from splitveil.data.dataset import Dataset, Request
+from splitveil.data.dataset import Dataset, ReadRequest
 from splitveil.data.splits import KNOWLEDGE, aux_view, make_splits
 from splitveil.io import silent
 from splitveil.threat import check_images
@@ -91,22 +91,22 @@ FILES: dict[str, Callable[[Path, pytest.MonkeyPatch], Path]] = {
 @pytest.fixture(params=sorted(DATASETS))
 def request_of(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[str, Request]:
+) -> tuple[str, ReadRequest]:
     """A name of the catalogue and a request its reader can answer."""
     name: str = request.param
     where = FILES[name](tmp_path, monkeypatch)
     if DATASETS[name].needs_path:
-        return name, Request(root=tmp_path / "unused", path=where, progress=silent)
-    return name, Request(root=where, path=None, progress=silent)
+        return name, ReadRequest(root=tmp_path / "unused", path=where, progress=silent)
+    return name, ReadRequest(root=where, path=None, progress=silent)
 
 
 @pytest.fixture
-def dataset(request_of: tuple[str, Request]) -> Dataset:
+def dataset(request_of: tuple[str, ReadRequest]) -> Dataset:
     name, asked = request_of
     return DATASETS[name].read(asked)
 
 
-def test_it_is_named_as_it_is_loaded(request_of: tuple[str, Request]) -> None:
+def test_it_is_named_as_it_is_loaded(request_of: tuple[str, ReadRequest]) -> None:
     name, asked = request_of
     read = DATASETS[name].read(asked)
     assert read.name == (f"{name}:{asked.path}" if asked.path else name)
@@ -142,7 +142,7 @@ def test_every_knowledge_level_has_a_view(dataset: Dataset) -> None:
         assert judged.tolist() == (splits.val if level == "val" else splits.test).tolist()
 
 
-def test_reading_twice_gives_the_same_bytes_and_hashes(request_of: tuple[str, Request]) -> None:
+def test_reading_twice_gives_the_same_bytes_and_hashes(request_of: tuple[str, ReadRequest]) -> None:
     name, asked = request_of
     torch.manual_seed(0)
     one = DATASETS[name].read(asked)

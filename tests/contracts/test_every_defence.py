@@ -17,8 +17,8 @@ from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.errors import ConfigError
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.channel import LearnedStage
-from splitveil.nets.split import SplitModel, cut, sized
-from splitveil.surrogates.base import Refits, Surrogate
+from splitveil.nets.split import SplitModel, cut, with_stage_shapes
+from splitveil.surrogates.base import RefitsEachEpoch, Surrogate
 from splitveil.train.loop import Schedule
 
 SIGMA = 0.05
@@ -32,7 +32,7 @@ def made(defence: Defence) -> SplitModel:
         net = NETS["small"]
         model = cut(net.build(IMAGE, CLASSES), net.cut_at, defence.channel(SIGMA))
         model.encoder = defence.encoder(model.encoder, model.wire_shape(IMAGE))
-        return sized(model, IMAGE)
+        return with_stage_shapes(model, IMAGE)
 
 
 def learned(model: SplitModel) -> list[Tensor]:
@@ -113,7 +113,7 @@ def test_its_surrogate_gives_a_finite_loss_and_moves_the_encoder(name: str) -> N
     assert isinstance(surrogate, Surrogate)
     z = torch.rand(24, 4, 3, 3, generator=generator()).requires_grad_()
     y = torch.randint(4, (24,), generator=generator(1))
-    if isinstance(surrogate, Refits):
+    if isinstance(surrogate, RefitsEachEpoch):
         other = torch.rand(24, 36, generator=generator(2))
         surrogate.refit_stream(lambda: [(other, y)], generator(3))
     surrogate.eval()  # an early shut-off acts in training only
@@ -150,7 +150,7 @@ def test_its_companion_learns_from_its_own_loss_and_the_client_pays_the_penalty(
     x = torch.rand(24, *IMAGE, generator=generator())
     y = torch.randint(CLASSES, (24,), generator=generator(1))
     z = model.encoder(x)
-    own, paid = companion.learn(z.detach(), x, y), companion.penalty(z, x, y)
+    own, paid = companion.own_loss(z.detach(), x, y), companion.penalty(z, x, y)
     assert bool(own.isfinite() & paid.isfinite())
     mine = list(companion.parameters())
     assert not {id(p) for p in mine} & {id(p) for p in model.parameters()}

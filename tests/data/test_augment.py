@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from splitveil.data.augment import augment
+from splitveil.data.augment import crop_and_flip
 
 
 def slow_augment(x: Tensor, crop_pad: int, flip: bool, generator: Generator) -> Tensor:
@@ -40,7 +40,7 @@ def test_equals_the_loop_over_images(
     *, n: int, c: int, h: int, w: int, crop_pad: int, flip: bool, seed: int
 ) -> None:
     x = torch.rand(n, c, h, w, generator=Generator().manual_seed(seed))
-    got = augment(x, crop_pad=crop_pad, flip=flip, generator=Generator().manual_seed(seed))
+    got = crop_and_flip(x, crop_pad=crop_pad, flip=flip, generator=Generator().manual_seed(seed))
     expected = slow_augment(x, crop_pad, flip, Generator().manual_seed(seed))
     assert torch.equal(got, expected)
 
@@ -48,13 +48,13 @@ def test_equals_the_loop_over_images(
 def test_switched_off_returns_the_same_object_and_draws_nothing() -> None:
     x, generator = torch.rand(3, 1, 4, 4), Generator().manual_seed(0)
     before = generator.get_state()
-    assert augment(x, crop_pad=0, flip=False, generator=generator) is x
+    assert crop_and_flip(x, crop_pad=0, flip=False, generator=generator) is x
     assert torch.equal(generator.get_state(), before)
 
 
 def test_flip_alone_mirrors_about_half() -> None:
     x = torch.rand(2000, 1, 1, 2, generator=Generator().manual_seed(0))
-    got = augment(x, crop_pad=0, flip=True, generator=Generator().manual_seed(1))
+    got = crop_and_flip(x, crop_pad=0, flip=True, generator=Generator().manual_seed(1))
     mirrored = (got == x.flip(3)).all(dim=(1, 2, 3))
     assert torch.equal(got[~mirrored], x[~mirrored])
     assert abs(float(mirrored.float().mean()) - 0.5) < 0.05
@@ -63,7 +63,7 @@ def test_flip_alone_mirrors_about_half() -> None:
 def test_every_window_occurs_and_the_input_is_untouched() -> None:
     x = torch.zeros(900, 1, 3, 3)
     x[:, :, 1, 1] = 1.0
-    got = augment(x, crop_pad=1, flip=False, generator=Generator().manual_seed(0))
+    got = crop_and_flip(x, crop_pad=1, flip=False, generator=Generator().manual_seed(0))
     places = got.flatten(1).argmax(1).bincount(minlength=9)
     assert got.sum() == 900
     assert places.min() > 60  # 100 expected in each of the nine
@@ -74,8 +74,8 @@ def test_every_window_occurs_and_the_input_is_untouched() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_cpu_generator_gives_the_same_on_the_device() -> None:
     x = torch.rand(8, 3, 6, 6)
-    here = augment(x, crop_pad=2, flip=True, generator=Generator().manual_seed(0))
-    there = augment(x.cuda(), crop_pad=2, flip=True, generator=Generator().manual_seed(0))
+    here = crop_and_flip(x, crop_pad=2, flip=True, generator=Generator().manual_seed(0))
+    there = crop_and_flip(x.cuda(), crop_pad=2, flip=True, generator=Generator().manual_seed(0))
     assert torch.equal(there.cpu(), here)
     on_device = Generator("cuda").manual_seed(0)
-    assert augment(x.cuda(), crop_pad=2, flip=True, generator=on_device).is_cuda
+    assert crop_and_flip(x.cuda(), crop_pad=2, flip=True, generator=on_device).is_cuda

@@ -14,7 +14,7 @@ from splitveil.data import cifar
 from splitveil.data.archive import Archive
 from splitveil.data.catalogue import load
 from splitveil.data.cifar import CIFAR10, NAMES10, records
-from splitveil.data.dataset import Dataset, Request
+from splitveil.data.dataset import Dataset, ReadRequest
 from splitveil.errors import DataError
 
 Blobs = dict[str, bytes]
@@ -85,7 +85,7 @@ def test_the_three_places_give_the_same(blobs: Blobs, tmp_path: Path) -> None:
     parent.mkdir()
     pack(blobs, packed / "cifar-10-binary.tar.gz")
     inside = unpack(blobs, parent / "cifar-10-batches-bin")
-    first, *others = (cifar.read_cifar10(Request(root=r)) for r in (packed, parent, inside))
+    first, *others = (cifar.read_cifar10(ReadRequest(root=r)) for r in (packed, parent, inside))
     assert all(same(first, other) for other in others)
 
 
@@ -129,7 +129,7 @@ def test_members_under_other_names_are_not_read(blobs: Blobs, tmp_path: Path) ->
 
 def test_a_leading_dot_is_passed_over(blobs: Blobs, official: Archive, tmp_path: Path) -> None:
     path = pack(blobs, tmp_path / CIFAR10.name, prefix="./cifar-10-batches-bin/")
-    assert official.read(Request(root=tmp_path)) == (blobs, path)
+    assert official.read(ReadRequest(root=tmp_path)) == (blobs, path)
 
 
 def test_a_member_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_it_is_a_companion() -> None:
 
 def test_its_own_loss_trains_the_decoder_and_leaves_the_encoder_alone() -> None:
     duel, (z, x) = adversary(), batch()
-    duel.learn(z, x, Y).backward()  # type: ignore[no-untyped-call]
+    duel.own_loss(z, x, Y).backward()  # type: ignore[no-untyped-call]
     assert z.grad is None
     assert sum(float(g.abs().sum()) for g in gradients(duel)) > 0
 
@@ -66,7 +66,7 @@ def test_compiled_it_says_and_moves_the_same() -> None:
         duel, (z, x) = adversary(threshold=-1.0), batch()
         if backend:
             compile_methods(duel, "learn", "penalty", backend=backend)
-        own, paid = duel.learn(z, x, Y), duel.penalty(z, x, Y)
+        own, paid = duel.own_loss(z, x, Y), duel.penalty(z, x, Y)
         moved = torch.autograd.grad(own + paid, [z, *duel.parameters()])
         found.append((own, paid, moved))
     torch.testing.assert_close(found[1], found[0])
@@ -120,7 +120,7 @@ def test_it_plays_for_the_measure_it_is_given() -> None:
     assert duel.penalty(z, x, Y).item() == pytest.approx(0.7 * (reached + 9.0), rel=1e-5)
     with torch.no_grad():
         own = 1 - float(explained(duel.decoder.train()(z), x))
-    assert adversary(measure="explained").learn(z, x, Y).item() == pytest.approx(own, rel=1e-4)
+    assert adversary(measure="explained").own_loss(z, x, Y).item() == pytest.approx(own, rel=1e-4)
 
 
 def test_each_measure_has_its_own_threshold() -> None:
@@ -152,16 +152,16 @@ def test_the_penalty_reads_statistics_and_does_not_move_them() -> None:
     before = {k: v.clone() for k, v in duel.decoder.named_buffers()}
     duel.penalty(z, x, Y)
     assert all(torch.equal(v, before[k]) for k, v in duel.decoder.named_buffers())
-    duel.learn(z, x, Y)
+    duel.own_loss(z, x, Y)
     assert not all(torch.equal(v, before[k]) for k, v in duel.decoder.named_buffers())
 
 
 def test_one_backward_pass_serves_both() -> None:
     duel, (z, x) = adversary(threshold=-1.0), batch()
-    (duel.learn(z, x, Y) + duel.penalty(z, x, Y)).backward()  # type: ignore[no-untyped-call]
+    (duel.own_loss(z, x, Y) + duel.penalty(z, x, Y)).backward()  # type: ignore[no-untyped-call]
     both, alone = z.grad, adversary(threshold=-1.0)
     fresh = z.detach().clone().requires_grad_()
-    alone.learn(fresh, x, Y)  # moves the statistics that the penalty reads
+    alone.own_loss(fresh, x, Y)  # moves the statistics that the penalty reads
     alone.penalty(fresh, x, Y).backward()  # type: ignore[no-untyped-call]
     assert both is not None
     assert fresh.grad is not None

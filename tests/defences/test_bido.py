@@ -55,7 +55,7 @@ def test_it_is_a_companion_that_learns_nothing() -> None:
     found = made(1.0)
     assert isinstance(found, Companion)
     assert list(found.parameters()) == []
-    assert found.learn(z, x, Y).item() == 0
+    assert found.own_loss(z, x, Y).item() == 0
 
 
 def test_z_that_is_the_label_costs_less_than_z_that_is_the_image() -> None:

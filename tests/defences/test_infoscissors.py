@@ -77,7 +77,7 @@ def test_its_own_loss_is_the_negative_log_likelihood() -> None:
     found.decoder = Told(x, 0.5)  # type: ignore[assignment]
     guess = found.decoder(z).detach()
     slow = -likelihood(guess, -1.5, x) - 0.5 * math.log(2 * math.pi)
-    assert found.learn(z, x, Y).item() == pytest.approx(slow, rel=1e-5)
+    assert found.own_loss(z, x, Y).item() == pytest.approx(slow, rel=1e-5)
 
 
 def test_worse_than_strangers_costs_nothing() -> None:
@@ -93,7 +93,7 @@ def test_its_own_loss_trains_the_net_and_leaves_the_encoder_alone() -> None:
     z, x = batch()
     found = made()
     assert isinstance(found, Companion)
-    found.learn(z, x, Y).backward()  # type: ignore[no-untyped-call]
+    found.own_loss(z, x, Y).backward()  # type: ignore[no-untyped-call]
     assert z.grad is None
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in found.parameters())
 
@@ -104,7 +104,7 @@ def test_the_penalty_moves_the_encoder_and_leaves_the_net_alone() -> None:
     optimiser = torch.optim.Adam(found.parameters(), lr=1e-2)
     for _ in range(40):
         optimiser.zero_grad()
-        found.learn(z, x, Y).backward()  # type: ignore[no-untyped-call]
+        found.own_loss(z, x, Y).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     optimiser.zero_grad()
     before = {k: v.clone() for k, v in found.named_buffers()}
@@ -121,7 +121,7 @@ def test_the_penalty_moves_the_encoder_and_leaves_the_net_alone() -> None:
 def test_values_and_gradients_are_finite_at_every_scale(scale: float) -> None:
     z, x = batch(scale)
     found = made()
-    total = found.learn(z, x, Y) + found.penalty(z, x, Y)
+    total = found.own_loss(z, x, Y) + found.penalty(z, x, Y)
     total.backward()  # type: ignore[no-untyped-call]
     assert z.grad is not None
     assert bool(total.isfinite() & z.grad.isfinite().all())
@@ -133,7 +133,7 @@ def test_the_variance_stays_within_its_bounds() -> None:
     found = made()
     with torch.no_grad():
         found.log_variance.fill_(-1e9)
-    assert bool(found.learn(z, x, Y).isfinite() & found.penalty(z, x, Y).isfinite())
+    assert bool(found.own_loss(z, x, Y).isfinite() & found.penalty(z, x, Y).isfinite())
 
 
 @pytest.mark.parametrize(

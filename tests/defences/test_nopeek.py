@@ -35,7 +35,7 @@ def test_it_is_a_companion_that_learns_nothing() -> None:
     found = DistanceCorrelation(0.3)
     assert isinstance(found, Companion)
     assert list(found.parameters()) == []
-    own = found.learn(z, x, Y)
+    own = found.own_loss(z, x, Y)
     assert (own.item(), own.requires_grad) == (0.0, False)
 
 

@@ -71,7 +71,7 @@ def test_filters_go_when_their_time_has_come_and_stay_away() -> None:
     found = pruner(conv)
     for done in (0.1, 0.3, 0.49):
         conv.weight.grad = torch.tensor([3.0, 1.0, -0.5, 2.0]).reshape(4, 1, 1, 1)
-        found.pace(done)
+        found.after_step(done)
         assert zeros(conv.weight) == 0
     for done in (0.5, 0.7, 1.0):
         conv.weight.grad = torch.tensor([0.0, 9.0, 9.0, 9.0]).reshape(4, 1, 1, 1)
@@ -79,7 +79,7 @@ def test_filters_go_when_their_time_has_come_and_stay_away() -> None:
             conv.weight.add_(0.1)  # as a momentum would
             assert conv.bias is not None
             conv.bias.add_(0.1)
-        found.pace(done)
+        found.after_step(done)
         assert [bool(w == 0) for w in conv.weight.flatten()] == [False, False, True, False]
         assert conv.bias[2].item() == 0
         assert conv.bias[0].item() != 0
@@ -90,7 +90,7 @@ def test_the_importance_is_a_running_mean_of_what_was_seen() -> None:
     found = pruner(conv)
     for value in (1.0, 3.0):
         conv.weight.grad = torch.full_like(conv.weight, value)
-        found.pace(0.1)
+        found.after_step(0.1)
     assert found.importances()[0].tolist() == pytest.approx([0.9 * 0.1 + 0.3] * 2)
 
 
@@ -98,19 +98,19 @@ def test_a_resumed_run_finds_the_same_filters() -> None:
     conv = layer()
     found = pruner(conv)
     conv.weight.grad = torch.tensor([3.0, 1.0, 0.5, 2.0]).reshape(4, 1, 1, 1)
-    found.pace(0.4)
-    found.pace(0.6)
+    found.after_step(0.4)
+    found.after_step(0.6)
     again = layer()
     other = pruner(again)
     other.load_state_dict(found.state_dict())
-    other.pace(0.7)
+    other.after_step(0.7)
     assert torch.equal(again.weight, conv.weight)
 
 
 def test_layers_with_few_filters_lose_none() -> None:
     wide, thin = layer(40), layer(19)
     found = pruner(wide, thin, prune=0.05)
-    found.pace(0.9)
+    found.after_step(0.9)
     assert (zeros(wide.weight), zeros(thin.weight)) == (2, 0)
 
 
@@ -119,7 +119,7 @@ def test_learning_and_paying_are_those_of_arl() -> None:
     z, x = torch.rand(8, *WIRE, generator=g).requires_grad_(), torch.rand(8, *IMAGE, generator=g)
     found, alone = pruner(layer()), decoder()
     assert isinstance(found, Companion)
-    assert torch.equal(found.learn(z, x, Y), alone.learn(z, x, Y))
+    assert torch.equal(found.own_loss(z, x, Y), alone.own_loss(z, x, Y))
     paid = found.penalty(z, x, Y)
     assert torch.equal(paid, alone.penalty(z, x, Y))
     paid.backward()  # type: ignore[no-untyped-call]
@@ -132,7 +132,7 @@ def test_values_and_gradients_are_finite_at_every_scale(scale: float) -> None:
     g = torch.Generator().manual_seed(1)
     z = (scale * torch.rand(8, *WIRE, generator=g)).requires_grad_()
     x, found = torch.rand(8, *IMAGE, generator=g), pruner(layer())
-    total = found.learn(z, x, Y) + found.penalty(z, x, Y)
+    total = found.own_loss(z, x, Y) + found.penalty(z, x, Y)
     total.backward()  # type: ignore[no-untyped-call]
     assert z.grad is not None
     assert bool(total.isfinite() & z.grad.isfinite().all())

@@ -9,7 +9,7 @@ from defences.made import trained
 from splitveil.config.resolve import build_defence, make_config
 from splitveil.defences.base import Companion
 from splitveil.defences.catalogue import DEFENCES, find_defence
-from splitveil.defences.shredder import Amplifier, Shredder
+from splitveil.defences.shredder import LoudnessReward, Shredder
 from splitveil.errors import ConfigError
 from splitveil.nets.channel import RATE, LearnedNoise
 from splitveil.runs import load_run
@@ -21,10 +21,10 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def amplifier(reward: float = 0.5) -> tuple[Amplifier, LearnedNoise]:
+def amplifier(reward: float = 0.5) -> tuple[LoudnessReward, LearnedNoise]:
     noise = LearnedNoise(0.5, "laplace", moves=True)
     noise.size_to((4,))
-    return Amplifier(noise, reward), noise
+    return LoudnessReward(noise, reward), noise
 
 
 def test_the_reward_by_hand() -> None:
@@ -42,7 +42,7 @@ def test_the_noise_is_paid_and_nobody_else() -> None:
     assert isinstance(found, Companion)
     assert list(found.parameters()) == []
     z = torch.rand(6, 4, generator=generator()).requires_grad_()
-    assert found.learn(z, z, Y).item() == 0
+    assert found.own_loss(z, z, Y).item() == 0
     found.penalty(z, z, Y).backward()  # type: ignore[no-untyped-call]
     assert z.grad is None
     assert noise.gain is not None

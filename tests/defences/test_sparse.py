@@ -7,10 +7,10 @@ import torch
 from defences.made import trained
 from torch import Tensor, nn
 
-from splitveil.config.resolve import Built, build_defence, make_config, plan_of
+from splitveil.config.resolve import DataFacts, build_defence, make_config, plan_of
 from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.errors import ConfigError
-from splitveil.nets.channel import SparseCoding, before_squashing, front_of
+from splitveil.nets.channel import SparseCoding, before_noise, insert_before_sigmoid
 from splitveil.nets.split import SplitModel
 from splitveil.runs import load_run
 
@@ -25,7 +25,7 @@ def built(**settings: float | str) -> SplitModel:
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         config = make_config({"dataset": "digits", "defence": "sparse", "net": "small"} | settings)
-        return plan_of(config, Built((1, 8, 8), 10, "")).build_model().eval()
+        return plan_of(config, DataFacts((1, 8, 8), 10, "")).build_model().eval()
 
 
 def layer(model: SplitModel) -> SparseCoding:
@@ -65,21 +65,21 @@ def test_its_rows_start_with_length_one_and_the_net_as_without_it() -> None:
 
 def test_what_is_sent_stays_bounded_and_its_cost_is_the_clients() -> None:
     model, plain = built(), built(sparse_threshold=0.0)
-    assert front_of(model.encoder, model.channel).bounds == (0.0, 1.0)
+    assert before_noise(model.encoder, model.channel).bounds == (0.0, 1.0)
     assert model.client_params() - plain.client_params() == 64 * 64
     assert model.macs((1, 8, 8)) - plain.macs((1, 8, 8)) == 2 * 64 * 64
     wire = built(sparse_place="wire")
-    assert front_of(wire.encoder, wire.channel).bounds is None
+    assert before_noise(wire.encoder, wire.channel).bounds is None
 
 
 def test_a_client_that_ends_otherwise_gets_it_at_its_end() -> None:
     new = nn.Identity()
     conv, relu = nn.Conv2d(1, 1, 1), nn.ReLU()
-    assert list(before_squashing(nn.Sequential(conv, relu), new)) == [conv, relu, new]
-    assert list(before_squashing(conv, new)) == [conv, new]
-    assert list(before_squashing(nn.Sequential(), new)) == [new]
+    assert list(insert_before_sigmoid(nn.Sequential(conv, relu), new)) == [conv, relu, new]
+    assert list(insert_before_sigmoid(conv, new)) == [conv, new]
+    assert list(insert_before_sigmoid(nn.Sequential(), new)) == [new]
     nested = nn.Sequential(conv, nn.Sequential(relu, nn.Tanh()))
-    first, last = before_squashing(nested, new)
+    first, last = insert_before_sigmoid(nested, new)
     assert isinstance(last, nn.Sequential)
     assert (first, last[0], last[1]) == (conv, relu, new)
     assert isinstance(last[2], nn.Tanh)

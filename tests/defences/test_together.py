@@ -12,12 +12,12 @@ import torch
 from defences.made import trained
 from torch import Tensor, nn
 
-from splitveil.defences.base import Companion, NoiseOnly, Price, Together
+from splitveil.defences.base import Companion, CompanionStack, FixedPenalty, NoiseOnly
 from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.defences.nopeek import DistanceCorrelation
 from splitveil.errors import ConfigError
 from splitveil.nets.backbones import small
-from splitveil.nets.split import SplitModel, cut, sized
+from splitveil.nets.split import SplitModel, cut, with_stage_shapes
 from splitveil.train.state import read_checkpoint
 
 IMAGE = (1, 8, 8)
@@ -35,7 +35,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     return model().encoder(x).detach(), x, torch.arange(16) % 4
 
 
-class Paid(Price):
+class Paid(FixedPenalty):
     """A price of its own that notes how far the run is."""
 
     def __init__(self, price: float) -> None:
@@ -46,27 +46,27 @@ class Paid(Price):
         del x, y
         return self.price * z.mean()
 
-    def pace(self, done: float) -> None:
+    def after_step(self, done: float) -> None:
         self.told = done
 
 
 def test_prices_add_up() -> None:
     z, x, y = batch()
     both = find_defence("nopeek+bido").companion(model(), IMAGE, 4)
-    assert isinstance(both, Together)
+    assert isinstance(both, CompanionStack)
     alone = [find_defence(name).companion(model(), IMAGE, 4) for name in ("nopeek", "bido")]
     paid = [cast(Companion, part).penalty(z, x, y) for part in alone]
     assert float(both.penalty(z, x, y)) == pytest.approx(sum(map(float, paid)), rel=1e-6)
-    assert float(both.learn(z, x, y)) == 0
+    assert float(both.own_loss(z, x, y)) == 0
     assert both.lr == 0
 
 
 def test_one_that_learns_keeps_its_rate_and_its_loss_beside_a_price() -> None:
     z, x, y = batch()
     both = find_defence("arl+nopeek").companion(model(), IMAGE, 4)
-    assert isinstance(both, Together)
+    assert isinstance(both, CompanionStack)
     assert both.lr == 1e-3
-    assert 0 < float(both.learn(z, x, y).detach()) < 2
+    assert 0 < float(both.own_loss(z, x, y).detach()) < 2
     z = z.requires_grad_()
     (slope,) = torch.autograd.grad(both.penalty(z, x, y), z)
     assert float(slope.abs().sum()) > 0
@@ -74,7 +74,7 @@ def test_one_that_learns_keeps_its_rate_and_its_loss_beside_a_price() -> None:
 
 def test_those_that_act_between_steps_are_told() -> None:
     parts = [Paid(1.0), DistanceCorrelation(0.3), Paid(2.0)]
-    Together(parts).pace(0.25)
+    CompanionStack(parts).after_step(0.25)
     assert [part.told for part in parts if isinstance(part, Paid)] == [0.25, 0.25]
 
 
@@ -85,7 +85,7 @@ class Learner(nn.Module):
         super().__init__()
         self.lr, self.guess = lr, nn.Parameter(torch.zeros(1))
 
-    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def own_loss(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         del x, y
         return (self.guess - z.mean() - 10).square().sum()
 
@@ -105,7 +105,7 @@ def test_each_learns_at_its_own_rate_as_it_would_alone(tmp_path: Path) -> None:
 
             def companion(self, *words: object) -> nn.Module:
                 del words
-                return Together([Learner(lr) for lr in self.rates])
+                return CompanionStack([Learner(lr) for lr in self.rates])
 
         Learns.rates = rates
         with patch.dict(DEFENCES, {"learns": Learns(summary="learns")}):
@@ -135,7 +135,7 @@ def test_one_that_breaks_harms_no_other_and_is_counted(
 
             def companion(self, *words: object) -> nn.Module | None:
                 del words
-                return Together(self.parts) if self.parts else None
+                return CompanionStack(self.parts) if self.parts else None
 
         Pays.parts = list(parts)
         with patch.dict(DEFENCES, {"pays": Pays(summary="pays")}):
@@ -154,7 +154,9 @@ def test_two_that_learn_both_learn_beside_a_penalty(tmp_path: Path) -> None:
     trained(tmp_path, "run", "arl+infoscissors+vib+cem", arl_strength=0.5)
     with torch.random.fork_rng([]):
         start = find_defence("arl+infoscissors+vib+cem").companion(
-            sized(cut(small(IMAGE, 10), 1, find_defence("vib").channel(0.1)), IMAGE), IMAGE, 10
+            with_stage_shapes(cut(small(IMAGE, 10), 1, find_defence("vib").channel(0.1)), IMAGE),
+            IMAGE,
+            10,
         )
     assert start is not None
     saved = read_checkpoint(tmp_path / "run" / "checkpoint.safetensors").part("companion")

@@ -12,7 +12,7 @@ from splitveil.config.resolve import build_defence, make_config
 from splitveil.defences.base import Companion
 from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.defences.vib import (
-    BottleneckPrice,
+    BottleneckPenalty,
     VariationalBottleneck,
     channel_noise,
     normal_divergence,
@@ -37,10 +37,10 @@ def model(channel: Channel) -> SplitModel:
         return cut(NETS["small"].build(IMAGE, 10), NETS["small"].cut_at, channel)
 
 
-def price(beta: float = 0.1) -> tuple[BottleneckPrice, LearnedNoise]:
+def price(beta: float = 0.1) -> tuple[BottleneckPenalty, LearnedNoise]:
     noise = LearnedNoise(0.5)
     noise.size_to((4,))
-    return BottleneckPrice(noise, beta), noise
+    return BottleneckPenalty(noise, beta), noise
 
 
 def test_the_divergence_by_hand() -> None:
@@ -68,7 +68,7 @@ def test_encoder_and_noise_pay_and_the_price_learns_nothing() -> None:
     assert list(found.parameters()) == []
     assert found.state_dict() == {}
     z = torch.rand(6, 4, generator=generator()).requires_grad_()
-    assert found.learn(z, z, Y).item() == 0
+    assert found.own_loss(z, z, Y).item() == 0
     found.penalty(z, z, Y).backward()  # type: ignore[no-untyped-call]
     assert z.grad is not None
     torch.testing.assert_close(z.grad, 0.1 * z.detach() / 6)
@@ -105,7 +105,7 @@ def test_its_companion_holds_the_models_own_noise() -> None:
     defence = VariationalBottleneck(summary="")
     made = model(defence.channel(0.0))
     companion = defence.companion(made, IMAGE, 10)
-    assert isinstance(companion, BottleneckPrice)
+    assert isinstance(companion, BottleneckPenalty)
     noise = channel_noise(made)
     assert noise.shape == made.wire_shape(IMAGE)
     before = companion.penalty(torch.zeros(2, 64), Y, Y).item()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from splitveil.config.resolve import Built
+from splitveil.config.resolve import DataFacts
 from splitveil.config.run_config import RunConfig
 from splitveil.experiments import runner
 from splitveil.experiments.search import SearchPlan
@@ -58,7 +58,7 @@ class Instant:
         config.folder.mkdir(parents=True, exist_ok=True)
         (config.folder / "config.toml").touch()
         self.configs.append(config)
-        return Run(config.folder, config, Built((1, 8, 8), 10, ""), MODEL)
+        return Run(config.folder, config, DataFacts((1, 8, 8), 10, ""), MODEL)
 
     def validate(self, run: Run, *_: object) -> Json:
         return found(*self.work(run.config))

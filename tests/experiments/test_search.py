@@ -21,7 +21,7 @@ from splitveil.experiments.search import (
     read_plan,
     run_sweep,
 )
-from splitveil.io import Json, held
+from splitveil.io import Json, folder_lock
 
 WIDE = "client:strided-4-4.4.4.4.4-c1"
 
@@ -249,7 +249,7 @@ def test_the_plan_of_a_sweep_at_work_is_not_changed_by_another_process(
 ) -> None:
     folder = tmp_path / "s"
     run_sweep(plan(), folder)
-    with held(folder):
+    with folder_lock(folder):
         with pytest.raises(RunError, match="another process is working on the sweep"):
             run_sweep(plan(trials=5), folder, resume=True)
         assert read_plan(folder) == plan()

@@ -23,7 +23,7 @@ from splitveil.nets.channel import (
     learned_stages,
     standard_noise,
 )
-from splitveil.nets.split import cut, sized
+from splitveil.nets.split import cut, with_stage_shapes
 from splitveil.train.state import Checkpoint, load_module, read_checkpoint, write_checkpoint
 
 STAGES: dict[str, Callable[[], LearnedStage]] = {
@@ -122,7 +122,7 @@ def test_sizing_gives_parameters_before_the_first_call_and_leaves_the_net_alone(
         with torch.random.fork_rng([]):
             torch.manual_seed(3)
             model = cut(NETS["small"].build((1, 8, 8), 10), NETS["small"].cut_at, channel)
-            return sized(model, (1, 8, 8)).state_dict()
+            return with_stage_shapes(model, (1, 8, 8)).state_dict()
 
     plain = build(Channel([GaussianNoise(0.1)]))
     learned = build(Channel([SparseCoding(0.1), GaussianNoise(0.1), LearnedNoise(0.1)]))

@@ -12,7 +12,7 @@ from splitveil.errors import AuditError
 from splitveil.nets.backbones import small
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.split import SplitModel, cut
-from splitveil.threat import BlackBox, Victim, sealed
+from splitveil.threat import BlackBox, Victim, opaque
 
 IMAGE = (1, 8, 8)
 
@@ -162,7 +162,7 @@ def test_a_sealed_function_is_called_every_time_with_everything() -> None:
         heard.append((x, stream))
         return x + len(heard)
 
-    handle, x, stream = sealed(send), torch.zeros(2), generator()
+    handle, x, stream = opaque(send), torch.zeros(2), generator()
     assert handle(x, stream).tolist() == [1.0, 1.0]
     assert handle(x, None).tolist() == [2.0, 2.0]
     assert [s for _, s in heard] == [stream, None]

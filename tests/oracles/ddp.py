@@ -4,7 +4,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from splitveil.config.resolve import Parts
+from splitveil.config.resolve import TrainParts
 from splitveil.config.run_config import RunConfig
 from splitveil.defences.base import PenaltyPlan
 from splitveil.nets.channel import Channel
@@ -41,7 +41,7 @@ def one_step(fabric: Fabric, attention: str, *, rate: bool) -> dict[str, Tensor]
     x, y = torch.rand(32, 1, 3, 3), torch.randint(4, (32,))
     model = SplitModel(encoder, Channel(), head)
     config = RunConfig(weight_decay=0.0)
-    parts = Parts(model, cem, penalty=PenaltyPlan(lambd=1.0))
+    parts = TrainParts(model, cem, penalty=PenaltyPlan(lambd=1.0))
     state = new_state(parts, config, fabric.device)
     rows = own_rows(torch.arange(32), fabric)
     weights = Weights(encoder=3.0, scale=0.5)

@@ -14,15 +14,15 @@ from splitveil.record.schema import Record, per_image_mse
 from splitveil.record.statistics import Sample, difference
 from splitveil.report.comparison import (
     BUDGET,
-    Contrast,
+    RowDifference,
     Track,
     compare_records,
     contrast,
-    contrasts,
     corrected,
     image_table,
     matched,
-    over_seeds,
+    row_differences,
+    seed_test,
 )
 from splitveil.table import Cell, Table
 
@@ -109,14 +109,14 @@ def test_attack_seeds_are_averaged_image_by_image() -> None:
 
 def test_seeds_alone_are_compared_by_welchs_t() -> None:
     a, b = [0.90, 0.91, 0.93], [0.88, 0.885, 0.87, 0.86]
-    made = over_seeds(a, b)
+    made = seed_test(a, b)
     oracle = stats.ttest_ind(a, b, equal_var=False)
     low, high = oracle.confidence_interval(0.95)
     assert made is not None
     assert (made.interval.low, made.interval.high) == pytest.approx((low, high))
     assert made.p_value == pytest.approx(oracle.pvalue)
-    assert over_seeds([0.9], b) is None
-    assert over_seeds([0.9, None], b) is None
+    assert seed_test([0.9], b) is None
+    assert seed_test([0.9, None], b) is None
 
 
 def test_errors_are_compared_over_seeds_and_images_where_both_sides_have_them() -> None:
@@ -158,21 +158,21 @@ def test_dominates_needs_both_intervals_on_our_side() -> None:
 
 
 def test_p_values_are_corrected_together_and_a_verdict_says_when_that_undoes_it() -> None:
-    def claim(p: float) -> Contrast:
+    def claim(p: float) -> RowDifference:
         made = contrast(good(), poor())
-        return Contrast(**(vars(made) | {"p_accuracy": p, "p_mse": 0.001}))
+        return RowDifference(**(vars(made) | {"p_accuracy": p, "p_mse": 0.001}))
 
     first, second = corrected([claim(0.03), claim(0.04)])
     assert (first.p_mse, second.p_mse) == pytest.approx((0.004, 0.004))
     assert (first.p_accuracy, second.p_accuracy) == pytest.approx((0.06, 0.06))
     assert first.verdict == "more private and, before correction, more accurate"
-    both = Contrast(**(vars(first) | {"p_mse": 0.06}))
+    both = RowDifference(**(vars(first) | {"p_mse": 0.06}))
     assert both.verdict == "dominates, before correction"
 
 
 def test_our_rows_meet_every_other_row_once() -> None:
     groups = (good(), good("arl-veil"), poor(), poor("none"))
-    made = contrasts(Track(title="t", groups=groups), done=["veil"])
+    made = row_differences(Track(title="t", groups=groups), done=["veil"])
     assert [(c.ours, c.other) for c in made] == [("arl-veil", "cem"), ("arl-veil", "none")]
     assert all(c.p_mse is not None and c.p_mse < 0.05 for c in made)
 
@@ -252,9 +252,9 @@ def test_rows_with_other_seeds_are_not_paired(seeds: tuple[int | None, ...]) -> 
 
 
 def test_seeds_that_agree_to_the_last_digit_make_nothing_certain() -> None:
-    assert over_seeds([0.9, 0.9, 0.9], [0.8, 0.8]) is None
-    assert over_seeds([0.9, 0.8], [0.8, 0.7], paired=True) is None
-    assert over_seeds([0.9, 0.9, 0.9], [0.8, 0.81]) is not None  # one side has a spread
+    assert seed_test([0.9, 0.9, 0.9], [0.8, 0.8]) is None
+    assert seed_test([0.9, 0.8], [0.8, 0.7], paired=True) is None
+    assert seed_test([0.9, 0.9, 0.9], [0.8, 0.81]) is not None  # one side has a spread
     same = row("a", record(0.9, 0.05), record(0.9, 0.05))
     made = contrast(same, row("b", record(0.8, 0.01), record(0.8, 0.01)))
     assert (made.accuracy, made.mse, made.p_accuracy, made.p_mse) == (None,) * 4
@@ -271,10 +271,10 @@ def test_a_pair_of_single_seeds_is_no_verdict() -> None:
 
 
 def test_over_pairs_leaves_out_a_seed_that_one_side_did_not_measure() -> None:
-    made = over_seeds([0.9, 0.91, 0.95], [0.8, None, 0.86], paired=True)
+    made = seed_test([0.9, 0.91, 0.95], [0.8, None, 0.86], paired=True)
     assert made is not None
     assert made.interval.mean == pytest.approx(0.095)
-    assert over_seeds([0.9, None], [0.8, 0.7], paired=True) is None
+    assert seed_test([0.9, None], [0.8, 0.7], paired=True) is None
 
 
 def test_every_row_meets_the_one_it_is_compared_against() -> None:

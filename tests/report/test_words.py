@@ -17,7 +17,7 @@ from splitveil.report.deck import render_slides
 from splitveil.report.figures import Picture, Pictures
 from splitveil.report.page import ReportContent, fill_page
 from splitveil.report.sentences import verdict
-from splitveil.report.words import LOCALE, TERMS, Said, language, said, word
+from splitveil.report.words import LOCALE, TERMS, Sentence, language, sentence, word
 from splitveil.threat import Access
 
 from .markup import Page
@@ -128,15 +128,15 @@ def test_every_flag_and_access_has_words() -> None:
 
 def test_values_are_escaped_for_each_dress() -> None:
     evil = "<b>|`*{x}"
-    sentence = said("note.no-gallery", names=(evil, "b"))
-    assert "<b>|`*{x}, b" in sentence.plain()
-    assert "&lt;b&gt;|`*{x}" in sentence.html()
-    assert "<code>gallery.json</code>" in sentence.html()
-    assert "<b>|`*{x}、b" in sentence.plain("zh")
+    made = sentence("note.no-gallery", names=(evil, "b"))
+    assert "<b>|`*{x}, b" in made.plain()
+    assert "&lt;b&gt;|`*{x}" in made.html()
+    assert "<code>gallery.json</code>" in made.html()
+    assert "<b>|`*{x}、b" in made.plain("zh")
 
 
 def test_a_sentence_inside_a_sentence_takes_its_language() -> None:
-    outer = said("caveat.differ", what=said("differ.dataset"), values=("a", "b"))
+    outer = sentence("caveat.differ", what=sentence("differ.dataset"), values=("a", "b"))
     assert outer.plain() == "The runs differ in dataset (a, b): do not compare them row by row."
     assert outer.plain("zh").startswith("各运行的数据集不同")
 
@@ -148,4 +148,4 @@ def test_unknown_languages_and_words_are_refused() -> None:
     with pytest.raises(KeyError):
         word("no such word")
     with pytest.raises(KeyError):
-        Said("note.no-gallery").plain()
+        Sentence("note.no-gallery").plain()

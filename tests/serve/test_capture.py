@@ -13,13 +13,19 @@ from splitveil.errors import ServerError, WireError
 from splitveil.serve.client import Client
 from splitveil.serve.manifest import LOGITS, WIRE
 from splitveil.serve.manifest import Manifest as _Manifest
-from splitveil.serve.transport import CAPTURE_FORMAT, Recorder, Reply, Sent, read_capture
+from splitveil.serve.transport import (
+    CAPTURE_FORMAT,
+    CapturedCall,
+    RecordingTransport,
+    Reply,
+    read_capture,
+)
 from splitveil.serve.wire import HEADER_LENGTH, TensorSpec, decode_request, encode_answer
 
 SPEC = TensorSpec(name=WIRE, shape=SHAPE)
 FIRST = json.dumps({"format": CAPTURE_FORMAT})
 TOKEN = "0123456789abcdef"  # noqa: S105
-GOOD = Sent("/v2/models/tiny/infer", b"{}").to_line()
+GOOD = CapturedCall("/v2/models/tiny/infer", b"{}").to_line()
 
 
 class Server:
@@ -71,10 +77,10 @@ def test_a_file_that_exists_is_never_written_over(tmp_path: Path) -> None:
     file = tmp_path / "sent.jsonl"
     file.write_text("precious")
     with pytest.raises(ServerError, match=r"cannot begin a capture in .*File exists; name a new"):
-        Recorder(lambda *_: Reply(200, b""), file)
+        RecordingTransport(lambda *_: Reply(200, b""), file)
     assert file.read_text() == "precious"
     with pytest.raises(ServerError, match="in a folder that exists"):
-        Recorder(lambda *_: Reply(200, b""), tmp_path / "none" / "sent.jsonl")
+        RecordingTransport(lambda *_: Reply(200, b""), tmp_path / "none" / "sent.jsonl")
 
 
 def test_a_call_is_written_before_it_is_made(tmp_path: Path) -> None:
@@ -83,10 +89,10 @@ def test_a_call_is_written_before_it_is_made(tmp_path: Path) -> None:
     def fails(method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
         raise OSError(method, path, body, headers)
 
-    recorder = Recorder(fails, file)
+    recorder = RecordingTransport(fails, file)
     with pytest.raises(OSError, match="POST"):
         recorder("POST", "/p", b"body", {})
-    assert list(read_capture(file)) == [Sent("/p", b"body")]
+    assert list(read_capture(file)) == [CapturedCall("/p", b"body")]
 
 
 def line(**parts: object) -> str:
@@ -117,7 +123,7 @@ def test_what_is_no_capture_is_refused_with_its_line(text: str, said: str, tmp_p
 
 
 def test_a_line_reads_back_as_the_call_it_was() -> None:
-    sent = Sent("/v2/models/m/infer", bytes(range(256)), "17")
+    sent = CapturedCall("/v2/models/m/infer", bytes(range(256)), "17")
     found = json.loads(sent.to_line())
     assert base64.b64decode(found["body"]) == sent.body
     assert found["header_length"] == 17

@@ -25,18 +25,18 @@ from splitveil.serve.manifest import (
     CLIENT_INT8,
     FILE,
     SERVER,
-    Half,
+    OnnxHalf,
     check_target,
     load_half,
+    new_folder,
     open_half,
     read_manifest,
-    replaced,
     sha256,
 )
 from splitveil.serve.server import load_app, running
 
 
-def halves(exported: Exported) -> tuple[Half, Half, Half]:
+def halves(exported: Exported) -> tuple[OnnxHalf, OnnxHalf, OnnxHalf]:
     client, int8, server = (
         load_half(exported.folder, exported.manifest, f, 1) for f in (CLIENT, CLIENT_INT8, SERVER)
     )
@@ -187,7 +187,7 @@ def test_a_failure_leaves_the_old_export_and_nothing_else(tmp_path: Path) -> Non
     target = tmp_path / "e"
     target.mkdir()
     (target / FILE).write_text("old")
-    with pytest.raises(RuntimeError, match="power cut"), replaced(target) as place:  # noqa: PT012
+    with pytest.raises(RuntimeError, match="power cut"), new_folder(target) as place:  # noqa: PT012
         (place / FILE).write_text("half")
         raise RuntimeError("power cut")
     assert (target / FILE).read_text() == "old"
@@ -208,7 +208,7 @@ def test_a_full_disk_puts_the_old_export_back(
         true(a, b)
 
     monkeypatch.setattr(os, "rename", rename)
-    with pytest.raises(ExportError, match="No space left on device"), replaced(target):
+    with pytest.raises(ExportError, match="No space left on device"), new_folder(target):
         pass
     assert (target / FILE).read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["e"]

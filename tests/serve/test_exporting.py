@@ -20,7 +20,7 @@ from splitveil.errors import AuditError
 from splitveil.record import files
 from splitveil.serve import export as serving
 from splitveil.serve.manifest import ATTACKER, read_manifest
-from splitveil.threat import Fitted
+from splitveil.threat import FittedAttack
 
 __all__ = ["run", "without_exporter"]  # fixtures
 
@@ -75,7 +75,7 @@ def test_class_names_come_from_the_audits_gallery(run: Path) -> None:
 def test_an_attack_that_names_no_network_is_refused(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Decoder, "fit", lambda *_: Fitted(lambda seen: seen.z))
+    monkeypatch.setattr(Decoder, "fit", lambda *_: FittedAttack(lambda seen: seen.z))
     with pytest.raises(AuditError, match="'decoder-small' does not name its network"):
         fit_attacker(sv.load_run(run), record())
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from splitveil.errors import ExportError
 from splitveil.nets.channel import Channel, GaussianNoise, LearnedNoise, SparseCoding
-from splitveil.nets.split import SplitModel, sized
+from splitveil.nets.split import SplitModel, with_stage_shapes
 from splitveil.serve.client import Client
 from splitveil.serve.export import export_model, parts_of, stages_of
 from splitveil.serve.manifest import CLIENT, FILE, Manifest, load_half, read_manifest, read_stages
@@ -54,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Learned:
         channel,
         nn.Sequential(nn.Flatten(), nn.Linear(32, 3)),
     )
-    model = sized(model, IMAGE).eval()
+    model = with_stage_shapes(model, IMAGE).eval()
     folder = tmp_path_factory.mktemp("learned") / "e"
     manifest = export_model(model, IMAGE, folder, name="learned")
     return Learned(model, tuple(channel.stages), folder, manifest)

@@ -16,7 +16,7 @@ from serve.conftest import NOISE, Exported
 from serve.web import READY, Recorder, send, served, shown, text, upload, visit, with_attacker
 
 from splitveil.serve import page
-from splitveil.serve.manifest import ATTACKER, CLIENT, SERVER, Half, load_half, read_manifest
+from splitveil.serve.manifest import ATTACKER, CLIENT, SERVER, OnnxHalf, load_half, read_manifest
 from splitveil.serve.stages import STAGES, apply_stages
 
 pytestmark = pytest.mark.browser
@@ -33,7 +33,7 @@ class Shown:
     url: str
     server: Recorder
 
-    def half(self, file: str) -> Half:
+    def half(self, file: str) -> OnnxHalf:
         return load_half(self.folder, read_manifest(self.folder), file, 1)
 
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import splitveil as sv
 from splitveil import runs as exporting_run
 from splitveil.cli import deploy as commands_serve
-from splitveil.config.resolve import Built, resolve
+from splitveil.config.resolve import DataFacts, resolve
 from splitveil.config.settings import write_toml
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import fingerprint
@@ -65,7 +65,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     config = plan.config
     config.folder.mkdir()
-    built = Built(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
+    built = DataFacts(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
     text = write_toml(plan.settings() | asdict(built))
     (config.folder / "config.toml").write_text(text, encoding="utf-8")
     model = plan.build_model()

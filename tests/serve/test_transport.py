@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from splitveil.errors import ServerError
 from splitveil.serve import transport
 from splitveil.serve.server import running
-from splitveil.serve.transport import HttpTransport, Persistent, Reply, _parts, pause
+from splitveil.serve.transport import HttpTransport, Reply, RetryingTransport, _parts, pause
 
 
 class Clock:
@@ -45,7 +45,7 @@ class Script:
 
 
 def ask(script: Script, clock: Clock, patience: float = 60.0) -> Reply:
-    persistent = Persistent(once=script, patience=patience, sleep=clock.sleep, clock=clock)
+    persistent = RetryingTransport(once=script, patience=patience, sleep=clock.sleep, clock=clock)
     return persistent("POST", "/infer", b"bytes", {})
 
 
@@ -158,7 +158,7 @@ def test_whoever_waits_is_told_why_and_for_how_long() -> None:
     told: list[tuple[str, float]] = []
     clock = Clock()
     script = Script(ConnectionRefusedError(111, "re\x1b[2Jfused"), Reply(503, b""))
-    Persistent(
+    RetryingTransport(
         once=script, sleep=clock.sleep, clock=clock, waiting=lambda *words: told.append(words)
     )("GET", "/", b"", {})
     assert told == [

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from splitveil.errors import WireError
 from splitveil.serve.wire import (
     HEADER_LENGTH,
+    InferRequest,
     Message,
-    Request,
     TensorSpec,
     decode_answer,
     decode_request,
@@ -29,7 +29,7 @@ def rows(n: int, seed: int = 0) -> Any:  # noqa: ANN401
     return np.random.default_rng(seed).standard_normal((n, 2, 3), dtype=np.float32)
 
 
-def read(message: Message, max_rows: int = 8) -> Request:
+def read(message: Message, max_rows: int = 8) -> InferRequest:
     return decode_request(
         message.body, message.headers.get(HEADER_LENGTH), Z, "logits", max_rows
     )  # fmt: skip

@@ -21,7 +21,7 @@ from splitveil.errors import ConfigError, DataError
 from splitveil.surrogates import rate
 from splitveil.surrogates.base import (
     ClassBank,
-    FirstCall,
+    FirstCallCheck,
     class_batch,
     class_moments,
     join,
@@ -156,7 +156,7 @@ def test_both_forms_of_the_full_rate_agree(n: int, c: int, seed: int) -> None:
     found = []
     for form in (rate.gram_rate, rate.covariance_rate):
         z, y = draw(n, 3, c, seed)
-        batch = join(class_batch(z, y, 3, c, FirstCall()), bank, push=False, skips=None)
+        batch = join(class_batch(z, y, 3, c, FirstCallCheck()), bank, push=False, skips=None)
         weight = uniform_weights(batch.y, batch.count)
         mean = class_moments(batch.z, weight, batch.y, batch.num_classes).mean
         loss = batch.average(form(batch, weight, mean, 0.3))

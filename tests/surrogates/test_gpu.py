@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from splitveil.surrogates.kmeans_cem import KMeansCEM
-from splitveil.train.step import Guard, Weights, penalty
+from splitveil.train.step import NonFiniteCounter, Weights, penalty
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from surrogate_speed import SURROGATES, draw
@@ -26,7 +26,7 @@ def test_a_step_without_host_sync(name: str) -> None:
     module = SURROGATES[name](512, 10).to(device)
     if isinstance(module, KMeansCEM):
         module.refit(z.detach(), y)
-    guard, weights = Guard.on(device), Weights(encoder=0.3, scale=1.0)
+    guard, weights = NonFiniteCounter.on(device), Weights(encoder=0.3, scale=1.0)
     for mode in ("default", "error"):
         torch.cuda.set_sync_debug_mode(mode)
         try:

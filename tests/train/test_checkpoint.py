@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from splitveil.errors import CheckpointError, RunError
-from splitveil.io import held, write_text
+from splitveil.io import folder_lock, write_text
 from splitveil.train.loop import MetricsLog
 from splitveil.train.state import (
     Checkpoint,
@@ -211,13 +211,16 @@ def test_a_folder_is_held_under_every_name_it_has(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to("run")
     busy = pytest.raises(RunError, match="another process is training")
-    with held(tmp_path / "run"), busy, held(tmp_path / "link"):
+    with folder_lock(tmp_path / "run"), busy, folder_lock(tmp_path / "link"):
         pass
-    with held(tmp_path / "link"):
+    with folder_lock(tmp_path / "link"):
         pass
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "run"]
 
 
 def test_a_name_that_is_too_long_is_called_so(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="Choose a shorter name"), held(tmp_path / ("x" * 250)):
+    with (
+        pytest.raises(RunError, match="Choose a shorter name"),
+        folder_lock(tmp_path / ("x" * 250)),
+    ):
         pass

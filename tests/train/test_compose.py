@@ -14,11 +14,17 @@ from splitveil.errors import ConfigError
 from splitveil.surrogates.base import Surrogate, SurrogateOutput
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.rate import Rate
-from splitveil.train.step import Guard, Weights, penalty
+from splitveil.train.step import NonFiniteCounter, Weights, penalty
 
 
 def compose_losses(
-    task: Tensor, z: Tensor, y: Tensor, surrogate: Surrogate, *, weights: Weights, guard: Guard
+    task: Tensor,
+    z: Tensor,
+    y: Tensor,
+    surrogate: Surrogate,
+    *,
+    weights: Weights,
+    guard: NonFiniteCounter,
 ) -> tuple[Tensor, SurrogateOutput]:
     rob, out = penalty(z, y, surrogate, weights=weights, guard=guard)
     return task + rob, out
@@ -79,7 +85,7 @@ def test_one_backward_equals_two(attention: str, form: str) -> None:
     z = encoder(x)
     task = F.cross_entropy(head(z), y)
     weights = Weights(encoder=lambd * w_lr, scale=scale)
-    loss, _ = compose_losses(task, z, y, cem, weights=weights, guard=Guard.on("cpu"))
+    loss, _ = compose_losses(task, z, y, cem, weights=weights, guard=NonFiniteCounter.on("cpu"))
     loss.backward()  # type: ignore[no-untyped-call]
     for fast, reference in zip(gradients(encoder, head, cem), slow, strict=True):
         assert_close(fast, reference, rtol=0, atol=1e-10)
@@ -127,7 +133,7 @@ def test_a_broken_penalty_leaves_the_task_gradient_exactly(kind: str) -> None:
     twin, twin_head = copy.deepcopy(encoder), copy.deepcopy(head)
     F.cross_entropy(twin_head(twin(x)), y).backward()  # type: ignore[no-untyped-call]
 
-    guard = Guard.on("cpu")
+    guard = NonFiniteCounter.on("cpu")
     z = encoder(x)
     task = F.cross_entropy(head(z), y)
     weights = Weights(encoder=1.0, scale=1.0)
@@ -158,7 +164,9 @@ def test_a_surrogate_that_gives_something_else_is_told_what_to_give(
     encoder, _, x, y = parts()
     z, weights = encoder(x), Weights(encoder=1.0, scale=1.0)
     with pytest.raises(ConfigError, match=said):
-        compose_losses(z.sum(), z, y, lambda z, _: given(z), weights=weights, guard=Guard.on("cpu"))
+        compose_losses(
+            z.sum(), z, y, lambda z, _: given(z), weights=weights, guard=NonFiniteCounter.on("cpu")
+        )
 
 
 def said_of(z: Tensor, **wrong: object) -> SurrogateOutput:

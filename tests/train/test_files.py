@@ -8,7 +8,7 @@ import pytest
 from filelock import FileLock
 
 from splitveil.errors import RunError
-from splitveil.io import atomic_file, file_lock, held, replacing
+from splitveil.io import atomic_file, file_lock, folder_lock, replacing
 
 
 def test_a_file_appears_when_it_is_complete_and_the_older_one_stays_until_then(
@@ -59,18 +59,18 @@ def test_without_locks_nothing_is_held_and_a_read_only_folder_is_explained(
 
     monkeypatch.setattr(FileLock, "acquire", refuse)
     if code in (errno.ENOLCK, errno.EOPNOTSUPP):
-        with held(tmp_path / "run"), held(tmp_path / "run"):
+        with folder_lock(tmp_path / "run"), folder_lock(tmp_path / "run"):
             pass
         return
     with (
         pytest.raises(RunError, match=rf"cannot write {tmp_path}/\.run\.lock: .*Choose another"),
-        held(tmp_path / "run"),
+        folder_lock(tmp_path / "run"),
     ):
         pass
 
 
 def test_an_error_inside_is_not_taken_for_one_of_the_lock(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), held(tmp_path / "run"):
+    with pytest.raises(FileNotFoundError), folder_lock(tmp_path / "run"):
         (tmp_path / "absent").read_bytes()
     assert list(tmp_path.iterdir()) == []
 

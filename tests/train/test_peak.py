@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from splitveil.config.resolve import Parts
+from splitveil.config.resolve import TrainParts
 from splitveil.config.run_config import RunConfig
 from splitveil.nets.channel import Channel
 from splitveil.nets.split import SplitModel
@@ -17,7 +17,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 def fresh() -> TrainState:
     model = SplitModel(nn.Linear(2, 2), Channel(), nn.Linear(2, 2))
-    return new_state(Parts(model), RunConfig(), CPU)
+    return new_state(TrainParts(model), RunConfig(), CPU)
 
 
 def test_a_training_begins_with_the_peak_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from splitveil.config.resolve import Parts
+from splitveil.config.resolve import TrainParts
 from splitveil.config.run_config import RunConfig
 from splitveil.defences.base import PenaltyPlan
 from splitveil.nets.channel import Channel, GaussianNoise
@@ -32,7 +32,7 @@ def prepared(
     model = SplitModel(encoder, Channel([GaussianNoise(0.05)]), nn.Linear(WIRE, CLASSES))
     stepped = model.compiled(backend="aot_eager") if compiled else model
     plan = PenaltyPlan(lambd=0.3, attention_lr=1e-3)
-    state = new_state(Parts(model, surrogate, penalty=plan), RunConfig(), fabric.device)
+    state = new_state(TrainParts(model, surrogate, penalty=plan), RunConfig(), fabric.device)
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(256, (24, 1, 4, 4), dtype=torch.uint8, generator=generator)
     labels = torch.arange(24) % CLASSES

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from splitveil.train.step import LABELS, Task, divergence
+from splitveil.train.step import LABELS, TaskLoss, divergence
 
 
 def logits(seed: int, n: int = 5, k: int = 4, spread: float = 2.0) -> Tensor:
@@ -71,7 +71,7 @@ def test_gradient_of_the_divergence() -> None:
 def test_sure_answers_have_finite_losses_and_gradients(size: float) -> None:
     own = (size * logits(6)).float().requires_grad_()
     taught = (size * logits(7)).float()
-    task = Task(smoothing=0.1, share=0.7, temperature=1.0)
+    task = TaskLoss(smoothing=0.1, share=0.7, temperature=1.0)
     loss = task.loss(own, torch.tensor([0, 1, 2, 3, 0]), taught)
     torch.autograd.backward(loss)
     assert own.grad is not None
@@ -96,12 +96,12 @@ def test_labels_alone_are_the_cross_entropy_bit_for_bit() -> None:
 def test_smoothed_labels_are_the_slow_ones(share: float) -> None:
     own, y = logits(11), torch.tensor([0, 1, 2, 3, 0])
     expected = slow_smoothed(own, y, share)
-    assert float(Task(smoothing=share).loss(own, y, None)) == pytest.approx(expected, rel=1e-12)
+    assert float(TaskLoss(smoothing=share).loss(own, y, None)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_teachers_share_is_taken_from_the_labels() -> None:
     own, taught, y = logits(12), logits(13), torch.tensor([0, 1, 2, 3, 0])
-    task = Task(smoothing=0.2, teacher=lambda _: taught, share=0.3, temperature=2.0)
+    task = TaskLoss(smoothing=0.2, teacher=lambda _: taught, share=0.3, temperature=2.0)
     found = task.loss(own, y, task.taught(torch.zeros(5, 1, 2, 2)))
     expected = 0.7 * slow_smoothed(own, y, 0.2) + 0.3 * slow_divergence(own, taught, 2.0)
     assert float(found) == pytest.approx(expected, rel=1e-12)
@@ -109,6 +109,6 @@ def test_the_teachers_share_is_taken_from_the_labels() -> None:
 
 def test_a_teacher_gets_no_gradient() -> None:
     net = torch.nn.Linear(3, 2)
-    answers = Task(teacher=net).taught(torch.ones(1, 3))
+    answers = TaskLoss(teacher=net).taught(torch.ones(1, 3))
     assert answers is not None
     assert not answers.requires_grad

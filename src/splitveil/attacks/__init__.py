@@ -2,11 +2,11 @@
 
 from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest, class_means
 from splitveil.attacks.catalogue import ATTACKS
-from splitveil.attacks.decoder import Decoder, fused
+from splitveil.attacks.decoder import Decoder, with_compiled_decoders
 from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.prior import Prior
-from splitveil.attacks.profiles import PROFILES, for_images
+from splitveil.attacks.profiles import PROFILES, scale_search_budgets
 from splitveil.attacks.rmle import Rmle
 from splitveil.attacks.wgan import Wgan
 
@@ -23,6 +23,6 @@ __all__ = [
     "Rmle",
     "Wgan",
     "class_means",
-    "for_images",
-    "fused",
+    "scale_search_budgets",
+    "with_compiled_decoders",
 ]

@@ -22,7 +22,7 @@ from splitveil.threat import (
     BlackBox,
     Labelled,
     Observation,
-    Reconstruct,
+    Reconstructor,
 )
 
 Count = Annotated[int, Range(1)]
@@ -238,7 +238,7 @@ def in_units(z: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Units:
+class Standardiser:
     r"""Mean and deviation of all numbers of z̃ over aux, and z̃ in terms of them.
 
     .. math:: u = (\tilde z - m) / s
@@ -258,13 +258,13 @@ class Units:
         return in_units(z, self.mean, self.std)
 
 
-class InUnits(nn.Module):
+class StandardisedNet(nn.Module):
     """A network behind its units: takes z̃ as it was sent."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, net: nn.Module, units: Units) -> None:
+    def __init__(self, net: nn.Module, units: Standardiser) -> None:
         super().__init__()
         self.net = net
         self.register_buffer("mean", units.mean)
@@ -278,7 +278,7 @@ class InUnits(nn.Module):
 
 
 @torch.no_grad()
-def units_of(z: Tensor) -> Units:
+def units_of(z: Tensor) -> Standardiser:
     """The units of some z̃; what is not finite does not count.
 
     >>> units_of(torch.tensor([1.0, 3.0, torch.inf]))(torch.tensor([3.0])).tolist()
@@ -289,10 +289,10 @@ def units_of(z: Tensor) -> Units:
     count = known.sum().clamp_min(1)
     mean = torch.where(known, z, 0.0).sum() / count
     std = (torch.where(known, z - mean, 0.0).square().sum() / count).sqrt()
-    return Units(mean, torch.where(std > 0, std, torch.ones_like(std)))
+    return Standardiser(mean, torch.where(std > 0, std, torch.ones_like(std)))
 
 
-def measured_units(victim: BlackBox, images: Tensor, generator: Generator) -> Units:
+def fit_standardiser(victim: BlackBox, images: Tensor, generator: Generator) -> Standardiser:
     """The units of a victim's z̃, by draws of their own: those of the attack are not moved."""
     apart = stream(generator.initial_seed(), "units", generator.device)
     return units_of(victim.send(images[:PROBED], apart))
@@ -439,7 +439,7 @@ def calibrated(
     chunk: int,
     held: tuple[Tensor, Observation] | None,
     progress: Progress,
-) -> Reconstruct:
+) -> Reconstructor:
     """Answers on the way from the prior mean to what a search finds, `chunk` images at a time.
 
     At the share that is best for held-out images (n, c, h, w), observed as said; without them at

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from splitveil.attacks.base import QUERIES, Count, need_aux, sent_aux, units_of
 from splitveil.errors import AuditError, check_ranges
 from splitveil.io import Progress, silent
-from splitveil.threat import Access, BlackBox, Labelled, Observation, Reconstruct
+from splitveil.threat import Access, BlackBox, Labelled, Observation, Reconstructor
 
 MAX_DISTANCES = 2**24  # 64 MB of float32
 
@@ -37,7 +37,7 @@ class MeanImage:
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Reconstruct:
+    ) -> Reconstructor:
         """The mean of aux."""
         del victim, generator
         need_aux("mean", aux, self.min_aux)
@@ -60,7 +60,7 @@ class ClassMean:
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Reconstruct:
+    ) -> Reconstructor:
         """The class means of aux."""
         del victim, generator
         need_aux("class-mean", aux, self.min_aux)
@@ -111,7 +111,7 @@ class Nearest:
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Reconstruct:
+    ) -> Reconstructor:
         """Query every aux image once."""
         need_aux("nearest", aux, max(self.min_aux, self.neighbours))
         sent, images = sent_aux(victim, aux, generator, progress), aux.images.to(victim.device)

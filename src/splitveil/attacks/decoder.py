@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from splitveil.attacks.base import (
     Budget,
-    InUnits,
     Schedule,
+    StandardisedNet,
+    fit_standardiser,
     fresh_weights,
-    measured_units,
     minimise,
     need_aux,
     progress_part,
@@ -25,7 +25,7 @@ from splitveil.io import Progress, silent
 from splitveil.nets.blocks import conv_bn_relu
 from splitveil.nets.decoder import ResidualDecoder
 from splitveil.rng import stream
-from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation
+from splitveil.threat import Access, Attack, BlackBox, FittedAttack, Labelled, Observation
 
 Loss = Literal["mse", "ssim", "perceptual"]
 Objective = Callable[[Tensor, Tensor], Tensor]
@@ -175,7 +175,7 @@ class Decoder:
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> FittedAttack:
         """Train on aux; the last weights are used, nothing is picked on the scored images."""
         need_aux("decoder", aux, self.min_aux)
         device, n = victim.device, len(aux)
@@ -192,7 +192,7 @@ class Decoder:
             if device.type == "cuda":
                 net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-            reader = InUnits(net, measured_units(victim, aux.images, generator))
+            reader = StandardisedNet(net, fit_standardiser(victim, aux.images, generator))
             send = victim.sender(aux.images)
             fitted = compiled(reader) if self.fused and device.type == "cuda" else reader
 
@@ -209,7 +209,7 @@ class Decoder:
             images = torch.cat([_decode(reader, z) for z in torch.split(seen.z, 1000)])
             return images.clamp(0, 1)
 
-        return Fitted(reconstruct, curve, reader)
+        return FittedAttack(reconstruct, curve, reader)
 
     def _objective(
         self, aux: Labelled, generator: Generator, device: torch.device, progress: Progress
@@ -231,7 +231,7 @@ class Decoder:
 SMALL = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
 
 
-def fused(attack: Attack) -> Attack:
+def with_compiled_decoders(attack: Attack) -> Attack:
     """The same attack; on a GPU torch compiles its decoders, wherever it has some.
 
     >>> fused(Decoder()).fused
@@ -240,6 +240,8 @@ def fused(attack: Attack) -> Attack:
     if not is_dataclass(attack):
         return attack
     held = {f.name: getattr(attack, f.name) for f in fields(attack)}
-    changed: dict[str, Any] = {k: fused(v) for k, v in held.items() if isinstance(v, Decoder)}
+    changed: dict[str, Any] = {
+        k: with_compiled_decoders(v) for k, v in held.items() if isinstance(v, Decoder)
+    }
     changed |= {"fused": True} if isinstance(attack, Decoder) else {}
     return cast(Attack, replace(attack, **changed))

@@ -10,7 +10,7 @@ from splitveil.attacks.decoder import SMALL
 from splitveil.errors import AuditError, ConfigError, check_ranges
 from splitveil.io import Progress, silent
 from splitveil.rng import stream
-from splitveil.threat import Access, Attack, BlackBox, Fitted, Labelled, Observation, Send
+from splitveil.threat import Access, Attack, BlackBox, FittedAttack, Labelled, Observation, Send
 
 
 def averaged(send: Send, repeats: int) -> Send:
@@ -53,7 +53,7 @@ class KQuery:
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> FittedAttack:
         """Fit `inner` on the averages of aux; sendings that do not differ are their own average."""
         probe = aux.images[:8]
         apart = stream(generator.initial_seed(), "k-query", generator.device)
@@ -75,4 +75,4 @@ class KQuery:
                 )
             return inner(Observation(seen.draws.mean(0), seen.answer))
 
-        return Fitted(reconstruct, inner.curve if isinstance(inner, Fitted) else ())
+        return FittedAttack(reconstruct, inner.curve if isinstance(inner, FittedAttack) else ())

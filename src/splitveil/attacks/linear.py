@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from splitveil.attacks.base import need_aux, progress_part, sent_aux, tenth, units_of
 from splitveil.io import Progress, silent
-from splitveil.threat import Access, BlackBox, Labelled, Observation, Reconstruct
+from splitveil.threat import Access, BlackBox, Labelled, Observation, Reconstructor
 
 
 def ridge(
@@ -48,7 +48,7 @@ class Linear:
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Reconstruct:
+    ) -> Reconstructor:
         """Solve on nine tenths of aux, pick the penalty on the rest, solve on all."""
         need_aux("linear", aux, self.min_aux)
         total = len(aux) + 2  # two solutions follow the queries

@@ -30,7 +30,7 @@ from splitveil.errors import Range
 from splitveil.io import Progress, silent
 from splitveil.nets.decoder import ResidualDecoder
 from splitveil.rng import normal_like
-from splitveil.threat import BlackBox, Labelled, Observation, Reconstruct, WhiteBox
+from splitveil.threat import BlackBox, Labelled, Observation, Reconstructor, WhiteBox
 
 # Of the overall mean, added to every class: few images say little of a class.
 CLASS_PSEUDO_IMAGES = 10
@@ -61,7 +61,7 @@ def shrinkage(centred: Tensor, moments: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Factors:
+class FactorModel:
     r"""A class-conditional factor model, and a network that may sharpen what it draws.
 
     .. math:: x = \mu_y + A v, \quad v \sim N(0, I_k), \qquad
@@ -104,7 +104,7 @@ def correction(net: nn.Module, plain: Tensor) -> Tensor:
     return added
 
 
-def fit_factors(aux: Labelled, factors: int, device: torch.device) -> Factors:
+def fit_factors(aux: Labelled, factors: int, device: torch.device) -> FactorModel:
     """The model in closed form: shrunk class means, and the largest `factors` of what is left.
 
     The covariance within classes is shrunk, which leaves its eigenvectors where they are. Never
@@ -132,13 +132,13 @@ def fit_factors(aux: Labelled, factors: int, device: torch.device) -> Factors:
         vectors = torch.where(length > 0, turned / length.clamp_min(1e-300), unit)
     shrunk = torch.lerp(values, moments.trace() / pixels, shrinkage(left, moments))
     basis = vectors * shrunk.clamp_min(1e-12).sqrt()
-    return Factors(
+    return FactorModel(
         torch.cat([means, overall[None]]).float(), basis.float(), tuple(aux.images.shape[1:])
     )
 
 
 def sharpened(
-    model: Factors,
+    model: FactorModel,
     used: Labelled,
     held: Labelled,
     generator: Generator,
@@ -147,7 +147,7 @@ def sharpened(
     width: int = 32,
     blocks: int = 2,
     progress: Progress = silent,
-) -> Factors:
+) -> FactorModel:
     """The model with a network fitted to mend its drawings of `used`.
 
     Latents are blurred while it learns, as a search will not find them exactly. The share α that
@@ -187,7 +187,7 @@ class Posterior:
     x₀ = G(v, y), and v by its length.
     """
 
-    model: Factors
+    model: FactorModel
     energy: Energy
     slack: Tensor
 
@@ -231,7 +231,7 @@ class Prior(ImageSearch):
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Reconstruct:
+    ) -> Reconstructor:
         """Fit the prior and the starts on nine tenths of aux and measure them on the rest."""
         box, held, used, guides = self.guided(victim, aux, generator, progress)
         model = fit_factors(used, self.factors, box.device)
@@ -274,7 +274,12 @@ class Prior(ImageSearch):
 
     @torch.no_grad()
     def _posterior(
-        self, box: WhiteBox, model: Factors, images: Tensor, held: Labelled, generator: Generator
+        self,
+        box: WhiteBox,
+        model: FactorModel,
+        images: Tensor,
+        held: Labelled,
+        generator: Generator,
     ) -> Posterior:
         """The objective; what the model misses is measured on held-out images and labels."""
         facts = measure_channel(box, images, generator, self.draws)

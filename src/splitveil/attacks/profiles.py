@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from splitveil.attacks.attribute import AttributeHead
 from splitveil.attacks.base import count_for
 from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest
-from splitveil.attacks.decoder import Decoder, fused
+from splitveil.attacks.decoder import Decoder, with_compiled_decoders
 from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.membership import Membership
@@ -100,7 +100,9 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
 }
 
 
-def for_images(attacks: Mapping[str, Attack], values: int, scored: int) -> dict[str, Attack]:
+def scale_search_budgets(
+    attacks: Mapping[str, Attack], values: int, scored: int
+) -> dict[str, Attack]:
     """The attacks for `scored` images of `values` numbers: searches take about as long for any.
 
     They take more images where these are small, all of them if they can, and are then ranked.
@@ -161,4 +163,8 @@ def find_profile(
         if wanted not in PROFILES[name]:
             raise ConfigError(unknown(f"attack of profile '{name}'", wanted, PROFILES[name]))
     attacks = {k: v for k, v in PROFILES[name].items() if not only or k in (*only, *FLOORS)}
-    return {key: fused(attack) for key, attack in attacks.items()} if compile else attacks
+    return (
+        {key: with_compiled_decoders(attack) for key, attack in attacks.items()}
+        if compile
+        else attacks
+    )

@@ -67,7 +67,7 @@ def centred(images: Tensor, middle: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Gallery:
+class KnownImages:
     """What an attacker holds of N images: the mean (N, d) of several sendings of each.
 
     `noise` and `spread` (d,) are the variances within the sendings of one image and over images.
@@ -99,7 +99,7 @@ class ReId:
 
     def send(
         self, victim: BlackBox, images: Tensor, generator: Generator, progress: Progress = silent
-    ) -> Gallery:
+    ) -> KnownImages:
         """Send all images, `draws` times."""
         parts, within = [], []
         for x in torch.split(images, QUERIES):
@@ -114,7 +114,7 @@ class ReId:
             progress(sum(map(len, parts)), len(images), "queries")
         mean = torch.cat(parts)
         noise = torch.stack(within).sum(0) / len(images)
-        return Gallery(mean, noise, mean.var(0, correction=0))
+        return KnownImages(mean, noise, mean.var(0, correction=0))
 
     def pick(self, victim: BlackBox, aux: Tensor, generator: Generator) -> tuple[str, Tensor]:
         """Name and factors (d,) of the scaling under which aux images are found best."""
@@ -134,7 +134,7 @@ class ReId:
         return name, choices[name]
 
 
-def scalings(gallery: Gallery) -> Mapping[str, Tensor]:
+def scalings(gallery: KnownImages) -> Mapping[str, Tensor]:
     r"""Factors (d,) for each feature: 1, or one over the root of its noise, or of its spread.
 
     .. math:: s_j = (v_j + 10^{-3}\,\bar v)^{-1/2}

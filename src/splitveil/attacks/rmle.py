@@ -31,7 +31,7 @@ from splitveil.threat import (
     BlackBox,
     Labelled,
     Observation,
-    Reconstruct,
+    Reconstructor,
     WhiteBox,
 )
 
@@ -55,7 +55,7 @@ def total_variation(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ChannelFacts:
     """What the attacker measures of the channel on aux.
 
     `scale` is the variance of z̃ over images, mean over dimensions; `noise` the share of it that
@@ -71,7 +71,9 @@ class Facts:
 
 
 @torch.no_grad()
-def measure_channel(box: WhiteBox, images: Tensor, generator: Generator, draws: int) -> Facts:
+def measure_channel(
+    box: WhiteBox, images: Tensor, generator: Generator, draws: int
+) -> ChannelFacts:
     """Send some images (n, c, h, w) a few times and see what the channel does to them."""
     z = box.encoder(images[:PROBED].to(box.device)).nan_to_num(0.0, 0.0, 0.0)
     state = generator.get_state()
@@ -87,7 +89,7 @@ def measure_channel(box: WhiteBox, images: Tensor, generator: Generator, draws: 
         offset = torch.stack(parts).mean(0)
     scale = sent.var(0).mean().clamp_min(1e-12 * float(sent.square().mean()) + 1e-30)
     noise = (sent - again).square().mean() / 2 / scale
-    return Facts(scale, noise.clamp_max(1), offset, draws if random else 1)
+    return ChannelFacts(scale, noise.clamp_max(1), offset, draws if random else 1)
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Energy:
 
     encoder: nn.Module
     channel: nn.Module
-    facts: Facts
+    facts: ChannelFacts
     spread: Tensor
     tv: float
     prior: float
@@ -172,7 +174,7 @@ class ImageSearch:
 
     def guided(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress
-    ) -> tuple[WhiteBox, Labelled, Labelled, tuple[Reconstruct, Reconstruct]]:
+    ) -> tuple[WhiteBox, Labelled, Labelled, tuple[Reconstructor, Reconstructor]]:
         """The white-box view, a tenth of aux, the rest, and both attacks fitted on the rest."""
         name = type(self).__name__.lower()
         if not isinstance(victim, WhiteBox):
@@ -204,7 +206,7 @@ class Rmle(ImageSearch):
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Reconstruct:
+    ) -> Reconstructor:
         """Fit the starts on nine tenths of aux and measure them on the rest."""
         box, held, used, guides = self.guided(victim, aux, generator, progress)
         facts = measure_channel(box, used.images, generator, self.draws)

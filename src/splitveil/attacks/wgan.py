@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from splitveil.attacks.base import (
     Budget,
     Count,
-    InUnits,
     NonNegative,
+    StandardisedNet,
     capturable,
     captured_for,
     fed_steps,
+    fit_standardiser,
     fresh_weights,
-    measured_units,
     minimise,
     need_aux,
     progress_part,
@@ -28,7 +28,7 @@ from splitveil.cuda import set_rate
 from splitveil.errors import ConfigError, Range, check_ranges
 from splitveil.io import Progress, silent
 from splitveil.nets.decoder import ResidualDecoder
-from splitveil.threat import Access, BlackBox, Fitted, Labelled, Observation, Send
+from splitveil.threat import Access, BlackBox, FittedAttack, Labelled, Observation, Send
 
 START = Decoder(epochs=16, min_steps=3000)
 BETAS = (0.5, 0.999)
@@ -144,7 +144,7 @@ class Wgan:
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
-    ) -> Fitted:
+    ) -> FittedAttack:
         """Fit the decoder, then let it and the critic learn from each other; aux alone is seen."""
         need_aux("gan", aux, self.min_aux)
         n = len(aux)
@@ -158,7 +158,7 @@ class Wgan:
             net = ResidualDecoder(wire, shape, width=self.start.width, blocks=self.start.blocks)
             net, critic = net.to(device), Critic(shape, width=self.width).to(device)
 
-            reader = InUnits(net, measured_units(victim, aux.images, generator))
+            reader = StandardisedNet(net, fit_standardiser(victim, aux.images, generator))
             send = victim.sender(aux.images)
 
             def loss(x: Tensor, rows: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ class Wgan:
         def reconstruct(seen: Observation) -> Tensor:
             return torch.cat([reader(z) for z in torch.split(seen.z, 1000)]).clamp(0, 1)
 
-        return Fitted(reconstruct, curve)
+        return FittedAttack(reconstruct, curve)
 
     def _contest(
         self,

@@ -20,7 +20,7 @@ from splitveil.attacks.profiles import LeakBudget
 from splitveil.attacks.reid import ReId, centred, ranks
 from splitveil.audits import metrics
 from splitveil.audits.metrics import named, share
-from splitveil.audits.summary import ceiling_mse, strongest_blackbox
+from splitveil.audits.summary import label_only_mse, strongest_blackbox
 from splitveil.audits.target import Attempt, Target, answer, attacked_rows, finite, send
 from splitveil.data.attributes import Attributes
 from splitveil.errors import AuditError
@@ -308,7 +308,7 @@ def repeat_leaks(target: Target) -> Json:
         )
     rows = attacked_rows(target.scored, SCORED)
     scored = _some(target.scored, rows)
-    ceiling = ceiling_mse(target.aux, scored, target.num_classes)
+    ceiling = label_only_mse(target.aux, scored, target.num_classes)
     if not ceiling > 0:
         raise AuditError("no leakage: every scored image is the mean image of its class")
     device = target.device

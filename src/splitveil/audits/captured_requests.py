@@ -16,14 +16,14 @@ from torch import Tensor
 
 from splitveil.attacks.profiles import find_profile
 from splitveil.audits.certificates import count_copies, refusals
-from splitveil.audits.noise_tests import Clean, hear
+from splitveil.audits.noise_tests import Clean, channel_tests
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.suite import Store
 from splitveil.audits.target import Attempt, Target
 from splitveil.audits.trained_run import Audited, open_run
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.errors import AuditError, DataError, WireError
-from splitveil.io import Json, Progress, explain_os_error, silent
+from splitveil.io import Json, Progress, as_run_error, silent
 from splitveil.record.schema import Record, per_image_mse
 from splitveil.record.statistics import Sample, difference
 from splitveil.serve.manifest import CLIENT_INT8, LOGITS, WIRE, load_half, read_manifest
@@ -135,7 +135,7 @@ def send_and_capture(
 
     files = [folder / f"capture-{start}.jsonl" for start in (1, 2)]
     with (
-        explain_os_error(folder),
+        as_run_error(folder),
         kept_if_used(folder),
         TemporaryDirectory(dir=folder, prefix=".capture-") as scratch,
     ):
@@ -218,7 +218,7 @@ def audit_wire(
     shape = run.model.wire_shape(run.built.image_shape)
     first, *others = (read_captured(file, shape, len(target.scored)) for file in files)
     check_rows(first, others, len(target.scored))
-    tests = hear(
+    tests = channel_tests(
         clean or run.model.encoder, run.model.channel, first.z, target.scored.images.cpu(),
         again=others[0].z if others else None, seed=seed,
     )  # fmt: skip

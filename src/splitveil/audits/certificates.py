@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 from splitveil.audits import bounds
 from splitveil.errors import AuditError
 from splitveil.io import Json
-from splitveil.nets.channel import front_of
+from splitveil.nets.channel import before_noise
 from splitveil.threat import Labelled
 
 Clean = Callable[[Tensor, Generator | None], Tensor]
@@ -31,7 +31,7 @@ _SAME = 1e-3  # standard deviations of the noise: less is rounding, not randomne
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Deployed:
+class CertifiedClient:
     """A client as certificates see it: z before the noise, and what is known of the noise.
 
     `clean(x, generator)` gives z and lets gradients through. `noise_var` is the variance of the
@@ -46,15 +46,17 @@ class Deployed:
     random: bool = False
 
 
-def deployed(encoder: nn.Module, channel: nn.Module, device: torch.device) -> Deployed:
+def certified_client(
+    encoder: nn.Module, channel: nn.Module, device: torch.device
+) -> CertifiedClient:
     """A client of known networks as certificates see it."""
-    front = front_of(encoder, channel)
+    front = before_noise(encoder, channel)
 
     def clean(x: Tensor, generator: torch.Generator | None) -> Tensor:
         z: Tensor = front.stages(encoder(x.to(device)), generator)
         return z
 
-    return Deployed(
+    return CertifiedClient(
         clean=clean,
         noise_var=None if front.noise_std is None else front.noise_std**2,
         bounds=front.bounds,
@@ -115,18 +117,18 @@ def _or_refused(make: Callable[[], Json]) -> Json:
 
 
 @torch.no_grad()
-def _encode(client: Deployed, images: Tensor, generator: Generator) -> Tensor:
+def _encode(client: CertifiedClient, images: Tensor, generator: Generator) -> Tensor:
     parts = [client.clean(x, generator).flatten(1) for x in torch.split(images, CHUNK)]
     return torch.cat(parts)
 
 
-def _bounds(client: Deployed) -> tuple[float, float]:
+def _bounds(client: CertifiedClient) -> tuple[float, float]:
     if client.bounds is None:
         raise AuditError("no certificate: z is not bounded; add a clip stage before the noise")
     return client.bounds
 
 
-def _draws(client: Deployed, z: Tensor, images: Tensor, generator: Generator) -> bool:
+def _draws(client: CertifiedClient, z: Tensor, images: Tensor, generator: Generator) -> bool:
     """Whether z before the noise is random, said or not: encoding again gives another z."""
     scale = bounds.noise_variance(client.noise_var, z.shape[1], z.device).sqrt()
     moved = _encode(client, images, generator).double() - z.double()
@@ -142,7 +144,7 @@ def _rates(
     return given, min(alone.rate(), given.rate() + given.label_entropy)
 
 
-def _gallery(client: Deployed, gallery: Labelled, z: Tensor, generator: Generator) -> Json:
+def _gallery(client: CertifiedClient, gallery: Labelled, z: Tensor, generator: Generator) -> Json:
     """Everything that holds for the listed images alone, whose z is given."""
     noise_var = client.noise_var
     if _draws(client, z, gallery.images, generator):
@@ -185,7 +187,7 @@ def _doubling(given: bounds.Spectrum) -> Json:
 
 
 def _population(  # noqa: PLR0917 - what is measured, on what, and how
-    client: Deployed,
+    client: CertifiedClient,
     fit: Labelled,
     fresh: Labelled,
     seen: Sequence[Labelled] | None,
@@ -223,7 +225,7 @@ def _population(  # noqa: PLR0917 - what is measured, on what, and how
 
 
 def certify(
-    client: Deployed,
+    client: CertifiedClient,
     gallery: Labelled,
     fit: Labelled,
     fresh: Labelled,

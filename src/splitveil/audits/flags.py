@@ -8,7 +8,7 @@ from torch import Tensor
 
 from splitveil.audits.bounds import beaten
 from splitveil.audits.certificates import count_copies
-from splitveil.audits.summary import comparable, floor_mse
+from splitveil.audits.summary import comparable, mean_image_mse
 from splitveil.audits.target import Attempt, Target, finite
 from splitveil.io import Json
 from splitveil.record.schema import Flag
@@ -156,7 +156,7 @@ def linearly_invertible(evidence: Evidence) -> str | None:
     linear, target = evidence.attempts.get("linear"), evidence.target
     if linear is None:
         return None
-    own, floor = linear.scores().mse, floor_mse(target.aux, target.scored)
+    own, floor = linear.scores().mse, mean_image_mse(target.aux, target.scored)
     if own < LINEAR_SHARE * floor:
         return f"ridge regression has MSE {own:.2g}, {100 * own / floor:.1f} % of the mean image's"
     return None

@@ -30,7 +30,7 @@ from splitveil.nets.channel import (
 )
 from splitveil.rng import stream
 from splitveil.surrogates.base import (
-    FirstCall,
+    FirstCallCheck,
     class_batch,
     class_moments,
     diagonal_rate,
@@ -64,7 +64,7 @@ class Outcome:
     p: float
 
 
-def hear_noise(victim: Victim, x: Tensor, seed: int) -> tuple[float, bool]:
+def measure_noise(victim: Victim, x: Tensor, seed: int) -> tuple[float, bool]:
     """Standard deviation between sendings of the same images, and whether a seed repeats one."""
     first, again = (finite(send(victim, x, seed, "foreign/first")) for _ in range(2))
     other = finite(send(victim, x, seed, "foreign/other"))
@@ -99,7 +99,7 @@ def sent_rate(
     means, squares = [], []
     for i in range(DRAWS):
         z = finite(send(victim, data.images, seed, f"foreign/rate/{i}")).flatten(1).double()
-        batch = class_batch(z, data.labels, z.shape[1], num_classes, FirstCall())
+        batch = class_batch(z, data.labels, z.shape[1], num_classes, FirstCallCheck())
         weight = uniform_weights(batch.y, batch.count)
         found = class_moments(batch.z, weight, batch.y, num_classes)
         means.append(found.mean)
@@ -109,7 +109,7 @@ def sent_rate(
     return float(batch.average(diagonal_rate(signal, noise_std))) * z.shape[1]
 
 
-def hear(
+def channel_tests(
     encoder: Clean,
     channel: nn.Module,
     sent: Tensor,
@@ -133,13 +133,13 @@ def hear(
         other = None if again is None else again.cpu().flatten(1)
         if isinstance(std, Tensor) and bool((std > 0).all()):
             wide = std.expand(z.shape[1:]).flatten() if std.ndim else float(std)
-            return listen(rows, known, wide, fingerprints(x), other)
+            return gaussian_tests(rows, known, wide, fingerprints(x), other)
         if std is not None:
-            return judged({"different": unlike(rows, known)}) | {"rows": len(rows)}
+            return decide({"different": unlike(rows, known)}) | {"rows": len(rows)}
         some = z[:SIMULATED_IMAGES]
         draws = [channel(some, stream(seed, f"wire/{i}")).flatten(1) for i in range(SIMULATED)]
         other = None if other is None else other[: len(some)]
-        return listen_to_any(rows[: len(some)], some.flatten(1), torch.stack(draws), other)
+        return simulated_tests(rows[: len(some)], some.flatten(1), torch.stack(draws), other)
 
 
 def expected(channel: nn.Module, z: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -174,7 +174,7 @@ def unlike(sent: Tensor, z: Tensor) -> Outcome:
     return Outcome(seen, 1.0 if seen <= SAME else 0.0)
 
 
-def listen(
+def gaussian_tests(
     sent: Rows,
     clean: Rows,
     std: float | Float[Tensor, " d"],
@@ -204,10 +204,10 @@ def listen(
         "measured_low": declared * low,
         "measured_high": declared * high,
     }
-    return {"rows": len(sent), "images": len(rows), "noise": noise} | judged(tests)
+    return {"rows": len(sent), "images": len(rows), "noise": noise} | decide(tests)
 
 
-def listen_to_any(
+def simulated_tests(
     sent: Rows,
     clean: Rows,
     draws: Float[Tensor, "k n d"],
@@ -239,10 +239,10 @@ def listen_to_any(
             for a, b in ((sent[:m], again), (draws[0, :m], draws[1, :m]))
         )
         tests["starts"] = Outcome(equal, 1.0 if equal <= 2 * usually else 0.0)
-    return {"rows": len(sent), "images": len(sent)} | judged(tests)
+    return {"rows": len(sent), "images": len(sent)} | decide(tests)
 
 
-def judged(tests: Mapping[str, Outcome]) -> Json:
+def decide(tests: Mapping[str, Outcome]) -> Json:
     """The tests as JSON, and which of them fail when `ALPHA` is shared by all."""
     least = ALPHA / len(tests)
     return {

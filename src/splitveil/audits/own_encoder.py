@@ -16,11 +16,17 @@ import torch
 from torch import Generator, Tensor, nn
 
 from splitveil.attacks.profiles import find_profile
-from splitveil.audits.certificates import certify, count_copies, deployed, refusals
-from splitveil.audits.noise_tests import LISTENED, check_noise, hear, hear_noise, sent_rate
+from splitveil.audits.certificates import certified_client, certify, count_copies, refusals
+from splitveil.audits.noise_tests import (
+    LISTENED,
+    channel_tests,
+    check_noise,
+    measure_noise,
+    sent_rate,
+)
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.target import Target, finite
-from splitveil.config.resolve import find_safely, unchanged
+from splitveil.config.resolve import import_user_code, unchanged
 from splitveil.data.attributes import Attributes, attributes_of, read_table
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset, fingerprint
@@ -97,9 +103,9 @@ def find_encoder(
     if given not in get_args(Given):
         raise ConfigError(unknown("input", given, get_args(Given)))
     return OwnEncoder(
-        client=find_safely(name, "what is audited"),
+        client=import_user_code(name, "what is audited"),
         name=name,
-        server=None if server is None else find_safely(server, "--server"),
+        server=None if server is None else import_user_code(server, "--server"),
         server_name=server,
         noise_std=noise,
         white_box=white_box,
@@ -519,7 +525,7 @@ def audit_encoder(
         parts = open_parts(own, sender, few) if own.white_box else None
         encoder = None if parts is None else parts[0]
         victim = Victim(nn.Identity(), sender) if parts is None else UserVictim(sender, *parts)
-        noise, repeatable = hear_noise(victim, images.scored.images[:LISTENED], seed)
+        noise, repeatable = measure_noise(victim, images.scored.images[:LISTENED], seed)
         target = Target(
             victim=victim,
             head=_head(own, sender, few, len(images.classes), seed),
@@ -613,7 +619,7 @@ def _certificates(
             "networks with --white-box"
         )
     noise, x = Channel([GaussianNoise(own.noise_std)]), target.scored.images[:LISTENED]
-    failed = hear(encoder, noise, target.sent.z[: len(x)], x, seed=target.seed)["failed"]
+    failed = channel_tests(encoder, noise, target.sent.z[: len(x)], x, seed=target.seed)["failed"]
     if failed:
         return refusals(
             "what is sent is not the encoder's z and the declared noise; tests that fail: "
@@ -622,7 +628,9 @@ def _certificates(
     if _mixes(encoder, x, own.noise_std):
         return refusals("z of an image depends on the other images of its batch")
     return certify(
-        deployed(encoder[0], noise, target.device),  # behind the flattening no bounds are found
+        certified_client(
+            encoder[0], noise, target.device
+        ),  # behind the flattening no bounds are found
         target.scored,
         images.aux,
         images.test,

@@ -4,11 +4,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from splitveil.attacks.profiles import LEAK_BUDGETS, for_images
+from splitveil.attacks.profiles import LEAK_BUDGETS, scale_search_budgets
 from splitveil.audits.beyond_pixels import leaks_beyond_pixels
 from splitveil.audits.flags import Evidence, raise_flags
 from splitveil.audits.suite import Store, accuracy, run_attacks
-from splitveil.audits.summary import ceiling_mse, summarise
+from splitveil.audits.summary import label_only_mse, summarise
 from splitveil.audits.target import Target, gallery
 from splitveil.errors import AuditError
 from splitveil.io import Json, Progress, silent
@@ -59,7 +59,9 @@ def measure(
         progress: Told how far the attacks have come.
     """
     _check_classes_differ(target)
-    sized = for_images(attacks, target.scored.images.shape[1:].numel(), len(target.scored))
+    sized = scale_search_budgets(
+        attacks, target.scored.images.shape[1:].numel(), len(target.scored)
+    )
     attempts = run_attacks(target, sized, progress, store=store)
     summary = summarise(target, attempts)
     certificates, rate = target.certify(target)
@@ -88,7 +90,7 @@ def measure(
 
 
 def _check_classes_differ(target: Target) -> None:
-    if ceiling_mse(target.aux, target.scored, target.num_classes) < ALIKE:
+    if label_only_mse(target.aux, target.scored, target.num_classes) < ALIKE:
         raise AuditError(
             "all images of a class are alike: who knows the class knows the image, and there is "
             "nothing left to hide; use a dataset whose classes hold different images"

@@ -24,10 +24,10 @@ from splitveil.audits.target import (
     to_bytes,
 )
 from splitveil.errors import AuditError
-from splitveil.io import Progress, Share, atomic_file, explain_os_error, silent
+from splitveil.io import Progress, ProgressPart, as_run_error, atomic_file, silent
 from splitveil.provenance import commit
 from splitveil.rng import stream
-from splitveil.threat import Access, Attack, Observation, Reconstruct, check_images, chunk_for
+from splitveil.threat import Access, Attack, Observation, Reconstructor, check_images, chunk_for
 
 AUX_SHOWN = 1000  # images an attack was fitted on that it is scored on too: does it overfit?
 OWN_PACKAGE = __name__.partition(".")[0]
@@ -55,7 +55,7 @@ def folder_store(folder: Path, code: str | None) -> Store:
             return None
 
     def write(key: str, blob: bytes) -> None:
-        with explain_os_error(folder):
+        with as_run_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(folder / f"{key}.safetensors") as file:
             file.write(blob)
@@ -114,7 +114,7 @@ def run_attacks(
     attempts: dict[str, Attempt] = {}
     for name, attack in attacks.items():
         before = sum((efforts[n] for n in attempts), 0.0)
-        share = Share(progress, name, before, efforts[name], total)
+        share = ProgressPart(progress, name, before, efforts[name], total)
         share(0, 1)
         attempts[name] = _stored_attempt(target, name, attack, share, store)
     progress(int(1000 * total), int(1000 * total), "attacks done")
@@ -202,7 +202,7 @@ def _checked(name: str, guess: object, x: Tensor) -> Tensor:
     return guess.to(x)
 
 
-def _aux_mse(target: Target, name: str, reconstruct: Reconstruct) -> float:
+def _aux_mse(target: Target, name: str, reconstruct: Reconstructor) -> float:
     """Error on the first aux images: far below that on the scored ones, the attack overfits."""
     x = target.aux.images[:AUX_SHOWN]
     z = finite(send(target.victim, x, target.seed, "aux"))

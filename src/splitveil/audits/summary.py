@@ -19,7 +19,7 @@ HIGH_IS_BETTER = {
 
 def summarise(target: Target, attempts: Mapping[str, Attempt]) -> Json:
     """The fields of a record that say what the attacks got."""
-    ceiling = ceiling_mse(target.aux, target.scored, target.num_classes)
+    ceiling = label_only_mse(target.aux, target.scored, target.num_classes)
     headline = strongest(attempts)
     return {
         "attacks": by_attack(attempts),
@@ -27,7 +27,7 @@ def summarise(target: Target, attempts: Mapping[str, Attempt]) -> Json:
         "strongest_blackbox": strongest_blackbox(attempts),
         "worst_case": worst_case(attempts),
         "ceiling": {"mse": ceiling},
-        "floor": {"mse": floor_mse(target.aux, target.scored)},
+        "floor": {"mse": mean_image_mse(target.aux, target.scored)},
         "leakage": 1.0 - headline["mse"] / ceiling,
         "per_image": per_image(attempts),
     }
@@ -103,13 +103,13 @@ def by_attack(attempts: Mapping[str, Attempt]) -> dict[str, Json]:
     return said
 
 
-def ceiling_mse(aux: Labelled, scored: Labelled, num_classes: int) -> float:
+def label_only_mse(aux: Labelled, scored: Labelled, num_classes: int) -> float:
     """MSE of the aux class mean of the *true* label: what knowing the answer alone gives."""
     means = class_means(aux, num_classes)
     return float(metrics.mse(scored.images, means[scored.labels].clamp(0, 1)).mean())
 
 
-def floor_mse(aux: Labelled, scored: Labelled) -> float:
+def mean_image_mse(aux: Labelled, scored: Labelled) -> float:
     """MSE of the aux mean image: what knowing nothing gives."""
     mean = aux.images.mean(0, keepdim=True).expand_as(scored.images)
     return float(metrics.mse(scored.images, mean.clamp(0, 1)).mean())

@@ -20,7 +20,7 @@ from splitveil.errors import AuditError
 from splitveil.io import Json
 from splitveil.record.schema import Scores
 from splitveil.rng import stream
-from splitveil.threat import CHUNK, Access, BlackBox, Labelled, Observation, Send, Victim, sealed
+from splitveil.threat import CHUNK, Access, BlackBox, Labelled, Observation, Send, Victim, opaque
 
 SHOWN = 10
 NO_ANSWER = "–"
@@ -139,12 +139,12 @@ class Target:
             def query(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
                 return finite(same_shape(send(x, generator), len(x), shape))
 
-            return sealed(query)
+            return opaque(query)
 
         def prepare(images: Tensor) -> Send:
             return checked(box.sender(images))
 
-        return replace(box, send=checked(box.send), prepare=sealed(prepare))
+        return replace(box, send=checked(box.send), prepare=opaque(prepare))
 
 
 @torch.no_grad()

@@ -13,26 +13,26 @@ from torch import Tensor, nn
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.profiles import PROFILES, find_profile
 from splitveil.audits import metrics
-from splitveil.audits.certificates import certify, deployed
+from splitveil.audits.certificates import certified_client, certify
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.suite import OWN_PACKAGE, Store, code_version, folder_store
 from splitveil.audits.target import Target
-from splitveil.config.resolve import Built, flat_config, planned_steps
+from splitveil.config.resolve import DataFacts, flat_config, planned_steps
 from splitveil.config.run_config import PLACES, RunConfig
 from splitveil.data.attributes import attributes_of, read_table
 from splitveil.data.dataset import Dataset
 from splitveil.data.folder import file_names
 from splitveil.data.splits import Splits, aux_view
 from splitveil.errors import AuditError, ConfigError, RunError
-from splitveil.io import Json, Progress, check_folder, held, silent, stamp
-from splitveil.nets.channel import front_of
+from splitveil.io import Json, Progress, check_folder, file_version, folder_lock, silent
+from splitveil.nets.channel import before_noise
 from splitveil.nets.split import SplitModel
 from splitveil.provenance import model_hash, versions
-from splitveil.record.files import put_record
+from splitveil.record.files import write_record
 from splitveil.record.schema import Record
 from splitveil.rng import stream
-from splitveil.surrogates.base import FirstCall, class_batch, true_rate
-from splitveil.threat import Fitted, Labelled, Victim
+from splitveil.surrogates.base import FirstCallCheck, class_batch, true_rate
+from splitveil.threat import FittedAttack, Labelled, Victim
 
 COPY = "Copy the run's folder to a place where you may write, and audit the copy"
 RECENT = ("label_smoothing", "teacher_share", "teacher_temperature")  # older records lack them
@@ -46,7 +46,7 @@ class Audited(Protocol):
     path: Path
     model: SplitModel
     config: RunConfig
-    built: Built
+    built: DataFacts
 
     @property
     def noise_std(self) -> float:
@@ -146,7 +146,7 @@ def _certificates(
     """
     train, val = dataset.labelled(splits.train), dataset.labelled(splits.val)
     return certify(
-        deployed(model.encoder, model.channel, target.device),
+        certified_client(model.encoder, model.channel, target.device),
         target.scored,
         train,
         dataset.labelled(test),
@@ -165,12 +165,12 @@ def rate_nats(victim: Victim, data: Labelled, num_classes: int, noise_std: float
     if noise_std == 0:
         return None
     box = victim.white_box()
-    before = front_of(box.encoder, box.channel).stages  # a dictionary could magnify z
+    before = before_noise(box.encoder, box.channel).stages  # a dictionary could magnify z
     parts = [before(victim.encoder(x.to(victim.device))) for x in torch.split(data.images, 1000)]
     z = torch.cat(parts).flatten(1).double()
     if not bool(torch.isfinite(z).all()):
         return None
-    batch = class_batch(z, data.labels.to(z.device), z.shape[1], num_classes, FirstCall())
+    batch = class_batch(z, data.labels.to(z.device), z.shape[1], num_classes, FirstCallCheck())
     return float(true_rate(batch, noise_std)) * z.shape[1]
 
 
@@ -198,15 +198,15 @@ def audit_run(
         raise ConfigError(f"the seed of an audit is a whole number from 0 on, got {seed!r}")
     busy = f"another process is auditing {run.path}, and one record would replace the other; wait"
     check_folder(run.path, COPY)
-    with held(run.path / "audit", busy):
-        begun = stamp(run.path / "config.toml")
+    with folder_lock(run.path / "audit", busy):
+        begun = file_version(run.path / "config.toml")
         record, pictures = measure_run(
             run, profile, aux=aux, seed=seed, only=only, compile=compile, attributes=attributes,
             store=run_store(run, fresh=fresh), progress=progress,
         )  # fmt: skip
-        if stamp(run.path / "config.toml") != begun:
+        if file_version(run.path / "config.toml") != begun:
             raise RunError(f"{run.path} was trained anew; nothing was written, audit it again")
-        put_record(run.path, record, pictures, list(PROFILES))
+        write_record(run.path, record, pictures, list(PROFILES))
     return record
 
 
@@ -306,7 +306,7 @@ def fit_attacker(
     attack = find_profile(profile)[name]
     generator = stream(target.seed, f"attack/{name}", target.device)
     fitted = attack.fit(target.view(attack.access), target.aux, generator, progress)
-    net = fitted.net if isinstance(fitted, Fitted) else None
+    net = fitted.net if isinstance(fitted, FittedAttack) else None
     if net is None:
         raise AuditError(f"attack '{name}' does not name its network; leave --attacker out")
     error = metrics.mse(target.scored.images, fitted(target.sent)).mean()

@@ -120,7 +120,7 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
     from splitveil.attacks.profiles import PROFILES
     from splitveil.audits import own_encoder
     from splitveil.config.resolve import current_folder_first
-    from splitveil.record.files import put_record
+    from splitveil.record.files import write_record
 
     console.start()
     # What the function prints is no result of ours.
@@ -131,7 +131,7 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
             data, aux_data, test_data, aux, members=members, attributes=attributes
         )
         record, pictures = own_encoder.audit_encoder(own, images, profile, seed=seed, progress=bar)
-        put_record(folder, record, pictures, list(PROFILES))
+        write_record(folder, record, pictures, list(PROFILES))
     _show(folder, record, json_=json_)
     for attack, why in record.audit.left_out.items():
         console.warn(f"not run: {attack}: {why}")
@@ -174,7 +174,7 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
     from splitveil.audits import captured_requests
     from splitveil.audits.trained_run import COPY, run_store
     from splitveil.data.catalogue import load
-    from splitveil.record.files import put_record
+    from splitveil.record.files import write_record
     from splitveil.runs import find_export, load_run
 
     console.start()
@@ -207,7 +207,7 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
             store=run_store(loaded, fresh=fresh),
             progress=bar,
         )
-    put_record(folder, record, pictures, list(PROFILES))
+    write_record(folder, record, pictures, list(PROFILES))
     _show(folder, record, json_=json_)
     if not json_:
         console.print_lines(*wire_lines(record.audit.wire))

@@ -142,7 +142,7 @@ def print_lines(*lines: str) -> None:
 
 def start() -> None:
     """Prepare the process and its messages."""
-    from splitveil.runs import prepare_process
+    from splitveil.runs import flush_denormals
 
-    prepare_process()
+    flush_denormals()
     setup_logging()

@@ -128,9 +128,7 @@ def recipes(json_: JsonFlag = False) -> None:
 
     Example: `splitveil recipes`
     """
-    from splitveil.config.recipes import NAMED_RECIPES
+    from splitveil.config.recipes import RECIPES
 
-    summaries = {n: r.summary for n, r in NAMED_RECIPES.items()}
-    show_catalogue(
-        "Recipes", summaries, {n: asdict(r) for n, r in NAMED_RECIPES.items()}, json_=json_
-    )
+    summaries = {n: r.summary for n, r in RECIPES.items()}
+    show_catalogue("Recipes", summaries, {n: asdict(r) for n, r in RECIPES.items()}, json_=json_)

@@ -14,31 +14,31 @@ Setting = str | int | float | bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
+class Recipe:
     """A recipe: what it is for, and flat settings, the run's and the defence's mixed."""
 
     summary: str
     options: Mapping[str, Setting]
 
 
-def _read_recipes() -> Mapping[str, Named]:
+def _read_recipes() -> Mapping[str, Recipe]:
     text = resources.files("splitveil.config").joinpath("recipes.toml").read_text("utf-8")
     tables = tomllib.loads(text)
-    return {k: Named(summary=table.pop("summary"), options=table) for k, table in tables.items()}
+    return {k: Recipe(summary=table.pop("summary"), options=table) for k, table in tables.items()}
 
 
-NAMED_RECIPES: Mapping[str, Named] = _read_recipes()
+RECIPES: Mapping[str, Recipe] = _read_recipes()
 
 
-def find_recipe(name: str) -> Named:
+def find_recipe(name: str) -> Recipe:
     """The recipe of this name.
 
     >>> find_recipe("digits-veil").options["defence"]
     'veil'
     """
-    if name not in NAMED_RECIPES:
-        raise ConfigError(unknown("recipe", name, NAMED_RECIPES))
-    return NAMED_RECIPES[name]
+    if name not in RECIPES:
+        raise ConfigError(unknown("recipe", name, RECIPES))
+    return RECIPES[name]
 
 
 def check_recipe(recipe: str, given: Mapping[str, Any]) -> None:
@@ -51,7 +51,7 @@ def check_recipe(recipe: str, given: Mapping[str, Any]) -> None:
     dataset = given.get("dataset", told["dataset"])
     fitting = [
         name
-        for name, other in NAMED_RECIPES.items()
+        for name, other in RECIPES.items()
         if (other.options["dataset"], other.options["defence"]) == (dataset, defence)
     ]
     instead = f"use the recipe {' or '.join(fitting)}" if fitting else "leave the recipe out"

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from splitveil.config.recipes import check_recipe, find_recipe, known_settings
-from splitveil.config.run_config import RUN_KEYS, RunConfig, one_noise_name, recipe_of
+from splitveil.config.run_config import RUN_KEYS, RunConfig, defaults_for, one_noise_name
 from splitveil.config.settings import (
-    checked,
+    check_settable,
+    converted,
     parse_pairs,
     read_toml,
-    refuse_fields,
     write_toml,
 )
 from splitveil.data.catalogue import DATASETS
@@ -39,7 +39,7 @@ Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Built:
+class DataFacts:
     """What a run folder must remember of its data to rebuild the model without them."""
 
     image_shape: Shape
@@ -48,7 +48,7 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Parts:
+class TrainParts:
     """What a run trains: the model, what a defence sets beside it, and how its penalty acts."""
 
     model: SplitModel
@@ -69,7 +69,7 @@ class Plan:
 
     config: RunConfig
     defence: Defence
-    built: Built | None = None
+    built: DataFacts | None = None
 
     @property
     def folder(self) -> Path:
@@ -78,8 +78,8 @@ class Plan:
 
     def on(self, dataset: Dataset) -> "Plan":
         """The same run on these data, with nothing left to defaults."""
-        config, recipe, net = self.config, recipe_of(self.config), self.config.net
-        built = Built(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
+        config, recipe, net = self.config, defaults_for(self.config), self.config.net
+        built = DataFacts(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
         if net == "auto":
             small = min(built.image_shape[1:]) < SMALL_SIDE
             net = "small" if small else self.defence.client
@@ -95,7 +95,7 @@ class Plan:
         )
         return Plan(filled, self.defence, built)
 
-    def build(self) -> Parts:
+    def build(self) -> TrainParts:
         """Model, surrogate and companion, each from its own stream: one never changes another."""
         seed, noise_std, data = self.config.seed, self.config.noise_std or 0.0, self.data
         with seeded_globals(derive_seed(seed, "init/model")):
@@ -105,7 +105,7 @@ class Plan:
             surrogate = self.defence.surrogate(wire, data.num_classes, noise_std)
         with seeded_globals(derive_seed(seed, "init/companion")):
             companion = self.defence.companion(model, data.image_shape, data.num_classes)
-        return Parts(model, surrogate, companion, self.defence.penalty_plan())
+        return TrainParts(model, surrogate, companion, self.defence.penalty_plan())
 
     def build_model(self) -> SplitModel:
         """The split model alone, freshly initialised from torch's global stream."""
@@ -125,7 +125,7 @@ class Plan:
         return write_toml(self.settings() | asdict(self.data))
 
     @property
-    def data(self) -> Built:
+    def data(self) -> DataFacts:
         """What is known of its data, which must be known by now."""
         if self.built is None:
             raise ConfigError("this run knows no data yet; resolve it with its dataset")
@@ -143,7 +143,7 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> Plan:
     return plan if dataset is None else plan.on(dataset)
 
 
-def plan_of(config: RunConfig, built: Built) -> Plan:
+def plan_of(config: RunConfig, built: DataFacts) -> Plan:
     """The plan of a run that was resolved before, say one read from its folder."""
     return Plan(config, build_defence(config), built)
 
@@ -216,7 +216,7 @@ def make_config(options: Mapping[str, Any]) -> RunConfig:
     options = one_noise_name(options)
     name = str(options.get("defence", RunConfig.defence))
     own = preset(name).setting_types()
-    good = checked(options, {**own, **RUN_KEYS}, f"setting for defence '{name}'")
+    good = converted(options, {**own, **RUN_KEYS}, f"setting for defence '{name}'")
     run = {k: v for k, v in good.items() if k in RUN_KEYS}
     return RunConfig(**run, settings={k: v for k, v in good.items() if k in own})
 
@@ -225,7 +225,7 @@ def preset(name: str) -> Defence:
     """The defence of this name; refuses one whose settings a flat file would not give back."""
     found = find_defence(name)
     taken = (*RUN_KEYS, "reg_strength")
-    refuse_fields(found.settings(), found.setting_types(), taken, f"defence '{name}'")
+    check_settable(found.settings(), found.setting_types(), taken, f"defence '{name}'")
     return found
 
 
@@ -233,12 +233,12 @@ def build_defence(config: RunConfig) -> Defence:
     """The run's defence, with its settings applied."""
     found = preset(config.defence)
     what = f"setting for defence '{config.defence}'"
-    return found.with_settings(checked(config.settings, found.setting_types(), what))
+    return found.with_settings(converted(config.settings, found.setting_types(), what))
 
 
 def noise_of(config: RunConfig, defence: Defence) -> float:
     """The channel's noise: as given, else the dataset's; none where the defence adds none."""
-    given = recipe_of(config).noise_std if config.noise_std is None else config.noise_std
+    given = defaults_for(config).noise_std if config.noise_std is None else config.noise_std
     return given if defence.noisy else 0.0
 
 
@@ -265,7 +265,7 @@ def find_device(name: str) -> Literal["cpu", "cuda"]:
     return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-def find_object(name: str, what: str, example: str = "mycode:send") -> Any:  # noqa: ANN401 - the user's own
+def import_object(name: str, what: str, example: str = "mycode:send") -> Any:  # noqa: ANN401 - the user's own
     """What MODULE:NAME stands for; `what` asked for it.
 
     >>> find_object("math:sqrt", "--server")(4.0)
@@ -306,11 +306,11 @@ def unchanged() -> Iterator[None]:
         os.chdir(folder)
 
 
-def find_safely(name: str, what: str) -> object:
+def import_user_code(name: str, what: str) -> object:
     """What MODULE:FUNCTION stands for; its import may neither end this process nor change torch."""
     try:
         with unchanged():
-            found: object = find_object(name, what)
+            found: object = import_object(name, what)
     except SystemExit as err:
         raise ConfigError(
             f"'{name.partition(':')[0]}' ends the process when it is imported (exit {err.code}); "
@@ -327,7 +327,7 @@ def load_backbone(name: str, shape: Shape, num_classes: int) -> nn.Sequential:
             "mynets:resnet"
         )
     with current_folder_first():
-        make = find_object(name, "--backbone", "mynets:resnet")
+        make = import_object(name, "--backbone", "mynets:resnet")
         if not callable(make) or isinstance(make, nn.Module):
             raise ConfigError(f"'{name}' must be a function, got a {type(make).__name__}")
         try:

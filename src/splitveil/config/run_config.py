@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from splitveil.config.settings import checked, field_types
+from splitveil.config.settings import converted, field_types
 from splitveil.errors import ConfigError, Range, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class DatasetDefaults:
     """How a dataset is trained unless the user says otherwise."""
 
     epochs: int
@@ -20,15 +20,15 @@ class Recipe:
     noise_std: float
 
 
-RECIPES: Mapping[str, Recipe] = {
-    "digits": Recipe(epochs=60, batch_size=128, lr=0.1, noise_std=0.05),
-    "cifar10": Recipe(epochs=80, batch_size=512, lr=0.2, noise_std=0.025),
-    "cifar100": Recipe(epochs=80, batch_size=512, lr=0.2, noise_std=0.025),
-    "tiny-imagenet": Recipe(epochs=40, batch_size=256, lr=0.1, noise_std=0.025),
-    "fashion-mnist": Recipe(epochs=20, batch_size=256, lr=0.1, noise_std=0.025),
+DATASET_DEFAULTS: Mapping[str, DatasetDefaults] = {
+    "digits": DatasetDefaults(epochs=60, batch_size=128, lr=0.1, noise_std=0.05),
+    "cifar10": DatasetDefaults(epochs=80, batch_size=512, lr=0.2, noise_std=0.025),
+    "cifar100": DatasetDefaults(epochs=80, batch_size=512, lr=0.2, noise_std=0.025),
+    "tiny-imagenet": DatasetDefaults(epochs=40, batch_size=256, lr=0.1, noise_std=0.025),
+    "fashion-mnist": DatasetDefaults(epochs=20, batch_size=256, lr=0.1, noise_std=0.025),
 }
 
-ANY_RECIPE = Recipe(epochs=40, batch_size=128, lr=0.1, noise_std=0.025)
+OTHER_DATASETS = DatasetDefaults(epochs=40, batch_size=128, lr=0.1, noise_std=0.025)
 # Files are called after a run, with more around its name; most disks take 255 bytes.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 NAME_RULE = "name must be at most 200 letters, digits, '.', '_', '+' and '-'"
@@ -76,7 +76,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         own = {key: getattr(self, key) for key in RUN_KEYS}
-        for key, value in checked(own, RUN_KEYS, "setting of a run").items():
+        for key, value in converted(own, RUN_KEYS, "setting of a run").items():
             object.__setattr__(self, key, value)  # a path as text, a whole lr as a float
         if self.teacher == "none":  # as `config.toml` spells it; --set overrides a file so
             object.__setattr__(self, "teacher", None)
@@ -99,9 +99,9 @@ class RunConfig:
 RUN_KEYS = {k: v for k, v in field_types(RunConfig).items() if k != "settings"}
 
 
-def recipe_of(config: RunConfig) -> Recipe:
+def defaults_for(config: RunConfig) -> DatasetDefaults:
     """How long, in which batches and with which noise runs on this dataset are trained."""
-    return RECIPES.get(config.dataset.partition(":")[0], ANY_RECIPE)
+    return DATASET_DEFAULTS.get(config.dataset.partition(":")[0], OTHER_DATASETS)
 
 
 def one_noise_name(options: Mapping[str, Any]) -> dict[str, Any]:

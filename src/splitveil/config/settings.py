@@ -85,7 +85,7 @@ def field_types(cls: type) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in fields(cls)}
 
 
-def checked(settings: Mapping[str, Any], allowed: Mapping[str, Any], what: str) -> dict[str, Any]:
+def converted(settings: Mapping[str, Any], allowed: Mapping[str, Any], what: str) -> dict[str, Any]:
     """The settings with each value of its field's type; every problem is reported at once."""
     problems, good = [], {}
     for key, value in settings.items():
@@ -101,7 +101,7 @@ def checked(settings: Mapping[str, Any], allowed: Mapping[str, Any], what: str) 
     return good
 
 
-def refuse_fields(
+def check_settable(
     settings: Mapping[str, Any], kinds: Mapping[str, Any], taken: Collection[str], owner: str
 ) -> None:
     """Refuse fields of a class that a flat file of settings would not give back as they are."""
@@ -119,7 +119,7 @@ def refuse_fields(
     if problems:
         raise ConfigError("; ".join(problems))
     try:
-        checked(settings, kinds, "field")
+        converted(settings, kinds, "field")
     except ConfigError as err:
         raise ConfigError(f"{owner} is set to what cannot be set: {err}") from err
 

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 from zipfile import BadZipFile
 
-from splitveil.data.dataset import Request
+from splitveil.data.dataset import ReadRequest
 from splitveil.errors import ConfigError, DataError
-from splitveil.io import Progress, file_lock, replacing, silent, stamp
+from splitveil.io import Progress, file_lock, file_version, replacing, silent
 
 TIMEOUT_SECONDS = 30.0
 CHUNK_BYTES = 1 << 20
@@ -66,7 +66,7 @@ class Archive:
         """What to do about a wrong archive."""
         return f"fetch the archive again from {self.url}"
 
-    def find(self, request: Request) -> Path:
+    def find(self, request: ReadRequest) -> Path:
         """The unpacked folder, else the data folder, else the archive; fetched if it is absent."""
         root = request.root
         for folder, signs in ((root / self.folder, self.files), (root, self.signs or self.files)):
@@ -77,7 +77,7 @@ class Archive:
             fetch(self.url, archive, self.md5, request.progress)
         return archive
 
-    def read(self, request: Request) -> tuple[Blobs, Path]:
+    def read(self, request: ReadRequest) -> tuple[Blobs, Path]:
         """The bytes of the files by name, checked, and where they come from."""
         origin = self.find(request)
         if origin.is_dir():
@@ -169,11 +169,11 @@ def fetch(url: str, target: Path, md5: str, progress: Progress = silent) -> Path
     if urlsplit(url).scheme not in ("http", "https"):
         raise ConfigError(f"only http and https addresses are fetched, got '{url}'")
     folders = [f for f in (target.parent, *target.parent.parents) if not f.exists()]
-    before = stamp(target)
+    before = file_version(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(target, wait=True):
-            if stamp(target) == before:  # else another process has brought it meanwhile
+            if file_version(target) == before:  # else another process has brought it meanwhile
                 with replacing(target) as out:
                     _copy(url, out, target, md5, progress)
     except (OSError, HTTPException) as err:

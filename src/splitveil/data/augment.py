@@ -6,7 +6,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 
-def augment(
+def crop_and_flip(
     x: Float[Tensor, "n c h w"], *, crop_pad: int, flip: bool, generator: Generator
 ) -> Float[Tensor, "n c h w"]:
     """Pad each image with `crop_pad` zeros and cut out a random window; mirror half of them.

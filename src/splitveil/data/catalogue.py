@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from splitveil.data import cifar, folder, mnist, npz, tiny_imagenet
-from splitveil.data.dataset import Dataset, Request, Source
+from splitveil.data.dataset import Dataset, ReadRequest, Source
 from splitveil.errors import ConfigError, DataError, unknown
 from splitveil.io import Progress, silent
 
@@ -82,7 +82,7 @@ def load(
     if colon and not source.needs_path:
         raise ConfigError(f"dataset '{key}' takes no path, got '{name}'; write {key}")
     return source.read(
-        Request(
+        ReadRequest(
             root=data_root(data_dir),
             path=Path(path).expanduser() if path else None,
             progress=progress,

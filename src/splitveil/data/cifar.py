@@ -10,7 +10,7 @@ import numpy as np
 from einops import rearrange
 
 from splitveil.data.archive import Archive
-from splitveil.data.dataset import Arrays, Counts, Dataset, Request, make_dataset
+from splitveil.data.dataset import Arrays, Counts, Dataset, ReadRequest, make_dataset
 from splitveil.errors import DataError
 
 PIXELS = 3 * 32 * 32
@@ -45,7 +45,7 @@ CIFAR100 = Archive(
 COUNTS100 = Counts(classes=100, train=500, test=100)
 
 
-def read_cifar10(request: Request) -> Dataset:
+def read_cifar10(request: ReadRequest) -> Dataset:
     """CIFAR-10 from the data folder; downloaded into it where it is absent.
 
     Class names come from `batches.meta.txt`, or are the well-known ones where that is absent: the
@@ -66,7 +66,7 @@ def read_cifar10(request: Request) -> Dataset:
     )
 
 
-def read_cifar100(request: Request) -> Dataset:
+def read_cifar100(request: ReadRequest) -> Dataset:
     """CIFAR-100 from the data folder; downloaded into it where it is absent."""
     blobs, origin = CIFAR100.read(request)
     first = COUNTS100.train * COUNTS100.classes

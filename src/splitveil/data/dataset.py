@@ -317,7 +317,7 @@ class Counts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ReadRequest:
     """Read a dataset: archives lie under `root`; `path` is what stood behind the colon.
 
     `whole`: its images are used together, none for training.
@@ -340,7 +340,7 @@ class Source:
     """One line of the catalogue: what it is, its reader, and whether it needs a path."""
 
     summary: str
-    read: Callable[[Request], Dataset]
+    read: Callable[[ReadRequest], Dataset]
     needs_path: bool = False
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from einops import rearrange
 from PIL import Image, UnidentifiedImageError
 
-from splitveil.data.dataset import TOLD, Arrays, Dataset, Request, make_dataset
+from splitveil.data.dataset import TOLD, Arrays, Dataset, ReadRequest, make_dataset
 from splitveil.errors import DataError
 from splitveil.io import Progress
 
@@ -26,7 +26,7 @@ REPORT_EVERY = 256
 Files = list[tuple[Path, int]]
 
 
-def read(request: Request) -> Dataset:
+def read(request: ReadRequest) -> Dataset:
     """The images of a folder, classes in sorted order."""
     path = request.existing_path()
     parts = parts_of(path)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from splitveil.data.archive import fetch, md5_of, read_bytes
-from splitveil.data.dataset import Arrays, Dataset, Request, join, make_dataset
+from splitveil.data.dataset import Arrays, Dataset, ReadRequest, join, make_dataset
 from splitveil.errors import DataError
 
 INK_LEVELS = 16
@@ -33,7 +33,7 @@ PACKED = {name: sums.split()[0] for name, sums in FILES.items()}
 UNPACKED = {name: sums.split()[1] for name, sums in FILES.items()}
 
 
-def read_digits(request: Request) -> Dataset:
+def read_digits(request: ReadRequest) -> Dataset:
     """1797 digits as bytes (1797, 1, 8, 8): ink v in 0..16 becomes round(v · 255 / 16)."""
     del request
     from sklearn.datasets import load_digits
@@ -43,7 +43,7 @@ def read_digits(request: Request) -> Dataset:
     return make_dataset("digits", (images, found.target), tuple(str(c) for c in found.target_names))
 
 
-def read_fashion(request: Request) -> Dataset:
+def read_fashion(request: ReadRequest) -> Dataset:
     """Fashion-MNIST (70000, 1, 28, 28) from the first place that has all four files."""
     home = request.root / FOLDER
     for folder in (home, request.root, DEBIAN):

@@ -13,7 +13,15 @@ import numpy as np
 from einops import rearrange
 
 from splitveil.data.archive import UNREADABLE
-from splitveil.data.dataset import CHANNELS, Arrays, Dataset, Request, join, make_dataset, to_uint8
+from splitveil.data.dataset import (
+    CHANNELS,
+    Arrays,
+    Dataset,
+    ReadRequest,
+    join,
+    make_dataset,
+    to_uint8,
+)
 from splitveil.errors import DataError
 
 ONE = ("x", "y")
@@ -25,7 +33,7 @@ ASK = "add layout='nhwc' or layout='nchw' to the file"
 CONVERT = "convert the images to grey or RGB, saying what becomes of depth or alpha"
 
 
-def read(request: Request) -> Dataset:
+def read(request: ReadRequest) -> Dataset:
     """The images and labels of an .npz file."""
     path = request.existing_path()
     arrays = load(path)

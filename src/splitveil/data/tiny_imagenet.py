@@ -22,7 +22,7 @@ from zipfile import ZipFile
 import numpy as np
 
 from splitveil.data.archive import UNREADABLE, Archive, explained, file_md5
-from splitveil.data.dataset import Counts, Dataset, Request, make_dataset
+from splitveil.data.dataset import Counts, Dataset, ReadRequest, make_dataset
 from splitveil.data.folder import REPORT_EVERY, decode, describe
 from splitveil.errors import DataError
 from splitveil.io import Progress, replacing
@@ -67,7 +67,7 @@ class Tree:
         return [line for line in text.splitlines() if line.strip()]
 
 
-def read(request: Request) -> Dataset:
+def read(request: ReadRequest) -> Dataset:
     """Tiny ImageNet (110000, 3, 64, 64) from the data folder; downloaded where it is absent."""
     origin = TINY.find(request)
     if origin.is_dir():

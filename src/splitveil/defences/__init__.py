@@ -2,13 +2,13 @@
 
 from splitveil.defences.base import Defence, NoiseOnly, Penalised, Stack, stack
 from splitveil.defences.catalogue import DEFENCES, find_defence
-from splitveil.defences.conditional_entropy import GatedAttention, KMeans, SlotCross
+from splitveil.defences.conditional_entropy import Cem, GatedAttention, SlotCross
 
 __all__ = [
     "DEFENCES",
+    "Cem",
     "Defence",
     "GatedAttention",
-    "KMeans",
     "NoiseOnly",
     "Penalised",
     "SlotCross",

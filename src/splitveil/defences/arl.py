@@ -64,7 +64,7 @@ class DecodingAdversary(nn.Module):
         self.strength, self.threshold, self.lr = strength, threshold, lr
         self.measure: Measure = measure
 
-    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def own_loss(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """1 − S of what it rebuilds."""
         self.decoder.train()
         return 1 - self._likeness(self.decoder(z.detach()), x)

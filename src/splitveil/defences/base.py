@@ -34,7 +34,7 @@ class Companion(Protocol):
         """Adam's rate for its own parameters at the start of a run."""
         ...
 
-    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def own_loss(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Its own loss on a batch of clean z, images and labels; no gradient reaches z."""
         ...
 
@@ -44,10 +44,10 @@ class Companion(Protocol):
 
 
 @runtime_checkable
-class Paced(Protocol):
+class ActsBetweenSteps(Protocol):
     """A companion that also acts between steps."""
 
-    def pace(self, done: float) -> None:
+    def after_step(self, done: float) -> None:
         """Called after every step; `done` is the share of the run behind it, in (0, 1]."""
         ...
 
@@ -184,17 +184,17 @@ class Penalised(NoiseOnly):
         return PenaltyPlan(**{plan: getattr(self, name) for plan, name in own.items()})
 
 
-class Price(nn.Module):
+class FixedPenalty(nn.Module):
     """Base of companions that have nothing of their own to learn and only make others pay."""
 
     lr = 0.0
 
-    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def own_loss(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Zero."""
         return z.new_zeros(())
 
 
-class Together(nn.Module):
+class CompanionStack(nn.Module):
     """Several companions as one; each learns at its own rate."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
@@ -202,19 +202,19 @@ class Together(nn.Module):
         self.parts = nn.ModuleList(parts)
         self.lr = max(cast(Companion, part).lr for part in parts)
 
-    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def own_loss(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The sum of their own losses."""
-        return torch.stack([cast(Companion, part).learn(z, x, y) for part in self.parts]).sum()
+        return torch.stack([cast(Companion, part).own_loss(z, x, y) for part in self.parts]).sum()
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The sum of what the encoder pays to each."""
         return torch.stack([cast(Companion, part).penalty(z, x, y) for part in self.parts]).sum()
 
-    def pace(self, done: float) -> None:
+    def after_step(self, done: float) -> None:
         """Told to those that act between steps."""
         for part in self.parts:
-            if isinstance(part, Paced):
-                part.pace(done)
+            if isinstance(part, ActsBetweenSteps):
+                part.after_step(done)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +269,7 @@ class Stack(Defence):
         """Those of the parts as one."""
         made = [part.companion(model, image_shape, num_classes) for _, part in self.parts]
         found = [one for one in made if one is not None]
-        return Together(found) if len(found) > 1 else next(iter(found), None)
+        return CompanionStack(found) if len(found) > 1 else next(iter(found), None)
 
     def settings(self) -> dict[str, Any]:
         """Those of all parts; no two have one of the same name."""

@@ -4,12 +4,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitveil.defences.base import NoiseOnly, NonNegative, Positive, Price, Shape, TrainedBeside
+from splitveil.defences.base import (
+    FixedPenalty,
+    NoiseOnly,
+    NonNegative,
+    Positive,
+    Shape,
+    TrainedBeside,
+)
 from splitveil.functional import gaussian_kernel, label_kernel, normalised_hsic
 from splitveil.nets.split import SplitModel
 
 
-class BilateralDependency(Price):
+class BilateralDependency(FixedPenalty):
     r"""Has nothing to learn; the encoder pays for the image and is paid for the label.
 
     .. math:: L_{enc} = \alpha\,(\mathrm{nHSIC}(x, z) - \rho\, \mathrm{nHSIC}(z, y))

@@ -15,7 +15,7 @@ from splitveil.defences.channel_only import (
     Sparse,
     TopKPruning,
 )
-from splitveil.defences.conditional_entropy import GatedAttention, KMeans, SlotCross
+from splitveil.defences.conditional_entropy import Cem, GatedAttention, SlotCross
 from splitveil.defences.infoscissors import InfoScissors
 from splitveil.defences.nopeek import NoPeek
 from splitveil.defences.patrol import Patrol
@@ -40,7 +40,7 @@ DEFENCES: Mapping[str, Defence] = {
     "shredder": Shredder(summary="after Shredder: learned noise, rewarded for being loud"),
     "infoscissors": InfoScissors(summary="InfoScissors: CLUB's bound on the image's information"),
     "patrol": Patrol(summary="after PATROL: arl's decoder, and a client pruned late in the run"),
-    "cem": KMeans(summary="CEM (CVPR 2025): k-means per class, hinge on the cluster variance"),
+    "cem": Cem(summary="CEM (CVPR 2025): k-means per class, hinge on the cluster variance"),
     "gated-att": GatedAttention(summary="seed 003: gated attention, gated softplus penalty"),
     "gated-att-simple": GatedAttention(
         summary="seed 000: gated attention, hinge on the log-variance", form="hinge"

@@ -13,7 +13,7 @@ from splitveil.nets.channel import (
     Quantise,
     SparseCoding,
     TopK,
-    before_squashing,
+    insert_before_sigmoid,
 )
 
 
@@ -100,4 +100,4 @@ class Sparse(Defence):
             return layers
         code = SparseCoding(self.sparse_threshold, start="rows")
         code.size_to(wire_shape)
-        return before_squashing(layers, code)
+        return insert_before_sigmoid(layers, code)

@@ -14,7 +14,7 @@ Epochs = Annotated[int, Range(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class KMeans(Penalised):
+class Cem(Penalised):
     """Gaussian noise and a `KMeansCEM` penalty, as the CVPR 2025 code trains it.
 
     Its clusters are fitted at the end of every epoch, so the first epoch has no penalty.

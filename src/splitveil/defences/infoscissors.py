@@ -51,7 +51,7 @@ class ScissorsBound(nn.Module):
         self.log_variance = nn.Parameter(torch.full((), -3.0))
         self.strength, self.lr = strength, lr
 
-    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def own_loss(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """−log q of the matching pairs, without its constant."""
         self.decoder.train()
         guess = self.decoder(z.detach())

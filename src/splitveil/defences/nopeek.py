@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitveil.defences.base import NoiseOnly, NonNegative, Price, Shape, TrainedBeside
+from splitveil.defences.base import FixedPenalty, NoiseOnly, NonNegative, Shape, TrainedBeside
 from splitveil.functional import distance_correlation
 from splitveil.nets.split import SplitModel
 
 
-class DistanceCorrelation(Price):
+class DistanceCorrelation(FixedPenalty):
     r"""Has nothing to learn; the encoder pays α·dCor(x, z).
 
     .. math:: L_{enc} = \alpha\, \mathrm{dCor}(x, z)

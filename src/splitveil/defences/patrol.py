@@ -61,16 +61,16 @@ class PruningAdversary(nn.Module):
         for index, layer in enumerate(self._layers):
             self.register_buffer(f"importance{index}", torch.zeros(layer.out_channels))
 
-    def learn(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def own_loss(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The decoder's own loss."""
-        return self.adversary.learn(z, x, y)
+        return self.adversary.own_loss(z, x, y)
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The encoder's share, as in `arl`."""
         return self.adversary.penalty(z, x, y)
 
     @torch.no_grad()
-    def pace(self, done: float) -> None:
+    def after_step(self, done: float) -> None:
         """Called after each step with the share of the run that is done; never syncs."""
         if done < self.prune_at:
             for layer, importance in zip(self._layers, self.importances(), strict=True):

@@ -8,7 +8,7 @@ from torch import Tensor
 from splitveil.defences.base import Defence, NonNegative, Positive, Shape, TrainedBeside
 from splitveil.defences.vib import NoisePrice, channel_noise
 from splitveil.nets.channel import Channel, LearnedNoise
-from splitveil.nets.split import SplitModel, sized
+from splitveil.nets.split import SplitModel, with_stage_shapes
 
 
 def loudness(log_scale: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def loudness(log_scale: Tensor) -> Tensor:
     return log_scale.mean()
 
 
-class Amplifier(NoisePrice):
+class LoudnessReward(NoisePrice):
     """Has nothing of its own to learn; the channel's noise is paid κ for each nat of loudness."""
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -53,4 +53,6 @@ class Shredder(Defence):
         """What rewards the noise; none at κ = 0."""
         if self.shredder_reward == 0:
             return None
-        return Amplifier(channel_noise(sized(model, image_shape)), self.shredder_reward)
+        return LoudnessReward(
+            channel_noise(with_stage_shapes(model, image_shape)), self.shredder_reward
+        )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from splitveil.defences.base import NonNegative, Penalised, Positive, Share
 from splitveil.functional import distances
 from splitveil.surrogates.base import (
-    FirstCall,
+    FirstCallCheck,
     SurrogateOutput,
     class_batch,
     class_moments,
@@ -46,7 +46,7 @@ class SiameseEmbedding(nn.Module):
         super().__init__()
         self.feature_dim, self.num_classes = feature_dim, num_classes
         self.noise_std, self.siamese_margin = noise_std, siamese_margin
-        self._first = FirstCall()
+        self._first = FirstCallCheck()
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Loss of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""

@@ -5,11 +5,18 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from splitveil.defences.base import Defence, NonNegative, Positive, Price, Shape, TrainedBeside
+from splitveil.defences.base import (
+    Defence,
+    FixedPenalty,
+    NonNegative,
+    Positive,
+    Shape,
+    TrainedBeside,
+)
 from splitveil.errors import ConfigError
 from splitveil.functional import wide
 from splitveil.nets.channel import Channel, LearnedNoise, learned_stages
-from splitveil.nets.split import SplitModel, sized
+from splitveil.nets.split import SplitModel, with_stage_shapes
 
 
 def normal_divergence(z: Tensor, log_scale: Tensor) -> Tensor:
@@ -27,7 +34,7 @@ def normal_divergence(z: Tensor, log_scale: Tensor) -> Tensor:
     return 0.5 * ((2 * s).exp() + rows.square() - 1 - 2 * s).sum(1).mean()
 
 
-class NoisePrice(Price):
+class NoisePrice(FixedPenalty):
     """Base of prices on the noise that a channel learns, times `weight`."""
 
     def __init__(self, noise: LearnedNoise, weight: float) -> None:
@@ -36,7 +43,7 @@ class NoisePrice(Price):
         self.weight = weight
 
 
-class BottleneckPrice(NoisePrice):
+class BottleneckPenalty(NoisePrice):
     """Has nothing of its own to learn; encoder and noise pay β·KL. It reads the channel's noise."""
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -64,7 +71,9 @@ class VariationalBottleneck(Defence):
         """What sets the price; none at β = 0."""
         if self.vib_beta == 0:
             return None
-        return BottleneckPrice(channel_noise(sized(model, image_shape)), self.vib_beta)
+        return BottleneckPenalty(
+            channel_noise(with_stage_shapes(model, image_shape)), self.vib_beta
+        )
 
 
 def channel_noise(model: SplitModel) -> LearnedNoise:

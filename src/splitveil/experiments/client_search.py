@@ -15,7 +15,7 @@ from splitveil.nets.catalogue import NETS
 from splitveil.nets.clients import THIN_CLIENTS
 from splitveil.nets.cost import Candidate, CutCost, candidates, cuts_of_nets, nothing_fits
 from splitveil.record.statistics import undominated
-from splitveil.runs import ready_teacher
+from splitveil.runs import load_checked_teacher
 
 Shape = tuple[int, int, int]
 SCORE = "accuracy above chance × MSE of the strongest attack over the ceiling, at most 1"
@@ -125,7 +125,7 @@ def rank_clients(
     dataset = load(config.dataset, config.data_dir)
     below = replace(config, runs_dir=str(Path(config.runs_dir) / "advisor"), name=None)
     resolve(below, dataset)  # what no client can mend is said before the first one is trained
-    ready_teacher(below, dataset)
+    load_checked_teacher(below, dataset)
     costs = {client.net: asdict(client) for client in clients}
     trials = [Trial(label=net, config=replace(below, net=net)) for net in costs]
     found: list[Json] = []

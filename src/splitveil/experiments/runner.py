@@ -33,17 +33,17 @@ from splitveil.attacks.profiles import find_profile
 from splitveil.audits.flags import UNFINISHED
 from splitveil.audits.pipeline import ACCURACY_DRAWS
 from splitveil.audits.suite import accuracy, folder_store, run_attacks
-from splitveil.audits.summary import ceiling_mse, strongest
+from splitveil.audits.summary import label_only_mse, strongest
 from splitveil.audits.trained_run import open_run
 from splitveil.config.resolve import find_device, resolve
-from splitveil.config.run_config import ANY_RECIPE, PLACES, RECIPES, RunConfig
+from splitveil.config.run_config import DATASET_DEFAULTS, OTHER_DATASETS, PLACES, RunConfig
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, unknown
-from splitveil.io import Json, Progress, Share, silent, write_text
+from splitveil.io import Json, Progress, ProgressPart, silent, write_text
 from splitveil.nets.clients import CLIENT_PREFIX
 from splitveil.record.schema import Record
-from splitveil.runs import Run, fit, prepare_process, ready_teacher
+from splitveil.runs import Run, fit, flush_denormals, load_checked_teacher
 from splitveil.threat import Attack
 
 FILE = "trial.json"
@@ -204,7 +204,7 @@ def run_one(
     progress: Progress = silent,
 ) -> Trial:
     """Train and attack one trial, or read what is finished; see `run_many`."""
-    prepare_process()
+    flush_denormals()
     _free_memory()
     try:
         if trial.config.name is None:
@@ -242,7 +242,7 @@ def _validated(
         run = _trained(trial.config, resume, progress)
     except CheckpointError:  # the folder is named after the settings, so it is a broken one
         run = _trained(trial.config, False, progress)
-    found = validate_on_val(run, attacks, Share(progress, "attacks", 0.5, 0.5, 1.0))
+    found = validate_on_val(run, attacks, ProgressPart(progress, "attacks", 0.5, 0.5, 1.0))
     bad = [name for name in ("accuracy", "leakage") if not math.isfinite(found[name])]
     if bad:
         raise AuditError(f"{' and '.join(bad)} of the trial are not finite numbers; see {folder}")
@@ -261,14 +261,14 @@ def _audited(  # noqa: PLR0917 - what an audit takes
             record = run.record
             if record is not None and attacked(record, profile, aux, only):
                 return record
-    told = Share(progress, "attacks", 0.5, 0.5, 1.0)
+    told = ProgressPart(progress, "attacks", 0.5, 0.5, 1.0)
     return run.audit(profile, aux=aux, only=only, progress=told)
 
 
 def _trained(config: RunConfig, resume: bool, progress: Progress) -> Run:
     """Training is the first half of a trial."""
     begun = resume and (config.folder / "checkpoint.safetensors").is_file()
-    told = Share(progress, "training", 0.0, 0.5, 1.0)
+    told = ProgressPart(progress, "training", 0.0, 0.5, 1.0)
     return fit(config, resume=begun, overwrite=not begun, progress=told)
 
 
@@ -313,7 +313,7 @@ def validate_on_val(run: Run, attacks: Mapping[str, Attack], progress: Progress 
     target, _ = open_run(run, aux="val", seed=run.config.seed)
     store = folder_store(run.path / "audit", __version__)  # a trial's folder is of one version
     best = strongest(run_attacks(target, attacks, progress, store=store))
-    ceiling = ceiling_mse(target.aux, target.scored, target.num_classes)
+    ceiling = label_only_mse(target.aux, target.scored, target.num_classes)
     return {
         "accuracy": accuracy(target, ACCURACY_DRAWS), "mse": best["mse"],
         "attack": best["mse_by"], "ceiling": ceiling, "leakage": 1.0 - best["mse"] / ceiling,
@@ -326,7 +326,9 @@ def brief_epochs(dataset: str) -> int:
     >>> brief_epochs("digits")
     15
     """
-    return max(1, RECIPES.get(dataset.partition(":")[0], ANY_RECIPE).epochs // BRIEF_SHARE)
+    return max(
+        1, DATASET_DEFAULTS.get(dataset.partition(":")[0], OTHER_DATASETS).epochs // BRIEF_SHARE
+    )
 
 
 def with_own_folder(config: RunConfig) -> RunConfig:
@@ -334,7 +336,7 @@ def with_own_folder(config: RunConfig) -> RunConfig:
     dataset = _data(config.dataset, config.data_dir)
     settings = resolve(config, dataset).settings()
     same = {k: v for k, v in settings.items() if k not in (*PLACES, "name")}
-    if teacher := ready_teacher(config, dataset):
+    if teacher := load_checked_teacher(config, dataset):
         same["teacher"] = teacher.noted["model"]
     words = f"{config.dataset}-{config.defence}-{config.net.removeprefix(CLIENT_PREFIX)}"
     stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", words)

@@ -20,7 +20,7 @@ import numpy as np
 
 from splitveil.config.resolve import make_config, resolve
 from splitveil.config.run_config import RUN_KEYS, RunConfig, one_noise_name
-from splitveil.config.settings import checked, parse_pair, parse_pairs
+from splitveil.config.settings import converted, parse_pair, parse_pairs
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset
 from splitveil.defences.catalogue import find_defence
@@ -35,11 +35,11 @@ from splitveil.experiments.runner import (
     read_trial,
     run_many,
 )
-from splitveil.io import Json, explain_os_error, held, write_text
+from splitveil.io import Json, as_run_error, folder_lock, write_text
 from splitveil.nets.clients import require
 from splitveil.record.statistics import front, hypervolume, most_private
 from splitveil.rng import derive_seed
-from splitveil.runs import load_teacher, place_of, ready_teacher, splits_of
+from splitveil.runs import load_checked_teacher, load_teacher, splits_of, teacher_folder
 
 log = logging.getLogger("splitveil")
 Settings = dict[str, Any]
@@ -185,7 +185,7 @@ def parse_dimension(key: str, raw: str, defence: str) -> Dimension:
     if "" in items:
         raise ConfigError(f"--vary {key}={raw} has an empty value; give {_SHAPE}")
     pairs = [dict([parse_pair(f"{key}={item}")]) for item in items]
-    values = [checked(pair, types, f"setting for defence '{defence}'")[key] for pair in pairs]
+    values = [converted(pair, types, f"setting for defence '{defence}'")[key] for pair in pairs]
     if len(set(map(repr, values))) < len(values):
         raise ConfigError(f"--vary {key} names a value twice: {values}")
     return Dimension(key=key, values=tuple(values))
@@ -296,7 +296,7 @@ def plan_of(
     plan |= {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None}
     plan |= {"options": common, "teacher": None}
     if common.get("teacher") not in (None, "none"):
-        place = place_of(str(common["teacher"])).resolve()
+        place = teacher_folder(str(common["teacher"])).resolve()
         common["teacher"], plan["teacher"] = str(place), load_teacher(place).noted["model"]
     return SearchPlan(**_filled_in(plan))
 
@@ -310,7 +310,7 @@ def _filled_in(plan: Json) -> Json:
     found = spaces(vary, defences)
     finite = all(d.values or d.points is not None for space in found.values() for d in space)
     plan.setdefault("sampler", "grid" if finite else "optuna")
-    checked({"sampler": plan["sampler"]}, {"sampler": Sampler}, "field of a plan")
+    converted({"sampler": plan["sampler"]}, {"sampler": Sampler}, "field of a plan")
     if plan["sampler"] == "grid":
         plan.setdefault("trials", max(map(grid_size, found.values())))
     trials = plan.get("trials")
@@ -332,7 +332,7 @@ def read_plan(folder: Path) -> SearchPlan:
         saved: Json = dict(json.loads(file.read_text(encoding="utf-8")))
         saved |= {k: tuple(saved[k]) for k in ("defences", "vary", "attacks")}
         numbers = {"trials": int, "seed": int}
-        checked({k: saved[k] for k in numbers}, numbers, "field of a plan")
+        converted({k: saved[k] for k in numbers}, numbers, "field of a plan")
         return SearchPlan(**saved)
     except (OSError, ValueError, KeyError, TypeError, ConfigError) as err:
         raise RunError(
@@ -358,7 +358,7 @@ def check(plan: SearchPlan) -> Dataset:
     data = load(configs[0].dataset, configs[0].data_dir)
     for config in configs:
         resolve(config, data).build()
-        ready_teacher(config, data)
+        load_checked_teacher(config, data)
         if not len(splits_of(config, data).val):
             raise AuditError(
                 f"'{config.dataset}' has no validation images to choose by, and the test "
@@ -426,9 +426,11 @@ def run_sweep(
     classes = check(plan).num_classes
     if not set(NAIVE) & set(plan.defences):
         log.warning("no naive baseline takes part; add --defence none or --defence noise")
-    with held(folder, f"another process is working on the sweep in {folder}; wait, or end it"):
+    with folder_lock(
+        folder, f"another process is working on the sweep in {folder}; wait, or end it"
+    ):
         check_folder(folder, plan, resume=resume)  # others may have been quicker
-        with explain_os_error(folder):
+        with as_run_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / PLAN_FILE, json.dumps(asdict(plan), indent=2) + "\n")
         done = ended_trials(plan, folder)

@@ -26,7 +26,7 @@ class Plain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Diagnosis:
     """One thing to mend: what was seen, in numbers, and which knob to turn by how much."""
 
     name: str
@@ -35,7 +35,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class RunHistory:
     """A run as the doctor sees it.
 
     `config` is flat, the defence's settings among the run's; `epochs` are the epoch lines of its
@@ -113,7 +113,7 @@ class Case:
         return total / width if total is not None and width else self.end("true_rate")
 
 
-def turn(case: Case, key: str, to: float | int) -> str:
+def turn(case: RunHistory, key: str, to: float | int) -> str:
     """One knob, from where to where.
 
     >>> turn(Case(name="x", config={"lambd": 16.0}, epochs=(), num_classes=2), "lambd", 8.0)
@@ -122,7 +122,7 @@ def turn(case: Case, key: str, to: float | int) -> str:
     return f"{key} {case.setting(key):g} → {float(f'{to:.3g}'):g}"
 
 
-def scale(case: Case, key: str, factor: float | int) -> str:
+def scale(case: RunHistory, key: str, factor: float | int) -> str:
     """One knob, turned to a multiple of what it is."""
     return turn(case, key, factor * case.setting(key))
 
@@ -136,7 +136,7 @@ STILL = 0.9  # share of the first spread that still counts as not fallen
 Seen = tuple[str, str]
 
 
-def stuck_at_zero(case: Case) -> Seen | None:
+def stuck_at_zero(case: RunHistory) -> Seen | None:
     """`rob_loss` is 0 at the end: off, in warm-up, shut again, or below its threshold."""
     if "lambd" not in case.config:
         return None
@@ -152,7 +152,7 @@ def stuck_at_zero(case: Case) -> Seen | None:
     return _under_threshold(case)
 
 
-def _still_warming(case: Case) -> Seen:
+def _still_warming(case: RunHistory) -> Seen:
     done, planned = len(case.epochs), int(case.setting("epochs", len(case.epochs)))
     warm, first = int(case.setting("attention_warmup_epochs")), first_epoch(case.config)
     seen = f"no penalty in {done} epochs: it starts in epoch {first}, the run has {planned}"
@@ -164,7 +164,7 @@ def _still_warming(case: Case) -> Seen:
     return seen, f"{knob}epochs {planned} → {4 * first}"
 
 
-def _shut_again(case: Case) -> Seen | None:
+def _shut_again(case: RunHistory) -> Seen | None:
     """Named here while the early steps run, or when the shut-off had opened before."""
     opened = min(case.series("shut")) < SHUT
     if not opened and _active_steps(case) > case.setting("early_shut_steps"):
@@ -182,7 +182,7 @@ def _shut_again(case: Case) -> Seen | None:
     )
 
 
-def _under_threshold(case: Case) -> Seen | None:
+def _under_threshold(case: RunHistory) -> Seen | None:
     """Every variance lies below τ = var_threshold·σ²: halve τ below what is left."""
     if case.at_chance:
         return None  # nothing is left to spread; the rule about chance speaks
@@ -203,7 +203,7 @@ def _under_threshold(case: Case) -> Seen | None:
     )
 
 
-def never_opens(case: Case) -> Seen | None:
+def never_opens(case: RunHistory) -> Seen | None:
     """The early shut-off holds in every epoch in which the penalty could have acted."""
     shut = case.series("shut")
     if not shut or min(shut) < SHUT or _active_steps(case) <= case.setting("early_shut_steps"):
@@ -217,7 +217,7 @@ def never_opens(case: Case) -> Seen | None:
     )
 
 
-def _active_steps(case: Case) -> float:
+def _active_steps(case: RunHistory) -> float:
     """Steps with a penalty: from the last step before it to the last one logged."""
     first = number(case.active[0], "epoch") or 1.0
     before = [n for line in case.epochs if (number(line, "epoch") or 0.0) < first
@@ -225,7 +225,7 @@ def _active_steps(case: Case) -> float:
     return (number(case.epochs[-1], "step") or 0.0) - (before[-1] if before else 0.0)
 
 
-def _holding(case: Case) -> tuple[str, float, float]:
+def _holding(case: RunHistory) -> tuple[str, float, float]:
     """Which shut-off rule holds, its value and its limit, in the order the shut-off reads them."""
     steps, limit = _active_steps(case), case.setting("early_shut_steps")
     if steps <= limit:
@@ -241,7 +241,7 @@ def _above(value: float) -> float:
     return min(1.0, math.ceil(20 * value + 0.4) / 20)
 
 
-def collapsed(case: Case) -> Seen | None:
+def collapsed(case: RunHistory) -> Seen | None:
     """The surrogate reports less than half of the true rate."""
     ratio = case.end("surrogate_to_true")
     if ratio is None or ratio >= COLLAPSED:
@@ -255,7 +255,7 @@ def collapsed(case: Case) -> Seen | None:
     return seen, f"attention {now} → {other} and statistic=raw"
 
 
-def uniform_attention(case: Case) -> Seen | None:
+def uniform_attention(case: RunHistory) -> Seen | None:
     """The weights never left 1/M_c: the attention has learned nothing."""
     sizes = case.series("effective_sample_size")
     acts = _attends(case) and (case.end("rob_loss") or 0.0) > ZERO
@@ -269,7 +269,7 @@ def uniform_attention(case: Case) -> Seen | None:
     )
 
 
-def one_hot_attention(case: Case) -> Seen | None:
+def one_hot_attention(case: RunHistory) -> Seen | None:
     """A class is judged by hardly more than one sample."""
     size = case.end("effective_sample_size")
     limit = max(0.1, 1.5 / max(case.per_class, 1.0))
@@ -284,18 +284,18 @@ def one_hot_attention(case: Case) -> Seen | None:
     )
 
 
-def _attention_lr(case: Case, factor: float, start: float) -> str:
+def _attention_lr(case: RunHistory, factor: float, start: float) -> str:
     """Its own Adam at a rate, or that rate times a factor."""
     if case.setting("attention_lr"):
         return scale(case, "attention_lr", factor)
     return f"attention_lr none → {start:g} (an Adam of its own)"
 
 
-def _attends(case: Case) -> bool:
+def _attends(case: RunHistory) -> bool:
     return case.config.get("attention") in ("minimise", "maximise")
 
 
-def too_few_per_class(case: Case) -> Seen | None:
+def too_few_per_class(case: RunHistory) -> Seen | None:
     """A batch holds too little of a class for a variance, or the class gate is shut by it."""
     if not case.penalised:
         return None
@@ -318,7 +318,7 @@ def too_few_per_class(case: Case) -> Seen | None:
     return "; ".join(seen), "; ".join(advice)
 
 
-def still_scattered(case: Case) -> Seen | None:
+def still_scattered(case: RunHistory) -> Seen | None:
     """One gated attention per class, and the spread within classes does not fall."""
     values = case.series("intra_mse")
     gated = _attends(case) and not case.slots and "form" in case.config
@@ -349,7 +349,7 @@ BESIDE_RATES = ("adversary_lr", "patrol_lr", "scissors_lr")  # of what learns be
 STRENGTHS = ("_strength", "_beta", "dropout", "prune", "noise_std")  # ends of knobs to halve
 
 
-def accuracy_lost(case: Case) -> Seen | None:
+def accuracy_lost(case: RunHistory) -> Seen | None:
     """Accuracy fell from its best, or lies far below a run without a penalty."""
     now = case.accuracy
     if now is None or case.at_chance:
@@ -368,7 +368,7 @@ def accuracy_lost(case: Case) -> Seen | None:
     return ("; ".join(said), _weaker(case)) if said else None
 
 
-def _weaker(case: Case) -> str:
+def _weaker(case: RunHistory) -> str:
     """Half the weight and a higher threshold, or the defence's own strength."""
     if not case.penalised:
         keys = [key for key in case.config if key.endswith(STRENGTHS) and case.setting(key)]
@@ -382,7 +382,7 @@ def _weaker(case: Case) -> str:
     return f"{advice}; {scale(case, 'var_threshold', 4)}"
 
 
-def at_chance(case: Case) -> Seen | None:
+def at_chance(case: RunHistory) -> Seen | None:
     """Under a penalty nothing is learned at all."""
     weight = case.end("weight")
     if not case.penalised or not case.active or not case.at_chance:
@@ -397,7 +397,7 @@ def at_chance(case: Case) -> Seen | None:
     return seen, weaker
 
 
-def not_finite(case: Case) -> Seen | None:
+def not_finite(case: RunHistory) -> Seen | None:
     """The guard left out a penalty whose loss or gradient was not finite."""
     skipped = max(case.series("skipped"), default=0.0)
     if skipped == 0:
@@ -417,7 +417,7 @@ def not_finite(case: Case) -> Seen | None:
     )
 
 
-def noise_too_small(case: Case) -> Seen | None:
+def noise_too_small(case: RunHistory) -> Seen | None:
     """More signal than noise on the wire, in nats per dimension."""
     noise = case.setting("noise_std")
     if "noise_std" not in case.config or (noise == 0 and not case.penalised):
@@ -441,7 +441,7 @@ def noise_too_small(case: Case) -> Seen | None:
     )
 
 
-def not_converged(case: Case) -> Seen | None:
+def not_converged(case: RunHistory) -> Seen | None:
     """The run was stopped, or its loss was still falling when it ended."""
     done = int(number(case.epochs[-1], "epoch") or len(case.epochs))
     planned = int(case.setting("epochs", done))
@@ -463,7 +463,7 @@ def not_converged(case: Case) -> Seen | None:
     return f"the task loss still fell by {100 * fall:.0f} % per epoch, to {last:.3g}", again
 
 
-RULES: Mapping[str, Callable[[Case], Seen | None]] = {
+RULES: Mapping[str, Callable[[RunHistory], Seen | None]] = {
     "run not converged": not_converged,
     "accuracy at chance": at_chance,
     "accuracy lost": accuracy_lost,
@@ -479,17 +479,17 @@ RULES: Mapping[str, Callable[[Case], Seen | None]] = {
 }
 
 
-def diagnose(case: Case) -> list[Finding]:
+def diagnose(case: RunHistory) -> list[Diagnosis]:
     """What is to be mended, in the order to mend it; empty for a healthy run."""
     looked = ((name, rule(case)) for name, rule in RULES.items())
-    return [Finding(name=n, seen=found[0], advice=found[1]) for n, found in looked if found]
+    return [Diagnosis(name=n, seen=found[0], advice=found[1]) for n, found in looked if found]
 
 
 SAME = ("dataset", "net", "split_seed")
 PLAIN = ("none", "noise")  # defences without a penalty, the plainest first
 
 
-def read_case(folder: Path, plain: Path | None = None) -> Case:
+def read_case(folder: Path, plain: Path | None = None) -> RunHistory:
     """The run at `folder`; `plain` is the run to compare with.
 
     Without one, a run beside it is taken that has the same data and net and no defence but noise.
@@ -503,7 +503,7 @@ def read_case(folder: Path, plain: Path | None = None) -> Case:
     return replace(case, plain=found)
 
 
-def _read(folder: Path) -> Case:
+def _read(folder: Path) -> RunHistory:
     from splitveil.config.resolve import flat_config
     from splitveil.runs import read_folder
 
@@ -514,7 +514,7 @@ def _read(folder: Path) -> Case:
             f"run '{files.name}' has no finished epoch in metrics.jsonl; train it, or continue it "
             "with --resume"
         )
-    return Case(
+    return RunHistory(
         name=files.name,
         config=flat_config(config),
         epochs=files.metrics,
@@ -523,7 +523,7 @@ def _read(folder: Path) -> Case:
     )
 
 
-def _as_plain(case: Case) -> Plain | None:
+def _as_plain(case: RunHistory) -> Plain | None:
     return None if case.accuracy is None else Plain(name=case.name, accuracy=case.accuracy)
 
 

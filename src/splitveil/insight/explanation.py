@@ -21,10 +21,10 @@ from splitveil.io import Json, put_all
 from splitveil.record.files import RunFiles, read_run
 from splitveil.record.schema import number
 from splitveil.report.canvas import png_uri
-from splitveil.report.flow_chart import Box, Flow, Sizes, flow_chart, run_flow
+from splitveil.report.flow_chart import Flow, FlowStep, Sizes, draw_flow_chart, run_flow
 from splitveil.rng import stream
 from splitveil.runs import Run, load_run
-from splitveil.surrogates.base import ClassBatch, FirstCall, class_batch, class_moments, join
+from splitveil.surrogates.base import ClassBatch, FirstCallCheck, class_batch, class_moments, join
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.gates import snr_gate
 from splitveil.surrogates.kmeans import assign
@@ -121,7 +121,7 @@ def panels(story: Story) -> list[Panel]:
         file="flow.png",
         text="Drawn from the run's configuration. The penalty, where there is one, looks at z "
         "before the noise; the dashed line is its gradient, which reaches the client only.",
-        png=flow_chart(story.flow),
+        png=draw_flow_chart(story.flow),
     )
     return [flow, *_attention(story), _sizes(story), _gates(story), _groups(story), *_data(story)]
 
@@ -327,22 +327,24 @@ def _run_sizes(run: Run) -> Sizes:
     )
 
 
-def _stages(channel: nn.Module) -> tuple[Box, ...]:
+def _stages(channel: nn.Module) -> tuple[FlowStep, ...]:
     """The channel's stages under their own names, with their own numbers."""
     words = {"GaussianNoise": "noise", "TopK": "prune", "Quantise": "round to levels"}
     stages = cast(nn.ModuleList, getattr(channel, "stages", [channel]))
     return tuple(
-        Box(words.get(type(s).__name__, _spaced(type(s).__name__)), (s.extra_repr(),))
+        FlowStep(words.get(type(s).__name__, _spaced(type(s).__name__)), (s.extra_repr(),))
         for s in stages
     )
 
 
-def _beside(companion: nn.Module | None, settings: Json) -> tuple[Box, ...]:
+def _beside(companion: nn.Module | None, settings: Json) -> tuple[FlowStep, ...]:
     """What trains beside the model, under its own name, with the defence's settings."""
     if companion is None:
         return ()
     lines = tuple(f"{key} {value}" for key, value in settings.items())
-    return Box("beside it", (_spaced(type(companion).__name__),)), Box("settings", lines[:4])
+    return FlowStep("beside it", (_spaced(type(companion).__name__),)), FlowStep(
+        "settings", lines[:4]
+    )
 
 
 def _spaced(name: str) -> str:
@@ -370,7 +372,7 @@ def _joined(
     surrogate: GatedAttentionCEM | SlotCrossAttentionCEM, z: Tensor, y: Tensor
 ) -> ClassBatch:
     """The samples as one batch, with the surrogate's bank where it has one."""
-    batch = class_batch(z, y, surrogate.feature_dim, surrogate.num_classes, FirstCall())
+    batch = class_batch(z, y, surrogate.feature_dim, surrogate.num_classes, FirstCallCheck())
     return join(batch, surrogate.bank, push=False, skips=None)
 
 

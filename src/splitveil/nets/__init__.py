@@ -12,12 +12,12 @@ from splitveil.nets.channel import (
     Quantise,
     SparseCoding,
     TopK,
-    before_squashing,
-    front_of,
+    before_noise,
+    insert_before_sigmoid,
     learned_stages,
 )
 from splitveil.nets.decoder import ResidualDecoder
-from splitveil.nets.split import SplitModel, cut, sized
+from splitveil.nets.split import SplitModel, cut, with_stage_shapes
 
 __all__ = [
     "NETS",
@@ -33,10 +33,10 @@ __all__ = [
     "SparseCoding",
     "SplitModel",
     "TopK",
-    "before_squashing",
+    "before_noise",
     "cut",
-    "front_of",
+    "insert_before_sigmoid",
     "learned_stages",
-    "sized",
     "vgg11",
+    "with_stage_shapes",
 ]

@@ -344,7 +344,7 @@ class Channel(nn.Module):
         return z
 
 
-def before_squashing(layers: nn.Module, new: nn.Module) -> nn.Sequential:
+def insert_before_sigmoid(layers: nn.Module, new: nn.Module) -> nn.Sequential:
     """The layers with a new one before the sigmoid or tanh that ends them, or else behind them.
 
     >>> before_squashing(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Sigmoid())), nn.Identity())
@@ -360,12 +360,12 @@ def before_squashing(layers: nn.Module, new: nn.Module) -> nn.Sequential:
     if plain and type(plain[-1]) in SQUASHED_TO:
         return nn.Sequential(*plain[:-1], new, plain[-1])
     if plain and type(plain[-1]) is nn.Sequential:
-        return nn.Sequential(*plain[:-1], before_squashing(plain[-1], new))
+        return nn.Sequential(*plain[:-1], insert_before_sigmoid(plain[-1], new))
     return nn.Sequential(*plain, new)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Front:
+class BeforeNoise:
     """A channel up to its first Gaussian noise; what follows can only lose information.
 
     `noise_std` is 0 if nothing random is sent, and None if the randomness is of another kind than
@@ -379,7 +379,7 @@ class Front:
     random: bool
 
 
-def front_of(encoder: nn.Module, channel: nn.Module) -> Front:
+def before_noise(encoder: nn.Module, channel: nn.Module) -> BeforeNoise:
     """What stands before the noise of a client; a stage it does not know counts as unbounded.
 
     >>> found = front_of(nn.Sigmoid(), Channel([TopK(0.5), GaussianNoise(0.1), Quantise(4)]))
@@ -396,7 +396,7 @@ def front_of(encoder: nn.Module, channel: nn.Module) -> Front:
     for stage in before:
         bounds = _through(stage, bounds)
     random = any(type(s) not in (Clip, SparseCoding, TopK, Quantise) for s in before)
-    return Front(
+    return BeforeNoise(
         stages=Channel(before),
         noise_std=None if random and not noise else math.hypot(*(s for s in noise if s)),
         bounds=bounds,

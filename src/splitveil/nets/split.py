@@ -87,7 +87,7 @@ def cut(backbone: nn.Module, at: int, channel: nn.Module | None = None) -> Split
     return SplitModel(encoder, Channel() if channel is None else channel, head)
 
 
-def sized(model: SplitModel, image_shape: Shape) -> SplitModel:
+def with_stage_shapes(model: SplitModel, image_shape: Shape) -> SplitModel:
     """The same model, its stages with parameters for images (c, h, w); the net is not touched."""
     for stage in learned_stages(model.channel):
         where = next(model.encoder.parameters(), torch.zeros(())).device
@@ -104,7 +104,7 @@ def with_channel(model: SplitModel, channel: object, image_shape: Shape) -> Spli
             "return Channel([stage, …]), without stages if nothing happens before the wire"
         )
     model.channel = channel
-    z = torch.zeros(2, *sized(model, image_shape).wire_shape(image_shape))
+    z = torch.zeros(2, *with_stage_shapes(model, image_shape).wire_shape(image_shape))
     try:
         sent = copy.deepcopy(channel)(z, torch.Generator())  # a copy: a stage may count its calls
     except (RuntimeError, TypeError, ValueError) as err:

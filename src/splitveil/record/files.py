@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import RunError
-from splitveil.io import Json, explain_os_error, parse, write_text
+from splitveil.io import Json, as_run_error, parse, write_text
 from splitveil.record.schema import Record, read_record, text
 
 Pixels = NDArray[np.uint8]  # (n, c, h, w)
@@ -221,21 +221,21 @@ log = logging.getLogger(__name__)
 SAME = ("audit.model", "audit.aux", "splits.scored", "seeds.attack")
 
 
-def put_record(folder: Path, record: Record, pictures: Json, profiles: Sequence[str]) -> None:
+def write_record(folder: Path, record: Record, pictures: Json, profiles: Sequence[str]) -> None:
     """Write `record.json` and `gallery.json` into a folder, which is made where it is missing.
 
     An earlier record there that says something which this one does not is kept beside it, as
     `record.<profile>-<aux>-seed<N>.json`, with its gallery; a line says so.
     `profiles` are the names of the audits' profiles, by rising budget.
     """
-    with explain_os_error(folder):
+    with as_run_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
     old = _read(folder / "record.json")
-    if old is not None and not covers(record, old, profiles):
+    if old is not None and not is_at_least_as_strong(record, old, profiles):
         name = _free_name(folder, old, profiles)
         for kind in ("gallery", "record"):
             file = folder / f"{kind}.json"
-            with explain_os_error(file):
+            with as_run_error(file):
                 if file.exists():
                     file.replace(folder / f"{kind}.{name}.json")
         log.warning(
@@ -247,7 +247,7 @@ def put_record(folder: Path, record: Record, pictures: Json, profiles: Sequence[
     write_text(folder / "record.json", record.to_json())
 
 
-def covers(new: Record, old: Record, profiles: Sequence[str]) -> bool:
+def is_at_least_as_strong(new: Record, old: Record, profiles: Sequence[str]) -> bool:
     """Whether a record can take another one's place.
 
     It is of the same model, images and attack seed, by attackers who know as much and are at least
@@ -283,7 +283,9 @@ def _free_name(folder: Path, old: Record, profiles: Sequence[str]) -> str:
 def _may_hold(file: Path, record: Record, profiles: Sequence[str]) -> bool:
     """Whether nothing is lost if a record takes this file's place."""
     there = _read(file)
-    return not file.exists() or (there is not None and covers(record, there, profiles))
+    return not file.exists() or (
+        there is not None and is_at_least_as_strong(record, there, profiles)
+    )
 
 
 def _read(file: Path) -> Record | None:

@@ -23,7 +23,17 @@ from splitveil.record.schema import (
     shortfalls,
     text,
 )
-from splitveil.report.words import LANGS, LOCALE, Lang, Said, Value, known, listed, said, word
+from splitveil.report.words import (
+    LANGS,
+    LOCALE,
+    Lang,
+    Sentence,
+    Value,
+    joined,
+    sentence,
+    value_word,
+    word,
+)
 from splitveil.table import (
     CODE,
     COUNT,
@@ -76,7 +86,7 @@ def _text(path: str) -> Callable[[RunFiles], str | None]:
 
 def written(value: Value, lang: Lang) -> str:
     """A value of a sentence as plain text."""
-    return value.plain(lang) if isinstance(value, Said) else str(value)
+    return value.plain(lang) if isinstance(value, Sentence) else str(value)
 
 
 NATS, SECONDS = both("unit.nats"), both("unit.seconds")
@@ -127,16 +137,16 @@ def _best_for(row: Attacked) -> Value:
     if best:
         return f"★ {', '.join(best)}"
     if scores.repeats is not None:
-        return said("remark.draws", count=str(scores.repeats))
+        return sentence("remark.draws", count=str(scores.repeats))
     if scores.subset is None:
         return ""
     images, rival = count(scores.images), scores.beside
     if not rival.attack:
-        return said("remark.images", count=images)
-    return said("remark.beside", count=images, attack=rival.attack, mse=format_mse(rival.mse))
+        return sentence("remark.images", count=images)
+    return sentence("remark.beside", count=images, attack=rival.attack, mse=format_mse(rival.mse))
 
 
-ACCESS = Format(text=lambda value, lang: known("access", value, lang), numeric=False)
+ACCESS = Format(text=lambda value, lang: value_word("access", value, lang), numeric=False)
 
 ATTACKS = Table(
     column("column.run", lambda row: row.run.name),
@@ -168,9 +178,9 @@ def _seen(flag: Flag) -> FlagSeen:
     title, remedy = f"flag.{flag.name}", f"advice.{flag.name}"
     usual = LOCALE["en"].get(remedy) == flag.advice  # not of another version
     return FlagSeen(
-        said(title) if title in LOCALE["en"] else flag.name,
+        sentence(title) if title in LOCALE["en"] else flag.name,
         flag.seen or NOTHING,
-        said(remedy) if usual else flag.advice or NOTHING,
+        sentence(remedy) if usual else flag.advice or NOTHING,
     )
 
 
@@ -179,8 +189,8 @@ def _flags(run: RunFiles) -> list[Value] | None:
     flags, profile = flags_of(run), run.record.audit.profile
     if flags is None:
         return None
-    names = [flag.title for flag in flags] or [said("flags.none")]
-    return [*names, said("flags.brief", profile=profile)] if profile in BRIEF else names
+    names = [flag.title for flag in flags] or [sentence("flags.none")]
+    return [*names, sentence("flags.brief", profile=profile)] if profile in BRIEF else names
 
 
 def _certified(kind: str) -> Callable[[RunFiles], Value | None]:
@@ -189,11 +199,11 @@ def _certified(kind: str) -> Callable[[RunFiles], Value | None]:
     def read(run: RunFiles) -> Value | None:
         certificate = _certificate(run.record, kind)
         if certificate.refused is not None:
-            return said("certificate.refused")
+            return sentence("certificate.refused")
         if certificate.nats is None:
             return None
         value = decimals(certificate.nats, 1)
-        return said("certificate.vacuous", value=value) if vacuous(certificate) else value
+        return sentence("certificate.vacuous", value=value) if vacuous(certificate) else value
 
     return read
 
@@ -215,11 +225,11 @@ def _identification(run: RunFiles) -> Value | None:
     reason = gallery.refused or gallery.identification_error.refused
     if reason is None:
         return percent(gallery.identification_error.at_least, 1)
-    return said("certificate.empty" if reason.startswith(VACUOUS) else "certificate.refused")
+    return sentence("certificate.empty" if reason.startswith(VACUOUS) else "certificate.refused")
 
 
 def _listed(values: Sequence[Value], lang: Lang) -> str:
-    return listed([written(value, lang) for value in values], lang)
+    return joined([written(value, lang) for value in values], lang)
 
 
 CERTIFICATES = Table(
@@ -282,7 +292,7 @@ def doubles(record: Record) -> Value | None:
     if kind == "between" and (after, by) == ("1", "2"):
         kind = "at"
     most = max(_sendings(record), key=int, default=NOTHING)
-    return said(f"repeats.{kind}", after=after or NOTHING, by=by or NOTHING, most=most)
+    return sentence(f"repeats.{kind}", after=after or NOTHING, by=by or NOTHING, most=most)
 
 
 def _sendings(record: Record) -> list[str]:
@@ -345,13 +355,13 @@ def _given_class(kind: str) -> Callable[[Group], Value | None]:
         measured = len(rates) - rates.count(None)
         if not measured:
             refused = group.distinct(f"certificates.{kind}.refused") != [NOTHING]
-            return said("certificate.refused") if refused else None
+            return sentence("certificate.refused") if refused else None
         value = spread(rates, 1.0, 1)
         empty = sum(any(vacuous(_certificate(r, kind)) for r in seed) for seed in group.seeds)
         if empty in (0, measured):
-            return said("certificate.vacuous", value=value) if empty else value
+            return sentence("certificate.vacuous", value=value) if empty else value
         part = {"some": str(empty), "all": str(measured)}
-        return said("certificate.vacuous-in-part", value=value, **part)
+        return sentence("certificate.vacuous-in-part", value=value, **part)
 
     return read
 

@@ -242,7 +242,7 @@ def elsewhere(published: Mapping[str, Published], datasets: Collection[str]) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contrast:
+class RowDifference:
     """Row `ours` less row `other`, accuracies as shares.
 
     A difference without an interval is None: of accuracies with one training seed on either side,
@@ -294,7 +294,7 @@ def image_table(group: Group) -> NDArray[np.float64] | None:
     return np.stack([np.mean(cast(list[Any], seed), axis=0) for seed in seeds])
 
 
-def over_seeds(
+def seed_test(
     a: Sequence[float | None], b: Sequence[float | None], *, paired: bool = False
 ) -> Difference | None:
     """Mean of a less mean of b by Welch's t, or `paired` by Student's t of the differences.
@@ -330,7 +330,7 @@ def matched(ours: Group, other: Group) -> tuple[Group, Group] | None:
     return Group(ours.name, left), Group(other.name, right)
 
 
-def contrast(ours: Group, other: Group, *, paired: bool = False) -> Contrast:
+def contrast(ours: Group, other: Group, *, paired: bool = False) -> RowDifference:
     """Two rows against each other, p-values not yet corrected; `paired` where seeds allow it."""
     pair = matched(ours, other) if paired else None
     ours, other = pair or (ours, other)
@@ -339,13 +339,13 @@ def contrast(ours: Group, other: Group, *, paired: bool = False) -> Contrast:
         (ours.values(path), other.values(path)) for path in ("accuracy", "strongest.mse")
     ]
     a, b = image_table(ours), image_table(other)
-    mse, over = over_seeds(*errors, paired=together), "seeds"
+    mse, over = seed_test(*errors, paired=together), "seeds"
     same = ours.distinct("splits.scored") == other.distinct("splits.scored")
     if a is not None and b is not None and same and a.shape[1] == b.shape[1]:
         mse = difference(Sample.of(a), Sample.of(b), paired=together)
         over = mse.interval.scope
-    accuracy = over_seeds(*accuracies, paired=together)
-    return Contrast(
+    accuracy = seed_test(*accuracies, paired=together)
+    return RowDifference(
         ours=ours.name,
         other=other.name,
         accuracy_gap=_gap(ours, other, "accuracy"),
@@ -364,7 +364,7 @@ def _gap(ours: Group, other: Group, path: str) -> float | None:
     return None if a is None or b is None else a - b
 
 
-def corrected(made: Sequence[Contrast]) -> list[Contrast]:
+def corrected(made: Sequence[RowDifference]) -> list[RowDifference]:
     """The contrasts with Holm's correction over all their p-values together."""
     values = [p for c in made for p in (c.p_accuracy, c.p_mse)]
     adjusted = iter(holm([p for p in values if p is not None]))
@@ -375,7 +375,9 @@ def corrected(made: Sequence[Contrast]) -> list[Contrast]:
     return [replace(c, p_accuracy=taken(c.p_accuracy), p_mse=taken(c.p_mse)) for c in made]
 
 
-def contrasts(track: Track, done: Sequence[str] = (), against: str | None = None) -> list[Contrast]:
+def row_differences(
+    track: Track, done: Sequence[str] = (), against: str | None = None
+) -> list[RowDifference]:
     """Every row of a track with our defence, but those `done`, against every row without.
 
     With `against`, every other row against the one of this name, in pairs of seeds where both have
@@ -390,10 +392,10 @@ def contrasts(track: Track, done: Sequence[str] = (), against: str | None = None
     return corrected([contrast(a, b) for a in ours if a.name not in done for b in others])
 
 
-def _gained(name: str) -> Callable[[Contrast], object]:
+def _gained(name: str) -> Callable[[RowDifference], object]:
     """A difference and the ends of its interval, where it has one."""
 
-    def get(contrast: Contrast) -> object:
+    def get(contrast: RowDifference) -> object:
         mean, made = getattr(contrast, f"{name}_gap"), getattr(contrast, name)
         ends = None if made is None else (made.interval.low, made.interval.high)
         return None if mean is None else (mean, ends)
@@ -428,7 +430,7 @@ class Comparison:
 
     track: Track
     published: Mapping[str, Published]
-    contrasts: Sequence[Contrast] = ()
+    contrasts: Sequence[RowDifference] = ()
     against: str | None = None
 
     def tables(self) -> list[tuple[Table, Sequence[Any]]]:
@@ -480,7 +482,7 @@ def compare_records(
     made, done = [], set[str]()
     for track in tracks(found.groups):
         without = track.aux == "test90" and against is None
-        pairs = [] if without else contrasts(track, sorted(done), against)
+        pairs = [] if without else row_differences(track, sorted(done), against)
         done |= {pair.ours for pair in pairs}
         made.append(Comparison(track=track, published=published, contrasts=pairs, against=against))
     return made

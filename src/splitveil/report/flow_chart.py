@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Box:
+class FlowStep:
     """A heading and the lines below it."""
 
     title: str
@@ -27,9 +27,9 @@ class Flow:
     `client` is the place of the client among `wire`; `back` is written at the way back.
     """
 
-    wire: tuple[Box, ...]
+    wire: tuple[FlowStep, ...]
     client: int = 1
-    penalty: tuple[Box, ...] = ()
+    penalty: tuple[FlowStep, ...] = ()
     back: str = ""
 
 
@@ -48,9 +48,9 @@ class Sizes:
 def run_flow(
     config: Json,
     sizes: Sizes,
-    stages: tuple[Box, ...],
+    stages: tuple[FlowStep, ...],
     statistic: str | None = None,
-    companion: tuple[Box, ...] = (),
+    companion: tuple[FlowStep, ...] = (),
 ) -> Flow:
     """The flow of a run: `stages` are its channel's, `statistic` what its surrogate measures.
 
@@ -60,18 +60,18 @@ def run_flow(
     client = (f"net {config.get('net')}", f"{sizes.client_params:,} parameters",
               f"{sizes.client_macs:,} MACs")  # fmt: skip
     wire = (
-        Box("image", (image,)),
-        Box("client", client),
-        *(stages or (Box("channel", ("sends z as it is",)),)),
-        Box("wire", (f"{sizes.wire_floats} numbers", f"{4 * sizes.wire_floats:,} bytes")),
-        Box("server", (f"{sizes.server_params:,} parameters",)),
-        Box("answer", (f"{sizes.num_classes} classes", "cross-entropy")),
+        FlowStep("image", (image,)),
+        FlowStep("client", client),
+        *(stages or (FlowStep("channel", ("sends z as it is",)),)),
+        FlowStep("wire", (f"{sizes.wire_floats} numbers", f"{4 * sizes.wire_floats:,} bytes")),
+        FlowStep("server", (f"{sizes.server_params:,} parameters",)),
+        FlowStep("answer", (f"{sizes.num_classes} classes", "cross-entropy")),
     )
     boxes = penalty_boxes(config, statistic) or companion
     return Flow(wire=wire, penalty=boxes, back=way_back(config) if boxes else "")
 
 
-def penalty_boxes(config: Json, statistic: str | None) -> tuple[Box, ...]:
+def penalty_boxes(config: Json, statistic: str | None) -> tuple[FlowStep, ...]:
     """The penalty's path, box by box; empty for a defence without one.
 
     >>> [box.title for box in penalty_boxes({"clusters": 5, "lambd": 16.0, "form": "hinge"}, None)]
@@ -83,51 +83,55 @@ def penalty_boxes(config: Json, statistic: str | None) -> tuple[Box, ...]:
     return (*_measure(config, statistic), *form, *_shutoff(config), _weight(config))
 
 
-def _measure(config: Json, statistic: str | None) -> tuple[Box, ...]:
+def _measure(config: Json, statistic: str | None) -> tuple[FlowStep, ...]:
     """What is looked at, and who looks."""
     if "clusters" in config:
-        return (Box("k-means", (f"{config['clusters']} clusters per class", "refit every epoch")),)
+        return (
+            FlowStep("k-means", (f"{config['clusters']} clusters per class", "refit every epoch")),
+        )
     if "attention" not in config:
-        return (Box("surrogate", (str(config.get("defence")),)),)
-    looked = Box("statistic", ("LayerNorm(z)" if statistic == "layernorm" else "raw z",))
+        return (FlowStep("surrogate", (str(config.get("defence")),)),)
+    looked = FlowStep("statistic", ("LayerNorm(z)" if statistic == "layernorm" else "raw z",))
     bank = (f"bank of {config['bank']} rows",) if config.get("bank") else ()
     trained = {"minimise": "lowers the penalty", "maximise": "raises it: adversary",
                "uniform": "uniform weights"}[str(config.get("attention"))]  # fmt: skip
     if "num_slots" in config:
         slots = (f"{config['num_slots']} per class, {config['num_iterations']} rounds",
                  f"{config['num_heads']}-head cross-attention")  # fmt: skip
-        return looked, Box("slots", (*slots, trained, *bank))
-    return looked, Box("gated attention", ("over a class's samples", trained, *bank))
+        return looked, FlowStep("slots", (*slots, trained, *bank))
+    return looked, FlowStep("gated attention", ("over a class's samples", trained, *bank))
 
 
-def _form(config: Json) -> Box:
+def _form(config: Json) -> FlowStep:
     """The formula of the penalty."""
     noise = config.get("noise_std") or 0.0
     threshold = f"τ = {config.get('var_threshold', 0) * noise**2:.2g}"
     if config.get("penalty") == "rate":
-        return Box("rate", ("½ log(1 + v/σ²)", f"σ = {noise:g}", "per class"))
+        return FlowStep("rate", ("½ log(1 + v/σ²)", f"σ = {noise:g}", "per class"))
     if "clusters" in config:
         if config.get("form") == "logdet":
-            return Box("log-determinant", (f"σ = {noise:g}", f"{config['covariance']} covariance"))
-        return Box("variance hinge", (threshold, f"γ = {config.get('gamma', 0):g}"))
+            return FlowStep(
+                "log-determinant", (f"σ = {noise:g}", f"{config['covariance']} covariance")
+            )
+        return FlowStep("variance hinge", (threshold, f"γ = {config.get('gamma', 0):g}"))
     if config.get("form", "gated") == "gated":
         snr = f"SNR gate at {config['snr_thresh']:g}"
         soft = f"softplus, margin {config['margin_m']:g}"
-        return Box("gates", ("soft gate (learned)", snr, soft, threshold))
+        return FlowStep("gates", ("soft gate (learned)", snr, soft, threshold))
     word = "log variance" if config["form"] == "hinge" else "log of the trace"
-    return Box("hinge", (word, threshold))
+    return FlowStep("hinge", (word, threshold))
 
 
-def _shutoff(config: Json) -> tuple[Box, ...]:
+def _shutoff(config: Json) -> tuple[FlowStep, ...]:
     if "early_shut_steps" not in config or config.get("penalty") == "rate":
         return ()
     lines = (f"{config['early_shut_steps']} early steps",
              f"hard gate > {config['early_hard_thresh']:g}",
              f"soft gate > {config['early_gate_thresh']:g}")  # fmt: skip
-    return (Box("shut off while", lines),)
+    return (FlowStep("shut off while", lines),)
 
 
-def _weight(config: Json) -> Box:
+def _weight(config: Json) -> FlowStep:
     lines = [f"λ = {config['lambd']:g}"]
     if "attention_loss_scale" in config:
         lines.append(f"scale = {config['attention_loss_scale']:g}")
@@ -135,7 +139,7 @@ def _weight(config: Json) -> Box:
         lines.append("w = 0.001/lr")
     if config.get("ramp"):
         lines.append(f"ramp over {100 * config['ramp']:.0f} %")
-    return Box("weight", (*lines, f"from epoch {first_epoch(config)}"))
+    return FlowStep("weight", (*lines, f"from epoch {first_epoch(config)}"))
 
 
 def first_epoch(config: Json) -> int:
@@ -163,7 +167,7 @@ SIGNS = 22  # per line of a box
 TOP, LOW = "#e8f1f8", "#fdeee4"
 
 
-def flow_chart(flow: Flow) -> bytes:
+def draw_flow_chart(flow: Flow) -> bytes:
     """PNG: image → client → channel → wire → server above, the penalty's path below."""
     first = flow.client + 1  # the penalty starts under what the client sends
     columns = max(len(flow.wire), first + len(flow.penalty))
@@ -186,7 +190,7 @@ def _left(column: int) -> float:
 
 
 def _draw_row(
-    axes: "Axes", boxes: Sequence[Box], first: int, level: float, inks: tuple[str, str]
+    axes: "Axes", boxes: Sequence[FlowStep], first: int, level: float, inks: tuple[str, str]
 ) -> None:
     """Boxes from the column `first` on, in the colours of paper and edge, with arrows between."""
     for at, box in enumerate(boxes):
@@ -209,7 +213,9 @@ def _join_rows(axes: "Axes", flow: Flow, level: float) -> None:
     axes.text(middle, floor - 0.06, flow.back, color=ink, ha="center", va="top", fontsize=8)
 
 
-def _draw_box(axes: "Axes", box: Box, corner: tuple[float, float], inks: tuple[str, str]) -> None:
+def _draw_box(
+    axes: "Axes", box: FlowStep, corner: tuple[float, float], inks: tuple[str, str]
+) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     x, y = corner

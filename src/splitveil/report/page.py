@@ -18,7 +18,17 @@ from splitveil.report import columns, gallery, sentences
 from splitveil.report.columns import ATTACKS, CERTIFICATES, LEAKS, SUMMARY, Published
 from splitveil.report.comparison import elsewhere, read_published
 from splitveil.report.figures import Pictures, comparable, draw, phases
-from splitveil.report.words import LANGS, TERMS, Lang, Said, Value, language, listed, said, word
+from splitveil.report.words import (
+    LANGS,
+    TERMS,
+    Lang,
+    Sentence,
+    Value,
+    joined,
+    language,
+    sentence,
+    word,
+)
 
 PAGE = "report.html"
 MANY_CARDS = 8
@@ -48,11 +58,11 @@ class ReportContent:
         return self.title if self.title is not None else word("title", self.lang)
 
     @property
-    def sources(self) -> Said | None:
+    def sources(self) -> Sentence | None:
         """Who published the hollow marks, if there are any."""
         said_by = [row.source for row in comparable(self.runs, self.published).values()]
         names = {source.rpartition(", ")[0] or source for source in said_by}  # “paper, row”
-        return said("caption.published", sources=tuple(sorted(names))) if names else None
+        return sentence("caption.published", sources=tuple(sorted(names))) if names else None
 
     @property
     def notes(self) -> list[str]:
@@ -206,8 +216,8 @@ def fill_page(content: ReportContent, pictures: Pictures) -> str:
         flags=flag_rows(runs, lang),
         refusals=[
             (
-                listed(names, lang),
-                listed([word(f"certificate.{k}", lang) for k in kinds], lang),
+                joined(names, lang),
+                joined([word(f"certificate.{k}", lang) for k in kinds], lang),
                 why,
             )
             for names, kinds, why in columns.refusals(runs)
@@ -260,16 +270,16 @@ def fill(name: str, lang: Lang, script: str, **content: object) -> str:
     from markupsafe import Markup
 
     def say(key: str, **values: Value) -> Markup:
-        return told(said(key, **values))
+        return told(sentence(key, **values))
 
-    def told(sentence: Said) -> Markup:
+    def told(sentence: Sentence) -> Markup:
         return Markup(sentence.html(lang))  # noqa: S704 - values are escaped, patterns are ours
 
     def plain(key: str, **values: Value) -> str:
-        return said(key, **values).plain(lang)
+        return sentence(key, **values).plain(lang)
 
     def row(names: Sequence[str]) -> str:
-        return listed(names, lang)
+        return joined(names, lang)
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True,
                               lstrip_blocks=True, loader=FunctionLoader(resource))  # fmt: skip

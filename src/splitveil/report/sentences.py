@@ -6,7 +6,7 @@ from splitveil.record.files import RunFiles
 from splitveil.record.groups import Group, kinds
 from splitveil.record.schema import BRIEF, get, leaves, text
 from splitveil.report.columns import flags_of
-from splitveil.report.words import LOCALE, Said, Value, said
+from splitveil.report.words import LOCALE, Sentence, Value, sentence
 from splitveil.table import NOTHING, SMALL_MSE, format_mse, spread
 
 PASSPORT = (
@@ -21,16 +21,16 @@ MEASURED_ALIKE: Mapping[str, str] = {
 }
 
 
-def statement(runs: Sequence[RunFiles]) -> Said:
+def statement(runs: Sequence[RunFiles]) -> Sentence:
     """One sentence: what is shown."""
     datasets = distinct(runs, "config.dataset")
-    named = tuple(datasets) if datasets else said("statement.unnamed")
+    named = tuple(datasets) if datasets else sentence("statement.unnamed")
     if len(runs) == 1:
-        return said("statement.one", datasets=named)
-    return said("statement.many", datasets=named, count=str(len(runs)))
+        return sentence("statement.one", datasets=named)
+    return sentence("statement.many", datasets=named, count=str(len(runs)))
 
 
-def verdict(runs: Sequence[RunFiles]) -> Said:
+def verdict(runs: Sequence[RunFiles]) -> Sentence:
     """One sentence: what the defence changed, or what is known without an undefended run.
 
     Runs that differ in their seeds alone count as one, with their mean and sd, so that the luck of
@@ -38,24 +38,24 @@ def verdict(runs: Sequence[RunFiles]) -> Said:
     """
     scored = [run for run in runs if run.record.strongest.mse is not None]
     if not scored:
-        return said("verdict.none")
+        return sentence("verdict.none")
     found = kinds(scored)
     if len(found) == 1:
-        return said("verdict.one", **_measured(found[0]))
+        return sentence("verdict.one", **_measured(found[0]))
     bare = next((kind for kind in found if not _defended(kind)), None)
     rivals = [k for k in found if _defended(k) and (bare is None or _same_images(bare, k))]
     if bare is not None and rivals:
         return _change(bare, _most_private(rivals))
     count = str(len(scored))
     if not all(_same_images(found[0], kind) for kind in found):
-        return said("verdict.mixed", count=count)
+        return sentence("verdict.mixed", count=count)
     if not rivals:
-        return said("verdict.undefended", count=count, **_measured(_most_private(found)))
-    return said("verdict.best", count=count, **_measured(_most_private(rivals)))
+        return sentence("verdict.undefended", count=count, **_measured(_most_private(found)))
+    return sentence("verdict.best", count=count, **_measured(_most_private(rivals)))
 
 
-def _change(bare: Group, best: Group) -> Said:
-    return said(
+def _change(bare: Group, best: Group) -> Sentence:
+    return sentence(
         "verdict.change",
         bare=_called(bare),
         best=_called(best),
@@ -84,7 +84,7 @@ def _called(kind: Group) -> Value:
     if len(kind.runs) == 1:
         return f"“{kind.name}”"
     key, count = ("verdict.seeds", seeds) if seeds > 1 else ("verdict.audits", len(kind.runs))
-    return said(key, name=kind.name, count=str(count))
+    return sentence(key, name=kind.name, count=str(count))
 
 
 def _error(group: Group) -> str:
@@ -113,29 +113,29 @@ def _same_images(one: Group, other: Group) -> bool:
     return same_data and first.splits.test == second.splits.test
 
 
-def caveats(runs: Sequence[RunFiles]) -> list[Said]:
+def caveats(runs: Sequence[RunFiles]) -> list[Sentence]:
     """What the reader must know before believing the numbers."""
     return [
         *_about_flags(runs),
         *_about_seeds(runs),
         *_about_attacks(runs),
         *_about_comparison(runs),
-        said("caveat.last"),
+        sentence("caveat.last"),
     ]
 
 
-def _of(key: str, names: Sequence[str]) -> list[Said]:
+def _of(key: str, names: Sequence[str]) -> list[Sentence]:
     """A sentence about some names, if there are any."""
-    return [said(key, names=tuple(names))] if names else []
+    return [sentence(key, names=tuple(names))] if names else []
 
 
-def _about_flags(runs: Sequence[RunFiles]) -> list[Said]:
+def _about_flags(runs: Sequence[RunFiles]) -> list[Sentence]:
     flagged = [run.name for run in runs if flags_of(run)]
     brief = [run.name for run in runs if run.record.audit.profile in BRIEF]
     return [*_of("caveat.flags", flagged), *_of("caveat.brief", brief)]
 
 
-def _about_seeds(runs: Sequence[RunFiles]) -> list[Said]:
+def _about_seeds(runs: Sequence[RunFiles]) -> list[Sentence]:
     seeds: dict[str, set[str]] = {}
     for run in runs:
         defence = text(run.record, "config.defence")
@@ -146,32 +146,32 @@ def _about_seeds(runs: Sequence[RunFiles]) -> list[Said]:
     return [*_of("caveat.one-seed", single), *_of("caveat.seeds", several)]
 
 
-def _about_attacks(runs: Sequence[RunFiles]) -> list[Said]:
+def _about_attacks(runs: Sequence[RunFiles]) -> list[Sentence]:
     names = list(dict.fromkeys(name for run in runs for name in run.record.attacks))
     return [
         *_of("caveat.attacks", names),
         *_of("caveat.profile", distinct(runs, "audit.profile")),
         *(
-            said("caveat.knowledge", aux=aux, meaning=_knowledge(aux))
+            sentence("caveat.knowledge", aux=aux, meaning=_knowledge(aux))
             for aux in distinct(runs, "audit.aux")
         ),
         *_of("caveat.scored", distinct(runs, "audit.scored")),
     ]
 
 
-def _knowledge(aux: str) -> Said:
-    return said(f"aux.{aux}" if f"aux.{aux}" in LOCALE["en"] else "aux.other")
+def _knowledge(aux: str) -> Sentence:
+    return sentence(f"aux.{aux}" if f"aux.{aux}" in LOCALE["en"] else "aux.other")
 
 
-def _about_comparison(runs: Sequence[RunFiles]) -> list[Said]:
+def _about_comparison(runs: Sequence[RunFiles]) -> list[Sentence]:
     """Warnings where the runs were not measured alike."""
     made = [
-        said("caveat.differ", what=said(words), values=tuple(values))
+        sentence("caveat.differ", what=sentence(words), values=tuple(values))
         for words, path in MEASURED_ALIKE.items()
         if len(values := distinct(runs, path)) > 1
     ]
     if len(distinct(runs, "splits.test")) > 1:
-        made.append(said("caveat.tests"))
+        made.append(sentence("caveat.tests"))
     return made + _of("caveat.unaudited", [run.name for run in runs if not run.audited])
 
 

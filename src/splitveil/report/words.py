@@ -18,7 +18,7 @@ Lang = Literal["en", "zh"]
 LANGS: Mapping[Lang, str] = {"en": "en", "zh": "zh-CN"}  # as `<html lang>` has them
 BETWEEN: Mapping[Lang, str] = {"en": ", ", "zh": "、"}
 
-Value = Union[str, "Said", tuple[str, ...]]
+Value = Union[str, "Sentence", tuple[str, ...]]
 
 
 def read_locale(lang: Lang) -> dict[str, str]:
@@ -36,7 +36,7 @@ TERMS = tuple(key.removeprefix("term.") for key in LOCALE["en"] if key.startswit
 
 
 @dataclass(frozen=True)
-class Said:
+class Sentence:
     """A sentence before it is written: its key, and values (text, texts in a row, or sentences)."""
 
     key: str
@@ -58,7 +58,7 @@ class Said:
         self, lang: Lang, pattern: Callable[[str], str], value: Callable[[str], str]
     ) -> str:
         def written(given: Value) -> str:
-            if isinstance(given, Said):
+            if isinstance(given, Sentence):
                 return given._dressed(lang, pattern, value)
             return value(given if isinstance(given, str) else BETWEEN[lang].join(given))
 
@@ -67,9 +67,9 @@ class Said:
         )
 
 
-def said(key: str, **values: Value) -> Said:
+def sentence(key: str, **values: Value) -> Sentence:
     """A sentence of the table with its values."""
-    return Said(key, values)
+    return Sentence(key, values)
 
 
 def word(key: str, lang: Lang = "en") -> str:
@@ -81,7 +81,7 @@ def word(key: str, lang: Lang = "en") -> str:
     return LOCALE[lang][key]
 
 
-def known(prefix: str, value: str, lang: Lang) -> str:
+def value_word(prefix: str, value: str, lang: Lang) -> str:
     """The word for a value of a record, such as an access; itself where the table has none.
 
     >>> known("access", "black-box", "zh"), known("access", "other", "zh")
@@ -91,7 +91,7 @@ def known(prefix: str, value: str, lang: Lang) -> str:
     return LOCALE[lang].get(key, value)
 
 
-def listed(items: Sequence[str], lang: Lang) -> str:
+def joined(items: Sequence[str], lang: Lang) -> str:
     """Names in a row."""
     return BETWEEN[lang].join(items)
 

@@ -247,7 +247,7 @@ class Bounded:
             self.now -= 1
 
 
-class Gate:
+class AdmissionGate:
     """Lets in who has the token, as many as fit, and counts every answer.
 
     Where the application has a page, its paths have a bound of their own, and some need no token.

@@ -14,9 +14,9 @@ from splitveil.serve.noise import DrawCache
 from splitveil.serve.stages import apply_stages
 from splitveil.serve.transport import (
     HttpTransport,
-    Persistent,
-    Recorder,
+    RecordingTransport,
     Reply,
+    RetryingTransport,
     Transport,
     printable,
     shown,
@@ -78,8 +78,8 @@ class Client:
         if isinstance(server, str):
             server = HttpTransport(server, timeout=timeout, ca_file=ca_file)
         self._once = server
-        call = Persistent(once=server, patience=patience, waiting=waiting)
-        self._call: Transport = call if capture is None else Recorder(call, Path(capture))
+        call = RetryingTransport(once=server, patience=patience, waiting=waiting)
+        self._call: Transport = call if capture is None else RecordingTransport(call, Path(capture))
         self._cache, self._batch, self._binary = DrawCache(cache), batch, binary
         self._path = f"/v2/models/{self.manifest.name}"
         self._met = False

@@ -30,7 +30,7 @@ from splitveil.nets.channel import (
     SparseCoding,
     TopK,
 )
-from splitveil.nets.split import SplitModel, sized
+from splitveil.nets.split import SplitModel, with_stage_shapes
 from splitveil.serve.manifest import (
     ATTACKER,
     CLIENT,
@@ -40,13 +40,13 @@ from splitveil.serve.manifest import (
     LOGITS,
     SERVER,
     WIRE,
-    Half,
     Manifest,
+    OnnxHalf,
     check_name,
     check_target,
     hashes,
+    new_folder,
     open_half,
-    replaced,
 )
 from splitveil.serve.stages import STAGES, mean_std, pack_noise
 from splitveil.serve.wire import Json, Rows, Shape
@@ -109,7 +109,7 @@ def export_model(
         logits = head(z)
     if logits.ndim != 2:  # noqa: PLR2004
         raise ExportError(f"the head must give (n, classes), got {tuple(logits.shape)}")
-    with replaced(folder) as place:
+    with new_folder(folder) as place:
         write_onnx(encoder, probes[:2], place / CLIENT, IMAGE, WIRE)
         write_onnx(head, z[:2], place / SERVER, WIRE, LOGITS)
         write_noise(channel, place)
@@ -183,7 +183,7 @@ def quiet(name: str = "") -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _half(place: Path, file: str) -> Half:
+def _half(place: Path, file: str) -> OnnxHalf:
     return open_half((place / file).read_bytes(), 1)
 
 
@@ -246,7 +246,7 @@ def parts_of(model: SplitModel, image_shape: Shape) -> tuple[nn.Module, list[nn.
     Sparse coding draws nothing and is a layer of the client's network, unless a stage stands
     before it: then `stages_of` refuses it.
     """
-    model = sized(copy.deepcopy(model).cpu().eval(), image_shape)
+    model = with_stage_shapes(copy.deepcopy(model).cpu().eval(), image_shape)
     every = _each(model.channel)
     codes = list(takewhile(lambda stage: type(stage) is SparseCoding, every))
     encoder = nn.Sequential(model.encoder, *codes) if codes else model.encoder
@@ -302,7 +302,7 @@ def write_noise(stages: Sequence[nn.Module], place: Path) -> None:
             (place / f"noise-{number}.f32").write_bytes(content)
 
 
-class Reader:
+class CalibrationImages:
     """Gives calibration images to onnxruntime, batch by batch."""
 
     def __init__(self, images: Rows) -> None:
@@ -325,12 +325,12 @@ def quantise_client(source: Path, target: Path, images: Rows) -> None:
         quantize_static,
     )
 
-    CalibrationDataReader.register(Reader)
+    CalibrationDataReader.register(CalibrationImages)
     with quiet():  # it advises a preprocessing that changes nothing here
         quantize_static(
             source,
             target,
-            Reader(images),
+            CalibrationImages(images),
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,

@@ -19,7 +19,7 @@ from splitveil.errors import ExportError
 from splitveil.serve.stages import Stage, check_stages, total_noise, with_noise
 from splitveil.serve.wire import DATATYPE, Json, Rows, Shape, TensorSpec
 
-Half = Callable[[Rows], Rows]  # the client's or the server's network
+OnnxHalf = Callable[[Rows], Rows]  # the client's or the server's network
 FORMAT = "splitveil-export-1"
 FILE = "manifest.json"
 CLIENT, CLIENT_INT8, SERVER = "client.onnx", "client-int8.onnx", "server.onnx"
@@ -189,12 +189,12 @@ def read_stages(folder: Path, manifest: Manifest) -> tuple[Stage, ...]:
     )
 
 
-def load_half(folder: Path, manifest: Manifest, file: str, threads: int = 0) -> Half:
+def load_half(folder: Path, manifest: Manifest, file: str, threads: int = 0) -> OnnxHalf:
     """One half of an export, its hash checked; `threads` 0 lets onnxruntime choose."""
     return open_half(read_verified(folder, manifest, file), threads, where=str(folder / file))
 
 
-def open_half(model: bytes, threads: int = 0, *, where: str = "the model") -> Half:
+def open_half(model: bytes, threads: int = 0, *, where: str = "the model") -> OnnxHalf:
     """An ONNX model with one input and one output as a function of rows."""
     # A manifest can be read where onnxruntime is not installed.
     import onnxruntime as ort  # type: ignore[import-untyped]
@@ -235,7 +235,7 @@ def check_target(folder: Path, *, overwrite: bool) -> None:
 
 
 @contextmanager
-def replaced(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path) -> Iterator[Path]:
     """A new folder to fill, which takes the place of `folder` when the block succeeds.
 
     A link stays, and what it points to is replaced.

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp
 from splitveil.errors import ServerError, WireError
 from splitveil.serve import admission, page
 from splitveil.serve.admission import RETRY, BusyError, ClosingError, Limits, refuse
-from splitveil.serve.manifest import SERVER, Half, Manifest, load_half, read_manifest
+from splitveil.serve.manifest import SERVER, Manifest, OnnxHalf, load_half, read_manifest
 from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_answer
 
 VERSION = "1"  # an export holds one version of its model
@@ -49,7 +49,7 @@ _ANSWERS: Mapping[type[Exception], tuple[int, str, Mapping[str, str] | None]] = 
 class Service:
     """One head, its queue and its counters."""
 
-    def __init__(self, manifest: Manifest, head: Half, limits: Limits, *, token: bool) -> None:
+    def __init__(self, manifest: Manifest, head: OnnxHalf, limits: Limits, *, token: bool) -> None:
         self.manifest, self.limits, self._head = manifest, limits, head
         self.batcher: admission.Batcher | None = None
         self.metrics = admission.ServerMetrics()
@@ -211,7 +211,7 @@ def _shape_schema(max_rows: int, shape: tuple[int, ...]) -> str:
 
 def make_app(
     manifest: Manifest,
-    head: Half,
+    head: OnnxHalf,
     limits: Limits | None = None,
     token: str | None = None,
     *,
@@ -229,7 +229,7 @@ def make_app(
         exception_handlers=dict.fromkeys((HTTPException, WireError, *_ANSWERS), service.failed),
     )
     limit = service.limits.max_in_flight
-    return admission.Gate(app, service.metrics, limit, token, has_page=folder is not None)
+    return admission.AdmissionGate(app, service.metrics, limit, token, has_page=folder is not None)
 
 
 @dataclass(frozen=True, kw_only=True)

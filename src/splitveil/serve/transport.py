@@ -160,7 +160,7 @@ def _check_tls(err: Exception) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Persistent:
+class RetryingTransport:
     """A transport that tries again while the server is busy or away, for `patience` seconds.
 
     What is tried again are the same bytes: an answer lost on the way costs no second draw. Before
@@ -200,7 +200,7 @@ class Persistent:
 
 
 @dataclass(frozen=True)
-class Sent:
+class CapturedCall:
     """One infer call: its path, its bytes, and the header that says where its JSON ends."""
 
     path: str
@@ -218,7 +218,7 @@ class Sent:
         return json.dumps({"path": self.path, "header_length": length, "body": text})
 
 
-class Recorder:
+class RecordingTransport:
     """A transport that writes every infer call into a new file before it is made."""
 
     def __init__(self, call: Transport, file: Path) -> None:
@@ -235,13 +235,13 @@ class Recorder:
     def __call__(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
         """Record and pass on; calls without a body, as for metadata, are only passed on."""
         if body:
-            line = Sent(path, body, headers.get(HEADER_LENGTH)).to_line()
+            line = CapturedCall(path, body, headers.get(HEADER_LENGTH)).to_line()
             with self._lock, self._file.open("a", encoding="ascii") as file:
                 file.write(line + "\n")
         return self._call(method, path, body, headers)
 
 
-def read_capture(file: Path) -> Iterator[Sent]:
+def read_capture(file: Path) -> Iterator[CapturedCall]:
     """The calls of a capture, in the order they were made; a line that is none is refused."""
     try:
         with file.open(encoding="ascii") as lines:
@@ -272,7 +272,7 @@ def _object(line: str, where: str) -> Mapping[str, object]:
     return found
 
 
-def _sent(found: Mapping[str, object], where: str) -> Sent:
+def _sent(found: Mapping[str, object], where: str) -> CapturedCall:
     path, length, body = (found.get(key) for key in ("path", "header_length", "body"))
     whole = length is None or (type(length) is int and length >= 0)
     if not (isinstance(path, str) and isinstance(body, str) and whole):
@@ -283,4 +283,4 @@ def _sent(found: Mapping[str, object], where: str) -> Sent:
         content = base64.b64decode(body, validate=True)
     except ValueError as err:
         raise WireError(f"{where}: the body is not base64: {err}") from err
-    return Sent(path, content, None if length is None else str(length))
+    return CapturedCall(path, content, None if length is None else str(length))

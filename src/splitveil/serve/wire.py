@@ -52,7 +52,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Request:
+class InferRequest:
     """A request that passed every check: its rows, its id, and whether bytes are wanted back."""
 
     rows: Rows
@@ -89,14 +89,14 @@ def _encode(head: Json, key: str, rows: Rows, name: str, *, binary: bool) -> Mes
 
 def decode_request(
     body: bytes, header_length: str | None, spec: TensorSpec, output: str, max_rows: int
-) -> Request:
+) -> InferRequest:
     """The rows of an infer call; raises `WireError` for anything that is not exactly one."""
     head, raw = _split(body, header_length)
     rows = _one_tensor(head, "inputs", raw, spec, max_rows)
     request_id = head.get("id")
     if request_id is not None and not (isinstance(request_id, str) and len(request_id) <= MAX_ID):
         raise WireError(f"id must be a string of at most {MAX_ID} characters")
-    return Request(rows, request_id, _wants_binary(head, output))
+    return InferRequest(rows, request_id, _wants_binary(head, output))
 
 
 def decode_answer(body: bytes, header_length: str | None, spec: TensorSpec, rows: int) -> Rows:

@@ -200,7 +200,7 @@ def effective_sample_size(weight: PerSample, batch: ClassBatch) -> Number:
 
 
 @dataclass
-class FirstCall:
+class FirstCallCheck:
     """Remembers whether a surrogate has seen a batch: values are checked on its first call.
 
     On an accelerator looking at values stalls the stream, so later calls do without.
@@ -227,7 +227,7 @@ class FirstCall:
 
 
 def class_batch(
-    z: Tensor, y: Tensor, feature_dim: int, num_classes: int, first: FirstCall
+    z: Tensor, y: Tensor, feature_dim: int, num_classes: int, first: FirstCallCheck
 ) -> ClassBatch:
     """Flatten z (n, …) to (n, d), check shapes and types, and count the classes.
 
@@ -383,7 +383,7 @@ class BankedSurrogate(nn.Module):
         self.feature_dim, self.num_classes = feature_dim, num_classes
         self.bank = ClassBank(num_classes, bank, feature_dim) if bank else None
         self.register_buffer("skips", torch.zeros((), dtype=torch.long))
-        self._first = FirstCall()
+        self._first = FirstCallCheck()
 
     def batch_of(self, z: Tensor, y: Tensor) -> ClassBatch:
         """The batch z (n, …), y (n,) joined by the bank, which keeps it in train mode."""
@@ -425,7 +425,7 @@ Features = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 
 
 @runtime_checkable
-class Refits(Protocol):
+class RefitsEachEpoch(Protocol):
     """A surrogate that is fitted to all training features at the end of an epoch."""
 
     def refit_stream(self, batches: Features, generator: Generator) -> None:
@@ -434,7 +434,7 @@ class Refits(Protocol):
 
 
 @runtime_checkable
-class Remembers(Protocol):
+class HasBank(Protocol):
     """A surrogate with a memory that fills while its penalty is not active yet."""
 
     def remember(self, z: Tensor, y: Tensor) -> None:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
-from splitveil.functional import Held, plain_layernorm
+from splitveil.functional import GuardedParameters, plain_layernorm
 from splitveil.surrogates.base import (
     Attention,
     BankedSurrogate,
@@ -80,7 +80,7 @@ class GatedAttentionPooling(nn.Module):
 
     def logits(self, x: Rows, sign: float = 1.0, skips: Tensor | None = None) -> PerSample:
         """Attention logits; `sign` = −1 turns the parameters into an adversary."""
-        held = Held(self, sign, skips)
+        held = GuardedParameters(self, sign, skips)
         value = torch.tanh(held.linear("value", x))
         gate = torch.sigmoid(held.linear("gate", x))
         return held.linear("score", value * gate).squeeze(1)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
-from splitveil.functional import Held, plain_layernorm, scale_gradient
+from splitveil.functional import GuardedParameters, plain_layernorm, scale_gradient
 from splitveil.surrogates.base import ByClass, Number, PerClass, positive
 
 Scalar = float | Tensor
@@ -51,7 +51,7 @@ class DimensionGate(nn.Module):
 
     def forward(self, log_var: ByClass, skips: Tensor | None) -> ByClass:
         """Gate in (0, 1) for each class and dimension."""
-        held = Held(self, 1.0, skips)
+        held = GuardedParameters(self, 1.0, skips)
         hidden = F.relu(held.linear("enter", plain_layernorm(log_var)))
         return torch.sigmoid(held.linear("leave", hidden))
 

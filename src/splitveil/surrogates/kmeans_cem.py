@@ -14,7 +14,7 @@ from splitveil.errors import ConfigError, DataError
 from splitveil.functional import scale_gradient
 from splitveil.surrogates.base import (
     Features,
-    FirstCall,
+    FirstCallCheck,
     Kinds,
     Rows,
     SurrogateOutput,
@@ -45,7 +45,7 @@ from splitveil.surrogates.rate import Covariance
 
 Form = Literal["hinge", "logdet"]
 BATCH_GAIN = 10.0  # the published code weighs the batch ten times its share; not in the paper
-UNCHECKED = FirstCall(over=True)  # refit looks at the values; the loss is 0 before it
+UNCHECKED = FirstCallCheck(over=True)  # refit looks at the values; the loss is 0 before it
 MIX_LIMIT = 0.99
 LINEAR_OFFSET = 0.001  # of the published variant without the logarithm
 
@@ -300,7 +300,9 @@ class KMeansCEM(nn.Module):
 
     def _checked(self, z: Tensor, y: Tensor) -> tuple[Rows, Kinds]:
         """Flat features in float32 or better and labels, after checks that may sync."""
-        batch = class_batch(z.detach(), y.cpu(), self.feature_dim, self.num_classes, FirstCall())
+        batch = class_batch(
+            z.detach(), y.cpu(), self.feature_dim, self.num_classes, FirstCallCheck()
+        )
         return batch.z, batch.y.to(z.device)
 
     def _clustered(self, z: Rows, y: Kinds, generator: Generator | None) -> tuple[Centroids, Valid]:

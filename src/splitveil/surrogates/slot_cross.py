@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.functional import Held, plain_layernorm
+from splitveil.functional import GuardedParameters, plain_layernorm
 from splitveil.surrogates.base import (
     Attention,
     BankedSurrogate,
@@ -190,7 +190,7 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         sign = -1.0 if self.attention == "maximise" else 1.0
         x = plain_layernorm(batch.z)
         if self.project is not None:
-            held = Held(self.project, sign, self.skips)
+            held = GuardedParameters(self.project, sign, self.skips)
             x = F.linear(x, held["weight"], held["bias"])
         noise = self.slots.noise(self.noise_generator)
         slots = self.slots(x, batch.y, batch.num_classes, noise=noise, sign=sign, skips=self.skips)

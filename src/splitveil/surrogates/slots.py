@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
-from splitveil.functional import Held, plain_layernorm
+from splitveil.functional import GuardedParameters, plain_layernorm
 from splitveil.rng import normal_like, stream
 from splitveil.surrogates.base import (
     Kinds,
@@ -113,7 +113,7 @@ class SlotAttention(nn.Module):
         skips: Tensor | None = None,
     ) -> Slots:
         """Slots of each class; `sign` = −1 lets the parameters ascend."""
-        held = Held(self, sign, skips)
+        held = GuardedParameters(self, sign, skips)
         normed = plain_layernorm(x)
         key, value = held.linear("key", normed), held.linear("value", normed)
         start = held["mean"] + torch.exp(held["log_std"]) * noise  # (s, d)
@@ -263,7 +263,7 @@ class GatedCrossAttention(nn.Module):
         """x̃ of samples x with labels y; `sign` = −1 lets the parameters ascend."""
         normed = F.layer_norm(slots, slots.shape[2:])
         read = attend(plain_layernorm(x), normed.index_select(0, y), self.num_heads)
-        held = Held(self, sign, skips)
+        held = GuardedParameters(self, sign, skips)
         x = x + torch.tanh(held["attention_gate"]) * held.linear("out", read)
         hidden = F.gelu(held.linear("enter", plain_layernorm(x)))
         return x + torch.tanh(held["ffn_gate"]) * held.linear("leave", hidden)

@@ -19,23 +19,23 @@ from jaxtyping import Int64
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from splitveil.config.resolve import Parts, Plan
+from splitveil.config.resolve import Plan, TrainParts
 from splitveil.cuda import compile_methods, set_rates
-from splitveil.data.augment import augment
+from splitveil.data.augment import crop_and_flip
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
-from splitveil.defences.base import Companion, Paced, PenaltyPlan
+from splitveil.defences.base import ActsBetweenSteps, Companion, PenaltyPlan
 from splitveil.errors import RunError
-from splitveil.io import Json, Progress, explain_os_error
+from splitveil.io import Json, Progress, as_run_error
 from splitveil.nets.split import SplitModel
 from splitveil.rng import derive_seed, seeded_globals, stream
-from splitveil.surrogates.base import Refits, Reports
+from splitveil.surrogates.base import RefitsEachEpoch, Reports
 from splitveil.train.distillation import Teacher
 from splitveil.train.state import CHECKPOINT, read_checkpoint, restore, snapshot, write_checkpoint
 from splitveil.train.step import (
     StepLoss,
     Stepper,
-    Task,
+    TaskLoss,
     TrainSet,
     TrainState,
     Weights,
@@ -177,7 +177,7 @@ def epoch_batches(
 
 def train_run(
     plan: Plan,
-    parts: Parts,
+    parts: TrainParts,
     dataset: Dataset,
     splits: Splits,
     progress: Progress,
@@ -211,7 +211,7 @@ def train_run(
     data = TrainSet(
         images=dataset.images.to(device),
         labels=dataset.labels.to(device),
-        augment=lambda x, generator: augment(
+        augment=lambda x, generator: crop_and_flip(
             x, crop_pad=dataset.crop_pad, flip=dataset.flip, generator=generator
         ),
     )
@@ -227,7 +227,7 @@ def train_run(
         state = new_state(parts, config, device)
         if resume:
             restore(state, read_checkpoint(folder / CHECKPOINT))
-        task = Task(
+        task = TaskLoss(
             smoothing=config.label_smoothing,
             teacher=None if teacher is None else teacher.on(device),
             share=config.teacher_share,
@@ -247,8 +247,8 @@ def train_run(
                 lr, weights = schedule.lr_at(state.step), schedule.weights_at(state.step)
                 step(own_rows(chosen, fabric), lr, weights)
                 state.step += 1
-                if isinstance(state.companion, Paced):
-                    state.companion.pace(state.step / schedule.total_steps)
+                if isinstance(state.companion, ActsBetweenSteps):
+                    state.companion.after_step(state.step / schedule.total_steps)
 
                 epoch_ends = state.step % schedule.steps_per_epoch == 0
                 if epoch_ends or state.step % LOG_EVERY == 0:
@@ -280,7 +280,7 @@ def _refit(
     state: TrainState, data: TrainSet, rows: Tensor, schedule: Schedule, fabric: Fabric
 ) -> None:
     """Fit a surrogate that asks for it to the epoch's clean features; nothing at λ = 0."""
-    if isinstance(state.surrogate, Refits) and schedule.penalty.lambd > 0:
+    if isinstance(state.surrogate, RefitsEachEpoch) and schedule.penalty.lambd > 0:
         encoder = cast(nn.Module, state.model.encoder)
         features = partial(clean_features, encoder, data, rows, fabric)
         state.surrogate.refit_stream(features, state.streams["surrogate"])
@@ -449,7 +449,7 @@ class MetricsLog:
         Of a log that has lost its end, or was damaged, the lines before that are kept.
         """
         self._path = folder / "metrics.jsonl"
-        with explain_os_error(self._path):
+        with as_run_error(self._path):
             for stale in folder.glob("events.out.tfevents.*"):
                 stale.unlink()
             self._file = self._path.open("ab")
@@ -474,7 +474,7 @@ class MetricsLog:
 
     def append(self, line: Json) -> None:
         """Add one line, on disk at once."""
-        with explain_os_error(self._path):
+        with as_run_error(self._path):
             self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
             self._file.flush()
         self._show(line)
@@ -490,7 +490,7 @@ class MetricsLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with explain_os_error(self._path):
+        with as_run_error(self._path):
             self._file.close()
             if self._events is not None:
                 self._events.close()

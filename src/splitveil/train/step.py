@@ -21,15 +21,15 @@ from jaxtyping import Float, Int64
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.config.resolve import Parts
+from splitveil.config.resolve import TrainParts
 from splitveil.config.run_config import RunConfig
-from splitveil.cuda import Aside, captured, set_rate, to_device
+from splitveil.cuda import SideStream, captured, set_rate, to_device
 from splitveil.defences.base import Companion
 from splitveil.errors import ConfigError
 from splitveil.functional import scale_gradient
 from splitveil.nets.split import SplitModel
 from splitveil.rng import stream
-from splitveil.surrogates.base import Remembers, Surrogate, SurrogateOutput
+from splitveil.surrogates.base import HasBank, Surrogate, SurrogateOutput
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric  # which takes seconds, and only a training needs it
@@ -59,7 +59,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Guard:
+class NonFiniteCounter:
     """Counters on the device, read at the logging cadence: a broken penalty is never silent.
 
     `loss` counts steps whose rob was not finite, `gradient` those whose gradient at z was not,
@@ -71,7 +71,7 @@ class Guard:
     low: Tensor
 
     @classmethod
-    def on(cls, device: torch.device | str) -> "Guard":
+    def on(cls, device: torch.device | str) -> "NonFiniteCounter":
         """All at zero."""
         zero = torch.zeros((), dtype=torch.long, device=device)
         return cls(zero, zero.clone(), zero.clone())
@@ -122,9 +122,9 @@ class TrainState:
     companion: nn.Module | None
     optimisers: list[torch.optim.Optimizer]
     streams: dict[str, Generator]
-    guard: Guard
+    guard: NonFiniteCounter
     meters: Meters
-    aside: Aside | None
+    aside: SideStream | None
     step: int = 0
     seconds: float = 0.0
     warned: int = 0
@@ -143,7 +143,7 @@ class TrainState:
         return int(self.guard.loss) + int(self.guard.gradient) + int(0 if own is None else own)
 
 
-def new_state(parts: Parts, config: RunConfig, device: torch.device) -> TrainState:
+def new_state(parts: TrainParts, config: RunConfig, device: torch.device) -> TrainState:
     """A run before its first step, its parts moved to the device.
 
     SGD for the model; the surrogate's own parameters join it as a second group with the same
@@ -181,9 +181,9 @@ def new_state(parts: Parts, config: RunConfig, device: torch.device) -> TrainSta
         companion,
         optimisers,
         streams={name: stream(config.seed, name, device) for name in STREAMS},
-        guard=Guard.on(device),
+        guard=NonFiniteCounter.on(device),
         meters=Meters(device),
-        aside=Aside(device) if on_gpu else None,
+        aside=SideStream(device) if on_gpu else None,
     )
 
 
@@ -228,7 +228,7 @@ def divergence(own: Logits, taught: Logits, temperature: float) -> Float[Tensor,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class TaskLoss:
     r"""The loss of the answers to a batch.
 
     .. math:: L = (1 - w)\,\mathrm{CE}_\varepsilon(s, y)
@@ -260,7 +260,7 @@ class Task:
         return (1 - self.share) * labels + self.share * divergence(own, taught, self.temperature)
 
 
-LABELS = Task()  # the labels as they are, and nobody's answers
+LABELS = TaskLoss()  # the labels as they are, and nobody's answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +289,7 @@ class StepLoss(nn.Module):
         state: TrainState,
         fabric: "Fabric",
         *,
-        task: Task = LABELS,
+        task: TaskLoss = LABELS,
         remembers: bool = False,
     ) -> None:
         super().__init__()
@@ -337,7 +337,7 @@ class StepLoss(nn.Module):
             terms.append(rob)
             values |= {"rob_loss": out.loss, "intra_mse": out.intra_mse}
             values |= {k: v for k, v in out.diagnostics.items() if v.ndim == 0}
-        elif self._remembers and isinstance(state.surrogate, Remembers):
+        elif self._remembers and isinstance(state.surrogate, HasBank):
             state.surrogate.remember(gathered(z.detach(), fabric), labels)
         if state.companion is not None:
             whole, images = gathered(z, fabric, sync_grads=True), gathered(x, fabric)
@@ -423,7 +423,7 @@ class Stepper:
 
 
 def penalty(
-    z: Tensor, y: Tensor, surrogate: Surrogate, *, weights: Weights, guard: Guard
+    z: Tensor, y: Tensor, surrogate: Surrogate, *, weights: Weights, guard: NonFiniteCounter
 ) -> tuple[Tensor, SurrogateOutput]:
     """scale·rob of smashed data z, whose gradient reaches z `weights.encoder` times as large.
 
@@ -444,10 +444,10 @@ def penalty(
 
 
 def companion_losses(
-    companion: nn.Module, z: Tensor, x: Tensor, y: Tensor, guard: Guard
+    companion: nn.Module, z: Tensor, x: Tensor, y: Tensor, guard: NonFiniteCounter
 ) -> tuple[list[Tensor], Values]:
     """What a companion learns by, and what the encoder pays to each one that stands in it."""
-    own = cast(Companion, companion).learn(z.detach(), x, y)
+    own = cast(Companion, companion).own_loss(z.detach(), x, y)
     paid = []
     for part in companions(companion):  # each on its own: one that breaks harms no other
         guarded = scale_gradient(z, 1.0, guard.gradient)
