@@ -42,6 +42,7 @@ from splitveil.insight.pictures import (
     variance_against_noise,
     weighted_samples,
 )
+from splitveil.record.files import RunFiles, read_run
 from splitveil.report.flow_chart import Box, Sizes, flow_chart, run_flow
 from splitveil.train.state import load_module, read_checkpoint
 
@@ -222,7 +223,14 @@ def test_a_profile_falls_from_the_heaviest_to_the_lightest() -> None:
     assert sorted_profile(np.array([0.5, 2.0, 0.5]), 6).tolist() == [2.0, 2.0, 0.5, 0.5, 0.5, 0.5]
 
 
-def test_strange_arrays_are_drawn_too() -> None:
+def logged(folder: Path, *entries: dict[str, float]) -> RunFiles:
+    """A run of which there is a log alone."""
+    lines = [{"kind": "epoch", "epoch": at} | entry for at, entry in enumerate(entries, start=1)]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return read_run(folder, audited=False)
+
+
+def test_strange_arrays_are_drawn_too(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     y = rng.integers(0, 30, 90)
     names = [f"a class $called$ {i} 数" for i in range(30)]
@@ -237,7 +245,7 @@ def test_strange_arrays_are_drawn_too() -> None:
         gate_histogram(np.zeros((2, 3)), np.ones((2, 3))),
         variance_against_noise(np.zeros(1), one, 0.0),
         class_maps([("only", rng.normal(size=(90, 2)))], y, names),
-        sample_size_over_time([1.0], [0.5], floor=0.1, last_epoch=1.0, shut=[1.0]),
+        sample_size_over_time(logged(tmp_path, {"effective_sample_size": 0.5, "shut": 1.0}), 0.1),
     )
     assert all(png.startswith(b"\x89PNG") for png in made)
 
@@ -255,14 +263,14 @@ def test_the_page_escapes_what_it_is_given_and_draws_nothing_empty(tmp_path: Pat
         write_page(tmp_path / "file", "t", "l", [drawn])
 
 
-def test_the_numbers_of_a_story_are_plain_json() -> None:
+def test_the_numbers_of_a_story_are_plain_json(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     y = np.arange(20) % 2
     story = Story(
         flow=run_flow({"net": "small"}, SIZES, ()),
         images=np.zeros((20, 1, 4, 4), dtype=np.uint8), labels=y, classes=("a", "b"),
         z=rng.normal(size=(20, 3)), noise_std=0.5, maps=(("z", rng.normal(size=(8, 2))),),
-        epochs=(), per_class=10.0, attention="none", gates="none",
+        files=logged(tmp_path), per_class=10.0, attention="none", gates="none",
         groups=Groups(resp=np.eye(2)[y], kind="slot"),
     )  # fmt: skip
     found = summary(story)

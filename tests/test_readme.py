@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -158,7 +159,7 @@ def test_a_lead_that_the_seeds_do_not_carry_is_said(
 
 
 @pytest.fixture
-def planted(tmp_path: Path) -> ModuleType:
+def planted(tmp_path: Path) -> Iterator[ModuleType]:
     """The script over a folder of one real record under several names, accuracy and MSE changed."""
     module = load_script()
     module.RESULTS = tmp_path  # type: ignore[attr-defined]
@@ -178,7 +179,8 @@ def planted(tmp_path: Path) -> ModuleType:
         folder.mkdir(parents=True)
         (folder / "record.json").write_text(json.dumps(made))
     shutil.copy(ROOT / "results" / "published.json", tmp_path)
-    return module
+    yield module
+    load_script()  # the other tests share the module: it reads the real records again
 
 
 def test_the_papers_table_is_built_from_its_records(planted: ModuleType) -> None:

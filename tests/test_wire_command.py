@@ -89,7 +89,7 @@ def test_an_address_is_sent_to_and_what_went_there_is_audited(
         return [captured]
 
     monkeypatch.setattr(wiretap, "send_and_capture", send)
-    monkeypatch.setattr("splitveil.cli.audits.find_export", lambda path: path / "export")
+    monkeypatch.setattr("splitveil.runs.find_export", lambda path: path / "export")
     token = tmp_path / "token"
     token.write_text("0123456789abcdef")
     words = ("audit-wire", run, "http://host:1", "--token-file", token, "--profile", "smoke")

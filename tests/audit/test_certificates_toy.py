@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 
 from splitveil.attacks.linear import Linear, ridge
 from splitveil.audits.bounds import population_rate
-from splitveil.audits.certificates import Deployed, Part, certify
+from splitveil.audits.certificates import Deployed, certify
 from splitveil.errors import ConfigError
 from splitveil.nets.channel import Channel, Clip, Dropout, GaussianNoise, Quantise, TopK, front_of
 from splitveil.threat import Labelled, Observation, Victim
@@ -102,11 +102,9 @@ def test_a_run_is_certified_through_its_channel() -> None:
         bounds=front.bounds,
         random=front.random,
     )
-    fit, fresh = (
-        Part(data=gaussian_images(200, i), ids=torch.arange(200) + 200 * i) for i in range(2)
-    )
+    fit, fresh = gaussian_images(200, 0), gaussian_images(200, 1)
     found = certify(
-        client, fresh.data, fit, fresh, fit.ids, num_classes=1, generator=Generator().manual_seed(0)
+        client, fresh, fit, fresh, [fit], num_classes=1, generator=Generator().manual_seed(0)
     )
     exact = 8 * math.log(1 + (GAIN * SPREAD / 0.3) ** 2)
     assert found["gallery"]["nats"] == pytest.approx(exact, rel=0.05)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
@@ -152,7 +151,7 @@ def test_holm_keeps_the_order_and_only_raises_up_to_one(raw: list[float]) -> Non
 
 def test_attack_seeds_are_averaged_before_anything_else() -> None:
     y = np.stack([table(10), table(11)], axis=1)  # (seeds, attacks, images)
-    sample = Sample.of(torch.from_numpy(y))
+    sample = Sample.of(y)
     assert interval(sample) == interval(Sample.of(y.mean(1)))
 
 

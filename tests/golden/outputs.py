@@ -38,10 +38,6 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
         "clients", "--macs", "2e7", "--wire", "4096", "--backbone", "resnet20", "--classes", "7",
     ),
     "compare-digits": ("compare", "results/digits", "--against", "none"),
-    "compare-where": (
-        "compare", "results/digits", "--where", "accuracy>=.9", "--sort",
-        "-mse", "--columns", "row,seeds,accuracy,mse,ssim,leakage,rate,flags,remark",
-    ),
     "compare-laws": ("compare", "results/digits-laws"),
     "compare-threads": ("compare", "results/digits-threads"),
     "compare-cifar10": ("compare", "results/cifar10", "--published", "results/published.json"),
@@ -84,10 +80,10 @@ def audits_of(folder: Path) -> dict[str, Json]:
     made = {"run": sv.load_run(run).audit("smoke").to_dict()}
     commands = {
         "encoder": (
-            "audit", "golden_encoder:send", "--data", "digits", "--server", "golden_encoder:answer",
-            "--noise", "0.05",
+            "audit-encoder", "golden_encoder:send", "--data", "digits", "--server",
+            "golden_encoder:answer", "--noise", "0.05",
         ),
-        "capture": ("audit", run, "--wire", OLD / "sent.jsonl"),
+        "capture": ("audit-wire", run, OLD / "sent.jsonl"),
     }  # fmt: skip
     with chdir(folder):
         for name, words in commands.items():

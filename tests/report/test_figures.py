@@ -19,17 +19,7 @@ from splitveil.record.schema import Record
 from splitveil.report.canvas import CEILING, DPI, PALETTE, Drawing, references, shown
 from splitveil.report.columns import Published
 from splitveil.report.figures import attack_bars, comparable, scatter, training_curves
-from splitveil.report.gallery import (
-    GAP,
-    HEADER,
-    LABELS,
-    MARGIN,
-    NAMES,
-    TILE,
-    draw_grid,
-    left_out,
-    reconstruction_grid,
-)
+from splitveil.report.gallery import TILE, draw_grid, left_out, reconstruction_grid
 
 from .conftest import MakeRun, make_gallery, make_metrics, make_record
 
@@ -47,11 +37,10 @@ def has_colour(picture: NDArray[np.uint8], ink: str) -> bool:
     return bool((picture == rgb).all(-1).any())
 
 
-def tile_centre(row: int, column: int, models: int) -> tuple[int, int]:
-    """Pixel in the middle of a tile; row 0 is the originals, `models` heads lie above it."""
-    x = MARGIN + LABELS + column * (TILE + GAP) + TILE / 2
-    y = MARGIN + NAMES + row * (TILE + GAP) + models * HEADER + TILE / 2
-    return round(y * DPI), round(x * DPI)
+def tile_centres(drawn: Drawing) -> list[tuple[int, int]]:
+    """Pixels in the middle of the tiles, in the order they are drawn: rows from the top."""
+    edges = [image.get_extent() for image in drawn._figure.axes[0].images]  # inches
+    return [(round((y + b) / 2 * DPI), round((x + r) / 2 * DPI)) for x, r, b, y in edges]
 
 
 def flat_gallery(levels: dict[str, list[int]], indices: list[int]) -> RunFiles:
@@ -84,13 +73,13 @@ def flat_gallery(levels: dict[str, list[int]], indices: list[int]) -> RunFiles:
 def test_every_tile_of_the_grid_stands_in_its_column() -> None:
     one = flat_gallery({"linear": [40, 50, 60], "decoder": [70, 80, 90]}, [1, 2, 3])
     two = flat_gallery({"decoder": [140, 150, 160]}, [1, 2, 3])
-    picture = pixels(reconstruction_grid([one, replace(two, name="other")]))
-    for column in range(3):
-        seen = [
-            int(picture[tile_centre(row, column, models)][0])
-            for row, models in ((0, 0), (1, 1), (2, 1), (3, 2))
-        ]
-        assert seen == [10 * (column + 1), 40 + 10 * column, 70 + 10 * column, 140 + 10 * column]
+    drawn = draw_grid([one, replace(two, name="other")])
+    picture, centres = pixels(drawn), tile_centres(drawn)
+    rows = [centres[at : at + 3] for at in range(0, len(centres), 3)]
+    seen = [[int(picture[centre][0]) for centre in row] for row in rows]
+    assert seen == [[10, 20, 30], [40, 50, 60], [70, 80, 90], [140, 150, 160]]
+    assert all([x for _, x in row] == [x for _, x in rows[0]] for row in rows)
+    assert sorted(y for y, _ in centres) == [y for y, _ in centres]
     assert has_colour(picture, CEILING)  # frame of the strongest attack
 
 
@@ -114,8 +103,9 @@ def test_the_grid_shows_ten_columns_at_most(make_run: MakeRun) -> None:
 
 def test_rgb_images_keep_their_colours(rgb: RunFiles) -> None:
     assert rgb.gallery is not None
-    picture = pixels(reconstruction_grid([rgb]))
-    y, x = tile_centre(0, 0, 0)
+    drawn = draw_grid([rgb])
+    picture = pixels(drawn)
+    y, x = tile_centres(drawn)[0]
     tile = picture[y - 40 : y + 40, x - 40 : x + 40].reshape(-1, 3).astype(int)
     assert (tile.max(1) - tile.min(1)).max() > 50
 

@@ -195,7 +195,7 @@ def test_the_page_may_be_named_and_replaced(make_run: MakeRun, tmp_path: Path) -
 
 def test_a_place_that_cannot_be_written_is_named(make_run: MakeRun, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(RunError, match=r"cannot write .*file.*choose a folder"):
+    with pytest.raises(RunError, match=r"cannot write .*file.*Choose another folder"):
         write_report(
             ReportContent(runs=[make_run("x", gallery=None, metrics=None)]),
             tmp_path / "file" / "out",

@@ -1,7 +1,6 @@
 """The trade-off figure: what is drawn where, and that names cover nothing."""
 
 import io
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from PIL import Image
 from paper.tradeoff import OTHER, OURS, PUBLISHED, marks, tradeoff
 from splitveil.errors import RunError
 from splitveil.report import figures as module
-from splitveil.report.canvas import MARKER_PX, Box, board, place_labels
+from splitveil.report.canvas import MARKER_PX, Floats, place_labels, shared_areas
 from splitveil.report.columns import Published
 from splitveil.report.figures import Mark
 
@@ -81,39 +80,38 @@ def test_the_same_marks_give_the_same_bytes_and_a_moved_one_others() -> None:
 
 
 def test_names_cover_neither_marks_nor_bars_nor_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Sequence[tuple[float, float]], list[Box], Box]] = []
-    real = place_labels
+    seen: list[tuple[Floats, Floats, Floats, Floats]] = []
 
-    def watched(
-        anchors: Sequence[tuple[float, float]],
-        sizes: Sequence[tuple[float, float]],
-        frame: Box,
-    ) -> list[Box]:
-        boxes = real(anchors, sizes, frame)
-        seen.append((anchors, boxes[: len(CROWD)], frame))
+    def watched(anchors: Floats, sizes: Floats, frame: Floats, bars: Floats) -> Floats:
+        boxes = place_labels(anchors, sizes, frame, bars)
+        seen.append((anchors, frame, bars, boxes))
         return boxes
 
-    monkeypatch.setattr(module, "place", watched)
+    monkeypatch.setattr(module, "place_labels", watched)
     tradeoff(CROWD, 0.0574)
-    ((anchors, boxes, frame),) = seen
-    assert len(anchors) > len(CROWD)  # the bars, too
-    side = MARKER_PX
-    for at, box in enumerate(boxes):
-        assert box.outside(frame) < 1e-6
-        assert all(box.overlap(other) < 1e-6 for other in boxes[:at])
-        taken = [Box(x=x, y=y, width=side, height=side) for x, y in anchors]
-        assert sum(box.overlap(tile) for tile in taken) < 1e-6
+    ((anchors, frame, bars, boxes),) = seen
+    areas = boxes[:, 2:].prod(1)
+    assert np.allclose(shared_areas(boxes, frame[None])[:, 0], areas)
+    assert np.allclose(shared_areas(boxes, boxes), np.diag(areas))
+    markers = np.hstack([anchors, np.full_like(anchors, MARKER_PX)])
+    assert shared_areas(boxes, np.vstack([markers, bars])).max() < 1e-6
 
 
-def test_bars_are_tiled_as_far_as_they_reach() -> None:
-    with board(4.0, 4.0) as figure:
-        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-        axes.set_xlim(0, 600)  # 4 in at 150 dpi: a unit is a pixel
-        axes.set_ylim(0, 600)
-        mark = Mark(name="a", accuracy=300.0, mse=300.0, accuracy_sd=30.0, mse_sd=7.0)
-        tiles = module._bar_tiles(axes, mark)
-    assert sorted(round(x) for x, _ in tiles) == [268, 284, 316, 332]
-    assert {round(y) for _, y in tiles} == {300}
+def test_bars_are_kept_free_as_far_as_they_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Floats] = []
+
+    def watched(anchors: Floats, sizes: Floats, frame: Floats, bars: Floats) -> Floats:
+        seen.append(bars)
+        return place_labels(anchors, sizes, frame, bars)
+
+    monkeypatch.setattr(module, "place_labels", watched)
+    wide = Mark(name="a", accuracy=80.0, mse=0.03, accuracy_sd=5.0)
+    tradeoff([wide, Mark(name="b", accuracy=90.0, mse=0.05, accuracy_sd=1e-9)], 0.0574)
+    ((long, short, *upright),) = seen
+    assert long[2] > 10 * MARKER_PX
+    assert long[3] == MARKER_PX
+    assert short[2] == MARKER_PX  # the mark hides it
+    assert [bar[3] for bar in upright] == [MARKER_PX] * 2  # no sd of the MSE
 
 
 def test_an_empty_figure_is_refused() -> None:

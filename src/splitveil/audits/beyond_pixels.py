@@ -3,7 +3,7 @@
 Every number stands beside what guessing gives, and has a 95 % interval over images.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Literal
@@ -96,7 +96,8 @@ def attribute_leaks(target: Target, attack: AttributeHead) -> Json:
         by_answer = metrics.from_answer(told, aux[some.to(device)], target.sent.answer, usual)
         right = predicted == truth
         balanced, balanced_limits = metrics.balanced_limits(predicted, truth)
-        beyond = interval(Sample.of((right.double() - (by_answer == truth).double())[None]))
+        gained = right.double() - (by_answer == truth).double()
+        beyond = interval(Sample.of(gained[None].cpu().numpy()))
         said[name] = {
             "accuracy": share(right),
             **named("accuracy", metrics.wilson(int(right.sum()), len(right))),
@@ -270,27 +271,20 @@ def doubling(leakage: Mapping[int, float]) -> Doubling:
     if 1 not in leakage:
         raise AuditError(f"leakage of one sending is needed, got k = {sorted(leakage)}")
     most = running_max(leakage)
-    if most[1] <= 0:
-        by = next((k for k in most if most[k] > 0), None)
-        if by is None:
-            return Doubling(kind="nothing", says="nothing leaks to double")
-        says = f"nothing leaks to double at one sending of an image; something does at {by}"
-        return Doubling(kind="nothing", after=_before(by, most), by=by, says=says)
     if most[1] > HALF:
         return Doubling(kind="cannot", says="cannot double: more than half leaks already")
     twice = 2 * most[1] * (1 - _ROUNDING)
-    by = next((k for k in most if most[k] >= twice), None)
-    if by is None:
+    by = next((k for k in most if most[k] > 0 and most[k] >= twice), None)
+    after = None if by is None else max(k for k in most if k < by)
+    if most[1] <= 0:
+        found = "" if by is None else f" at one sending of an image; something does at {by}"
+        return Doubling(kind="nothing", after=after, by=by, says=f"nothing leaks to double{found}")
+    if by is None or after is None:
         says = f"does not double within {max(most)} sendings of one image"
         return Doubling(kind="never", says=says)
-    after = _before(by, most)
     where = f"at {by}" if by == after + 1 else f"between {after} and {by}"
     says = f"doubles {where} sendings of one image"
     return Doubling(kind="between", after=after, by=by, says=says)
-
-
-def _before(k: int, measured: Iterable[int]) -> int:
-    return max(other for other in measured if other < k)
 
 
 def repeat_leaks(target: Target) -> Json:

@@ -214,7 +214,7 @@ def _enough(values: Tensor, delta: float) -> int:
 class PopulationRate:
     """Bound on the mean information about an image of the population, nats.
 
-    `value` is not exceeded by the true rate with probability 1 − `delta` over the `n` fresh images;
+    `value` is not exceeded by the true rate with probability 1 − δ over the `n` fresh images;
     `mean` is what they measured, `range` how far apart two of them could lie. `asymptotic` is the
     central-limit bound: no certificate.
     """
@@ -223,7 +223,6 @@ class PopulationRate:
     mean: float
     range: float
     n: int
-    delta: float
     asymptotic: float
     kind: Literal["empirical Bernstein", "capacity"]
 
@@ -427,7 +426,6 @@ def population_rate(
         mean=float(values.mean()),
         range=span,
         n=len(values),
-        delta=delta,
         asymptotic=float(central_limit(values, delta)),
         kind="empirical Bernstein" if limit < most else "capacity",
     )

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -170,8 +170,18 @@ def int8_encoder(export: Path) -> Clean:
     return lambda x: torch.from_numpy(half(x.numpy()))
 
 
+@runtime_checkable
+class AuditedBefore(Audited, Protocol):
+    """A run whose own audit, if there is one, is compared with what was captured."""
+
+    @property
+    def record(self) -> Record | None:
+        """What the last audit measured; None before one."""
+        ...
+
+
 def audit_wire(
-    run: Audited,
+    run: AuditedBefore,
     captures: Sequence[Path] | Callable[[Tensor], Sequence[Path]],
     profile: str,
     *,
@@ -213,18 +223,18 @@ def audit_wire(
         again=others[0].z if others else None, seed=seed,
     )  # fmt: skip
     identity = json.dumps([target.identity, first.facts["sha256"]]) if target.identity else ""
-    target = replace(
-        target,
-        captured=first.z.to(target.device),
-        identity=identity,
-        compare=partial(compare_with_audit, run.record, profile, facts),
-    )
-    wire = {
+    target = replace(target, captured=first.z.to(target.device), identity=identity)
+    told = {
         "captures": [data.facts for data in (first, *others)],
         "beside": sorted({name for data in (first, *others) for name in data.beside}),
         "accuracy": float((target.sent.answer == target.scored.labels).double().mean()),
         **tests,
     }
+    earlier = run.record
+
+    def wire(attempts: Mapping[str, Attempt]) -> Json:
+        return told | {"offline": compare_with_audit(earlier, profile, facts, attempts)}
+
     target = replace(target, wire=wire)
     if reason := _not_the_runs(tests["failed"], eight_bits=clean is not None):
         target = replace(target, certify=lambda target: (refusals(reason), None))

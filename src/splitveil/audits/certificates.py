@@ -7,28 +7,13 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import get_args
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Generator, Tensor, nn
 
-from splitveil.audits.bounds import (
-    Covariance,
-    NoiseVar,
-    beaten,
-    capacity,
-    gallery_spectrum,
-    identification_error,
-    inside_box,
-    matcher_errors,
-    noise_variance,
-    pairwise_error,
-    population_rate,
-    repeats_until_double,
-    same_class_error,
-)
-from splitveil.errors import AuditError, ConfigError, unknown
+from splitveil.audits import bounds
+from splitveil.errors import AuditError
 from splitveil.io import Json
 from splitveil.nets.channel import front_of
 from splitveil.threat import Labelled
@@ -37,6 +22,7 @@ Clean = Callable[[Tensor, Generator | None], Tensor]
 PROBES = 32
 KINDS = ("capacity", "gallery", "population", "diagnostics")
 CHUNK = 1000
+DELTA = 0.05  # chance that the population's bound does not hold
 PROBED = 16  # images whose Jacobian is looked at
 REPEATS = (1, 4, 16, 64)
 FULL_DIMS = 1024  # the full covariance of more numbers takes minutes
@@ -76,22 +62,8 @@ def deployed(encoder: nn.Module, channel: nn.Module, device: torch.device) -> De
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
-    """Images and who they are: `ids` (n,) are indices into a dataset, or `fingerprints`."""
-
-    data: Labelled
-    ids: Tensor
-
-    def __post_init__(self) -> None:
-        if len(self.ids) != len(self.data):
-            raise AuditError(
-                f"every image needs one id, got {len(self.ids)} ids for {len(self.data)} images"
-            )
-
-
 def fingerprints(images: Float[Tensor, "n c h w"]) -> Int64[Tensor, " n"]:
-    """Ids of images by content, for those without an index: 8 bytes of SHA-256 of their levels."""
+    """Ids of images by their content: 8 bytes of SHA-256 of their levels."""
     levels = images.mul(255).round().to(torch.uint8).cpu().flatten(1).numpy()
     digests = [hashlib.sha256(row.tobytes()).digest()[:8] for row in levels]
     return torch.tensor([int.from_bytes(d, "big", signed=True) for d in digests], dtype=torch.int64)
@@ -156,14 +128,21 @@ def _bounds(client: Deployed) -> tuple[float, float]:
 
 def _draws(client: Deployed, z: Tensor, images: Tensor, generator: Generator) -> bool:
     """Whether z before the noise is random, said or not: encoding again gives another z."""
-    scale = noise_variance(client.noise_var, z.shape[1], z.device).sqrt()
+    scale = bounds.noise_variance(client.noise_var, z.shape[1], z.device).sqrt()
     moved = _encode(client, images, generator).double() - z.double()
     return client.random or bool((moved / scale).abs().max() > _SAME)
 
 
-def _gallery(
-    client: Deployed, gallery: Labelled, z: Tensor, covariance: Covariance, generator: Generator
-) -> Json:
+def _rates(
+    z: Tensor, noise_var: float | Tensor | None, labels: Tensor, covariance: bounds.Covariance
+) -> tuple[bounds.Spectrum, float]:
+    """The spectrum of the listed images given their class, and their rate without it."""
+    given = bounds.gallery_spectrum(z, noise_var, labels, covariance)
+    alone = bounds.gallery_spectrum(z, noise_var, None, covariance)
+    return given, min(alone.rate(), given.rate() + given.label_entropy)
+
+
+def _gallery(client: Deployed, gallery: Labelled, z: Tensor, generator: Generator) -> Json:
     """Everything that holds for the listed images alone, whose z is given."""
     noise_var = client.noise_var
     if _draws(client, z, gallery.images, generator):
@@ -172,69 +151,59 @@ def _gallery(
             "images is not known exactly; put random stages after the noise"
         )
     labels = gallery.labels.to(z.device)
-    given = gallery_spectrum(z, noise_var, labels, covariance)
-    alone = gallery_spectrum(z, noise_var, None, covariance)
-    most = given.rate() + given.label_entropy
-    rate = min(alone.rate(), most)
-    errors = matcher_errors(z, noise_var, generator)
-    fano = _or_refused(lambda: {"at_least": identification_error(rate, len(z))})
+    given, rate = _rates(z, noise_var, labels, "diagonal")
+    errors = bounds.matcher_errors(z, noise_var, generator)
+    fano = _or_refused(lambda: {"at_least": bounds.identification_error(rate, len(z))})
+    tighter: Json = {}
+    if z.shape[1] <= FULL_DIMS:
+        full, whole = _rates(z, noise_var, labels, "full")
+        tighter = {"full_covariance": {"nats": whole, "nats_given_class": full.rate()}}
     return {
         "images": len(z),
-        "covariance": covariance,
+        "covariance": "diagonal",
         "nats": rate,
         "vacuous": rate >= math.log(len(z)),  # x itself has no more
         "nats_given_class": given.rate(),
-        **_of_full(z, noise_var, labels),
+        **tighter,
         "label_entropy": given.label_entropy,
         "identification_error": fano,
         "matcher_error": errors / len(z),
-        "beaten": beaten(errors, len(z), fano.get("at_least", 0.0)),
+        "beaten": bounds.beaten(errors, len(z), fano.get("at_least", 0.0)),
         "same_class_identification_error": _or_refused(
-            lambda: {"at_least": same_class_error(given)}
+            lambda: {"at_least": bounds.same_class_error(given)}
         ),
-        "pairwise_error": _or_refused(lambda: asdict(pairwise_error(z, noise_var))),
+        "pairwise_error": _or_refused(lambda: asdict(bounds.pairwise_error(z, noise_var))),
         "nats_given_class_by_repeats": {str(k): given.rate(k) for k in REPEATS},
-        "doubles": _or_refused(lambda: _doubling(repeats_until_double(given.rate, LIMIT), LIMIT)),
+        "doubles": _or_refused(lambda: _doubling(given)),
     }
 
 
-def _of_full(z: Tensor, noise_var: float | Tensor | None, labels: Tensor) -> Json:
-    """The rates of the full covariance, which are tighter; not for a wire too wide for it."""
-    if z.shape[1] > FULL_DIMS:
-        return {}
-    given = gallery_spectrum(z, noise_var, labels, "full")
-    alone = gallery_spectrum(z, noise_var, None, "full")
-    whole = min(alone.rate(), given.rate() + given.label_entropy)
-    return {"full_covariance": {"nats": whole, "nats_given_class": given.rate()}}
+def _doubling(given: bounds.Spectrum) -> Json:
+    repeats = bounds.repeats_until_double(given.rate, LIMIT)
+    found = f"never within {LIMIT}" if repeats is None else f"at {repeats}"
+    return {"repeats": repeats, "limit": LIMIT, "says": f"doubles {found} sendings of one image"}
 
 
-def _doubling(repeats: int | None, limit: int) -> Json:
-    found = f"never within {limit}" if repeats is None else f"at {repeats}"
-    return {"repeats": repeats, "limit": limit, "says": f"doubles {found} sendings of one image"}
-
-
-def _population(
+def _population(  # noqa: PLR0917 - what is measured, on what, and how
     client: Deployed,
-    fit: Part,
-    fresh: Part,
-    seen: Tensor | None,
-    *,
+    fit: Labelled,
+    fresh: Labelled,
+    seen: Sequence[Labelled] | None,
     num_classes: int,
     gallery: int,
-    delta: float,
-    covariance: Covariance,
     generator: Generator,
 ) -> Json:
     """The bound for images like the fresh ones, and Fano's for i.i.d. galleries of them."""
-    refuse_overlap(fresh.ids, {"training": seen, "fit": fit.ids})
+    known = None if seen is None else torch.cat([fingerprints(some.images) for some in seen])
+    others = {"training": known, "fit": fingerprints(fit.images)}
+    refuse_overlap(fingerprints(fresh.images), others)
     low, high = _bounds(client)
-    z = [_encode(client, part.data.images, generator) for part in (fit, fresh)]
-    y = [part.data.labels.to(z[0].device) for part in (fit, fresh)]
-    found = population_rate(
-        z[0], y[0], z[1], y[1],
-        noise_var=client.noise_var, low=low, high=high, delta=delta, covariance=covariance,
-    )  # fmt: skip
-    most = capacity(client.noise_var, low, high, z[0].shape[1])
+    z = [_encode(client, data.images, generator) for data in (fit, fresh)]
+    y = [data.labels.to(z[0].device) for data in (fit, fresh)]
+    found = bounds.population_rate(
+        z[0], y[0], z[1], y[1], noise_var=client.noise_var, low=low, high=high, delta=DELTA
+    )
+    most = bounds.capacity(client.noise_var, low, high, z[0].shape[1])
     whole = min(found.value + math.log(num_classes), most)  # H(y) is at most log C
     return {
         "nats_given_class": found.value,
@@ -242,13 +211,13 @@ def _population(
         "mean": found.mean,
         "range": found.range,
         "images": found.n,
-        "fit_images": len(fit.data),
-        "confidence": 1 - delta,
-        "covariance": covariance,
+        "fit_images": len(fit),
+        "confidence": 1 - DELTA,
+        "covariance": "diagonal",
         "kind": found.kind,
         "asymptotic": {"nats_given_class": found.asymptotic, "says": "no certificate: asymptotic"},
         "identification_error": _or_refused(
-            lambda: {"at_least": identification_error(whole, gallery), "images": gallery}
+            lambda: {"at_least": bounds.identification_error(whole, gallery), "images": gallery}
         ),
     }
 
@@ -256,24 +225,20 @@ def _population(
 def certify(
     client: Deployed,
     gallery: Labelled,
-    fit: Part,
-    fresh: Part,
-    seen: Tensor | None,
+    fit: Labelled,
+    fresh: Labelled,
+    seen: Sequence[Labelled] | None,
     *,
     num_classes: int,
     generator: Generator,
-    delta: float = 0.05,
-    covariance: Covariance = "diagonal",
 ) -> Json:
     """Every certificate of a client as JSON, or the sentence why it is refused.
 
     `gallery` are the listed images; `fit` fixes the reference of the population's bound and may be
-    training data; `fresh` measures it. `seen` are the ids of all that training and selection used.
-    All ids must be of one kind.
+    training data; `fresh` measures it. `seen` are all images that training and selection used;
+    None if they are not known. An image is known by its content.
     """
-    if covariance not in get_args(Covariance):
-        raise ConfigError(unknown("covariance", covariance, get_args(Covariance)))
-    for part in (gallery, fit.data, fresh.data):
+    for part in (gallery, fit, fresh):
         if len(part) and not 0 <= int(part.labels.min()) <= int(part.labels.max()) < num_classes:
             raise AuditError(
                 f"labels must be at least 0 and below num_classes = {num_classes}, got "
@@ -282,37 +247,35 @@ def certify(
     x = gallery.images
     dims = _encode(client, x[:1], generator).shape[1]
     try:
-        noise_variance(client.noise_var, dims)
+        bounds.noise_variance(client.noise_var, dims)
     except AuditError as err:
         return {kind: {"refused": str(err)} for kind in KINDS}
     z = _encode(client, x, generator)
 
     def most() -> Json:
         low, high = _bounds(client)
-        inside_box(z, low, high)
-        return {"nats": capacity(client.noise_var, low, high, dims), "dims": dims}
-
-    def listed() -> Json:
-        return _gallery(client, gallery, z, covariance, generator)
-
-    def sampled() -> Json:
-        return _population(
-            client, fit, fresh, seen, num_classes=num_classes, gallery=len(gallery), delta=delta,
-            covariance=covariance, generator=generator,
-        )  # fmt: skip
+        bounds.inside_box(z, low, high)
+        return {"nats": bounds.capacity(client.noise_var, low, high, dims), "dims": dims}
 
     def slope() -> Json:
         found = dfil(client.clean, x[:PROBED], client.noise_var, generator=generator)
         return {"dfil_per_pixel": float(found.mean()), "images": len(found), "probes": PROBES}
 
-    made = (most, listed, sampled, slope)
-    return {kind: _or_refused(make) for kind, make in zip(KINDS, made, strict=True)}
+    makers: Mapping[str, Callable[[], Json]] = {
+        "capacity": most,
+        "gallery": lambda: _gallery(client, gallery, z, generator),
+        "population": lambda: _population(
+            client, fit, fresh, seen, num_classes, len(gallery), generator
+        ),
+        "diagnostics": slope,
+    }
+    return {kind: _or_refused(make) for kind, make in makers.items()}
 
 
 def dfil(
     clean: Clean,
     x: Float[Tensor, "n c h w"],
-    noise_var: NoiseVar | None,
+    noise_var: bounds.NoiseVar | None,
     *,
     generator: Generator,
     probes: int | None = PROBES,
@@ -330,7 +293,7 @@ def dfil(
         z = clean(x, generator).flatten(1)
         if not z.requires_grad:
             raise AuditError("no gradient reaches the image: the encoder's Jacobian is hidden")
-        scaled = z / noise_variance(noise_var, z.shape[1], z.device).sqrt().to(z.dtype)
+        scaled = z / bounds.noise_variance(noise_var, z.shape[1], z.device).sqrt().to(z.dtype)
         total = torch.zeros(len(x), dtype=torch.float64, device=z.device)
         for i in range(z.shape[1] if probes is None else probes):
             if probes is None:

@@ -29,8 +29,13 @@ from splitveil.nets.channel import (
     TopK,
 )
 from splitveil.rng import stream
-from splitveil.surrogates.base import FirstCall, class_batch, class_moments, uniform_weights
-from splitveil.surrogates.rate import diagonal_rate
+from splitveil.surrogates.base import (
+    FirstCall,
+    class_batch,
+    class_moments,
+    diagonal_rate,
+    uniform_weights,
+)
 from splitveil.threat import Labelled, Victim
 
 ALPHA = 1e-3
@@ -243,7 +248,11 @@ def judged(tests: Mapping[str, Outcome]) -> Json:
     return {
         "tests": {name: asdict(test) for name, test in tests.items()},
         "alpha": ALPHA,
-        "failed": [name for name, test in tests.items() if fails(name, test, least)],
+        "failed": [
+            name
+            for name, test in tests.items()
+            if test.p < least and (name not in ("offset", "slope") or abs(test.seen) > MATTERS)
+        ],
     }
 
 
@@ -266,21 +275,16 @@ def residual_tests(e: Rows, z: Rows) -> dict[str, Outcome]:
     return found
 
 
-def fails(name: str, test: Outcome, least: float) -> bool:
-    """Whether a test says that the client is not sound."""
-    return test.p < least and (name not in ("offset", "slope") or abs(test.seen) > MATTERS)
-
-
 def first_rows(ids: Int64[Tensor, " n"]) -> Int64[Tensor, " m"]:
     """Position of the first row of every image, in order.
 
     >>> first_rows(torch.tensor([7, 7, 3, 7, 3])).tolist()
     [0, 2]
     """
-    seen: Mapping[int, int] = {
-        image: len(ids) - 1 - place for place, image in enumerate(reversed(ids.tolist()))
-    }
-    return torch.tensor(sorted(seen.values()), dtype=torch.int64)
+    first: dict[int, int] = {}
+    for place, image in enumerate(ids.tolist()):
+        first.setdefault(image, place)
+    return torch.tensor(list(first.values()), dtype=torch.int64)
 
 
 def standardised(sent: Rows, clean: Rows, std: Tensor) -> Rows:
@@ -325,12 +329,7 @@ def slope(e: Rows, z: Rows) -> Outcome:
 
     is standard normal whatever z is; `seen` is that over √N, in σ for one deviation of z.
     """
-    moved = z - z.mean()
-    length = float(moved.square().sum().sqrt())
-    if length == 0:
-        return Outcome(0.0, 1.0)
-    t = float((e * moved).sum()) / length
-    return Outcome(t / math.sqrt(e.numel()), two_sided(t))
+    return _along(e, z - z.mean())
 
 
 def follows(one: Rows, next_: Rows) -> Outcome:
@@ -338,11 +337,16 @@ def follows(one: Rows, next_: Rows) -> Outcome:
 
     Given one side, Σab/‖a‖ is standard normal, exactly, as no value stands in two pairs.
     """
-    length = float(one.square().sum().sqrt())
+    return _along(next_, one)
+
+
+def _along(e: Rows, direction: Rows) -> Outcome:
+    """The part of e along a direction that does not depend on it: standard normal."""
+    length = float(direction.square().sum().sqrt())
     if length == 0:
         return Outcome(0.0, 1.0)
-    t = float((one * next_).sum()) / length
-    return Outcome(t / math.sqrt(one.numel()), two_sided(t))
+    t = float((e * direction).sum()) / length
+    return Outcome(t / math.sqrt(e.numel()), two_sided(t))
 
 
 def together(e: Rows) -> Outcome:

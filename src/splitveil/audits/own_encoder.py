@@ -16,14 +16,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from splitveil.attacks.profiles import find_profile
-from splitveil.audits.certificates import (
-    Part,
-    certify,
-    count_copies,
-    deployed,
-    fingerprints,
-    refusals,
-)
+from splitveil.audits.certificates import certify, count_copies, deployed, refusals
 from splitveil.audits.noise_tests import LISTENED, check_noise, hear, hear_noise, sent_rate
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.target import Target, finite
@@ -243,16 +236,6 @@ def draw_seed(generator: Generator) -> int:
     return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
 
-class _Held:
-    """A function that copies of its holder share: what it closes over need not be copyable."""
-
-    def __init__(self, function: Function) -> None:
-        self.function = function
-
-    def __deepcopy__(self, memo: object) -> "_Held":
-        return self
-
-
 class UserFunction(nn.Module):
     """Somebody else's function: rows (n, …) in, float32 rows on the CPU out.
 
@@ -268,10 +251,9 @@ class UserFunction(nn.Module):
         self, function: Function, name: str, place: str, takes: Shape | None = None
     ) -> None:
         super().__init__()
-        self.net: nn.Module | None = None
-        if isinstance(function, nn.Module):
-            self.net = own_copy(function, name)
-        self._held = _Held(function)
+        self.net = own_copy(function, name) if isinstance(function, nn.Module) else None
+        # Copies share what a lambda holds, which need not be copyable.
+        self._held: Callable[[], Function] = lambda: function
         self.name, self.place, self.takes = name, place, takes
         self.takes_generator = takes_generator(function)
         self.shape: Shape | None = None
@@ -294,7 +276,7 @@ class UserFunction(nn.Module):
     def _call(self, x: Tensor, generator: Generator | None) -> Any:  # noqa: ANN401 - the user's
         arrays = self.place == NUMPY
         given = x.detach().cpu().numpy().copy() if arrays else x.detach().clone().to(self.place)
-        function = self._held.function if self.net is None else self.net
+        function = self._held() if self.net is None else self.net
         try:
             with unchanged():
                 if generator is None:
@@ -348,13 +330,11 @@ def takes_generator(function: Function) -> bool:
     >>> takes_generator(lambda x, generator=None: x), takes_generator(lambda x: x)
     (True, False)
     """
+    called = function.forward if isinstance(function, nn.Module) else function
     try:
-        parameters = inspect.signature(
-            function.forward if isinstance(function, nn.Module) else function
-        ).parameters
+        return "generator" in inspect.signature(called).parameters
     except (TypeError, ValueError):  # written in C, without a signature
         return False
-    return "generator" in parameters
 
 
 def as_rows(answer: Any, n: int, name: str) -> Tensor:  # noqa: ANN401 - a user's answer
@@ -644,9 +624,9 @@ def _certificates(
     return certify(
         deployed(encoder[0], noise, target.device),  # behind the flattening no bounds are found
         target.scored,
-        Part(data=images.aux, ids=fingerprints(images.aux.images)),
-        Part(data=images.test, ids=fingerprints(images.test.images)),
-        None if images.members is None else fingerprints(images.members.images),
+        images.aux,
+        images.test,
+        None if images.members is None else [images.members],
         num_classes=target.num_classes,
         generator=stream(target.seed, "certificates", target.device),
     )

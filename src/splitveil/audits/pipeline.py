@@ -64,11 +64,7 @@ def measure(
     summary = summarise(target, attempts)
     certificates, rate = target.certify(target)
     leaks = leaks_beyond_pixels(target, attempts, LEAK_BUDGETS[profile])
-    wire = (
-        target.wire
-        if target.compare is None
-        else target.wire | {"offline": target.compare(attempts)}
-    )
+    wire = target.wire(attempts)
     evidence = Evidence(target, attempts, certificates, leaks, wire, facts.left_out)
     flags = [asdict(flag) for flag in raise_flags(evidence)]
     audit = _audit_facts(target, profile, wire) | facts.audit

@@ -27,7 +27,7 @@ from splitveil.errors import AuditError
 from splitveil.io import Progress, Share, atomic_file, explain_os_error, silent
 from splitveil.provenance import commit
 from splitveil.rng import stream
-from splitveil.threat import Access, Attack, Observation, check_images, chunk_for
+from splitveil.threat import Access, Attack, Observation, Reconstruct, check_images, chunk_for
 
 AUX_SHOWN = 1000  # images an attack was fitted on that it is scored on too: does it overfit?
 OWN_PACKAGE = __name__.partition(".")[0]
@@ -77,9 +77,8 @@ def attempt_key(target: Target, name: str, attack: Attack, code: str | None) -> 
     """
     kind, version = type(attack), getattr(attack, "version", None)
     outside = kind.__module__.partition(".")[0] != OWN_PACKAGE
-    if (outside and version is None) or kind.__repr__ is object.__repr__:
-        return None
-    if code is None or not target.identity:
+    unnamed = (outside and version is None) or kind.__repr__ is object.__repr__
+    if unnamed or code is None or not target.identity:
         return None
     parts = (target.identity, name, repr(attack), str(version), str(target.seed), code)
     return hashlib.sha256("\x00".join(parts).encode()).hexdigest()[:24]
@@ -152,8 +151,9 @@ def attempt(target: Target, name: str, attack: Attack, progress: Progress = sile
             f"attack '{name}' must give a function from what was observed to images, "
             f"got {type(fitted).__name__}; return it from fit"
         )
+    reconstruct = getattr(fitted, "reconstruct", fitted)
     x = target.scored.images[rows]
-    guess = _checked(name, fitted(given), x)
+    guess = _checked(name, reconstruct(given), x)
     if _versions(target, given) != before:
         raise AuditError(
             f"attack '{name}' wrote into the tensors it was given; it must copy them first"
@@ -169,7 +169,7 @@ def attempt(target: Target, name: str, attack: Attack, progress: Progress = sile
         right=None if target.head is None else right,
         repeats=repeats,
         curve=tuple(getattr(fitted, "curve", ())),
-        aux_mse=_aux_mse(target, name, fitted) if access == Access.BLACK_BOX else None,
+        aux_mse=_aux_mse(target, name, reconstruct) if access == Access.BLACK_BOX else None,
         seconds=round(time.perf_counter() - started, 3),
     )
 
@@ -202,11 +202,11 @@ def _checked(name: str, guess: object, x: Tensor) -> Tensor:
     return guess.to(x)
 
 
-def _aux_mse(target: Target, name: str, fitted: Callable[[Observation], Tensor]) -> float:
+def _aux_mse(target: Target, name: str, reconstruct: Reconstruct) -> float:
     """Error on the first aux images: far below that on the scored ones, the attack overfits."""
     x = target.aux.images[:AUX_SHOWN]
     z = finite(send(target.victim, x, target.seed, "aux"))
-    guess = _checked(name, fitted(Observation(z, answer(target.scores, z))), x)
+    guess = _checked(name, reconstruct(Observation(z, answer(target.scores, z))), x)
     return float(metrics.mse(x, guess).mean())
 
 

@@ -5,7 +5,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 
 import torch
@@ -58,8 +58,8 @@ class Target:
         attributes: Attributes from a table, in place of simple ones of the images themselves.
         own_data: Whether the images are a user's own, so that copies among them are counted.
         unfinished: How far a training came that did not end.
-        wire: What captured requests say of themselves.
-        compare: Compares the attempts on captured requests with those of the run's audit.
+        wire: Says what captured requests show, and how the attempts on them compare with the run's
+            audit; empty where nothing was captured.
     """
 
     victim: Victim
@@ -81,8 +81,7 @@ class Target:
     attributes: Attributes | None = None
     own_data: bool = False
     unfinished: str | None = None
-    wire: Json = field(default_factory=dict)
-    compare: "Callable[[Mapping[str, Attempt]], Json] | None" = None
+    wire: "Callable[[Mapping[str, Attempt]], Json]" = lambda attempts: {}
 
     def __post_init__(self) -> None:
         if self.head is not None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.profiles import PROFILES, find_profile
 from splitveil.audits import metrics
-from splitveil.audits.certificates import Part, certify, deployed, fingerprints
+from splitveil.audits.certificates import certify, deployed
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.suite import OWN_PACKAGE, Store, code_version, folder_store
 from splitveil.audits.target import Target
@@ -31,8 +31,7 @@ from splitveil.provenance import model_hash, versions
 from splitveil.record.files import put_record
 from splitveil.record.schema import Record
 from splitveil.rng import stream
-from splitveil.surrogates.base import FirstCall, class_batch
-from splitveil.surrogates.rate import true_rate
+from splitveil.surrogates.base import FirstCall, class_batch, true_rate
 from splitveil.threat import Fitted, Labelled, Victim
 
 COPY = "Copy the run's folder to a place where you may write, and audit the copy"
@@ -48,11 +47,6 @@ class Audited(Protocol):
     model: SplitModel
     config: RunConfig
     built: Built
-
-    @property
-    def record(self) -> Record | None:
-        """What the last audit measured; None before one."""
-        ...
 
     @property
     def noise_std(self) -> float:
@@ -110,10 +104,7 @@ def open_run(
         own_data=":" in config.dataset,
         unfinished=f"{steps} of {planned} steps were trained" if steps < planned else None,
     )
-    teacher, seconds = (
-        trained["teacher"],
-        trained["seconds"],
-    )  # in the settings by its name: a path says nothing
+    teacher, seconds = trained["teacher"], trained["seconds"]
     settings = {k: v for k, v in flat_config(config).items() if k not in PLACES}
     facts = Facts(
         began=began,
@@ -153,18 +144,13 @@ def _certificates(
 
     The population's bound is measured on test images, which nothing was trained or chosen on.
     """
-
-    def part(rows: Tensor) -> Part:
-        data = dataset.labelled(rows)
-        return Part(data=data, ids=fingerprints(data.images))  # copies are the same image
-
-    fit = part(splits.train)
+    train, val = dataset.labelled(splits.train), dataset.labelled(splits.val)
     return certify(
         deployed(model.encoder, model.channel, target.device),
         target.scored,
-        fit,
-        part(test),
-        torch.cat([fit.ids, part(splits.val).ids]),
+        train,
+        dataset.labelled(test),
+        [train, val],
         num_classes=target.num_classes,
         generator=stream(target.seed, "certificates", target.device),
     )

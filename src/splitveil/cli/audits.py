@@ -11,6 +11,8 @@ import typer
 
 from splitveil.cli import console
 from splitveil.cli.deploy import read_token, retry_notice, with_extra
+from splitveil.errors import ConfigError, RunError
+from splitveil.io import check_folder
 
 CHOOSING = (
     "test images were scored, and the run kept others to choose settings by: choose with --aux val "
@@ -33,9 +35,7 @@ Fresh = Annotated[
     bool, typer.Option("--fresh", help="Run every attack, also those finished before.")
 ]
 
-Table = Annotated[
-    Path | None, typer.Option(help="Table of attributes, CSV or JSON: see docs/leaks.md.")
-]
+Table = Annotated[Path | None, typer.Option(help="CSV table of attributes: see docs/leaks.md.")]
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -63,20 +63,19 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil audit runs/first --profile quick`
     """
-    from splitveil.cli.console import out, progress_bar
     from splitveil.runs import load_run
 
     console.start()
     loaded = load_run(_checked_run(run, rest or []))
     only = [] if attacks is None else [name.strip() for name in attacks.split(",")]
-    with progress_bar("audit") as bar:
+    with console.progress_bar("audit") as bar:
         record = loaded.audit(
             profile, aux=aux, seed=seed, progress=bar, fresh=fresh, only=list(dict.fromkeys(only)),
             compile=compile_, attributes=attributes,
         )  # fmt: skip
     _show(loaded.path, record, json_=json_)
     if not json_ and aux != "val" and not loaded.config.final:
-        out.print(CHOOSING, highlight=False, soft_wrap=True)
+        console.out.print(CHOOSING, highlight=False, soft_wrap=True)
 
 
 def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -120,13 +119,12 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
     """
     from splitveil.attacks.profiles import PROFILES
     from splitveil.audits import own_encoder
-    from splitveil.cli.console import progress_bar, warn
     from splitveil.config.resolve import current_folder_first
     from splitveil.record.files import put_record
 
     console.start()
     # What the function prints is no result of ours.
-    with current_folder_first(), redirect_stdout(sys.stderr), progress_bar("audit") as bar:
+    with current_folder_first(), redirect_stdout(sys.stderr), console.progress_bar("audit") as bar:
         own = own_encoder.find_encoder(name, server, noise, given, white_box=white_box)
         folder = _encoder_folder(name, out)
         images = own_encoder.read_images(
@@ -136,11 +134,11 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
         put_record(folder, record, pictures, list(PROFILES))
     _show(folder, record, json_=json_)
     for attack, why in record.audit.left_out.items():
-        warn(f"not run: {attack}: {why}")
+        console.warn(f"not run: {attack}: {why}")
     for leak, why in record.leaks.get("refused", {}).items():
-        warn(f"not measured: {leak}: {why}")
+        console.warn(f"not measured: {leak}: {why}")
     if not record.audit.repeatable:
-        warn(
+        console.warn(
             f"not repeatable: '{name}' draws from a stream of its own; let it use the "
             "global streams of torch, numpy or random, or an argument called `generator`"
         )
@@ -175,10 +173,7 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
     from splitveil.attacks.profiles import PROFILES
     from splitveil.audits import captured_requests
     from splitveil.audits.trained_run import COPY, run_store
-    from splitveil.cli.console import progress_bar
     from splitveil.data.catalogue import load
-    from splitveil.errors import ConfigError
-    from splitveil.io import check_folder
     from splitveil.record.files import put_record
     from splitveil.runs import find_export, load_run
 
@@ -200,7 +195,7 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
             ca_file=ca, int8=int8, waiting=retry_notice(sources[0]),
         )  # fmt: skip
 
-    with progress_bar("audit") as bar:
+    with console.progress_bar("audit") as bar:
         record, pictures = captured_requests.audit_wire(
             loaded,
             send if live else [Path(source) for source in sources],
@@ -230,17 +225,16 @@ def replay(
     Example: `splitveil replay runs/first/record.json`
     """
     from splitveil.audits import trained_run
-    from splitveil.cli.console import progress_bar, show_json
     from splitveil.record.schema import read_record
     from splitveil.runs import load_run
 
     console.start()
     known = read_record(record)
     trained_run.check_replayable(known)  # before a run is looked for
-    with progress_bar("replay") as bar:
+    with console.progress_bar("replay") as bar:
         found = trained_run.replay(load_run(record.parent if run is None else run), known, bar)
     if json_:
-        show_json({"record": str(record), "differences": found})
+        console.show_json({"record": str(record), "differences": found})
     elif found:
         console.print_lines(*found, f"{len(found)} differences")
     else:
@@ -251,8 +245,6 @@ def replay(
 
 def _checked_run(run: Path | None, rest: list[str]) -> Path:
     """The folder of the run; says what to use in place of the forms that `audit` once had."""
-    from splitveil.errors import ConfigError
-
     words = [word.partition("=")[0] for word in (str(run), *rest)]
     for option, instead in OLD_FORMS.items():
         if option in words:
@@ -271,21 +263,17 @@ def _checked_run(run: Path | None, rest: list[str]) -> Path:
 
 def _show(folder: Path, record: Any, *, json_: bool) -> None:  # noqa: ANN401 - Record, imported late
     """Write the page of a record, and print what was found."""
-    from splitveil.cli.console import show_json
     from splitveil.report.page import write_page
 
     page = write_page([folder], folder)
     if json_:
-        show_json(record.to_dict())
+        console.show_json(record.to_dict())
     else:
         console.show_audit(folder, page)
 
 
 def _results_folder(folder: Path) -> Path:
     """The folder, if it can be written; never a run's, whose own record would be replaced."""
-    from splitveil.errors import RunError
-    from splitveil.io import check_folder
-
     check_folder(folder, OTHER_OUT)
     if (folder / "config.toml").exists():
         raise RunError(f"{folder} is a trained run; choose another folder with --out")
@@ -294,7 +282,6 @@ def _results_folder(folder: Path) -> Path:
 
 def _encoder_folder(name: str, out: Path | None) -> Path:
     """Where the results of a callable go; refuses the folder of another one."""
-    from splitveil.errors import RunError
     from splitveil.record.files import read_run
 
     function = re.sub(r"[^\w.-]+", "-", name.partition(":")[2])

@@ -13,9 +13,9 @@ from splitveil.surrogates.base import (
     SurrogateOutput,
     class_batch,
     class_moments,
+    true_rate,
     uniform_weights,
 )
-from splitveil.surrogates.rate import true_rate
 
 
 def contrastive_loss(z: Tensor, y: Tensor, margin: float) -> Tensor:

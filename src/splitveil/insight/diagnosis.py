@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -11,6 +12,7 @@ from splitveil.errors import RunError, SplitVeilError
 from splitveil.io import Json
 from splitveil.record.files import read_run
 from splitveil.record.schema import Record, number
+from splitveil.report.flow_chart import first_epoch
 
 TAIL = 3  # epochs that stand for "at the end"
 
@@ -72,12 +74,6 @@ class Case:
         """Samples of one class in a batch when all classes are equally frequent."""
         return self.setting("batch_size") / self.num_classes
 
-    @property
-    def chance(self) -> float:
-        """Accuracy under which nothing has been learned: a tenth of the way up from guessing."""
-        guess = 1 / self.num_classes
-        return guess + 0.1 * (1 - guess)
-
     def series(self, key: str) -> list[float]:
         """What was logged under a key, epoch by epoch; epochs without it are left out.
 
@@ -97,16 +93,18 @@ class Case:
     def accuracy(self) -> float | None:
         """Accuracy at the end: validation, else the audit's, else in training."""
         validated = self.end("val_accuracy")
-        audited = self.record.accuracy
-        return next(
-            (v for v in (validated, audited, self.end("train_accuracy")) if v is not None), None
-        )
+        known = [validated, self.record.accuracy, self.end("train_accuracy")]
+        return next((value for value in known if value is not None), None)
 
     @property
     def at_chance(self) -> bool:
-        """Whether nothing was learned, on the training images too."""
+        """Whether nothing was learned, on the training images too.
+
+        That is less than a tenth of the way up from guessing.
+        """
+        guess = 1 / self.num_classes
         ends = [v for v in (self.accuracy, self.end("train_accuracy")) if v is not None]
-        return len(self.epochs) >= TAIL and bool(ends) and max(ends) < self.chance
+        return len(self.epochs) >= TAIL and max(ends, default=1.0) < guess + 0.1 * (1 - guess)
 
     @property
     def rate(self) -> float | None:
@@ -122,6 +120,11 @@ def turn(case: Case, key: str, to: float | int) -> str:
     'lambd 16 → 8'
     """
     return f"{key} {case.setting(key):g} → {float(f'{to:.3g}'):g}"
+
+
+def scale(case: Case, key: str, factor: float | int) -> str:
+    """One knob, turned to a multiple of what it is."""
+    return turn(case, key, factor * case.setting(key))
 
 
 ZERO = 1e-9
@@ -151,10 +154,7 @@ def stuck_at_zero(case: Case) -> Seen | None:
 
 def _still_warming(case: Case) -> Seen:
     done, planned = len(case.epochs), int(case.setting("epochs", len(case.epochs)))
-    warm = int(case.setting("attention_warmup_epochs"))
-    first = max(
-        warm + 1, 2 if case.config.get("skip_first_epoch", "clusters" in case.config) else 1
-    )
+    warm, first = int(case.setting("attention_warmup_epochs")), first_epoch(case.config)
     seen = f"no penalty in {done} epochs: it starts in epoch {first}, the run has {planned}"
     if first <= planned:
         return seen, f"continue the run past epoch {first} with --resume"
@@ -248,8 +248,8 @@ def collapsed(case: Case) -> Seen | None:
         return None
     seen = f"the surrogate reports {100 * ratio:.0f} % of the true rate; the rest is not protected"
     if "clusters" in case.config:
-        clusters = case.setting("clusters")
-        return seen, turn(case, "clusters", max(1, clusters // 2)) + ", or use the defence veil"
+        fewer = max(1, case.setting("clusters") // 2)
+        return seen, turn(case, "clusters", fewer) + ", or use the defence veil"
     now = case.config.get("attention")
     other = "uniform" if now == "maximise" else "maximise"
     return seen, f"attention {now} → {other} and statistic=raw"
@@ -286,9 +286,8 @@ def one_hot_attention(case: Case) -> Seen | None:
 
 def _attention_lr(case: Case, factor: float, start: float) -> str:
     """Its own Adam at a rate, or that rate times a factor."""
-    rate = case.setting("attention_lr")
-    if rate:
-        return turn(case, "attention_lr", factor * rate)
+    if case.setting("attention_lr"):
+        return scale(case, "attention_lr", factor)
     return f"attention_lr none → {start:g} (an Adam of its own)"
 
 
@@ -313,7 +312,7 @@ def too_few_per_class(case: Case) -> Seen | None:
         advice[0] += f", or {turn(case, 'bank', 64)} rows of each class"
     if gated and gate < CLOSED_GATE:
         seen.append(f"the class gate lets {100 * gate:.0f} % through at p_c = {share:.3g}")
-        advice.append(f"{turn(case, 'class_gate_a', a / 4)} or class_gate_b → {share:.3g}")
+        advice.append(f"{scale(case, 'class_gate_a', 1 / 4)} or class_gate_b → {share:.3g}")
     if few and case.slots and case.config.get("penalty") is None:
         advice.append("relax the early shut-off: early_hard_thresh and early_gate_thresh → 1")
     return "; ".join(seen), "; ".join(advice)
@@ -328,13 +327,13 @@ def still_scattered(case: Case) -> Seen | None:
     first, last = fmean(values[:TAIL]), fmean(values[-TAIL:])
     if last <= STILL * first:
         return None
-    stronger = turn(case, "lambd", 2 * case.setting("lambd"))
+    stronger = scale(case, "lambd", 2)
     advice = (
         "one pool per class sees one cluster: use the defence slot-cross (num_slots 8), or the "
         f"honest penalty=rate with statistic=raw; else {stronger}"
     )
     if case.config.get("penalty") == "rate":
-        longer = turn(case, "epochs", 2 * case.setting("epochs"))
+        longer = scale(case, "epochs", 2)
         advice = f"{longer}, since the penalty needs time at full weight; else {stronger}"
     return (
         f"intra_mse went from {first:.3g} to {last:.3g}: classes are as scattered as at the start",
@@ -373,15 +372,14 @@ def _weaker(case: Case) -> str:
     """Half the weight and a higher threshold, or the defence's own strength."""
     if not case.penalised:
         keys = [key for key in case.config if key.endswith(STRENGTHS) and case.setting(key)]
-        knobs = [turn(case, key, case.setting(key) / 2) for key in keys]
-        knobs += [turn(case, "bits", 2 * case.setting("bits"))] if "bits" in case.config else []
-        return " or ".join(knobs) or turn(case, "lr", case.setting("lr") / 2)
-    scale = case.setting("attention_loss_scale", 1.0)
+        knobs = [scale(case, key, 1 / 2) for key in keys]
+        knobs += [scale(case, "bits", 2)] if "bits" in case.config else []
+        return " or ".join(knobs) or scale(case, "lr", 1 / 2)
     key = "attention_loss_scale" if "attention_loss_scale" in case.config else "lambd"
-    advice = turn(case, key, (scale if key != "lambd" else case.setting("lambd")) / 2)
+    advice = scale(case, key, 1 / 2)
     if case.config.get("penalty") == "rate" or "var_threshold" not in case.config:
         return f"{advice}; {turn(case, 'ramp', 0.5)}" if case.setting("ramp") < 0.5 else advice  # noqa: PLR2004
-    return f"{advice}; {turn(case, 'var_threshold', 4 * case.setting('var_threshold'))}"
+    return f"{advice}; {scale(case, 'var_threshold', 4)}"
 
 
 def at_chance(case: Case) -> Seen | None:
@@ -393,13 +391,10 @@ def at_chance(case: Case) -> Seen | None:
         f"accuracy {100 * (case.accuracy or 0):.1f} % is that of guessing "
         f"({100 / case.num_classes:.1f} %) under the weight {weight or 0:.3g}"
     )
+    weaker = scale(case, "lambd", 1 / 10)
     if case.setting("ramp") == 0:
-        return seen, f"let the weight grow: {turn(case, 'ramp', 0.5)}; else {_tenth(case)}"
-    return seen, _tenth(case)
-
-
-def _tenth(case: Case) -> str:
-    return turn(case, "lambd", case.setting("lambd") / 10)
+        return seen, f"let the weight grow: {turn(case, 'ramp', 0.5)}; else {weaker}"
+    return seen, weaker
 
 
 def not_finite(case: Case) -> Seen | None:
@@ -408,15 +403,13 @@ def not_finite(case: Case) -> Seen | None:
     if skipped == 0:
         return None
     steps = number(case.epochs[-1], "step") or skipped
-    advice = turn(case, "lr", case.setting("lr") / 2)
-    if case.penalised:
-        advice = f"{turn(case, 'lambd', case.setting('lambd') / 2)} or {advice}"
-    for key in (key for key in BESIDE_RATES if key in case.config):
-        advice += f" or {turn(case, key, case.setting(key) / 10)}"
+    weaker = [scale(case, "lambd", 1 / 2)] if case.penalised else []
+    slower = [scale(case, key, 1 / 10) for key in BESIDE_RATES if key in case.config]
+    advice = " or ".join([*weaker, scale(case, "lr", 1 / 2), *slower])
     if "eps" in case.config:
-        advice += f"; if it goes on, {turn(case, 'eps', 10 * case.setting('eps'))}"
+        advice += f"; if it goes on, {scale(case, 'eps', 10)}"
     if "margin_m" in case.config and case.config.get("penalty") is None:
-        advice += f" and {turn(case, 'margin_m', 2 * case.setting('margin_m'))}"
+        advice += f" and {scale(case, 'margin_m', 2)}"
     return (
         f"the penalty or its gradient was not finite and left out {skipped:.0f} times "
         f"in {steps:.0f} steps",
@@ -426,9 +419,9 @@ def not_finite(case: Case) -> Seen | None:
 
 def noise_too_small(case: Case) -> Seen | None:
     """More signal than noise on the wire, in nats per dimension."""
-    if "noise_std" not in case.config or not _noisy(case):
-        return None
     noise = case.setting("noise_std")
+    if "noise_std" not in case.config or (noise == 0 and not case.penalised):
+        return None
     if noise == 0:
         return (
             "noise_std is 0: without noise the rate is infinite and the penalty bounds nothing",
@@ -438,18 +431,14 @@ def noise_too_small(case: Case) -> Seen | None:
     if rate is None or round(rate, 2) <= round(HALF_LOG_TWO, 2):  # as it is printed
         return None
     factor = math.sqrt(math.expm1(2 * min(rate, 20.0)))
-    advice = turn(case, "noise_std", factor * noise)
+    advice = scale(case, "noise_std", factor)
     if case.penalised:
-        advice += f" or {turn(case, 'lambd', 2 * case.setting('lambd'))}"
+        advice += f" or {scale(case, 'lambd', 2)}"
     return (
         f"{rate:.2f} nats per dimension pass the channel beyond the class; where signal and noise "
         f"are equally strong it is {HALF_LOG_TWO:.2f}",
         advice,
     )
-
-
-def _noisy(case: Case) -> bool:
-    return case.penalised or case.setting("noise_std") > 0
 
 
 def not_converged(case: Case) -> Seen | None:
@@ -474,9 +463,7 @@ def not_converged(case: Case) -> Seen | None:
     return f"the task loss still fell by {100 * fall:.0f} % per epoch, to {last:.3g}", again
 
 
-Rule = Callable[[Case], tuple[str, str] | None]
-
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, Callable[[Case], Seen | None]] = {
     "run not converged": not_converged,
     "accuracy at chance": at_chance,
     "accuracy lost": accuracy_lost,
@@ -508,13 +495,12 @@ def read_case(folder: Path, plain: Path | None = None) -> Case:
     Without one, a run beside it is taken that has the same data and net and no defence but noise.
     """
     case = _read(folder)
-    if plain is not None:
-        found: Plain | None = _as_plain(_read(plain))
-        if found is None:
-            raise RunError(f"{plain} has no accuracy to compare with; train or audit it first")
-    else:
-        found = _neighbour(folder, case.config)
-    return Case(**(vars(case) | {"plain": found}))
+    if plain is None:
+        return replace(case, plain=_neighbour(folder, case.config))
+    found = _as_plain(_read(plain))
+    if found is None:
+        raise RunError(f"{plain} has no accuracy to compare with; train or audit it first")
+    return replace(case, plain=found)
 
 
 def _read(folder: Path) -> Case:
@@ -545,26 +531,14 @@ def _neighbour(folder: Path, config: Json) -> Plain | None:
     """The plainest run of the same folder that can be compared; broken ones are passed over."""
     if config.get("defence") in PLAIN:
         return None
-    best: tuple[int, Plain] | None = None
+    found: dict[str, Plain] = {}
     for path in sorted(folder.resolve().parent.glob("*/config.toml")):
-        try:
+        with suppress(SplitVeilError):
             other = read_toml(path)
-            if other.get("defence") not in PLAIN or any(other.get(k) != config[k] for k in SAME):
-                continue
-            found = _as_plain(_read(path.parent))
-        except SplitVeilError:
-            continue
-        rank = PLAIN.index(other["defence"])
-        if found is not None and (best is None or rank < best[0]):
-            best = rank, found
-    return None if best is None else best[1]
-
-
-__all__ = [
-    "RULES",
-    "Case",
-    "Finding",
-    "Plain",
-    "diagnose",
-    "read_case",
-]
+            alike = all(other.get(key) == config[key] for key in SAME)
+            plain = (
+                _as_plain(_read(path.parent)) if alike and other.get("defence") in PLAIN else None
+            )
+            if plain is not None:
+                found.setdefault(other["defence"], plain)
+    return next((found[defence] for defence in PLAIN if defence in found), None)

@@ -1,6 +1,5 @@
 """Arrays and panels of a run's page (templates/)."""
 
-import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +14,19 @@ from torch import Tensor, nn
 from splitveil.config.resolve import plan_of
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
+from splitveil.functional import plain_layernorm
 from splitveil.insight import pictures
 from splitveil.insight.pictures import Words
 from splitveil.io import Json, put_all
-from splitveil.record.files import read_run
+from splitveil.record.files import RunFiles, read_run
 from splitveil.record.schema import number
+from splitveil.report.canvas import png_uri
 from splitveil.report.flow_chart import Box, Flow, Sizes, flow_chart, run_flow
 from splitveil.rng import stream
 from splitveil.runs import Run, load_run
 from splitveil.surrogates.base import ClassBatch, FirstCall, class_batch, class_moments, join
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
-from splitveil.surrogates.gates import plain_layernorm, snr_gate
+from splitveil.surrogates.gates import snr_gate
 from splitveil.surrogates.kmeans import assign
 from splitveil.surrogates.kmeans_cem import KMeansCEM
 from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
@@ -47,17 +48,15 @@ class Panel:
     @property
     def uri(self) -> str:
         """The picture as a data: address."""
-        return "data:image/png;base64," + base64.b64encode(self.png or b"").decode("ascii")
+        return png_uri(self.png or b"")
 
 
 def render(title: str, lead: str, panels: Sequence[Panel]) -> str:
     """The page as HTML text; every string is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    pages = PackageLoader("splitveil.insight")
-    environment = Environment(
-        loader=pages, autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
+    environment = Environment(loader=PackageLoader("splitveil.insight"), autoescape=True,
+                              undefined=StrictUndefined, trim_blocks=True)  # fmt: skip
     return environment.get_template("explain.html.j2").render(title=title, lead=lead, panels=panels)
 
 
@@ -94,7 +93,7 @@ class Gates:
 
     soft: Floats
     hard: Floats
-    limits: tuple[float, float] | None
+    limits: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +107,7 @@ class Story:
     z: Floats  # (n, d), clean
     noise_std: float
     maps: tuple[tuple[str, Floats], ...]  # of the first samples
-    epochs: tuple[Json, ...]
+    files: RunFiles
     per_class: float
     attention: Attention | str
     groups: Groups | str
@@ -152,22 +151,14 @@ def _attention(story: Story) -> list[Panel]:
 
 def _sizes(story: Story) -> Panel:
     title = "Effective sample size over time"
-    lines = [e for e in story.epochs if number(e, "effective_sample_size") is not None]
-    if not lines:
+    if all(number(entry, "effective_sample_size") is None for entry in story.files.metrics):
         return Panel(title=title, text="The log has none: no penalty was active in this run.")
-    epochs = [number(e, "epoch") or 0.0 for e in lines]
     return Panel(
         title=title,
         file="sample-size.png",
         text="Share of a class's samples behind its statistics, mean over classes. 1: all weigh "
         "the same. At the dotted line one sample has all the weight and its variance says nothing.",
-        png=pictures.sample_size_over_time(
-            epochs,
-            [number(e, "effective_sample_size") or 0.0 for e in lines],
-            floor=1 / max(story.per_class, 1.0),
-            last_epoch=number(story.epochs[-1], "epoch") or epochs[-1],
-            shut=[number(e, "epoch") or 0.0 for e in lines if (number(e, "shut") or 0.0) > 0.5],  # noqa: PLR2004
-        ),
+        png=pictures.sample_size_over_time(story.files, 1 / max(story.per_class, 1.0)),
     )
 
 
@@ -176,16 +167,13 @@ def _gates(story: Story) -> Panel:
     if isinstance(story.gates, str):
         return Panel(title=title, text=story.gates)
     found = story.gates
-    closing = (
-        " While a mean lies above its dashed limit, the penalty is shut off."
-        if found.limits
-        else ""
-    )
+    closing = " While a mean lies above its dashed limit, the penalty is shut off."
     return Panel(
         title=title,
         file="gates.png",
         text="What each class and dimension lets through to the penalty: the learned soft gate, "
-        f"and the hard gate, open where the spread dominates the mean.{closing}",
+        "and the hard gate, open where the spread dominates the mean."
+        + (closing if found.limits else ""),
         png=pictures.gate_histogram(found.soft, found.hard, found.limits),
     )
 
@@ -239,18 +227,15 @@ def summary(story: Story) -> Json:
         found["share_above_noise"] = pictures.share_above(within, story.noise_std)
     found["median_class_variance"] = float(np.median(within))
     if isinstance(story.attention, Attention):
-        relative = story.attention.relative
-        found["relative_weight"] = _ends(relative)
+        found["relative_weight"] = _ends(story.attention.relative)
     if isinstance(story.gates, Gates):
         found["soft_gate"] = float(story.gates.soft.mean())
         found["hard_gate"] = float(story.gates.hard.mean())
     if isinstance(story.groups, Groups):
         mass = pictures.group_mass(story.groups.resp, story.labels, len(story.classes))
         found[f"{story.groups.kind}_mass"] = _ends(mass[np.isfinite(mass).all(1)])
-    lacking: Sequence[str] = [
-        part for part in (story.attention, story.gates, story.groups) if isinstance(part, str)
-    ]
-    return found | {"not_drawn": list(lacking)}
+    parts = (story.attention, story.gates, story.groups)
+    return found | {"not_drawn": [part for part in parts if isinstance(part, str)]}
 
 
 def _ends(values: Floats) -> Json:
@@ -258,7 +243,7 @@ def _ends(values: Floats) -> Json:
 
 
 LIMIT = 1000  # images looked at
-NUMBERS = 2**26  # of a temporary (images · slots · dimensions)
+NUMBERS = 2**26  # of a temporary: slots and clusters need images · slots · dimensions
 MAPPED = 500  # images in a map
 PERPLEXITY = 30
 NO_PENALTY = "This defence has no surrogate: nothing is weighted, gated or sorted into slots."
@@ -294,7 +279,10 @@ def tell(run: Run, dataset: Dataset, splits: Splits) -> Story:
         saved = read_checkpoint(run.path / "checkpoint.safetensors").part("surrogate")
         load_module(surrogate, saved, "surrogate")
         surrogate.eval()
-    rows = _rows(splits.train, _room(surrogate, width), config.seed)
+    slots = int(getattr(surrogate, "num_slots", getattr(surrogate, "clusters", 1)))
+    room = max(2, min(LIMIT, NUMBERS // (slots * width)))
+    order = torch.randperm(len(splits.train), generator=stream(config.seed, "explain"))
+    rows = splits.train.cpu()[order[:room]]
     data = dataset.labelled(rows)
     device = next(run.model.parameters()).device
     z = _features(run.model.encoder, data.images.to(device)).cpu()
@@ -315,24 +303,12 @@ def tell(run: Run, dataset: Dataset, splits: Splits) -> Story:
             ("before training", tsne(before[:MAPPED])),
             ("after training", tsne(z.numpy()[:MAPPED])),
         ),
-        epochs=read_run(run.path, audited=False).metrics,
+        files=read_run(run.path, audited=False),
         per_class=min(batch, len(splits.train)) / built.num_classes,
         attention=attention,
         groups=groups,
         gates=gates,
     )
-
-
-def _room(surrogate: nn.Module | None, width: int) -> int:
-    """How many images fit: slots and clusters need images · slots · dimensions numbers."""
-    slots = int(getattr(surrogate, "num_slots", getattr(surrogate, "clusters", 1)))
-    return max(2, min(LIMIT, NUMBERS // (slots * width)))
-
-
-def _rows(train: Tensor, limit: int, seed: int) -> Tensor:
-    """Training images in an order of their own, the first `limit`."""
-    generator = stream(seed, "explain")
-    return train.cpu()[torch.randperm(len(train), generator=generator)[:limit]]
 
 
 def _features(encoder: nn.Module, images: Tensor) -> Tensor:
@@ -376,11 +352,9 @@ def _spaced(name: str) -> str:
 
 def _look(surrogate: nn.Module | None, z: Tensor, y: Tensor, lambd: float) -> Looked:
     """What a surrogate makes of the samples; in words where it makes nothing of the kind."""
-    if surrogate is None:
-        return NO_PENALTY, NO_PENALTY, NO_PENALTY
-    if lambd == 0:
-        off = "The penalty is switched off: lambd is 0."
-        return off, off, off
+    if surrogate is None or lambd == 0:
+        why = NO_PENALTY if surrogate is None else "The penalty is switched off: lambd is 0."
+        return why, why, why
     if isinstance(surrogate, SlotCrossAttentionCEM):
         return _look_slots(surrogate, z, y)
     if isinstance(surrogate, GatedAttentionCEM):
@@ -416,11 +390,10 @@ def _look_gated(surrogate: GatedAttentionCEM, z: Tensor, y: Tensor) -> Looked:
         return attention, slots, "This form of the penalty has no gates."
     x = plain_layernorm(batch.z) if surrogate.statistic == "layernorm" else batch.z
     found = class_moments(x, weight, batch.y, batch.num_classes)
-    level = torch.log(found.var.clamp_min(surrogate.eps) + surrogate.gamma)
-    hard = snr_gate(found.mean, found.var, surrogate.snr_thresh, surrogate.snr_sharp, surrogate.eps)
-    counted = batch.counted > 0
-    gates = Gates(soft=gate(level, None)[counted].numpy(), hard=hard[counted].numpy(), limits=None)
-    return attention, slots, gates
+    mean, var = found.mean[batch.counted > 0], found.var[batch.counted > 0]
+    hard = snr_gate(mean, var, surrogate.snr_thresh, surrogate.snr_sharp, surrogate.eps)
+    soft = gate(torch.log(var.clamp_min(surrogate.eps) + surrogate.gamma), None)
+    return attention, slots, Gates(soft=soft.numpy(), hard=hard.numpy())
 
 
 def _look_slots(surrogate: SlotCrossAttentionCEM, z: Tensor, y: Tensor) -> Looked:
@@ -447,17 +420,11 @@ def _look_slots(surrogate: SlotCrossAttentionCEM, z: Tensor, y: Tensor) -> Looke
     if gate is None:
         return attention, groups, "The rate over slots has no gates."
     found = slot_moments(x, resp, batch.y, batch.num_classes)
-    counted = batch.counted > 0
-    mean, var = found.mean[counted].flatten(0, 1), found.var[counted].flatten(0, 1)
-    level = torch.log(var.clamp_min(surrogate.eps) + surrogate.gamma)
-    snr = var / (mean.square() + surrogate.eps)
-    hard = torch.sigmoid(scalars["snr_sharp"] * (snr - scalars["snr_thresh"]))
+    mean, var = (part[batch.counted > 0].flatten(0, 1) for part in (found.mean, found.var))
+    hard = snr_gate(mean, var, scalars["snr_thresh"], scalars["snr_sharp"], surrogate.eps)
     limits = (surrogate.shutoff.soft_thresh, surrogate.shutoff.hard_thresh)
-    return (
-        attention,
-        groups,
-        Gates(soft=gate(level, None).numpy(), hard=hard.numpy(), limits=limits),
-    )
+    soft = gate(torch.log(var.clamp_min(surrogate.eps) + surrogate.gamma), None)
+    return attention, groups, Gates(soft=soft.numpy(), hard=hard.numpy(), limits=limits)
 
 
 def _look_clusters(surrogate: KMeansCEM, z: Tensor, y: Tensor) -> Groups | str:

@@ -11,82 +11,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.report.canvas import GREY, INK, PALETTE, RULE, WRONG, board, marker, png, shown
+from splitveil.record.files import RunFiles
+from splitveil.report.canvas import (
+    GREY,
+    INK,
+    PALETTE,
+    WRONG,
+    Drawing,
+    Tile,
+    TileRow,
+    board,
+    marker,
+    shown,
+    tile_sheet,
+)
+from splitveil.report.figures import draw_curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-RGB = 3
-LEFT, HEAD, BETWEEN = 1.1, 0.36, 0.34  # inches: names, headings, between two groups
-GAP = 0.04  # inches between two pictures
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tile:
-    """A picture (c, h, w) and the words above it."""
-
-    image: NDArray[np.uint8]
-    words: str = ""
-    ink: str = INK
-
-
-def tile_sheet(
-    heads: Sequence[str],
-    rows: Sequence[tuple[str, Sequence[Sequence[Tile]]]],
-    *,
-    per_group: int,
-    size: float,
-    words: bool = False,
-) -> bytes:
-    """PNG: named rows of groups of tiles, one group under each heading; an empty group is a dash.
-
-    All stand in one field over the whole figure: one for each of a hundred would take seconds.
-    """
-    from matplotlib.patches import Rectangle
-
-    step, high = size + GAP, size + (0.2 if words else 0.1)
-    column = per_group * step + BETWEEN
-    width, height = LEFT + len(heads) * column, HEAD + len(rows) * high
-    with board(width, height) as figure:
-        field = figure.add_axes((0, 0, 1, 1))
-        field.set_xlim(0, width)
-        field.set_ylim(0, height)
-        field.set_axis_off()
-        field.set_autoscale_on(False)
-        for at, head in enumerate(heads):
-            middle = LEFT + at * column + (column - BETWEEN) / 2
-            field.text(middle, height - 0.2, head, ha="center", fontsize=8, weight="bold")
-        for place, (name, groups) in enumerate(rows):
-            bottom = height - HEAD - (place + 1) * high + 0.04
-            level = bottom + size / 2
-            field.text(LEFT - 0.1, level, shown(name, 14), ha="right", va="center", fontsize=8)
-            for at, group in enumerate(groups):
-                left = LEFT + at * column
-                if not group:
-                    middle = left + (column - BETWEEN) / 2
-                    field.text(middle, level, "–", ha="center", va="center", color=GREY)
-                for x, tile in zip(left + step * np.arange(len(group)), group, strict=True):
-                    image = tile.image
-                    field.imshow(
-                        image.transpose(1, 2, 0) if len(image) == RGB else image[0], cmap="gray",
-                        vmin=0, vmax=255, interpolation="nearest", aspect="auto",
-                        extent=(x, x + size, bottom, bottom + size),
-                    )  # fmt: skip
-                    field.add_patch(
-                        Rectangle(
-                            (x, bottom), size, size, fill=False, edgecolor=RULE, linewidth=0.6
-                        )
-                    )
-                    field.text(x + size / 2, bottom + size + 0.02, tile.words, ha="center",
-                               fontsize=6.5, color=tile.ink)  # fmt: skip
-        return png(figure)
 
 
 COLUMNS = 100  # a class's samples, from the heaviest to the lightest, as this many columns
 ROWS = 20  # classes shown
 SHOWN = 10  # classes whose images are shown
 PICKED = 5  # samples shown at either end of a class
+LABELS = 1.1  # inches of the names beside tiles
 LESS, MORE = PALETTE[0], PALETTE[1]
 
 
@@ -144,7 +93,7 @@ def attention_heatmap(
         ends = sorted({low, 0.0, reach})
         bar = figure.colorbar(image, ax=axes, ticks=ends)
         bar.set_ticklabels([f"×{2.0**end:.3g}" for end in ends], fontsize=8)
-    return png(figure)
+    return Drawing(figure).png
 
 
 Pixels = NDArray[np.uint8]
@@ -166,55 +115,49 @@ def weighted_samples(
         ink = MORE if weight > 1.05 else LESS if weight < 0.95 else GREY  # noqa: PLR2004
         return Tile(image=images[index], words=f"×{weight:.2f}", ink=ink)
 
-    rows = []
+    rows = [_heads([words.most, words.least], PICKED)]
     for label in present:
         own = np.flatnonzero(y == label)
         own = own[np.argsort(-relative[own], kind="stable")]
         half = min(PICKED, max(1, len(own) // 2))
-        ends = [
-            [tile(i) for i in own[:half].tolist()],
-            [tile(i) for i in own[::-1][:half].tolist()],
-        ]
-        rows.append((classes[label], ends))
-    return tile_sheet((words.most, words.least), rows, per_group=PICKED, size=0.62, words=True)
+        ends = [[tile(i) for i in end[:half].tolist()] for end in (own, own[::-1])]
+        rows.append(_row(classes[label], ends, PICKED))
+    return tile_sheet(rows, size=0.62, labels=LABELS, per_group=PICKED).png
 
 
-def sample_size_over_time(
-    epochs: Sequence[float],
-    sizes: Sequence[float],
-    *,
-    floor: float,
-    last_epoch: float,
-    shut: Sequence[float] = (),
-) -> bytes:
-    """PNG: effective sample size over the epochs; before the penalty started there is none.
+def _heads(words: Sequence[str], per_group: int) -> TileRow:
+    """A heading over the middle of each group."""
+    return _row("", [[Tile(words=word, ink=INK)] for word in words], per_group)
 
-    `floor` is 1/M_c, where one sample has all the weight; `shut` are epochs of the shut-off.
+
+def _row(name: str, groups: Sequence[Sequence[Tile]], per_group: int) -> TileRow:
+    """A named row of groups; a single tile stands in the middle of its group, so does a dash."""
+    tiles: list[Tile | None] = []
+    for group in groups:
+        alone = [None] * (per_group // 2) if len(group) <= 1 else []
+        found = [*alone, *(group or [Tile(words="–")])]
+        tiles += [*found, *[None] * (per_group - len(found))]
+    return TileRow(label=shown(name, 14), tiles=tiles)
+
+
+def sample_size_over_time(run: RunFiles, floor: float) -> bytes:
+    """PNG: effective sample size over the epochs, and what the penalty was held back by.
+
+    `floor` is 1/M_c, where one sample has all the weight.
     """
-    from matplotlib.ticker import MaxNLocator
-
     with board(6.4, 3.2, laid_out=True) as figure:
         axes = figure.subplots()
-        if epochs[0] > 1:
-            axes.axvspan(0.5, epochs[0] - 0.5, color="#eef1f4", zorder=0)
-            axes.text((epochs[0]) / 2, 0.5, "no penalty yet", ha="center", color=GREY, fontsize=8,
-                      rotation=90 if epochs[0] < 0.15 * last_epoch else 0)  # fmt: skip
-        for at, epoch in enumerate(shut):
-            axes.axvspan(epoch - 0.5, epoch + 0.5, color="#fbe3d6", zorder=0, linewidth=0,
-                         label="shut off" if at == 0 else None)  # fmt: skip
-        mark = "o" if len(epochs) <= 40 else ""  # noqa: PLR2004
-        axes.plot(epochs, sizes, color=PALETTE[0], marker=mark, markersize=3)
-        axes.axhline(
-            floor, color=WRONG, linestyle=":", linewidth=1.2, label="one sample only (1/M)"
-        )
-        axes.axhline(1.0, color=INK, linestyle="--", linewidth=0.9, label="all samples alike")
-        axes.set_xlim(0.5, max(last_epoch, 1) + 0.5)
+        draw_curves(axes, "", 1.0, [("effective_sample_size", "", "-")], [run], named=True)
+        for value, ink, dash, words in (
+            (floor, WRONG, ":", "one sample only (1/M)"),
+            (1.0, INK, "--", "all samples alike"),
+        ):
+            axes.axhline(value, color=ink, linestyle=dash, linewidth=1.1, label=words)
+        axes.set_xlim(0.5, len(run.metrics) + 0.5)
         axes.set_ylim(0, 1.08)
-        axes.set_xlabel("epoch")
         axes.set_ylabel("effective sample size (share)")
-        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
         axes.legend(loc="center right", fontsize=8, bbox_to_anchor=(1.0, 0.35))
-    return png(figure)
+    return Drawing(figure).png
 
 
 KEPT = 3  # images shown per slot
@@ -249,7 +192,7 @@ def gate_histogram(soft: Floats, hard: Floats, limits: tuple[float, float] | Non
                 edgecolor="none",
                 framealpha=0.9,
             )
-    return png(figure)
+    return Drawing(figure).png
 
 
 def group_mass(resp: Floats, y: Labels, num_classes: int) -> Floats:
@@ -279,9 +222,9 @@ def group_images(
         own = own[np.argsort(-resp[own, slot], kind="stable")][:KEPT]
         return [Tile(image=images[i]) for i in own]
 
-    heads = [f"{kind} {slot + 1}" for slot in range(count)]
-    rows = [(classes[c], [surest(c, slot) for slot in range(count)]) for c in present]
-    return tile_sheet(heads, rows, per_group=KEPT, size=0.34)
+    rows = [_heads([f"{kind} {slot + 1}" for slot in range(count)], KEPT)]
+    rows += [_row(classes[c], [surest(c, slot) for slot in range(count)], KEPT) for c in present]
+    return tile_sheet(rows, size=0.34, labels=LABELS, per_group=KEPT).png
 
 
 NAMED = 20  # classes that are written into a map
@@ -347,7 +290,7 @@ def variance_against_noise(within: Floats, total: Floats, noise_std: float) -> b
             loc="lower left" if below else "upper left",
             bbox_to_anchor=(1.01, 0.0 if below else 1.0),
         )
-    return png(figure)
+    return Drawing(figure).png
 
 
 def class_maps(maps: Sequence[tuple[str, Floats]], y: Labels, classes: Sequence[str]) -> bytes:
@@ -368,7 +311,7 @@ def class_maps(maps: Sequence[tuple[str, Floats]], y: Labels, classes: Sequence[
             for side in ("top", "right", "bottom", "left"):
                 axes.spines[side].set_visible(True)
                 axes.spines[side].set_color(GREY)
-    return png(figure)
+    return Drawing(figure).png
 
 
 def _ink(label: int) -> str:

@@ -27,7 +27,6 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from splitveil.errors import AuditError
 
@@ -186,7 +185,7 @@ class Sample:
             )
 
     @staticmethod
-    def of(values: ArrayLike | Tensor) -> "Sample":
+    def of(values: ArrayLike) -> "Sample":
         """A sample from (seeds, images), or from (seeds, attacks, images).
 
         Attack seeds of one training seed share its encoder, so they are averaged, not counted.
@@ -194,9 +193,8 @@ class Sample:
         >>> Sample.of([[[0.1, 0.3], [0.3, 0.5]]]).values.round(6).tolist()
         [[0.2, 0.4]]
         """
-        plain = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
         try:
-            table = np.array(plain, dtype=np.float64)
+            table = np.array(values, dtype=np.float64)
         except (TypeError, ValueError) as err:
             raise AuditError(
                 f"a sample must be a full table of numbers: {err}; "

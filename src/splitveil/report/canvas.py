@@ -1,8 +1,8 @@
 """Style, palette, PNG and SVG, labels that do not overlap."""
 
+import base64
 import io
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -24,111 +24,63 @@ MARKER_PX = 16.0
 RADII = (13, 17, 22, 34, 50, 70, 95, 125, 160, 200)  # px from marker edge to text
 NOTHING_PX2 = 1e-9  # rounding, not an overlap
 ANGLES = (0, 180, 90, 270, 45, 135, 315, 225, 22, 158, 338, 202)  # degrees, best first
+Floats = NDArray[np.float64]
+Pixels = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Box:
-    """An upright rectangle given by its centre and size, px."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-    def overlap(self, other: "Box") -> float:
-        """Area shared with another box, px².
-
-        >>> box = Box(x=0.0, y=0.0, width=4.0, height=2.0)
-        >>> box.overlap(Box(x=3.0, y=0.0, width=4.0, height=2.0))
-        2.0
-        """
-        wide = (self.width + other.width) / 2 - abs(self.x - other.x)
-        high = (self.height + other.height) / 2 - abs(self.y - other.y)
-        inner_wide = min(wide, self.width, other.width)
-        inner_high = min(high, self.height, other.height)
-        return float(max(inner_wide, 0) * max(inner_high, 0))
-
-    def outside(self, frame: "Box") -> float:
-        """Area of this box that lies beyond a frame, px²."""
-        return self.width * self.height - self.overlap(frame)
-
-
-def place_labels(
-    anchors: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]], frame: Box
-) -> list[Box]:
-    """A box for each text near its anchor, inside the frame, off all markers and other texts.
+def place_labels(anchors: Floats, sizes: Floats, frame: Floats, bars: Floats) -> Floats:
+    """A box for each text near its anchor, inside the frame, off markers, bars and other texts.
 
     Greedy: nearest free place first. Where nothing is free the least covered place is taken.
+
+    Args:
+        anchors: Centres of the markers (n, 2), px.
+        sizes: Widths and heights of the texts (n, 2), px.
+        frame: Centre and size of the field (4,), px.
+        bars: Centres and sizes of what else must not be covered (m, 4), px.
+
+    Returns:
+        Centres and sizes of the texts (n, 4), px.
     """
-    taken = [Box(x=x, y=y, width=MARKER_PX, height=MARKER_PX) for x, y in anchors]
-    boxes: list[Box] = []
+    markers = np.hstack([anchors, np.full_like(anchors, MARKER_PX)])
+    taken = np.vstack([markers, bars])
+    turns = np.radians(np.tile(ANGLES, len(RADII)))
+    ways = np.stack([np.cos(turns), np.sin(turns)], axis=1)  # (candidates, 2)
+    radii = np.repeat(RADII, len(ANGLES))[:, None]
     for anchor, size in zip(anchors, sizes, strict=True):
-        best = _best(_candidates(anchor, size), taken, frame)
-        boxes.append(best)
-        taken.append(best)
-    return boxes
+        centres = anchor + ways * (size / 2 + radii)
+        boxes = np.hstack([centres, np.broadcast_to(size, centres.shape)])
+        outside = size.prod() - shared_areas(boxes, frame[None])[:, 0]
+        covered = outside + shared_areas(boxes, taken).sum(1)
+        free = covered <= NOTHING_PX2
+        best = free.argmax() if free.any() else covered.round(6).argmin()
+        taken = np.vstack([taken, boxes[best]])
+    return taken[len(markers) + len(bars) :]
 
 
-def _best(candidates: Sequence[Box], taken: Sequence[Box], frame: Box) -> Box:
-    """The first candidate that covers nothing, else the one that covers least."""
-    boxes = _sides(candidates)
-    inside = _shared(boxes, _sides([frame]))[:, 0]
-    covered = boxes[:, 2] * boxes[:, 3] - inside + _shared(boxes, _sides(taken)).sum(1)
-    free = covered <= NOTHING_PX2
-    return candidates[int(free.argmax() if free.any() else covered.round(6).argmin())]
+def shared_areas(some: Floats, others: Floats) -> Floats:
+    """Areas shared by every pair of boxes, (n, 4) and (m, 4) to (n, m), px².
 
-
-def _sides(boxes: Sequence[Box]) -> NDArray[np.float64]:
-    """Centres and sizes as one array (n, 4)."""
-    return np.array([(box.x, box.y, box.width, box.height) for box in boxes])
-
-
-def _shared(some: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Areas shared by every pair of boxes (n, m), px²; `Box.overlap` for many."""
+    >>> shared_areas(np.array([[0, 0, 4, 2]]), np.array([[3, 0, 4, 2]])).tolist()
+    [[2.0]]
+    """
     a, b = some[:, None], others[None]
     reach = (a[..., 2:] + b[..., 2:]) / 2 - np.abs(a[..., :2] - b[..., :2])  # (n, m, 2)
     inner = np.minimum(np.minimum(reach, a[..., 2:]), b[..., 2:]).clip(min=0)
-    shared: NDArray[np.float64] = inner[..., 0] * inner[..., 1]
+    shared: Floats = inner.prod(-1).astype(float)
     return shared
 
 
-def _candidates(anchor: tuple[float, float], size: tuple[float, float]) -> list[Box]:
-    """Boxes around an anchor, near ones first."""
-    return [
-        Box(
-            x=anchor[0] + math.cos(turn) * (size[0] / 2 + radius),
-            y=anchor[1] + math.sin(turn) * (size[1] / 2 + radius),
-            width=size[0],
-            height=size[1],
-        )
-        for radius in RADII
-        for turn in (math.radians(angle) for angle in ANGLES)
-    ]
-
-
 def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Rising heights moved as little as needed to stand at least `gap` apart.
+    """Rising heights, each moved up as far as it must to stand `gap` above the one before.
 
     >>> spread([10.0, 12.0, 50.0], gap=6.0)
-    [8.0, 14.0, 50.0]
+    [10.0, 16.0, 50.0]
     """
-    groups: list[list[float]] = []  # each: the heights of texts that touch
+    moved: list[float] = []
     for height in heights:
-        groups.append([height])
-        while len(groups) > 1 and _bottom(groups[-1], gap) - _top(groups[-2], gap) < gap:
-            last = groups.pop()
-            groups[-1] += last
-    return [_bottom(group, gap) + gap * i for group in groups for i in range(len(group))]
-
-
-def _bottom(group: Sequence[float], gap: float) -> float:
-    """Height of the lowest of touching texts, centred on what they belong to."""
-    return sum(group) / len(group) - gap * (len(group) - 1) / 2
-
-
-def _top(group: Sequence[float], gap: float) -> float:
-    """Height of the highest of touching texts."""
-    return _bottom(group, gap) + gap * (len(group) - 1)
+        moved.append(max(height, moved[-1] + gap) if moved else height)
+    return moved
 
 
 DPI = 150
@@ -170,7 +122,10 @@ STYLE: dict[str, object] = {
 
 
 class Drawing:
-    """A finished figure, as pixels and as lines; each is made when it is asked for."""
+    """A finished figure, as pixels and as lines; each is made when it is asked for.
+
+    Neither holds a date or the drawing library's version.
+    """
 
     def __init__(self, figure: "Figure") -> None:
         self._figure = figure
@@ -178,16 +133,23 @@ class Drawing:
     @cached_property
     def png(self) -> bytes:
         """The figure as PNG."""
-        with style():
-            return png(self._figure)
+        return self._saved("png", {"Software": None})
 
     @cached_property
     def svg(self) -> bytes:
         """The figure as SVG."""
+        return self._saved("svg", {"Date": None, "Creator": None})
+
+    def _saved(self, kind: str, unsaid: Mapping[str, None]) -> bytes:
         buffer = io.BytesIO()
         with style():
-            self._figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+            self._figure.savefig(buffer, format=kind, dpi=DPI, metadata=unsaid)
         return buffer.getvalue()
+
+
+def png_uri(png: bytes) -> str:
+    """A PNG as a data: address, so that a page needs no other file."""
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
 @contextmanager
@@ -217,13 +179,6 @@ def board(width: float, height: float, *, laid_out: bool = False) -> Iterator["F
         if laid_out:  # once: saving would look for room again each time
             figure.draw_without_rendering()
             figure.set_layout_engine("none")
-
-
-def png(figure: "Figure") -> bytes:
-    """The figure as PNG, without the drawing library's version or any date."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
-    return buffer.getvalue()
 
 
 def colour(place: int) -> str:
@@ -269,13 +224,86 @@ def draw_references(axes: "Axes", lines: Sequence[tuple[float, str, str, str]]) 
     heights = spread([value for value, *_ in ordered], gap=TEXT_SHARE * (high - low))
     for (value, words, ink, dash), height in zip(ordered, heights, strict=True):
         axes.axhline(value, color=ink, linestyle=dash, linewidth=1.2, zorder=1.5)
+        place = axes.get_yaxis_transform()
         said = f"{words}\n{format_mse(value)}"
-        axes.text(
-            1.012,
-            height,
-            said,
-            transform=axes.get_yaxis_transform(),
-            color=ink,
-            fontsize=8,
-            va="center",
-        )
+        axes.text(1.012, height, said, transform=place, color=ink, fontsize=8, va="center")
+
+
+GAP, LINE, BETWEEN, MARGIN = 0.07, 0.2, 0.3, 0.12  # inches: tiles, text, groups, around all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """A picture (c, h, w) and the words above it; words alone without a picture."""
+
+    image: Pixels | None = None
+    words: str = ""
+    ink: str = GREY
+    frame: str = RULE
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileRow:
+    """A label with a note under it, and tiles beside them; None leaves a place empty."""
+
+    label: str
+    tiles: Sequence[Tile | None]
+    note: str = ""
+    ink: str = INK
+    bold: bool = False
+    ruled: bool = False  # a line above it
+
+    def height(self, size: float) -> float:
+        """Inches it needs with pictures of this size."""
+        tiles = [(t.image is not None, bool(t.words)) for t in self.tiles if t is not None]
+        return GAP + max([2 * LINE, *(size * image + LINE * words for image, words in tiles)])
+
+
+def tile_sheet(
+    rows: Sequence[TileRow], *, size: float, labels: float, per_group: int = 100
+) -> Drawing:
+    """Rows of labelled tiles, `size` inches each, `per_group` of them close together.
+
+    All stand in one field over the whole figure: one for each of a hundred would take seconds.
+    """
+    columns = max(len(row.tiles) for row in rows)
+    places = [labels + at * (size + GAP) + at // per_group * BETWEEN for at in range(columns)]
+    width = places[-1] + size + MARGIN
+    height = 2 * MARGIN + sum(row.height(size) for row in rows)
+    with board(width, height) as figure:
+        field = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0), autoscale_on=False)
+        field.set_axis_off()
+        top = MARGIN
+        for row in rows:
+            bottom = top + row.height(size)
+            if row.ruled:
+                field.plot([MARGIN, width - MARGIN], [top, top], color=RULE, linewidth=0.8)
+            _draw_label(field, row, (top + bottom) / 2)
+            for x, tile in zip(places, row.tiles, strict=False):
+                if tile is not None:
+                    _draw_tile(field, tile, x, bottom - GAP, size)
+            top = bottom
+        return Drawing(figure)
+
+
+def _draw_label(field: "Axes", row: TileRow, level: float) -> None:
+    weight = "bold" if row.bold else "normal"
+    shift = LINE / 2 if row.note else 0.0
+    field.text(MARGIN, level - shift, row.label, color=row.ink, weight=weight, va="center")
+    ink = GREY if row.ink == INK else row.ink
+    field.text(MARGIN, level + shift, row.note, color=ink, fontsize=7.5, va="center")
+
+
+def _draw_tile(field: "Axes", tile: Tile, x: float, bottom: float, size: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    top = bottom if tile.image is None else bottom - size
+    field.text(x + size / 2, top - 0.03, tile.words, ha="center", fontsize=7, color=tile.ink)
+    if tile.image is None:
+        return
+    picture = np.moveaxis(np.broadcast_to(tile.image, (3, *tile.image.shape[1:])), 0, -1)
+    extent = (x, x + size, bottom, top)
+    field.imshow(picture, extent=extent, interpolation="none", aspect="auto")
+    width = 0.6 if tile.frame == RULE else 1.4
+    edge = Rectangle((x, top), size, size, fill=False, edgecolor=tile.frame, linewidth=width)
+    field.add_patch(edge)

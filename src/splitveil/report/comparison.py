@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -287,16 +287,11 @@ def _sign(made: Difference | None) -> int | None:
 
 def image_table(group: Group) -> NDArray[np.float64] | None:
     """MSE per training seed and image (seeds, images), attack seeds averaged; None if not kept."""
-    rows = []
-    for seed in group.seeds:
-        kept = [per_image_mse(record) for record in seed]
-        known = [values for values in kept if values is not None]
-        if len(known) < len(kept):
-            return None
-        rows.append(known)
-    if len({len(values) for known in rows for values in known}) != 1:
+    seeds = [[per_image_mse(record) for record in seed] for seed in group.seeds]
+    lengths = {None if values is None else len(values) for seed in seeds for values in seed}
+    if None in lengths or len(lengths) != 1:
         return None
-    return np.stack([np.mean(known, axis=0) for known in rows])
+    return np.stack([np.mean(cast(list[Any], seed), axis=0) for seed in seeds])
 
 
 def over_seeds(
@@ -406,18 +401,11 @@ def _gained(name: str) -> Callable[[Contrast], object]:
     return get
 
 
+POINTS = gap(2, 100.0)
 DIFFERENCES = Table(
     Column("row", "row", lambda c: c.ours, CODE, brief="row"),
     Column("against", "against", lambda c: c.other, CODE, brief="against"),
-    Column(
-        "accuracy_gap",
-        "accuracy gained",
-        _gained("accuracy"),
-        gap(2, 100.0),
-        "points",
-        "up",
-        "Δacc",
-    ),
+    Column("accuracy_gap", "accuracy gained", _gained("accuracy"), POINTS, "points", "up", "Δacc"),
     Column("accuracy_gap_p", "p of accuracy", lambda c: c.p_accuracy, P_VALUE),
     Column("mse_gap", "MSE gained", _gained("mse"), gap(4), "", "up", "ΔMSE"),
     Column("mse_gap_p", "p of MSE", lambda c: c.p_mse, P_VALUE),
@@ -446,15 +434,13 @@ class Comparison:
     def tables(self) -> list[tuple[Table, Sequence[Any]]]:
         """What readers see: the track's table with its rows, and that of the differences."""
         made = [track_table(self.track, self.published)]
-        return [*made, self.differences()] if self.contrasts else made
+        return [*made, (self.differences(), self.contrasts)] if self.contrasts else made
 
-    def differences(self) -> tuple[Table, Sequence[Contrast]]:
-        """The table of the differences."""
+    def differences(self) -> Table:
+        """The table of the differences, with its title and caption."""
         paired = any(c.over.startswith("paired") for c in self.contrasts)
-        table = DIFFERENCES.titled(
-            f"Differences – {self.track.title}", _GAP_CAPTION + _PAIRED * paired
-        )
-        return table, self.contrasts
+        words = _GAP_CAPTION + _PAIRED * paired
+        return DIFFERENCES.titled(f"Differences – {self.track.title}", words)
 
     def exact(self) -> list[dict[str, Cell]]:
         """Every row without rounding, shares as shares.
@@ -474,8 +460,8 @@ class Comparison:
         title, words = self.track.title, caption(self.track.groups)
         made: list[Json] = [{"title": title, "caption": words, "rows": self.exact()}]
         if self.contrasts:
-            table, pairs = self.differences()
-            rows = [{"track": title, **row} for row in table.exact(pairs)]
+            table = self.differences()
+            rows = [{"track": title, **row} for row in table.exact(self.contrasts)]
             made.append({"title": table.title, "caption": table.caption, "rows": rows})
         return made
 

@@ -1,16 +1,15 @@
-"""Trade-off, attack bars, training curves.
+"""Trade-off, attack bars, training curves, and all pictures of a report."""
 
-The trade-off plot is drawn here, the others in `grid`, `bars` and `curves`.
-"""
-
-import base64
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from itertools import groupby, takewhile
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from splitveil.errors import RunError
 from splitveil.record.files import RunFiles
@@ -25,13 +24,13 @@ from splitveil.report.canvas import (
     INK,
     MARKER_PX,
     PALETTE,
-    Box,
     Drawing,
     board,
     colour,
     draw_references,
     marker,
     place_labels,
+    png_uri,
     references,
     shown,
 )
@@ -40,7 +39,6 @@ from splitveil.table import NOTHING, format_mse
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
 
@@ -92,20 +90,13 @@ def scatter(runs: Sequence[RunFiles], published: Mapping[str, Published] | None 
     Runs that differ in their seeds alone share colour and mark. Published rows are hollow and dark.
     """
     marks = []
-    places = {run.path: at for at, kind in enumerate(kinds(runs)) for run in kind.runs}
-    for run in runs:
-        accuracy, mse = run.record.accuracy, run.record.strongest.mse
-        if accuracy is not None and mse is not None:
-            at = places[run.path]
-            marks.append(
-                Mark(
-                    name=shown(run.name, 30),
-                    accuracy=100 * accuracy,
-                    mse=mse,
-                    ink=colour(at),
-                    shape=marker(at),
-                )
-            )
+    for at, kind in enumerate(kinds(runs)):
+        look: dict[str, Any] = {"ink": colour(at), "shape": marker(at)}
+        for run in kind.runs:
+            accuracy, mse = run.record.accuracy, run.record.strongest.mse
+            if accuracy is not None and mse is not None:
+                name = shown(run.name, 30)
+                marks.append(Mark(name=name, accuracy=100 * accuracy, mse=mse, **look))
     if not marks:
         raise RunError("no run has both an accuracy and a strongest attack; audit a run first")
     for name, row in comparable(runs, published or {}).items():
@@ -128,6 +119,8 @@ def draw_tradeoff(
         lines: references; their texts stand on the right.
         legend: what a look means, drawn above the plot.
     """
+    from matplotlib.lines import Line2D
+
     height = 4.8 + 0.12 * max(0, len(marks) - MANY_MARKS)
     with board(8.4, height) as figure:
         axes = figure.add_axes((0.09, FOOT / height, 0.7, 1 - (FOOT + HEAD) / height))
@@ -141,109 +134,61 @@ def draw_tradeoff(
         axes.set_xlabel("accuracy through the channel (%)   better →")
         axes.set_ylabel("strongest attack's MSE   more private →")
         for mark in marks:
-            axes.errorbar(
-                mark.accuracy,
-                mark.mse,
-                xerr=mark.accuracy_sd,
-                yerr=mark.mse_sd,
-                fmt=mark.shape,
-                color=mark.ink,
-                markerfacecolor=mark.fill,
-                markersize=8,
-                markeredgewidth=1.4,
-                elinewidth=1.2,
-                capsize=2.5,
-                zorder=3,
-            )
+            axes.errorbar(mark.accuracy, mark.mse, xerr=mark.accuracy_sd, yerr=mark.mse_sd,
+                          elinewidth=1.2, capsize=2.5, zorder=3, **_look(mark))  # fmt: skip
         draw_references(axes, lines)
         _name_marks(axes, marks)
-        if legend:
-            _explain_looks(axes, legend)
+        if legend:  # what colours and shapes mean, above the axes
+            signs = [Line2D([], [], **_look(mark)) for mark, _ in legend]
+            axes.legend(signs, [words for _, words in legend], loc="lower left", ncols=len(legend),
+                        bbox_to_anchor=(-0.03, 1.0), fontsize=8.5, handletextpad=0.2,
+                        columnspacing=1.0, borderaxespad=0.2)  # fmt: skip
         return Drawing(figure)
 
 
-def _explain_looks(axes: "Axes", legend: Sequence[tuple[Mark, str]]) -> None:
-    """What colours and shapes mean, above the axes."""
-    from matplotlib.lines import Line2D
-
-    signs = [
-        Line2D([], [], marker=mark.shape, linestyle="", markersize=7, markeredgewidth=1.4,
-               color=mark.ink, markerfacecolor=mark.fill)
-        for mark, _ in legend
-    ]  # fmt: skip
-    axes.legend(signs, [words for _, words in legend], loc="lower left", ncols=len(legend),
-                bbox_to_anchor=(-0.03, 1.0), fontsize=8.5, handletextpad=0.2, columnspacing=1.0,
-                borderaxespad=0.2)  # fmt: skip
+def _look(mark: Mark) -> dict[str, Any]:
+    return {"marker": mark.shape, "linestyle": "", "color": mark.ink, "markersize": 8,
+            "markerfacecolor": mark.fill, "markeredgewidth": 1.4}  # fmt: skip
 
 
 def _name_marks(axes: "Axes", marks: Sequence[Mark]) -> None:
     """Write each name beside its mark without covering a mark, a bar or another name."""
-    marks = _crowded_first(axes, marks)
+    to_px = axes.transData.transform
+    anchors = to_px([(mark.accuracy, mark.mse) for mark in marks])
+    reach = to_px([(m.accuracy + (m.accuracy_sd or 0), m.mse + (m.mse_sd or 0)) for m in marks])
+    half = np.maximum(reach - anchors, MARKER_PX / 2)  # (n, 2): of the bars, and of the mark alone
+    thin = np.full(len(marks), MARKER_PX)
+    bars = [np.column_stack([anchors, 2 * half[:, 0], thin]),
+            np.column_stack([anchors, thin, 2 * half[:, 1]])]  # fmt: skip
+    # Marks with many neighbours first: they have the fewest places for a name.
+    near = (np.abs(anchors[:, None] - anchors) < CROWD_PX).all(-1).sum(1)
+    order = sorted(range(len(marks)), key=lambda at: (-near[at], *anchors[at]))
     paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}
     texts = [
-        axes.text(0, 0, mark.name, ha="center", va="center", fontsize=8.5, zorder=2.5, bbox=paper)
-        for mark in marks
-    ]
-    sizes = [(box.width + 4, box.height + 2) for box in (t.get_window_extent() for t in texts)]
-    anchors = [_pixels(axes, mark.accuracy, mark.mse) for mark in marks]
-    bars = [tile for mark in marks for tile in _bar_tiles(axes, mark)]
+        axes.text(0, 0, marks[at].name, ha="center", va="center", fontsize=8.5, zorder=2.5,
+                  bbox=paper)
+        for at in order
+    ]  # fmt: skip
+    sizes = np.array(
+        [(box.width + 4, box.height + 2) for box in (t.get_window_extent() for t in texts)]
+    )
     area = axes.get_window_extent()
-    frame = Box(
-        x=float(area.x0 + area.x1) / 2,
-        y=float(area.y0 + area.y1) / 2,
-        width=float(area.width),
-        height=float(area.height),
-    )
-    # A text of no size at a place keeps the others off it.
-    boxes = place_labels([*anchors, *bars], [*sizes, *[(0.0, 0.0)] * len(bars)], frame)
-    inverse = axes.transData.inverted()
-    for text_, (x, y), box in zip(texts, anchors, boxes, strict=False):
-        text_.set_position(tuple(inverse.transform((box.x, box.y))))
-        edge_x = min(max(x, box.x - box.width / 2), box.x + box.width / 2)
-        edge_y = min(max(y, box.y - box.height / 2), box.y + box.height / 2)
-        if (edge_x - x) ** 2 + (edge_y - y) ** 2 > NEAR_PX**2:
-            ends = inverse.transform([(x, y), (edge_x, edge_y)])
+    frame = np.array([(area.x0 + area.x1) / 2, (area.y0 + area.y1) / 2, area.width, area.height])
+    boxes = place_labels(anchors[order], sizes, frame, np.vstack(bars))
+    to_data = axes.transData.inverted().transform
+    for name, anchor, box in zip(texts, anchors[order], boxes, strict=True):
+        name.set_position(tuple(to_data(box[:2])))
+        edge = np.clip(anchor, box[:2] - box[2:] / 2, box[:2] + box[2:] / 2)
+        if ((edge - anchor) ** 2).sum() > NEAR_PX**2:
+            ends = to_data([anchor, edge])
             axes.plot(ends[:, 0], ends[:, 1], color=GREY, linewidth=0.7, zorder=2)
-
-
-def _crowded_first(axes: "Axes", marks: Sequence[Mark]) -> list[Mark]:
-    """Marks with many neighbours first: they have the fewest places for a name."""
-    pairs = [_pixels(axes, mark.accuracy, mark.mse) for mark in marks]
-
-    def neighbours(at: int) -> int:
-        x, y = pairs[at]
-        return sum(abs(x - a) < CROWD_PX[0] and abs(y - b) < CROWD_PX[1] for a, b in pairs)
-
-    order = sorted(range(len(marks)), key=lambda at: (-neighbours(at), pairs[at]))
-    return [marks[at] for at in order]
-
-
-def _bar_tiles(axes: "Axes", mark: Mark) -> list[tuple[float, float]]:
-    """Places along the error bars of a mark, px, a marker apart."""
-    x, y = _pixels(axes, mark.accuracy, mark.mse)
-    right = _pixels(axes, mark.accuracy + (mark.accuracy_sd or 0.0), mark.mse)[0] - x
-    up = _pixels(axes, mark.accuracy, mark.mse + (mark.mse_sd or 0.0))[1] - y
-    wide, high = (
-        [MARKER_PX * i for i in range(1, 1 + math.ceil(reach / MARKER_PX - 0.5))]
-        for reach in (right, up)  # the mark itself hides half a marker of them
-    )
-    return [(x + s * d, y) for d in wide for s in (-1, 1)] + [
-        (x, y + s * d) for d in high for s in (-1, 1)
-    ]
-
-
-def _pixels(axes: "Axes", x: float, y: float) -> tuple[float, float]:
-    point = axes.transData.transform((x, y))
-    return float(point[0]), float(point[1])
 
 
 BarPanel = list[tuple[int, Group, RunFiles]]  # the place of a run's kind, which gives its colour
 PER_PANEL = len(PALETTE)  # more runs than colours go into another panel
-PER_LEGEND_LINE = 4
 MANY_BARS = 18  # from here the numbers stand upright
 MANY_RUNS = 2 * PER_PANEL  # beyond, the numbers stand in the table alone
 MARGINS, TALL, NAME = 2.45, 3.9, 0.9  # inches: both sides, a panel, an attack's name
-LONG_NAME = 10
 
 
 def attack_bars(runs: Sequence[RunFiles]) -> Drawing:
@@ -261,9 +206,7 @@ def attack_bars(runs: Sequence[RunFiles]) -> Drawing:
     with board(width, TALL * len(panels), laid_out=True) as figure:
         fields = figure.subplots(len(panels), squeeze=False)[:, 0]
         for axes, panel in zip(fields, panels, strict=True):
-            drawn = _draw_bars(axes, panel, attacks, upright=upright)
-            for x, value in drawn if len(runs) <= MANY_RUNS else ():
-                _write_value(axes, x, value, upright=upright)
+            _draw_bars(axes, panel, attacks, upright=upright, numbers=len(runs) <= MANY_RUNS)
         return Drawing(figure)
 
 
@@ -294,68 +237,35 @@ def _bar_names(panel: BarPanel) -> dict[int, str]:
 
 
 def _draw_bars(
-    axes: "Axes", panel: BarPanel, attacks: Sequence[str], *, upright: bool
-) -> list[tuple[float, float]]:
-    """The bars of up to `PER_PANEL` runs, the ceiling and the legend; returns their tops."""
+    axes: "Axes", panel: BarPanel, attacks: Sequence[str], *, upright: bool, numbers: bool
+) -> None:
+    """The bars of up to `PER_PANEL` runs, the ceiling, and the names over them."""
     runs = [run for _, _, run in panel]
     rows = [[number(run.record, f"attacks.{a}.mse") for a in attacks] for run in runs]
     ceilings = references(runs, "ceiling")
     top = max([0.0, *ceilings, *(v for row in rows for v in row if v is not None)]) or 1.0
     axes.set_ylim(0, (1.2 if upright else 1.1) * top)
-    share, tops = 0.8 / len(runs), []
+    share, signs = 0.8 / len(runs), {}
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.85}
     for at, ((place, _, _), row) in enumerate(zip(panel, rows, strict=True)):
         shift = (at - (len(runs) - 1) / 2) * share
-        bars = [(i + shift, value) for i, value in enumerate(row) if value is not None]
-        axes.bar([x for x, _ in bars], [v for _, v in bars], 0.92 * share, color=colour(place))
-        tops += bars
+        known = [(i + shift, value) for i, value in enumerate(row) if value is not None]
+        bars = axes.bar([x for x, _ in known], [v for _, v in known], 0.92 * share,
+                        color=colour(place))  # fmt: skip
+        signs[place] = bars
+        if numbers:
+            axes.bar_label(bars, [format_mse(v) for _, v in known], padding=2, fontsize=7,
+                           rotation=90 if upright else 0, bbox=paper)  # fmt: skip
     axes.set_xlim(-0.5, len(attacks) - 0.5)
-    axes.set_xticks(range(len(attacks)), [_on_lines(name) for name in attacks])
+    words = [fill(shown(name, 24), 11, break_long_words=False) for name in attacks]
+    axes.set_xticks(range(len(attacks)), words)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
     axes.set_ylabel("MSE   more private →")
     draw_references(axes, [(value, CEILING_TEXT, CEILING, "--") for value in ceilings])
-    _name_kinds(axes, _bar_names(panel))
-    return tops
-
-
-def _on_lines(attack: str) -> str:
-    r"""Name of an attack, a long one broken after its first hyphen.
-
-    >>> _on_lines("decoder-perceptual")
-    'decoder-\nperceptual'
-    """
-    name = shown(attack, 24)
-    return name.replace("-", "-\n", 1) if len(name) > LONG_NAME else name
-
-
-def _write_value(axes: "Axes", x: float, value: float, *, upright: bool) -> None:
-    """The number over a bar; upright where bars are narrow."""
-    axes.annotate(
-        format_mse(value),
-        (x, value),
-        xytext=(0, 2),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=7,
-        rotation=90 if upright else 0,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.85},
-    )
-
-
-def _name_kinds(axes: "Axes", names: Mapping[int, str]) -> None:
-    """Names over the bars, each with its colour."""
-    from matplotlib.patches import Patch
-
-    axes.legend(
-        handles=[Patch(color=colour(place)) for place in names],
-        labels=list(names.values()),
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        ncols=PER_LEGEND_LINE,
-        handlelength=1,
-        borderaxespad=0.1,
-    )
+    names = _bar_names(panel)
+    axes.legend([signs[place] for place in names], list(names.values()), loc="lower left",
+                bbox_to_anchor=(0, 1.0), ncols=4, handlelength=1, borderaxespad=0.1)  # fmt: skip
 
 
 PhaseKind = Literal["warm-up", "shut off", "full weight"]
@@ -378,13 +288,10 @@ def phases(run: RunFiles) -> list[Phase]:
 
 def _warm_up(run: RunFiles) -> Iterator[Phase]:
     """The first epochs with weight 0, if the run has a penalty at all."""
-    weights = [(_epoch(run, at), number(e, "weight")) for at, e in enumerate(run.metrics)]
-    penalised = (number(run.record, "config.lambd") or 0.0) > 0 or any(w for _, w in weights)
-    still = 0
-    while still < len(weights) and weights[still][1] == 0:
-        still += 1
-    if penalised and still:
-        yield Phase(kind="warm-up", first=weights[0][0], last=weights[still - 1][0])
+    weights = [number(entry, "weight") for entry in run.metrics]
+    still = len(list(takewhile(lambda weight: weight == 0, weights)))
+    if still and ((number(run.record, "config.lambd") or 0.0) > 0 or any(weights)):
+        yield Phase(kind="warm-up", first=_epoch(run, 0), last=_epoch(run, still - 1))
 
 
 def _full_weight(run: RunFiles) -> Iterator[Phase]:
@@ -399,8 +306,8 @@ def _full_weight(run: RunFiles) -> Iterator[Phase]:
 
 def _shut_off(run: RunFiles) -> Iterator[Phase]:
     """Stretches of epochs in which the penalty's own rules held it at 0."""
-    shares = [(_epoch(run, at), number(e, "shut")) for at, e in enumerate(run.metrics)]
-    for held, stretch in groupby(shares, lambda pair: pair[1] is not None and pair[1] >= SHUT):
+    shares = [(_epoch(run, at), number(e, "shut") or 0.0) for at, e in enumerate(run.metrics)]
+    for held, stretch in groupby(shares, lambda pair: pair[1] >= SHUT):
         if held:
             epochs = [epoch for epoch, _ in stretch]
             yield Phase(kind="shut off", first=epochs[0], last=epochs[-1])
@@ -411,45 +318,30 @@ def _epoch(run: RunFiles, at: int) -> float:
     return float(at) if epoch is None else epoch
 
 
-Dash = Literal["-", "--"]
+def _values(run: RunFiles, key: str) -> tuple[list[float], list[float]]:
+    """Epochs at which a key was logged, and its values there."""
+    logged = [(_epoch(run, at), number(entry, key)) for at, entry in enumerate(run.metrics)]
+    pairs = [(epoch, value) for epoch, value in logged if value is not None]
+    return [epoch for epoch, _ in pairs], [value for _, value in pairs]
+
+
 UNUSED = "not used by this defence"
 RUNS_PER_LINE = 5
 CURVES_WIDE, CURVES_TALL, LEGEND_LINE = 2.75, 2.6, 0.22  # inches: a panel, and a line of the legend
 FEW_EPOCHS = 40  # up to here every epoch gets its dot
 
-
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """A key of the log, how it is called and how it is dashed."""
-
-    key: str
-    words: str = ""
-    dash: Dash = "-"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurvePanel:
-    """One small plot; values of its series are multiplied by `scale`."""
-
-    title: str
-    series: tuple[Series, ...]
-    scale: float = 1.0
-
-
-PENALTY = CurvePanel(title="Penalty (rob_loss)", series=(Series(key="rob_loss"),))
-
-PANELS = (
-    CurvePanel(
-        title="Accuracy (%)",
-        series=(
-            Series(key="val_accuracy", words="validation"),
-            Series(key="train_accuracy", words="train", dash="--"),
-        ),
-        scale=100.0,
+PENALTY = "Penalty (rob_loss)"
+Dash = Literal["-", "--"]
+Series = tuple[str, str, Dash]  # a key of the log, its name and its dash
+PANELS: Sequence[tuple[str, float, Sequence[Series]]] = (  # titles and factors of the values
+    (
+        "Accuracy (%)",
+        100.0,
+        (("val_accuracy", "validation", "-"), ("train_accuracy", "train", "--")),
     ),
-    PENALTY,
-    CurvePanel(title="Intra-class MSE", series=(Series(key="intra_mse"),)),
-    CurvePanel(title="Effective sample size", series=(Series(key="effective_sample_size"),)),
+    (PENALTY, 1.0, (("rob_loss", "", "-"),)),
+    ("Intra-class MSE", 1.0, (("intra_mse", "", "-"),)),
+    ("Effective sample size", 1.0, (("effective_sample_size", "", "-"),)),
 )
 
 
@@ -463,26 +355,39 @@ def training_curves(runs: RunFiles | Sequence[RunFiles]) -> Drawing:
     height = CURVES_TALL + LEGEND_LINE * lines
     with board(CURVES_WIDE * len(PANELS), height, laid_out=True) as figure:
         for axes, panel in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
-            _draw_curves(axes, panel, listed)
+            draw_curves(axes, *panel, listed, named=panel[0] == PENALTY)
         if lines:
-            _name_runs(figure, listed)
+            signs = [_line(colour(at), "-") for at in range(len(listed))]
+            names = [shown(run.name) for run in listed]
+            figure.legend(signs, names, loc="outside lower center", ncols=RUNS_PER_LINE)
         return Drawing(figure)
 
 
-def _draw_curves(axes: "Axes", panel: CurvePanel, runs: Sequence[RunFiles]) -> None:
-    """All runs' series of one panel, or a sentence that there are none."""
+def draw_curves(
+    axes: "Axes",
+    title: str,
+    scale: float,
+    series: Sequence[Series],
+    runs: Sequence[RunFiles],
+    *,
+    named: bool,
+) -> None:
+    """All runs' series of one panel, or a sentence that there are none.
+
+    Behind them lie the phases of the penalty, with their names where `named`.
+    """
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_title(panel.title)
-    drawn: dict[str, Series] = {}
+    axes.set_title(title)
+    drawn: dict[str, Dash] = {}
     for at, run in enumerate(runs):
-        for series in panel.series:
-            x, y = _values(run, series.key)
+        for key, words, dash in series:
+            x, y = _values(run, key)
             if x:
                 mark = "o" if len(x) <= FEW_EPOCHS else ""
-                values = [panel.scale * value for value in y]
-                axes.plot(x, values, series.dash, color=colour(at), marker=mark, markersize=2.5)
-                drawn[series.key] = series
+                values = [scale * value for value in y]
+                axes.plot(x, values, dash, color=colour(at), marker=mark, markersize=2.5)
+                drawn[words] = dash
     if not drawn:
         axes.set_axis_off()
         axes.text(0.5, 0.5, UNUSED, transform=axes.transAxes, ha="center", color=GREY)
@@ -490,16 +395,22 @@ def _draw_curves(axes: "Axes", panel: CurvePanel, runs: Sequence[RunFiles]) -> N
     limits = axes.get_xlim()
     found = [phases(run) for run in runs]
     shared = [phase for phase in found[0] if all(phase in others for others in found)]
-    _mark_phases(axes, shared, GREY, named=panel is PENALTY)
+    _mark_phases(axes, shared, GREY, named=named)
     for at, own in enumerate(found):
         _mark_phases(axes, [phase for phase in own if phase not in shared], colour(at), named=False)
     axes.set_xlim(limits)
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    named = [series for series in drawn.values() if series.words]
-    if named:
-        handles = [_line(GREY if len(runs) > 1 else colour(0), series.dash) for series in named]
-        axes.legend(handles, [series.words for series in named], loc="lower right", fontsize=8)
+    if "" not in drawn:
+        ink = GREY if len(runs) > 1 else colour(0)
+        signs = [_line(ink, dash) for dash in drawn.values()]
+        axes.legend(signs, list(drawn), loc="lower right", fontsize=8)
+
+
+def _line(ink: str, dash: Dash) -> "Line2D":
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=ink, linestyle=dash)
 
 
 def _mark_phases(axes: "Axes", found: Sequence[Phase], ink: str, *, named: bool) -> None:
@@ -510,52 +421,15 @@ def _mark_phases(axes: "Axes", found: Sequence[Phase], ink: str, *, named: bool)
         if phase.kind == "full weight":
             axes.axvline(phase.first, color=ink, linestyle=":", linewidth=1.0, zorder=1)
         else:
-            axes.axvspan(
-                phase.first - 0.5,
-                phase.last + 0.5,
-                facecolor=to_rgba(ink, 0.16),
-                edgecolor=to_rgba(ink, 0.45),  # of the hatch
-                hatch="///" if phase.kind == "shut off" else None,
-                linewidth=0,
-                zorder=0.5,
-            )
+            axes.axvspan(phase.first - 0.5, phase.last + 0.5, linewidth=0, zorder=0.5,
+                         hatch="///" if phase.kind == "shut off" else None,
+                         facecolor=to_rgba(ink, 0.16),
+                         edgecolor=to_rgba(ink, 0.45))  # fmt: skip
         if named:
-            word = axes.annotate(
-                phase.kind,
-                (phase.first - 0.4, 0.98),
-                xycoords=("data", "axes fraction"),
-                fontsize=7,
-                color=GREY,
-                rotation=90,
-                va="top",
-            )
+            place = (phase.first - 0.4, 0.98)
+            word = axes.annotate(phase.kind, place, xycoords=("data", "axes fraction"),
+                                 fontsize=7, color=GREY, rotation=90, va="top")  # fmt: skip
             word.set_in_layout(False)  # it may lie outside the epochs shown
-
-
-def _values(run: RunFiles, key: str) -> tuple[list[float], list[float]]:
-    """Epochs at which a key was logged, and its values there."""
-    pairs = []
-    for at, entry in enumerate(run.metrics):
-        epoch, value = number(entry, "epoch"), number(entry, key)
-        if value is not None:
-            pairs.append((float(at) if epoch is None else epoch, value))
-    return [epoch for epoch, _ in pairs], [value for _, value in pairs]
-
-
-def _name_runs(figure: "Figure", runs: Sequence[RunFiles]) -> None:
-    """Run names under the panels, each with its colour."""
-    figure.legend(
-        [_line(colour(at), "-") for at in range(len(runs))],
-        [shown(run.name) for run in runs],
-        loc="outside lower center",
-        ncols=RUNS_PER_LINE,
-    )
-
-
-def _line(ink: str, dash: Dash) -> "Line2D":
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color=ink, linestyle=dash)
 
 
 ALONE = 12  # more runs than this share their curves by defence
@@ -572,7 +446,7 @@ class Picture:
     @property
     def uri(self) -> str:
         """The picture as a data: address, so that the page needs no other file."""
-        return "data:image/png;base64," + base64.b64encode(self.drawing.png).decode("ascii")
+        return png_uri(self.drawing.png)
 
     def files(self) -> dict[str, bytes]:
         """Names and contents of its files."""
@@ -602,35 +476,31 @@ def draw(runs: Sequence[RunFiles], published: Mapping[str, Published]) -> Pictur
     placed = any(
         run.record.accuracy is not None and run.record.strongest.mse is not None for run in runs
     )
+    grid = gallery.draw_grid(runs) if any(run.gallery for run in runs) else None
     return Pictures(
-        grid=Picture(stem="reconstructions", drawing=gallery.draw_grid(runs))
-        if any(run.gallery for run in runs)
-        else None,
+        grid=Picture(stem="reconstructions", drawing=grid) if grid else None,
         tradeoff=Picture(stem="tradeoff", drawing=scatter(runs, published)) if placed else None,
         attacks=Picture(stem="attacks", drawing=attack_bars(runs)) if attacked else None,
         curves=tuple(
-            Picture(
-                stem=f"curves-{slug}",
-                drawing=training_curves(group),
-                runs=tuple(run.name for run in group),
-            )
+            Picture(stem=f"curves-{slug}", drawing=training_curves(group),
+                    runs=tuple(run.name for run in group))
             for slug, group in _groups([run for run in runs if run.metrics])
         ),
-    )
+    )  # fmt: skip
 
 
 def _groups(runs: Sequence[RunFiles]) -> list[tuple[str, list[RunFiles]]]:
     """Runs that share a picture of their curves, each group with a part of a file name."""
-    if len(runs) <= ALONE:
-        return list(zip(slugs([run.name for run in runs]), ([run] for run in runs), strict=True))
-    alike: dict[str, list[RunFiles]] = {}
-    for run in runs:
-        alike.setdefault(text(run.record, "config.defence") or NOTHING, []).append(run)
-    parts = [
-        (defence, group[at : at + len(PALETTE)])
-        for defence, group in alike.items()
-        for at in range(0, len(group), len(PALETTE))
-    ]
+    parts = [(run.name, [run]) for run in runs]
+    if len(runs) > ALONE:
+        alike: dict[str, list[RunFiles]] = {}
+        for run in runs:
+            alike.setdefault(text(run.record, "config.defence") or NOTHING, []).append(run)
+        parts = [
+            (defence, group[at : at + len(PALETTE)])
+            for defence, group in alike.items()
+            for at in range(0, len(group), len(PALETTE))
+        ]
     return list(zip(slugs([name for name, _ in parts]), (part for _, part in parts), strict=True))
 
 

@@ -94,14 +94,13 @@ def along(runs: Sequence[RunFiles], limit: int) -> list[RunFiles]:
 
 def front(runs: Sequence[RunFiles]) -> list[RunFiles]:
     """Runs that no other beats in accuracy and in error, in the order given."""
-    known = [
-        (run, (accuracy, mse))
-        for run in runs
-        for accuracy, mse in [(run.record.accuracy, run.record.strongest.mse)]
-        if accuracy is not None and mse is not None
-    ]
-    kept = undominated([point for _, point in known])
-    return [run for (run, _), best in zip(known, kept, strict=True) if best]
+    known, points = [], []
+    for run in runs:
+        accuracy, mse = run.record.accuracy, run.record.strongest.mse
+        if accuracy is not None and mse is not None:
+            known.append(run)
+            points.append((accuracy, mse))
+    return [run for run, best in zip(known, undominated(points), strict=True) if best]
 
 
 def read_runs(
@@ -242,9 +241,8 @@ def card(run: RunFiles) -> dict[str, str | float | None]:
 
 def resource(name: str) -> str:
     """The text of a file that ships with this package."""
-    return (
-        resources.files("splitveil.report").joinpath("templates", name).read_text(encoding="utf-8")
-    )
+    file = resources.files("splitveil.report") / "templates" / name
+    return file.read_text(encoding="utf-8")
 
 
 def policy(script: str) -> str:
@@ -270,30 +268,18 @@ def fill(name: str, lang: Lang, script: str, **content: object) -> str:
     def plain(key: str, **values: Value) -> str:
         return said(key, **values).plain(lang)
 
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        loader=FunctionLoader(resource),
-    )
-
     def row(names: Sequence[str]) -> str:
         return listed(names, lang)
 
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+                              lstrip_blocks=True, loader=FunctionLoader(resource))  # fmt: skip
     words = {"say": say, "told": told, "plain": plain, "row": row, "html_lang": LANGS[lang]}
     environment.globals |= words
     source = resource(script)
-    page: str = environment.get_template(name).render(
-        script=Markup(source),  # noqa: S704 - our own file
-        policy=policy(source),
-        **content,
-    )
-    return page
+    content |= {"script": Markup(source), "policy": policy(source)}  # noqa: S704 - our own file
+    return environment.get_template(name).render(content)
 
 
 def write_page(runs: list[Path], folder: Path) -> Path:
     """Write the report of some runs; returns the page's path."""
-    from splitveil.record.files import read_run
-
     return write_report(ReportContent(runs=[read_run(path) for path in runs]), folder)[0]

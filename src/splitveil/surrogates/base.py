@@ -449,3 +449,61 @@ class Reports(Protocol):
     def report(self) -> None:
         """Write its log lines."""
         ...
+
+
+def diagonal_rate(var: ByClass, noise_std: float) -> PerClass:
+    r"""Rate of each class from its variances, nats per dimension; minimise it.
+
+    .. math:: R_c = \frac{1}{2d} \sum_j \log(1 + \sigma_{cj}^2/\sigma^2)
+
+    >>> round(float(diagonal_rate(torch.tensor([[1.0]]), 1.0)), 6)  # half log two
+    0.346574
+    """
+    return 0.5 * torch.log1p(var / noise_std**2).mean(1)
+
+
+def true_rate(batch: ClassBatch, noise_std: float) -> Number:
+    """Diagonal rate of the raw batch under uniform weights, nats per dimension; NaN if σ = 0."""
+    if noise_std == 0:
+        return batch.z.new_full((), torch.nan)
+    with torch.no_grad():
+        weight = uniform_weights(batch.y, batch.count)
+        var = class_moments(batch.z, weight, batch.y, batch.num_classes).var
+        return batch.average(diagonal_rate(var, noise_std))
+
+
+def compare_rates(
+    own: Number, batch: ClassBatch, noise_std: float, true: Number | None = None
+) -> dict[str, Tensor]:
+    """The true rate, a surrogate's own one as a share of it, and the bank's rows per class.
+
+    The share is 1 for an honest estimator, near 0 for one that has talked its own estimate down.
+    `true` spares the second look at the batch where the caller has it already. Where there is
+    nothing to see, no class with a spread, nothing is hidden either: the share is 1. Without noise
+    both are NaN, whatever `own` is.
+    """
+    true = true_rate(batch, noise_std) if true is None else true
+    ratio = torch.where(true == 0, 1.0, own / true)
+    found = {"true_rate": true, "surrogate_to_true": ratio}
+    if batch.own is not None:
+        found["bank_rows"] = batch.plain_mean(batch.count - batch.own_count)
+    return found
+
+
+def intra_class_mse(x: Rows, mean: ByClass, batch: ClassBatch) -> Number:
+    r"""Σ_c p_c mean_ij (x_ij − μ_cj)² of the batch's own samples, detached: a log line."""
+    with torch.no_grad():
+        y = batch.y[: batch.own]
+        error = (x[: batch.own] - mean[y]).square().mean(1)  # (n,)
+        per_class = torch.zeros_like(batch.count).index_add(0, y, error)
+        return batch.average(per_class / batch.own_count.clamp_min(1))
+
+
+def check_noise(noise_std: float) -> None:
+    """Refuse a rate against a channel without noise: it would be infinite."""
+    positive(zero=True, noise_std=noise_std)
+    if noise_std == 0:
+        raise ConfigError(
+            "a rate penalty needs channel noise: noise_std must be > 0, got 0; "
+            "without noise the channel lets everything through and the rate is infinite"
+        )

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
+from splitveil.functional import Held, plain_layernorm
 from splitveil.surrogates.base import (
     Attention,
     BankedSurrogate,
@@ -20,27 +21,18 @@ from splitveil.surrogates.base import (
     Statistic,
     SurrogateOutput,
     at_least_one,
+    check_noise,
     class_moments,
+    compare_rates,
+    diagonal_rate,
     effective_sample_size,
+    intra_class_mse,
     one_of,
     positive,
     segment_softmax,
     uniform_weights,
 )
-from splitveil.surrogates.gates import (
-    DimensionGate,
-    Held,
-    class_gate,
-    plain_layernorm,
-    snr_gate,
-    soft_threshold,
-)
-from splitveil.surrogates.rate import (
-    check_noise,
-    compare_rates,
-    diagonal_rate,
-    intra_class_mse,
-)
+from splitveil.surrogates.gates import DimensionGate, class_gate, snr_gate, soft_threshold
 
 Form = Literal["gated", "hinge", "trace"]
 

@@ -1,74 +1,16 @@
 """Gates of the gated surrogates, and learnable scalars that stay between stated bounds."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.cuda import tensor_cores
 from splitveil.errors import ConfigError
-from splitveil.functional import guard_together, scale_gradient
-from splitveil.surrogates.base import ByClass, Number, PerClass, Rows, positive
+from splitveil.functional import Held, plain_layernorm, scale_gradient
+from splitveil.surrogates.base import ByClass, Number, PerClass, positive
 
 Scalar = float | Tensor
-
-
-class _FastLinear(torch.autograd.Function):
-    """A linear map whose products run on a GPU's tensor cores, in both directions."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.biased = bias is not None
-        with tensor_cores():
-            return F.linear(x, weight, bias)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
-        grad: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        with tensor_cores():
-            return grad @ weight, grad.T @ x, grad.sum(0) if ctx.biased else None
-
-
-class Held(dict[str, Tensor]):
-    """The parameters of a module by name, behind one guard, as a surrogate uses them.
-
-    They receive `sign` times their gradient, or 0 if any of it is not finite. The sign flips at
-    the parameters and nowhere else: with −1 they ascend the loss while the gradient towards the
-    inputs is untouched.
-    """
-
-    def __init__(self, module: nn.Module, sign: float = 1.0, skips: Tensor | None = None) -> None:
-        names, parameters = zip(*module.named_parameters(), strict=True)
-        super().__init__(zip(names, guard_together(parameters, sign, skips), strict=True))
-
-    def linear(self, name: str, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
-        """The module's linear layer `name` applied to x.
-
-        On a GPU products are rounded to TF32, which attention can bear; statistics of z never come
-        through here.
-        """
-        weight, bias = self[f"{name}.weight"], self.get(f"{name}.bias")
-        make = _FastLinear.apply if x.is_cuda else F.linear
-        made: Tensor = make(x, weight, bias)
-        return made
-
-
-def plain_layernorm(x: Rows) -> Rows:
-    """LayerNorm over features, without affine parameters."""
-    return F.layer_norm(x, x.shape[1:])
 
 
 def snr_gate(mean: ByClass, var: ByClass, thresh: Scalar, sharp: Scalar, eps: float) -> ByClass:

@@ -19,9 +19,12 @@ from splitveil.surrogates.base import (
     Rows,
     SurrogateOutput,
     at_least_one,
+    check_noise,
     class_batch,
     class_count,
     class_moments,
+    compare_rates,
+    intra_class_mse,
     one_of,
     positive,
     segment_sum,
@@ -38,7 +41,7 @@ from splitveil.surrogates.kmeans import (
     kmeans,
     plus_plus,
 )
-from splitveil.surrogates.rate import Covariance, check_noise, compare_rates, intra_class_mse
+from splitveil.surrogates.rate import Covariance
 
 Form = Literal["hinge", "logdet"]
 BATCH_GAIN = 10.0  # the published code weighs the batch ten times its share; not in the paper

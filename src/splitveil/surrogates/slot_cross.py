@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from splitveil.functional import Held, plain_layernorm
 from splitveil.surrogates.base import (
     Attention,
     BankedSurrogate,
@@ -20,6 +21,8 @@ from splitveil.surrogates.base import (
     SurrogateOutput,
     at_least_one,
     class_moments,
+    compare_rates,
+    intra_class_mse,
     one_of,
     positive,
     segment_sum,
@@ -30,13 +33,10 @@ from splitveil.surrogates.gates import (
     Bounded,
     BoundedScalars,
     DimensionGate,
-    Held,
     class_gate,
-    plain_layernorm,
     snr_gate,
     soft_threshold,
 )
-from splitveil.surrogates.rate import compare_rates, intra_class_mse
 from splitveil.surrogates.shutoff import EarlyShutoff
 from splitveil.surrogates.slots import (
     GatedCrossAttention,

@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
+from splitveil.functional import Held, plain_layernorm
 from splitveil.rng import normal_like, stream
 from splitveil.surrogates.base import (
     Kinds,
@@ -24,7 +25,6 @@ from splitveil.surrogates.base import (
     positive,
     segment_sum,
 )
-from splitveil.surrogates.gates import Held, plain_layernorm
 
 Aggregate = Literal["mean", "sum"]
 
