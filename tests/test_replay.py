@@ -261,7 +261,7 @@ def test_finished_attacks_are_kept_until_a_fresh_audit(
     result = call(*words, "--fresh")
     assert result.exit_code == 0, text(result)
     assert len(SUBSET.fits) == 1
-    assert json.loads(result.stdout)["strongest"] == record.strongest
+    assert json.loads(result.stdout)["strongest"] == record.to_dict()["strongest"]
 
     stored = {p: p.read_bytes() for p in (folder / "audit").iterdir()}
     assert len(stored) == len(TINY)

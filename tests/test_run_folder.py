@@ -44,15 +44,16 @@ def test_what_was_measured_of_half_a_training_is_flagged_and_set_aside_when_it_g
 
 def test_what_was_measured_while_it_was_trained_is_set_aside_at_the_end(tmp_path: Path) -> None:
     made = config(tmp_path, "none", epochs=1)
-    flags = [{"name": "training unfinished", "seen": "1 of 9 steps were trained"}]
+    flag = {"name": "training unfinished", "seen": "1 of 9 steps were trained"}
+    record = {"strongest": {}, "config": {}, "flags": [flag]}
 
     def audit(done: int, total: int, note: str = "") -> None:
         if done == 1:
             assert total > done, note
-            (made.folder / "record.json").write_text(json.dumps({"flags": flags}))
+            (made.folder / "record.json").write_text(json.dumps(record))
 
     assert sv.fit(made, progress=audit).record is None
-    assert json.loads((made.folder / "record.unfinished.json").read_text()) == {"flags": flags}
+    assert json.loads((made.folder / "record.unfinished.json").read_text()) == record
 
 
 def test_a_run_that_is_trained_anew_under_an_audit_keeps_no_record_of_it(tmp_path: Path) -> None:

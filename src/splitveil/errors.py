@@ -86,7 +86,9 @@ class Range:
         under = value < self.high if self.below or self.high == inf else value <= self.high
         if over and under:
             return None
-        if self.high < inf:
+        if self.low == -inf:
+            allowed = f"at most {self.high:g}"
+        elif self.high < inf:
             ends = f"{'(' if self.above else '['}{self.low:g}, {self.high:g}"
             allowed = f"in {ends}{')' if self.below else ']'}"
         elif isinstance(value, int):

@@ -76,8 +76,8 @@ def test_one_training_in_two_folders_is_named() -> None:
 @pytest.mark.parametrize(
     ("part", "key", "value", "said"),
     [
-        ("", "leakage", 5.0, "`leakage` must be at most 1, got 5"),
-        ("strongest", "ssim", 7, "`strongest.ssim` must be in [-1, 1], got 7"),
+        ("", "leakage", 5.0, "`leakage` must be at most 1, got 5.0"),
+        ("strongest", "ssim", 7, "`strongest.ssim` must be in [-1, 1], got 7.0"),
         ("client", "macs", -3, "`client.macs` must be at least 0, got -3"),
     ],
 )
