@@ -41,7 +41,7 @@ def white_box_weaker(attempts: Attempts) -> str | None:
     return None
 
 
-def fall_per_epoch(curve: tuple[float, ...]) -> float:
+def fall_per_epoch(curve: Sequence[float]) -> float:
     """Relative fall of a training loss per epoch, from its last tenth and the tenth before.
 
     A tenth is at least one epoch; its mean is taken, as single epochs of few images are noisy.

@@ -329,7 +329,7 @@ def slope(e: Rows, z: Rows) -> Outcome:
 
     is standard normal whatever z is; `seen` is that over √N, in σ for one deviation of z.
     """
-    return _along(e, z - z.mean())
+    return follows(z - z.mean(), e)
 
 
 def follows(one: Rows, next_: Rows) -> Outcome:
@@ -337,16 +337,11 @@ def follows(one: Rows, next_: Rows) -> Outcome:
 
     Given one side, Σab/‖a‖ is standard normal, exactly, as no value stands in two pairs.
     """
-    return _along(next_, one)
-
-
-def _along(e: Rows, direction: Rows) -> Outcome:
-    """The part of e along a direction that does not depend on it: standard normal."""
-    length = float(direction.square().sum().sqrt())
+    length = float(one.square().sum().sqrt())
     if length == 0:
         return Outcome(0.0, 1.0)
-    t = float((e * direction).sum()) / length
-    return Outcome(t / math.sqrt(e.numel()), two_sided(t))
+    t = float((next_ * one).sum()) / length
+    return Outcome(t / math.sqrt(next_.numel()), two_sided(t))
 
 
 def together(e: Rows) -> Outcome:

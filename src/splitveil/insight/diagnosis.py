@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
+from splitveil.audits.flags import fall_per_epoch
 from splitveil.config.settings import read_toml
 from splitveil.errors import RunError, SplitVeilError
 from splitveil.io import Json
@@ -303,14 +304,14 @@ def too_few_per_class(case: RunHistory) -> Seen | None:
     a, b, share = case.setting("class_gate_a"), case.setting("class_gate_b"), 1 / case.num_classes
     gate = 1 / (1 + math.exp(min(a * (b - share), 700.0)))
     gated = "class_gate_a" in case.config and case.config.get("penalty") is None
-    gated = gated and case.config.get("form", "gated") == "gated"
-    if not few and not (gated and gate < CLOSED_GATE):
+    closed = gated and case.config.get("form", "gated") == "gated" and gate < CLOSED_GATE
+    if not few and not closed:
         return None
     seen = [f"{case.per_class:.1f} samples per class in a batch"] if few else []
     advice = [turn(case, "batch_size", 8 * case.num_classes)] if few else []
     if few and "bank" in case.config:
         advice[0] += f", or {turn(case, 'bank', 64)} rows of each class"
-    if gated and gate < CLOSED_GATE:
+    if closed:
         seen.append(f"the class gate lets {100 * gate:.0f} % through at p_c = {share:.3g}")
         advice.append(f"{scale(case, 'class_gate_a', 1 / 4)} or class_gate_b → {share:.3g}")
     if few and case.slots and case.config.get("penalty") is None:
@@ -448,17 +449,13 @@ def not_converged(case: RunHistory) -> Seen | None:
     if done < planned:
         return f"the run stopped after epoch {done} of {planned}", "continue it with --resume"
     losses = case.series("task_loss")
-    span = max(1, len(losses) // 10)
     again = f"epochs {planned} → {math.ceil(1.5 * planned)}, from the start (--overwrite)"
     if len(losses) < TAIL + 1:
         return f"{len(losses)} epochs are too few to judge", f"epochs {planned} → {10 * planned}"
     if case.at_chance and case.penalised:
         return None
-    before, last = fmean(losses[-2 * span : -span]), fmean(losses[-span:])
-    if before <= 0 or last <= LEARNED:
-        return None
-    fall = 1 - (last / before) ** (1 / span) if last > 0 else 1.0
-    if fall <= STEEP:
+    fall, last = fall_per_epoch(losses), fmean(losses[-max(1, len(losses) // 10) :])
+    if last <= LEARNED or fall <= STEEP:
         return None
     return f"the task loss still fell by {100 * fall:.0f} % per epoch, to {last:.3g}", again
 
