@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -170,18 +169,8 @@ def int8_encoder(export: Path) -> Clean:
     return lambda x: torch.from_numpy(half(x.numpy()))
 
 
-@runtime_checkable
-class AuditedBefore(Audited, Protocol):
-    """A run whose own audit, if there is one, is compared with what was captured."""
-
-    @property
-    def record(self) -> Record | None:
-        """What the last audit measured; None before one."""
-        ...
-
-
 def audit_wire(
-    run: AuditedBefore,
+    run: Audited,
     captures: Sequence[Path] | Callable[[Tensor], Sequence[Path]],
     profile: str,
     *,

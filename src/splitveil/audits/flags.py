@@ -23,6 +23,7 @@ UNFINISHED = "training unfinished"
 PROBED = 64
 MASKED = 1e-3  # gradient over what a small change of the image really does
 SILENT = 0.01  # of the declared noise: less is none
+UNDECLARED = ("louder", "farther", "shape", "next image", "next number", "other number")
 SURE = 1e-3  # p-value below which two audits differ
 Attempts = Mapping[str, Attempt]
 
@@ -202,10 +203,11 @@ def _failed(wire: Json, *names: str) -> str | None:
     return None
 
 
-def _no_noise(wire: Json) -> bool:
-    """Whether nothing was added on the wire: then nothing repeats or has another shape."""
+def _noise_failed(wire: Json, *names: str) -> str | None:
+    """The same of tests of the noise: where none was added, none repeats or has another shape."""
     noise = wire.get("noise")
-    return noise is not None and bool(noise["measured"] < SILENT * noise["declared"])
+    silent = noise is not None and noise["measured"] < SILENT * noise["declared"]
+    return None if silent else _failed(wire, *names)
 
 
 def wire_without_noise(wire: Json) -> str | None:
@@ -218,23 +220,6 @@ def wire_without_noise(wire: Json) -> str | None:
         f"the noise of {wire['images']} images has deviation {noise['measured']:.4g}; "
         f"declared is {noise['declared']:.4g}, which gives no less than {noise['measured_low']:.4g}"
     )
-
-
-def wire_noise_repeats(wire: Json) -> str | None:
-    """Noise that can be seen twice can be taken away: it came from a seed."""
-    return None if _no_noise(wire) else _failed(wire, "repeats", "starts")
-
-
-def wire_noise_differs(wire: Json) -> str | None:
-    """Noise of another size, kind or order than the channel's."""
-    tests = ("louder", "farther", "shape", "next image", "next number", "other number")
-    return None if _no_noise(wire) else _failed(wire, *tests)
-
-
-def wire_carries_more(wire: Json) -> str | None:
-    """Fields of a request that no attack looked at."""
-    beside = wire.get("beside", ())
-    return f"requests hold {', '.join(beside)}" if beside else None
 
 
 def wire_leaks_more(wire: Json) -> str | None:
@@ -297,6 +282,7 @@ def raise_flags(
     `wire` is what captured requests say; `left_out` are the attacks of the profile that somebody
     chose not to run.
     """
+    beside = wire.get("beside", ())  # fields of a request that no attack looked at
     validated = "settings are chosen by them" if target.knowledge == "val" else None
     seen = {
         "white-box weaker than black-box": white_box_weaker(attempts),
@@ -313,10 +299,11 @@ def raise_flags(
         "validation images scored": validated,
         "scored images known before": known_before(target),
         "noise missing on the wire": wire_without_noise(wire),
-        "noise repeats on the wire": wire_noise_repeats(wire),
-        "noise not as declared on the wire": wire_noise_differs(wire),
+        # Noise that can be seen twice can be taken away: it came from a seed.
+        "noise repeats on the wire": _noise_failed(wire, "repeats", "starts"),
+        "noise not as declared on the wire": _noise_failed(wire, *UNDECLARED),
         "another client on the wire": _failed(wire, "offset", "slope", "different"),
-        "more than z on the wire": wire_carries_more(wire),
+        "more than z on the wire": f"requests hold {', '.join(beside)}" if beside else None,
         "wire leaks more than the audit": wire_leaks_more(wire),
     }
     return [Flag(name, what, FLAGS[name]) for name, what in seen.items() if what is not None]

@@ -629,9 +629,8 @@ def _certificates(
     if _mixes(encoder, x, own.noise_std):
         return refusals("z of an image depends on the other images of its batch")
     return certify(
-        certified_client(
-            encoder[0], noise, target.device
-        ),  # behind the flattening no bounds are found
+        # Behind the flattening no bounds are found.
+        certified_client(encoder[0], noise, target.device),
         target.scored,
         images.aux,
         images.test,

@@ -19,14 +19,6 @@ TAIL = 3  # epochs that stand for "at the end"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plain:
-    """A run on the same data without a penalty: what accuracy could be."""
-
-    name: str
-    accuracy: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """One thing to mend: what was seen, in numbers, and which knob to turn by how much."""
 
@@ -40,7 +32,7 @@ class RunHistory:
     """A run as the doctor sees it.
 
     `config` is flat, the defence's settings among the run's; `epochs` are the epoch lines of its
-    log, at least one.
+    log, at least one. `plain` is a run on the same data without a penalty: what accuracy could be.
     """
 
     name: str
@@ -48,7 +40,7 @@ class RunHistory:
     epochs: tuple[Json, ...]
     num_classes: int
     record: Record = field(default_factory=lambda: Record.from_dict({}))
-    plain: Plain | None = None
+    plain: "RunHistory | None" = None
 
     def setting(self, key: str, default: float | int = 0) -> float:
         """A numeric setting; the default where the defence has no such knob."""
@@ -360,11 +352,11 @@ def accuracy_lost(case: RunHistory) -> Seen | None:
     said = []
     if best - now > LOST:
         said.append(f"validation accuracy fell from {100 * best:.1f} to {100 * now:.1f} %")
-    far = case.plain is not None and case.plain.accuracy - now > LOST
-    if case.plain is not None and far and not_converged(case) is None:
+    could = None if case.plain is None else case.plain.accuracy
+    if case.plain and could and could - now > LOST and not_converged(case) is None:
         said.append(
             f"accuracy is {100 * now:.1f} %, that of the plain run '{case.plain.name}' "
-            f"{100 * case.plain.accuracy:.1f} %"
+            f"{100 * could:.1f} %"
         )
     return ("; ".join(said), _weaker(case)) if said else None
 
@@ -494,10 +486,10 @@ def read_case(folder: Path, plain: Path | None = None) -> RunHistory:
     case = _read(folder)
     if plain is None:
         return replace(case, plain=_neighbour(folder, case.config))
-    found = _as_plain(_read(plain))
-    if found is None:
+    other = _read(plain)
+    if other.accuracy is None:
         raise RunError(f"{plain} has no accuracy to compare with; train or audit it first")
-    return replace(case, plain=found)
+    return replace(case, plain=other)
 
 
 def _read(folder: Path) -> RunHistory:
@@ -520,22 +512,17 @@ def _read(folder: Path) -> RunHistory:
     )
 
 
-def _as_plain(case: RunHistory) -> Plain | None:
-    return None if case.accuracy is None else Plain(name=case.name, accuracy=case.accuracy)
-
-
-def _neighbour(folder: Path, config: Json) -> Plain | None:
+def _neighbour(folder: Path, config: Json) -> RunHistory | None:
     """The plainest run of the same folder that can be compared; broken ones are passed over."""
     if config.get("defence") in PLAIN:
         return None
-    found: dict[str, Plain] = {}
+    found: dict[str, RunHistory] = {}
     for path in sorted(folder.resolve().parent.glob("*/config.toml")):
         with suppress(SplitVeilError):
             other = read_toml(path)
             alike = all(other.get(key) == config[key] for key in SAME)
-            plain = (
-                _as_plain(_read(path.parent)) if alike and other.get("defence") in PLAIN else None
-            )
-            if plain is not None:
-                found.setdefault(other["defence"], plain)
+            if alike and other.get("defence") in PLAIN:
+                run = _read(path.parent)
+                if run.accuracy is not None:
+                    found.setdefault(other["defence"], run)
     return next((found[defence] for defence in PLAIN if defence in found), None)

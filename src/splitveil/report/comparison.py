@@ -43,6 +43,8 @@ TRAINING = (
     "teacher", "held_out",
 )  # fmt: skip
 
+TRAINED_ON = {True: "train+val", False: "the training split"}  # by whether a run is final
+
 MEASURED = {"accuracy": "accuracy", "MSE": "strongest.mse", "leakage": "leakage"}
 
 ATTACKED_ALIKE: Mapping[str, Callable[[Record], str]] = {
@@ -128,7 +130,7 @@ def caption(groups: Sequence[Group]) -> str:
         _fact(groups, lambda r: count(r.client.wire_floats), "{} numbers on the wire"),
         _fact(groups, setting("epochs"), "{} epochs"),
         *_trained_otherwise(groups),
-        _fact(groups, _final, "trained on {}"),
+        _fact(groups, lambda r: TRAINED_ON[bool(r.audit.final)], "trained on {}"),
         _fact(groups, lambda r: r.audit.profile, "`{}` audit"),
         _fact(groups, lambda r: str(len(r.attacks)), "{} attacks"),
         _fact(groups, _aux, "aux = {}"),
@@ -147,10 +149,6 @@ def _trained_otherwise(groups: Sequence[Group]) -> list[str]:
         if len({read(record) for group in groups for record in group.records} - {NOTHING}) > 1:
             said.append(_fact(groups, read, f"`{key}` {{}}"))
     return said
-
-
-def _final(record: Record) -> str:
-    return "train+val" if record.audit.final else "the training split"
 
 
 def _aux(record: Record) -> str:
@@ -335,16 +333,13 @@ def contrast(ours: Group, other: Group, *, paired: bool = False) -> RowDifferenc
     pair = matched(ours, other) if paired else None
     ours, other = pair or (ours, other)
     together = pair is not None and len(ours.seeds) >= LEAST_SEEDS
-    accuracies, errors = [
-        (ours.values(path), other.values(path)) for path in ("accuracy", "strongest.mse")
-    ]
-    a, b = image_table(ours), image_table(other)
-    mse, over = seed_test(*errors, paired=together), "seeds"
+    accuracy = seed_test(ours.values("accuracy"), other.values("accuracy"), paired=together)
+    mse = seed_test(ours.values("strongest.mse"), other.values("strongest.mse"), paired=together)
+    a, b, over = image_table(ours), image_table(other), "seeds"
     same = ours.distinct("splits.scored") == other.distinct("splits.scored")
     if a is not None and b is not None and same and a.shape[1] == b.shape[1]:
         mse = difference(Sample.of(a), Sample.of(b), paired=together)
         over = mse.interval.scope
-    accuracy = seed_test(*accuracies, paired=together)
     return RowDifference(
         ours=ours.name,
         other=other.name,

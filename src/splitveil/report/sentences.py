@@ -115,8 +115,11 @@ def _same_images(one: Group, other: Group) -> bool:
 
 def caveats(runs: Sequence[RunFiles]) -> list[Sentence]:
     """What the reader must know before believing the numbers."""
+    flagged = [run.name for run in runs if flags_of(run)]
+    brief = [run.name for run in runs if run.record.audit.profile in BRIEF]
     return [
-        *_about_flags(runs),
+        *_of("caveat.flags", flagged),
+        *_of("caveat.brief", brief),
         *_about_seeds(runs),
         *_about_attacks(runs),
         *_about_comparison(runs),
@@ -127,12 +130,6 @@ def caveats(runs: Sequence[RunFiles]) -> list[Sentence]:
 def _of(key: str, names: Sequence[str]) -> list[Sentence]:
     """A sentence about some names, if there are any."""
     return [sentence(key, names=tuple(names))] if names else []
-
-
-def _about_flags(runs: Sequence[RunFiles]) -> list[Sentence]:
-    flagged = [run.name for run in runs if flags_of(run)]
-    brief = [run.name for run in runs if run.record.audit.profile in BRIEF]
-    return [*_of("caveat.flags", flagged), *_of("caveat.brief", brief)]
 
 
 def _about_seeds(runs: Sequence[RunFiles]) -> list[Sentence]:
