@@ -45,26 +45,23 @@ def verdict(runs: Sequence[RunFiles]) -> Sentence:
     bare = next((kind for kind in found if not _defended(kind)), None)
     rivals = [k for k in found if _defended(k) and (bare is None or _same_images(bare, k))]
     if bare is not None and rivals:
-        return _change(bare, _most_private(rivals))
+        best = _most_private(rivals)
+        return sentence(
+            "verdict.change",
+            bare=_called(bare),
+            best=_called(best),
+            before=_error(bare),
+            after=_error(best),
+            ceiling=format_mse(best.mean("ceiling.mse")),
+            start=_share(bare, "accuracy"),
+            end=_share(best, "accuracy"),
+        )
     count = str(len(scored))
     if not all(_same_images(found[0], kind) for kind in found):
         return sentence("verdict.mixed", count=count)
     if not rivals:
         return sentence("verdict.undefended", count=count, **_measured(_most_private(found)))
     return sentence("verdict.best", count=count, **_measured(_most_private(rivals)))
-
-
-def _change(bare: Group, best: Group) -> Sentence:
-    return sentence(
-        "verdict.change",
-        bare=_called(bare),
-        best=_called(best),
-        before=_error(bare),
-        after=_error(best),
-        ceiling=format_mse(best.mean("ceiling.mse")),
-        start=_share(bare, "accuracy"),
-        end=_share(best, "accuracy"),
-    )
 
 
 def _measured(kind: Group) -> dict[str, Value]:
