@@ -71,9 +71,8 @@ def read_captured(file: Path, shape: Sequence[int], most: int) -> CapturedData:
     beside |= set(strange_paths(paths))
     z = torch.cat(rows)
     facts = {"capture": file.name, "sha256": digest.hexdigest(), "calls": len(rows)}
-    return CapturedData(
-        z=z, facts=facts | {"rows": len(z), "bytes": size}, beside=tuple(sorted(beside))
-    )
+    facts |= {"rows": len(z), "bytes": size}
+    return CapturedData(z=z, facts=facts, beside=tuple(sorted(beside)))
 
 
 def strange_paths(paths: Collection[str]) -> list[str]:

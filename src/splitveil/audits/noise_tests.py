@@ -16,7 +16,7 @@ from scipy.special import chdtr, chdtrc, chdtri, kolmogorov, stdtr
 from torch import Tensor, nn
 
 from splitveil.audits.certificates import fingerprints
-from splitveil.audits.target import finite, send
+from splitveil.audits.target import finite, first_rows, send
 from splitveil.errors import AuditError
 from splitveil.io import Json
 from splitveil.nets.channel import (
@@ -273,18 +273,6 @@ def residual_tests(e: Rows, z: Rows) -> dict[str, Outcome]:
         found["next number"] = follows(e[:, :columns:2], e[:, 1:columns:2])
         found["other number"] = together(e[:, :CROSSED])
     return found
-
-
-def first_rows(ids: Int64[Tensor, " n"]) -> Int64[Tensor, " m"]:
-    """Position of the first row of every image, in order.
-
-    >>> first_rows(torch.tensor([7, 7, 3, 7, 3])).tolist()
-    [0, 2]
-    """
-    first: dict[int, int] = {}
-    for place, image in enumerate(ids.tolist()):
-        first.setdefault(image, place)
-    return torch.tensor(list(first.values()), dtype=torch.int64)
 
 
 def standardised(sent: Rows, clean: Rows, std: Tensor) -> Rows:

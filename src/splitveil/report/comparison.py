@@ -7,7 +7,7 @@ Against a row of one's choice, rows with the same training seeds are compared se
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -93,13 +93,9 @@ def tracks(groups: Sequence[Group]) -> list[Track]:
     for (dataset, aux), rows in sorted(kinds.items(), key=lambda kind: kind[0][1] == "test90"):
         prefix = f"{dataset}: " if several else ""
         for title, chosen in _tracks_of(dataset, aux, rows):
-            made.append(Track(title=prefix + title, groups=least_private_first(chosen), aux=aux))
+            in_order = sorted(chosen, key=lambda g: (g.mean("strongest.mse") or 0.0, g.name))
+            made.append(Track(title=prefix + title, groups=tuple(in_order), aux=aux))
     return made
-
-
-def least_private_first(groups: Iterable[Group]) -> tuple[Group, ...]:
-    """Rows by the strongest attack's error."""
-    return tuple(sorted(groups, key=lambda g: (g.mean("strongest.mse") or 0.0, g.name)))
 
 
 def _tracks_of(dataset: str, aux: str, rows: list[Group]) -> list[tuple[str, list[Group]]]:
