@@ -58,6 +58,7 @@ from splitveil.table import (
 KINDS = ("capacity", "gallery", "population")  # of certificates
 VACUOUS = "vacuous"  # how a record begins the reason why a bound that excludes nothing is refused
 WIRE = "leaks.re-id.wire"
+DOUBLING = "certificates.gallery.doubles.repeats"
 
 
 def both(key: str) -> dict[str, str]:
@@ -374,12 +375,7 @@ LEAKS = Table(
     column("leaks.attribute", _each(_largest("attribute", "beyond_answer")), LEAKAGES, "%", "down"),
     column("leaks.gallery", _given_class("gallery"), BOUND, NATS, "down"),
     column("leaks.certified", _given_class("population"), BOUND, NATS, "down"),
-    column(
-        "leaks.doubles",
-        lambda g: g.values("certificates.gallery.doubles.repeats"),
-        mean_sd(0),
-        better="up",
-    ),
+    column("leaks.doubles", lambda group: group.values(DOUBLING), mean_sd(0), better="up"),
 )
 
 
