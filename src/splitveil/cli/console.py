@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
@@ -16,6 +15,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from splitveil.io import Progress
 
@@ -25,17 +25,15 @@ err = Console(stderr=True, markup=False, emoji=False)
 
 
 # Options that several commands have.
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and text.")]
-RunFolder = Annotated[Path, typer.Argument(help="Folder of the run.")]
-RunsDir = Annotated[str | None, typer.Option(help="Folder that holds the runs (default: runs).")]
-DataDir = Annotated[
-    str | None, typer.Option(help="Where datasets lie (default: $SPLITVEIL_DATA or a cache).")
-]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
-Published = Annotated[
-    Path | None, typer.Option(help="JSON of published rows to stand beside ours.")
-]
+JsonFlag = Annotated[bool, Option("--json", help="Print JSON instead of tables and text.")]
+RunFolder = Annotated[Path, Argument(help="Folder of the run.")]
+RunsDir = Annotated[str | None, Option(help="Folder that holds the runs (default: runs).")]
+DataDir = Annotated[str | None, Option(help="Of datasets (default: $SPLITVEIL_DATA or a cache).")]
+Dataset = Annotated[str | None, Option(help="See `splitveil datasets`.")]
+Device = Annotated[str | None, Option(help="auto, cpu or cuda.")]
+OutFolder = Annotated[Path | None, Option("--out", help="Folder for what is written.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace what is there.")]
+Published = Annotated[Path | None, Option(help="JSON of published rows to stand beside ours.")]
 
 
 def setup_logging() -> None:
