@@ -217,12 +217,8 @@ def replay(
     trained_run.check_replayable(known)  # before a run is looked for
     with console.progress_bar("replay") as bar:
         found = trained_run.replay(load_run(record.parent if run is None else run), known, bar)
-    if json_:
-        console.show_json({"record": str(record), "differences": found})
-    elif found:
-        console.print_lines(*found, f"{len(found)} differences")
-    else:
-        console.print_lines("every number is the same, bit for bit")
+    end = f"{len(found)} differences" if found else "every number is the same, bit for bit"
+    console.show_result({"record": str(record), "differences": found}, *found, end, json_=json_)
     if found:
         raise Exit(1)
 
@@ -246,14 +242,21 @@ def _checked_run(run: Path | None, rest: list[str]) -> Path:
 
 
 def _show(folder: Path, record: Any, *, json_: bool) -> None:  # noqa: ANN401 - Record, imported late
-    """Write the page of a record, and print what was found."""
+    """Write the page of a record; print what the attacks got, the summary, and every flag."""
+    from splitveil.record.files import read_run
+    from splitveil.report.columns import ATTACKS, attack_rows
     from splitveil.report.page import write_page
 
     page = write_page([folder], folder)
     if json_:
         console.show_json(record.to_dict())
-    else:
-        console.show_audit(folder, page)
+        return
+    run = read_run(folder)
+    console.show_table(f"Attacks on {folder}", *ATTACKS.brief(attack_rows([run])))
+    console.show_runs([run])
+    for flag in run.record.flags or ():
+        console.warn(f"flag: {flag.name}: {flag.seen}; {flag.advice}")
+    console.print_lines(f"page: {page}")
 
 
 def _results_folder(folder: Path) -> Path:

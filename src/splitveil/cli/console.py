@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -17,7 +17,10 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from splitveil.io import Progress
+from splitveil.io import Progress, finite
+
+if TYPE_CHECKING:
+    from splitveil.record.files import RunFiles
 
 # Names of files and words of strangers are printed as they are.
 out = Console(markup=False, emoji=False)
@@ -97,29 +100,22 @@ def show_error(message: str) -> None:
     err.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
-def show_runs(paths: list[Path], *, json_: bool) -> None:
+def show_runs(runs: "Sequence[RunFiles]", *, json_: bool = False) -> None:
     """Print one row per audited run, or their records."""
-    from splitveil.record.files import read_run
     from splitveil.report.columns import SUMMARY
 
-    runs = [read_run(path) for path in paths]
     if json_:
-        show_json({str(run.path): run.record.to_dict() for run in runs})
+        show_json(finite({str(run.path): run.record.to_dict() for run in runs}))
     else:
         show_table("Accuracy, and what the attacker got", *SUMMARY.brief(runs))
 
 
-def show_audit(folder: Path, page: Path) -> None:
-    """Print what the attacks got, the summary, and every flag."""
-    from splitveil.record.files import read_run
-    from splitveil.report.columns import ATTACKS, SUMMARY, attack_rows
-
-    run = read_run(folder)
-    show_table(f"Attacks on {folder}", *ATTACKS.brief(attack_rows([run])))
-    show_table("Accuracy, and what the attacker got", *SUMMARY.brief([run]))
-    for flag in run.record.flags or ():
-        warn(f"flag: {flag.name}: {flag.seen}; {flag.advice}")
-    print_lines(f"page: {page}")
+def show_result(data: Any, *lines: str, json_: bool) -> None:  # noqa: ANN401 - any JSON value
+    """Print a result as JSON or as lines of text."""
+    if json_:
+        show_json(data)
+    else:
+        print_lines(*lines)
 
 
 def show_catalogue(

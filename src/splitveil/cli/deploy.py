@@ -57,10 +57,8 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
             load_run(run), target, name=name, int8=int8, attacker=attacker, overwrite=overwrite,
             progress=progress,
         )  # fmt: skip
-    if json_:
-        console.show_json({"export": str(target), "manifest": manifest.to_dict()})
-    else:
-        console.print_lines(*export_lines(target, manifest))
+    told = {"export": str(target), "manifest": manifest.to_dict()}
+    console.show_result(told, *export_lines(target, manifest), json_=json_)
 
 
 def export_lines(target: Path, manifest: "Manifest") -> list[str]:
@@ -165,11 +163,8 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
             raise
         answers = client.classify(pixels)
     rows = [{"image": str(path)} | found for path, found in zip(images, answers, strict=True)]
-    if json_:
-        console.show_json(rows)
-        return
     told = [f"{shown(r['image'])}: {r['name']} ({100 * r['share']:.1f} %)" for r in rows]
-    console.print_lines(*told)
+    console.show_result(rows, *told, json_=json_)
 
 
 def retry_notice(server: str) -> "Callable[[str, float], None]":

@@ -30,12 +30,13 @@ def demo(
     console.start()
     from splitveil.experiments.demo import run_demo
     from splitveil.experiments.runner import LiveTable
+    from splitveil.record.files import read_run
     from splitveil.report.page import write_page
 
     with LiveTable(console.err) as table:
         paths = run_demo(runs_dir, profile, epochs, table)
     page = write_page(paths, Path(runs_dir))
-    console.show_runs(paths, json_=json_)
+    console.show_runs([read_run(path) for path in paths], json_=json_)
     if not json_:
         console.print_lines(f"\nOpen {page.resolve()} to see what the attacker saw.")
 

@@ -50,18 +50,10 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
         Argument(parser=given_path, help="Run folders, records, or folders of them."),
     ],
     published: console.Published = None,
-    against: Annotated[
-        str | None, Option(help="Differences of all rows to this one, seed by seed.")
-    ] = None,
-    markdown: Annotated[
-        Path | None, Option("--md", help="Write the whole tables here as Markdown.")
-    ] = None,
-    csv: Annotated[
-        Path | None, Option("--csv", help="Write every number here without rounding.")
-    ] = None,
-    latex: Annotated[
-        Path | None, Option("--latex", help="Write the tables here for LaTeX (booktabs).")
-    ] = None,
+    against: Annotated[str | None, Option(help="Row to compare all with, seed by seed.")] = None,
+    markdown: Annotated[Path | None, Option("--md", help="Whole tables as Markdown.")] = None,
+    csv: Annotated[Path | None, Option(help="File for every number, not rounded.")] = None,
+    latex: Annotated[Path | None, Option(help="Tables for LaTeX (booktabs).")] = None,
     json_: Annotated[bool, Option("--json", help="Print JSON: keys and numbers of --csv.")] = False,
     where: Annotated[list[str] | None, Option(hidden=True)] = None,
     sort: Annotated[str | None, Option(hidden=True)] = None,
@@ -116,10 +108,7 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 def doctor(
     run: console.RunFolder,
-    plain: Annotated[
-        Path | None,
-        Option(help="Undefended run to compare with (default: one beside the run)."),
-    ] = None,
+    plain: Annotated[Path | None, Option(help="Undefended run (default: one beside it).")] = None,
     json_: console.JsonFlag = False,
 ) -> None:
     """Read a run's log and say what to turn, and how far.
@@ -129,14 +118,12 @@ def doctor(
     from splitveil.insight.diagnosis import RULES, diagnose, read_case
 
     findings = diagnose(read_case(run, plain))
-    if json_:
-        told = [asdict(finding) for finding in findings]
-        console.show_json({"run": str(run), "rules": list(RULES), "findings": told})
-        return
+    told = [asdict(finding) for finding in findings]
     lines = [f"{run}: nothing to mend" if not findings else f"{run}: {len(findings)} to mend"]
     for at, finding in enumerate(findings, start=1):
         lines += [f"{at}. {finding.name}", f"   seen: {finding.seen}", f"   do: {finding.advice}"]
-    console.print_lines(*lines)
+    found = {"run": str(run), "rules": list(RULES), "findings": told}
+    console.show_result(found, *lines, json_=json_)
 
 
 def explain(
@@ -154,12 +141,8 @@ def explain(
     from splitveil.insight.explanation import explain_run
 
     paths, numbers = explain_run(run, out_dir)
-    if json_:
-        console.show_json(
-            {"run": str(run), "files": [str(path) for path in paths], "numbers": numbers}
-        )
-    else:
-        console.print_lines(f"page: {paths[0]}")
+    found = {"run": str(run), "files": [str(path) for path in paths], "numbers": numbers}
+    console.show_result(found, f"page: {paths[0]}", json_=json_)
 
 
 def report(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -168,7 +151,7 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     lang: Annotated[str, Option(help="Language of the page: en or zh.")] = "en",
     title: Annotated[str | None, Option(help="Title of the page.")] = None,
     slides: Annotated[
-        bool, Option("--slides", help="Write slides.html too: arrow keys, one per page.")
+        bool, Option("--slides", help="Also slides.html: arrow keys turn them.")
     ] = False,
     published: console.Published = None,
     json_: console.JsonFlag = False,
@@ -183,8 +166,6 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil report runs/demo/* --out page --lang zh --slides`
     """
-    from splitveil.io import finite
-    from splitveil.report.columns import SUMMARY
     from splitveil.report.deck import write_deck
     from splitveil.report.page import read_runs, write_report
 
@@ -194,10 +175,9 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     pages = write_report(content, out_dir or content.runs[0].path)[:1]
     if slides:
         pages.append(write_deck(content, pages[0].parent))
+    console.show_runs(content.runs, json_=json_)
     if json_:
-        console.show_json(finite({str(run.path): run.record.to_dict() for run in content.runs}))
         return
-    console.show_table("Accuracy, and what the attacker got", *SUMMARY.brief(content.runs))
     for line in content.reservations:
         console.warn(line)
     console.print_lines(*(f"page: {page}" for page in pages))
