@@ -49,7 +49,7 @@ class _Group(TyperGroup):
         except KeyboardInterrupt:
             show_error(
                 "interrupted; what was complete is saved. A training or a sweep continues with "
-                "--resume, an audit or an experiment by the same command"
+                "--resume, an audit by the same command"
             )
             ctx.exit(EXIT_INTERRUPTED)
 

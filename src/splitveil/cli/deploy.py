@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from splitveil.serve.manifest import Manifest
 
-TokenFile = Annotated[Path | None, Option(help="Of the token (default: $SPLITVEIL_TOKEN).")]
+TokenFile = Annotated[Path | None, Option(help="File with the token (default: $SPLITVEIL_TOKEN).")]
 
 Certificates = Annotated[Path | None, Option(help="Certificates to trust for TLS.")]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from splitveil.cli import console
 from splitveil.cli.lists import COSTS, MEASURED, Shape, in_words, show_cuts, show_listing
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from splitveil.io import Json
 
 ANY_IMAGE = "3x32x32"
+INTERRUPTED = 130  # exit code
 Seed = Annotated[int | None, Option(help="Seed of the runs.")]
 
 
@@ -321,11 +322,17 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
     from splitveil.experiments import reproduction
     from splitveil.experiments.runner import LiveTable
 
-    with LiveTable(console.err) as table:
-        made, rows, page = reproduction.reproduce(
-            experiment, only=only or [], profile=profile, runs_dir=runs_dir, progress=table,
-            seed=seed, epochs=epochs, dataset=dataset, device=device, data_dir=data_dir,
-        )  # fmt: skip
+    try:
+        with LiveTable(console.err) as table:
+            made, rows, page = reproduction.reproduce(
+                experiment, only=only or [], profile=profile, runs_dir=runs_dir, progress=table,
+                seed=seed, epochs=epochs, dataset=dataset, device=device, data_dir=data_dir,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        console.show_error(
+            "interrupted; what was complete is saved. The same command again continues"
+        )
+        raise Exit(INTERRUPTED) from None
     if json_:
         console.show_json(reproduction.shown_json(made, rows))
     else:
