@@ -78,7 +78,7 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
     data: Annotated[str | None, Option(help="folder:PATH, npz:PATH or a dataset's name.")] = None,
     aux_data: Annotated[str | None, Option(help="All the attacker's images.")] = None,
     test_data: Annotated[str | None, Option(help="All the images to score.")] = None,
-    server: Annotated[str | None, Option(help="MODULE:FUNCTION that answers it.")] = None,
+    server: Annotated[str | None, Option(help="MODULE:FUNCTION of the server.")] = None,
     noise: Annotated[
         float | None, Option(help="Deviation of the Gaussian noise the client adds last.")
     ] = None,

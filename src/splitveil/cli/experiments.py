@@ -213,8 +213,8 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     Every trial is a run below `runs/NAME/trials`, trained briefly (a quarter of a full training)
     and attacked on validation images. Each defence has the same number of trials; one with fewer
     settings to try spends them on other seeds. Any setting of the run or of a defence can be
-    varied; where every value is listed the sampler is a grid. A sweep that was stopped goes on with
-    `--resume --name NAME`.
+    varied; where every value is listed the sampler is a grid, which takes `:count` values of a
+    range. A sweep that was stopped goes on with `--resume --name NAME`.
 
     Example: `splitveil sweep --dataset digits --defence none --defence noise --defence veil
     --vary lambd=0.1,0.3,1 --vary noise_std=log:0.01:0.2 --trials 12`
