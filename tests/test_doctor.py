@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ import splitveil as sv
 from splitveil.cli.app import app
 from splitveil.defences.catalogue import DEFENCES
 from splitveil.errors import ConfigError, RunError
-from splitveil.insight.diagnosis import RULES, Diagnosis, Plain, RunHistory, diagnose, read_case
+from splitveil.insight.diagnosis import RULES, Diagnosis, RunHistory, diagnose, read_case
 from splitveil.record.schema import Record
 
 
@@ -149,8 +150,10 @@ def test_the_doctor_reads_a_final_run_by_its_audit() -> None:
     config = {"lambd": 0.3, "epochs": EPOCHS, "batch_size": 128, "ramp": 0.5}
     case = RunHistory(
         name="x", config=config, epochs=lines, num_classes=10,
-        record=Record.from_dict({"accuracy": 0.9}), plain=Plain(name="p", accuracy=0.95),
+        record=Record.from_dict({"accuracy": 0.9}),
     )  # fmt: skip
+    better = replace(case, name="p", record=Record.from_dict({"accuracy": 0.95}))
+    case = replace(case, plain=better)
     assert [f.name for f in diagnose(case)] == ["accuracy lost"]
     assert diagnose(case)[0] == Diagnosis(
         name="accuracy lost",

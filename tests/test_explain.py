@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from typer.testing import CliRunner
 
 import splitveil as sv
 from splitveil.cli.app import app
-from splitveil.config.resolve import plan_of
+from splitveil.config.resolve import DataFacts, plan_of
 from splitveil.defences.catalogue import DEFENCES
 from splitveil.errors import RunError
 from splitveil.insight import explanation
@@ -42,16 +43,15 @@ from splitveil.insight.pictures import (
     variance_against_noise,
     weighted_samples,
 )
+from splitveil.nets.split import cut
 from splitveil.record.files import RunFiles, read_run
-from splitveil.report.flow_chart import FlowStep, Sizes, draw_flow_chart, run_flow
+from splitveil.report.flow_chart import FlowStep, draw_flow_chart, run_flow
 from splitveil.train.state import load_module, read_checkpoint
 
 Train = Callable[..., sv.Run]
 AT_ONCE = {"attention_warmup_epochs": 0, "skip_first_epoch": False}
-SIZES = Sizes(
-    image_shape=(1, 8, 8), num_classes=10, client_params=5, client_macs=7, wire_floats=64,
-    server_params=3,
-)  # fmt: skip
+MODEL = cut(nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Linear(32, 10)), at=2)
+DATA = DataFacts(image_shape=(1, 8, 8), num_classes=10, data_hash="")
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
 def test_the_flow_of_every_defence_can_be_drawn(defence: str) -> None:
     preset = DEFENCES[defence]
     config = {"net": "small", "noise_std": 0.05, "defence": defence} | preset.settings()
-    flow = run_flow(config, SIZES, (FlowStep("noise", ("std=0.05",)),), "raw")
+    flow = run_flow(config, MODEL, DATA, (FlowStep("noise", ("std=0.05",)),), statistic="raw")
     assert [box.title for box in flow.wire] == [
         "image", "client", "noise", "wire", "server", "answer",
     ]  # fmt: skip
@@ -191,7 +191,15 @@ def test_the_flow_of_every_defence_can_be_drawn(defence: str) -> None:
 
 def test_the_flow_says_what_is_set() -> None:
     config = {"net": "vgg11", "noise_std": 0.1, **DEFENCES["slot-cross"].settings()}
-    flow = run_flow(config | {"lambd": 3.0, "ramp": 0.25, "num_slots": 5}, SIZES, (), "layernorm")
+    changed = config | {"lambd": 3.0, "ramp": 0.25, "num_slots": 5}
+    flow = run_flow(changed, MODEL, DATA, (), statistic="layernorm")
+    assert [box.lines for box in flow.wire if box.title != "channel"] == [
+        ("1×8×8",),
+        ("net vgg11", "2,080 parameters", "2,048 MACs"),
+        ("32 numbers", "128 bytes"),
+        ("330 parameters",),
+        ("10 classes", "cross-entropy"),
+    ]
     said = {box.title: box.lines for box in flow.penalty}
     assert list(said) == ["statistic", "slots", "gates", "shut off while", "weight"]
     assert "5 per class, 3 rounds" in said["slots"]
@@ -201,7 +209,7 @@ def test_the_flow_says_what_is_set() -> None:
     )  # fmt: skip
     assert flow.wire[2] == FlowStep("channel", ("sends z as it is",))
     assert flow.back.startswith("gradient × 0.75 · w to the client")
-    rate = run_flow(config | {"penalty": "rate"}, SIZES, (), "raw")
+    rate = run_flow(config | {"penalty": "rate"}, MODEL, DATA, (), statistic="raw")
     assert [box.title for box in rate.penalty] == ["statistic", "slots", "rate", "weight"]
 
 
@@ -267,7 +275,7 @@ def test_the_numbers_of_a_story_are_plain_json(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     y = np.arange(20) % 2
     story = Story(
-        flow=run_flow({"net": "small"}, SIZES, ()),
+        flow=run_flow({"net": "small"}, MODEL, DATA, ()),
         images=np.zeros((20, 1, 4, 4), dtype=np.uint8), labels=y, classes=("a", "b"),
         z=rng.normal(size=(20, 3)), noise_std=0.5, maps=(("z", rng.normal(size=(8, 2))),),
         files=logged(tmp_path), per_class=10.0, attention="none", gates="none",

@@ -11,7 +11,6 @@ from torch import Generator, Tensor, nn
 
 from splitveil.audits.flags import (
     FLAGS,
-    Evidence,
     fall_per_epoch,
     gradient_masked,
     raise_flags,
@@ -81,6 +80,9 @@ OPEN = a_target(noise_std=0.0)
 FLOOR = mean_image_mse(OPEN.aux, OPEN.scored)
 
 
+Given = dict[str, Any]  # the arguments of raise_flags
+
+
 def flat(mse: float, **facts: object) -> Attempt:
     """The same error on 12 images."""
     return replace(an_attempt([mse] * 12), **facts)  # type: ignore[arg-type]
@@ -91,29 +93,30 @@ def inside(mse: float) -> Attempt:
     return an_attempt([mse] * 3, rows=[2, 5, 7], scored=12, access="white-box")
 
 
-def evidence(case: Target = OPEN, attempts: Mapping[str, Attempt] | None = None) -> Evidence:
-    return Evidence(case, attempts or {"decoder": flat(0.05)})
+def evidence(case: Target = OPEN, attempts: Mapping[str, Attempt] | None = None) -> Given:
+    made = attempts or {"decoder": flat(0.05)}
+    return {"target": case, "attempts": made, "certificates": {}, "leaks": {}, "wire": {}}
 
 
-def known(**facts: Any) -> Evidence:  # noqa: ANN401 - fields of a Target
-    """Evidence on a target of which more is known."""
+def known(**facts: Any) -> Given:  # noqa: ANN401 - fields of a Target
+    """What is given of a target of which more is known."""
     return evidence(replace(OPEN, **facts))
 
 
-def certified(*, beaten: bool) -> Evidence:
+def certified(*, beaten: bool) -> Given:
     """A gallery of which a matcher finds 90 %, where a certificate allows 30 %."""
     gallery = {"beaten": beaten, "matcher_error": 0.1, "identification_error": {"at_least": 0.7}}
-    return replace(evidence(), certificates={"gallery": gallery | {"images": 40}})
+    return evidence() | {"certificates": {"gallery": gallery | {"images": 40}}}
 
 
-def identified(share: float, n: int = 40) -> Evidence:
+def identified(share: float, n: int = 40) -> Given:
     """Someone finds this share of n images; a certificate allows 30 % of a gallery of 40."""
     told = {"re-id": {"wire": {"rank_1": share, "n": n, "gallery": n}}}
-    return replace(certified(beaten=False), leaks=told)
+    return certified(beaten=False) | {"leaks": told}
 
 
-def names(given: Evidence) -> set[str]:
-    return {flag.name for flag in raise_flags(given)}
+def names(given: Given) -> set[str]:
+    return {flag.name for flag in raise_flags(**given)}
 
 
 # The black-box attack is bad except on the three images of the white-box one.
@@ -121,7 +124,7 @@ UNEVEN = an_attempt([0.1 if i in (2, 5, 7) else 0.9 for i in range(12)])
 K_QUERY = flat(0.01, repeats=4, access="repeats")
 SETTLED = (1.0, 0.5, *[0.25] * 8)
 
-Build = Callable[[], Evidence]
+Build = Callable[[], Given]
 RAISED: Mapping[str, list[Build]] = {
     "white-box weaker than black-box": [
         lambda: evidence(attempts={"decoder": UNEVEN, "rmle": inside(0.11)}),
@@ -160,7 +163,7 @@ RAISED: Mapping[str, list[Build]] = {
         lambda: evidence(a_target(NanWhenDark())),
     ],
     "training unfinished": [lambda: known(unfinished="130 of 300 steps")],
-    "attacks left out": [lambda: replace(evidence(), left_out=("rmle",))],
+    "attacks left out": [lambda: evidence() | {"left_out": ("rmle",)}],
     "validation images scored": [lambda: known(knowledge="val")],
     "scored images known before": [
         lambda: known(own_data=True, members=OPEN.scored),
@@ -211,7 +214,7 @@ SOUND: Mapping[str, list[Build]] = {
         lambda: certified(beaten=False),
         lambda: identified(0.35),
         lambda: identified(0.9, n=20),  # of other images
-        lambda: replace(evidence(), certificates={"gallery": {"refused": "no noise"}}),
+        lambda: evidence() | {"certificates": {"gallery": {"refused": "no noise"}}},
     ],
     "values not finite": [evidence],
     "training unfinished": [evidence],
@@ -240,11 +243,11 @@ def test_a_sound_case_does_not(flag: str, at: int) -> None:
 
 
 def test_a_flag_says_what_was_seen_and_what_to_do() -> None:
-    (flag,) = raise_flags(evidence(attempts={"decoder": UNEVEN, "rmle": inside(0.5)}))
+    (flag,) = raise_flags(**evidence(attempts={"decoder": UNEVEN, "rmle": inside(0.5)}))
     assert flag.seen == "rmle has MSE 0.5000 where decoder has 0.1000"
-    assert flag.advice == FLAGS[flag.name][1]
+    assert flag.advice == FLAGS[flag.name]
     broken = next(
-        f for f in raise_flags(evidence(a_target(NanWhenDark()))) if f.name == "values not finite"
+        f for f in raise_flags(**evidence(a_target(NanWhenDark()))) if f.name == "values not finite"
     )
     count = int((a_target().scored.images[:, 0, 0, 0] < 0.5).sum())
     assert (broken.seen or "").startswith(f"{count} of 12 scored images: ")
@@ -253,7 +256,7 @@ def test_a_flag_says_what_was_seen_and_what_to_do() -> None:
 def test_many_broken_images_are_counted_and_the_first_eight_named() -> None:
     dark = Labelled(torch.zeros(20, 1, 8, 8), torch.zeros(20, dtype=torch.long))
     given = evidence(a_target(NanWhenDark(), scored=dark), {"a": an_attempt([0.1] * 20)})
-    seen = next(f.seen for f in raise_flags(given) if f.name == "values not finite")
+    seen = next(f.seen for f in raise_flags(**given) if f.name == "values not finite")
     assert seen == "20 of 20 scored images: 0, 1, 2, 3, 4, 5, 6, 7, …"
 
 
@@ -274,12 +277,12 @@ def test_looking_for_flags_leaves_victim_and_random_state_alone() -> None:
     case = a_target(nn.Sequential(conv(), nn.Dropout(0.5)))
     held = {k: v.clone() for k, v in case.victim.encoder.state_dict().items()}
     state, sent = torch.get_rng_state(), case.sent.z
-    first = raise_flags(evidence(case))
+    first = raise_flags(**evidence(case))
     assert torch.equal(torch.get_rng_state(), state)
     after = case.victim.encoder.state_dict()
     assert all(torch.equal(after[k], v) for k, v in held.items())
     assert torch.equal(replace(case).sent.z, sent)
-    assert raise_flags(evidence(case)) == first
+    assert raise_flags(**evidence(case)) == first
     assert varies(case, training=True)
 
 
@@ -290,7 +293,7 @@ def test_the_gradient_probe_measures_both_sides() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return (8 * x).round() / 8 + 1e-6 * x
 
-    seen = gradient_masked(evidence(a_target(Faint(), noise_std=0.0)))
+    seen = gradient_masked(a_target(Faint(), noise_std=0.0))
     assert seen is not None
     assert "the gradient says" in seen
     assert "says 0" not in seen

@@ -13,7 +13,6 @@ from torch import Generator, Tensor
 from splitveil.audits.noise_tests import (
     ALPHA,
     closest,
-    first_rows,
     follows,
     gaussian_tests,
     louder,
@@ -24,6 +23,7 @@ from splitveil.audits.noise_tests import (
     slope,
     std_limits,
 )
+from splitveil.audits.target import first_rows
 from splitveil.errors import AuditError
 from splitveil.io import Json
 

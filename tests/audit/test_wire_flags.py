@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from audit.made import a_target
 
-from splitveil.audits.flags import FLAGS, Evidence
+from splitveil.audits.flags import FLAGS, raise_flags
 from splitveil.io import Json
 
 
@@ -20,7 +20,8 @@ def offline(difference: float, p: float) -> Json:
 
 
 def seen(flag: str, wire: Json) -> str | None:
-    return FLAGS[flag][0](Evidence(a_target(), {}, wire=wire))
+    raised = raise_flags(a_target(), {}, certificates={}, leaks={}, wire=wire)
+    return next((found.seen for found in raised if found.name == flag), None)
 
 
 RAISED: dict[str, list[Json]] = {

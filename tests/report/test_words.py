@@ -119,7 +119,7 @@ def test_the_verdict_is_the_same_sentence_in_both_languages(rich: list[RunFiles]
 
 
 def test_every_flag_and_access_has_words() -> None:
-    for name, (_, advice) in FLAGS.items():
+    for name, advice in FLAGS.items():
         assert TABLE[f"flag.{name}"][0] == name
         assert TABLE[f"advice.{name}"][0] == advice
     for access in Access:

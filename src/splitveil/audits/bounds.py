@@ -12,6 +12,7 @@ From a rate follow errors of identification that no attacker can go below.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -19,6 +20,7 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64
+from scipy.special import bdtr
 from torch import Generator, Tensor
 
 from splitveil.errors import AuditError
@@ -74,9 +76,7 @@ def whiten(z: Float[Tensor, "n d"], noise_var: NoiseVar | None) -> Float[Tensor,
     return z.double() / noise_variance(noise_var, z.shape[1], z.device).sqrt()
 
 
-def by_class(
-    rows: Float[Tensor, "n d"], labels: Int64[Tensor, " n"] | None
-) -> dict[int, Float[Tensor, "_ d"]]:
+def by_class(rows: Rows, labels: Labels | None) -> dict[int, Float[Tensor, "_ d"]]:
     """The rows of each label, labels ascending; all rows under 0 without labels."""
     if labels is None:
         return {0: rows}
@@ -460,15 +460,13 @@ def same_class_error(spectrum: Spectrum, repeats: int = 1) -> float:
 
     Refused as vacuous where every class's share of it is 0.
     """
-    rates: list[float] = spectrum.rates(repeats).tolist()
-    counts: list[int] = spectrum.count.tolist()
     total = 0.0
-    for rate, count in zip(rates, counts, strict=True):
+    for rate, count in zip(spectrum.rates(repeats).tolist(), spectrum.count.tolist(), strict=True):
         if count > 1:
             total += count * max(0.0, 1 - (rate + math.log(2)) / math.log(count))
     if total <= 0:
         raise AuditError("vacuous: no class's rate is below the log of half its images")
-    return total / sum(counts)
+    return total / int(spectrum.count.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -562,12 +560,7 @@ def beaten(errors: int, n: int, at_least: float, level: float = 0.95) -> bool:
     """
     if errors >= at_least * n - 1:  # as many as expected; Hoeffding's comparison ends here
         return False
-    logs = [
-        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-        + k * math.log(at_least) + (n - k) * math.log1p(-at_least)
-        for k in range(errors + 1)
-    ]  # fmt: skip
-    return math.fsum(map(math.exp, logs)) < 1 - level
+    return float(bdtr(errors, n, at_least)) < 1 - level
 
 
 def repeats_until_double(rate: Callable[[int], float], limit: int = 1024) -> int | None:
@@ -581,11 +574,6 @@ def repeats_until_double(rate: Callable[[int], float], limit: int = 1024) -> int
     once = rate(1)
     if not once > 0:
         raise AuditError(f"nothing to double: the rate of one sending is {once}")
-    twice = 2 * once * (1 - _ROUNDING)
-    if rate(limit) < twice:
-        return None
-    low, high = 1, limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if rate(middle) >= twice else (middle, high)
-    return high
+    sendings = range(1, limit + 1)
+    at = bisect_left(sendings, 2 * once * (1 - _ROUNDING), key=rate)
+    return sendings[at] if at < limit else None

@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -72,9 +71,8 @@ def read_captured(file: Path, shape: Sequence[int], most: int) -> CapturedData:
     beside |= set(strange_paths(paths))
     z = torch.cat(rows)
     facts = {"capture": file.name, "sha256": digest.hexdigest(), "calls": len(rows)}
-    return CapturedData(
-        z=z, facts=facts | {"rows": len(z), "bytes": size}, beside=tuple(sorted(beside))
-    )
+    facts |= {"rows": len(z), "bytes": size}
+    return CapturedData(z=z, facts=facts, beside=tuple(sorted(beside)))
 
 
 def strange_paths(paths: Collection[str]) -> list[str]:
@@ -170,18 +168,8 @@ def int8_encoder(export: Path) -> Clean:
     return lambda x: torch.from_numpy(half(x.numpy()))
 
 
-@runtime_checkable
-class AuditedBefore(Audited, Protocol):
-    """A run whose own audit, if there is one, is compared with what was captured."""
-
-    @property
-    def record(self) -> Record | None:
-        """What the last audit measured; None before one."""
-        ...
-
-
 def audit_wire(
-    run: AuditedBefore,
+    run: Audited,
     captures: Sequence[Path] | Callable[[Tensor], Sequence[Path]],
     profile: str,
     *,

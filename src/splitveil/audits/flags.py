@@ -1,7 +1,6 @@
 """Flags: signs that an audit's number should not be believed. `docs/flags.md` explains each."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,31 +23,15 @@ UNFINISHED = "training unfinished"
 PROBED = 64
 MASKED = 1e-3  # gradient over what a small change of the image really does
 SILENT = 0.01  # of the declared noise: less is none
+UNDECLARED = ("louder", "farther", "shape", "next image", "next number", "other number")
 SURE = 1e-3  # p-value below which two audits differ
+Attempts = Mapping[str, Attempt]
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What the checks look at.
-
-    `wire` is what captured requests say; `left_out` are the attacks of the profile that somebody
-    chose not to run.
-    """
-
-    target: Target
-    attempts: Mapping[str, Attempt]
-    certificates: Json = field(default_factory=dict)
-    leaks: Json = field(default_factory=dict)
-    wire: Json = field(default_factory=dict)
-    left_out: Sequence[str] = ()
-
-
-def white_box_weaker(evidence: Evidence) -> str | None:
+def white_box_weaker(attempts: Attempts) -> str | None:
     """A white-box attack knows more than a black-box one; doing worse, it was led astray."""
-    rivals = {
-        n: a for n, a in comparable(evidence.attempts).items() if a.access == Access.BLACK_BOX
-    }
-    for name, attempt in evidence.attempts.items():
+    rivals = {n: a for n, a in comparable(attempts).items() if a.access == Access.BLACK_BOX}
+    for name, attempt in attempts.items():
         if attempt.access != Access.WHITE_BOX or not rivals:
             continue
         there = {n: a.scores(attempt.rows).mse for n, a in rivals.items()}
@@ -59,7 +42,7 @@ def white_box_weaker(evidence: Evidence) -> str | None:
     return None
 
 
-def fall_per_epoch(curve: tuple[float, ...]) -> float:
+def fall_per_epoch(curve: Sequence[float]) -> float:
     """Relative fall of a training loss per epoch, from its last tenth and the tenth before.
 
     A tenth is at least one epoch; its mean is taken, as single epochs of few images are noisy.
@@ -74,9 +57,8 @@ def fall_per_epoch(curve: tuple[float, ...]) -> float:
     return float(1.0 - max(last / before, 0.0) ** (1.0 / back))
 
 
-def not_converged(evidence: Evidence) -> str | None:
+def not_converged(attempts: Attempts) -> str | None:
     """A decoder whose loss still falls, or a larger one that does worse, was stopped early."""
-    attempts = evidence.attempts
     for name, attempt in attempts.items():
         if len(attempt.curve) == 1:
             return f"{name} was trained for one epoch at most: nothing shows if its loss settled"
@@ -91,9 +73,8 @@ def not_converged(evidence: Evidence) -> str | None:
     return None
 
 
-def gradient_masked(evidence: Evidence) -> str | None:
+def gradient_masked(target: Target) -> str | None:
     """An encoder that reacts to its input but hands back no gradient misleads white-box attacks."""
-    target = evidence.target
     box = target.victim.white_box()
     x = target.scored.images[:PROBED].to(box.device)
     generator = stream(target.seed, "flags/gradient", box.device)
@@ -118,18 +99,16 @@ def gradient_masked(evidence: Evidence) -> str | None:
     return None
 
 
-def one_draw(evidence: Evidence) -> str | None:
+def one_draw(target: Target, attempts: Attempts) -> str | None:
     """A random channel must also meet an attacker who sees several draws of one image."""
-    if varies(evidence.target, training=False) and not any(
-        a.repeats > 1 for a in evidence.attempts.values()
-    ):
+    repeated = any(a.repeats > 1 for a in attempts.values())
+    if not repeated and varies(target, training=False):
         return "two sendings of one image differ, and no attack with repeats was run"
     return None
 
 
-def train_only_noise(evidence: Evidence) -> str | None:
+def train_only_noise(target: Target) -> str | None:
     """Noise that is gone in deployment protects nobody."""
-    target = evidence.target
     if varies(target, training=True) and not varies(target, training=False):
         return "two sendings of one image differ in train mode and are equal in eval mode"
     return None
@@ -151,9 +130,9 @@ def varies(target: Target, *, training: bool) -> bool:
         return not torch.equal(once(), once())
 
 
-def linearly_invertible(evidence: Evidence) -> str | None:
+def linearly_invertible(target: Target, attempts: Attempts) -> str | None:
     """A client that a fixed linear map undoes hides nothing, whatever other attacks say."""
-    linear, target = evidence.attempts.get("linear"), evidence.target
+    linear = attempts.get("linear")
     if linear is None:
         return None
     own, floor = linear.scores().mse, mean_image_mse(target.aux, target.scored)
@@ -162,9 +141,9 @@ def linearly_invertible(evidence: Evidence) -> str | None:
     return None
 
 
-def attack_overfitted(evidence: Evidence) -> str | None:
+def attack_overfitted(attempts: Attempts) -> str | None:
     """An attack far better on its own images than on new ones needs more images, not belief."""
-    for name, attempt in comparable(evidence.attempts).items():
+    for name, attempt in comparable(attempts).items():
         if attempt.aux_mse is None or name == "nearest":  # the nearest aux image is itself
             continue
         own = attempt.scores().mse
@@ -173,47 +152,36 @@ def attack_overfitted(evidence: Evidence) -> str | None:
     return None
 
 
-def not_finite(evidence: Evidence) -> str | None:
+def not_finite(target: Target) -> str | None:
     """A client that sends NaN or infinity for some images."""
-    broken = evidence.target.sent.broken
+    broken = target.sent.broken
     if not broken:
         return None
     named = ", ".join(str(i) for i in broken[:8]) + (", …" if len(broken) > 8 else "")  # noqa: PLR2004
-    return f"{len(broken)} of {len(evidence.target.scored)} scored images: {named}"
+    return f"{len(broken)} of {len(target.scored)} scored images: {named}"
 
 
-def certificate_beaten(evidence: Evidence) -> str | None:
+def certificate_beaten(certificates: Json, leaks: Json) -> str | None:
     """Somebody identifies more images than a certificate allows: one of the two is wrong.
 
     Tried are the best matcher of clean z, and every re-identification of the certified images.
     """
-    gallery = evidence.certificates.get("gallery", {})
+    gallery = certificates.get("gallery", {})
     least = gallery.get("identification_error", {}).get("at_least")
     if least is None:
         return None
     images, said = gallery["images"], f"the certificate says {100 * least:.2f} %"
     if gallery.get("beaten"):
         return f"the best matcher errs in {100 * gallery['matcher_error']:.2f} %, {said}"
-    for name, found in evidence.leaks.get("re-id", {}).items():
+    for name, found in leaks.get("re-id", {}).items():
         errors = round((1 - found["rank_1"]) * found["n"])
         if found["n"] == found["gallery"] == images and beaten(errors, images, least):
             return f"re-identification by {name} errs in {100 * errors / images:.2f} %, {said}"
     return None
 
 
-def attacks_left_out(evidence: Evidence) -> str | None:
-    """The strongest of some attacks is not the strongest of all."""
-    return f"{', '.join(evidence.left_out)} did not run" if evidence.left_out else None
-
-
-def validation_scored(evidence: Evidence) -> str | None:
-    """Settings are chosen by validation images: an audit of them is too kind."""
-    return "settings are chosen by them" if evidence.target.knowledge == "val" else None
-
-
-def known_before(evidence: Evidence) -> str | None:
+def known_before(target: Target) -> str | None:
     """Scored images that are no new ones look better than images in use will."""
-    target = evidence.target
     if not target.own_data:
         return None
     known = [some.images for some in (target.aux, target.members) if isinstance(some, Labelled)]
@@ -226,58 +194,37 @@ def known_before(evidence: Evidence) -> str | None:
     )
 
 
-def _failed(evidence: Evidence, *names: str) -> str | None:
+def _failed(wire: Json, *names: str) -> str | None:
     """What the first failed test of some of the wire saw."""
-    for name in evidence.wire.get("failed", ()):
+    for name in wire.get("failed", ()):
         if name in names:
-            test = evidence.wire["tests"][name]
+            test = wire["tests"][name]
             return f"test '{name}' saw {test['seen']:.3g}, p = {test['p']:.2g}"
     return None
 
 
-def _no_noise(evidence: Evidence) -> bool:
-    """Whether nothing was added on the wire: then nothing repeats or has another shape."""
-    noise = evidence.wire.get("noise")
-    return noise is not None and bool(noise["measured"] < SILENT * noise["declared"])
+def _noise_failed(wire: Json, *names: str) -> str | None:
+    """The same of tests of the noise: where none was added, none repeats or has another shape."""
+    noise = wire.get("noise")
+    silent = noise is not None and noise["measured"] < SILENT * noise["declared"]
+    return None if silent else _failed(wire, *names)
 
 
-def wire_without_noise(evidence: Evidence) -> str | None:
+def wire_without_noise(wire: Json) -> str | None:
     """A client whose noise is off, or weaker than the one that was audited."""
-    noise = evidence.wire.get("noise")
-    seen = _failed(evidence, "quieter", "nearer")
+    noise = wire.get("noise")
+    seen = _failed(wire, "quieter", "nearer")
     if seen is None or noise is None:
         return seen
     return (
-        f"the noise of {evidence.wire['images']} images has deviation {noise['measured']:.4g}; "
+        f"the noise of {wire['images']} images has deviation {noise['measured']:.4g}; "
         f"declared is {noise['declared']:.4g}, which gives no less than {noise['measured_low']:.4g}"
     )
 
 
-def wire_noise_repeats(evidence: Evidence) -> str | None:
-    """Noise that can be seen twice can be taken away: it came from a seed."""
-    return None if _no_noise(evidence) else _failed(evidence, "repeats", "starts")
-
-
-def wire_noise_differs(evidence: Evidence) -> str | None:
-    """Noise of another size, kind or order than the channel's."""
-    tests = ("louder", "farther", "shape", "next image", "next number", "other number")
-    return None if _no_noise(evidence) else _failed(evidence, *tests)
-
-
-def wire_of_another(evidence: Evidence) -> str | None:
-    """What was sent is not centred on the z of the audited encoder."""
-    return _failed(evidence, "offset", "slope", "different")
-
-
-def wire_carries_more(evidence: Evidence) -> str | None:
-    """Fields of a request that no attack looked at."""
-    beside = evidence.wire.get("beside", ())
-    return f"requests hold {', '.join(beside)}" if beside else None
-
-
-def wire_leaks_more(evidence: Evidence) -> str | None:
+def wire_leaks_more(wire: Json) -> str | None:
     """The same attack does better on the wire than it did in the run's audit."""
-    found = evidence.wire.get("offline", {})
+    found = wire.get("offline", {})
     if found.get("p", 1.0) >= SURE or found["difference"] >= 0:
         return None
     return (
@@ -286,77 +233,77 @@ def wire_leaks_more(evidence: Evidence) -> str | None:
     )
 
 
-Check = Callable[[Evidence], str | None]
-
-FLAGS: Mapping[str, tuple[Check, str]] = {
+FLAGS: Mapping[str, str] = {  # every flag, and what to do about it
     "white-box weaker than black-box": (
-        white_box_weaker,
-        "raise the white-box attack's steps and restarts; the headline rests on the other attacks",
+        "raise the white-box attack's steps and restarts; the headline rests on the other attacks"
     ),
-    "decoder not converged": (
-        not_converged,
-        "audit with a larger profile before believing the number",
-    ),
-    "gradients masked": (
-        gradient_masked,
-        "do not count the failure of white-box attacks as protection",
-    ),
-    "one draw of a random channel": (one_draw, "add k-query, or use a profile that has it"),
-    "noise only in training": (
-        train_only_noise,
-        "make the noise a channel stage, active in eval mode",
-    ),
-    "linearly invertible": (linearly_invertible, "treat the client as sending the image itself"),
-    "attack overfitted": (attack_overfitted, "give the attacker more aux images"),
-    "certificate beaten": (
-        certificate_beaten,
-        "believe neither: the channel is not what the certificate was told it is",
-    ),
-    "values not finite": (
-        not_finite,
-        "mend the encoder; these images count as they are, attacked through zeros",
-    ),
+    "decoder not converged": "audit with a larger profile before believing the number",
+    "gradients masked": "do not count the failure of white-box attacks as protection",
+    "one draw of a random channel": "add k-query, or use a profile that has it",
+    "noise only in training": "make the noise a channel stage, active in eval mode",
+    "linearly invertible": "treat the client as sending the image itself",
+    "attack overfitted": "give the attacker more aux images",
+    "certificate beaten": "believe neither: the channel is not what the certificate was told it is",
+    "values not finite": "mend the encoder; these images count as they are, attacked through zeros",
     UNFINISHED: (
-        lambda evidence: evidence.target.unfinished,
-        "continue it with --resume, then audit again: this is not the model that will be deployed",
+        "continue it with --resume, then audit again: this is not the model that will be deployed"
     ),
-    "attacks left out": (attacks_left_out, "audit without --attacks before reporting the number"),
+    "attacks left out": "audit without --attacks before reporting the number",
     "validation images scored": (
-        validation_scored,
-        "choose, train once with --final, and report an audit of test images",
+        "choose, train once with --final, and report an audit of test images"
     ),
-    "scored images known before": (
-        known_before,
-        "take the copies out of one of the parts, train and audit again",
-    ),
+    "scored images known before": "take the copies out of one of the parts, train and audit again",
     "noise missing on the wire": (
-        wire_without_noise,
-        "do not use this client: switch its noise on, or audit a run with the noise it has",
+        "do not use this client: switch its noise on, or audit a run with the noise it has"
     ),
-    "noise repeats on the wire": (
-        wire_noise_repeats,
-        "draw noise from the operating system's generator, without a seed",
-    ),
-    "noise not as declared on the wire": (
-        wire_noise_differs,
-        "make the client's channel the one that was audited",
-    ),
+    "noise repeats on the wire": "draw noise from the operating system's generator, without a seed",
+    "noise not as declared on the wire": "make the client's channel the one that was audited",
     "another client on the wire": (
-        wire_of_another,
-        "deploy the encoder of this run, or audit the one that is deployed",
+        "deploy the encoder of this run, or audit the one that is deployed"
     ),
-    "more than z on the wire": (wire_carries_more, "send the tensor and its description alone"),
+    "more than z on the wire": "send the tensor and its description alone",
     "wire leaks more than the audit": (
-        wire_leaks_more,
-        "believe this record, and find out what the deployed client does differently",
+        "believe this record, and find out what the deployed client does differently"
     ),
 }
 
 
-def raise_flags(evidence: Evidence) -> list[Flag]:
-    """Every flag whose check found something."""
-    return [
-        Flag(name, seen, advice)
-        for name, (check, advice) in FLAGS.items()
-        if (seen := check(evidence)) is not None
-    ]
+def raise_flags(
+    target: Target,
+    attempts: Attempts,
+    *,
+    certificates: Json,
+    leaks: Json,
+    wire: Json,
+    left_out: Sequence[str] = (),
+) -> list[Flag]:
+    """Every flag whose check found something.
+
+    `wire` is what captured requests say; `left_out` are the attacks of the profile that somebody
+    chose not to run.
+    """
+    beside = wire.get("beside", ())  # fields of a request that no attack looked at
+    validated = "settings are chosen by them" if target.knowledge == "val" else None
+    seen = {
+        "white-box weaker than black-box": white_box_weaker(attempts),
+        "decoder not converged": not_converged(attempts),
+        "gradients masked": gradient_masked(target),
+        "one draw of a random channel": one_draw(target, attempts),
+        "noise only in training": train_only_noise(target),
+        "linearly invertible": linearly_invertible(target, attempts),
+        "attack overfitted": attack_overfitted(attempts),
+        "certificate beaten": certificate_beaten(certificates, leaks),
+        "values not finite": not_finite(target),
+        UNFINISHED: target.unfinished,
+        "attacks left out": f"{', '.join(left_out)} did not run" if left_out else None,
+        "validation images scored": validated,
+        "scored images known before": known_before(target),
+        "noise missing on the wire": wire_without_noise(wire),
+        # Noise that can be seen twice can be taken away: it came from a seed.
+        "noise repeats on the wire": _noise_failed(wire, "repeats", "starts"),
+        "noise not as declared on the wire": _noise_failed(wire, *UNDECLARED),
+        "another client on the wire": _failed(wire, "offset", "slope", "different"),
+        "more than z on the wire": f"requests hold {', '.join(beside)}" if beside else None,
+        "wire leaks more than the audit": wire_leaks_more(wire),
+    }
+    return [Flag(name, what, FLAGS[name]) for name, what in seen.items() if what is not None]

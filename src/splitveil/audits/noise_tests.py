@@ -16,7 +16,7 @@ from scipy.special import chdtr, chdtrc, chdtri, kolmogorov, stdtr
 from torch import Tensor, nn
 
 from splitveil.audits.certificates import fingerprints
-from splitveil.audits.target import finite, send
+from splitveil.audits.target import finite, first_rows, send
 from splitveil.errors import AuditError
 from splitveil.io import Json
 from splitveil.nets.channel import (
@@ -275,18 +275,6 @@ def residual_tests(e: Rows, z: Rows) -> dict[str, Outcome]:
     return found
 
 
-def first_rows(ids: Int64[Tensor, " n"]) -> Int64[Tensor, " m"]:
-    """Position of the first row of every image, in order.
-
-    >>> first_rows(torch.tensor([7, 7, 3, 7, 3])).tolist()
-    [0, 2]
-    """
-    first: dict[int, int] = {}
-    for place, image in enumerate(ids.tolist()):
-        first.setdefault(image, place)
-    return torch.tensor(list(first.values()), dtype=torch.int64)
-
-
 def standardised(sent: Rows, clean: Rows, std: Tensor) -> Rows:
     """(z̃ − z)/σ in double precision: standard normal under a sound client."""
     return (sent.double() - clean.double()) / std
@@ -329,7 +317,7 @@ def slope(e: Rows, z: Rows) -> Outcome:
 
     is standard normal whatever z is; `seen` is that over √N, in σ for one deviation of z.
     """
-    return _along(e, z - z.mean())
+    return follows(z - z.mean(), e)
 
 
 def follows(one: Rows, next_: Rows) -> Outcome:
@@ -337,16 +325,11 @@ def follows(one: Rows, next_: Rows) -> Outcome:
 
     Given one side, Σab/‖a‖ is standard normal, exactly, as no value stands in two pairs.
     """
-    return _along(next_, one)
-
-
-def _along(e: Rows, direction: Rows) -> Outcome:
-    """The part of e along a direction that does not depend on it: standard normal."""
-    length = float(direction.square().sum().sqrt())
+    length = float(one.square().sum().sqrt())
     if length == 0:
         return Outcome(0.0, 1.0)
-    t = float((e * direction).sum()) / length
-    return Outcome(t / math.sqrt(e.numel()), two_sided(t))
+    t = float((next_ * one).sum()) / length
+    return Outcome(t / math.sqrt(next_.numel()), two_sided(t))
 
 
 def together(e: Rows) -> Outcome:

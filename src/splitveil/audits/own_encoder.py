@@ -35,7 +35,7 @@ from splitveil.data.splits import aux_view, hash_all, make_splits
 from splitveil.errors import AuditError, ConfigError, DataError, unknown
 from splitveil.io import Json, Progress, silent
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.nets.cost import count_macs
+from splitveil.nets.cost import Cost
 from splitveil.record.schema import Record
 from splitveil.rng import derive_seed, seeded_globals, stream
 from splitveil.threat import Access, Attack, Labelled, Send, Victim, by_rows, check_images
@@ -547,10 +547,7 @@ def audit_encoder(
         floats = target.sent.z[0].numel()
         if own.noise_std is not None:
             check_noise(own.noise_std, noise, min(LISTENED, len(target.scored)) * floats)
-        macs = params = None
-        if encoder is not None:
-            macs = count_macs(encoder, tuple(few.shape[1:]))
-            params = sum(p.numel() for p in encoder.parameters())
+        cost = None if encoder is None else Cost.of(encoder, tuple(few.shape[1:]))
         facts = Facts(
             began=began,
             train_seconds=None,
@@ -564,7 +561,11 @@ def audit_encoder(
                 "model": None,
             },
             fields={
-                "client": {"macs": macs, "params": params, "wire_floats": floats},
+                "client": {
+                    "macs": None if cost is None else cost.macs,
+                    "params": None if cost is None else cost.params,
+                    "wire_floats": floats,
+                },
                 "config": {
                     "dataset": images.name,
                     "callable": own.name,
@@ -628,9 +629,8 @@ def _certificates(
     if _mixes(encoder, x, own.noise_std):
         return refusals("z of an image depends on the other images of its batch")
     return certify(
-        certified_client(
-            encoder[0], noise, target.device
-        ),  # behind the flattening no bounds are found
+        # Behind the flattening no bounds are found.
+        certified_client(encoder[0], noise, target.device),
         target.scored,
         images.aux,
         images.test,

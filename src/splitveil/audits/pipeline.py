@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from splitveil.attacks.profiles import LEAK_BUDGETS, scale_search_budgets
 from splitveil.audits.beyond_pixels import leaks_beyond_pixels
-from splitveil.audits.flags import Evidence, raise_flags
+from splitveil.audits.flags import raise_flags
 from splitveil.audits.suite import Store, accuracy, run_attacks
 from splitveil.audits.summary import label_only_mse, summarise
 from splitveil.audits.target import Target, gallery
@@ -67,8 +67,9 @@ def measure(
     certificates, rate = target.certify(target)
     leaks = leaks_beyond_pixels(target, attempts, LEAK_BUDGETS[profile])
     wire = target.wire(attempts)
-    evidence = Evidence(target, attempts, certificates, leaks, wire, facts.left_out)
-    flags = [asdict(flag) for flag in raise_flags(evidence)]
+    flags = raise_flags(
+        target, attempts, certificates=certificates, leaks=leaks, wire=wire, left_out=facts.left_out
+    )
     audit = _audit_facts(target, profile, wire) | facts.audit
     record = Record.of(
         accuracy=accuracy(target, ACCURACY_DRAWS),
@@ -76,7 +77,7 @@ def measure(
         true_rate_nats=rate,
         certificates=certificates,
         leaks=leaks,
-        flags=flags,
+        flags=[asdict(flag) for flag in flags],
         versions=versions(),
         device=device_name(target.device),
         audit=audit,

@@ -308,11 +308,20 @@ def gallery_rows(labels: Tensor, limit: int = SHOWN) -> Tensor:
     >>> gallery_rows(torch.tensor([1, 0, 1, 2]), limit=2)
     tensor([1, 0])
     """
-    host = labels.tolist()
+    rows = first_rows(labels).to(labels.device)
+    return rows[labels[rows].argsort()][:limit]
+
+
+def first_rows(ids: Tensor) -> Tensor:
+    """Position of the first row of every value, in order.
+
+    >>> first_rows(torch.tensor([7, 7, 3, 7, 3])).tolist()
+    [0, 2]
+    """
     first: dict[int, int] = {}
-    for position, label in enumerate(host):
-        first.setdefault(label, position)
-    return torch.tensor([first[k] for k in sorted(first)][:limit], device=labels.device)
+    for position, value in enumerate(ids.tolist()):
+        first.setdefault(value, position)
+    return torch.tensor(list(first.values()), dtype=torch.int64)
 
 
 def gallery(target: Target, attempts: Mapping[str, Attempt]) -> Json:

@@ -53,6 +53,11 @@ class Audited(Protocol):
         """Standard deviation of the noise the deployed channel really adds."""
         ...
 
+    @property
+    def record(self) -> Record | None:
+        """What the last audit measured; None before one."""
+        ...
+
     def data(self, progress: Progress = silent) -> tuple[Dataset, Splits]:
         """The dataset and splits it was trained with."""
         ...

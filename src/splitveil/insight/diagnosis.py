@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
+from splitveil.audits.flags import fall_per_epoch
 from splitveil.config.settings import read_toml
 from splitveil.errors import RunError, SplitVeilError
 from splitveil.io import Json
@@ -15,14 +16,6 @@ from splitveil.record.schema import Record, number
 from splitveil.report.flow_chart import first_epoch
 
 TAIL = 3  # epochs that stand for "at the end"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plain:
-    """A run on the same data without a penalty: what accuracy could be."""
-
-    name: str
-    accuracy: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +32,7 @@ class RunHistory:
     """A run as the doctor sees it.
 
     `config` is flat, the defence's settings among the run's; `epochs` are the epoch lines of its
-    log, at least one.
+    log, at least one. `plain` is a run on the same data without a penalty: what accuracy could be.
     """
 
     name: str
@@ -47,7 +40,7 @@ class RunHistory:
     epochs: tuple[Json, ...]
     num_classes: int
     record: Record = field(default_factory=lambda: Record.from_dict({}))
-    plain: Plain | None = None
+    plain: "RunHistory | None" = None
 
     def setting(self, key: str, default: float | int = 0) -> float:
         """A numeric setting; the default where the defence has no such knob."""
@@ -303,14 +296,14 @@ def too_few_per_class(case: RunHistory) -> Seen | None:
     a, b, share = case.setting("class_gate_a"), case.setting("class_gate_b"), 1 / case.num_classes
     gate = 1 / (1 + math.exp(min(a * (b - share), 700.0)))
     gated = "class_gate_a" in case.config and case.config.get("penalty") is None
-    gated = gated and case.config.get("form", "gated") == "gated"
-    if not few and not (gated and gate < CLOSED_GATE):
+    closed = gated and case.config.get("form", "gated") == "gated" and gate < CLOSED_GATE
+    if not few and not closed:
         return None
     seen = [f"{case.per_class:.1f} samples per class in a batch"] if few else []
     advice = [turn(case, "batch_size", 8 * case.num_classes)] if few else []
     if few and "bank" in case.config:
         advice[0] += f", or {turn(case, 'bank', 64)} rows of each class"
-    if gated and gate < CLOSED_GATE:
+    if closed:
         seen.append(f"the class gate lets {100 * gate:.0f} % through at p_c = {share:.3g}")
         advice.append(f"{scale(case, 'class_gate_a', 1 / 4)} or class_gate_b → {share:.3g}")
     if few and case.slots and case.config.get("penalty") is None:
@@ -359,11 +352,11 @@ def accuracy_lost(case: RunHistory) -> Seen | None:
     said = []
     if best - now > LOST:
         said.append(f"validation accuracy fell from {100 * best:.1f} to {100 * now:.1f} %")
-    far = case.plain is not None and case.plain.accuracy - now > LOST
-    if case.plain is not None and far and not_converged(case) is None:
+    could = None if case.plain is None else case.plain.accuracy
+    if case.plain and could and could - now > LOST and not_converged(case) is None:
         said.append(
             f"accuracy is {100 * now:.1f} %, that of the plain run '{case.plain.name}' "
-            f"{100 * case.plain.accuracy:.1f} %"
+            f"{100 * could:.1f} %"
         )
     return ("; ".join(said), _weaker(case)) if said else None
 
@@ -448,17 +441,13 @@ def not_converged(case: RunHistory) -> Seen | None:
     if done < planned:
         return f"the run stopped after epoch {done} of {planned}", "continue it with --resume"
     losses = case.series("task_loss")
-    span = max(1, len(losses) // 10)
     again = f"epochs {planned} → {math.ceil(1.5 * planned)}, from the start (--overwrite)"
     if len(losses) < TAIL + 1:
         return f"{len(losses)} epochs are too few to judge", f"epochs {planned} → {10 * planned}"
     if case.at_chance and case.penalised:
         return None
-    before, last = fmean(losses[-2 * span : -span]), fmean(losses[-span:])
-    if before <= 0 or last <= LEARNED:
-        return None
-    fall = 1 - (last / before) ** (1 / span) if last > 0 else 1.0
-    if fall <= STEEP:
+    fall, last = fall_per_epoch(losses), fmean(losses[-max(1, len(losses) // 10) :])
+    if last <= LEARNED or fall <= STEEP:
         return None
     return f"the task loss still fell by {100 * fall:.0f} % per epoch, to {last:.3g}", again
 
@@ -497,10 +486,10 @@ def read_case(folder: Path, plain: Path | None = None) -> RunHistory:
     case = _read(folder)
     if plain is None:
         return replace(case, plain=_neighbour(folder, case.config))
-    found = _as_plain(_read(plain))
-    if found is None:
+    other = _read(plain)
+    if other.accuracy is None:
         raise RunError(f"{plain} has no accuracy to compare with; train or audit it first")
-    return replace(case, plain=found)
+    return replace(case, plain=other)
 
 
 def _read(folder: Path) -> RunHistory:
@@ -523,22 +512,17 @@ def _read(folder: Path) -> RunHistory:
     )
 
 
-def _as_plain(case: RunHistory) -> Plain | None:
-    return None if case.accuracy is None else Plain(name=case.name, accuracy=case.accuracy)
-
-
-def _neighbour(folder: Path, config: Json) -> Plain | None:
+def _neighbour(folder: Path, config: Json) -> RunHistory | None:
     """The plainest run of the same folder that can be compared; broken ones are passed over."""
     if config.get("defence") in PLAIN:
         return None
-    found: dict[str, Plain] = {}
+    found: dict[str, RunHistory] = {}
     for path in sorted(folder.resolve().parent.glob("*/config.toml")):
         with suppress(SplitVeilError):
             other = read_toml(path)
             alike = all(other.get(key) == config[key] for key in SAME)
-            plain = (
-                _as_plain(_read(path.parent)) if alike and other.get("defence") in PLAIN else None
-            )
-            if plain is not None:
-                found.setdefault(other["defence"], plain)
+            if alike and other.get("defence") in PLAIN:
+                run = _read(path.parent)
+                if run.accuracy is not None:
+                    found.setdefault(other["defence"], run)
     return next((found[defence] for defence in PLAIN if defence in found), None)

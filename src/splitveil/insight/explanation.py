@@ -21,7 +21,7 @@ from splitveil.io import Json, put_all
 from splitveil.record.files import RunFiles, read_run
 from splitveil.record.schema import number
 from splitveil.report.canvas import png_uri
-from splitveil.report.flow_chart import Flow, FlowStep, Sizes, draw_flow_chart, run_flow
+from splitveil.report.flow_chart import Flow, FlowStep, draw_flow_chart, run_flow
 from splitveil.rng import stream
 from splitveil.runs import Run, load_run
 from splitveil.surrogates.base import ClassBatch, FirstCallCheck, class_batch, class_moments, join
@@ -288,12 +288,15 @@ def tell(run: Run, dataset: Dataset, splits: Splits) -> Story:
     z = _features(run.model.encoder, data.images.to(device)).cpu()
     before = _features(untrained.model.encoder.eval(), data.images).numpy()
     flat = plan.settings()
-    statistic = getattr(surrogate, "statistic", None)
     attention, groups, gates = _look(surrogate, z, data.labels, float(flat.get("lambd") or 0))
-    beside = _beside(untrained.companion, plan.defence.settings())
     batch = float(config.batch_size or len(splits.train))
+    flow = run_flow(
+        flat, run.model, built, _stages(run.model.channel),
+        statistic=getattr(surrogate, "statistic", None),
+        companion=_beside(untrained.companion, plan.defence.settings()),
+    )  # fmt: skip
     return Story(
-        flow=run_flow(flat, _run_sizes(run), _stages(run.model.channel), statistic, beside),
+        flow=flow,
         images=dataset.images[rows.to(dataset.images.device)].cpu().numpy(),
         labels=data.labels.cpu().numpy(),
         classes=dataset.classes,
@@ -313,18 +316,6 @@ def tell(run: Run, dataset: Dataset, splits: Splits) -> Story:
 
 def _features(encoder: nn.Module, images: Tensor) -> Tensor:
     return torch.cat([encoder(x).float().flatten(1) for x in torch.split(images, LIMIT // 4)])
-
-
-def _run_sizes(run: Run) -> Sizes:
-    shape, model = run.built.image_shape, run.model
-    return Sizes(
-        image_shape=shape,
-        num_classes=run.built.num_classes,
-        client_params=model.client_params(),
-        client_macs=model.macs(shape),
-        wire_floats=model.wire_floats(shape),
-        server_params=sum(p.numel() for p in model.head.parameters()),
-    )
 
 
 def _stages(channel: nn.Module) -> tuple[FlowStep, ...]:

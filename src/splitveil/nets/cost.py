@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets.blocks import output_of, passed, stages_of, wire_shape
+from splitveil.nets.blocks import output_of, stages_of, wire_shape
 from splitveil.nets.catalogue import Net
 from splitveil.nets.clients import (
     CLIENT_PREFIX,
@@ -59,6 +59,8 @@ class Cost:
 
         >>> Cost.of(nn.Linear(4, 3), (4,))
         Cost(macs=12, params=15, wire_shape=(3,), wire_floats=3)
+        >>> Cost.of(nn.Conv1d(3, 5, 3), (3, 10)).macs  # 8 places, 5 channels, 3·3 weights
+        360
         """
         with _counted() as counter:
             shape = wire_shape(client, image_shape)
@@ -68,20 +70,6 @@ class Cost:
             wire_shape=shape,
             wire_floats=math.prod(shape),
         )
-
-
-def count_macs(module: nn.Module, input_shape: Shape) -> int:
-    """Multiply-adds of the convolutions and matrix products of `module` for one input.
-
-    Attention is counted by the products it consists of, whichever fused kernel would run; so are
-    functional calls.
-
-    >>> count_macs(nn.Conv1d(3, 5, 3), (3, 10))  # 8 places, 5 channels, 3·3 weights
-    360
-    """
-    with _counted() as counter:
-        passed(module, input_shape)
-    return _macs(counter)
 
 
 @contextmanager

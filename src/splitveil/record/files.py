@@ -49,7 +49,7 @@ def parse_gallery(data: Mapping[str, Any], where: str) -> Gallery:
         shape = _shape(data["image_shape"])
         indices = _integers(data["indices"], "indices")
         size = (len(indices), *shape)
-        gallery = Gallery(
+        return Gallery(
             indices=indices,
             labels=_integers(data["labels"], "labels", len(indices)),
             answers=_integers(data["answers"], "answers", len(indices)),
@@ -69,7 +69,6 @@ def parse_gallery(data: Mapping[str, Any], where: str) -> Gallery:
         raise RunError(
             f"{where} is not a gallery: {reason}; audit the run again to write a fresh one"
         ) from err
-    return gallery
 
 
 def _shape(value: object) -> tuple[int, int, int]:
@@ -203,7 +202,7 @@ def _read_epochs(path: Path) -> tuple[Json, ...]:
 
 def last_epoch(folder: Path) -> dict[str, Any]:
     """The last epoch's line of a run's log; empty before the first."""
-    lines = [m for m in read_run(folder, audited=False).metrics if m.get("kind") == "epoch"]
+    lines = read_run(folder, audited=False).metrics
     return dict(lines[-1]) if lines else {}
 
 

@@ -235,9 +235,7 @@ def _listed(values: Sequence[Value], lang: Lang) -> str:
 CERTIFICATES = Table(
     column("column.run", lambda run: run.name),
     column("column.flags", _flags, Format(text=_listed, numeric=False)),
-    column("column.capacity", _certified("capacity"), BOUND, NATS, "down"),
-    column("column.gallery", _certified("gallery"), BOUND, NATS, "down"),
-    column("column.population", _certified("population"), BOUND, NATS, "down"),
+    *(column(f"column.{kind}", _certified(kind), BOUND, NATS, "down") for kind in KINDS),
     column("column.identification", _identification, BOUND, "%", "up"),
     style="prose",
 )
@@ -451,11 +449,6 @@ def _seeds_text(attacks: Sequence[int], lang: str) -> str:
 SEEDS = Format(text=_seeds_text, exact=lambda attacks: (float(len(attacks)),))
 
 
-def seeds_of(group: Group) -> list[int]:
-    """For each training seed of a row, how many attack seeds it has."""
-    return [len(seed) for seed in group.seeds]
-
-
 def _flag_count(group: Group) -> float | None:
     """How many different flags the row's audits raised; None where none was asked for."""
     asked = [record.flag_names for record in group.records if record.flags is not None]
@@ -482,7 +475,7 @@ REBUILT, ZERO_PAD = _of(_each(_on_reconstructions)), _over("strongest.ssim_zerop
 COMPARE = Table(
     Column("row", "row", lambda row: row.group.name, CODE, brief="row"),
     Column("net", "net", _distinct("config.net"), TEXTS),
-    Column("seeds", "seeds", _of(seeds_of), SEEDS, brief="n"),
+    Column("seeds", "seeds", lambda row: list(map(len, row.group.seeds)), SEEDS, brief="n"),
     Column("accuracy", "accuracy", _over("accuracy"), SHARES, "%", "up", "acc%"),
     Column("reported-accuracy", "reported accuracy", _reported("accuracy"), REPORTED, "%"),
     Column("mse", "strongest attack MSE", _over("strongest.mse"), mean_sd(4), "", "up", "MSE"),

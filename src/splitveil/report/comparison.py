@@ -7,7 +7,7 @@ Against a row of one's choice, rows with the same training seeds are compared se
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -42,6 +42,8 @@ TRAINING = (
     "epochs", "batch_size", "lr", "schedule", "momentum", "weight_decay", "label_smoothing",
     "teacher", "held_out",
 )  # fmt: skip
+
+TRAINED_ON = {True: "train+val", False: "the training split"}  # by whether a run is final
 
 MEASURED = {"accuracy": "accuracy", "MSE": "strongest.mse", "leakage": "leakage"}
 
@@ -91,13 +93,9 @@ def tracks(groups: Sequence[Group]) -> list[Track]:
     for (dataset, aux), rows in sorted(kinds.items(), key=lambda kind: kind[0][1] == "test90"):
         prefix = f"{dataset}: " if several else ""
         for title, chosen in _tracks_of(dataset, aux, rows):
-            made.append(Track(title=prefix + title, groups=least_private_first(chosen), aux=aux))
+            in_order = sorted(chosen, key=lambda g: (g.mean("strongest.mse") or 0.0, g.name))
+            made.append(Track(title=prefix + title, groups=tuple(in_order), aux=aux))
     return made
-
-
-def least_private_first(groups: Iterable[Group]) -> tuple[Group, ...]:
-    """Rows by the strongest attack's error."""
-    return tuple(sorted(groups, key=lambda g: (g.mean("strongest.mse") or 0.0, g.name)))
 
 
 def _tracks_of(dataset: str, aux: str, rows: list[Group]) -> list[tuple[str, list[Group]]]:
@@ -128,7 +126,7 @@ def caption(groups: Sequence[Group]) -> str:
         _fact(groups, lambda r: count(r.client.wire_floats), "{} numbers on the wire"),
         _fact(groups, setting("epochs"), "{} epochs"),
         *_trained_otherwise(groups),
-        _fact(groups, _final, "trained on {}"),
+        _fact(groups, lambda r: TRAINED_ON[bool(r.audit.final)], "trained on {}"),
         _fact(groups, lambda r: r.audit.profile, "`{}` audit"),
         _fact(groups, lambda r: str(len(r.attacks)), "{} attacks"),
         _fact(groups, _aux, "aux = {}"),
@@ -147,10 +145,6 @@ def _trained_otherwise(groups: Sequence[Group]) -> list[str]:
         if len({read(record) for group in groups for record in group.records} - {NOTHING}) > 1:
             said.append(_fact(groups, read, f"`{key}` {{}}"))
     return said
-
-
-def _final(record: Record) -> str:
-    return "train+val" if record.audit.final else "the training split"
 
 
 def _aux(record: Record) -> str:
@@ -335,16 +329,13 @@ def contrast(ours: Group, other: Group, *, paired: bool = False) -> RowDifferenc
     pair = matched(ours, other) if paired else None
     ours, other = pair or (ours, other)
     together = pair is not None and len(ours.seeds) >= LEAST_SEEDS
-    accuracies, errors = [
-        (ours.values(path), other.values(path)) for path in ("accuracy", "strongest.mse")
-    ]
-    a, b = image_table(ours), image_table(other)
-    mse, over = seed_test(*errors, paired=together), "seeds"
+    accuracy = seed_test(ours.values("accuracy"), other.values("accuracy"), paired=together)
+    mse = seed_test(ours.values("strongest.mse"), other.values("strongest.mse"), paired=together)
+    a, b, over = image_table(ours), image_table(other), "seeds"
     same = ours.distinct("splits.scored") == other.distinct("splits.scored")
     if a is not None and b is not None and same and a.shape[1] == b.shape[1]:
         mse = difference(Sample.of(a), Sample.of(b), paired=together)
         over = mse.interval.scope
-    accuracy = seed_test(*accuracies, paired=together)
     return RowDifference(
         ours=ours.name,
         other=other.name,

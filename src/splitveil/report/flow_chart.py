@@ -11,6 +11,9 @@ from splitveil.report.canvas import GREY, PALETTE, Drawing, board, shown
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from splitveil.config.resolve import DataFacts
+    from splitveil.nets.split import SplitModel
+
 
 @dataclass(frozen=True)
 class FlowStep:
@@ -33,22 +36,12 @@ class Flow:
     back: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """What the boxes need to know beyond the settings."""
-
-    image_shape: tuple[int, ...]
-    num_classes: int
-    client_params: int
-    client_macs: int
-    wire_floats: int
-    server_params: int
-
-
 def run_flow(
     config: Json,
-    sizes: Sizes,
+    model: "SplitModel",
+    data: "DataFacts",
     stages: tuple[FlowStep, ...],
+    *,
     statistic: str | None = None,
     companion: tuple[FlowStep, ...] = (),
 ) -> Flow:
@@ -56,16 +49,17 @@ def run_flow(
 
     `companion` stands for what trains beside the model.
     """
-    image = "×".join(map(str, sizes.image_shape))
-    client = (f"net {config.get('net')}", f"{sizes.client_params:,} parameters",
-              f"{sizes.client_macs:,} MACs")  # fmt: skip
+    shape, sent = data.image_shape, model.wire_floats(data.image_shape)
+    client = (f"net {config.get('net')}", f"{model.client_params():,} parameters",
+              f"{model.macs(shape):,} MACs")  # fmt: skip
+    server_params = sum(p.numel() for p in model.head.parameters())
     wire = (
-        FlowStep("image", (image,)),
+        FlowStep("image", ("×".join(map(str, shape)),)),
         FlowStep("client", client),
         *(stages or (FlowStep("channel", ("sends z as it is",)),)),
-        FlowStep("wire", (f"{sizes.wire_floats} numbers", f"{4 * sizes.wire_floats:,} bytes")),
-        FlowStep("server", (f"{sizes.server_params:,} parameters",)),
-        FlowStep("answer", (f"{sizes.num_classes} classes", "cross-entropy")),
+        FlowStep("wire", (f"{sent} numbers", f"{4 * sent:,} bytes")),
+        FlowStep("server", (f"{server_params:,} parameters",)),
+        FlowStep("answer", (f"{data.num_classes} classes", "cross-entropy")),
     )
     boxes = penalty_boxes(config, statistic) or companion
     return Flow(wire=wire, penalty=boxes, back=way_back(config) if boxes else "")

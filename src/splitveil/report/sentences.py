@@ -45,26 +45,23 @@ def verdict(runs: Sequence[RunFiles]) -> Sentence:
     bare = next((kind for kind in found if not _defended(kind)), None)
     rivals = [k for k in found if _defended(k) and (bare is None or _same_images(bare, k))]
     if bare is not None and rivals:
-        return _change(bare, _most_private(rivals))
+        best = _most_private(rivals)
+        return sentence(
+            "verdict.change",
+            bare=_called(bare),
+            best=_called(best),
+            before=_error(bare),
+            after=_error(best),
+            ceiling=format_mse(best.mean("ceiling.mse")),
+            start=_share(bare, "accuracy"),
+            end=_share(best, "accuracy"),
+        )
     count = str(len(scored))
     if not all(_same_images(found[0], kind) for kind in found):
         return sentence("verdict.mixed", count=count)
     if not rivals:
         return sentence("verdict.undefended", count=count, **_measured(_most_private(found)))
     return sentence("verdict.best", count=count, **_measured(_most_private(rivals)))
-
-
-def _change(bare: Group, best: Group) -> Sentence:
-    return sentence(
-        "verdict.change",
-        bare=_called(bare),
-        best=_called(best),
-        before=_error(bare),
-        after=_error(best),
-        ceiling=format_mse(best.mean("ceiling.mse")),
-        start=_share(bare, "accuracy"),
-        end=_share(best, "accuracy"),
-    )
 
 
 def _measured(kind: Group) -> dict[str, Value]:
@@ -115,8 +112,11 @@ def _same_images(one: Group, other: Group) -> bool:
 
 def caveats(runs: Sequence[RunFiles]) -> list[Sentence]:
     """What the reader must know before believing the numbers."""
+    flagged = [run.name for run in runs if flags_of(run)]
+    brief = [run.name for run in runs if run.record.audit.profile in BRIEF]
     return [
-        *_about_flags(runs),
+        *_of("caveat.flags", flagged),
+        *_of("caveat.brief", brief),
         *_about_seeds(runs),
         *_about_attacks(runs),
         *_about_comparison(runs),
@@ -127,12 +127,6 @@ def caveats(runs: Sequence[RunFiles]) -> list[Sentence]:
 def _of(key: str, names: Sequence[str]) -> list[Sentence]:
     """A sentence about some names, if there are any."""
     return [sentence(key, names=tuple(names))] if names else []
-
-
-def _about_flags(runs: Sequence[RunFiles]) -> list[Sentence]:
-    flagged = [run.name for run in runs if flags_of(run)]
-    brief = [run.name for run in runs if run.record.audit.profile in BRIEF]
-    return [*_of("caveat.flags", flagged), *_of("caveat.brief", brief)]
 
 
 def _about_seeds(runs: Sequence[RunFiles]) -> list[Sentence]:
