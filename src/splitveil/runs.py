@@ -131,9 +131,38 @@ class Run:
         )  # fmt: skip
 
 
-def audit(run: Run, profile: str = "quick", **options: Any) -> Record:  # noqa: ANN401
-    """Attack a run and return the record; `options` are those of `Run.audit`."""
-    return run.audit(profile, **options)
+def audit(
+    run: Run,
+    profile: str = "quick",
+    *,
+    aux: str = "train",
+    seed: int = 0,
+    progress: Progress = silent,
+    fresh: bool = False,
+    only: Sequence[str] = (),
+    compile: bool = False,
+    attributes: Path | None = None,
+) -> Record:
+    """Attack a run, write its `record.json`, and return the record.
+
+    Args:
+        run: A trained run, from `fit` or `load_run`.
+        profile: Budget of the attacks: smoke, quick, standard or paper.
+        aux: What the attacker knows: train, held-out, test90, or val to choose settings by.
+        seed: Seed of the attacks, 0 or more.
+        progress: Told of every attack.
+        fresh: Run every attack, also those finished before.
+        only: Some attacks of the profile, by name; the record says so and is flagged.
+        compile: Have torch compile the decoders, on a GPU.
+        attributes: A table of attributes of the images, CSV.
+
+    Returns:
+        The record; `record.strongest.mse` is the headline number.
+    """
+    return run.audit(
+        profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only, compile=compile,
+        attributes=attributes,
+    )  # fmt: skip
 
 
 def fit(

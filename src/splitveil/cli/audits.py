@@ -7,10 +7,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from splitveil.cli import console
-from splitveil.cli.deploy import read_token, retry_notice, with_extra
+from splitveil.cli.console import JsonFlag, OutFolder, RunFolder
+from splitveil.cli.deploy import Certificates, TokenFile, read_token, retry_notice, with_extra
 from splitveil.errors import ConfigError, RunError
 from splitveil.io import check_folder
 
@@ -27,39 +28,33 @@ OLD_FORMS = {
     "--wire": "splitveil audit-wire RUN ADDRESS, or audit-wire RUN CAPTURE",
 }
 
-Profile = Annotated[str, typer.Option(help="smoke, quick, standard or paper.")]
-Aux = Annotated[str, typer.Option(help="train, held-out, test90, or val to choose by.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the attacks.")]
+Profile = Annotated[str, Option(help="smoke, quick, standard or paper.")]
+Aux = Annotated[str, Option(help="train, held-out, test90, or val to choose by.")]
+Seed = Annotated[int, Option(min=0, help="Seed of the attacks.")]
 
-Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Run every attack, also those finished before.")
-]
+Fresh = Annotated[bool, Option("--fresh", help="Run every attack, also those finished before.")]
 
-Table = Annotated[Path | None, typer.Option(help="CSV table of attributes: see docs/leaks.md.")]
-
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Table = Annotated[Path | None, Option(help="CSV table of attributes: see docs/leaks.md.")]
 
 
 def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
-    run: Annotated[Path | None, typer.Argument(help="Folder of the run.")] = None,
+    run: Annotated[Path | None, Argument(help="Folder of the run.")] = None,
     profile: Profile = "quick",
     aux: Aux = "train",
     seed: Seed = 0,
     fresh: Fresh = False,
     attacks: Annotated[
-        str | None, typer.Option(help="Only these of the profile, as decoder,rmle; it is flagged.")
+        str | None, Option(help="Only these, as decoder,rmle; it is flagged.")
     ] = None,
-    compile_: Annotated[
-        bool, typer.Option("--compile", help="On a GPU: compiled decoders, for many audits.")
-    ] = False,
+    compile_: Annotated[bool, Option("--compile", help="Compiled decoders, on a GPU.")] = False,
     attributes: Table = None,
     json_: JsonFlag = False,
-    rest: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    rest: Annotated[list[str] | None, Argument(hidden=True)] = None,
 ) -> None:
     """Attack a run and write `record.json` and `report.html` into its folder.
 
     An interrupted audit continues with the attack it was at. An earlier record that says what the
-    new one does not is kept under another name.
+    new one does not is kept under another name. `--compile` pays off over many audits.
 
     Example: `splitveil audit runs/first --profile quick`
     """
@@ -79,41 +74,32 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 
 def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer wants them
-    name: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="As mycode:send.")],
-    data: Annotated[
-        str | None, typer.Option(help="The images: folder:PATH, npz:PATH or a dataset's name.")
-    ] = None,
-    aux_data: Annotated[
-        str | None, typer.Option(help="In place of --data: all the attacker's images.")
-    ] = None,
-    test_data: Annotated[
-        str | None, typer.Option(help="In place of --data: all the images to score.")
-    ] = None,
-    server: Annotated[
-        str | None, typer.Option(help="MODULE:FUNCTION that answers what was sent.")
-    ] = None,
+    name: Annotated[str, Argument(metavar="MODULE:FUNCTION", help="As mycode:send.")],
+    data: Annotated[str | None, Option(help="folder:PATH, npz:PATH or a dataset's name.")] = None,
+    aux_data: Annotated[str | None, Option(help="All the attacker's images.")] = None,
+    test_data: Annotated[str | None, Option(help="All the images to score.")] = None,
+    server: Annotated[str | None, Option(help="MODULE:FUNCTION of the server.")] = None,
     noise: Annotated[
-        float | None, typer.Option(help="Deviation of the Gaussian noise the client adds last.")
+        float | None, Option(help="Deviation of the Gaussian noise the client adds last.")
     ] = None,
     members: Annotated[
-        str | None, typer.Option(help="All images that the client was trained or chosen on.")
+        str | None, Option(help="All images that the client was trained or chosen on.")
     ] = None,
     attributes: Table = None,
     white_box: Annotated[
-        bool, typer.Option("--white-box", help="The attacker has the client's networks.")
+        bool, Option("--white-box", help="The attacker has its networks.")
     ] = False,
-    given: Annotated[
-        str, typer.Option("--input", help="What the function takes: auto, numpy or torch.")
-    ] = "auto",
+    given: Annotated[str, Option("--input", help="What it takes: auto, numpy or torch.")] = "auto",
     profile: Profile = "quick",
-    aux: Annotated[str, typer.Option(help="train or test90.")] = "train",
+    aux: Annotated[str, Option(help="train or test90.")] = "train",
     seed: Seed = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the results (default: runs/FUNCTION).")
-    ] = None,
+    out: OutFolder = None,
     json_: JsonFlag = False,
 ) -> None:
     """Attack anybody's encoder, a function from images to what leaves the client.
+
+    `--aux-data` and `--test-data` stand in place of `--data`. The results go to `runs/FUNCTION`
+    without `--out`.
 
     Example: `splitveil audit-encoder mycode:send --data folder:photos --server mycode:answer`
     """
@@ -145,26 +131,24 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
 
 
 def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants them
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    run: RunFolder,
     sources: Annotated[
-        list[str], typer.Argument(help="A server's address to send to, or one or two captures.")
+        list[str], Argument(help="A server's address to send to, or one or two captures.")
     ],
     profile: Profile = "quick",
     aux: Aux = "train",
     seed: Seed = 0,
     fresh: Fresh = False,
-    sent: Annotated[
-        str | None, typer.Option(help="The images that were sent, in this order.")
-    ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="By the client in eight bits.")] = False,
-    token_file: Annotated[Path | None, typer.Option(help="File with the server's token.")] = None,
-    ca: Annotated[Path | None, typer.Option(help="Certificates to trust for TLS.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the results (default: RUN/wire).")
-    ] = None,
+    sent: Annotated[str | None, Option(help="The images that were sent, in this order.")] = None,
+    int8: Annotated[bool, Option("--int8", help="By the client in eight bits.")] = False,
+    token_file: TokenFile = None,
+    ca: Certificates = None,
+    out: OutFolder = None,
     json_: JsonFlag = False,
 ) -> None:
     """Attack what really leaves a deployed client of a run.
+
+    The results go to `RUN/wire` without `--out`.
 
     Example: `splitveil audit-wire runs/first http://localhost:8000`
 
@@ -214,9 +198,9 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
 
 
 def replay(
-    record: Annotated[Path, typer.Argument(help="A record.json.")],
+    record: Annotated[Path, Argument(help="A record.json.")],
     run: Annotated[
-        Path | None, typer.Option(help="Folder of the run (default: that of the record).")
+        Path | None, Option(help="Folder of the run (default: that of the record).")
     ] = None,
     json_: JsonFlag = False,
 ) -> None:
@@ -233,14 +217,10 @@ def replay(
     trained_run.check_replayable(known)  # before a run is looked for
     with console.progress_bar("replay") as bar:
         found = trained_run.replay(load_run(record.parent if run is None else run), known, bar)
-    if json_:
-        console.show_json({"record": str(record), "differences": found})
-    elif found:
-        console.print_lines(*found, f"{len(found)} differences")
-    else:
-        console.print_lines("every number is the same, bit for bit")
+    end = f"{len(found)} differences" if found else "every number is the same, bit for bit"
+    console.show_result({"record": str(record), "differences": found}, *found, end, json_=json_)
     if found:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _checked_run(run: Path | None, rest: list[str]) -> Path:
@@ -262,14 +242,21 @@ def _checked_run(run: Path | None, rest: list[str]) -> Path:
 
 
 def _show(folder: Path, record: Any, *, json_: bool) -> None:  # noqa: ANN401 - Record, imported late
-    """Write the page of a record, and print what was found."""
+    """Write the page of a record; print what the attacks got, the summary, and every flag."""
+    from splitveil.record.files import read_run
+    from splitveil.report.columns import ATTACKS, attack_rows
     from splitveil.report.page import write_page
 
     page = write_page([folder], folder)
     if json_:
         console.show_json(record.to_dict())
-    else:
-        console.show_audit(folder, page)
+        return
+    run = read_run(folder)
+    console.show_table(f"Attacks on {folder}", *ATTACKS.brief(attack_rows([run])))
+    console.show_runs([run])
+    for flag in run.record.flags or ():
+        console.warn(f"flag: {flag.name}: {flag.seen}; {flag.advice}")
+    console.print_lines(f"page: {page}")
 
 
 def _results_folder(folder: Path) -> Path:

@@ -5,9 +5,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
@@ -16,8 +15,12 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
-from splitveil.io import Progress
+from splitveil.io import Progress, finite
+
+if TYPE_CHECKING:
+    from splitveil.record.files import RunFiles
 
 # Names of files and words of strangers are printed as they are.
 out = Console(markup=False, emoji=False)
@@ -25,17 +28,15 @@ err = Console(stderr=True, markup=False, emoji=False)
 
 
 # Options that several commands have.
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and text.")]
-RunFolder = Annotated[Path, typer.Argument(help="Folder of the run.")]
-RunsDir = Annotated[str | None, typer.Option(help="Folder that holds the runs (default: runs).")]
-DataDir = Annotated[
-    str | None, typer.Option(help="Where datasets lie (default: $SPLITVEIL_DATA or a cache).")
-]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
-Published = Annotated[
-    Path | None, typer.Option(help="JSON of published rows to stand beside ours.")
-]
+JsonFlag = Annotated[bool, Option("--json", help="Print JSON instead of tables and text.")]
+RunFolder = Annotated[Path, Argument(help="Folder of the run.")]
+RunsDir = Annotated[str | None, Option(help="Folder that holds the runs (default: runs).")]
+DataDir = Annotated[str | None, Option(help="Of datasets (default: $SPLITVEIL_DATA or a cache).")]
+Dataset = Annotated[str | None, Option(help="See `splitveil datasets`.")]
+Device = Annotated[str | None, Option(help="auto, cpu or cuda.")]
+OutFolder = Annotated[Path | None, Option("--out", help="Folder for what is written.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace what is there.")]
+Published = Annotated[Path | None, Option(help="JSON of published rows to stand beside ours.")]
 
 
 def setup_logging() -> None:
@@ -99,29 +100,22 @@ def show_error(message: str) -> None:
     err.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
-def show_runs(paths: list[Path], *, json_: bool) -> None:
+def show_runs(runs: "Sequence[RunFiles]", *, json_: bool = False) -> None:
     """Print one row per audited run, or their records."""
-    from splitveil.record.files import read_run
     from splitveil.report.columns import SUMMARY
 
-    runs = [read_run(path) for path in paths]
     if json_:
-        show_json({str(run.path): run.record.to_dict() for run in runs})
+        show_json(finite({str(run.path): run.record.to_dict() for run in runs}))
     else:
         show_table("Accuracy, and what the attacker got", *SUMMARY.brief(runs))
 
 
-def show_audit(folder: Path, page: Path) -> None:
-    """Print what the attacks got, the summary, and every flag."""
-    from splitveil.record.files import read_run
-    from splitveil.report.columns import ATTACKS, SUMMARY, attack_rows
-
-    run = read_run(folder)
-    show_table(f"Attacks on {folder}", *ATTACKS.brief(attack_rows([run])))
-    show_table("Accuracy, and what the attacker got", *SUMMARY.brief([run]))
-    for flag in run.record.flags or ():
-        warn(f"flag: {flag.name}: {flag.seen}; {flag.advice}")
-    print_lines(f"page: {page}")
+def show_result(data: Any, *lines: str, json_: bool) -> None:  # noqa: ANN401 - any JSON value
+    """Print a result as JSON or as lines of text."""
+    if json_:
+        show_json(data)
+    else:
+        print_lines(*lines)
 
 
 def show_catalogue(

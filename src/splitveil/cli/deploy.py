@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from splitveil.cli import console
 from splitveil.errors import ConfigError, DataError
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
     from splitveil.serve.manifest import Manifest
 
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(help="File with the bearer token (default: the variable SPLITVEIL_TOKEN)."),
-]
+TokenFile = Annotated[Path | None, Option(help="File with the token (default: $SPLITVEIL_TOKEN).")]
+
+Certificates = Annotated[Path | None, Option(help="Certificates to trust for TLS.")]
 
 TOKEN_VARIABLE = "SPLITVEIL_TOKEN"  # noqa: S105 - the name of a variable
 NOTICE_SECONDS = 1.0  # of trying, before the user is told
@@ -34,23 +33,17 @@ NEEDED = ("onnx", "onnxruntime", "onnxscript", "prometheus_client", "starlette",
 
 def export(  # noqa: PLR0917 - every option of the command, as typer wants them
     run: console.RunFolder,
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", help="Folder to write (default: export in the run's).")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="The model's name on the wire (default: the run's).")
-    ] = None,
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Also a client in eight bits; needs the run's data.")
-    ] = False,
-    attacker: Annotated[
-        bool,
-        typer.Option("--attacker", help="Also the audit's strongest decoder, for the page."),
-    ] = False,
+    out_dir: console.OutFolder = None,
+    name: Annotated[str | None, Option(help="Name on the wire (default: the run's).")] = None,
+    int8: Annotated[bool, Option("--int8", help="Also a client in eight bits.")] = False,
+    attacker: Annotated[bool, Option("--attacker", help="Also the strongest decoder.")] = False,
     overwrite: console.Overwrite = False,
     json_: console.JsonFlag = False,
 ) -> None:
     """Export both halves of a run as ONNX, with a manifest and a Triton model repository.
+
+    Without `--out` they go to the folder `export` of the run. `--int8` needs the run's data, and
+    `--attacker` takes the strongest decoder of the run's audit, for the page of the server.
 
     Example: `splitveil export runs/first --int8`
     """
@@ -64,10 +57,8 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
             load_run(run), target, name=name, int8=int8, attacker=attacker, overwrite=overwrite,
             progress=progress,
         )  # fmt: skip
-    if json_:
-        console.show_json({"export": str(target), "manifest": manifest.to_dict()})
-    else:
-        console.print_lines(*export_lines(target, manifest))
+    told = {"export": str(target), "manifest": manifest.to_dict()}
+    console.show_result(told, *export_lines(target, manifest), json_=json_)
 
 
 def export_lines(target: Path, manifest: "Manifest") -> list[str]:
@@ -92,22 +83,16 @@ def export_lines(target: Path, manifest: "Manifest") -> list[str]:
 
 
 def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
-    path: Annotated[Path, typer.Argument(help="Folder of an export, or of a run.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
+    path: Annotated[Path, Argument(help="Folder of an export, or of a run.")],
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port; 0 takes a free one.")] = 8000,
     token_file: TokenFile = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate with its chain.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM private key.")] = None,
-    max_batch: Annotated[int, typer.Option(help="Rows the model runs at once.")] = 64,
-    max_delay_ms: Annotated[
-        float, typer.Option(help="Milliseconds a row may wait for others to share its batch.")
-    ] = 2.0,
-    max_waiting: Annotated[
-        int, typer.Option(help="Rows that may wait; beyond, requests are answered 429.")
-    ] = 1024,
-    threads: Annotated[
-        int, typer.Option(min=0, max=1024, help="Threads of the model; 0: all cores.")
-    ] = 0,
+    tls_cert: Annotated[Path | None, Option(help="PEM certificate with its chain.")] = None,
+    tls_key: Annotated[Path | None, Option(help="PEM private key.")] = None,
+    max_batch: Annotated[int, Option(help="Rows the model runs at once.")] = 64,
+    max_delay_ms: Annotated[float, Option(help="Milliseconds a row waits for others.")] = 2.0,
+    max_waiting: Annotated[int, Option(help="Rows that may wait; beyond, answers are 429.")] = 1024,
+    threads: Annotated[int, Option(min=0, max=1024, help="Of the model; 0: all cores.")] = 0,
     json_: console.JsonFlag = False,
 ) -> None:
     """Serve the server's half over the KServe v2 protocol, with a page for browsers.
@@ -144,17 +129,13 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 
 def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
-    images: Annotated[list[Path], typer.Argument(help="Image files (PNG, JPEG, …).")],
-    server: Annotated[str, typer.Option(help="Address of the server.")],
-    export_dir: Annotated[
-        Path, typer.Option("--export", help="Folder with the manifest and the client's half.")
-    ],
+    images: Annotated[list[Path], Argument(help="Image files (PNG, JPEG, …).")],
+    server: Annotated[str, Option(help="Address of the server.")],
+    export_dir: Annotated[Path, Option("--export", help="Folder with manifest and client.")],
     token_file: TokenFile = None,
-    ca: Annotated[Path | None, typer.Option(help="Certificates to trust for TLS.")] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Use the client in eight bits.")] = False,
-    capture: Annotated[
-        Path | None, typer.Option(help="New file that keeps what is sent, for `audit-wire`.")
-    ] = None,
+    ca: Certificates = None,
+    int8: Annotated[bool, Option("--int8", help="Use the client in eight bits.")] = False,
+    capture: Annotated[Path | None, Option(help="New file for what is sent: `audit-wire`.")] = None,
     json_: console.JsonFlag = False,
 ) -> None:
     """Classify images: the client's half runs here, only noisy smashed data go to the server.
@@ -182,11 +163,8 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
             raise
         answers = client.classify(pixels)
     rows = [{"image": str(path)} | found for path, found in zip(images, answers, strict=True)]
-    if json_:
-        console.show_json(rows)
-        return
     told = [f"{shown(r['image'])}: {r['name']} ({100 * r['share']:.1f} %)" for r in rows]
-    console.print_lines(*told)
+    console.show_result(rows, *told, json_=json_)
 
 
 def retry_notice(server: str) -> "Callable[[str, float], None]":

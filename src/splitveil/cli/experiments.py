@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from splitveil.cli import console
-from splitveil.cli.console import DataDir, Device, JsonFlag, RunsDir, print_lines, show_runs, start
 from splitveil.cli.lists import COSTS, MEASURED, Shape, in_words, show_cuts, show_listing
 from splitveil.errors import ConfigError, unknown
 
@@ -16,56 +15,54 @@ if TYPE_CHECKING:
 
 ANY_IMAGE = "3x32x32"
 INTERRUPTED = 130  # exit code
-Dataset = Annotated[str | None, typer.Option(help="See `splitveil datasets`.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the runs.")]
+Seed = Annotated[int | None, Option(help="Seed of the runs.")]
 
 
 def demo(
-    runs_dir: Annotated[str, typer.Option(help="Where the demo's runs go.")] = "runs/demo",
-    epochs: Annotated[int | None, typer.Option(help="Fewer epochs for a hasty look.")] = None,
-    profile: Annotated[str, typer.Option(help="Attack budget.")] = "quick",
-    json_: JsonFlag = False,
+    runs_dir: Annotated[str, Option(help="Where the demo's runs go.")] = "runs/demo",
+    epochs: Annotated[int | None, Option(help="Fewer epochs for a hasty look.")] = None,
+    profile: Annotated[str, Option(help="Attack budget.")] = "quick",
+    json_: console.JsonFlag = False,
 ) -> None:
     """Train, attack and compare `none`, `gated-att` and `veil` on digits, in minutes on a CPU.
 
     Example: `splitveil demo`
     """
-    start()
+    console.start()
     from splitveil.experiments.demo import run_demo
     from splitveil.experiments.runner import LiveTable
+    from splitveil.record.files import read_run
     from splitveil.report.page import write_page
 
     with LiveTable(console.err) as table:
         paths = run_demo(runs_dir, profile, epochs, table)
     page = write_page(paths, Path(runs_dir))
-    show_runs(paths, json_=json_)
+    console.show_runs([read_run(path) for path in paths], json_=json_)
     if not json_:
-        print_lines(f"\nOpen {page.resolve()} to see what the attacker saw.")
+        console.print_lines(f"\nOpen {page.resolve()} to see what the attacker saw.")
 
 
 def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
-    macs: Annotated[float, typer.Option(help="Multiply-adds it may spend on an image.")],
-    wire: Annotated[int, typer.Option(help="Numbers it may send for an image.")],
-    params: Annotated[int | None, typer.Option(help="Parameters it may have.")] = None,
-    image: Annotated[str | None, typer.Option(help=f"Its size (default: {ANY_IMAGE}).")] = None,
-    family: Annotated[str | None, typer.Option(help="inverted, residual or strided.")] = None,
-    smaller: Annotated[bool, typer.Option("--smaller", help="Also those that send less.")] = False,
-    limit: Annotated[int | None, typer.Option(help="How many to show (default: 20).")] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="List the cuts of this net, or of MODULE:FUNCTION of yours.")
-    ] = None,
-    classes: Annotated[int | None, typer.Option(min=2, help="For --backbone.")] = None,
-    rank: Annotated[bool, typer.Option("--rank", help="Train, attack and rank the best.")] = False,
-    dataset: Dataset = None,
-    defence: Annotated[str | None, typer.Option(help="For --rank (default: veil).")] = None,
-    epochs: Annotated[int | None, typer.Option(help="For --rank (default: a quarter).")] = None,
-    top: Annotated[int | None, typer.Option(help="Beside the named nets (default: 4).")] = None,
-    profile: Annotated[str | None, typer.Option(help="Attack budget (default: quick).")] = None,
+    macs: Annotated[float, Option(help="Multiply-adds it may spend on an image.")],
+    wire: Annotated[int, Option(help="Numbers it may send for an image.")],
+    params: Annotated[int | None, Option(help="Parameters it may have.")] = None,
+    image: Annotated[str | None, Option(help=f"Its size (default: {ANY_IMAGE}).")] = None,
+    family: Annotated[str | None, Option(help="inverted, residual or strided.")] = None,
+    smaller: Annotated[bool, Option("--smaller", help="Also those that send less.")] = False,
+    limit: Annotated[int | None, Option(help="How many to show (default: 20).")] = None,
+    backbone: Annotated[str | None, Option(help="A net to cut, or your MODULE:FUNCTION.")] = None,
+    classes: Annotated[int | None, Option(min=2, help="For --backbone.")] = None,
+    rank: Annotated[bool, Option("--rank", help="Train, attack and rank the best.")] = False,
+    dataset: console.Dataset = None,
+    defence: Annotated[str | None, Option(help="For --rank (default: veil).")] = None,
+    epochs: Annotated[int | None, Option(help="For --rank (default: a quarter).")] = None,
+    top: Annotated[int | None, Option(help="Beside the named nets (default: 4).")] = None,
+    profile: Annotated[str | None, Option(help="Attack budget (default: quick).")] = None,
     seed: Seed = None,
-    device: Device = None,
-    data_dir: DataDir = None,
-    runs_dir: RunsDir = None,
-    json_: JsonFlag = False,
+    device: console.Device = None,
+    data_dir: console.DataDir = None,
+    runs_dir: console.RunsDir = None,
+    json_: console.JsonFlag = False,
 ) -> None:
     """List thin clients that fit a budget, those that spend it on depth first.
 
@@ -145,7 +142,7 @@ def show_ranking(
     run: Mapping[str, Any], budget: "Json", profile: str, image: str | None, *, json_: bool
 ) -> None:
     """Train and attack clients that fit, and rank them."""
-    start()
+    console.start()
     from splitveil.config.resolve import make_config
     from splitveil.data.catalogue import load
     from splitveil.experiments.client_search import SCORE, contenders, rank_clients
@@ -186,46 +183,43 @@ def show_ranking(
 
 
 def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
-    dataset: Dataset = None,
+    dataset: console.Dataset = None,
     defence: Annotated[
-        list[str] | None, typer.Option(help="Again for others (default: none, noise and veil).")
+        list[str] | None, Option(help="Again for others (default: none, noise and veil).")
     ] = None,
     vary: Annotated[
-        list[str] | None,
-        typer.Option(help="key=a,b,c or key=lin:low:high or key=log:low:high; :count for a grid."),
+        list[str] | None, Option(help="key=a,b or key=lin:low:high or key=log:low:high[:count].")
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="Of each defence (default: a grid).")] = None,
-    sampler: Annotated[str | None, typer.Option(help="grid, random or optuna.")] = None,
-    engine: Annotated[str, typer.Option(help="local, or ray.")] = "local",
-    address: Annotated[str | None, typer.Option(help="Of a Ray cluster (default: new).")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Trials at a time; several need Ray.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Of a trial (default: a quarter).")] = None,
-    profile: Annotated[str | None, typer.Option(help="Attack budget (default: quick).")] = None,
-    attack: Annotated[list[str] | None, typer.Option(help="Only these of the profile.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, the same in every trial.")
-    ] = None,
-    net: Annotated[str | None, typer.Option(help="See `splitveil clients`.")] = None,
+    trials: Annotated[int | None, Option(help="Of each defence (default: a grid).")] = None,
+    sampler: Annotated[str | None, Option(help="grid, random or optuna.")] = None,
+    engine: Annotated[str, Option(help="local, or ray.")] = "local",
+    address: Annotated[str | None, Option(help="Of a Ray cluster (default: new).")] = None,
+    jobs: Annotated[int | None, Option(help="Trials at a time; several need Ray.")] = None,
+    epochs: Annotated[int | None, Option(help="Of a trial (default: a quarter).")] = None,
+    profile: Annotated[str | None, Option(help="Attack budget (default: quick).")] = None,
+    attack: Annotated[list[str] | None, Option(help="Only these of the profile.")] = None,
+    settings: Annotated[list[str] | None, Option("--set", help="key=value, in all trials.")] = None,
+    net: Annotated[str | None, Option(help="See `splitveil clients`.")] = None,
     seed: Seed = None,
-    device: Device = None,
-    data_dir: DataDir = None,
-    runs_dir: RunsDir = None,
-    name: Annotated[str, typer.Option(help="Name of the sweep's folder.")] = "sweep",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where it stopped.")] = False,
-    json_: JsonFlag = False,
+    device: console.Device = None,
+    data_dir: console.DataDir = None,
+    runs_dir: console.RunsDir = None,
+    name: Annotated[str, Option(help="Name of the sweep's folder.")] = "sweep",
+    resume: Annotated[bool, Option("--resume", help="Go on where it stopped.")] = False,
+    json_: console.JsonFlag = False,
 ) -> None:
     """Search settings of several defences under one budget, and show the front they reach.
 
     Every trial is a run below `runs/NAME/trials`, trained briefly (a quarter of a full training)
     and attacked on validation images. Each defence has the same number of trials; one with fewer
     settings to try spends them on other seeds. Any setting of the run or of a defence can be
-    varied; where every value is listed the sampler is a grid. A sweep that was stopped goes on with
-    `--resume --name NAME`.
+    varied; where every value is listed the sampler is a grid, which takes `:count` values of a
+    range. A sweep that was stopped goes on with `--resume --name NAME`.
 
     Example: `splitveil sweep --dataset digits --defence none --defence noise --defence veil
     --vary lambd=0.1,0.3,1 --vary noise_std=log:0.01:0.2 --trials 12`
     """
-    start()
+    console.start()
     from splitveil.config.run_config import RunConfig
     from splitveil.experiments.runner import LiveTable
     from splitveil.experiments.search import plan_of, run_sweep
@@ -265,7 +259,7 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
 def show_sweep(result: "Json") -> None:
     """The result of a sweep as text."""
     plan, base, at = (result[k] for k in ("plan", "reference_accuracy", "reference_point"))
-    print_lines(
+    console.print_lines(
         f"{len(result['trials'])} trials on {plan['options'].get('dataset', 'digits')}: "
         f"{plan['trials']} of each defence, sampler {plan['sampler']}, seed {plan['seed']}, "
         f"profile {plan['profile']}; all numbers on validation images"
@@ -293,7 +287,7 @@ def show_sweep(result: "Json") -> None:
     if kept := [row for row in rows if "run" in row]:
         run, here = Path(min(kept, key=lambda row: row["leakage"])["run"]), Path.cwd()
         shown = run.relative_to(here) if run.is_relative_to(here) else run
-        print_lines(f"next: splitveil audit {shown}")
+        console.print_lines(f"next: splitveil audit {shown}")
 
 
 def _shown(row: "Json") -> "Json":
@@ -305,18 +299,16 @@ def _shown(row: "Json") -> "Json":
 
 
 def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants them
-    experiment: Annotated[str, typer.Argument(help="Which experiment: seed-003.")],
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="A row of it; give it again for others.")
-    ] = None,
+    experiment: Annotated[str, Argument(help="Which experiment: seed-003.")],
+    only: Annotated[list[str] | None, Option(help="A row of it; again for others.")] = None,
     seed: Seed = 0,
-    epochs: Annotated[int | None, typer.Option(help="Fewer epochs for a rehearsal.")] = None,
-    profile: Annotated[str, typer.Option(help="Attack budget.")] = "standard",
-    dataset: Dataset = None,
-    device: Device = None,
-    data_dir: DataDir = None,
-    runs_dir: RunsDir = None,
-    json_: JsonFlag = False,
+    epochs: Annotated[int | None, Option(help="Fewer epochs for a rehearsal.")] = None,
+    profile: Annotated[str, Option(help="Attack budget.")] = "standard",
+    dataset: console.Dataset = None,
+    device: console.Device = None,
+    data_dir: console.DataDir = None,
+    runs_dir: console.RunsDir = None,
+    json_: console.JsonFlag = False,
 ) -> None:
     """Run a published experiment, row by row, and print its table beside what was reported.
 
@@ -326,7 +318,7 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
 
     Example: `splitveil reproduce seed-003 --only cem --only gated-att`
     """
-    start()
+    console.start()
     from splitveil.experiments import reproduction
     from splitveil.experiments.runner import LiveTable
 
@@ -340,9 +332,9 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
         console.show_error(
             "interrupted; what was complete is saved. The same command again continues"
         )
-        raise typer.Exit(INTERRUPTED) from None
+        raise Exit(INTERRUPTED) from None
     if json_:
         console.show_json(reproduction.shown_json(made, rows))
     else:
         console.show_table(made.title, *made.brief(rows))
-        print_lines(f"table: {page}")
+        console.print_lines(f"table: {page}")

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from splitveil.cli import console
 from splitveil.errors import ConfigError
@@ -15,7 +15,7 @@ from splitveil.errors import ConfigError
 def given_path(text: str) -> Path:
     """A path of the command line; an empty one, of a variable that is not set, is no folder."""
     if not text.strip():
-        raise typer.BadParameter("got an empty path; name a run folder, a record, or . for here")
+        raise BadParameter("got an empty path; name a run folder, a record, or . for here")
     return Path(text)
 
 
@@ -47,27 +47,17 @@ def refuse_former(options: Mapping[str, object], paths: list[Path]) -> None:
 def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     paths: Annotated[
         list[Path],
-        typer.Argument(parser=given_path, help="Run folders, records, or folders of them."),
+        Argument(parser=given_path, help="Run folders, records, or folders of them."),
     ],
     published: console.Published = None,
-    against: Annotated[
-        str | None, typer.Option(help="Differences of all rows to this one, seed by seed.")
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option("--md", help="Write the whole tables here as Markdown.")
-    ] = None,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", help="Write every number here without rounding.")
-    ] = None,
-    latex: Annotated[
-        Path | None, typer.Option("--latex", help="Write the tables here for LaTeX (booktabs).")
-    ] = None,
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print JSON: keys and numbers of --csv.")
-    ] = False,
-    where: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
-    sort: Annotated[str | None, typer.Option(hidden=True)] = None,
-    columns: Annotated[str | None, typer.Option(hidden=True)] = None,
+    against: Annotated[str | None, Option(help="Row to compare all with, seed by seed.")] = None,
+    markdown: Annotated[Path | None, Option("--md", help="Whole tables as Markdown.")] = None,
+    csv: Annotated[Path | None, Option(help="File for every number, not rounded.")] = None,
+    latex: Annotated[Path | None, Option(help="Tables for LaTeX (booktabs).")] = None,
+    json_: Annotated[bool, Option("--json", help="Print JSON: keys and numbers of --csv.")] = False,
+    where: Annotated[list[str] | None, Option(hidden=True)] = None,
+    sort: Annotated[str | None, Option(hidden=True)] = None,
+    columns: Annotated[str | None, Option(hidden=True)] = None,
 ) -> None:
     """Compare audited runs: one row per defence, mean ± sd over its seeds, and differences.
 
@@ -118,10 +108,7 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 def doctor(
     run: console.RunFolder,
-    plain: Annotated[
-        Path | None,
-        typer.Option(help="Undefended run to compare with (default: one beside the run)."),
-    ] = None,
+    plain: Annotated[Path | None, Option(help="Undefended run (default: one beside it).")] = None,
     json_: console.JsonFlag = False,
 ) -> None:
     """Read a run's log and say what to turn, and how far.
@@ -131,24 +118,22 @@ def doctor(
     from splitveil.insight.diagnosis import RULES, diagnose, read_case
 
     findings = diagnose(read_case(run, plain))
-    if json_:
-        told = [asdict(finding) for finding in findings]
-        console.show_json({"run": str(run), "rules": list(RULES), "findings": told})
-        return
+    told = [asdict(finding) for finding in findings]
     lines = [f"{run}: nothing to mend" if not findings else f"{run}: {len(findings)} to mend"]
     for at, finding in enumerate(findings, start=1):
         lines += [f"{at}. {finding.name}", f"   seen: {finding.seen}", f"   do: {finding.advice}"]
-    console.print_lines(*lines)
+    found = {"run": str(run), "rules": list(RULES), "findings": told}
+    console.show_result(found, *lines, json_=json_)
 
 
 def explain(
     run: console.RunFolder,
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the page (default: the run's).")
-    ] = None,
+    out_dir: console.OutFolder = None,
     json_: console.JsonFlag = False,
 ) -> None:
     """Draw what a run's defence looks at and what it does: `explain.html` and its pictures.
+
+    They go to the run's folder without `--out`.
 
     Example: `splitveil explain runs/first --out page`
     """
@@ -156,38 +141,31 @@ def explain(
     from splitveil.insight.explanation import explain_run
 
     paths, numbers = explain_run(run, out_dir)
-    if json_:
-        console.show_json(
-            {"run": str(run), "files": [str(path) for path in paths], "numbers": numbers}
-        )
-    else:
-        console.print_lines(f"page: {paths[0]}")
+    found = {"run": str(run), "files": [str(path) for path in paths], "numbers": numbers}
+    console.show_result(found, f"page: {paths[0]}", json_=json_)
 
 
 def report(  # noqa: PLR0917 - every option of the command, as typer wants them
-    runs: Annotated[list[Path], typer.Argument(help="Folders of audited runs.")],
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the page (default: the first run's).")
-    ] = None,
-    lang: Annotated[str, typer.Option(help="Language of the page: en or zh.")] = "en",
-    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    runs: Annotated[list[Path], Argument(help="Folders of audited runs.")],
+    out_dir: console.OutFolder = None,
+    lang: Annotated[str, Option(help="Language of the page: en or zh.")] = "en",
+    title: Annotated[str | None, Option(help="Title of the page.")] = None,
     slides: Annotated[
-        bool, typer.Option("--slides", help="Write slides.html too: arrow keys, one per page.")
+        bool, Option("--slides", help="Also slides.html: arrow keys turn them.")
     ] = False,
     published: console.Published = None,
     json_: console.JsonFlag = False,
 ) -> None:
     """Build one page with tables and pictures from audited runs.
 
-    A folder that is broken or is no run is named and left out. Beside the page: every figure as
-    PNG and SVG. `splitveil compare` writes tables as Markdown and LaTeX.
+    The page goes to the first run's folder without `--out`. A folder that is broken or is no run is
+    named and left out. Beside the page: every figure as PNG and SVG. `splitveil compare`
+    writes tables as Markdown and LaTeX.
 
     Example: `splitveil report runs/demo/none runs/demo/veil --out page`
 
     Example: `splitveil report runs/demo/* --out page --lang zh --slides`
     """
-    from splitveil.io import finite
-    from splitveil.report.columns import SUMMARY
     from splitveil.report.deck import write_deck
     from splitveil.report.page import read_runs, write_report
 
@@ -197,10 +175,9 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     pages = write_report(content, out_dir or content.runs[0].path)[:1]
     if slides:
         pages.append(write_deck(content, pages[0].parent))
+    console.show_runs(content.runs, json_=json_)
     if json_:
-        console.show_json(finite({str(run.path): run.record.to_dict() for run in content.runs}))
         return
-    console.show_table("Accuracy, and what the attacker got", *SUMMARY.brief(content.runs))
     for line in content.reservations:
         console.warn(line)
     console.print_lines(*(f"page: {page}" for page in pages))

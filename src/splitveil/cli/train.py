@@ -4,23 +4,23 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from splitveil.cli import console
 
 
 def train(  # noqa: PLR0917 - every option of the command, as typer wants them
-    dataset: Annotated[str | None, typer.Option(help="See `splitveil datasets`.")] = None,
+    dataset: console.Dataset = None,
     defence: Annotated[
-        str | None, typer.Option(help="See `splitveil defences`; join several by +.")
+        str | None, Option(help="See `splitveil defences`; join several by +.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run's folder.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    seed: Annotated[int | None, Option(help="Seed of the run.")] = None,
+    name: Annotated[str | None, Option(help="Name of the run's folder.")] = None,
+    epochs: Annotated[int | None, Option(help="Passes over the data.")] = None,
     device: console.Device = None,
     net: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="auto, small, vgg11, thin-…; see `splitveil clients`. NAME@N cuts vgg11, resnet20 "
             "or mobilenetv2 after entry N."
         ),
@@ -29,16 +29,14 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     runs_dir: console.RunsDir = None,
     recipe: Annotated[
         str | None,
-        typer.Option(
-            help="Settings by name, see `splitveil recipes`; all other options override them."
-        ),
+        Option(help="Settings by name, see `splitveil recipes`; all other options override them."),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    config: Annotated[Path | None, Option(help="TOML file of settings.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, for example lambd=0.3.")
+        list[str] | None, Option("--set", help="key=value, for example lambd=0.3.")
     ] = None,
-    final: Annotated[bool, typer.Option("--final", help="Train on train+val, once.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue where it stopped.")] = False,
+    final: Annotated[bool, Option("--final", help="Train on train+val, once.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue where it stopped.")] = False,
     overwrite: console.Overwrite = False,
     json_: console.JsonFlag = False,
 ) -> None:

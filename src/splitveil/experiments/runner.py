@@ -38,7 +38,7 @@ from splitveil.audits.trained_run import open_run
 from splitveil.config.resolve import find_device, resolve
 from splitveil.config.run_config import DATASET_DEFAULTS, OTHER_DATASETS, PLACES, RunConfig
 from splitveil.data.catalogue import load
-from splitveil.data.dataset import Dataset, fingerprint
+from splitveil.data.dataset import fingerprint
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, unknown
 from splitveil.io import Json, Progress, ProgressPart, silent, write_text
 from splitveil.nets.clients import CLIENT_PREFIX
@@ -343,9 +343,7 @@ def with_own_folder(config: RunConfig) -> RunConfig:
     return replace(config, name=f"{stem}-{_digest([same, fingerprint(dataset), __version__])}")
 
 
-@lru_cache(maxsize=1)
-def _data(name: str, data_dir: str | None) -> Dataset:
-    return load(name, data_dir)
+_data = lru_cache(maxsize=1)(load)  # the trials of a search are on one dataset
 
 
 def _digest(parts: Sequence[object]) -> str:

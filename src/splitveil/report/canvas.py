@@ -61,7 +61,7 @@ def place_labels(anchors: Floats, sizes: Floats, frame: Floats, bars: Floats) ->
 def shared_areas(some: Floats, others: Floats) -> Floats:
     """Areas shared by every pair of boxes, (n, 4) and (m, 4) to (n, m), px².
 
-    >>> shared_areas(np.array([[0, 0, 4, 2]]), np.array([[3, 0, 4, 2]])).tolist()
+    >>> shared_areas(np.array([[0.0, 0, 4, 2]]), np.array([[3.0, 0, 4, 2]])).tolist()
     [[2.0]]
     """
     a, b = some[:, None], others[None]

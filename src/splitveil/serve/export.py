@@ -221,13 +221,8 @@ def versions() -> Json:
     import onnx
     import onnxruntime  # type: ignore[import-untyped]
 
-    return {
-        "splitveil": version("splitveil"),
-        "torch": str(torch.__version__),
-        "onnx": onnx.__version__,
-        "onnxruntime": onnxruntime.__version__,
-        "opset": OPSET,
-    }
+    made = {lib.__name__: str(lib.__version__) for lib in (torch, onnx, onnxruntime)}
+    return {"splitveil": version("splitveil"), **made, "opset": OPSET}
 
 
 def verdict(record: Json) -> Json:
