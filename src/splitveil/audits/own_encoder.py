@@ -547,7 +547,7 @@ def audit_encoder(
         floats = target.sent.z[0].numel()
         if own.noise_std is not None:
             check_noise(own.noise_std, noise, min(LISTENED, len(target.scored)) * floats)
-        cost = None if encoder is None else Cost.of(encoder, tuple(few.shape[1:]))
+        cost = {} if encoder is None else vars(Cost.of(encoder, tuple(few.shape[1:])))
         facts = Facts(
             began=began,
             train_seconds=None,
@@ -561,11 +561,8 @@ def audit_encoder(
                 "model": None,
             },
             fields={
-                "client": {
-                    "macs": None if cost is None else cost.macs,
-                    "params": None if cost is None else cost.params,
-                    "wire_floats": floats,
-                },
+                "client": {key: cost.get(key) for key in ("macs", "params")}
+                | {"wire_floats": floats},
                 "config": {
                     "dataset": images.name,
                     "callable": own.name,
