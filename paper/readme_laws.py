@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from splitveil.record.groups import Group
 from splitveil.report.columns import Compared
-from splitveil.report.comparison import Track, least_private_first, track_table
+from splitveil.report.comparison import Track, track_table
 from splitveil.table import Table
 
 COLUMNS = ("row", "net", "seeds", "accuracy", "mse", "by", "leakage", "rate")
@@ -14,8 +14,9 @@ CLIENTS = ("noise", "noise-thin-deep", "cem", "cem-thin-deep", "veil-vgg11", "ve
 
 def seen_in(groups: Iterable[Group], names: Collection[str] | None = None) -> str:
     """Some rows, least private first, and what their records have in common."""
-    chosen = least_private_first(g for g in groups if names is None or g.name in names)
-    table, rows = track_table(Track(title="", groups=chosen), {})
+    chosen = [g for g in groups if names is None or g.name in names]
+    chosen.sort(key=lambda g: (g.mean("strongest.mse") or 0.0, g.name))
+    table, rows = track_table(Track(title="", groups=tuple(chosen)), {})
     return f"{table.caption}\n\n{few(table, rows, COLUMNS)}"
 
 

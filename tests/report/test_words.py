@@ -85,7 +85,7 @@ def test_every_word_is_used() -> None:
         room, _, name = key.partition(".")
         made = f'"{room}.{{' in source or f"'{room}.{{" in source or f'"{room}." ~' in source
         listed = name in {*TERMS, *FLAGS, *Access, *KNOWLEDGE}
-        looked_up = f'known("{room}"' in source
+        looked_up = f'value_word("{room}"' in source
         literal = f'"{key}"' in source or f"'{key}'" in source
         return literal or ((made or looked_up) and (listed or f'"{name}"' in source))
 

@@ -246,7 +246,7 @@ class Standardiser:
     Computed in float64, given in float32: networks, distances and BatchNorm's ε then meet the same
     numbers whatever the client's scale and offset are.
 
-    >>> Units(torch.tensor(3.0), torch.tensor(0.5))(torch.tensor([4.0, 1.0])).tolist()
+    >>> Standardiser(torch.tensor(3.0), torch.tensor(0.5))(torch.tensor([4.0, 1.0])).tolist()
     [2.0, -4.0]
     """
 

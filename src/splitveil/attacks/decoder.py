@@ -234,7 +234,7 @@ SMALL = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
 def with_compiled_decoders(attack: Attack) -> Attack:
     """The same attack; on a GPU torch compiles its decoders, wherever it has some.
 
-    >>> fused(Decoder()).fused
+    >>> with_compiled_decoders(Decoder()).fused
     True
     """
     if not is_dataclass(attack):

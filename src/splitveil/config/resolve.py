@@ -268,7 +268,7 @@ def find_device(name: str) -> Literal["cpu", "cuda"]:
 def import_object(name: str, what: str, example: str = "mycode:send") -> Any:  # noqa: ANN401 - the user's own
     """What MODULE:NAME stands for; `what` asked for it.
 
-    >>> find_object("math:sqrt", "--server")(4.0)
+    >>> import_object("math:sqrt", "--server")(4.0)
     2.0
     """
     module, colon, attribute = name.partition(":")

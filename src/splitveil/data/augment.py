@@ -15,7 +15,7 @@ def crop_and_flip(
     CPU generator gives the same result on any device. Switched off, it returns x and draws nothing.
 
     >>> x = torch.arange(4.0).reshape(1, 1, 2, 2)
-    >>> augment(x, crop_pad=0, flip=False, generator=torch.Generator()) is x
+    >>> crop_and_flip(x, crop_pad=0, flip=False, generator=torch.Generator()) is x
     True
     """
     n, c, h, w = x.shape

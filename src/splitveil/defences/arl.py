@@ -70,7 +70,7 @@ class DecodingAdversary(nn.Module):
         return 1 - self._likeness(self.decoder(z.detach()), x)
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The encoder's share; call it after `learn`, which moves the statistics it reads."""
+        """The encoder's share; call it after `own_loss`, which moves the statistics it reads."""
         self.decoder.eval()
         frozen = {k: v.detach() for k, v in self.decoder.named_parameters()}
         found = self._likeness(functional_call(self.decoder, frozen, (z,)), x)

@@ -39,7 +39,7 @@ class Companion(Protocol):
         ...
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """What the encoder pays on the same batch, after `learn`; no gradient reaches itself."""
+        """What the encoder pays on the same batch, after `own_loss`; no gradient reaches itself."""
         ...
 
 

@@ -60,7 +60,7 @@ class ScissorsBound(nn.Module):
         return 0.5 * (error * torch.exp(-log_variance) + log_variance)
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The bound, call it after `learn`; below 0 it says nothing, and costs nothing."""
+        """The bound, call it after `own_loss`; below 0 it says nothing, and costs nothing."""
         self.decoder.eval()
         frozen = {k: v.detach() for k, v in self.decoder.named_parameters()}
         guess = functional_call(self.decoder, frozen, (z,)).float()

@@ -71,7 +71,7 @@ class RunHistory:
         """What was logged under a key, epoch by epoch; epochs without it are left out.
 
         >>> lines = ({"epoch": 1}, {"epoch": 2, "rob_loss": 0.5})
-        >>> Case(name="x", config={}, epochs=lines, num_classes=2).series("rob_loss")
+        >>> RunHistory(name="x", config={}, epochs=lines, num_classes=2).series("rob_loss")
         [0.5]
         """
         values = (number(line, key) for line in self.epochs)
@@ -109,7 +109,7 @@ class RunHistory:
 def turn(case: RunHistory, key: str, to: float | int) -> str:
     """One knob, from where to where.
 
-    >>> turn(Case(name="x", config={"lambd": 16.0}, epochs=(), num_classes=2), "lambd", 8.0)
+    >>> turn(RunHistory(name="x", config={"lambd": 16.0}, epochs=(), num_classes=2), "lambd", 8.0)
     'lambd 16 → 8'
     """
     return f"{key} {case.setting(key):g} → {float(f'{to:.3g}'):g}"

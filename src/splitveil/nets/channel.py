@@ -347,7 +347,7 @@ class Channel(nn.Module):
 def insert_before_sigmoid(layers: nn.Module, new: nn.Module) -> nn.Sequential:
     """The layers with a new one before the sigmoid or tanh that ends them, or else behind them.
 
-    >>> before_squashing(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Sigmoid())), nn.Identity())
+    >>> insert_before_sigmoid(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Sigmoid())), nn.Identity())
     Sequential(
       (0): ReLU()
       (1): Sequential(
@@ -382,7 +382,7 @@ class BeforeNoise:
 def before_noise(encoder: nn.Module, channel: nn.Module) -> BeforeNoise:
     """What stands before the noise of a client; a stage it does not know counts as unbounded.
 
-    >>> found = front_of(nn.Sigmoid(), Channel([TopK(0.5), GaussianNoise(0.1), Quantise(4)]))
+    >>> found = before_noise(nn.Sigmoid(), Channel([TopK(0.5), GaussianNoise(0.1), Quantise(4)]))
     >>> found.noise_std, found.bounds, len(found.stages.stages)
     (0.1, (0.0, 1.0), 1)
     """

@@ -290,7 +290,7 @@ def seed_test(
     None with fewer than two values on either side, and where these have no spread: seeds that agree
     to the last image do so by chance, and would make any difference certain.
 
-    >>> made = over_seeds([1.0, 2.0, 3.0], [0.0, 0.0])
+    >>> made = seed_test([1.0, 2.0, 3.0], [0.0, 0.0])
     >>> round(made.interval.low, 4), round(made.interval.high, 4)  # 2 ± 4.3027/√3
     (-0.4841, 4.4841)
     """

@@ -1,7 +1,7 @@
 """Everything a reader of a report can see, in two languages: `locale/en.toml` and `zh.toml`.
 
-A sentence is a key of these tables and the values that go into it (`Said`); the language and the
-form (plain text, HTML) are chosen when it is written.
+A `Sentence` is a key of these tables and the values that go into it; the language and the form
+(plain text, HTML) are chosen when it is written.
 """
 
 import re
@@ -45,7 +45,7 @@ class Sentence:
     def plain(self, lang: Lang = "en") -> str:
         """As text without marks.
 
-        >>> said("gallery.original").plain("zh")
+        >>> sentence("gallery.original").plain("zh")
         '原图'
         """
         return self._dressed(lang, lambda pattern: re.sub(r"`|\*\*", "", pattern), str)
@@ -78,13 +78,15 @@ def word(key: str, lang: Lang = "en") -> str:
     >>> word("column.leakage"), word("column.leakage", "zh")
     ('Leakage', '泄露')
     """
+    if key not in LOCALE[lang]:
+        raise KeyError(f"report/locale/{lang}.toml has no '{key}'; add it to every language")
     return LOCALE[lang][key]
 
 
 def value_word(prefix: str, value: str, lang: Lang) -> str:
     """The word for a value of a record, such as an access; itself where the table has none.
 
-    >>> known("access", "black-box", "zh"), known("access", "other", "zh")
+    >>> value_word("access", "black-box", "zh"), value_word("access", "other", "zh")
     ('黑盒', 'other')
     """
     key = f"{prefix}.{value}"

@@ -210,7 +210,7 @@ class CapturedCall:
     def to_line(self) -> str:
         """Its line of a capture.
 
-        >>> Sent("/v2/models/m/infer", b"{}").to_line()
+        >>> CapturedCall("/v2/models/m/infer", b"{}").to_line()
         '{"path": "/v2/models/m/infer", "header_length": null, "body": "e30="}'
         """
         length = None if self.header_length is None else int(self.header_length)

@@ -238,7 +238,7 @@ class TaskLoss:
     classes; t are the answers of the `teacher`, w is its `share` and T its `temperature`. Without
     a teacher w is 0.
 
-    >>> Task().loss(torch.zeros(1, 2), torch.tensor([0]), None).item()  # log 2
+    >>> TaskLoss().loss(torch.zeros(1, 2), torch.tensor([0]), None).item()  # log 2
     0.6931471824645996
     """
 
