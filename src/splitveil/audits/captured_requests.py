@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -168,8 +169,18 @@ def int8_encoder(export: Path) -> Clean:
     return lambda x: torch.from_numpy(half(x.numpy()))
 
 
+@runtime_checkable
+class AuditedBefore(Audited, Protocol):
+    """A run whose own audit, if there is one, is compared with what was captured."""
+
+    @property
+    def record(self) -> Record | None:
+        """What the last audit measured; None before one. A broken file raises when it is read."""
+        ...
+
+
 def audit_wire(
-    run: Audited,
+    run: AuditedBefore,
     captures: Sequence[Path] | Callable[[Tensor], Sequence[Path]],
     profile: str,
     *,

@@ -53,11 +53,6 @@ class Audited(Protocol):
         """Standard deviation of the noise the deployed channel really adds."""
         ...
 
-    @property
-    def record(self) -> Record | None:
-        """What the last audit measured; None before one."""
-        ...
-
     def data(self, progress: Progress = silent) -> tuple[Dataset, Splits]:
         """The dataset and splits it was trained with."""
         ...
@@ -193,7 +188,7 @@ def audit_run(
 ) -> Record:
     """Attack a run and write `record.json` and `gallery.json` into its folder.
 
-    An earlier record that this one does not cover is kept: see `keeping.put_record`.
+    An earlier record that this one does not cover is kept: see `write_record`.
     Attacks that were finished before on the same model and data are taken from `audit/` in the
     run's folder, unless `fresh`: then all are run, and replace what was there. `only` names attacks
     of the profile, which the record says and flags. `compile`: see `Run.audit`. `attributes` is a
