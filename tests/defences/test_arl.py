@@ -65,7 +65,7 @@ def test_compiled_it_says_and_moves_the_same() -> None:
     for backend in (None, "aot_eager"):
         duel, (z, x) = adversary(threshold=-1.0), batch()
         if backend:
-            compile_methods(duel, "learn", "penalty", backend=backend)
+            compile_methods(duel, "own_loss", "penalty", backend=backend)
         own, paid = duel.own_loss(z, x, Y), duel.penalty(z, x, Y)
         moved = torch.autograd.grad(own + paid, [z, *duel.parameters()])
         found.append((own, paid, moved))

@@ -272,7 +272,7 @@ def train_run(
 def _compiled(model: SplitModel, beside: Sequence[nn.Module]) -> SplitModel:
     """The model with both halves compiled; what companions compute is compiled in place."""
     for part in beside:
-        compile_methods(part, "learn", "penalty")
+        compile_methods(part, "own_loss", "penalty")
     return model.compiled()
 
 
