@@ -6,14 +6,12 @@ SplitVeilError
 ├── RunError         a run folder that exists already, is absent, or cannot be written
 ├── CheckpointError  a checkpoint that is broken or belongs to another architecture
 ├── AuditError       an evaluation whose number would be false
-└── in serve/faults.py, which a device imports alone:
-    ExportError, WireError, ServerError
+├── ExportError      an exported folder that is absent, broken, or not what its manifest says
+├── WireError        bytes that are no valid request or answer; carries the HTTP status of the reply
+└── ServerError      a server that cannot be reached, is too busy for too long, or refuses
 
-A message says what is wrong, what was got, what is allowed, and what to do next.
-
-ExportError  an exported folder that is absent, broken, or not what its manifest says
-WireError    bytes that are not a valid request or answer; carries the HTTP status to reply with
-ServerError  a server that cannot be reached, is too busy for too long, or refuses
+A message says what is wrong, what was got, what is allowed, and what to do next. A device imports
+this module: it needs the standard library alone.
 """
 
 from collections.abc import Iterable, Iterator

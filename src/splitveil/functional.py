@@ -1,6 +1,7 @@
-"""Scale_gradient, SSIM, distance correlation, HSIC.
+"""Functions with a gradient: `scale_gradient`, SSIM, distance correlation, HSIC.
 
-Both are computed in float32 or better whatever the caller's autocast, without a host sync.
+Measures of dependence are computed in float32 or better whatever the caller's autocast, without a
+host sync.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Atomic files, locks, bounded JSON, progress."""
+"""Files that are complete or absent, locks, JSON from strangers, and progress."""
 
 import errno
 import json

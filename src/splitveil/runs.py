@@ -1,4 +1,4 @@
-"""Fit, load_run, Run (audit, export, data), audit, replay by path."""
+"""A run from configuration to folder and back: `fit`, `load_run`, `Run`, `audit`, export."""
 
 import logging
 import shutil

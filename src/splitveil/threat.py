@@ -1,4 +1,4 @@
-"""Victim and its sealed views; Attack, Labelled, Observation."""
+"""The threat model: `Victim`, the sealed views of it, what an attack is given and returns."""
 
 import copy
 import weakref

@@ -1,4 +1,4 @@
-"""Attributes read off z."""
+"""Attributes read off the smashed data: what z̃ says about an image besides its class."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Smoke, quick, standard, paper: every budget of an audit.
+"""Profiles: the budgets of an audit, from `smoke` to `paper`.
 
 The decoder comes in three sizes, small N4C32, base N8C64 and large N12C128, and the base with
 three losses; under `paper` all five follow one schedule, under `standard` the small one and the

@@ -1,4 +1,4 @@
-"""Leaks of attributes, membership, identity; repeated sendings.
+"""Leaks beyond pixels: attributes, membership, identity, and what repeated sendings add.
 
 Every number stands beside what guessing gives, and has a 95 % interval over images.
 """

@@ -1,4 +1,4 @@
-"""Audit of a run (Audited), its cache, replay, its attacker."""
+"""The audit of a trained run: its target, its finished attacks, replay, its fitted attacker."""
 
 import json
 import time

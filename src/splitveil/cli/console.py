@@ -1,4 +1,4 @@
-"""Bars, JSON, warnings, shared options."""
+"""What commands share: output, progress bars, warnings, and options of several commands."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Datasets, defences, attacks, nets, recipes."""
+"""The commands that list what there is: datasets, defences, attacks, recipes, cuts of a net."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Compare, report, explain, doctor."""
+"""The commands that read runs: `compare`, `report`, `explain`, `doctor`."""
 
 import os
 from collections.abc import Mapping

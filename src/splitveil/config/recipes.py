@@ -1,4 +1,4 @@
-"""Trainings by name (`recipes.toml`)."""
+"""Recipes: the settings of named trainings, read from `recipes.toml`."""
 
 import tomllib
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Resolve(config) → Plan: validated, every name looked up, once per run."""
+"""`resolve(config)` gives a `Plan`: settings checked, every name looked up, once per run."""
 
 import inspect
 import os

@@ -1,4 +1,4 @@
-"""RunConfig with its ranges; DatasetDefaults."""
+"""`RunConfig`, the settings of a run with their ranges, and the defaults of each dataset."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Dataset, its checks, how arrays become one."""
+"""`Dataset`: images and labels, the checks they must pass, and how arrays become one."""
 
 import hashlib
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Defence, Penalised, Companion, PenaltyPlan, Stack."""
+"""What a defence is: a channel, a penalty and when it acts, a companion; stacks of defences."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace

@@ -1,4 +1,4 @@
-"""Arrays and panels of a run's page (templates/)."""
+"""`explain`: the arrays behind a run's pictures, the panels that show them, and the page."""
 
 import re
 from collections.abc import Sequence

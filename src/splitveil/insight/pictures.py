@@ -1,4 +1,4 @@
-"""Attention, gates, slots, spread, class maps.
+"""The pictures of `explain`: attention, gates, slots, spread against the noise, class maps.
 
 Weights are relative: α_i·M_c, so that 1 is a sample's equal share whatever the size of its class.
 """

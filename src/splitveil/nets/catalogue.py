@@ -1,4 +1,4 @@
-"""Nets by name, NAME@CUT, client:SPEC."""
+"""Nets by name: backbones, `NAME@CUT` for another cut, `client:SPEC` for a thin client."""
 
 import re
 from collections.abc import Callable, Mapping

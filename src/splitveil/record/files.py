@@ -1,4 +1,4 @@
-"""A run's folder: record, gallery, metrics; no better record lost."""
+"""The files of a run's folder. Writing a record never loses a better one."""
 
 import base64
 import binascii

@@ -1,4 +1,4 @@
-"""Find records, group them over seeds, to_frame."""
+"""Records below some folders, grouped over seeds, and as a data frame."""
 
 import glob
 import json

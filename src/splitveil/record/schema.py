@@ -1,4 +1,4 @@
-"""Record typed to its leaves: read, validated, written once.
+"""`Record`, typed to its leaves: checked once when it is read, written as it was read.
 
 Every key may be absent, as in older records: a number, a text or a truth value is then None, an
 object or a list empty. A number that is not finite counts as not measured.

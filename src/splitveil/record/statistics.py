@@ -1,4 +1,4 @@
-r"""Intervals and tests over seeds and images; Holm; Pareto front.
+r"""Intervals and tests over seeds and images, Holm's correction, and the Pareto front.
 
 A table y (seeds, images) is crossed: every training seed is scored on the same images.
 

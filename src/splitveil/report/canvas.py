@@ -1,4 +1,4 @@
-"""Style, palette, PNG and SVG, labels that do not overlap."""
+"""What every picture uses: one style and palette, PNG and SVG, sheets of tiles, labels."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""Flow chart of a run."""
+"""The flow chart of a run, drawn from its configuration and its model."""
 
 import textwrap
 from collections.abc import Sequence

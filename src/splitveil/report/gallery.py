@@ -1,4 +1,4 @@
-"""Reconstructions beside their originals."""
+"""Reconstructions beside their originals: the grid, and tiles for the page."""
 
 import io
 from collections.abc import Sequence

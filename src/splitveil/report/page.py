@@ -1,4 +1,4 @@
-"""The page and the files beside it (templates/)."""
+"""The report's page: its content, its HTML from `templates/`, and the pictures beside it."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Surrogate, SurrogateOutput; a batch by class, its sums and bank.
+"""What surrogates share: their output, a batch sorted by class, its sums, a memory bank.
 
 Segment operations: one set of kernels whatever the number of classes, no Python loop over classes,
 no host sync. Symbols: n samples, d features, c classes, k rows of the bank per class; `y` holds the
