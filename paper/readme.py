@@ -1,4 +1,4 @@
-"""Rebuild everything that is read from record files: the README's results, docs/results.md, figure.
+"""Rebuild everything that is read from record files: the README's results, docs/project/results.md, figure.
 
 python -m paper.readme                  all of it, from results/<dataset>/<row>/seed<N>/
 python -m paper.readme picture RUN...   docs/images/digits.png, from audited runs
@@ -44,7 +44,7 @@ from splitveil.report.gallery import reconstruction_grid
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 FIGURE = ROOT / "docs" / "images" / "cifar10.png"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "project" / "results.md")
 BLOCK = re.compile(r"(<!-- built: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SHORT = ("row", "net", "seeds", "accuracy", "reported-accuracy", "mse", "reported-mse", "by",
          "ssim", "worst", "leakage", "rate")  # fmt: skip

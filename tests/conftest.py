@@ -1,11 +1,16 @@
 """Fixtures for every room."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
 from jaxtyping import config
+from made_runs import MakeRun, make_gallery, make_metrics, make_record, write_run
+
+from splitveil.record.files import RunFiles, read_run
 
 # Time says nothing about a fact; a busy machine would fail the test.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -34,3 +39,19 @@ def as_users_run() -> Iterator[None]:
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Writes a run folder and reads it back; parts can be replaced, or left out with None."""
+
+    def make(name: str, defence: str = "veil", **parts: Any) -> RunFiles:  # noqa: ANN401
+        folder = write_run(
+            tmp_path / "runs" / name,
+            parts.get("record", make_record(defence)),
+            parts.get("metrics", make_metrics(defence)),
+            parts.get("gallery", make_gallery(defence)),
+        )
+        return read_run(folder, audited=parts.get("record", {}) is not None)
+
+    return make

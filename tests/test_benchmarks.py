@@ -67,7 +67,7 @@ def test_the_script_writes_the_schema(tmp_path: Path) -> None:
 def test_the_page_on_deployment_says_what_was_measured() -> None:
     [path] = [p for p in RESULTS if p.name.startswith("serve--")]
     found = json.loads(path.read_text(encoding="utf-8"))
-    page = " ".join((ROOT / "docs" / "deploy.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs" / "guides" / "deploy.md").read_text(encoding="utf-8").split())
     speed = {row["mode"]: row["images_per_second"] for row in found["rows"]}
     direct = max(value for mode, value in speed.items() if mode != "server")
     single, full = (

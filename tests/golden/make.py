@@ -18,7 +18,7 @@ import onnx
 import torch
 from golden.face import GOLDEN, OLD, ROOT, command, facts, told
 from golden.outputs import OUTPUTS, audits_of, client_facts, key_facts, serving
-from planted_runs import PLANTED, plant
+from insight.planted_runs import PLANTED, plant
 
 import splitveil as sv
 from splitveil.serve.client import Client

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from audit.reach import models, reachable
+from audits.reach import models, reachable
 from torch import Tensor, nn
 
 from splitveil.errors import AuditError

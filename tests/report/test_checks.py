@@ -1,6 +1,7 @@
 """Flags and certificates of a record: names, numbers, refusals, and dashes for what is absent."""
 
 import pytest
+from made_runs import MakeRun, make_record, rich_record
 
 from splitveil.errors import RunError
 from splitveil.record.files import RunFiles
@@ -8,7 +9,6 @@ from splitveil.report.columns import CERTIFICATES, audited, flags_of, refusals
 from splitveil.report.figures import Pictures
 from splitveil.report.page import ReportContent, fill_page
 
-from .conftest import MakeRun, make_record, rich_record
 from .markup import Page
 
 EMPTY = Pictures(grid=None, tradeoff=None, attacks=None, curves=())

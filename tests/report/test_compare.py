@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_records import grouped, one, put, record
 
 from splitveil.errors import RunError
 from splitveil.record.groups import Group, Records, find_records
@@ -23,8 +24,6 @@ from splitveil.report.comparison import (
     warnings,
 )
 from splitveil.table import Table
-
-from .made import grouped, one, put, record
 
 
 def all_tables(

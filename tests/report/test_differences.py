@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_records import grouped
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -25,8 +26,6 @@ from splitveil.report.comparison import (
     seed_test,
 )
 from splitveil.table import Cell, Table
-
-from .made import grouped
 
 Images = NDArray[np.float64]
 

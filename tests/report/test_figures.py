@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from made_runs import MakeRun, make_gallery, make_metrics, make_record
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -20,8 +21,6 @@ from splitveil.report.canvas import CEILING, DPI, PALETTE, Drawing, references, 
 from splitveil.report.columns import Published
 from splitveil.report.figures import attack_bars, comparable, scatter, training_curves
 from splitveil.report.gallery import TILE, draw_grid, left_out, reconstruction_grid
-
-from .conftest import MakeRun, make_gallery, make_metrics, make_record
 
 
 def pixels(drawn: bytes | Drawing) -> NDArray[np.uint8]:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_runs import make_gallery, make_metrics, make_record, rich_record, write_run
 
 from splitveil.errors import RunError
 from splitveil.report.page import read_runs
-
-from .conftest import make_gallery, make_metrics, make_record, rich_record, write_run
 
 
 def folder(place: Path, record: Any = None, **parts: Any) -> Path:  # noqa: ANN401

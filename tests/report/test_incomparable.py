@@ -4,12 +4,11 @@ import math
 from pathlib import Path
 
 import pytest
+from made_records import grouped, one, put, record, trained
 
 from splitveil.config.run_config import RUN_KEYS, RunConfig
 from splitveil.record.groups import UNSAID, Records, find_records
 from splitveil.report.comparison import TRAINING, caption, warnings
-
-from .made import grouped, one, put, record, trained
 
 
 def test_what_makes_rows_incomparable_is_said() -> None:

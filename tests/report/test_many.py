@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_runs import STRENGTH, encode, make_metrics, make_record, write_run
 
 from splitveil.report.deck import write_deck
 from splitveil.report.page import MANY_CARDS, read_runs, write_report
 
-from .conftest import STRENGTH, encode, make_metrics, make_record, write_run
 from .markup import Page
 
 RUNS, LOGGED, LIMIT = 50, 24, 15_000_000  # bytes

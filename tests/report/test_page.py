@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_runs import MakeRun, make_record
 from PIL import Image
 
 from splitveil.errors import RunError
@@ -16,7 +17,6 @@ from splitveil.record.files import RunFiles
 from splitveil.report.columns import ATTACKS, SUMMARY, attack_rows
 from splitveil.report.page import ReportContent, render, write_report
 
-from .conftest import MakeRun, make_record
 from .markup import Page
 
 HEADINGS = [

@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
+from made_runs import MakeRun, make_record
+
 from splitveil.record.files import RunFiles
 from splitveil.report.figures import phases
-
-from .conftest import MakeRun, make_record
 
 
 def logged(make_run: MakeRun, entries: list[dict[str, Any]], **config: Any) -> RunFiles:  # noqa: ANN401

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import make_record, write_run
 from typer.testing import CliRunner
 
 from splitveil.cli.app import app
 from splitveil.errors import RunError
 from splitveil.report.columns import Published
 from splitveil.report.comparison import elsewhere, read_published
-
-from .conftest import make_record, write_run
 
 ROW = {"accuracy": 0.9, "mse": 0.01, "source": "A paper", "dataset": "cifar10"}
 

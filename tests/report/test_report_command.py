@@ -5,11 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from made_runs import make_record, write_run
 from typer.testing import CliRunner, Result
 
 from splitveil.cli.app import app
-
-from .conftest import make_record, write_run
 
 
 def call(*words: str) -> Result:

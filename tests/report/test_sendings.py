@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import make_record, rich_record
 
 from splitveil.record.files import RunFiles
 from splitveil.record.schema import Record
@@ -11,7 +12,6 @@ from splitveil.report.columns import doubles, sendings, written
 from splitveil.report.figures import Pictures
 from splitveil.report.page import ReportContent, fill_page
 
-from .conftest import make_record, rich_record
 from .markup import Page
 
 Json = dict[str, Any]

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+from made_runs import MakeRun, make_record, rich_record
+
 from splitveil.record.files import RunFiles
 from splitveil.record.schema import Record
 from splitveil.report.sentences import caveats, statement, verdict
-
-from .conftest import MakeRun, make_record, rich_record
 
 
 def run_of(

@@ -3,13 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
+from made_runs import MakeRun
+
 from splitveil.record.files import RunFiles
 from splitveil.record.schema import Record
 from splitveil.report.deck import PER_SLIDE, ROWS, render_slides, write_deck
 from splitveil.report.figures import Pictures
 from splitveil.report.page import ReportContent, along, front, write_report
 
-from .conftest import MakeRun
 from .markup import Page
 
 EMPTY = Pictures(grid=None, tradeoff=None, attacks=None, curves=())

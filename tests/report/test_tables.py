@@ -1,13 +1,12 @@
 """Rows of text: golden lines, dashes for what was not measured, loud errors for wrong types."""
 
 import pytest
+from made_runs import MakeRun, make_record
 
 from splitveil.errors import RunError
 from splitveil.record.files import RunFiles
 from splitveil.report.columns import ATTACKS, SUMMARY, attack_rows
 from splitveil.table import Form
-
-from .conftest import MakeRun, make_record
 
 FORMS: tuple[Form, ...] = ("html", "markdown", "latex")
 

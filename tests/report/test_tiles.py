@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from made_runs import MakeRun, make_gallery
 from PIL import Image
 
 from splitveil.record.files import RunFiles
 from splitveil.report.gallery import LARGEST, image_errors, picks, strips
-
-from .conftest import MakeRun, make_gallery
 
 
 @given(errors=st.lists(st.floats(0, 1), min_size=3, max_size=12))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_records import grouped
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -15,8 +16,6 @@ from splitveil.report import figures as module
 from splitveil.report.canvas import MARKER_PX, Floats, place_labels, shared_areas
 from splitveil.report.columns import Published
 from splitveil.report.figures import Mark
-
-from .made import grouped
 
 
 def record(accuracy: float, mse: float, **config: str) -> dict[str, Any]:

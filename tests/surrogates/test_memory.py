@@ -21,7 +21,7 @@ def hidden(d: int) -> int:
     return min(512, max(64, d // 4))
 
 
-# Numbers kept for n samples of d features in c classes: the table of docs/maths.md.
+# Numbers kept for n samples of d features in c classes: the table of docs/reference/maths.md.
 FORMULAS: dict[str, tuple[Build, Formula]] = {
     "rate": (lambda d, c: Rate(d, c, noise_std=0.1), lambda n, d, c: 2 * c * d + n),
     "rate, full": (

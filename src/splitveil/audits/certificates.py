@@ -1,6 +1,6 @@
 """Certificates of a deployed client: each one sound, or refused with its reason.
 
-`docs/certificates.md` says what each claims. A refusal is an entry {"refused": reason}.
+`docs/reference/certificates.md` says what each claims. A refusal is an entry {"refused": reason}.
 """
 
 import hashlib

@@ -34,7 +34,7 @@ Seed = Annotated[int, Option(min=0, help="Seed of the attacks.")]
 
 Fresh = Annotated[bool, Option("--fresh", help="Run every attack, also those finished before.")]
 
-Table = Annotated[Path | None, Option(help="CSV table of attributes: see docs/leaks.md.")]
+Table = Annotated[Path | None, Option(help="CSV table of attributes: see docs/reference/leaks.md.")]
 
 
 def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
