@@ -1,4 +1,4 @@
-"""Rebuild everything that is read from record files: the README's results, docs/project/results.md, figure.
+"""Rebuild what is read from record files: the README's tables, docs/project/results.md, figure.
 
 python -m paper.readme                  all of it, from results/<dataset>/<row>/seed<N>/
 python -m paper.readme picture RUN...   docs/images/digits.png, from audited runs

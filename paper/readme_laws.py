@@ -1,4 +1,4 @@
-"""Rows that a law of docs/reference/maths.md, or another claim of the pages, is seen in, as tables."""
+"""Rows that a law of the maths page, or another claim of the pages, is seen in, as tables."""
 
 from collections.abc import Collection, Iterable, Sequence
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from audits.test_captured_requests import capture
 from serve.made import SHAPE, pictures, write_export
-from test_wiretap import capture
 from torch import Generator
 from typer.testing import CliRunner
 

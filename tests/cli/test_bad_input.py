@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_cli import call, text
+from cli.test_cli import call, text
 
 
 def npz(path: Path, **arrays: Any) -> str:  # noqa: ANN401

@@ -105,8 +105,8 @@ def test_the_code_of_a_section_runs(
 
 
 def test_every_section_that_adds_something_has_code() -> None:
-    with_code = [p.values[1] for p in RUNNABLE if p.values[0] == "adding.md"]
-    assert with_code == [title for title, _ in sections("adding.md")]
+    with_code = [p.values[1] for p in RUNNABLE if p.values[0] == "project/adding.md"]
+    assert with_code == [title for title, _ in sections("project/adding.md")]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page)

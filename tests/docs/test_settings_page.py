@@ -1,4 +1,4 @@
-"""`docs/guides/settings.md` lists every setting of a run, with what it is by itself and its option."""
+"""`docs/guides/settings.md` lists every setting of a run, with its default and its option."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""The three laws of docs/reference/maths.md hold in the records that docs/project/results.md shows for them."""
+"""The three laws of the maths page hold in the records that the results page shows for them."""
 
 import json
 import statistics

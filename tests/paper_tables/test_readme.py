@@ -1,4 +1,4 @@
-"""The README and docs/project/results.md: their numbers come from record files, their links resolve."""
+"""The README and the results page: their numbers come from record files, their links resolve."""
 
 import importlib
 import io

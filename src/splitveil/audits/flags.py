@@ -1,4 +1,4 @@
-"""Flags: signs that an audit's number should not be believed. `docs/reference/flags.md` explains each."""
+"""Flags: signs that a number should not be believed. `docs/reference/flags.md` explains each."""
 
 from collections.abc import Mapping, Sequence
 

@@ -101,7 +101,7 @@ class GatedAttentionCEM(BankedSurrogate):
     gates are then unused.
 
     `attention` says what the weights are trained for: to lower the loss as the reference documents
-    R0–R4 do (`minimise`: it can collapse, see docs/reference/maths.md), to find the leakiest samples
+    R0–R4 do (`minimise`: it can collapse: docs/reference/maths.md), to find the leakiest samples
     (`maximise`: only the attention's parameters ascend, in the same backward pass), or nothing
     (`uniform`). `statistic` says what is measured: LayerNorm(z), or z itself (`raw`).
     `slot_power` is kept for the documents' configurations: with a single pool the normalised slot
