@@ -65,7 +65,7 @@ def test_shutoff_keeps_unread_lines_and_says_what_it_lost(
     gate.report()
     messages = [r.getMessage() for r in caplog.records]
     assert len(messages) == 65
-    assert messages[0] == "[CEM-GATE] 6 earlier lines were overwritten unread"
+    assert messages[0] == "[CEM-GATE] 6 earlier lines were overwritten before they were read"
     assert messages[1].startswith("[CEM-GATE] call 7: OK")
     assert messages[-1].startswith("[CEM-GATE] call 70: SHUTOFF by early_hard_thresh")
 

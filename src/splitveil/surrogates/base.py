@@ -1,8 +1,8 @@
-"""What surrogates share: their output, a batch sorted by class, its sums, a memory bank.
+"""What surrogates share: their output, statistics per class, and a memory bank.
 
-Segment operations: one set of kernels whatever the number of classes, no Python loop over classes,
-no host sync. Symbols: n samples, d features, c classes, k rows of the bank per class; `y` holds the
-class of each sample; M_c samples of class c in the batch, N_c in the bank.
+All statistics are segment operations: the same few kernels for any number of classes, no Python
+loop over classes, no host sync. Symbols: n samples, d features, c classes, k rows of the bank per
+class; `y` holds the class of each sample; M_c samples of class c in the batch, N_c in the bank.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ PerSample = Float[Tensor, " n"]
 
 
 def class_count(y: Kinds, num_classes: int, like: Tensor) -> PerClass:
-    """Samples per class, M_c, in the float type of `like`.
+    """Number of samples of each class, M_c, in the float type of `like`.
 
     >>> class_count(torch.tensor([0, 2, 2]), 3, torch.empty(0))
     tensor([1., 0., 2.])
@@ -39,7 +39,7 @@ def class_count(y: Kinds, num_classes: int, like: Tensor) -> PerClass:
 
 
 def segment_sum(x: Rows, y: Kinds, num_classes: int) -> ByClass:
-    """Sum of the rows of each class; an absent class gets 0."""
+    """Sum of the rows of each class; 0 for a class without samples."""
     return x.new_zeros(num_classes, x.shape[1]).index_add(0, y, x)
 
 
@@ -57,7 +57,8 @@ def segment_softmax(logits: PerSample, y: Kinds, num_classes: int) -> PerSample:
     top = floor.scatter_reduce(0, y, logits.detach(), "amax")
     e = torch.exp(logits - top[y])
     total = torch.zeros_like(top).index_add(0, y, e)
-    return e / total.index_select(0, y)  # whose gradient needs no sort, unlike that of total[y]
+    # index_select, not total[y]: only the latter sorts in its backward pass.
+    return e / total.index_select(0, y)
 
 
 class Moments(NamedTuple):
@@ -71,10 +72,10 @@ class Moments(NamedTuple):
 
 
 class _ClassMoments(torch.autograd.Function):
-    """Moments with the gradient written out: nothing is scattered on the way back.
+    """Moments with a hand-written gradient, which needs no scatter in the backward pass.
 
-    Because the weights of a class sum to 1, Σ_i α_i (x_i − μ_c) = 0 and the variance has no
-    gradient through the mean.
+    The weights of a class sum to 1, so Σ_i α_i (x_i − μ_c) = 0 and the variance has no gradient
+    through the mean.
     """
 
     @staticmethod
@@ -111,11 +112,17 @@ class _ClassMoments(torch.autograd.Function):
 
 
 def class_moments(x: Rows, weight: PerSample, y: Kinds, num_classes: int) -> Moments:
-    r"""Moments of each class under weights that sum to 1 within it; two passes.
+    r"""Weighted mean and variance of each class and dimension, in two passes.
 
     .. math:: \mu_c = \sum_i \alpha_i x_i, \qquad \sigma_c^2 = \sum_i \alpha_i (x_i - \mu_c)^2
 
-    Backward keeps x, α and the means: n·d numbers that exist anyway and c·d new ones.
+    The backward pass keeps x, α and the means: n·d numbers that exist anyway and c·d new ones.
+
+    Args:
+        x: Features (n, d).
+        weight: α (n,); must sum to 1 within each class.
+        y: Class of each sample (n,), in 0..num_classes − 1.
+        num_classes: Number of rows of the result.
 
     >>> x = torch.tensor([[-1.0], [1.0]])
     >>> class_moments(x, torch.tensor([0.5, 0.5]), torch.tensor([0, 0]), 1).var
@@ -132,10 +139,15 @@ def uniform_weights(y: Kinds, count: PerClass) -> PerSample:
 
 @dataclass(frozen=True)
 class ClassBatch:
-    """A batch ready for class-wise statistics: z (n, d) in float32 or better, labels, counts.
+    """A checked batch, with what statistics per class need.
 
-    `count` is M_c, `share` p_c, `counted` 1 for the classes that have a spread (M_c ≥ 2), else 0.
-    With a bank (see `join`) its rows follow the batch's `own` ones, and `count` is M_c + N_c.
+    Args:
+        z: Features (n, d) in float32 or float64.
+        y: Labels (n,).
+        count: M_c (c,); with a bank M_c + N_c.
+        share: p_c = M_c / n (c,).
+        counted: 1 for classes with a spread, M_c ≥ 2, else 0 (c,).
+        own: With a bank, the number of rows that are the batch's; the bank's follow. Else None.
     """
 
     z: Rows
@@ -152,17 +164,17 @@ class ClassBatch:
 
     @property
     def own_count(self) -> PerClass:
-        """M_c of the batch alone."""
+        """M_c of the batch alone, without the bank's rows."""
         if self.own is None:
             return self.count
         return class_count(self.y[: self.own], self.num_classes, self.z)
 
     def compact(self) -> "ClassBatch":
-        """The same batch with only the classes that count, in at most ⌊n/2⌋ + 1 rows.
+        """The same batch, its classes renumbered so that at most ⌊n/2⌋ + 1 remain.
 
-        With many classes most are absent or have one sample; statistics need rows only for the
-        others, of which a batch of n holds at most ⌊n/2⌋. The last row takes everything else and
-        does not count. The number of rows follows from shapes, so nothing waits for the device.
+        With many classes, most have no sample or one and no spread. At most ⌊n/2⌋ classes of a
+        batch of n have two. All others share the last number, which is not counted. The number of
+        classes depends on shapes alone, so the host need not wait for the device.
         """
         rows = len(self.y) // 2 + 1
         if self.num_classes <= rows:
@@ -175,25 +187,25 @@ class ClassBatch:
         return ClassBatch(self.z, y, count, count / max(len(y), 1), counted)
 
     def average(self, per_class: PerClass) -> Number:
-        """Σ_c p_c v_c over the classes that count.
+        """Σ_c p_c v_c over the counted classes.
 
-        p_c = M_c/B over all samples, not renormalised after the skip; `where` before the product
-        keeps what a skipped class holds out of value and gradient.
+        p_c = M_c/B over all samples; it is not renormalised when classes are skipped.
         """
+        # `where`, not a product with 0: a NaN of a skipped class would survive the product.
         kept = torch.where(self.counted > 0, per_class, torch.zeros_like(per_class))
         return (self.share * kept).sum()
 
     def plain_mean(self, per_class: PerClass) -> Number:
-        """Mean of v_c over the classes that count, each alike; 0 when there is none."""
+        """Unweighted mean of v_c over the counted classes; 0 if there is none."""
         return (per_class * self.counted).sum() / self.counted.sum().clamp_min(1)
 
 
 def effective_sample_size(weight: PerSample, batch: ClassBatch) -> Number:
-    r"""Share of a class's samples that the weights really use, mean over the classes that count.
+    r"""Share of a class's samples that the weights effectively use, mean over counted classes.
 
     .. math:: \mathrm{ESS}_c = 1 / (M_c \sum_i \alpha_i^2) \in [1/M_c, 1]
 
-    1 for uniform weights; near 1/M_c when attention has collapsed onto one sample.
+    1 for uniform weights; near 1/M_c when the attention has collapsed onto one sample.
     """
     squares = torch.zeros_like(batch.count).index_add(0, batch.y, weight.square())
     return batch.plain_mean(1.0 / (batch.count * squares).clamp_min(1e-30))
@@ -201,15 +213,15 @@ def effective_sample_size(weight: PerSample, batch: ClassBatch) -> Number:
 
 @dataclass
 class FirstCallCheck:
-    """Remembers whether a surrogate has seen a batch: values are checked on its first call.
+    """Checks values on the first call of a surrogate only.
 
-    On an accelerator looking at values stalls the stream, so later calls do without.
+    On an accelerator, reading values stalls the stream, so later calls are not checked.
     """
 
     over: bool = False
 
     def check(self, z: Rows, y: Kinds, num_classes: int) -> None:
-        """Refuse features that are not finite and labels out of range."""
+        """Reject features that are not finite, and labels outside 0..num_classes − 1."""
         if len(y) and not (self.over and y.device.type != "cpu"):
             low, high = (int(v) for v in torch.aminmax(y))
             if not 0 <= low <= high < num_classes:
@@ -221,7 +233,7 @@ class FirstCallCheck:
             bad = int((~torch.isfinite(z)).any(1).sum())
             raise DataError(
                 f"z must be finite, got NaN or infinity in {bad} of {len(z)} samples; "
-                "the encoder has diverged: look at its output, or lower its learning rate"
+                "the encoder has diverged: inspect its output, or lower its learning rate"
             )
         self.over = True
 
@@ -231,9 +243,9 @@ def class_batch(
 ) -> ClassBatch:
     """Flatten z (n, …) to (n, d), check shapes and types, and count the classes.
 
-    Half-precision features become float32: variances of nearly equal numbers need the bits.
-    Values are looked at on the first call; the label range on every call on a CPU, where that
-    costs nothing.
+    Half-precision features become float32, because variances of nearly equal numbers need the
+    bits. Values are checked on the first call; labels on a CPU on every call, where it costs
+    nothing.
     """
     flat = z.flatten(1) if z.ndim > 1 else z
     if flat.ndim != 2 or flat.shape[1] != feature_dim:  # noqa: PLR2004
@@ -258,28 +270,28 @@ def class_batch(
 
 
 def one_of(name: str, got: str, allowed: tuple[str, ...]) -> None:
-    """Refuse a word that is not one of the allowed ones."""
+    """Reject a word that is not one of the allowed ones."""
     if got not in allowed:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got '{got}'")
 
 
 def at_least_one(**sizes: int) -> None:
-    """Refuse sizes below 1."""
+    """Reject sizes below 1."""
     for name, got in sizes.items():
         Range(1).check(name, got)
 
 
 def positive(*, zero: bool = False, **numbers: float) -> None:
-    """Refuse numbers that are not finite and positive (or zero, where that is allowed)."""
+    """Reject numbers that are not finite and positive; `zero=True` allows 0."""
     for name, got in numbers.items():
         Range(0, above=not zero).check(name, float(got))
 
 
 class ClassBank(nn.Module):
-    """The last `capacity` smashed data of each class, as one ring of rows per class.
+    """The last `capacity` smashed data of each class, in one ring buffer per class.
 
-    `held` says how many rows of a class are valid, `head` where its next one goes; all three are
-    buffers, so a checkpoint keeps them. They take c·(k·d·4 + 16) bytes in float32.
+    `held` is the number of valid rows of each class, `head` the position of its next one. Rows and
+    both counters are buffers, so a checkpoint keeps them: c·(k·d·4 + 16) bytes in float32.
 
     >>> bank = ClassBank(num_classes=2, capacity=2, feature_dim=1)
     >>> bank.push(torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([0, 1, 0, 0]))
@@ -299,11 +311,11 @@ class ClassBank(nn.Module):
 
     @torch.no_grad()
     def push(self, z: Rows, y: Kinds) -> None:
-        """Store the samples in their order, the oldest giving way; what is not finite is left out.
+        """Store the finite samples in order; the oldest rows are overwritten.
 
-        Shapes and the number of operations depend on n alone and nothing is read by the host.
-        Samples that meet at one position all carry the value of the last of them there, and a
-        class without finite samples writes back what it held: the scatter has one outcome.
+        Shapes and operations depend on n alone, and the host reads nothing. When several samples
+        fall on one position, all write the value of the last one, and a class without finite
+        samples writes back its old rows: so the scatter is deterministic.
         """
         if len(y) == 0:
             return
@@ -331,14 +343,19 @@ def join(
 ) -> ClassBatch:
     r"""Batch ∪ bank: the batch's own rows, then k rows for each of p = min(n, c) classes.
 
-    The classes are all c, or those in the batch, of which there are at most n. A row p + 1 takes
-    what the bank does not hold yet and never counts. p_c = M_c/n is the batch's; a class counts
-    with M_c ≥ 1 and M_c + N_c ≥ 2. The bank's rows get no gradient, the batch's get
+    The p classes are all c, or the at most n classes of the batch. An extra class p collects the
+    bank's unfilled rows and is never counted. p_c = M_c/n is the batch's own; a class is counted if
+    M_c ≥ 1 and M_c + N_c ≥ 2. Rows of the bank get no gradient, rows of the batch get
 
     .. math:: \frac{M_c + N_c}{M_c} \, \partial L / \partial z_i
 
-    or the weight of the penalty would fall with the length of the bank. `push` then stores the
-    batch; the rows handed out are copies. Without a bank this is `batch.compact()`.
+    because otherwise a longer bank would weaken the penalty.
+
+    Args:
+        batch: The batch.
+        bank: Its bank; None returns `batch.compact()`.
+        push: Whether to store the batch in the bank afterwards.
+        skips: Counts the gradients that were not finite and became 0.
     """
     if bank is None:
         return batch.compact()
@@ -369,7 +386,7 @@ def join(
 
 
 class BankedSurrogate(nn.Module):
-    """A surrogate whose batches are joined by a bank of `bank` rows per class; 0 means none.
+    """Base of surrogates with an optional memory bank of `bank` rows per class.
 
     `skips` counts the gradients that were not finite and became 0.
     """
@@ -386,12 +403,12 @@ class BankedSurrogate(nn.Module):
         self._first = FirstCallCheck()
 
     def batch_of(self, z: Tensor, y: Tensor) -> ClassBatch:
-        """The batch z (n, …), y (n,) joined by the bank, which keeps it in train mode."""
+        """Batch z (n, …), y (n,) joined with the bank, which stores it in train mode."""
         batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first)
         return join(batch, self.bank, push=self.training, skips=self.skips)
 
     def remember(self, z: Tensor, y: Tensor) -> None:
-        """Put a batch into the bank without measuring it; nothing to do without one."""
+        """Store a batch in the bank without measuring it; without a bank do nothing."""
         if self.bank is not None:
             batch = class_batch(z.detach(), y, self.feature_dim, self.num_classes, self._first)
             self.bank.push(batch.z, batch.y)
@@ -399,12 +416,14 @@ class BankedSurrogate(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class SurrogateOutput:
-    """What a surrogate says of one batch.
+    """What a surrogate computes for one batch.
 
-    `loss` is the penalty rob_loss (scalar, minimise); `intra_mse` a detached log line;
-    `diagnostics` detached tensors: scalars, at least `effective_sample_size` (fraction of M_c, mean
-    over classes) and `true_rate` (nats per dimension, uniform weights, raw z); and
-    `attention_weights` (n,), or (n, slots), of the batch's samples.
+    Args:
+        loss: The penalty rob_loss, a scalar to minimise.
+        intra_mse: Mean square distance to the class means, detached; for logs only.
+        diagnostics: Detached tensors by name. Always there: `true_rate` (nats per dimension, from
+            raw z with uniform weights; NaN without noise), `effective_sample_size` (share of M_c
+            that the weights use, in (0, 1]) and `attention_weights` (n,), or (n, slots).
     """
 
     loss: Tensor
@@ -414,10 +433,10 @@ class SurrogateOutput:
 
 @runtime_checkable
 class Surrogate(Protocol):
-    """Estimates H(Z|Y) of a batch: z (n, d) or (n, c, h, w), y (n,) integers."""
+    """Estimates H(Z|Y) of a batch: z (n, d) or (n, c, h, w), integer labels y (n,)."""
 
     def __call__(self, z: Tensor, y: Tensor) -> SurrogateOutput:
-        """The penalty of this batch."""
+        """Penalty and diagnostics of this batch."""
         ...
 
 
@@ -426,28 +445,28 @@ Features = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 
 @runtime_checkable
 class RefitsEachEpoch(Protocol):
-    """A surrogate that is fitted to all training features at the end of an epoch."""
+    """A surrogate that is refitted to all training features after every epoch."""
 
     def refit_stream(self, batches: Features, generator: Generator) -> None:
-        """Fit anew; `batches()` gives clean features and labels, once per call."""
+        """Refit; each call of `batches()` starts a pass over clean features and labels."""
         ...
 
 
 @runtime_checkable
 class HasBank(Protocol):
-    """A surrogate with a memory that fills while its penalty is not active yet."""
+    """A surrogate with a memory that fills before its penalty becomes active."""
 
     def remember(self, z: Tensor, y: Tensor) -> None:
-        """Keep what it needs of a batch, without measuring it."""
+        """Store what it needs from a batch, without measuring it."""
         ...
 
 
 @runtime_checkable
 class Reports(Protocol):
-    """A surrogate with something to say at the logging cadence."""
+    """A surrogate that writes log lines of its own."""
 
     def report(self) -> None:
-        """Write its log lines."""
+        """Write the log lines gathered since the last call."""
         ...
 
 
@@ -475,12 +494,16 @@ def true_rate(batch: ClassBatch, noise_std: float) -> Number:
 def compare_rates(
     own: Number, batch: ClassBatch, noise_std: float, true: Number | None = None
 ) -> dict[str, Tensor]:
-    """The true rate, a surrogate's own one as a share of it, and the bank's rows per class.
+    """Diagnostics `true_rate`, `surrogate_to_true` and, with a bank, `bank_rows` per class.
 
-    The share is 1 for an honest estimator, near 0 for one that has talked its own estimate down.
-    `true` spares the second look at the batch where the caller has it already. Where there is
-    nothing to see, no class with a spread, nothing is hidden either: the share is 1. Without noise
-    both are NaN, whatever `own` is.
+    `surrogate_to_true` = own / true is 1 for an honest estimator and near 0 for one that has
+    learned to lower its own estimate. It is 1 if no class has a spread, NaN without noise.
+
+    Args:
+        own: The surrogate's own rate, nats per dimension.
+        batch: The batch it was measured on.
+        noise_std: σ of the channel's noise.
+        true: The true rate, if the caller has it; None computes it.
     """
     true = true_rate(batch, noise_std) if true is None else true
     ratio = torch.where(true == 0, 1.0, own / true)
@@ -491,7 +514,7 @@ def compare_rates(
 
 
 def intra_class_mse(x: Rows, mean: ByClass, batch: ClassBatch) -> Number:
-    r"""Σ_c p_c mean_ij (x_ij − μ_cj)² of the batch's own samples, detached: a log line."""
+    r"""Σ_c p_c mean_ij (x_ij − μ_cj)² of the batch's own samples, detached; for logs only."""
     with torch.no_grad():
         y = batch.y[: batch.own]
         error = (x[: batch.own] - mean[y]).square().mean(1)  # (n,)
@@ -500,10 +523,10 @@ def intra_class_mse(x: Rows, mean: ByClass, batch: ClassBatch) -> Number:
 
 
 def check_noise(noise_std: float) -> None:
-    """Refuse a rate against a channel without noise: it would be infinite."""
+    """Reject a rate penalty without channel noise, which would be infinite."""
     positive(zero=True, noise_std=noise_std)
     if noise_std == 0:
         raise ConfigError(
-            "a rate penalty needs channel noise: noise_std must be > 0, got 0; "
-            "without noise the channel lets everything through and the rate is infinite"
+            "a rate penalty needs channel noise: noise_std must be > 0, got 0. "
+            "Without noise the rate is infinite; set noise_std, for example 0.025"
         )

@@ -1,4 +1,4 @@
-"""Gates of the gated surrogates, and learnable scalars that stay between stated bounds."""
+"""Gates of the gated surrogates, and learnable scalars that stay within fixed bounds."""
 
 from dataclasses import dataclass
 
@@ -14,17 +14,24 @@ Scalar = float | Tensor
 
 
 def snr_gate(mean: ByClass, var: ByClass, thresh: Scalar, sharp: Scalar, eps: float) -> ByClass:
-    r"""The "hard" gate of the reference documents: opens where the spread dominates the mean.
+    r"""The "hard" gate of the reference documents: near 1 where the spread dominates the mean.
 
     .. math:: \mathrm{sigmoid}(k_{snr}(\sigma^2/(\mu^2+\varepsilon) - t_{snr}))
 
-    The documents call σ²/μ² a signal-to-noise ratio; it is the inverse of one.
+    The documents call σ²/μ² a signal-to-noise ratio (SNR); it is the inverse of one.
+
+    Args:
+        mean: μ, one row per class or slot (c, d).
+        var: σ², in the same shape.
+        thresh: t_snr, where the gate is 1/2.
+        sharp: k_snr, its steepness there.
+        eps: ε, keeps the ratio finite at μ = 0.
     """
     return torch.sigmoid(sharp * (var / (mean.square() + eps) - thresh))
 
 
 def class_gate(share: PerClass, a: Scalar, b: Scalar) -> PerClass:
-    r"""Damps rare classes: sigmoid(a(p_c − b)).
+    r"""Weight of a class by its share p_c, sigmoid(a(p_c − b)): damps rare classes.
 
     >>> class_gate(torch.tensor([0.05]), 10.0, 0.05)
     tensor([0.5000])
@@ -33,12 +40,12 @@ def class_gate(share: PerClass, a: Scalar, b: Scalar) -> PerClass:
 
 
 def soft_threshold(excess: ByClass, beta: Scalar, margin: Scalar) -> ByClass:
-    r"""Smooth hinge of the log-variance excess: softplus(β(e − m))/β."""
+    r"""Smooth hinge of the log-variance excess e: softplus(β(e − m))/β, with margin m."""
     return F.softplus(beta * (excess - margin)) / beta
 
 
 class DimensionGate(nn.Module):
-    r"""Learned soft gate per dimension, sigmoid(MLP(LN(log σ²))).
+    r"""The learned "soft" gate of each dimension, sigmoid(MLP(LN(log σ²))).
 
     The MLP is Linear, ReLU, Linear with max(32, d/8) hidden units.
     """
@@ -50,7 +57,7 @@ class DimensionGate(nn.Module):
         self.leave = nn.Linear(hidden, feature_dim)
 
     def forward(self, log_var: ByClass, skips: Tensor | None) -> ByClass:
-        """Gate in (0, 1) for each class and dimension."""
+        """Gate in (0, 1) of each class and dimension, (c, d)."""
         held = GuardedParameters(self, 1.0, skips)
         hidden = F.relu(held.linear("enter", plain_layernorm(log_var)))
         return torch.sigmoid(held.linear("leave", hidden))
@@ -58,15 +65,16 @@ class DimensionGate(nn.Module):
 
 @dataclass(frozen=True)
 class Bounded:
-    r"""A scalar's start and its bounds, symmetric about it.
+    r"""A learnable scalar's start and bounds, symmetric about the start.
 
     .. math:: v = v_0\, 2^{t} \in [v_0/2, 2v_0] \quad\text{or}\quad
         v = v_0 + \delta t \in [v_0 - \delta, v_0 + \delta], \qquad
         t = 2\,\mathrm{sigmoid}(\theta) - 1
 
     The first form (`reach=None`) is for scales, which must stay positive; the second, with
-    δ = `reach`, for thresholds. θ = 0 gives the start exactly, in any float type, and weight
-    decay pulls towards it.
+    δ = `reach`, for thresholds. θ = 0 gives the start exactly, in any float type, so weight decay
+    pulls towards the start. Unbounded, a margin or a gate threshold would grow forever: that
+    lowers the loss without lowering any variance.
     """
 
     start: float
@@ -74,9 +82,10 @@ class Bounded:
 
 
 class BoundedScalars(nn.Module):
-    """Named `Bounded` scalars over one vector of free parameters, `free`, in the given order.
+    """Named `Bounded` scalars, stored as one parameter vector `free` in the given order.
 
-    Their gradient is guarded as one: not finite in one of them means 0 in all. It never flips.
+    Their gradient is guarded together: if one entry is not finite, all become 0. They always
+    lower the loss, also where `attention="maximise"` makes other parameters raise it.
     """
 
     start: Tensor
@@ -102,7 +111,7 @@ class BoundedScalars(nn.Module):
         self.free = nn.Parameter(torch.zeros(len(bounds)))
 
     def forward(self, skips: Tensor | None = None) -> dict[str, Number]:
-        """Present values by name.
+        """Current values by name.
 
         >>> {k: v.item() for k, v in BoundedScalars(gain=Bounded(3.0), edge=Bounded(0.0, 0.5))()
         ... .items()}

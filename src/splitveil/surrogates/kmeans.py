@@ -1,8 +1,8 @@
-"""K-means inside every class at once: seeding, Lloyd's steps, statistics, a fair sample.
+"""K-means in all classes at once: seeding, Lloyd's steps, statistics, a sample fair to classes.
 
-Segment operations over all classes: no Python loop over classes, no host sync on an accelerator.
-Symbols: n samples, d features, c classes, k clusters per class; `valid` marks the clusters that
-may be chosen: a class with fewer than k distinct samples has fewer of them.
+Segment operations: no Python loop over classes, no host sync on an accelerator. Symbols: n samples,
+d features, c classes, k clusters per class; `valid` marks the clusters in use, because a class with
+fewer than k distinct samples has fewer clusters.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ Valid = Bool[Tensor, "c k"]
 
 
 def square_distances(z: Rows, y: Kinds, centroids: Centroids) -> Float[Tensor, "n k"]:
-    """‖z_i − μ_ck‖² to each centroid of the own class, (rows·k·d) numbers at a time."""
+    """‖z_i − μ_ck‖² (n, k) to the centroids of the sample's own class."""
+    # In chunks: all differences at once would take n·k·d numbers.
     rows = max(1, CHUNK_NUMBERS // centroids[0].numel())
     parts = zip(torch.split(z, rows), torch.split(y, rows), strict=True)
     return torch.cat([(a[:, None] - centroids[b]).square().sum(2) for a, b in parts])
@@ -30,7 +31,7 @@ def square_distances(z: Rows, y: Kinds, centroids: Centroids) -> Float[Tensor, "
 
 @torch.no_grad()
 def assign(z: Rows, y: Kinds, centroids: Centroids, valid: Valid) -> Kinds:
-    """Nearest valid centroid of the own class; 0 where the class has none.
+    """Index (n,) of the nearest valid centroid of the sample's class; 0 if the class has none.
 
     >>> centroids = torch.tensor([[[0.0], [1.0]], [[5.0], [9.0]]])
     >>> z, y = torch.tensor([[0.9], [6.0]]), torch.tensor([0, 1])
@@ -43,7 +44,7 @@ def assign(z: Rows, y: Kinds, centroids: Centroids, valid: Valid) -> Kinds:
 
 @torch.no_grad()
 def lloyd_step(z: Rows, y: Kinds, centroids: Centroids, valid: Valid) -> tuple[Centroids, Kinds]:
-    """New centroids, and the assignment they are the means of; an empty cluster stays put."""
+    """New centroids (c, k, d), and the assignment (n,) whose means they are; empty ones stay put."""
     classes, clusters = valid.shape
     nearest = assign(z, y, centroids, valid)
     cell = y * clusters + nearest
@@ -57,10 +58,10 @@ def lloyd_step(z: Rows, y: Kinds, centroids: Centroids, valid: Valid) -> tuple[C
 def kmeans(
     z: Rows, y: Kinds, centroids: Centroids, valid: Valid, max_iterations: int = 50
 ) -> Centroids:
-    """Lloyd's algorithm from the given centroids; cluster k of the result grew out of cluster k.
+    """Lloyd's algorithm from the given centroids; clusters keep their numbers.
 
-    A class whose assignment repeats is frozen by a mask, so the device is never asked whether all
-    have converged; on the CPU, where asking costs nothing, the loop ends there.
+    A class whose assignment repeats is frozen by a mask, because reading "all have converged" from
+    an accelerator would stall it. On the CPU the loop then ends.
     """
     last = torch.full_like(y, -1)
     for _ in range(max_iterations):
@@ -77,15 +78,16 @@ def kmeans(
 def plus_plus(
     z: Rows, y: Kinds, num_classes: int, k: int, generator: Generator | None = None
 ) -> tuple[Centroids, Valid]:
-    r"""K-means++ seeds (Arthur and Vassilvitskii 2007) of every class at once: centroids, valid.
+    r"""K-means++ seeds (Arthur and Vassilvitskii 2007) of all classes: centroids (c, k, d), valid.
 
     .. math:: P(\text{next seed} = i) \propto D_i^2, \quad
         D_i = \text{distance to the nearest seed of the own class}
 
-    The code published with CEM draws in proportion to D itself. One draw per class is the
-    smallest E_i/D_i² over the class, E_i ~ Exp(1). A sample that equals a seed is never drawn;
-    when none is left, the class's remaining clusters are not valid.
+    The code published with CEM draws in proportion to D itself. A sample that equals a seed is
+    never drawn; when no other is left, the class's remaining clusters are not valid.
     """
+    # The smallest E_i/D_i² of a class, with E_i ~ Exp(1), is a draw with P ∝ D²: one pass draws
+    # for all classes. The logarithm avoids dividing by D = 0.
     near, rows = z.new_ones(len(z)), torch.arange(len(z), device=z.device)
     seeds, valid = [], []
     where = z.device if generator is None else generator.device
@@ -106,9 +108,9 @@ def plus_plus(
 
 
 def cell_covariance(centred: Rows, member: Float[Tensor, "j n"]) -> Float[Tensor, "j d d"]:
-    """Σ_i member_ji x_i x_iᵀ for j clusters; j·n·d numbers besides the answer.
+    """Σ_i member_ji x_i x_iᵀ for j clusters; needs j·n·d numbers besides the result.
 
-    Multiplied in float64, which neither autocast nor TF32 touches.
+    In float64, which neither autocast nor TF32 touches.
     """
     wide = centred.double()
     return (rearrange(member[:, :, None] * wide, "j n d -> j d n") @ wide).to(centred)
@@ -116,7 +118,7 @@ def cell_covariance(centred: Rows, member: Float[Tensor, "j n"]) -> Float[Tensor
 
 @dataclass(frozen=True)
 class ClusterSums:
-    """Sums about the centroids: add those of two batches and they are those of both."""
+    """Sums about the centroids; those of two batches add up to those of their union."""
 
     count: Int[Tensor, "c k"]
     square: Float[Tensor, "c k d"]
@@ -128,7 +130,7 @@ class ClusterSums:
         return ClusterSums(self.count + other.count, self.square + other.square, outer)
 
     def statistics(self) -> "ClusterStatistics":
-        """Divide by the counts; 0 for an empty cluster."""
+        """The sums divided by the counts; 0 for an empty cluster."""
         size = self.count.clamp_min(1)[..., None].to(self.square)  # (c, k, 1)
         total = self.count.sum(1)
         weight = self.count / total.clamp_min(1)[:, None].to(self.square)
@@ -139,9 +141,10 @@ class ClusterSums:
 
 @dataclass(frozen=True)
 class ClusterStatistics:
-    """n_ck, N_c, w_ck = n_ck/N_c, V_ck (mean over samples and dimensions), covariances.
+    """What a refit stores: n_ck, N_c, w_ck = n_ck/N_c, V_ck and covariances.
 
-    Variances are taken about the centroid, which is the mean once k-means has converged.
+    V_ck is the mean over samples and dimensions. Variances are about the centroid, which is the
+    mean once k-means has converged.
     """
 
     count: Int[Tensor, "c k"]
@@ -156,9 +159,9 @@ class ClusterStatistics:
 def cluster_sums(
     z: Rows, y: Kinds, centroids: Centroids, valid: Valid, *, full: bool = False
 ) -> ClusterSums:
-    """Counts and sums of squares of the samples at their nearest centroids; outer products if full.
+    """Counts, sums of squares and, if `full`, outer products of the samples about their centroids.
 
-    What falls to a cluster that is not valid (its class has none) is left out.
+    Samples of a class without valid clusters are left out.
     """
     classes, clusters, width = shape = centroids.shape
     cells = classes * clusters
@@ -181,14 +184,14 @@ def cluster_sums(
 
 
 def fair_quota(seen: Int[Tensor, " c"], capacity: int) -> Int[Tensor, ""]:
-    """Largest q with Σ_c min(N_c, q) ≤ capacity: max-min fairness between the classes.
+    """Largest q with Σ_c min(N_c, q) ≤ capacity: q samples of each class fit, or all it has.
 
     >>> fair_quota(torch.tensor([1, 10, 10]), 9)
     tensor(4)
     """
     size = seen.sort().values
     before = size.cumsum(0) - size
-    rest = torch.arange(len(size), 0, -1, device=size.device)  # classes not yet served in full
+    rest = torch.arange(len(size), 0, -1, device=size.device)  # classes with at least this size
     share = (capacity - before).div(rest, rounding_mode="floor")
     return torch.minimum(share.amax(), size[-1])
 
@@ -196,9 +199,9 @@ def fair_quota(seen: Int[Tensor, " c"], capacity: int) -> Int[Tensor, ""]:
 def drawn_rows(
     y: Kinds, num_classes: int, capacity: int, generator: Generator
 ) -> Bool[Tensor, " n"]:
-    """Which at most `capacity` samples to keep: drawn from each class, the same number of each.
+    """Mask (n,) of at most `capacity` drawn samples, the same number from each class.
 
-    A class that has fewer keeps all of its own.
+    A class with fewer samples keeps all of them.
     """
     count = torch.bincount(y, minlength=num_classes)
     shuffled = torch.randperm(len(y), generator=generator, device=generator.device).to(y.device)

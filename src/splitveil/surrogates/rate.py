@@ -1,32 +1,19 @@
-r"""The rate: how many nats about the sample the channel lets through beyond its class.
+r"""The rate: how many nats about a sample pass the channel beyond the sample's class.
 
 .. math::
     I(x; \tilde z | y) \le \tfrac12 \sum_c p_c \log\det(I + \Sigma_c/\sigma^2)
                         \le \tfrac12 \sum_c p_c \sum_j \log(1 + \sigma_{cj}^2/\sigma^2)
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
-from splitveil.surrogates.base import (
-    BankedSurrogate,
-    ByClass,
-    ClassBatch,
-    PerClass,
-    PerSample,
-    SurrogateOutput,
-    check_noise,
-    class_moments,
-    compare_rates,
-    diagonal_rate,
-    intra_class_mse,
-    one_of,
-    uniform_weights,
-)
+from splitveil.surrogates import base
+from splitveil.surrogates.base import ByClass, ClassBatch, PerClass, PerSample
 from splitveil.surrogates.kmeans import cell_covariance
 
 Covariance = Literal["diagonal", "full"]
@@ -38,11 +25,12 @@ def full_rate(batch: ClassBatch, weight: PerSample, mean: ByClass, noise_std: fl
     .. math:: R_c = \frac{1}{2d} \log\det(I + \Sigma_c/\sigma^2), \qquad
         \Sigma_c = \sum_i \alpha_i (z_i - \mu_c)(z_i - \mu_c)^\top
 
-    Batch ∪ bank of n rows, b of them the batch's, takes whichever of two exact forms needs fewer
-    numbers: `gram_rate` n², `covariance_rate` c·d·(d + b). A batch alone takes the first. Both
-    multiply and factor in float64, which TF32 does not touch: where Σ/σ² is large and of low rank,
-    float32 loses the determinant altogether.
+    Of two exact forms it takes the one with fewer numbers: `gram_rate` with n², or
+    `covariance_rate` with c·d·(d + b), where b of the n rows are the batch's and the others the
+    bank's. A batch alone takes the first.
     """
+    # Both forms multiply and factor in float64, which TF32 does not touch: where Σ/σ² is large and
+    # of low rank, float32 loses the determinant altogether.
     dims = batch.z.shape[1]
     by_class = 0 if batch.own is None else batch.num_classes * dims * (dims + batch.own)
     form = covariance_rate if by_class and len(batch.z) ** 2 > by_class else gram_rate
@@ -55,8 +43,8 @@ def gram_rate(batch: ClassBatch, weight: PerSample, mean: ByClass, noise_std: fl
     .. math:: \log\det(I_d + \Sigma_c/\sigma^2) = \log\det(I_{M_c} + G_c/\sigma^2), \quad
         G_{ij} = \sqrt{\alpha_i \alpha_j} (z_i - \mu_c)\cdot(z_j - \mu_c)
 
-    All classes share one (n, n) matrix: entries between classes are 0, so the Cholesky factor
-    keeps the blocks and each class's determinant is read off its own rows of the diagonal.
+    All classes share one (n, n) matrix. Entries between classes are 0, so its Cholesky factor is
+    block diagonal, and the rows of a class give the determinant of that class.
     """
     root = weight.clamp_min(torch.finfo(weight.dtype).tiny).sqrt()
     centred = (root[:, None] * (batch.z - mean[batch.y])).double()  # (n, d)
@@ -74,9 +62,9 @@ def covariance_rate(
 ) -> PerClass:
     """`full_rate` of batch ∪ bank from one d × d covariance per class.
 
-    The rows after the first `batch.own` come in equal blocks, one per class but the last, which
-    never counts and gets 0. Because Σ_i α_i (z_i − μ_c) = 0, Σ_c has no gradient through μ_c, and
-    the bank's part of it needs none at all.
+    The rows after the first `batch.own` are the bank's, in equal blocks: one for each class but the
+    last, which is never counted and gets 0. Because Σ_i α_i (z_i − μ_c) = 0, Σ_c has no gradient
+    through μ_c; the bank's part has none at all.
     """
     classes = batch.num_classes - 1
     centred = (batch.z - mean.detach()[batch.y]).double()
@@ -94,13 +82,28 @@ def covariance_rate(
     return F.pad(0.5 * logdet / batch.z.shape[1], (0, 1)).to(batch.z)
 
 
-class Rate(BankedSurrogate):
-    """The rate with uniform weights, nats per dimension: the honest surrogate, no parameters.
+class Rate(base.BankedSurrogate):
+    r"""The rate with uniform weights: the honest surrogate of H(Z|Y), without parameters.
 
-    `covariance="full"` uses the whole covariance of each class. A batch with M_c samples of a
-    class spans at most M_c − 1 directions, so below M_c ≫ d it reports far too little
-    (d = 512, M = 51: 28 % of the truth). `bank` rows of each class, the last ones seen in train
-    mode, join the batch's in every statistic: make them many times d.
+    .. math:: \mathrm{rob} = \sum_c p_c \frac{1}{2d} \sum_j \log(1 + \sigma_{cj}^2/\sigma^2)
+
+    in nats per dimension; minimise it. It bounds from above what an attacker learns about a sample
+    beyond its class, I(x; z̃ | y)/d.
+
+    Args:
+        feature_dim: Features per sample after flattening, d ≥ 1.
+        num_classes: Number of classes, ≥ 1; labels are 0..num_classes − 1.
+        noise_std: σ of the channel's Gaussian noise, > 0, in the units of z.
+        covariance: `diagonal`, or `full` for (1/2d) log det(I + Σ_c/σ²), which is tighter. M_c
+            samples span at most M_c − 1 directions, so without M_c ≫ d the full form reports far
+            too little (d = 512, M = 51: 28 % of the truth) and needs a bank.
+        bank: Rows kept of each class, ≥ 0. They join the batch in every statistic; for
+            `covariance="full"` keep many times d.
+
+    >>> surrogate = Rate(feature_dim=1, num_classes=2, noise_std=1.0)
+    >>> found = surrogate(torch.tensor([[-1.0], [1.0]]), torch.tensor([0, 0]))
+    >>> round(found.loss.item(), 4)  # variance 1 against noise 1: half log two
+    0.3466
     """
 
     def __init__(
@@ -113,28 +116,28 @@ class Rate(BankedSurrogate):
         bank: int = 0,
     ) -> None:
         super().__init__(feature_dim, num_classes, bank)
-        one_of("covariance", covariance, ("diagonal", "full"))
-        check_noise(noise_std)
+        base.one_of("covariance", covariance, get_args(Covariance))
+        base.check_noise(noise_std)
         self.noise_std, self.covariance = noise_std, covariance
         if not bank:
             self.skips = None  # without a bank no gradient is scaled, so none can be skipped
 
-    def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
+    def forward(self, z: Tensor, y: Tensor) -> base.SurrogateOutput:
         """Rate of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""
         with torch.autocast(z.device.type, enabled=False):
             batch = self.batch_of(z, y)
-            weight = uniform_weights(batch.y, batch.count)
-            moments = class_moments(batch.z, weight, batch.y, batch.num_classes)
-            loss = batch.average(diagonal_rate(moments.var, self.noise_std))
+            weight = base.uniform_weights(batch.y, batch.count)
+            moments = base.class_moments(batch.z, weight, batch.y, batch.num_classes)
+            loss = batch.average(base.diagonal_rate(moments.var, self.noise_std))
             true = loss.detach()  # uniform weights, raw z
             if self.covariance == "full":
                 loss = batch.average(full_rate(batch, weight, moments.mean, self.noise_std))
             if batch.own is None:
                 intra = batch.average(moments.var.detach().mean(1))
             else:
-                intra = intra_class_mse(batch.z, moments.mean, batch)
-            found = compare_rates(true, batch, self.noise_std, true) | {
+                intra = base.intra_class_mse(batch.z, moments.mean, batch)
+            found = base.compare_rates(true, batch, self.noise_std, true) | {
                 "attention_weights": weight[: batch.own],
                 "effective_sample_size": torch.ones_like(true),
             }
-            return SurrogateOutput(loss=loss, intra_mse=intra, diagnostics=found)
+            return base.SurrogateOutput(loss=loss, intra_mse=intra, diagnostics=found)

@@ -1,4 +1,4 @@
-"""Early shut-off: the penalty stays out of the training while its gates are not to be trusted."""
+"""Early shut-off: the penalty is 0 while its gates cannot be trusted yet."""
 
 import logging
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from splitveil.errors import Range
 
 DECAY = 0.9
-LOG_EVERY = 200
-RING = 64
+LOG_EVERY = 200  # calls
+RING = 64  # log lines that can wait on the device
 NEVER_CALLED = -1
 RULES = ("", "early_shut_steps", "early_hard_thresh", "early_gate_thresh")
 
@@ -18,19 +18,23 @@ log = logging.getLogger("splitveil")
 
 
 class EarlyShutoff(nn.Module):
-    r"""Replaces the loss by 0, graph kept, while one of three rules holds (R1 §4.1).
+    r"""Replaces the loss by 0 while one of three rules holds (R1 §4.1).
 
-    SHUTOFF while calls ≤ `steps`, or EMA(hard) > `hard_thresh`, or EMA(soft) > `soft_thresh`;
-    the first rule that holds, in this order, is the one named. Each EMA has decay 0.9 and starts
-    at the first mean it sees; this call's means enter before the rules are read.
+    SHUTOFF while calls ≤ `steps`, or EMA(hard) > `hard_thresh`, or EMA(soft) > `soft_thresh`. If
+    several hold, the log names the first. Each moving average (EMA) of a gate's mean has decay 0.9
+    and starts at the first mean; the present call's means enter before the rules are tested.
 
-    `calls`, `ema_soft`, `ema_hard` and `rule` are buffers: they survive a checkpoint. They move
-    in train mode only, and only on calls with something to measure (a class of two samples,
-    finite gate means). In eval mode nothing is replaced: evaluation wants the measured value.
+    `calls`, `ema_soft`, `ema_hard` and `rule` are buffers and survive a checkpoint. They change in
+    train mode only, and only on calls that measure something (a class with two samples, finite gate
+    means). In eval mode the loss passes unchanged.
 
-    Each change of rule and every 200th call makes one `[CEM-GATE]` log line. On the CPU it is
-    written during the call. On an accelerator reading it would stall the stream, so it stays in
-    a ring of 64 lines on the device until the training loop calls `report()` at its own cadence.
+    Each change of rule and every 200th call writes one `[CEM-GATE]` log line: on the CPU at once;
+    on an accelerator, where reading would stall the stream, when the training loop calls `report`.
+
+    Args:
+        steps: Calls at the start with a loss of 0, ≥ 0.
+        hard_thresh: Limit of EMA(hard) in [0, 1]; 1 never shuts.
+        soft_thresh: Limit of EMA(soft) in [0, 1]; 1 never shuts.
     """
 
     calls: Tensor
@@ -58,27 +62,27 @@ class EarlyShutoff(nn.Module):
     def observe(
         self, soft: Float[Tensor, ""], hard: Float[Tensor, ""], active: Tensor
     ) -> Float[Tensor, ""]:
-        """Count one call with these gate means; 1 where the loss is to be shut off, else 0."""
+        """Count one call with these gate means; returns 1 if the loss is shut off, else 0."""
         means = torch.stack((soft, hard)).to(self.ema_soft)
         active = active & torch.isfinite(means).all()
         emas = torch.stack((self.ema_soft, self.ema_hard))
         moved = torch.where(self.calls == 0, means, DECAY * emas + (1.0 - DECAY) * means)
         moved = torch.where(active, moved, emas)
-        for ema, value in zip((self.ema_soft, self.ema_hard), moved, strict=True):
-            ema.copy_(value)
+        self.ema_soft.copy_(moved[0])
+        self.ema_hard.copy_(moved[1])
         self.calls += active
         by_gate = torch.where(
             self.ema_hard > self.hard_thresh, 2, 3 * (self.ema_soft > self.soft_thresh)
         )
         rule = torch.where(self.calls <= self.steps, 1, by_gate)
-        self.record(rule, active)
+        self._record(rule, active)
         self.rule.copy_(torch.where(active, rule, self.rule))
         return (rule > 0).to(soft.dtype)
 
-    def record(self, rule: Tensor, active: Tensor) -> None:
+    def _record(self, rule: Tensor, active: Tensor) -> None:
         """Put this call into the ring if the rule has changed or it is a 200th call."""
         due = active & ((rule != self.rule) | (self.calls % LOG_EVERY == 0))
-        place = (self.written % RING)[None]  # (1,): a 0-d index would be read by the host
+        place = (self.written % RING)[None]  # (1,): the host would have to read a 0-d index
         facts = (self.calls, rule, self.ema_hard, self.ema_soft)
         line = torch.stack([fact.to(self.ring.dtype) for fact in facts])
         kept = torch.where(due, line, self.ring.index_select(0, place))
@@ -88,11 +92,11 @@ class EarlyShutoff(nn.Module):
             self.report()
 
     def report(self) -> None:
-        """Write the `[CEM-GATE]` lines gathered since the last time; reads the device."""
+        """Write the `[CEM-GATE]` lines gathered since the last call; reads the device."""
         written = int(self.written)
         lost = max(written - self.emitted - RING, 0)
         if lost:
-            log.warning("[CEM-GATE] %d earlier lines were overwritten unread", lost)
+            log.warning("[CEM-GATE] %d earlier lines were overwritten before they were read", lost)
         for i in range(self.emitted + lost, written):
             call, rule, hard, soft = self.ring[i % RING].tolist()
             state = f"SHUTOFF by {RULES[int(rule)]}" if rule else "OK"
@@ -112,7 +116,7 @@ class EarlyShutoff(nn.Module):
         hard: Float[Tensor, ""],
         active: Tensor,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """The loss, or 0 with the graph kept; and 1 or 0 for shut or open."""
+        """The loss, or 0 with its graph kept; and 1 if it is shut off, else 0."""
         if not self.training:
             return loss, torch.zeros_like(loss).detach()
         shut = self.observe(soft.detach(), hard.detach(), active)

@@ -1,4 +1,4 @@
-"""Slots: a few learned representatives of each class, their statistics, attention over them.
+"""Slots: a few learned representatives of each class, their statistics, and attention over them.
 
 Symbols: n samples, d features, c classes, s slots per class; `y` holds the class of each sample.
 """
@@ -36,7 +36,7 @@ Shares = Float[Tensor, "n s"]
 
 
 def compete(key: Rows, query: Slots, y: Kinds) -> Shares:
-    r"""Softmax over the slots of the sample's class.
+    r"""Shares (n, s) of a sample among the slots of its class: they compete for it.
 
     .. math:: A_{nk} = \mathrm{softmax}_k(k_n \cdot q_k / \tau), \qquad \tau = d^{1/4}
     """
@@ -47,7 +47,7 @@ def compete(key: Rows, query: Slots, y: Kinds) -> Shares:
 def collect(
     value: Rows, share: Shares, y: Kinds, num_classes: int, *, aggregate: Aggregate, eps: float
 ) -> Slots:
-    r"""What each slot receives: u_k = Σ_n A_nk v_n, divided by Σ_n A_nk + ε for the mean."""
+    r"""Update of each slot, u_k = Σ_n A_nk v_n; `mean` divides it by Σ_n A_nk + ε."""
     total = _class_sums(einsum(share, value, "n s, n d -> n s d"), y, num_classes)
     if aggregate == "sum":
         return total
@@ -55,18 +55,33 @@ def collect(
 
 
 class SlotAttention(nn.Module):
-    r"""Slots of every class after T rounds of competition (Locatello et al. 2020; R1 §3.1).
+    r"""Slots of every class after T rounds of slot attention (Locatello et al. 2020; R1 §3.1).
 
     .. math::
         u_k = \textstyle\sum_n A_{nk} v_n / (\sum_n A_{nk} + \varepsilon), \qquad
         h = \mathrm{GRU}(u_k, s_k), \qquad s_k \leftarrow h + \mathrm{MLP}(LN(h))
 
-    with k, v = W LN(x), q = W_q LN(s)/√d (no biases), an MLP Linear to 2d, ReLU, Linear, and
-    LayerNorms without parameters. `aggregate="sum"` leaves the division out, as R1 does.
+    with k, v = W LN(x), q = W_q LN(s)/√d (no biases), A as in `compete`, an MLP of Linear to 2d,
+    ReLU, Linear, and LayerNorms without parameters.
 
-    Slots start at μ + exp(logσ)·noise. The noise is (s, d) and the same for every class, so the
-    classes' names do not matter; in eval mode it is the buffer `eval_noise`, fixed for all time,
-    so that results repeat. Backward keeps about (2T + 1)·n·s·d numbers.
+    Slots start at μ + exp(logσ)·noise with learned μ and logσ. The noise is (s, d), the same for
+    every class, so renaming classes changes nothing. In eval mode it is the buffer `eval_noise`,
+    which is the same in every process, so that results repeat. The backward pass keeps about
+    (2T + 1)·n·s·d numbers.
+
+    Args:
+        dim: Features of samples and slots, d ≥ 1.
+        num_slots: Slots per class, S ≥ 1.
+        num_iterations: Rounds T ≥ 1.
+        aggregate: `mean` as written above; `sum` without the division, as R1 prints it.
+        eps: ε > 0, keeps the division finite for an empty slot.
+
+    >>> attention = SlotAttention(dim=4, num_slots=2)
+    >>> x, y = torch.randn(5, 4), torch.tensor([0, 0, 1, 1, 1])
+    >>> attention(x, y, num_classes=3, noise=attention.noise()).shape
+    torch.Size([3, 2, 4])
+    >>> sum(p.numel() for p in attention.parameters())  # 13d² + 11d
+    252
     """
 
     eval_noise: Tensor
@@ -99,7 +114,10 @@ class SlotAttention(nn.Module):
         self.register_buffer("eval_noise", fixed)
 
     def noise(self, generator: Generator | None = None) -> Float[Tensor, "s d"]:
-        """Starting noise: fresh in train mode (None: torch's global stream), fixed in eval mode."""
+        """Starting noise (s, d): fixed in eval mode, else drawn from `generator`.
+
+        None means torch's global stream.
+        """
         return normal_like(self.eval_noise, generator) if self.training else self.eval_noise
 
     def forward(
@@ -112,7 +130,16 @@ class SlotAttention(nn.Module):
         sign: float = 1.0,
         skips: Tensor | None = None,
     ) -> Slots:
-        """Slots of each class; `sign` = −1 lets the parameters ascend."""
+        """Slots (c, s, d) of each class.
+
+        Args:
+            x: Samples (n, d).
+            y: Their classes (n,).
+            num_classes: c.
+            noise: Starting noise (s, d), for example from `noise`.
+            sign: 1, or −1 to let the parameters ascend the loss.
+            skips: Counts gradients that were not finite and became 0.
+        """
         held = GuardedParameters(self, sign, skips)
         normed = plain_layernorm(x)
         key, value = held.linear("key", normed), held.linear("value", normed)
@@ -134,23 +161,23 @@ class SlotAttention(nn.Module):
 
 
 def responsibilities(x: Rows, slots: Slots, y: Kinds, temperature: Number, eps: float) -> Shares:
-    r"""How far each slot of its class answers for a sample: softmax_k(β cos(x_m, s_k))."""
+    r"""Responsibilities (n, s) of the slots of a sample's class, softmax_k(β cos(x_m, s_k))."""
     own = F.normalize(slots, dim=2, eps=eps).index_select(0, y)
     cosine = einsum(F.normalize(x, dim=1, eps=eps), own, "n d, n s d -> n s")
     return torch.softmax(temperature * cosine, 1)
 
 
 def _runs(x: Tensor, num_slots: int) -> list[slice]:
-    """The slots in the runs they are measured in: one by one on a CPU, whose cache is small.
+    """Which slots are measured together: one at a time on a CPU, whose cache is small.
 
-    A GPU takes all at once: it is the number of kernels that costs there.
+    On a GPU all at once, because there the number of kernels costs.
     """
     size = num_slots if x.is_cuda else 1
     return [slice(k, k + size) for k in range(0, num_slots, size)]
 
 
 class _SlotMoments(torch.autograd.Function):
-    """Two-pass moments, a run of slots at a time in both directions."""
+    """Two-pass moments, one run of slots at a time, forward and backward."""
 
     @staticmethod
     def forward(
@@ -183,7 +210,7 @@ class _SlotMoments(torch.autograd.Function):
         grad_var: Tensor,
     ) -> tuple[Tensor, Tensor, None, None]:
         x, resp, y, inverse, mean, var = ctx.saved_tensors
-        # Divided by the mass first: a nearly empty slot has a gradient as small as its mass.
+        # Divide by the mass first: the gradient of a nearly empty slot is as small as its mass.
         to_mean, to_var = grad_mean * inverse[:, :, None], grad_var * inverse[:, :, None]
         grad_x, grad_resp = torch.zeros_like(x), torch.empty_like(resp)
         for run in _runs(x, resp.shape[1]):
@@ -201,14 +228,20 @@ def _class_sums(x: Tensor, y: Tensor, num_classes: int) -> Tensor:
 
 
 def slot_moments(x: Rows, resp: Shares, y: Kinds, num_classes: int) -> Moments:
-    r"""Responsibility-weighted moments of each slot about its own mean; two passes.
+    r"""Responsibility-weighted mean and variance of each slot (c, s, d), in two passes.
 
     .. math:: \mu_k = \tfrac{1}{w_k} \sum_m r_{mk} x_m, \qquad
         \sigma_k^2 = \tfrac{1}{w_k} \sum_m r_{mk} (x_m - \mu_k)^2, \qquad w_k = \sum_m r_{mk}
 
-    Nothing of size n·s·d is kept: x, r and the moments are what backward needs. Working memory is
-    about 4·n·q·d + 4·c·s·d numbers in each direction, q = 1 on a CPU and s on a GPU. An empty slot
-    (w_k = 0) has moments 0 and gradient 0.
+    The backward pass needs x, r and the moments alone, nothing of size n·s·d. Working memory is
+    about 4·n·q·d + 4·c·s·d numbers in each direction, with q = 1 on a CPU and s on a GPU. An empty
+    slot (w_k = 0) has moments 0 and gradient 0.
+
+    Args:
+        x: What is measured (n, d).
+        resp: Responsibilities r (n, s), ≥ 0.
+        y: Class of each sample (n,).
+        num_classes: c.
 
     >>> x, r = torch.tensor([[-1.0], [1.0]]), torch.ones(2, 1)
     >>> slot_moments(x, r, torch.tensor([0, 0]), 1).var
@@ -219,11 +252,11 @@ def slot_moments(x: Rows, resp: Shares, y: Kinds, num_classes: int) -> Moments:
 
 
 def attend(query: Rows, slots: Float[Tensor, "n s d"], num_heads: int) -> Rows:
-    r"""Multi-head attention of each sample over its own s slots, which are keys and values.
+    r"""Multi-head attention of each sample over its s slots, which are both keys and values.
 
     .. math:: h = \mathrm{softmax}(q K^\top / \sqrt{d_h})\, V, \qquad K = V = S
 
-    Heads split the features; there are no projections but W_o, as in R1 eq. 8–10.
+    Heads split the features. As in R1 eq. 8–10 there is no projection except W_o.
     """
     q = rearrange(query, "n (h e) -> n h e", h=num_heads)
     kv = rearrange(slots, "n s (h e) -> n s h e", h=num_heads)
@@ -233,21 +266,33 @@ def attend(query: Rows, slots: Float[Tensor, "n s d"], num_heads: int) -> Rows:
 
 
 class GatedCrossAttention(nn.Module):
-    r"""Sample features enriched by what the slots of the sample's class hold.
+    r"""Adds to each sample what it reads from the slots of its class (R1 §3.2; Flamingo).
 
     .. math::
         y = x + \tanh(\alpha_x)\, W_o\, \mathrm{attend}(LN(x), LN(S)), \qquad
         \tilde x = y + \tanh(\alpha_f)\, \mathrm{FFN}(LN(y))
 
-    α_x and α_f start at 0.1: close to the identity. LayerNorms carry no parameters; W_o has no
-    bias; FFN is Linear to 4d, GELU, Linear. The gathered slots take n·s·d numbers.
+    The learned gates α_x and α_f start at 0.1, so the module starts close to the identity.
+    LayerNorms have no parameters, W_o has no bias, FFN is Linear to 4d, GELU, Linear. The slots
+    gathered for each sample take n·s·d numbers.
+
+    Args:
+        dim: Features of samples and slots, d.
+        num_heads: Heads, ≥ 1; must divide `dim`.
+
+    >>> cross = GatedCrossAttention(dim=4, num_heads=2)
+    >>> with torch.no_grad():  # closed gates: the identity
+    ...     _ = cross.attention_gate.zero_(), cross.ffn_gate.zero_()
+    >>> x, slots = torch.randn(3, 4), torch.randn(2, 5, 4)
+    >>> torch.equal(cross(x, slots, torch.tensor([0, 1, 1])), x)
+    True
     """
 
     def __init__(self, dim: int, num_heads: int = 4) -> None:
         super().__init__()
         if dim < 1 or num_heads < 1 or dim % num_heads:
             raise ConfigError(
-                f"num_heads must be at least 1 and divide the width {dim} of the slots, "
+                f"num_heads must be at least 1 and divide the slots' width {dim}, "
                 f"got {num_heads}; change num_heads or slot_dim"
             )
         self.num_heads = num_heads
@@ -260,7 +305,10 @@ class GatedCrossAttention(nn.Module):
     def forward(
         self, x: Rows, slots: Slots, y: Kinds, sign: float = 1.0, skips: Tensor | None = None
     ) -> Rows:
-        """x̃ of samples x with labels y; `sign` = −1 lets the parameters ascend."""
+        """x̃ (n, d) of samples x (n, d) with labels y (n,), given slots (c, s, d).
+
+        `sign` −1 lets the parameters ascend the loss; `skips` counts non-finite gradients.
+        """
         normed = F.layer_norm(slots, slots.shape[2:])
         read = attend(plain_layernorm(x), normed.index_select(0, y), self.num_heads)
         held = GuardedParameters(self, sign, skips)
