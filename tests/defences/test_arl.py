@@ -188,7 +188,7 @@ def test_it_stacks_with_a_penalty(name: str) -> None:
 
 
 def test_two_adversaries_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'arl' stands twice"):
+    with pytest.raises(ConfigError, match="'arl' appears twice"):
         find_defence("arl+arl")
 
 

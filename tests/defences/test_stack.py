@@ -128,10 +128,10 @@ def test_each_setting_reaches_its_part_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("none+noise", "'none' is no defence and cannot be stacked; leave it out"),
-        ("topk+none", "'none' is no defence"),
-        ("noise+topk+noise", "'noise' stands twice in the stack noise+topk+noise; give it once"),
-        ("cem+dropout+veil", "'cem' and 'veil' each have a penalty and a stack can have one"),
+        ("none+noise", "'none' is not a defence and cannot be stacked; leave it out"),
+        ("topk+none", "'none' is not a defence"),
+        ("noise+topk+noise", "'noise' appears twice in the stack noise+topk+noise; give it once"),
+        ("cem+dropout+veil", "'cem' and 'veil' each have a penalty, but a stack can have only one"),
         ("noise+drpout", "unknown defence 'drpout'; did you mean 'dropout'? choose from: arl, "),
         ("noise+", "unknown defence ''; choose from: arl, "),
         ("+", "unknown defence ''; choose from: arl, "),
@@ -143,7 +143,7 @@ def test_what_cannot_be_stacked_is_refused(name: str, said: str) -> None:
 
 
 def test_every_reason_is_given_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"'none' is no .*'veil' stands twice.*'veil' and 'cem'"):
+    with pytest.raises(ConfigError, match=r"'none' is not .*'veil' appears twice.*'veil' and 'cem'"):
         find_defence("veil+none+cem+veil")
 
 
@@ -174,7 +174,7 @@ class OwnNoise(Defence):
 
 def test_noise_of_a_parts_own_is_refused_for_the_stack_would_leave_it_out() -> None:
     parts = [("topk", DEFENCES["topk"]), ("mine", OwnNoise(summary="mine"))]
-    with pytest.raises(ConfigError, match=r"'mine' adds other Gaussian noise than the run's"):
+    with pytest.raises(ConfigError, match=r"'mine' adds Gaussian noise of its own"):
         stack(parts)
 
 

@@ -169,7 +169,7 @@ def test_two_that_learn_both_learn_beside_a_penalty(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["vib+shredder", "shredder+arl+vib+bido"])
 def test_two_that_learn_the_noise_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="each learn the noise and a stack can have one; choose"):
+    with pytest.raises(ConfigError, match="each learn the noise, but only one part of a stack can; choose"):
         find_defence(name)
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets.backbones import mobilenetv2, resnet20, small, thin_resnet, vgg11
+from splitveil.nets.backbones import mobilenetv2, resnet20, small, vgg11
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.cost import Cost
 from splitveil.nets.split import SplitModel, cut
@@ -189,11 +189,6 @@ def test_images_that_are_too_small_are_refused_with_a_way_out() -> None:
         match=r"at least 32×32, got \(3, 31, 40\); use larger",
     ):
         vgg11((3, 31, 40), 10)
-    with pytest.raises(
-        ConfigError,
-        match=r"at least 32×32, got \(3, 40, 31\); use larger",
-    ):
-        thin_resnet((3, 40, 31), 10)
     with pytest.raises(ConfigError, match=r"at least 4×4, got \(1, 3, 8\)"):
         small((1, 3, 8), 10)
     with pytest.raises(ConfigError, match=r"at least 4×4, got \(1, 8, 3\); use larger"):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets.backbones import client_net, thin_resnet
 from splitveil.nets.catalogue import NETS, find_net
 from splitveil.nets.clients import (
     FAMILIES,
@@ -107,15 +106,18 @@ def test_the_parts_of_a_string_mean_what_they_say() -> None:
         ("residual-16-16..32-c8", "malformed"),
         ("residual-16-016.32-c8", "malformed"),
         ("residual-16-16.0-c8", "malformed"),
-        ("residual-16-16.32x1-c8", "it is spelt residual-16-16.32-c8"),
-        ("inverted-16-16.32-c8", "it is spelt inverted-16-16.32-e1-c8"),
-        ("residual-16-16.32-e4-c8", "expansion must be in 1..64 for inverted clients and 1"),
+        ("residual-16-16.32x1-c8", "write residual-16-16.32-c8"),
+        ("inverted-16-16.32-c8", "write inverted-16-16.32-e1-c8"),
+        (
+            "residual-16-16.32-e4-c8",
+            "expansion must be in [1, 1], got 4; only inverted clients have an expansion",
+        ),
         ("resdual-16-16.32-c8", "unknown client family 'resdual'; did you mean 'residual'?"),
-        ("strided-16-16-c8", "halvings must be in 1..4"),
-        ("strided-16-8.8.8.8.8.8-c8", "halvings must be in 1..4"),
-        ("strided-16-16.5000-c8", "widths must be in 1..4096, got (16, 8, 16, 5000)"),
-        ("strided-16-16.32x65-c8", "depths must be in 1..64, got (1, 65)"),
-        ("inverted-16-16.32-e65-c8", "expansion must be in 1..64"),
+        ("strided-16-16-c8", "halvings must be in [1, 4], got 0; each stage after the first"),
+        ("strided-16-8.8.8.8.8.8-c8", "halvings must be in [1, 4], got 5"),
+        ("strided-16-16.5000-c8", "widths must be in [1, 4096], got 5000"),
+        ("strided-16-16.32x65-c8", "depths must be in [1, 64], got 65"),
+        ("inverted-16-16.32-e65-c8", "expansion must be in [1, 64], got 65"),
     ],
 )
 def test_a_malformed_client_is_refused_with_the_right_form(text: str, words: str) -> None:
@@ -126,7 +128,7 @@ def test_a_malformed_client_is_refused_with_the_right_form(text: str, words: str
 def test_a_spec_made_by_hand_is_checked_too() -> None:
     with pytest.raises(ConfigError, match=r"depths must be as many as widths \(8, 8\), got \(1,\)"):
         ClientSpec(family="strided", stem=8, widths=(8, 8), depths=(1,), wire_channels=1)
-    with pytest.raises(ConfigError, match="stem_stride must be 1 or 2, got 3"):
+    with pytest.raises(ConfigError, match=r"stem_stride must be in \[1, 2\], got 3"):
         ClientSpec(
             family="strided", stem=8, widths=(8, 8), depths=(1, 1), wire_channels=1, stem_stride=3
         )
@@ -134,25 +136,8 @@ def test_a_spec_made_by_hand_is_checked_too() -> None:
 
 @pytest.mark.parametrize("text", ["", "3x32", "3x32x32x1", "0x8x8", "3x-8x8", "axbxc", "3x8x99999"])
 def test_a_malformed_image_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"as 3x32x32; got '{text}'")):
+    with pytest.raises(ConfigError, match=re.escape(f"such as 3x32x32; got '{text}'")):
         parse_image(text)
-
-
-def test_the_thin_resnets_spec_builds_its_client_bit_for_bit() -> None:
-    ours = seeded(build_client, THIN_CLIENTS["thin-resnet"], IMAGE).state_dict()
-    theirs = seeded(thin_resnet, IMAGE, 10)[0].state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-
-
-@pytest.mark.parametrize("shape", [IMAGE, (1, 40, 70)])
-def test_the_thin_resnets_spec_builds_the_whole_net_bit_for_bit(shape: Shape) -> None:
-    spec, x = THIN_CLIENTS["thin-resnet"], images(2, shape)
-    ours = seeded(client_net, spec, shape, 10).eval()
-    theirs = seeded(thin_resnet, shape, 10).eval()
-    assert ours.state_dict().keys() == theirs.state_dict().keys()
-    with torch.no_grad():
-        assert torch.equal(ours(x), theirs(x))
 
 
 def test_multiply_adds_of_a_small_client_by_hand() -> None:
@@ -243,9 +228,9 @@ def test_a_backbone_is_cut_where_its_name_says(name: str) -> None:
     ("name", "said"),
     [
         ("vgg11@99", r"cutlayer must be in 1\.\.12, got 99"),
-        ("vgg11@x", "a cut is a whole number from 1 on, got 'vgg11@x'; for example vgg11@4"),
+        ("vgg11@x", "must be a whole number from 1 on, got 'vgg11@x'; for example vgg11@4"),
         ("vgg11@", "got 'vgg11@'"),
-        ("thin-deep@2", "one cut only; NAME@N is for mobilenetv2, resnet20, vgg11"),
+        ("thin-deep@2", "only one cut; NAME@N works for mobilenetv2, resnet20, vgg11"),
         ("vgg12@3", "unknown net 'vgg12'; did you mean 'vgg11'"),
     ],
 )

@@ -235,5 +235,5 @@ def test_other_misuse_is_refused() -> None:
         LearnedNoise(0.0)
     with pytest.raises(ConfigError, match="one of gaussian, laplace; got 'pink'"):
         LearnedNoise(1.0, "pink")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=f"the wire has {MAX_WIRE + 1}; the most is {MAX_WIRE}"):
+    with pytest.raises(ConfigError, match=f"wire may have at most {MAX_WIRE}, got {MAX_WIRE + 1}"):
         SparseCoding(0.1).size_to((MAX_WIRE + 1,))

@@ -245,7 +245,10 @@ class TakesNoGenerator(nn.Module):
     ("channel", "said"),
     [
         (Channel([Flattens()]), r"must keep the shape of smashed data, \(2, 3, 6, 6\), got shape"),
-        (Channel([TakesNoGenerator()]), r"does not pass the channel.*called with \(z, generator\)"),
+        (
+            Channel([TakesNoGenerator()]),
+            r"the channel fails on smashed data.*called with \(z, generator\)",
+        ),
         (None, r"must be a Channel, got NoneType; return Channel\("),
         ([Dropout(0.3)], "must be a Channel, got list"),
     ],

@@ -118,7 +118,7 @@ class Own(nn.Sequential):
     [
         (nn.Sequential(nn.Flatten()), "of one child cannot be cut"),
         (Own(nn.Flatten(), nn.Flatten()), "needs a plain nn.Sequential, got Own"),
-        (nn.Sequential(Pair(), nn.Flatten()), r"layer 1 \(Pair\) .* gives a tuple"),
+        (nn.Sequential(Pair(), nn.Flatten()), r"layer 1 \(Pair\) .* returns a tuple"),
         (nn.Sequential(nn.ReLU(), nn.Conv2d(4, 8, 3), nn.Flatten()), r"layer 2 \(Conv2d\) .*14"),
     ],
 )

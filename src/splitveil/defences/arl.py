@@ -1,4 +1,4 @@
-"""ResSFL's defence: the encoder pays for what a decoder, trained beside it, can rebuild."""
+"""ResSFL's defence: a decoder is trained along, and the encoder pays for what it rebuilds."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ def explained(guess: Tensor, x: Tensor) -> Tensor:
 
     .. math:: E = 1 - \frac{\|\hat x - x\|^2}{\|x - \bar x\|^2}
 
-    guess and x (n, …); x̄ is the mean over the n images of each pixel. Images that are all alike
-    count as having a variance of 1e-6 per pixel.
+    guess and x are (n, …); x̄ is each pixel's mean over the n images. If all images are equal, their
+    variance counts as 1e-6 per pixel.
 
     >>> x = torch.tensor([[0.0], [1.0]])
     >>> float(explained(torch.tensor([[0.25], [0.75]]), x))
@@ -40,13 +40,21 @@ MEASURES: Mapping[Measure, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class DecodingAdversary(nn.Module):
-    r"""A decoder N4C64 that maximises a measure S of likeness, and the hinge on what it reaches.
+    r"""A decoder N4C64 that maximises a similarity S, and a hinge on the S it reaches.
 
     .. math:: L_D = 1 - S(D(z), x), \quad
         L_{enc} = \alpha \max(0, S(D(z), x) - t)
 
-    z (n, c, h, w) is clean, x (n, c', h', w') in [0, 1]. The encoder's pass sees D frozen, with
-    the BatchNorm statistics it would have in deployment.
+    z (n, c, h, w) is clean, x (n, c', h', w') in [0, 1]. For L_enc, D is frozen and in eval mode,
+    as it would be after training.
+
+    Args:
+        wire_shape: Shape of one image's smashed data.
+        image_shape: Shape of one image (c, h, w).
+        strength: α ≥ 0.
+        threshold: t, the similarity that costs nothing.
+        lr: Adam's rate for D.
+        measure: S: `ssim`, or `explained`, the explained share of the images' variance.
     """
 
     def __init__(
@@ -65,19 +73,19 @@ class DecodingAdversary(nn.Module):
         self.measure: Measure = measure
 
     def own_loss(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """1 − S of what it rebuilds."""
+        """1 − S of the decoder's images."""
         self.decoder.train()
         return 1 - self._likeness(self.decoder(z.detach()), x)
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The encoder's share; call it after `own_loss`, which moves the statistics it reads."""
+        """L_enc; call it after `own_loss`, which updates the BatchNorm statistics it uses."""
         self.decoder.eval()
         frozen = {k: v.detach() for k, v in self.decoder.named_parameters()}
         found = self._likeness(functional_call(self.decoder, frozen, (z,)), x)
         return self.strength * torch.relu(found - self.threshold)
 
     def _likeness(self, guess: Tensor, x: Tensor) -> Tensor:
-        """S in float32: bfloat16 would drown its variances."""
+        """S in float32; bfloat16 is too coarse for its variances."""
         with torch.autocast(x.device.type, enabled=False):
             return MEASURES[self.measure](guess.float(), x.float())
 
@@ -86,11 +94,16 @@ class DecodingAdversary(nn.Module):
 class Arl(NoiseOnly):
     """Noise on the wire and a decoder as adversary: ResSFL (CVPR 2022), Noise_ARL in CEM's tables.
 
-    The published values are `arl_strength` .3, `ssim_threshold` .5 and Adam 1e-3; the decoder
-    takes one step per batch, on training images only. Unlike the published one it is not trained
-    alone for thirty epochs first, and it sees z as the encoder's own pass made it. With
-    `arl_measure` "explained" both play for the squared error instead, in units of the images'
-    variance, and `explained_threshold` is the share that the decoder may explain.
+    The decoder takes one step per batch, on training images only. Unlike the published one it is
+    not trained alone for thirty epochs first, and it reads z from the encoder's own pass.
+
+    Args:
+        arl_strength: α ≥ 0; 0 is training with noise alone.
+        ssim_threshold: SSIM in [−1, 1] that costs nothing; for `arl_measure="ssim"`.
+        adversary_lr: Adam's rate for the decoder, > 0.
+        arl_measure: What both optimise: `ssim`, or `explained`, the squared error in units of the
+            images' variance.
+        explained_threshold: Share of the variance that the decoder may explain, in [0, 1].
     """
 
     arl_strength: Annotated[float, Range(0, hint="published: 0.3")] = 0.3
@@ -116,5 +129,5 @@ class Arl(NoiseOnly):
 
     @property
     def threshold(self) -> float:
-        """The one of the measure that is played for."""
+        """The threshold of the chosen measure."""
         return self.ssim_threshold if self.arl_measure == "ssim" else self.explained_threshold

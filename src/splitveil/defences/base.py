@@ -1,4 +1,4 @@
-"""What a defence is: a channel, a penalty and when it acts, a companion; stacks of defences."""
+"""What a defence is: a channel, a penalty and its plan, a companion; and stacks of defences."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -24,31 +24,31 @@ from splitveil.nets.split import SplitModel
 
 @runtime_checkable
 class Companion(Protocol):
-    """A module that trains beside the model and makes the encoder pay: an adversary, say.
+    """A module that is trained along with the model and adds to its loss, such as an adversary.
 
-    One that is several has them as `parts`, an `nn.ModuleList`; each learns at its own rate.
+    A companion made of several has them in `parts`, an `nn.ModuleList`; each has its own rate.
     """
 
     @property
     def lr(self) -> float:
-        """Adam's rate for its own parameters at the start of a run."""
+        """Adam's learning rate for its own parameters at the start of a run."""
         ...
 
     def own_loss(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Its own loss on a batch of clean z, images and labels; no gradient reaches z."""
+        """Its own loss on a batch: clean z (n, …), images x, labels y; no gradient reaches z."""
         ...
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """What the encoder pays on the same batch, after `own_loss`; no gradient reaches itself."""
+        """What it adds to the model's loss, after `own_loss`; its parameters get no gradient."""
         ...
 
 
 @runtime_checkable
 class ActsBetweenSteps(Protocol):
-    """A companion that also acts between steps."""
+    """A companion that also does something between steps."""
 
     def after_step(self, done: float) -> None:
-        """Called after every step; `done` is the share of the run behind it, in (0, 1]."""
+        """Called after every step; `done` is the finished share of the run, in (0, 1]."""
         ...
 
 
@@ -56,12 +56,17 @@ class ActsBetweenSteps(Protocol):
 class PenaltyPlan:
     """When and how strongly a surrogate acts on the encoder and on its own parameters.
 
-    `lambd` is the seeds' λ, `scale` their attention_loss_scale, `warmup_epochs` their
-    attention_warmup_epochs. `w_lr` "cem" weighs by 0.001/lr while lr ≥ 4.1e-4, "constant" by 1.
-    `skip_first_epoch` is the seeds' ¬random_ini_centers. `attention_gets_lambda`: the attention
-    receives λ too (plain L_CE + λ·L). `attention_lr` trains it by Adam at that rate; None puts it
-    into the model's own SGD optimiser. `ramp` is the share of the run over which the weight on the
-    encoder grows linearly to its full size; 0 starts with it.
+    Names in parentheses are those of the reference documents.
+
+    Args:
+        lambd: Weight λ ≥ 0 on the encoder.
+        scale: Weight on encoder and surrogate alike, ≥ 0 (attention_loss_scale).
+        warmup_epochs: Epochs without a penalty at the start, ≥ 0 (attention_warmup_epochs).
+        w_lr: `cem` multiplies λ by 0.001/lr while lr ≥ 4.1e-4; `constant` does not.
+        skip_first_epoch: Whether the first epoch has no penalty (¬random_ini_centers).
+        attention_gets_lambda: Whether λ weighs the surrogate's gradient too (plain L_CE + λ·L).
+        attention_lr: Adam's rate for the surrogate; None: the model's own SGD trains it.
+        ramp: Share of the run, in [0, 1], over which λ grows linearly to its full size.
     """
 
     lambd: float = 0.0
@@ -75,8 +80,8 @@ class PenaltyPlan:
 
 
 Shape = tuple[int, ...]
-TrainedBeside = nn.Module | None  # a `Companion`, or nothing
-DESCRIPTION = ("summary", "client")  # fields that no user sets
+TrainedBeside = nn.Module | None  # a `Companion`, or none
+DESCRIPTION = ("summary", "client")  # fields that are not settings
 NonNegative = Annotated[float, Range(0, hint="0 switches it off")]
 Positive = Annotated[float, Range(0, above=True)]
 Share = Annotated[float, Range(0, 1)]
@@ -84,16 +89,24 @@ Share = Annotated[float, Range(0, 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Defence:
-    """Base of every defence; itself the absence of one.
+    """Base of every defence, and itself no defence at all.
 
-    `summary` is shown by `splitveil defences`; `client` is the net it prefers for images of at
-    least 32×32. Every other field can be set from the command line; one that declares a `Range`
-    is checked against it.
+    Every field of a subclass is a setting of the command line, checked against the `Range` that it
+    declares.
+
+    Args:
+        summary: One line for `splitveil defences`.
+        client: Name of the net to use for images of at least 32×32, unless another is given.
+
+    >>> Defence(summary="no defence").channel(0.025)
+    Channel(
+      (stages): ModuleList()
+    )
     """
 
     summary: str
     client: str = "vgg11"
-    learns_noise: ClassVar[bool] = False  # a stack has room for one that does
+    learns_noise: ClassVar[bool] = False  # a stack can have one that does
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -104,15 +117,15 @@ class Defence:
         return False
 
     def channel(self, noise_std: float) -> Channel:
-        """Channel stages; `noise_std` is the run's."""
+        """What happens to smashed data before the wire; `noise_std` is the run's σ ≥ 0."""
         return Channel([GaussianNoise(noise_std)] if self.noisy and noise_std > 0 else [])
 
     def encoder(self, layers: nn.Module, wire_shape: Shape) -> nn.Module:
-        """The client's layers; a defence may put its own among them. `wire_shape` is z's."""
+        """The client's layers, with the defence's own among them; `wire_shape` is that of z."""
         return layers
 
     def surrogate(self, feature_dim: int, num_classes: int, noise_std: float) -> nn.Module | None:
-        """The penalty's estimator for this wire size; None: no penalty."""
+        """The penalty's `Surrogate` for z of `feature_dim` numbers; None: no penalty."""
         return None
 
     def penalty_plan(self) -> PenaltyPlan:
@@ -120,15 +133,15 @@ class Defence:
         return PenaltyPlan()
 
     def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
-        """What trains beside the model, a `Companion`; None: nothing."""
+        """The `Companion` that is trained along with the model; None: none."""
         return None
 
     def settings(self) -> dict[str, Any]:
-        """What a user may set, and what it is set to."""
+        """Settings and their values."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in DESCRIPTION}
 
     def setting_types(self) -> dict[str, Any]:
-        """What a user may set, and of which type it is."""
+        """Settings and their types."""
         hints = get_type_hints(type(self))
         return {name: hints[name] for name in self.settings()}
 
@@ -143,54 +156,46 @@ class NoiseOnly(Defence):
 
     @property
     def noisy(self) -> bool:
-        """Yes: it is all it does."""
+        """True."""
         return True
 
 
-PLAN_FIELDS = {
-    "lambd": "lambd",
-    "attention_loss_scale": "scale",
-    "attention_warmup_epochs": "warmup_epochs",
-    "w_lr": "w_lr",
-    "skip_first_epoch": "skip_first_epoch",
-    "attention_gets_lambda": "attention_gets_lambda",
-    "attention_lr": "attention_lr",
-    "ramp": "ramp",
-}
+# Fields of a plan that a defence calls by the reference documents' names.
+PLAN_FIELDS = {"scale": "attention_loss_scale", "warmup_epochs": "attention_warmup_epochs"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Penalised(NoiseOnly):
     """Noise on the wire and a penalty on z; a subclass declares `estimator` and its fields.
 
-    `estimator` is called with the wire's size, the number of classes, and those of the fields that
-    it takes; `noise_std` and `reg_strength` are the channel's noise. Fields in `PLAN_FIELDS` say
-    when and how strongly the penalty acts.
+    `estimator` is called with the size of the wire, the number of classes and every field that it
+    has an argument for; its `noise_std` and `reg_strength` are the channel's noise. Fields named as
+    in `PenaltyPlan`, or in `PLAN_FIELDS`, say when and how strongly the penalty acts.
     """
 
     estimator: ClassVar[Callable[..., nn.Module]]
     lambd: NonNegative = 16.0
 
     def surrogate(self, feature_dim: int, num_classes: int, noise_std: float) -> nn.Module:
-        """The estimator for this wire size."""
+        """The estimator for z of `feature_dim` numbers."""
         make = type(self).estimator
         given = {"noise_std": noise_std, "reg_strength": noise_std} | self.settings()
         taken = signature(make).parameters
         return make(feature_dim, num_classes, **{k: v for k, v in given.items() if k in taken})
 
     def penalty_plan(self) -> PenaltyPlan:
-        """What the fields say, under their names in a plan."""
-        own = {plan: name for name, plan in PLAN_FIELDS.items() if hasattr(self, name)}
-        return PenaltyPlan(**{plan: getattr(self, name) for plan, name in own.items()})
+        """The plan that the fields describe."""
+        own = {f.name: PLAN_FIELDS.get(f.name, f.name) for f in fields(PenaltyPlan)}
+        return PenaltyPlan(**{k: getattr(self, n) for k, n in own.items() if hasattr(self, n)})
 
 
 class FixedPenalty(nn.Module):
-    """Base of companions that have nothing of their own to learn and only make others pay."""
+    """Base of companions without parameters, which only add a penalty."""
 
     lr = 0.0
 
     def own_loss(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Zero."""
+        """0: nothing to learn."""
         return z.new_zeros(())
 
 
@@ -203,15 +208,15 @@ class CompanionStack(nn.Module):
         self.lr = max(cast(Companion, part).lr for part in parts)
 
     def own_loss(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The sum of their own losses."""
+        """Sum of their own losses."""
         return torch.stack([cast(Companion, part).own_loss(z, x, y) for part in self.parts]).sum()
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The sum of what the encoder pays to each."""
+        """Sum of their penalties."""
         return torch.stack([cast(Companion, part).penalty(z, x, y) for part in self.parts]).sum()
 
     def after_step(self, done: float) -> None:
-        """Told to those that act between steps."""
+        """Pass the call on to those that act between steps."""
         for part in self.parts:
             if isinstance(part, ActsBetweenSteps):
                 part.after_step(done)
@@ -219,16 +224,16 @@ class CompanionStack(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Stack(Defence):
-    """Different presets on one channel, at most one of them with a penalty.
+    """Several defences on one channel; at most one has a penalty, and at most one learns the noise.
 
-    Companions stand beside each other: what they learn and what the encoder pays them adds up. At
-    most one part may learn the noise.
+    Losses and penalties of companions add up. On the channel, sparse coding and clips come first,
+    then the Gaussian noise of the run, once, however many parts are noisy; the other stages follow
+    in the order of the parts. Stages after the noise can only lose information, so the penalty and
+    `true_rate_nats`, both measured against the noise on z, remain bounds. Before the noise,
+    rounding or pruning could turn small differences of z into large ones.
 
-    The Gaussian noise of the run stands first, once, however many parts are noisy, or behind a
-    clip, which lessens every variance; the parts' other stages follow in the order of the parts.
-    What follows the noise can only lose information, so a penalty and `true_rate_nats`, both
-    measured against the noise on z, stay bounds; rounding to levels or pruning before the noise
-    could make small differences large.
+    Args:
+        parts: Names and defences.
     """
 
     parts: tuple[tuple[str, Defence], ...]
@@ -239,7 +244,7 @@ class Stack(Defence):
 
     @property
     def noisy(self) -> bool:
-        """Whether a part is."""
+        """Whether a part is noisy."""
         return any(part.noisy for _, part in self.parts)
 
     def channel(self, noise_std: float) -> Channel:
@@ -252,35 +257,35 @@ class Stack(Defence):
         return Channel([*codes, *clips, *noise, *rest])
 
     def encoder(self, layers: nn.Module, wire_shape: Shape) -> nn.Module:
-        """With the layers of all parts, in their order."""
+        """The layers with those of all parts added, in order."""
         for _, part in self.parts:
             layers = part.encoder(layers, wire_shape)
         return layers
 
     def surrogate(self, feature_dim: int, num_classes: int, noise_std: float) -> nn.Module | None:
-        """That of the part that has one."""
+        """The surrogate of the part that has one."""
         return self._penalised().surrogate(feature_dim, num_classes, noise_std)
 
     def penalty_plan(self) -> PenaltyPlan:
-        """That of the part with the surrogate."""
+        """The plan of the part with a surrogate."""
         return self._penalised().penalty_plan()
 
     def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
-        """Those of the parts as one."""
+        """The companions of all parts as one."""
         made = [part.companion(model, image_shape, num_classes) for _, part in self.parts]
         found = [one for one in made if one is not None]
         return CompanionStack(found) if len(found) > 1 else next(iter(found), None)
 
     def settings(self) -> dict[str, Any]:
-        """Those of all parts; no two have one of the same name."""
+        """Settings of all parts; no two parts share a name."""
         return {k: v for _, part in self.parts for k, v in part.settings().items()}
 
     def setting_types(self) -> dict[str, Any]:
-        """Those of all parts."""
+        """Types of the settings of all parts."""
         return {k: v for _, part in self.parts for k, v in part.setting_types().items()}
 
     def with_settings(self, settings: Mapping[str, Any]) -> "Stack":
-        """Each setting goes to the part that has it."""
+        """The same stack with each setting given to the part that has it."""
         for key in settings:
             if key not in self.settings():
                 raise ConfigError(unknown("setting", key, self.settings()))
@@ -291,14 +296,23 @@ class Stack(Defence):
         return replace(self, parts=tuple(parts))
 
     def _penalised(self) -> Defence:
-        """The part with a surrogate; without one, the absence of a defence."""
+        """The part with a surrogate; without one, no defence."""
         return next((p for _, p in self.parts if has_surrogate(p)), Defence(summary=""))
 
 
 def stack(parts: Sequence[tuple[str, Defence]]) -> Stack:
-    """Named presets as one defence.
+    """Named defences as one.
 
-    Its net is that of the last part that prefers one other than the default.
+    Args:
+        parts: Names and defences, in the order of their stages on the channel.
+
+    Returns:
+        The stack; its net is that of the last part with another net than the default.
+
+    >>> from splitveil.defences.channel_only import TopKPruning
+    >>> both = stack([("topk", TopKPruning(summary="")), ("noise", NoiseOnly(summary=""))])
+    >>> [type(stage).__name__ for stage in both.channel(0.1).stages]
+    ['GaussianNoise', 'TopK']
     """
     clients = [p.client for _, p in parts if p.client != Defence.client]
     return Stack(
@@ -309,44 +323,45 @@ def stack(parts: Sequence[tuple[str, Defence]]) -> Stack:
 
 
 def has_surrogate(defence: Defence) -> bool:
-    """Whether its class makes one; building it to see would draw random numbers."""
+    """Whether a defence has a surrogate."""
+    # Asked of the class: building the surrogate would draw random numbers.
     return type(defence).surrogate is not Defence.surrogate
 
 
 def _problems(parts: Sequence[tuple[str, Defence]]) -> Iterator[str]:
-    """Why these cannot stand together."""
+    """Why these defences cannot be stacked."""
     names = [name for name, _ in parts]
     for name, part in parts:
         if type(part) is Defence:
-            yield f"'{name}' is no defence and cannot be stacked; leave it out"
+            yield f"'{name}' is not a defence and cannot be stacked; leave it out"
     for name in dict.fromkeys(n for n in names if names.count(n) > 1):
-        yield f"'{name}' stands twice in the stack {'+'.join(names)}; give it once"
+        yield f"'{name}' appears twice in the stack {'+'.join(names)}; give it once"
     penalised = dict.fromkeys(name for name, part in parts if has_surrogate(part))
     if len(penalised) > 1:
-        yield f"{_both(penalised)} each have a penalty and a stack can have one; choose one of them"
-        return  # their settings have common names because of it
+        yield f"{_both(penalised)} each have a penalty, but a stack can have only one; choose one"
+        return  # their settings share names, which would be reported as a second problem
     loud = dict.fromkeys(name for name, part in parts if part.learns_noise)
     if len(loud) > 1:
-        yield f"{_both(loud)} each learn the noise and a stack can have one; choose one of them"
+        yield f"{_both(loud)} each learn the noise, but only one part of a stack can; choose one"
     for name, part in dict(parts).items():
-        # With no noise in the run, whatever Gaussian noise is left is the part's own.
+        # In a run without noise, the Gaussian noise that remains is the part's own.
         if part.channel(0.0).noise_std:
             yield (
-                f"'{name}' adds other Gaussian noise than the run's, and a stack has room for that "
-                "alone; add GaussianNoise(noise_std), or draw the noise in a stage of your own"
+                f"'{name}' adds Gaussian noise of its own, but a stack adds only the run's; use "
+                "GaussianNoise(noise_std), or add the noise in a stage of your own"
             )
     yield from _shared(parts)
 
 
 def _shared(parts: Sequence[tuple[str, Defence]]) -> Iterator[str]:
-    """Settings that two of them have."""
+    """Settings that two of these defences have."""
     owners: dict[str, list[str]] = {}
     for name, part in dict(parts).items():
         for key in part.settings():
             owners.setdefault(key, []).append(name)
     for key, found in owners.items():
         if len(found) > 1:
-            yield f"{_both(found)} each have a setting '{key}', which must name one; stack others"
+            yield f"{_both(found)} each have a setting '{key}', which would be ambiguous; drop one"
 
 
 def _both(names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Bilateral dependency: less of the image in z, more of the label, both measured by HSIC."""
+"""Bilateral dependency: less of the image and more of the label in z, both measured by HSIC."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from splitveil.nets.split import SplitModel
 
 
 class BilateralDependency(FixedPenalty):
-    r"""Has nothing to learn; the encoder pays for the image and is paid for the label.
+    r"""A price on what z tells about the image, and a reward for what it tells about the label.
 
     .. math:: L_{enc} = \alpha\,(\mathrm{nHSIC}(x, z) - \rho\, \mathrm{nHSIC}(z, y))
 
@@ -29,7 +29,7 @@ class BilateralDependency(FixedPenalty):
         self.strength, self.label_share, self.bandwidth = strength, label_share, bandwidth
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The encoder's share; below 0 where z knows more of the label than of the image."""
+        """L_enc; below 0 where z depends more on the label than on the image."""
         kernel = gaussian_kernel(z, self.bandwidth)
         leak = normalised_hsic(gaussian_kernel(x, self.bandwidth), kernel)
         use = normalised_hsic(kernel, label_kernel(y, kernel))
@@ -40,9 +40,12 @@ class BilateralDependency(FixedPenalty):
 class Bido(NoiseOnly):
     """Noise on the wire, a penalty on HSIC(x, z) and a reward on HSIC(z, y): BiDO (KDD 2022).
 
-    `bido_strength` weighs both, `bido_label_share` the label's as a share of the image's, and
-    `bido_bandwidth` is that of the Gaussian kernels, in units of √d. Strength 0 is training with
-    noise alone. The published loss sums over many hidden layers; here z, which is sent, is all.
+    The published loss sums over many hidden layers; here z, which is what is sent, is the only one.
+
+    Args:
+        bido_strength: α ≥ 0; 0 is training with noise alone.
+        bido_label_share: ρ ≥ 0, weight of the reward relative to the price.
+        bido_bandwidth: Bandwidth of the Gaussian kernels, > 0, in units of √d.
     """
 
     bido_strength: NonNegative = 0.05
@@ -50,7 +53,7 @@ class Bido(NoiseOnly):
     bido_bandwidth: Positive = 5.0
 
     def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
-        """What measures both; none at strength 0."""
+        """Price and reward; none at strength 0."""
         if self.bido_strength == 0:
             return None
         return BilateralDependency(

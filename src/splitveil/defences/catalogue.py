@@ -1,6 +1,6 @@
-"""Defences by name. To add one: a file with a frozen dataclass, and a line in `DEFENCES`.
+"""Defences by name. A new one is a file with a frozen dataclass, and a line in `DEFENCES`.
 
-Names joined by `+` are a stack: `noise+dropout` on the command line.
+Names joined by `+` are a stack, for example `noise+dropout`.
 """
 
 from collections.abc import Mapping
@@ -72,7 +72,11 @@ DEFENCES: Mapping[str, Defence] = {
 
 
 def find_defence(name: str) -> Defence:
-    """The preset of this name, or the stack of the presets joined by `+`."""
+    """The defence of a name, or a stack of several names joined by `+`.
+
+    >>> find_defence("noise+topk").noisy
+    True
+    """
     names = [name] if name in DEFENCES else name.split("+")
     for part in names:
         if part not in DEFENCES:

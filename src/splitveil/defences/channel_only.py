@@ -1,4 +1,4 @@
-"""Defences that are a stage on the wire, or a layer of the client, and no penalty."""
+"""Defences without a penalty: a stage on the wire, or a layer of the client."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +19,7 @@ from splitveil.nets.channel import (
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelOnly(Defence):
-    """Base of those whose stage itself refuses settings that it cannot have."""
+    """Base of defences that are one stage, which checks their settings itself."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -28,23 +28,23 @@ class ChannelOnly(Defence):
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping(ChannelOnly):
-    """Moves values outside [`clip_low`, `clip_high`] to the nearer end, always.
+    """Moves values outside [`clip_low`, `clip_high`] to the nearer end.
 
-    There is less for the noise to hide, and certificates are tighter: in a stack it stands before
-    the noise.
+    In a stack it comes before the noise: the noise then has less to hide, and certificates are
+    tighter.
     """
 
     clip_low: float = 0.25
     clip_high: float = 0.75
 
     def channel(self, noise_std: float) -> Channel:
-        """The clip alone."""
+        """The clip; no noise."""
         return Channel([Clip(self.clip_low, self.clip_high)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureDropout(ChannelOnly):
-    """Each smashed value is zeroed with probability `dropout`, in training and in deployment."""
+    """Zeroes each smashed value with probability `dropout`, in training and in deployment."""
 
     dropout: float = 0.2
 
@@ -55,7 +55,7 @@ class FeatureDropout(ChannelOnly):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantisation(ChannelOnly):
-    """Smashed values are rounded to 2^bits levels before the wire."""
+    """Rounds smashed values to 2^bits levels before the wire."""
 
     bits: int = 4
 
@@ -66,7 +66,7 @@ class Quantisation(ChannelOnly):
 
 @dataclass(frozen=True, kw_only=True)
 class TopKPruning(ChannelOnly):
-    """The share `prune` of each image's smashed values, the smallest, is zeroed before the wire."""
+    """Zeroes the share `prune` of each image's smashed values, the smallest, before the wire."""
 
     prune: float = 0.5
 
@@ -77,25 +77,26 @@ class TopKPruning(ChannelOnly):
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse(Defence):
-    """Each image's features become Wᵀ softthr(W z, θ), W learned: after SCA (ECCV 2024).
+    """Replaces z by Wᵀ softthr(W z, θ) with a learned W: after SCA (ECCV 2024). No noise.
 
-    `sparse_threshold` is θ; 0 leaves the layer away: no defence. It has no noise of its own.
-    `sparse_place` "client" is that of the CEM code: before the sigmoid that ends the client, W
-    with random rows of length 1, so that a penalty sees what is sent; "wire" is behind the client,
-    W orthogonal at first, where W may magnify what was penalised.
+    Args:
+        sparse_threshold: θ ≥ 0; 0 leaves the layer out: no defence.
+        sparse_place: `client`, as in the CEM code: before the sigmoid that ends the client, W at
+            first random rows of length 1, so that a penalty sees what is sent. `wire`: after the
+            client, W at first orthogonal; there W can magnify what was penalised.
     """
 
     sparse_threshold: NonNegative = 0.01
     sparse_place: Literal["client", "wire"] = "client"
 
     def channel(self, noise_std: float) -> Channel:
-        """The one layer, where its place is the wire; no noise."""
+        """The layer if its place is the wire; no noise."""
         if self.sparse_place == "client" or not self.sparse_threshold:
             return Channel()
         return Channel([SparseCoding(self.sparse_threshold)])
 
     def encoder(self, layers: nn.Module, wire_shape: Shape) -> nn.Module:
-        """The client with the layer in it, where that is its place."""
+        """The client, with the layer in it if that is its place."""
         if self.sparse_place == "wire" or not self.sparse_threshold:
             return layers
         code = SparseCoding(self.sparse_threshold, start="rows")

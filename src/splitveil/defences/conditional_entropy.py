@@ -1,4 +1,4 @@
-"""Penalties on the conditional entropy of z: CEM's k-means, gated attention (veil too), slots."""
+"""Penalties on H(Z|Y): CEM's k-means, gated attention (`veil` is one), slots."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -17,7 +17,10 @@ Epochs = Annotated[int, Range(0)]
 class Cem(Penalised):
     """Gaussian noise and a `KMeansCEM` penalty, as the CVPR 2025 code trains it.
 
-    Its clusters are fitted at the end of every epoch, so the first epoch has no penalty.
+    The clusters are fitted at the end of every epoch, so the first epoch has no penalty.
+
+    >>> Cem(summary="", lambd=8.0).penalty_plan().lambd
+    8.0
     """
 
     estimator: ClassVar = KMeansCEM
@@ -34,7 +37,11 @@ class Cem(Penalised):
 
 @dataclass(frozen=True, kw_only=True)
 class GatedAttention(Penalised):
-    """Gaussian noise and a `GatedAttentionCEM` penalty; the fields are the documents' names."""
+    """Gaussian noise and a `GatedAttentionCEM` penalty; fields have the documents' names.
+
+    >>> GatedAttention(summary="").penalty_plan().scale  # attention_loss_scale
+    0.1
+    """
 
     estimator: ClassVar = GatedAttentionCEM
     attention_loss_scale: NonNegative = 0.1
@@ -66,7 +73,11 @@ class GatedAttention(Penalised):
 
 @dataclass(frozen=True, kw_only=True)
 class SlotCross(Penalised):
-    """Gaussian noise and a `SlotCrossAttentionCEM` penalty; the fields are the documents' names."""
+    """Gaussian noise and a `SlotCrossAttentionCEM` penalty; fields have the documents' names.
+
+    >>> SlotCross(summary="").penalty_plan().warmup_epochs  # attention_warmup_epochs
+    3
+    """
 
     estimator: ClassVar = SlotCrossAttentionCEM
     attention_loss_scale: NonNegative = 0.25

@@ -39,8 +39,8 @@ class ScissorsBound(nn.Module):
         L_{enc} = \alpha \max\Big(0, \tfrac1n \sum_i \log q(x_i | z_i)
         - \tfrac1{n^2} \sum_{ij} \log q(x_j | z_i)\Big)
 
-    Both in nats per pixel. D is a decoder N2C64 and v one learned number. z (n, …) is clean; the
-    encoder's pass sees q frozen, with the BatchNorm statistics it would have in deployment.
+    Both in nats per pixel. D is a decoder N2C64, v one learned number, z (n, …) is clean. In L_enc
+    q is frozen and in eval mode, as it would be after training.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ScissorsBound(nn.Module):
         return 0.5 * (error * torch.exp(-log_variance) + log_variance)
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The bound, call it after `own_loss`; below 0 it says nothing, and costs nothing."""
+        """L_enc; call it after `own_loss`. A bound below 0 says nothing, so it costs nothing."""
         self.decoder.eval()
         frozen = {k: v.detach() for k, v in self.decoder.named_parameters()}
         guess = functional_call(self.decoder, frozen, (z,)).float()
@@ -73,9 +73,11 @@ class ScissorsBound(nn.Module):
 class InfoScissors(NoiseOnly):
     """Noise on the wire and CLUB's bound on I(x; z) in the loss: InfoScissors (NeurIPS 2024).
 
-    `scissors_strength` weighs the bound, `scissors_lr` is Adam's rate for q. Strength 0 is
-    training with noise alone. The published term that hides the answer from the server is left
-    out: here the server gives the answer.
+    The published term that hides the answer from the server is left out: here the server answers.
+
+    Args:
+        scissors_strength: α ≥ 0, weight of the bound; 0 is training with noise alone.
+        scissors_lr: Adam's rate for q, > 0.
     """
 
     scissors_strength: NonNegative = 0.1

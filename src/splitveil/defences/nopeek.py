@@ -10,7 +10,7 @@ from splitveil.nets.split import SplitModel
 
 
 class DistanceCorrelation(FixedPenalty):
-    r"""Has nothing to learn; the encoder pays α·dCor(x, z).
+    r"""A price on the distance correlation of images and smashed data.
 
     .. math:: L_{enc} = \alpha\, \mathrm{dCor}(x, z)
 
@@ -22,7 +22,7 @@ class DistanceCorrelation(FixedPenalty):
         self.strength = strength
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The encoder's share, between 0 and α."""
+        """L_enc, in [0, α]."""
         return self.strength * distance_correlation(x, z)
 
 
@@ -30,12 +30,14 @@ class DistanceCorrelation(FixedPenalty):
 class NoPeek(NoiseOnly):
     """Noise on the wire and a penalty on dCor(x, z): NoPeek (ICDM workshops 2020).
 
-    The published defence adds no noise (`noise_std` 0 does that); with it, it is Noise_NoPeek of
-    CEM's tables. `nopeek_strength` is α; 0 is training with noise alone.
+    With noise it is Noise_NoPeek of CEM's tables; the published defence adds none (`noise_std` 0).
+
+    Args:
+        nopeek_strength: α ≥ 0; 0 is training with noise alone.
     """
 
     nopeek_strength: NonNegative = 0.3
 
     def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
-        """What measures the dependence; none at strength 0."""
+        """The price; none at strength 0."""
         return DistanceCorrelation(self.nopeek_strength) if self.nopeek_strength else None

@@ -1,4 +1,4 @@
-"""PATROL: a pruned client, and the decoder of `arl` as adversary."""
+"""PATROL: the decoder of `arl` as adversary, and a client that is pruned late in the run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from splitveil.defences.base import NoiseOnly, NonNegative, Positive, Shape, Tra
 from splitveil.errors import Range
 from splitveil.nets.split import SplitModel
 
-MEMORY = 0.9  # of the running importance, per step
+MEMORY = 0.9  # share of the running importance that each step keeps
 
 
 def filter_importance(weight: Tensor, gradient: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def filter_importance(weight: Tensor, gradient: Tensor) -> Tensor:
 
 
 def kept_filters(importance: Tensor, share: float) -> Tensor:
-    """1 for each filter that stays, 0 for the ⌊share · f⌋ least important ones; no host sync.
+    """Mask (f,): 0 for the ⌊share · f⌋ least important filters, else 1; no host sync.
 
     >>> kept_filters(torch.tensor([0.3, 0.1, 0.2]), 0.34).tolist()
     [1.0, 0.0, 1.0]
@@ -39,10 +39,11 @@ def kept_filters(importance: Tensor, share: float) -> Tensor:
 
 
 class PruningAdversary(nn.Module):
-    """`arl`'s decoder, and at the share `prune_at` of the run a pruning of the client.
+    """`arl`'s decoder, and filters of the client that become zero late in the run.
 
-    `pace` follows every step: until then it keeps a running importance of each convolution's
-    filters; from then on the share `prune` of each layer's filters, rounded down, stays at zero.
+    Until the share `prune_at` of the run is done, `after_step` keeps a running importance of each
+    convolution's filters. From then on it sets the share `prune` of each layer's filters, rounded
+    down, to zero after every step.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class PruningAdversary(nn.Module):
         super().__init__()
         self.adversary, self.lr = adversary, adversary.lr
         self.prune, self.prune_at = prune, prune_at
-        self._layers = tuple(layers)  # not registered: their parameters are the model's
+        self._layers = tuple(layers)  # a tuple, so that their parameters stay the model's alone
         self._kept: list[Tensor] = []
         for index, layer in enumerate(self._layers):
             self.register_buffer(f"importance{index}", torch.zeros(layer.out_channels))
@@ -66,19 +67,19 @@ class PruningAdversary(nn.Module):
         return self.adversary.own_loss(z, x, y)
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The encoder's share, as in `arl`."""
+        """L_enc, as in `arl`."""
         return self.adversary.penalty(z, x, y)
 
     @torch.no_grad()
     def after_step(self, done: float) -> None:
-        """Called after each step with the share of the run that is done; never syncs."""
+        """Update the importances, or prune; `done` is the finished share of the run. No sync."""
         if done < self.prune_at:
             for layer, importance in zip(self._layers, self.importances(), strict=True):
                 if layer.weight.grad is not None:
                     seen = filter_importance(layer.weight, layer.weight.grad)
                     importance.lerp_(seen.to(importance.dtype), 1 - MEMORY)
             return
-        # The importances rest from here on, so a resumed run finds the same filters.
+        # The importances no longer change, so a resumed run prunes the same filters.
         self._kept = self._kept or [kept_filters(v, self.prune) for v in self.importances()]
         for layer, kept in zip(self._layers, self._kept, strict=True):
             layer.weight.mul_(kept[:, None, None, None])
@@ -94,10 +95,14 @@ class PruningAdversary(nn.Module):
 class Patrol(NoiseOnly):
     """Noise on the wire, a decoder as adversary and a pruned client: after PATROL (WACV 2024).
 
-    `patrol_strength`, `patrol_threshold` and `patrol_lr` are those of `arl`. When the share
-    `patrol_prune_at` of the run is done, the share `patrol_prune` of the filters of each of the
-    client's convolutions goes, those whose loss would change least. Strength 0 switches adversary
-    and pruning off: training with noise alone.
+    Args:
+        patrol_strength: α ≥ 0 of the adversary; 0 switches pruning off too: training with noise
+            alone.
+        patrol_threshold: SSIM in [−1, 1] that costs nothing.
+        patrol_lr: Adam's rate for the decoder, > 0.
+        patrol_prune: Share of each convolution's filters to remove, in [0, 1): those whose removal
+            changes the loss least.
+        patrol_prune_at: Share of the run, in (0, 1], after which they are removed.
     """
 
     patrol_strength: NonNegative = 0.3

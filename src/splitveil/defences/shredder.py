@@ -1,4 +1,4 @@
-"""Shredder: noise whose place and scale are learned, rewarded for being loud."""
+"""Shredder: noise with a learned mean and scale, and a reward for a large scale."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -22,10 +22,10 @@ def loudness(log_scale: Tensor) -> Tensor:
 
 
 class LoudnessReward(NoisePrice):
-    """Has nothing of its own to learn; the channel's noise is paid κ for each nat of loudness."""
+    """A reward of κ for each nat of the noise's mean log scale."""
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """−κ times the loudness: below 0 where the scales are above 1."""
+        """−κ times the loudness; below 0 for scales above 1."""
         return -self.weight * loudness(self._noise[0].log_scales())
 
 
@@ -33,9 +33,13 @@ class LoudnessReward(NoisePrice):
 class Shredder(Defence):
     r"""z̃ = z + m + e^s·ε with m and s learned per value, and −κ·mean(s) in the loss.
 
-    Shredder (ASPLOS 2020); the published one learns many noise tensors for a frozen net, fits a
-    Laplace distribution and draws from it. `shredder_reward` is κ, `shredder_start` e^s before
-    training, `shredder_noise` the distribution of ε. κ = 0 leaves the noise away: no defence.
+    Shredder (ASPLOS 2020). The published one learns many noise tensors for a frozen net, fits a
+    Laplace distribution to them and draws from it.
+
+    Args:
+        shredder_reward: κ ≥ 0; 0 leaves the noise out: no defence.
+        shredder_start: e^s before training, > 0.
+        shredder_noise: Distribution of ε, `laplace` or `gaussian`.
     """
 
     learns_noise: ClassVar[bool] = True
@@ -44,13 +48,13 @@ class Shredder(Defence):
     shredder_noise: Literal["laplace", "gaussian"] = "laplace"
 
     def channel(self, noise_std: float) -> Channel:
-        """The learned noise alone; the run's own comes from a stack with `noise`."""
+        """The learned noise alone; stack it with `noise` for the run's own."""
         if self.shredder_reward == 0:
             return Channel()
         return Channel([LearnedNoise(self.shredder_start, self.shredder_noise, moves=True)])
 
     def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
-        """What rewards the noise; none at κ = 0."""
+        """The reward; none at κ = 0."""
         if self.shredder_reward == 0:
             return None
         return LoudnessReward(

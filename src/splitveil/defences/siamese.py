@@ -1,4 +1,4 @@
-"""Siamese embedding: smashed data of a class move together, those of two classes apart."""
+"""Siamese embedding: pulls smashed data of a class together and those of two classes apart."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,7 +25,7 @@ def contrastive_loss(z: Tensor, y: Tensor, margin: float) -> Tensor:
         \delta_{ij}^2 & y_i = y_j \\ \max(0, m - \delta_{ij})^2 & y_i \ne y_j \end{cases},
         \qquad \delta_{ij} = \|z_i - z_j\| / \sqrt d
 
-    δ is the root mean square difference, so that the margin m does not depend on the wire's size.
+    δ is a root mean square difference, so that the margin m does not depend on the wire's size.
 
     >>> z = torch.tensor([[0.0], [0.5], [2.0]])
     >>> contrastive_loss(z, torch.tensor([0, 0, 1]), 2.0).item()  # (.5² + 0 + .5²)/3
@@ -69,8 +69,10 @@ class SiameseEmbedding(nn.Module):
 class Siamese(Penalised):
     """Noise on the wire and a contrastive loss on z: Osia et al. (IEEE IoT Journal 2020).
 
-    `lambd` is the loss's weight, `siamese_margin` how far apart two classes need be, as a root
-    mean square difference of their values. λ = 0 is training with noise alone.
+    Args:
+        lambd: λ ≥ 0; 0 is training with noise alone.
+        ramp: Share of the run, in [0, 1], over which λ grows to its full size.
+        siamese_margin: m > 0, the root mean square difference of two classes that costs nothing.
     """
 
     estimator: ClassVar = SiameseEmbedding

@@ -35,19 +35,19 @@ def normal_divergence(z: Tensor, log_scale: Tensor) -> Tensor:
 
 
 class NoisePrice(FixedPenalty):
-    """Base of prices on the noise that a channel learns, times `weight`."""
+    """Base of penalties on learned noise, times `weight`."""
 
     def __init__(self, noise: LearnedNoise, weight: float) -> None:
         super().__init__()
-        self._noise = (noise,)  # in a tuple: its parameters are the model's
+        self._noise = (noise,)  # in a tuple, so that its parameters stay the model's alone
         self.weight = weight
 
 
 class BottleneckPenalty(NoisePrice):
-    """Has nothing of its own to learn; encoder and noise pay β·KL. It reads the channel's noise."""
+    """The price β·KL on encoder and noise, read from the channel's noise."""
 
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """What encoder and noise pay."""
+        """β·KL of this batch, nats."""
         return self.weight * normal_divergence(z, self._noise[0].log_scales())
 
 
@@ -55,8 +55,11 @@ class BottleneckPenalty(NoisePrice):
 class VariationalBottleneck(Defence):
     r"""z̃ = z + e^s·ε with s learned per value, and β·KL(N(z, e^{2s}) ‖ N(0, 1)) in the loss.
 
-    The deep variational information bottleneck (ICLR 2017), as a defence MID (AAAI 2021).
-    `vib_start` is e^s before training; `vib_beta` 0 leaves noise and price away: no defence.
+    The deep variational information bottleneck (ICLR 2017); as a defence, MID (AAAI 2021).
+
+    Args:
+        vib_beta: β ≥ 0; 0 leaves noise and price out: no defence.
+        vib_start: e^s before training, > 0.
     """
 
     learns_noise: ClassVar[bool] = True
@@ -64,11 +67,11 @@ class VariationalBottleneck(Defence):
     vib_start: Positive = 0.1
 
     def channel(self, noise_std: float) -> Channel:
-        """The learned noise alone; the run's own comes from a stack with `noise`."""
+        """The learned noise alone; stack it with `noise` for the run's own."""
         return Channel([LearnedNoise(self.vib_start)] if self.vib_beta else [])
 
     def companion(self, model: SplitModel, image_shape: Shape, num_classes: int) -> TrainedBeside:
-        """What sets the price; none at β = 0."""
+        """The price; none at β = 0."""
         if self.vib_beta == 0:
             return None
         return BottleneckPenalty(
@@ -82,5 +85,5 @@ def channel_noise(model: SplitModel) -> LearnedNoise:
         if isinstance(stage, LearnedNoise):
             return stage
     raise ConfigError(
-        "the model's channel has no learned noise; build it with the defence's own `channel`"
+        "the model's channel has no learned noise; build it with the defence's `channel`"
     )

@@ -8,16 +8,12 @@ from splitveil.nets.channel import (
     Dropout,
     GaussianNoise,
     LearnedNoise,
-    LearnedStage,
     Quantise,
     SparseCoding,
     TopK,
-    before_noise,
-    insert_before_sigmoid,
-    learned_stages,
 )
 from splitveil.nets.decoder import ResidualDecoder
-from splitveil.nets.split import SplitModel, cut, with_stage_shapes
+from splitveil.nets.split import SplitModel, cut
 
 __all__ = [
     "NETS",
@@ -26,17 +22,12 @@ __all__ = [
     "Dropout",
     "GaussianNoise",
     "LearnedNoise",
-    "LearnedStage",
     "Net",
     "Quantise",
     "ResidualDecoder",
     "SparseCoding",
     "SplitModel",
     "TopK",
-    "before_noise",
     "cut",
-    "insert_before_sigmoid",
-    "learned_stages",
     "vgg11",
-    "with_stage_shapes",
 ]

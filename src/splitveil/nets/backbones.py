@@ -1,6 +1,6 @@
-"""Backbones as flat `nn.Sequential`s of stages, each with a private place to cut them.
+"""Backbones as flat `nn.Sequential`s of stages, with a bottleneck where they are cut.
 
-`vgg11` counts its entries as the CEM code counts `cutlayer` (max-pools included, from 1), so that
+`cutlayer` counts entries as the CEM code does, from 1 and with max-pools, so that
 ``cut(vgg11(...), at=4)`` is the split of the published tables.
 """
 
@@ -19,14 +19,7 @@ from splitveil.nets.blocks import (
     with_bottleneck,
     xavier_init,
 )
-from splitveil.nets.clients import (
-    LARGE_SIDE,
-    MIN_SIDE,
-    THIN_CLIENTS,
-    ClientSpec,
-    InvertedBlock,
-    build_client,
-)
+from splitveil.nets.clients import LARGE_SIDE, MIN_SIDE, ClientSpec, InvertedBlock, build_client
 
 _VGG11 = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
 
@@ -57,7 +50,7 @@ def _vgg_entries(in_channels: int, start: int) -> list[nn.Module]:
 
 
 def _rest_of_vgg11(wire: Shape, halvings: int, num_classes: int) -> list[nn.Module]:
-    """VGG11 after so many of its five pools, entered by a 3×3 convolution from the wire's map."""
+    """What follows the pool number `halvings` of VGG11, behind a 3×3 convolution from the wire."""
     pools = [i for i, entry in enumerate(_VGG11) if entry == "M"]
     start = pools[halvings - 1] + 1
     width = [w for w in _VGG11[:start] if isinstance(w, int)][-1]
@@ -82,11 +75,19 @@ def _small_server(channels: int, num_classes: int) -> nn.Sequential:
 def vgg11(
     image_shape: Shape, num_classes: int, *, cutlayer: int = 4, bottleneck: int | None = 8
 ) -> nn.Sequential:
-    """VGG11 with BatchNorm; entry `cutlayer` ends in the bottleneck and a sigmoid.
+    """VGG11 with BatchNorm, whose entry `cutlayer` ends in a bottleneck and a sigmoid.
 
-    The bottleneck is a 3×3 convolution to `bottleneck` channels on the client and one back on the
-    server, part of the entries before and after the cut; None leaves it out. At 3×32×32, cut 4,
-    the client has 85,256 parameters, 21.2 MMAC and sends 8×8×8 numbers.
+    Args:
+        image_shape: (c, h, w), at least 32×32.
+        num_classes: Number of logits, ≥ 1.
+        cutlayer: Entry after which it is cut, 1..12.
+        bottleneck: Channels on the wire: a 3×3 convolution to them ends the client, one back begins
+            the server. None leaves both and the sigmoid out.
+
+    >>> from splitveil.nets import cut
+    >>> client = cut(vgg11((3, 32, 32), 10), at=4)
+    >>> client.macs((3, 32, 32)), client.client_params(), client.wire_shape((3, 32, 32))
+    (21233664, 85256, (8, 8, 8))
     """
     check_side("vgg11", image_shape, LARGE_SIDE)
     check_cutlayer(cutlayer, len(_VGG11) - 1)
@@ -98,20 +99,10 @@ def vgg11(
     return nn.Sequential(*entries, _classifier(features, num_classes))
 
 
-def thin_resnet(image_shape: Shape, num_classes: int) -> nn.Sequential:
-    """A thin, deep residual client in front of VGG11's own server: depth instead of width.
-
-    Client: stem 16, residual blocks 16, 32 (stride 2), 32, 64 (stride 2), a 3×3 convolution 64,
-    one to 8 channels, sigmoid. At 3×32×32: 19.87 MMAC and 8×8×8 numbers on the wire. Cut at 1.
-    """
-    check_side("thin-resnet", image_shape, LARGE_SIDE)
-    return client_net(THIN_CLIENTS["thin-resnet"], image_shape, num_classes)
-
-
 def client_net(spec: ClientSpec, image_shape: Shape, num_classes: int) -> nn.Sequential:
-    """A thin client in front of the rest of VGG11, or under 32×32 of the small net's server.
+    """A thin client in front of the rest of VGG11, to be cut at 1.
 
-    Cut at 1.
+    For images under 32×32 the server is that of `small`.
     """
     client = build_client(spec, image_shape)
     if min(image_shape[1:]) < LARGE_SIDE:
@@ -121,10 +112,10 @@ def client_net(spec: ClientSpec, image_shape: Shape, num_classes: int) -> nn.Seq
 
 
 def small(image_shape: Shape, num_classes: int) -> nn.Sequential:
-    """A small residual net for 8×8 to 28×28 images; sends 4 channels of a quarter-size map.
+    """A small residual net for 8×8 to 28×28 images, to be cut at 1.
 
     Client: stem 16, residual blocks 16, 32 (stride 2), 32 (stride 2 from 16 pixels on), a 3×3
-    convolution to 4 channels, sigmoid: 64 numbers for 8×8, 196 for 28×28. Cut at 1.
+    convolution to 4 channels, sigmoid. It sends 64 numbers for 8×8, 196 for 28×28.
     """
     channels, side = image_shape[0], min(image_shape[1:])
     check_side("small", image_shape, MIN_SIDE, "resize them to that or more")
@@ -146,14 +137,14 @@ _RESNET_WIDTHS, _RESNET_DEPTH = (16, 32, 64), 3
 def resnet20(
     image_shape: Shape, num_classes: int, *, cutlayer: int = 5, bottleneck: int | None = 8
 ) -> nn.Sequential:
-    """Stem, nine residual blocks, pool, linear map; entry `cutlayer` ends in vgg11's bottleneck.
+    """ResNet-20 of He et al. (2016, section 4.2), with a bottleneck after entry `cutlayer`.
 
-    ResNet-20 of He et al. (2016, section 4.2). Stages of 16, 32 and 64 channels, the last two begin
-    with stride 2; a shortcut that changes the shape is a 1×1 convolution (option B). With
-    `bottleneck=None` it has 272,474 parameters and 40.8 MMAC at 3×32×32 and ten classes. `cutlayer`
-    counts as the CEM code does for ResNets: stem 1, blocks 2 to 10. Cut 5, where CEM cuts on
-    TinyImageNet, is the first block after the first stage. CEM's own net is wider (32, 64, 128) and
-    halves in every stage, so its wire is smaller there.
+    A stem, nine residual blocks in stages of 16, 32 and 64 channels, a pool, a linear map. The last
+    two stages begin with stride 2; a shortcut that changes the shape is a 1×1 convolution (option
+    B). With `bottleneck=None` it has 272,474 parameters and 40.8 MMAC at 3×32×32 and ten classes.
+    `cutlayer` counts the stem as 1, the blocks as 2 to 10. Cut 5, where CEM cuts on TinyImageNet,
+    is the first block of the second stage. CEM's own net is wider (32, 64, 128) and halves the map
+    in every stage, so its wire is smaller.
     """
     check_side("resnet20", image_shape, MIN_SIDE)
     widths = [_RESNET_WIDTHS[0], *(w for w in _RESNET_WIDTHS for _ in range(_RESNET_DEPTH))]
@@ -182,19 +173,19 @@ _PHOTOGRAPH_SIDE = 64  # from here on MobileNetV2's strides are those for photog
 def mobilenetv2(
     image_shape: Shape, num_classes: int, *, cutlayer: int = 8, bottleneck: int | None = 8
 ) -> nn.Sequential:
-    """Stem, 17 inverted blocks, 1×1 convolution, pool, linear map; a bottleneck as vgg11's.
+    """MobileNetV2 of Sandler et al. (2018, table 2), with a bottleneck after entry `cutlayer`.
 
-    MobileNetV2 of Sandler et al. (2018, table 2). From 64×64 on it halves the map five times, as
-    published; below, stem and second stage keep it, as is usual for CIFAR. ReLU stands for ReLU6,
-    whose bound serves arithmetic of few bits. With `bottleneck=None` it has 3,504,872 parameters
-    and 300.8 MMAC at 3×224×224 and 1000 classes.
+    A stem, 17 inverted blocks, a 1×1 convolution, a pool, a linear map. From 64×64 on it halves the
+    map five times, as published; below, stem and second stage keep the size, as is usual for CIFAR.
+    ReLU takes the place of ReLU6, whose bound only helps low-bit arithmetic. With
+    `bottleneck=None` it has 3,504,872 parameters and 300.8 MMAC at 3×224×224 and 1000 classes.
 
     `cutlayer` counts the stem as 1, block b as b + 1, the 1×1 convolution as 19. Cut 8 is the first
     block of 64 channels: 8×8×8 numbers for 32×32, 8×4×4 for 64×64.
     """
     check_side("mobilenetv2", image_shape, 8)
     large = min(image_shape[1:]) >= _PHOTOGRAPH_SIDE
-    widths = [_MOBILENET_STEM]  # of what each entry gives
+    widths = [_MOBILENET_STEM]  # output channels of each entry
     entries: list[nn.Module] = [plain_conv(image_shape[0], widths[0], 2 if large else 1)]
     for stage, (expansion, out, depth, first) in enumerate(_MOBILENET_STAGES):
         for block in range(depth):

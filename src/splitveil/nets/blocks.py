@@ -1,11 +1,11 @@
-"""Building blocks of backbones and clients: convolutions, residual blocks, a cut's bottleneck.
+"""Building blocks of backbones and clients: convolutions, residual blocks, the bottleneck of a cut.
 
-A backbone is a flat `nn.Sequential` of stages, so that it can be cut after any of them.
+A backbone is a flat `nn.Sequential` of stages, so that it can be cut after each of them.
 """
 
 import copy
 from collections.abc import Sequence
-from typing import cast
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +18,14 @@ AnyShape = tuple[int, ...]
 
 
 def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
-    """3×3 convolution that keeps the size (or divides it by the stride)."""
+    """3×3 convolution that keeps the map's size, or divides it by the stride."""
     return nn.Conv2d(in_channels, out_channels, 3, stride, padding=1)
 
 
 def conv_bn_relu(in_channels: int, out_channels: int, stride: int = 1) -> nn.Sequential:
-    """Convolution, BatchNorm, ReLU."""
-    return nn.Sequential(
-        conv3x3(in_channels, out_channels, stride), nn.BatchNorm2d(out_channels), nn.ReLU()
-    )
+    """3×3 convolution with bias, BatchNorm, ReLU."""
+    conv = conv3x3(in_channels, out_channels, stride)
+    return nn.Sequential(conv, nn.BatchNorm2d(out_channels), nn.ReLU())
 
 
 def plain_conv(
@@ -40,7 +39,7 @@ def plain_conv(
 
 
 def shortcut(in_channels: int, out_channels: int, stride: int = 1) -> nn.Module:
-    """What passes a residual block by: the input, or a 1×1 convolution where the shape changes."""
+    """The shortcut of a residual block: the identity, or a 1×1 convolution if the shape changes."""
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
     conv = nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
@@ -48,7 +47,7 @@ def shortcut(in_channels: int, out_channels: int, stride: int = 1) -> nn.Module:
 
 
 class ResidualBlock(nn.Module):
-    """Two 3×3 convolutions with BatchNorm and a shortcut (1×1 where the shape changes)."""
+    """Two 3×3 convolutions with BatchNorm, and a shortcut."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
         super().__init__()
@@ -73,58 +72,57 @@ def xavier_init(module: nn.Module) -> None:
                 nn.init.zeros_(layer.bias)
 
 
+def is_plain(module: nn.Module) -> TypeGuard[nn.Sequential]:
+    """Whether a module applies its children in order: an `nn.Sequential` with its own `forward`."""
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
 def stages_of(backbone: nn.Module) -> list[nn.Module]:
     """The stages between which a backbone can be cut: the children of a plain `nn.Sequential`.
 
     >>> len(stages_of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2))))
     2
     """
-    if not (
-        isinstance(backbone, nn.Sequential) and type(backbone).forward is nn.Sequential.forward
-    ):
+    advice = "wrap its stages: nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
+    if not is_plain(backbone):
         raise ConfigError(
-            f"cut needs a plain nn.Sequential, got {type(backbone).__name__}; wrap the stages of "
-            "your model: nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
+            f"cut needs a plain nn.Sequential, got {type(backbone).__name__}; {advice}"
         )
-    # Not children(): that would yield a module used twice, one ReLU say, only once.
+    # Not children(): that yields a module that is used twice, such as one ReLU, only once.
     stages = list(backbone)
     if len(stages) <= 1:
-        raise ConfigError(
-            f"a backbone of {'one child' if stages else 'no children'} cannot be cut; wrap its "
-            "stages: nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
-        )
+        many = "one child" if stages else "no children"
+        raise ConfigError(f"a backbone of {many} cannot be cut; {advice}")
     return stages
 
 
-def wire_shape(client: nn.Module, image_shape: AnyShape) -> AnyShape:
-    """AnyShape of what a client makes of one image (c, h, w)."""
-    return tuple(passed(client, image_shape).shape[1:])
-
-
-def passed(client: nn.Module, image_shape: AnyShape) -> Tensor:
-    """What a client makes of one image of zeros."""
-    try:
-        return cast(Tensor, output_of(client, image_shape))
-    except (RuntimeError, TypeError, ValueError) as err:
-        raise ConfigError(
-            f"no image of shape {image_shape!r} passes through the client; give channels, height "
-            f"and width, for example (3, 32, 32): {err}"
-        ) from err
-
-
 @torch.no_grad()
-def output_of(module: nn.Module, shape: AnyShape) -> object:
-    """What a copy in eval mode makes of zeros: BatchNorm statistics must not move.
+def wire_shape(client: nn.Module, shape: AnyShape, name: str = "the client") -> AnyShape:
+    """Shape of a module's output for one input of this shape, for example an image (c, h, w).
 
-    Of what torch.compile wraps it is the module inside, whose products can be counted.
+    `name` is what an error calls the module.
     """
-    probe: nn.Module = copy.deepcopy(getattr(module, "_orig_mod", module)).eval()
+    # A copy in eval mode, because BatchNorm's statistics must not move. Of a compiled module the
+    # original, because operations inside a compiled graph cannot be counted.
+    probe: nn.Module = copy.deepcopy(getattr(client, "_orig_mod", client)).eval()
     weight = next(probe.parameters(), torch.zeros(()))
-    return probe(torch.zeros(1, *shape).to(weight))
+    try:
+        out = probe(torch.zeros(1, *shape).to(weight))
+    except (RuntimeError, TypeError, ValueError, IndexError) as err:
+        raise ConfigError(
+            f"{name} cannot process an input of shape {shape!r}: {err}; change the layer, or the "
+            "image's channels, height and width, for example (3, 32, 32)"
+        ) from err
+    if not isinstance(out, Tensor) or out.ndim < 2:  # noqa: PLR2004 - rows and their features
+        raise ConfigError(
+            f"{name} returns a {type(out).__name__}, not a tensor with one row per image; wrap it "
+            "together with the layer that reads it"
+        )
+    return tuple(out.shape[1:])
 
 
 def check_cutlayer(cutlayer: int, last: int) -> None:
-    """Refuse a bottleneck after an entry that is not there or gives no map."""
+    """Reject a cut after an entry that does not exist or whose output is not a map."""
     if not 1 <= cutlayer <= last:
         raise ConfigError(f"cutlayer must be in 1..{last}, got {cutlayer}")
 
@@ -132,7 +130,7 @@ def check_cutlayer(cutlayer: int, last: int) -> None:
 def check_side(
     net: str, image_shape: Shape, least: int, hint: str = "use larger images or the net 'small'"
 ) -> None:
-    """Refuse images of which a net's strides would leave less than a pixel."""
+    """Reject images that the strides of a net would reduce to less than one pixel."""
     if min(image_shape[1:]) < least:
         raise ConfigError(
             f"{net} needs images of at least {least}×{least}, got {image_shape}; {hint}"

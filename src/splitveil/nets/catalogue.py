@@ -12,14 +12,20 @@ import torch
 from torch import nn
 
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets.backbones import client_net, mobilenetv2, resnet20, small, thin_resnet, vgg11
+from splitveil.nets.backbones import client_net, mobilenetv2, resnet20, small, vgg11
 from splitveil.nets.blocks import Shape
 from splitveil.nets.clients import CLIENT_PREFIX, THIN_CLIENTS, parse_client
 
 
 @dataclass(frozen=True)
 class Net:
-    """A backbone that can be asked for by name, and where it is cut."""
+    """A backbone with a name, and where it is cut.
+
+    Args:
+        summary: One line for `splitveil nets`.
+        build: Makes it from an image's shape (c, h, w) and the number of classes.
+        cut_at: How many of its stages the client gets.
+    """
 
     summary: str
     build: Callable[[Shape, int], nn.Sequential]
@@ -27,12 +33,12 @@ class Net:
 
 
 def has_cuts(net: Net) -> bool:
-    """Whether a net can be cut elsewhere than at its own place."""
+    """Whether a net can be cut elsewhere, too."""
     return "cutlayer" in signature(net.build).parameters
 
 
 def every_cut(name: str) -> list[Net]:
-    """The net of this name at each place where it can be cut.
+    """The net of this name at every place where it can be cut.
 
     >>> len(every_cut("resnet20")), len(every_cut("small"))
     (10, 1)
@@ -47,16 +53,16 @@ def every_cut(name: str) -> list[Net]:
 
 
 def cut_elsewhere(name: str, at: int) -> Net:
-    """The net of this name, cut after entry `at` instead of at its own place.
-
-    A place that it does not have is refused here, before any data is fetched for it.
-    """
+    """The net of this name, cut after entry `at` instead of at its default place."""
     net = NETS[name]
     if not has_cuts(net):
         movable = [n for n, one in NETS.items() if has_cuts(one)]
-        raise ConfigError(f"{name} has one cut only; NAME@N is for {', '.join(movable)}")
+        raise ConfigError(
+            f"{name} has only one cut; NAME@N works for {', '.join(movable)}. Use --net {name}"
+        )
     summary = f"{name} cut after entry {at}, C8 bottleneck"
     build = partial(net.build, cutlayer=at)  # type: ignore[call-arg]
+    # Built once here, so that a cut that does not exist is reported before any data is downloaded.
     with torch.device("meta"):  # tensors without values: nothing is allocated or drawn
         build((3, 64, 64), 2)
     return Net(summary, build, at)
@@ -73,16 +79,14 @@ NETS: Mapping[str, Net] = {
     "small": Net("residual client for small images (8×8 to 28×28)", small, 1),
     "thin-deep": _thin("thin-deep", "deep inverted-residual client to a 4×4 map, 19.9 MMAC"),
     "thin-mobilenet": _thin("thin-mobilenet", "thin inverted-residual client, 21.0 MMAC"),
-    "thin-resnet": Net("thin residual client, 19.9 MMAC, VGG11 server", thin_resnet, 1),
+    "thin-resnet": _thin("thin-resnet", "thin residual client, 19.9 MMAC"),
     "thin-strided": _thin("thin-strided", "thin client of plain strided convolutions, 19.6 MMAC"),
     "vgg11": Net("VGG11-BN cut after entry 4, C8 bottleneck, 21.2 MMAC", vgg11, 4),
 }
 
 
 def find_net(name: str) -> Net:
-    """The net of this name; `client:SPEC` is the thin client that SPEC describes.
-
-    A backbone's name and `@N` cut it after entry N, counted as its `cutlayer` is.
+    """The net of a name: one of `NETS`, `NAME@N` for a cut after entry N, or `client:SPEC`.
 
     >>> find_net("client:strided-16-16.32.64-c8").summary
     'client strided-16-16.32.64-c8'
@@ -99,7 +103,7 @@ def find_net(name: str) -> Net:
         return NETS[base]
     if not re.fullmatch(r"[1-9][0-9]*", place):
         raise ConfigError(
-            f"a cut is a whole number from 1 on, got '{name}'; for example "
-            f"{base}@{NETS[base].cut_at}, where it is cut by itself"
+            f"the cut in NAME@N must be a whole number from 1 on, got '{name}'; for example "
+            f"{base}@{NETS[base].cut_at}, the default"
         )
     return cut_elsewhere(base, int(place))

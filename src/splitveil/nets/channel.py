@@ -1,11 +1,12 @@
 """Channel stages: everything that happens to smashed data on the client before the wire.
 
-A stage is a module called with (z, generator). It acts the same in training, in deployment and
-under attack; `Channel` chains stages. A new stage is one class here.
+A stage is a module called with (z, generator), where None means torch's global stream. It acts the
+same in training, in deployment and under attack; `Channel` chains stages. A new stage is one class
+here.
 
-A learned stage has parameters in the shape of the wire, which a defence does not know when it names
-its stages: `split.sized` gives them to a model's stages once the net is cut. A stage that is called
-before takes its shape from what it is given.
+A learned stage has parameters in the shape of the wire. A defence does not know that shape when it
+names its stages; `split.with_stage_shapes` sets it once the net is cut. A stage that is called
+earlier takes the shape of its input.
 """
 
 import math
@@ -13,32 +14,53 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError, Range
+from splitveil.nets.blocks import is_plain
 from splitveil.rng import normal_like
 
 Shape = tuple[int, ...]
 Bounds = tuple[float, float]
 Noise = Literal["gaussian", "laplace"]
 
-MAX_BITS = 16  # float32 still tells all levels apart
+MAX_BITS = 16  # float32 can still represent all levels
 LOG_SCALE_LIMIT = 10.0  # keeps exp and its gradient finite
-RATE = 3.0  # of learned scales: SGD's steps fit for weights would leave them where they start
-MAX_WIRE = 4096  # a dictionary has wire² numbers
+# Learned scales move by 3 g for a parameter g: SGD steps that suit weights would hardly move them.
+RATE = 3.0
+MAX_WIRE = 4096  # numbers on the wire; a dictionary has their square
 SQUASHED_TO: Mapping[type[nn.Module], Bounds] = {nn.Sigmoid: (0.0, 1.0), nn.Tanh: (-1.0, 1.0)}
 _TRANSPARENT = (nn.Identity, nn.Flatten, nn.Unflatten)
 
 
-class GaussianNoise(nn.Module):
-    """Adds independent Gaussian noise of standard deviation `std`: z̃ = z + σ·n.
+class Stage(nn.Module):
+    """Base of the stages here; `repr` shows the attributes named in `shown`."""
 
-    Also in eval mode: the noise is the defence, not a training trick.
+    shown: ClassVar[tuple[str, ...]] = ()
+
+    def extra_repr(self) -> str:
+        """The settings of the stage."""
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown)
+
+
+class GaussianNoise(Stage):
+    """Adds independent Gaussian noise: z̃ = z + σ·n, in eval mode too.
+
+    The noise is the defence, not a training trick.
+
+    Args:
+        std: Standard deviation σ ≥ 0, in the units of z.
+
+    >>> sent = GaussianNoise(0.1)(torch.zeros(10_000), torch.Generator().manual_seed(0))
+    >>> round(sent.std().item(), 2)
+    0.1
     """
+
+    shown = ("std",)
 
     def __init__(self, std: float) -> None:
         super().__init__()
@@ -46,25 +68,31 @@ class GaussianNoise(nn.Module):
         self.std = std
 
     def forward(self, z: Tensor, generator: Generator | None = None) -> Tensor:
-        """Z with fresh noise from `generator` (None: torch's global stream)."""
+        """Z with fresh noise."""
         return z + self.std * normal_like(z, generator)
-
-    def extra_repr(self) -> str:
-        """The one number."""
-        return f"std={self.std}"
 
 
 def _without(z: Tensor, mask: Tensor) -> Tensor:
     """Z with zeros where the mask is true."""
-    return z.clone().masked_fill_(mask, 0.0)  # out of place it would lose z's memory layout
+    # On a clone: masked_fill out of place would lose z's memory layout.
+    return z.clone().masked_fill_(mask, 0.0)
 
 
-class Dropout(nn.Module):
-    """Zeroes each value with probability `p`, by a fresh mask per call; the rest is not rescaled.
+class Dropout(Stage):
+    """Zeroes each value with probability p, in eval mode too.
 
-    Also in eval mode, and without the factor 1/(1 − p) of `nn.Dropout`, as published. The gradient
-    is 1 where a value is sent and 0 where it is not.
+    As published, the other values are not multiplied by 1/(1 − p), unlike in `nn.Dropout`. The
+    gradient is 1 where a value is sent and 0 where it is not.
+
+    Args:
+        p: Probability in [0, 1).
+
+    >>> sent = Dropout(0.25)(torch.ones(200_000), torch.Generator().manual_seed(0))
+    >>> round(sent.mean().item(), 2)
+    0.75
     """
+
+    shown = ("p",)
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -72,24 +100,23 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, z: Tensor, generator: Generator | None = None) -> Tensor:
-        """Z with zeros drawn from `generator` (None: torch's global stream)."""
+        """Z with freshly drawn zeros."""
         where = z.device if generator is None else generator.device
         # float32 whatever z is: in bfloat16 the share would come in steps of 1/256.
         drawn = torch.rand(z.shape, dtype=torch.float32, device=where, generator=generator)
         return _without(z, (drawn < self.p).to(z.device))
 
-    def extra_repr(self) -> str:
-        """The one number."""
-        return f"p={self.p}"
 
-
-class TopK(nn.Module):
+class TopK(Stage):
     """Zeroes the share `prune` of each image's values, those of smallest magnitude.
 
-    Of d values round(prune · d) go; of equal ones the first go first. The published code prunes
-    the smallest values, signs counted, of the whole flattened batch, so that what is sent of one
-    image depends on its neighbours; here it does not. The gradient is 1 where a value is sent and
-    0 where it is not.
+    Of d values, round(prune · d) become 0; among equal magnitudes the first ones. The published
+    code prunes the smallest signed values of the whole flattened batch, so that what is sent of an
+    image depends on the others; here it does not. The gradient is 1 where a value is sent and 0
+    where it is not.
+
+    Args:
+        prune: Share in [0, 1).
 
     >>> TopK(0.5)(torch.tensor([[0.1, -0.9, 0.3, 0.2]])).tolist() == [
     ...     torch.tensor([0.0, -0.9, 0.3, 0.0]).tolist()
@@ -97,35 +124,37 @@ class TopK(nn.Module):
     True
     """
 
+    shown = ("prune",)
+
     def __init__(self, prune: float) -> None:
         super().__init__()
         Range(0, 1, below=True, hint="0 prunes nothing").check("prune", prune)
         self.prune = prune
 
     def forward(self, z: Tensor, generator: Generator | None = None) -> Tensor:
-        """Z (n, …) with round(prune · d) zeros more in every image; draws nothing."""
-        del generator
+        """Z (n, …) with round(prune · d) values of every image zeroed; draws nothing."""
         size = z.detach().flatten(1).abs()  # (n, d)
         smallest = size.argsort(dim=1, stable=True)[:, : round(self.prune * size.shape[1])]
         pruned = torch.zeros_like(size, dtype=torch.bool).scatter(1, smallest, value=True)
         return _without(z, pruned.reshape(z.shape))
 
-    def extra_repr(self) -> str:
-        """The one number."""
-        return f"prune={self.prune}"
 
-
-class Quantise(nn.Module):
+class Quantise(Stage):
     """Rounds to the nearest of 2^bits equally spaced levels from 0 to 1, both included.
 
     .. math:: q(z) = round(s · clip(z, 0, 1)) / s,  s = 2^{bits} − 1
 
-    [0, 1] is the range of the encoder's sigmoid; what lies outside, after noise say, is clipped.
-    The gradient is straight through: 1 in [0, 1], 0 outside.
+    [0, 1] is the range of the encoder's sigmoid; values outside, for example after noise, are
+    clipped. The gradient is straight-through: 1 in [0, 1], 0 outside.
+
+    Args:
+        bits: Whole number in 1..16.
 
     >>> Quantise(2)(torch.tensor([-0.3, 0.2, 0.6, 0.9])).mul(3).round().tolist()
     [0.0, 1.0, 2.0, 3.0]
     """
+
+    shown = ("bits",)
 
     def __init__(self, bits: int) -> None:
         super().__init__()
@@ -134,29 +163,30 @@ class Quantise(nn.Module):
 
     def forward(self, z: Tensor, generator: Generator | None = None) -> Tensor:
         """The nearest levels of z; draws nothing."""
-        del generator
         steps = (1 << self.bits) - 1
         clipped = z.clamp(0, 1)
-        # Never in half precision, whose products would round to a neighbouring level.
+        # Not in half precision, where products could round to a neighbouring level.
         wide = clipped.detach().to(torch.promote_types(z.dtype, torch.float32))
-        # By a tensor: a GPU would multiply by the reciprocal of a number, one bit beside the CPU.
+        # A tensor, because a GPU multiplies by the reciprocal of a number: one bit off the CPU.
         whole = torch.full((), float(steps), dtype=wide.dtype, device=wide.device)
         level = ((wide * whole).round() / whole).to(z.dtype)
-        return level + (clipped - clipped.detach())  # exactly 0, with the gradient of the clip
-
-    def extra_repr(self) -> str:
-        """The one number."""
-        return f"bits={self.bits}"
+        return level + (clipped - clipped.detach())  # adds exactly 0, with the clip's gradient
 
 
-class Clip(nn.Module):
-    """Moves values outside [low, high] to the nearer end; the gradient there is 0.
+class Clip(Stage):
+    """Moves values outside [low, high] to the nearer end; their gradient is 0.
 
-    Before the noise it bounds z, which a certificate over a population needs.
+    Before the noise it bounds z, which certificates over a population need.
+
+    Args:
+        low: Finite lower end.
+        high: Finite upper end, > low.
 
     >>> Clip(-1.0, 1.0)(torch.tensor([-3.0, 0.5, 2.0])).tolist()
     [-1.0, 0.5, 1.0]
     """
+
+    shown = ("low", "high")
 
     def __init__(self, low: float, high: float) -> None:
         super().__init__()
@@ -166,18 +196,13 @@ class Clip(nn.Module):
 
     def forward(self, z: Tensor, generator: Generator | None = None) -> Tensor:
         """Z inside the bounds; draws nothing."""
-        del generator
         return z.clamp(self.low, self.high)
 
-    def extra_repr(self) -> str:
-        """The two numbers."""
-        return f"low={self.low}, high={self.high}"
 
+class LearnedStage(Stage, ABC):
+    """Base of stages whose parameters have the shape of the wire.
 
-class LearnedStage(nn.Module, ABC):
-    """Base of stages whose parameters have the wire's shape.
-
-    `shape` is that of one image's smashed data; None before `size_to`.
+    `shape` is the shape of one image's smashed data, None before `size_to`.
     """
 
     def __init__(self) -> None:
@@ -185,19 +210,19 @@ class LearnedStage(nn.Module, ABC):
         self.shape: Shape | None = None
 
     def size_to(self, shape: Shape, device: torch.device | str = "cpu") -> None:
-        """Make the parameters; a stage that has them must have them in this shape."""
+        """Make the parameters in this shape; a stage that has some must have the same shape."""
         if self.shape is None:
             self._make(shape, device)
             self.shape = shape
         if self.shape != shape:
             raise ConfigError(
                 f"{type(self).__name__} was made for smashed data of shape {self.shape}, got "
-                f"{shape}; build the defence's channel anew for another net or image size"
+                f"{shape}; build a new channel for another net or image size"
             )
 
     @abstractmethod
     def _make(self, shape: Shape, device: torch.device | str) -> None:
-        """Give the parameters the wire's shape."""
+        """Make the parameters in the shape of the wire."""
 
 
 def learned_stages(channel: nn.Module) -> Iterator[LearnedStage]:
@@ -206,34 +231,44 @@ def learned_stages(channel: nn.Module) -> Iterator[LearnedStage]:
 
 
 def standard_noise(like: Tensor, kind: Noise, generator: Generator | None) -> Tensor:
-    """Noise of mean 0 and scale 1: standard normal (variance 1) or Laplace (variance 2).
-
-    The determinant n₁n₂ − n₃n₄ of four standard normals is Laplace: no logarithm, no infinity.
-    """
+    """Noise of mean 0 and scale 1: standard normal (variance 1) or Laplace (variance 2)."""
     if kind == "gaussian":
         return normal_like(like, generator)
+    # n₁n₂ − n₃n₄ of four standard normals is Laplace; unlike a logarithm it is never infinite.
     a, b, c, d = (normal_like(like, generator) for _ in range(4))
     return a * b - c * d
 
 
 class LearnedNoise(LearnedStage):
-    r"""Noise whose scale, and on request location, is learned for every value of the wire.
+    r"""Noise with a learned scale, and optionally mean, for every value of the wire.
 
     .. math:: \tilde z = z + m + e^{s} \varepsilon, \qquad
         \varepsilon \sim N(0, 1) \ \text{or}\ \mathrm{Laplace}(0, 1)
 
-    s and m have the shape of one image's z. s is log `start` + 3 g; g and m are learned and start
-    at 0, so that weight decay pulls towards the start. Also in eval mode.
+    in eval mode too. s and m have the shape of one image's z. s = log `start` + 3 g, where g and m
+    are learned and start at 0, so that weight decay pulls towards the start.
+
+    Args:
+        start: Scale e^s before training, > 0.
+        kind: Distribution of ε, `gaussian` or `laplace`.
+        moves: Whether the mean m is learned too; else it is 0.
+
+    >>> noise = LearnedNoise(0.5)
+    >>> noise.size_to((2,))
+    >>> noise.log_scales().exp().tolist()
+    [0.5, 0.5]
     """
+
+    shown = ("start", "kind", "moves")
 
     gain: nn.Parameter | None
     location: nn.Parameter | None
 
     def __init__(self, start: float, kind: Noise = "gaussian", *, moves: bool = False) -> None:
         super().__init__()
-        Range(0, above=True).check("the noise's first scale", start)
-        if kind not in ("gaussian", "laplace"):
-            raise ConfigError(f"the noise must be one of gaussian, laplace; got '{kind}'")
+        Range(0, above=True).check("the learned noise's first scale", start)
+        if kind not in get_args(Noise):
+            raise ConfigError(f"noise must be one of {', '.join(get_args(Noise))}; got '{kind}'")
         self.start, self.kind, self.moves = start, kind, moves
         self.register_parameter("gain", None)
         self.register_parameter("location", None)
@@ -244,36 +279,40 @@ class LearnedNoise(LearnedStage):
             self.location = nn.Parameter(torch.zeros(shape, device=device))
 
     def log_scales(self) -> Tensor:
-        """S of the formula, within ±10, in the wire's shape.
-
-        Beyond the limits the gradient still passes: a scale that overshot finds its way back.
-        """
+        """S of the formula, within ±10, in the shape of the wire."""
         if self.gain is None:
-            raise ConfigError("the noise has no scales yet; give it the wire's shape by `size_to`")
+            raise ConfigError("the noise has no scales yet; set the shape of the wire: `size_to`")
         s = math.log(self.start) + RATE * self.gain
+        # The clamp is outside the gradient, so that a scale beyond the limits can still return.
         return s + (s.clamp(-LOG_SCALE_LIMIT, LOG_SCALE_LIMIT) - s).detach()
 
     def forward(self, z: Tensor, generator: Generator | None = None) -> Tensor:
-        """Z with fresh noise from `generator` (None: torch's global stream)."""
+        """Z with fresh noise."""
         self.size_to(tuple(z.shape[1:]), z.device)
         noise = standard_noise(z, self.kind, generator)
         sent = z + self.log_scales().exp().to(z.dtype) * noise
         return sent if self.location is None else sent + self.location.to(z.dtype)
 
-    def extra_repr(self) -> str:
-        """What it was made with."""
-        return f"start={self.start}, kind={self.kind}, moves={self.moves}"
-
 
 class SparseCoding(LearnedStage):
-    r"""Sends what few atoms of a learned dictionary say of z; draws nothing.
+    r"""Approximates z by a few atoms of a learned dictionary; draws nothing.
 
     .. math:: z \leftarrow W^\top S_\theta(W z), \qquad
         S_\theta(a) = \mathrm{sign}(a) \max(0, |a| - \theta)
 
-    W (d, d) is trained with the model. It starts orthogonal, so that θ = 0 would send z itself, or
-    with random rows of length 1. One step of sparse coding.
+    W (d, d) is trained with the model; this is one step of sparse coding.
+
+    Args:
+        threshold: θ ≥ 0.
+        start: W at first: `orthogonal`, so that θ = 0 sends z itself, or `rows`, random rows of
+            length 1.
+
+    >>> code = SparseCoding(0.0)
+    >>> torch.allclose(code(torch.tensor([[3.0, 4.0]])), torch.tensor([[3.0, 4.0]]))
+    True
     """
+
+    shown = ("threshold",)
 
     dictionary: nn.Parameter | None
 
@@ -289,10 +328,11 @@ class SparseCoding(LearnedStage):
         floats = torch.Size(shape).numel()
         if floats > MAX_WIRE:
             raise ConfigError(
-                f"sparse coding holds wire² numbers, and the wire has {floats}; the most is "
-                f"{MAX_WIRE}: cut later, for example --net resnet20@8 or --net mobilenetv2"
+                f"sparse coding stores the square of the wire's numbers: the wire may have at most "
+                f"{MAX_WIRE}, got {floats}; cut later, for example --net resnet20@8 or "
+                "--net mobilenetv2"
             )
-        # Drawn on the CPU: the same start on any device.
+        # Drawn on the CPU, for the same start on every device.
         atoms = torch.empty(floats, floats)
         if self.start == "rows":
             atoms = F.normalize(atoms.normal_(), dim=1)
@@ -308,7 +348,6 @@ class SparseCoding(LearnedStage):
 
     def forward(self, z: Tensor, generator: Generator | None = None) -> Tensor:
         """Z (n, …) from its code, in z's shape, type and memory layout."""
-        del generator
         code = self.code(z)
         with torch.autocast(z.device.type, enabled=False):
             made = (code @ self._atoms(z)).reshape(z.shape)
@@ -319,13 +358,16 @@ class SparseCoding(LearnedStage):
         assert self.dictionary is not None  # noqa: S101 - size_to made it
         return self.dictionary.to(torch.promote_types(z.dtype, torch.float32))
 
-    def extra_repr(self) -> str:
-        """The one number."""
-        return f"threshold={self.threshold}"
-
 
 class Channel(nn.Module):
-    """Stages in order; with none it is the identity."""
+    """Stages applied in order; without stages the identity.
+
+    Args:
+        stages: Modules called with (z, generator).
+
+    >>> Channel([GaussianNoise(3.0), GaussianNoise(4.0)]).noise_std
+    5.0
+    """
 
     def __init__(self, stages: Sequence[nn.Module] = ()) -> None:
         super().__init__()
@@ -333,19 +375,19 @@ class Channel(nn.Module):
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the Gaussian noise it adds in all; 0 without noise."""
+        """Standard deviation of its `GaussianNoise` stages together; 0 without any."""
         variances = [s.std**2 for s in self.stages if isinstance(s, GaussianNoise)]
         return float(torch.tensor(sum(variances), dtype=torch.float64).sqrt())
 
     def forward(self, z: Tensor, generator: Generator | None = None) -> Tensor:
-        """What is sent for smashed data z."""
+        """What is sent for smashed data z (n, …)."""
         for stage in self.stages:
             z = stage(z, generator)
         return z
 
 
 def insert_before_sigmoid(layers: nn.Module, new: nn.Module) -> nn.Sequential:
-    """The layers with a new one before the sigmoid or tanh that ends them, or else behind them.
+    """The layers with a new one before their final sigmoid or tanh, or at the end without one.
 
     >>> insert_before_sigmoid(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Sigmoid())), nn.Identity())
     Sequential(
@@ -366,11 +408,13 @@ def insert_before_sigmoid(layers: nn.Module, new: nn.Module) -> nn.Sequential:
 
 @dataclass(frozen=True, kw_only=True)
 class BeforeNoise:
-    """A channel up to its first Gaussian noise; what follows can only lose information.
+    """A channel up to its first Gaussian noise; later stages can only lose information.
 
-    `noise_std` is 0 if nothing random is sent, and None if the randomness is of another kind than
-    Gaussian noise. `bounds` hold for every z that enters the noise, or are None; `random` says
-    whether a stage before the noise draws.
+    Args:
+        stages: The stages before the noise.
+        noise_std: σ of the noise; 0 if nothing is random, None for randomness of another kind.
+        bounds: Range of every value that enters the noise; None if it is not bounded.
+        random: Whether a stage before the noise draws.
     """
 
     stages: Channel
@@ -380,7 +424,7 @@ class BeforeNoise:
 
 
 def before_noise(encoder: nn.Module, channel: nn.Module) -> BeforeNoise:
-    """What stands before the noise of a client; a stage it does not know counts as unbounded.
+    """What comes before the noise of a client; the output of an unknown stage counts as unbounded.
 
     >>> found = before_noise(nn.Sigmoid(), Channel([TopK(0.5), GaussianNoise(0.1), Quantise(4)]))
     >>> found.noise_std, found.bounds, len(found.stages.stages)
@@ -405,19 +449,19 @@ def before_noise(encoder: nn.Module, channel: nn.Module) -> BeforeNoise:
 
 
 def _output_range(module: nn.Module) -> Bounds | None:
-    """Where a module's outputs lie whatever the input, as far as its last layer says."""
+    """Range of a module's outputs for any input, as its last layer bounds it; None: unbounded."""
     if type(module) in SQUASHED_TO:
         return SQUASHED_TO[type(module)]
     if type(module) is Clip:
         return module.low, module.high
-    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+    if is_plain(module):
         layers = [m for m in module if type(m) not in _TRANSPARENT]
         return _output_range(layers[-1]) if layers else None
     return None
 
 
 def _through(stage: nn.Module, bounds: Bounds | None) -> Bounds | None:
-    """The bounds of what a stage makes of values inside `bounds`."""
+    """Range of a stage's outputs for inputs within `bounds`."""
     if type(stage) is Clip:
         return stage.low, stage.high
     if type(stage) is Quantise:

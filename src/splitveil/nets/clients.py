@@ -1,8 +1,8 @@
 """Thin private clients: three families of encoders, each described by a `ClientSpec`.
 
-Every client is a stem, stages of blocks of which each but the first begins by halving the map, and
-a 3×3 convolution to the wire's channels with a sigmoid. A spec has one spelling, so that a client
-can be asked for by name: ``--net client:residual-16-16.32x2.64-c8`` is the thin ResNet.
+Every client is a stem, stages of blocks, and a 3×3 convolution to the wire's channels with a
+sigmoid; each stage but the first begins by halving the map. A spec has exactly one spelling, which
+names the client: ``--net client:residual-16-16.32x2.64-c8`` is the thin ResNet.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from splitveil.errors import ConfigError, unknown
+from splitveil.errors import ConfigError, Range, unknown
 from splitveil.nets.blocks import ResidualBlock, Shape, conv3x3, conv_bn_relu, plain_conv
 
 FAMILIES: Mapping[str, str] = {
@@ -27,11 +27,16 @@ _EXAMPLE = "residual-16-16.32x2.64-c8"
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSpec:
-    """A client encoder in numbers.
+    """A thin client in numbers.
 
-    `stem` is the width of the first convolution and `stem_stride` 2 where it halves the map;
-    stage i has `depths[i]` blocks of `widths[i]` channels. `expansion` is how much wider an
-    inverted block is inside.
+    Args:
+        family: One of `FAMILIES`.
+        stem: Channels of the first convolution, 1..4096.
+        widths: Channels of each stage, 1..4096.
+        depths: Blocks of each stage, 1..64.
+        wire_channels: Channels it sends, 1..4096.
+        expansion: How much wider an inverted block is inside, 1..64; 1 for other families.
+        stem_stride: 2 if the first convolution halves the map, else 1.
 
     >>> spec = ClientSpec(
     ...     family="residual", stem=16, widths=(16, 32, 64), depths=(1, 2, 1), wire_channels=8
@@ -49,38 +54,33 @@ class ClientSpec:
     stem_stride: int = 1
 
     def __post_init__(self) -> None:
-        sizes, depths = (self.stem, self.wire_channels, *self.widths), self.depths
-        expansions = _MAX_EXPANSION if self.family == "inverted" else 1
         if self.family not in FAMILIES:
             raise ConfigError(unknown("client family", self.family, FAMILIES))
-        require(
-            (_all_in(sizes, _MAX_WIDTH), f"widths must be in 1..{_MAX_WIDTH}, got {sizes}"),
-            (_all_in(depths, _MAX_DEPTH), f"depths must be in 1..{_MAX_DEPTH}, got {depths}"),
-            (
-                len(depths) == len(self.widths),
-                f"depths must be as many as widths {self.widths}, got {depths}",
-            ),
-            (self.stem_stride in (1, 2), f"stem_stride must be 1 or 2, got {self.stem_stride}"),
-            (
-                1 <= self.halvings <= _MAX_HALVINGS,
-                f"halvings must be in 1..{_MAX_HALVINGS} (one per stage after the first, and a "
-                f"strided stem), got {self.halvings}",
-            ),
-            (
-                1 <= self.expansion <= expansions,
-                f"expansion must be in 1..{_MAX_EXPANSION} for inverted clients and 1 for others, "
-                f"got {self.expansion}",
-            ),
-        )
+        only_inverted = "only inverted clients have an expansion"
+        halving = "each stage after the first halves the map, and so does a stem_stride of 2"
+        expansion = Range(1, _MAX_EXPANSION if self.family == "inverted" else 1, hint=only_inverted)
+        named = [
+            *((Range(1, _MAX_WIDTH), "widths", width) for width in self.widths),
+            *((Range(1, _MAX_DEPTH), "depths", depth) for depth in self.depths),
+            (Range(1, _MAX_WIDTH), "stem", self.stem),
+            (Range(1, _MAX_WIDTH), "wire_channels", self.wire_channels),
+            (Range(1, 2), "stem_stride", self.stem_stride),
+            (Range(1, _MAX_HALVINGS, hint=halving), "halvings", self.halvings),
+            (expansion, "expansion", self.expansion),
+        ]
+        problems = [allowed.problem(name, value) for allowed, name, value in named]
+        if len(self.depths) != len(self.widths):
+            problems.append(f"depths must be as many as widths {self.widths}, got {self.depths}")
+        require(*((problem is None, str(problem)) for problem in problems))
 
     @property
     def halvings(self) -> int:
-        """How often the client halves the map."""
+        """How many times the client halves the map, 1..4."""
         return len(self.widths) - 1 + (self.stem_stride == 2)  # noqa: PLR2004 - a halving
 
     @property
     def downsampling(self) -> int:
-        """Side of the image over side of the wire's map."""
+        """Side of the image divided by side of the wire's map."""
         return int(2**self.halvings)
 
     def blocks(self) -> Iterator[tuple[int, int, int]]:
@@ -92,7 +92,7 @@ class ClientSpec:
                 width = out
 
     def wire_shape(self, image_shape: Shape) -> Shape:
-        """Shape of what is sent for an image; strides round up."""
+        """Shape (c, h, w) of the smashed data of one image; strides round up."""
         height, width = (-(-side // self.downsampling) for side in image_shape[1:])
         return self.wire_channels, height, width
 
@@ -107,14 +107,10 @@ class ClientSpec:
 
 
 def require(*rules: tuple[bool, str]) -> None:
-    """Raise one error of all the sentences whose rule does not hold."""
+    """Raise one error with the messages of all rules that do not hold."""
     problems = [problem for holds, problem in rules if not holds]
     if problems:
         raise ConfigError("; ".join(problems))
-
-
-def _all_in(values: tuple[int, ...], high: int) -> bool:
-    return all(1 <= value <= high for value in values)
 
 
 _NUMBER = r"[1-9][0-9]{0,5}"
@@ -126,10 +122,10 @@ _SPEC = re.compile(
 
 
 def parse_client(text: str) -> ClientSpec:
-    """The spec of a string, the inverse of ``str(spec)``.
+    """Read a spec from its name, the inverse of ``str(spec)``.
 
-    FAMILY-STEM-WIDTHxDEPTH.WIDTHxDEPTH…-eEXPANSION-cCHANNELS; a depth of 1 is left out, `s2` after
-    the stem strides it, and only inverted clients have an expansion.
+    FAMILY-STEM-WIDTHxDEPTH.WIDTHxDEPTH…-eEXPANSION-cCHANNELS: a depth of 1 is omitted, `s2` after
+    the stem halves the map there, and only inverted clients have an expansion.
 
     >>> parse_client("inverted-16s2-24x2.48-e4-c8").depths
     (2, 1)
@@ -138,7 +134,7 @@ def parse_client(text: str) -> ClientSpec:
     if match is None:
         raise ConfigError(
             f"malformed client '{text}'; write FAMILY-STEM-WIDTHxDEPTH.…-cCHANNELS, for example "
-            f"{_EXAMPLE} or inverted-16s2-24x2.48-e4-c8; `splitveil clients` lists some"
+            f"{_EXAMPLE} or inverted-16s2-24x2.48-e4-c8. `splitveil clients` lists some"
         )
     stages = [stage.partition("x") for stage in match["stages"].split(".")]
     spec = ClientSpec(
@@ -151,7 +147,7 @@ def parse_client(text: str) -> ClientSpec:
         stem_stride=2 if match["strided"] else 1,
     )
     if str(spec) != text:
-        raise ConfigError(f"malformed client '{text}'; it is spelt {spec}")
+        raise ConfigError(f"malformed client '{text}'; write {spec}")
     return spec
 
 
@@ -161,11 +157,11 @@ THIN_CLIENTS: Mapping[str, ClientSpec] = {
     "thin-resnet": parse_client("residual-16-16.32x2.64-c8"),
     "thin-strided": parse_client("strided-16-16x3.32x3.64x3-c8"),
 }
-LARGE_SIDE = 32  # from here on VGG11's server can stand behind a client
+LARGE_SIDE = 32  # least side of images for which VGG11's server fits behind a client
 
 
 def parse_image(text: str) -> Shape:
-    """Channels, height and width of an image.
+    """Read an image's channels, height and width.
 
     >>> parse_image("3x32x32")
     (3, 32, 32)
@@ -173,7 +169,7 @@ def parse_image(text: str) -> Shape:
     match = re.fullmatch(r"([1-9][0-9]{0,3})x([1-9][0-9]{0,3})x([1-9][0-9]{0,3})", text)
     if match is None:
         raise ConfigError(
-            f"an image is CHANNELSxHEIGHTxWIDTH, each in 1..9999, as 3x32x32; got '{text}'"
+            f"an image is CHANNELSxHEIGHTxWIDTH, each in 1..9999, such as 3x32x32; got '{text}'"
         )
     return int(match[1]), int(match[2]), int(match[3])
 
@@ -211,7 +207,7 @@ def _block(spec: ClientSpec, in_channels: int, out_channels: int, stride: int) -
     return plain_conv(in_channels, out_channels, stride)
 
 
-# What stands between the last stage and the convolution to the wire.
+# What comes between the last stage and the convolution to the wire.
 _TAILS: Mapping[str, Callable[[int], tuple[nn.Module, ...]]] = {
     "residual": lambda width: (conv_bn_relu(width, width),),
     "inverted": lambda width: (plain_conv(width, width, kernel=1),),
@@ -220,7 +216,7 @@ _TAILS: Mapping[str, Callable[[int], tuple[nn.Module, ...]]] = {
 
 
 def build_client(spec: ClientSpec, image_shape: Shape) -> nn.Sequential:
-    """The encoder of a spec for images (c, h, w) in [0, 1]; it sends a map in [0, 1].
+    """The encoder of a spec for images (c, h, w) in [0, 1]; its smashed data lie in [0, 1].
 
     >>> client = build_client(parse_client("strided-8-8.16-c4"), (1, 8, 8))
     >>> sum(p.numel() for p in client.parameters())
@@ -230,7 +226,7 @@ def build_client(spec: ClientSpec, image_shape: Shape) -> nn.Sequential:
     if min(image_shape[1:]) < least:
         raise ConfigError(
             f"client {spec} needs images of at least {least}×{least}, got {image_shape}; "
-            "use larger images, the net 'small' or a client that halves less often"
+            "use larger images, the net 'small', or a client that halves the map less often"
         )
     width = spec.widths[-1]
     layers = [

@@ -1,8 +1,8 @@
 """What a client costs for one image, and which clients and cuts fit a budget.
 
-`Cost.of` counts a built client; the costs of a `ClientSpec` come from a table of its convolutions,
-so that thousands of specs can be weighed without building one. The tests hold the table against
-the built clients.
+`Cost.of` counts a built client. The costs of a `ClientSpec` come from a list of its convolutions,
+so that thousands of specs can be compared without building one; tests check both against each
+other.
 """
 
 import math
@@ -14,12 +14,12 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets.blocks import output_of, stages_of, wire_shape
+from splitveil.nets.blocks import stages_of, wire_shape
 from splitveil.nets.catalogue import Net
 from splitveil.nets.clients import (
     CLIENT_PREFIX,
@@ -43,7 +43,14 @@ _DEEPEST = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a client costs for one image: multiply-adds, parameters, and the numbers it sends."""
+    """What a client costs for one image.
+
+    Args:
+        macs: Multiply-adds of convolutions and matrix products.
+        params: Parameters to store.
+        wire_shape: Shape of the smashed data.
+        wire_floats: How many numbers that is.
+    """
 
     macs: int
     params: int
@@ -51,11 +58,11 @@ class Cost:
     wire_floats: int
 
     @classmethod
-    def of(cls, client: nn.Module, image_shape: Shape) -> "Cost":
+    def of(cls, client: nn.Module, image_shape: Shape, name: str = "the client") -> "Cost":
         """Count a client by passing one image of zeros through a copy of it.
 
-        Multiply-adds are those of convolutions and matrix products. Attention is counted by the
-        products it consists of, whichever fused kernel would run; so are functional calls.
+        Attention is counted by its matrix products, whichever fused kernel would run. `name` is
+        what an error calls the module.
 
         >>> Cost.of(nn.Linear(4, 3), (4,))
         Cost(macs=12, params=15, wire_shape=(3,), wire_floats=3)
@@ -63,9 +70,9 @@ class Cost:
         360
         """
         with _counted() as counter:
-            shape = wire_shape(client, image_shape)
+            shape = wire_shape(client, image_shape, name)
         return cls(
-            macs=_macs(counter),
+            macs=int(counter.get_total_flops()) // 2,  # a multiply-add is two operations
             params=sum(p.numel() for p in client.parameters()),
             wire_shape=shape,
             wire_floats=math.prod(shape),
@@ -74,10 +81,7 @@ class Cost:
 
 @contextmanager
 def _counted() -> Iterator[FlopCounterMode]:
-    """Count operations inside, with layers as the matrix products they consist of.
-
-    A fused kernel would not be counted.
-    """
+    """Count operations inside the block; fused kernels, which are not counted, are off."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -87,12 +91,8 @@ def _counted() -> Iterator[FlopCounterMode]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _macs(counter: FlopCounterMode) -> int:
-    return int(counter.get_total_flops()) // 2  # a multiply-add is two operations
-
-
 def check_budget(max_macs: float | int, wire_floats: int, max_params: int | None = None) -> None:
-    """Refuse a budget that nothing could keep."""
+    """Reject a budget that no client could keep."""
     require(
         (0 < max_macs < math.inf, f"macs must be a finite number > 0, got {max_macs}"),
         (wire_floats >= 1, f"wire must be at least 1, got {wire_floats}"),
@@ -101,7 +101,7 @@ def check_budget(max_macs: float | int, wire_floats: int, max_params: int | None
 
 
 class Convolution(NamedTuple):
-    """One convolution; `beside` is one on a shortcut, `norm` one that BatchNorm follows."""
+    """One convolution; `beside`: it is on a shortcut; `norm`: BatchNorm follows."""
 
     inputs: int
     outputs: int
@@ -114,17 +114,22 @@ class Convolution(NamedTuple):
 
     @property
     def weights(self) -> int:
-        """Numbers in the kernel: multiply-adds at each position of the output."""
+        """Numbers in the kernel, which are the multiply-adds per position of the output."""
         return self.outputs * (self.inputs // self.groups) * self.kernel**2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A client and what it costs for one image.
+    """A thin client and what it costs for one image.
 
-    `net` is what `--net` calls it: its registered name, or `client:` and the spec.
-    `depth` counts the convolutions one after another, without shortcuts; `receptive_field` is the
-    side, in pixels, of the square that one number on the wire can see.
+    Args:
+        net: Its name for `--net`: a registered name, or `client:` and the spec.
+        spec: Its description.
+        macs: Multiply-adds.
+        params: Parameters to store.
+        wire_floats: Numbers it sends.
+        depth: Convolutions one after another, without shortcuts.
+        receptive_field: Side, in pixels, of the square that one number on the wire depends on.
     """
 
     net: str
@@ -137,7 +142,7 @@ class Candidate:
 
 
 def convolutions(spec: ClientSpec, channels: int) -> Iterator[Convolution]:
-    """The convolutions of a client for images of so many channels, in order."""
+    """The convolutions of a client for images with this number of channels, in order."""
     yield Convolution(channels, spec.stem, stride=spec.stem_stride)
     for block in spec.blocks():
         yield from _convolutions_of_block(spec, *block)
@@ -178,7 +183,7 @@ def weigh(spec: ClientSpec, image_shape: ImageShape) -> Candidate:
     macs = params = depth = 0
     field = step = 1
     for conv in convolutions(spec, image_shape[0]):
-        if not conv.beside:  # a shortcut ends on the map its block has already made
+        if not conv.beside:  # a shortcut ends on the same map as its block, already counted
             height, width = -(-height // conv.stride), -(-width // conv.stride)
             field, step = field + (conv.kernel - 1) * step, step * conv.stride
             depth += 1
@@ -198,7 +203,7 @@ def weigh(spec: ClientSpec, image_shape: ImageShape) -> Candidate:
 
 
 def _depths(stages: int) -> set[tuple[int, ...]]:
-    """Every stage alike, all but the first deeper, or only the middle ones deeper."""
+    """Depths of stages: all equal, all but the first deeper, or only the middle ones deeper."""
     found: set[tuple[int, ...]] = set()
     for depth in range(1, _DEEPEST + 1):
         found |= {
@@ -211,7 +216,7 @@ def _depths(stages: int) -> set[tuple[int, ...]]:
 
 @cache
 def _bodies() -> tuple[ClientSpec, ...]:
-    """The named clients and a grid whose widths double with every stage; `grid` sets the wires."""
+    """The named clients, and a grid whose widths double per stage; `grid` sets the wires."""
     found: list[ClientSpec] = [*THIN_CLIENTS.values()]
     for stem_stride in (1, 2):
         for stages in range(3 - stem_stride, 5 - stem_stride + 1):
@@ -234,13 +239,13 @@ def grid(
     """The specs of the grid that send at most `wire_floats` numbers for an image.
 
     Each sends as many channels as fit, but no more than its last stage has; with `smaller` also
-    a half, a quarter and so on of them.
+    half, a quarter and so on of that number.
     """
     if family is not None and family not in FAMILIES:
         raise ConfigError(unknown("client family", family, FAMILIES))
     if min(image_shape[1:]) < MIN_SIDE or image_shape[0] < 1:
         raise ConfigError(f"images must be at least 1×{MIN_SIDE}×{MIN_SIDE}, got {image_shape}")
-    found: dict[ClientSpec, None] = {}  # in place of a set, for its order
+    found: dict[ClientSpec, None] = {}  # a set that keeps its order
     for body in _bodies():
         if family not in (None, body.family) or body.downsampling > min(image_shape[1:]):
             continue
@@ -261,12 +266,20 @@ def candidates(
     family: str | None = None,
     smaller: bool = False,
 ) -> list[Candidate]:
-    """The clients of the grid within a budget, those that spend it on depth first.
+    """Thin clients within a budget, those first that spend it on depth.
 
-    At equal cost depth protects better than width. So those that use the same tenth of wire and
-    multiply-adds are taken as equals, and among them nets with a name of their own stand first,
-    then the deeper ones. The families take turns: depth does not compare between them, an inverted
-    block has three convolutions where a plain one has one. Which is private only an audit can tell.
+    At equal cost, depth protects better than width. Clients that use the same tenth of wire and
+    multiply-adds count as equal; among them, named nets come first, then deeper ones. Families take
+    turns, because their depths do not compare: an inverted block has three convolutions where a
+    plain one has one. Only an audit tells which client is private.
+
+    Args:
+        image_shape: Shape of one image (c, h, w).
+        max_macs: Multiply-adds for one image, > 0.
+        wire_floats: Numbers sent for one image, ≥ 1.
+        max_params: Parameters, ≥ 1; None: any number.
+        family: Only clients of this family; None: all.
+        smaller: Whether to list smaller wires too.
 
     >>> found = candidates((3, 32, 32), max_macs=21.9e6, wire_floats=512, family="residual")
     >>> [(client.net, client.depth) for client in found[:2]]
@@ -302,7 +315,7 @@ def nothing_fits(
     max_params: int | None = None,
     family: str | None = None,
 ) -> str:
-    """Why a budget leaves no client, with the cost of the cheapest one."""
+    """Message for a budget that no client fits, with the cost of the cheapest one."""
     kind = "client" if family is None else f"{family} client"
     specs = grid(image_shape, wire_floats=wire_floats, family=family)
     if not specs:
@@ -321,9 +334,9 @@ def nothing_fits(
 
 @dataclass(frozen=True, kw_only=True)
 class Bottleneck:
-    """A 3×3 convolution (padding 1, with bias) to `channels`, and a sigmoid, before the wire.
+    """A 3×3 convolution (padding 1, with bias) to `channels` and a sigmoid, before the wire.
 
-    `macs` and `params` are its own; the client's come on top.
+    `macs` and `params` are its own, to be added to the client's.
     """
 
     channels: int
@@ -336,8 +349,11 @@ class Bottleneck:
 class CutCost(Cost):
     """What the client of ``cut(backbone, at)`` costs for one image.
 
-    `layer` is the kind of its last layer. `fits`: it keeps the budget as it is. `bottleneck` is the
-    widest that makes it fit; None where none is needed, or none would do.
+    Args:
+        at: Where it is cut.
+        layer: Type of its last layer.
+        fits: Whether it keeps the budget.
+        bottleneck: The widest one that makes it fit; None if none is needed, or none would do.
     """
 
     at: int
@@ -349,9 +365,13 @@ class CutCost(Cost):
 def suggest_cuts(
     backbone: nn.Sequential, image_shape: Shape, max_macs: float | int, wire_floats: int
 ) -> list[CutCost]:
-    """Every place where a backbone can be cut, with its costs, in the order of its layers.
+    """Every place where a backbone can be cut, with its costs, in order.
 
-    The backbone is only looked at: neither its weights nor its mode change.
+    Args:
+        backbone: An `nn.Sequential` of at least two stages; it is not changed.
+        image_shape: Shape of one image (c, h, w).
+        max_macs: Multiply-adds for one image, > 0.
+        wire_floats: Numbers sent for one image, ≥ 1.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Flatten(), nn.Linear(128, 2))
     >>> first, second = suggest_cuts(net, (1, 4, 4), max_macs=5000, wire_floats=50)
@@ -363,13 +383,12 @@ def suggest_cuts(
     check_budget(max_macs, wire_floats)
     stages = stages_of(backbone)
     found, macs, shape = [], 0, image_shape
-    for at in range(1, len(stages)):
-        more, shape = _cost_of_stage(stages, at, shape, image_shape)
-        macs += more
-        client = nn.Sequential(*stages[:at])
-        params, sent = sum(p.numel() for p in client.parameters()), math.prod(shape)
-        cost = Cost(macs=macs, params=params, wire_shape=shape, wire_floats=sent)
-        one = _cut_cost(cost, at, stages, max_macs, wire_floats)
+    for at, stage in enumerate(stages[:-1], start=1):
+        cost = Cost.of(stage, shape, f"layer {at} ({type(stage).__name__}) of the backbone")
+        macs, shape = macs + cost.macs, cost.wire_shape
+        # Not a sum over stages: those that share parameters store them once.
+        params = sum(p.numel() for p in nn.Sequential(*stages[:at]).parameters())
+        one = _cut_cost(replace(cost, macs=macs, params=params), at, stages, max_macs, wire_floats)
         if not one.fits:
             one = replace(one, bottleneck=_bottleneck(shape, max_macs - macs, wire_floats))
         found.append(one)
@@ -383,7 +402,7 @@ def cuts_of_nets(
     max_macs: float | int,
     wire_floats: int,
 ) -> list[CutCost]:
-    """What each net costs where it is cut, its own bottleneck included.
+    """What each net costs at its own cut, its bottleneck included.
 
     >>> from splitveil.nets.catalogue import NETS
     >>> [found] = cuts_of_nets([NETS["vgg11"]], (3, 32, 32), 10, max_macs=21.9e6, wire_floats=512)
@@ -407,34 +426,12 @@ def _cut_cost(
     return CutCost(**vars(cost), at=at, layer=type(stages[at - 1]).__name__, fits=fits)
 
 
-def _cost_of_stage(
-    stages: Sequence[nn.Module], at: int, shape: Shape, image_shape: Shape
-) -> tuple[int, Shape]:
-    """Multiply-adds of stage `at` for an input of this shape, and the shape of what it gives."""
-    stage = stages[at - 1]
-    where = f"layer {at} ({type(stage).__name__}) of the backbone"
-    try:
-        with _counted() as counter:
-            out = output_of(stage, shape)
-    except (RuntimeError, ValueError, TypeError, IndexError) as err:
-        raise ConfigError(
-            f"{where} cannot take an input of shape {shape}: {err}; the images here are "
-            f"{image_shape}, change them with --image or mend the layer"
-        ) from err
-    if not isinstance(out, Tensor) or out.ndim < 2:  # noqa: PLR2004 - images and their features
-        raise ConfigError(
-            f"{where} gives a {type(out).__name__}, not a tensor of one row per image; wrap it "
-            "together with the layer that reads it"
-        )
-    return _macs(counter), tuple(out.shape[1:])
-
-
 def _bottleneck(shape: Shape, macs_left: float | int, wire_floats: int) -> Bottleneck | None:
-    """The most channels that wire and multiply-adds leave room for; None where not even one."""
+    """The bottleneck with the most channels that fit; None if not even one channel fits."""
     if len(shape) != _MAP:
         return None
     inputs, pixels = shape[0], shape[1] * shape[2]
-    weights = _TAPS * inputs  # of each channel it makes
+    weights = _TAPS * inputs  # of each output channel
     channels = int(min(wire_floats // pixels, macs_left // (weights * pixels)))
     if channels < 1:
         return None

@@ -1,4 +1,4 @@
-"""The attacker's inverse network: smashed data in, image out."""
+"""The attacker's inverse network, from smashed data to images."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -35,12 +35,21 @@ class PreActBlock(nn.Module):
 
 
 class ResidualDecoder(nn.Module):
-    """Residual decoder N`blocks`C`width` of the published decoding attack.
+    """Residual decoder of the published decoding attack, N`blocks`C`width`.
 
     A residual block from the wire's channels to `width`, `blocks` more at that width, one
     transposed convolution (stride 2) per doubling up to the image's size, a residual block to the
-    image's channels, sigmoid. N8C64 for 8×8×8 → 3×32×32 has 711,539 parameters. A flat wire (d,)
-    is first mapped linearly to a map of a quarter of the image's side.
+    image's channels, sigmoid. A flat wire (d,) is first mapped linearly to a map of 8 channels and
+    a quarter of the image's side.
+
+    Args:
+        wire_shape: Shape of one image's smashed data, (d,) or (c, h, w).
+        image_shape: Shape of one image (c, h, w).
+        width: Channels inside, ≥ 1.
+        blocks: Residual blocks at that width, ≥ 0.
+
+    >>> sum(p.numel() for p in ResidualDecoder((8, 8, 8), (3, 32, 32)).parameters())
+    711539
     """
 
     def __init__(
@@ -48,7 +57,7 @@ class ResidualDecoder(nn.Module):
     ) -> None:
         super().__init__()
         if len(wire_shape) not in (1, 3):
-            raise ConfigError(f"smashed data must be (d,) or (c, h, w), got {wire_shape}")
+            raise ConfigError(f"smashed data must have shape (d,) or (c, h, w), got {wire_shape}")
         if len(wire_shape) == 1:
             side = [max(1, s // 4) for s in image_shape[1:]]
             flat, channels = wire_shape[0], 8

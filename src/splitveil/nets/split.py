@@ -1,4 +1,4 @@
-"""A model in two halves, a client and a server: made by cutting a backbone."""
+"""A model in two halves, client and server, made by cutting a backbone."""
 
 import copy
 import math
@@ -16,7 +16,7 @@ from splitveil.threat import Victim
 
 
 class SplitOutput(NamedTuple):
-    """One forward pass: clean smashed data z, what was sent, and the server's logits."""
+    """One forward pass: clean smashed data z, z_sent after the channel, the server's logits."""
 
     z: Tensor
     z_sent: Tensor
@@ -24,30 +24,43 @@ class SplitOutput(NamedTuple):
 
 
 class SplitModel(nn.Module):
-    """A client (`encoder`, `channel`) and a server (`head`)."""
+    """A split network: `encoder` and `channel` run on the client, `head` on the server.
+
+    Args:
+        encoder: The client's layers: images (n, c, h, w) to smashed data z (n, …).
+        channel: What happens to z before the wire, called with (z, generator); keeps its shape.
+        head: The server's layers: what was sent to logits (n, classes).
+
+    >>> model = SplitModel(nn.Flatten(), Channel(), nn.Linear(4, 2))
+    >>> model(torch.zeros(3, 1, 2, 2)).shape
+    torch.Size([3, 2])
+    """
 
     def __init__(self, encoder: nn.Module, channel: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.encoder, self.channel, self.head = encoder, channel, head
 
     def split_forward(self, x: Tensor, generator: Generator | None = None) -> SplitOutput:
-        """Everything one pass computes."""
+        """One pass over images x (n, c, h, w) with everything in between.
+
+        `generator` draws the channel's noise; None means torch's global stream.
+        """
         z = self.encoder(x)
         z_sent = self.channel(z, generator)
         return SplitOutput(z, z_sent, self.head(z_sent))
 
     def forward(self, x: Tensor, generator: Generator | None = None) -> Tensor:
-        """Logits of images x (n, c, h, w), through the channel."""
+        """Logits (n, classes) of images x (n, c, h, w), through the channel."""
         return self.split_forward(x, generator).logits
 
     def compiled(self, backend: str = "inductor") -> "SplitModel":
-        """The same model on the same parameters, its halves compiled at their first use."""
+        """The same model with the same parameters; both halves compile at their first call."""
         return SplitModel(
             compiled(self.encoder, backend), self.channel, compiled(self.head, backend)
         )
 
     def victim(self) -> Victim:
-        """The deployed client, as an attacker meets it."""
+        """The deployed client, as an attacker sees it."""
         return Victim(self.encoder, self.channel)
 
     def macs(self, input_shape: Shape) -> int:
@@ -68,10 +81,16 @@ class SplitModel(nn.Module):
 
 
 def cut(backbone: nn.Module, at: int, channel: nn.Module | None = None) -> SplitModel:
-    """Split a backbone after its first `at` top-level children: server(client(x)) = backbone(x).
+    """Split a backbone after its first `at` children, so that server(client(x)) = backbone(x).
 
-    `backbone` must apply its children one after another, as `nn.Sequential` does; for another
-    kind, wrap its stages into one. The parts share the backbone's parameters.
+    Args:
+        backbone: An `nn.Sequential` of at least two stages; wrap the stages of any other module.
+            Both halves share its parameters.
+        at: How many children the client gets, 1..len(backbone) − 1.
+        channel: What happens to smashed data before the wire; default: nothing.
+
+    Returns:
+        The split model; `encoder` and `head` are `nn.Sequential`s.
 
     >>> model = cut(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Linear(3, 2)), at=2)
     >>> model.macs((1, 2, 2)), model.wire_floats((1, 2, 2))
@@ -80,15 +99,15 @@ def cut(backbone: nn.Module, at: int, channel: nn.Module | None = None) -> Split
     stages = stages_of(backbone)
     if not isinstance(at, int) or isinstance(at, bool) or not 1 <= at < len(stages):
         raise ConfigError(
-            f"at must leave a layer on both sides: 1..{len(stages) - 1} for this backbone of "
-            f"{len(stages)} children, got {at!r}"
+            f"at must be a whole number in 1..{len(stages) - 1}, because both halves of this "
+            f"backbone of {len(stages)} children need a layer; got {at!r}"
         )
     encoder, head = nn.Sequential(*stages[:at]), nn.Sequential(*stages[at:])
     return SplitModel(encoder, Channel() if channel is None else channel, head)
 
 
 def with_stage_shapes(model: SplitModel, image_shape: Shape) -> SplitModel:
-    """The same model, its stages with parameters for images (c, h, w); the net is not touched."""
+    """The same model, with the parameters of learned stages made for images (c, h, w)."""
     for stage in learned_stages(model.channel):
         where = next(model.encoder.parameters(), torch.zeros(())).device
         stage.size_to(model.wire_shape(image_shape), where)
@@ -97,11 +116,11 @@ def with_stage_shapes(model: SplitModel, image_shape: Shape) -> SplitModel:
 
 @torch.no_grad()
 def with_channel(model: SplitModel, channel: object, image_shape: Shape) -> SplitModel:
-    """The same model, `sized`, with this channel; refuses one that does not keep z's shape."""
+    """The same model with this channel, which must keep the shape of smashed data."""
     if not isinstance(channel, Channel):
         raise ConfigError(
             f"a defence's channel must be a Channel, got {type(channel).__name__}; "
-            "return Channel([stage, …]), without stages if nothing happens before the wire"
+            "return Channel([stage, …]), or Channel() if nothing happens before the wire"
         )
     model.channel = channel
     z = torch.zeros(2, *with_stage_shapes(model, image_shape).wire_shape(image_shape))
@@ -109,13 +128,13 @@ def with_channel(model: SplitModel, channel: object, image_shape: Shape) -> Spli
         sent = copy.deepcopy(channel)(z, torch.Generator())  # a copy: a stage may count its calls
     except (RuntimeError, TypeError, ValueError) as err:
         raise ConfigError(
-            f"smashed data of shape {tuple(z.shape)} does not pass the channel: {err}; a stage is "
+            f"the channel fails on smashed data of shape {tuple(z.shape)}: {err}; each stage is "
             "called with (z, generator)"
         ) from err
     if not isinstance(sent, Tensor) or sent.shape != z.shape:
         got = f"shape {tuple(sent.shape)}" if isinstance(sent, Tensor) else type(sent).__name__
         raise ConfigError(
             f"a channel must keep the shape of smashed data, {tuple(z.shape)}, got {got}; "
-            "make a layer that changes it part of the client: the defence's `encoder`"
+            "move a layer that changes the shape into the client: the defence's `encoder`"
         )
     return model

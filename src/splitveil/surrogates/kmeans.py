@@ -44,7 +44,7 @@ def assign(z: Rows, y: Kinds, centroids: Centroids, valid: Valid) -> Kinds:
 
 @torch.no_grad()
 def lloyd_step(z: Rows, y: Kinds, centroids: Centroids, valid: Valid) -> tuple[Centroids, Kinds]:
-    """New centroids (c, k, d), and the assignment (n,) whose means they are; empty ones stay put."""
+    """New centroids (c, k, d) and the assignment (n,) whose means they are; empty ones stay."""
     classes, clusters = valid.shape
     nearest = assign(z, y, centroids, valid)
     cell = y * clusters + nearest

@@ -163,8 +163,8 @@ class KMeansCEM(nn.Module):
             x = scale_gradient(x, 1.0, self.skips)
             nearest = assign(x.detach(), batch.y, self.centroids.to(x), self.weights > 0)
             cell = batch.y * self.clusters + nearest
-            # About the stored centroid, not the batch's own mean: of the two or three samples that a
-            # cluster has in a batch, a single one would show no spread and get no gradient.
+            # About the stored centroid, not the batch's mean: a cluster has few samples in a batch,
+            # and a single one about its own mean would have no spread and no gradient.
             centred = x - self.centroids.to(x).flatten(0, 1)[cell]  # (n, d)
             count = base.class_count(cell, self.num_classes * self.clusters, x)  # (j,)
             each = self._hinge if self.form == "hinge" else self._logdet
