@@ -164,7 +164,7 @@ def test_an_existing_folder_is_kept_unless_it_is_an_export_and_told_to_go(tmp_pa
     assert not (target / "stale").exists()
     assert [p.name for p in target.parent.iterdir()] == ["e"]
     (tmp_path / "mine").mkdir()
-    with pytest.raises(ExportError, match=r"is no export .* will not be overwritten"):
+    with pytest.raises(ExportError, match=r"is not an export .* is not overwritten"):
         check_target(tmp_path / "mine", overwrite=True)
 
 
@@ -229,7 +229,7 @@ def test_the_callers_model_is_left_as_it_is(tmp_path: Path) -> None:
     export_model(model, (1, 2, 2), tmp_path / "e", name="a")
     assert model.training
     assert model.head.training
-    with pytest.raises(ExportError, match=r"the head must give .n, classes., got .16, 4, 1"):
+    with pytest.raises(ExportError, match=r"the head must return .n, classes., got .16, 4, 1"):
         export_model(
             SplitModel(nn.Flatten(), Channel(), nn.Unflatten(1, (4, 1))),
             (1, 2, 2), tmp_path / "f", name="a",
@@ -262,5 +262,5 @@ def test_an_attacker_becomes_onnx_and_makes_what_it_made_in_torch(tmp_path: Path
         expected = net.eval()(z[:3]).numpy()
     found = open_half((tmp_path / ATTACKER).read_bytes(), 1)(z[:3].numpy())
     assert np.abs(found - expected).max() <= 1e-5
-    with pytest.raises(ExportError, match=r"gives images .1, 8, 8., expected .3, 8, 8."):
+    with pytest.raises(ExportError, match=r"makes images .1, 8, 8., expected .3, 8, 8."):
         write_attacker(net, z, (3, 8, 8), tmp_path)

@@ -54,7 +54,7 @@ def test_classes_have_their_names_or_their_numbers(folder: Path) -> None:
     assert read_manifest(folder).class_name(2) == "car"
     for bad in (names[:3], [1, 2, 3, 4]):
         edit(folder, classes=bad)
-        with pytest.raises(ExportError, match=r"classes must be 4 names or none|is broken"):
+        with pytest.raises(ExportError, match=r"classes must be 4 names, or empty|is broken"):
             read_manifest(folder)
 
 
@@ -102,7 +102,7 @@ BROKEN = [
     ({"format": "splitveil-export-9"}, "has format 'splitveil-export-9'"),
     ({"stages": [{"kind": "mist"}]}, "unknown channel stage"),
     ({"stages": 3}, "is broken"),
-    ({"name": "../up"}, "a model's name is"),
+    ({"name": "../up"}, "a model's name must be"),
     ({"wire_shape": [8, 0]}, "wire_shape must be positive"),
     ({"image_shape": ["8"]}, "image_shape must be positive"),
     ({"num_classes": True}, "num_classes must be at least 1"),
@@ -127,13 +127,13 @@ def test_text_that_is_no_manifest_is_refused(folder: Path, text: str) -> None:
 
 
 def test_a_folder_without_one_says_how_to_make_it(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"is no export: it has no manifest\.json; make one"):
+    with pytest.raises(ExportError, match=r"is not an export: it has no manifest\.json; make one"):
         read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "é", "a" * 65, "-x", "a\n"])
 def test_names_that_do_not_fit_an_address_are_refused(name: str) -> None:
-    with pytest.raises(ExportError, match="a model's name is 1 to 64"):
+    with pytest.raises(ExportError, match="a model's name must be 1 to 64"):
         check_name(name)
 
 

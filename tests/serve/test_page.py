@@ -75,7 +75,7 @@ def test_files_of_the_export_need_the_token_and_the_servers_half_stays(export: P
     for file in (SERVER, ATTACKER, "noise-0.f32", "..%2Fmanifest.json", "x"):
         refused = run(call(app, "GET", f"/export/{file}", b"", BEARER))
         assert refused.status == 404, file
-        assert "has no file" in refused.json["error"]
+        assert "may not read the file" in refused.json["error"]
 
 
 def test_a_file_that_was_changed_or_is_not_here_is_not_given(export: Path) -> None:

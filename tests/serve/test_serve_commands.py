@@ -185,7 +185,7 @@ def test_serve_passes_on_what_it_was_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert "without a token" in text(result)
     half = call("serve", str(folder), "--tls-cert", str(folder / FILE))
     assert "TLS needs both --tls-cert and --tls-key" in error(half)
-    assert "is no export" in error(call("serve", str(tmp_path)))
+    assert "is not an export" in error(call("serve", str(tmp_path)))
     assert "max_waiting at least max_batch" in error(call("serve", str(folder), "--max-batch", "0"))
 
 

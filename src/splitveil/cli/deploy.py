@@ -63,9 +63,11 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 def export_lines(target: Path, manifest: "Manifest") -> list[str]:
     """What was exported, and what to do with it."""
+    from splitveil.serve.stages import describe_noise
+
     told = manifest.parity
     lines = [
-        f"{target}: model '{manifest.name}', noise {manifest.noise_std:g}, "
+        f"{target}: model '{manifest.name}', {describe_noise(manifest.stages)}, "
         f"{manifest.wire_floats} numbers on the wire",
         f"ONNX and torch: logits differ by at most {told['logits_max_abs_diff']:.2g}",
     ]

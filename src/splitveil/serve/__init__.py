@@ -1,7 +1,6 @@
 """Export, wire, client and server: both halves of a split network in service.
 
-Names are imported when they are first used: a client must not wait for torch, a device may not even
-have it.
+Names are imported at their first use, because a device with a client need not have torch.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""What a request meets before the model: the token, bounds, a queue; and what is counted.
+"""What a request passes before the model: token, limits, a queue; and the server's metrics.
 
-Requests that arrive close together run as one batch. Everything but the model's call happens on
-the event loop, so no lock is needed.
+Requests that arrive close together run as one batch. Everything but the call of the model happens
+on the event loop, so no lock is needed.
 """
 
 import asyncio
@@ -23,34 +23,37 @@ from splitveil.serve.page import is_own, is_page
 from splitveil.serve.transport import printable
 from splitveil.serve.wire import Rows
 
-OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")  # for probes, which have no token
+OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")  # for health checks, which have no token
 RETRY = {"Retry-After": "1"}
 BEARER = {"WWW-Authenticate": "Bearer"}
 MIN_TOKEN = 16
-MAX_VISITORS = 32  # who load the page: they may be slow, and must not keep requests out
+MAX_VISITORS = 32  # requests for the page at once: slow browsers must not block infer calls
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
 
 class BusyError(Exception):
-    """As many rows wait as may wait; the caller should come back later."""
+    """The queue is full; the caller should try again later."""
 
 
 class ClosingError(Exception):
-    """The server is shutting down and takes nothing new."""
+    """The server is shutting down and accepts nothing new."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much a server takes on before it says no.
+    """How much work a server accepts.
 
     Args:
-        max_batch: Rows the model runs at once, and the most one request may have.
-        max_delay: Seconds a row may wait for others to share its batch.
-        max_waiting: Rows that may wait; beyond, requests are answered 429.
-        max_in_flight: Requests that may be read or answered at once; beyond, 503.
-        read_seconds: How long a body may take to arrive; beyond, 408.
-        answer_seconds: How long an answer may take; beyond, 504.
+        max_batch: Rows the model runs at once, and the most rows of one request, ≥ 1.
+        max_delay: Seconds a row may wait for others to share its batch, ≥ 0.
+        max_waiting: Rows that may wait, ≥ max_batch; beyond, the answer is 429.
+        max_in_flight: Requests that may be read or answered at once, ≥ 1; beyond, 503.
+        read_seconds: Seconds a body may take to arrive, > max_delay; beyond, 408.
+        answer_seconds: Seconds an answer may take, > max_delay; beyond, 504.
+
+    >>> Limits(max_batch=8).max_waiting
+    1024
     """
 
     max_batch: int = 64
@@ -68,15 +71,15 @@ class Limits:
             )
         if not 0 <= self.max_delay < min(self.read_seconds, self.answer_seconds):
             raise ConfigError(
-                f"max_delay must be in [0, read_seconds and answer_seconds), got {self.max_delay}, "
-                f"{self.read_seconds} and {self.answer_seconds}"
+                "max_delay must be ≥ 0 and less than read_seconds and answer_seconds, got "
+                f"{self.max_delay}, {self.read_seconds} and {self.answer_seconds}"
             )
 
 
 class ServerMetrics(CollectorRegistry):
-    """What one server counts; nothing in it depends on the content of a request.
+    """Metrics of one server; none depends on the content of a request.
 
-    Values of a label come from a small fixed set, never from a request.
+    Values of labels come from a small fixed set, never from a request.
     """
 
     def __init__(self) -> None:
@@ -87,17 +90,15 @@ class ServerMetrics(CollectorRegistry):
         self.refusals = count(
             "splitveil_refused_total", "Requests refused before the model, by reason.", ["reason"]
         )
-        about = "From an infer call's headers to its answer."
-        self.seconds = histogram("splitveil_infer_seconds", about, buckets=SECONDS)
-        about = "Rows the model ran at once."
-        self.batch_rows = histogram("splitveil_batch_rows", about, buckets=ROWS)
-        about = "Seconds of the model for a batch."
-        self.batch_seconds = histogram("splitveil_batch_seconds", about, buckets=SECONDS)
+        seconds = partial(histogram, buckets=SECONDS)
+        self.seconds = seconds("splitveil_infer_seconds", "From a call's headers to its answer.")
+        self.batch_rows = histogram("splitveil_batch_rows", "Rows run at once.", buckets=ROWS)
+        self.batch_seconds = seconds("splitveil_batch_seconds", "The model's time for a batch.")
         self.waiting = gauge("splitveil_rows_waiting", "Rows that wait for the model.")
         self.in_flight = gauge("splitveil_requests_in_flight", "Requests being answered.")
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric, without the time series `_created` that the library would add."""
+        """Every metric, without the `_created` time series that the library adds."""
         for metric in super().collect():
             metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
             yield metric
@@ -105,7 +106,7 @@ class ServerMetrics(CollectorRegistry):
 
 @dataclass(frozen=True, eq=False)
 class Waiting:
-    """Rows in the queue, since when, and where their answer goes."""
+    """Rows in the queue, since when, and the future that gets their answer."""
 
     rows: Rows
     since: float
@@ -115,7 +116,7 @@ class Waiting:
 class Batcher:
     """Runs `model` on up to `max_batch` rows at a time, waiting at most `max_delay` s for more.
 
-    At most `max_waiting` rows wait, those that run not counted. `metrics` are told of every batch.
+    At most `max_waiting` rows wait, besides those that run. `metrics` count every batch.
     """
 
     def __init__(
@@ -136,17 +137,17 @@ class Batcher:
 
     @property
     def full(self) -> bool:
-        """Whether not even one row more may wait."""
+        """Whether the queue has no room for another row."""
         return self.waiting >= self._limits.max_waiting
 
     def start(self) -> None:
-        """Begin to work; call on the running event loop."""
+        """Start; call it on the running event loop."""
         self._worker = asyncio.create_task(self._work())
 
     async def submit(self, rows: Rows) -> Rows:
-        """The model's answer for rows (1..max_batch, …); raises when too many wait.
+        """The model's answer for rows (1..max_batch, …); raises `BusyError` if the queue is full.
 
-        Cancelled while it waits, it leaves the queue.
+        A cancelled call leaves the queue.
         """
         if self._closing:
             raise ClosingError
@@ -163,7 +164,7 @@ class Batcher:
                 self._queue.remove(entry)
 
     async def close(self) -> None:
-        """Take nothing new, answer what was accepted, stop."""
+        """Accept nothing new, answer what was accepted, stop."""
         self._closing = True
         self._more.set()
         if self._worker is not None:
@@ -175,7 +176,7 @@ class Batcher:
             await self._run(batch)
 
     async def _collect(self) -> list[Waiting]:
-        """The next batch, oldest first; empty when closing and nothing waits."""
+        """The next batch, oldest rows first; empty at the end."""
         while not self._queue:
             if self._closing:
                 return []
@@ -190,11 +191,11 @@ class Batcher:
             entry = self._queue.popleft()
             room -= len(entry.rows)
             batch.append(entry)
-        # Everyone may have left while the batch was gathering.
+        # All callers may have been cancelled while the batch was filling.
         return batch or await self._collect()
 
     async def _something_new(self, until: float | None) -> bool:
-        """Wait for a new entry or for the closing; False when the time came first."""
+        """Wait for a new entry or the end; False if the time ran out first."""
         self._more.clear()
         try:
             async with asyncio.timeout_at(until):
@@ -209,7 +210,7 @@ class Batcher:
         began = loop.time()
         try:
             found = await loop.run_in_executor(self._pool, self._model, rows)
-        except Exception as err:  # whatever the model raises belongs to those who asked
+        except Exception as err:  # every caller of this batch gets the model's error
             for entry in batch:
                 if not entry.answer.done():
                     entry.answer.set_exception(err)
@@ -224,12 +225,12 @@ class Batcher:
 
 
 def refuse(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """An answer that says no, and why."""
+    """An error answer with its reason."""
     return JSONResponse({"error": reason}, status, headers)
 
 
 class Bounded:
-    """An application that answers at most `limit` requests at once, the others with 503."""
+    """An application that answers `limit` requests at once, and others with 503."""
 
     def __init__(self, app: ASGIApp, limit: int, reason: str) -> None:
         self._app, self._limit, self._reason = app, limit, reason
@@ -248,9 +249,10 @@ class Bounded:
 
 
 class AdmissionGate:
-    """Lets in who has the token, as many as fit, and counts every answer.
+    """Checks the token, limits the requests in flight, and counts every answer.
 
-    Where the application has a page, its paths have a bound of their own, and some need no token.
+    If the application has a page, the page's paths have a limit of their own, and some need no
+    token.
     """
 
     def __init__(
@@ -264,12 +266,12 @@ class AdmissionGate:
     ) -> None:
         if token is not None and not (printable(token) and len(token) >= MIN_TOKEN):
             raise ConfigError(
-                f"a token is at least {MIN_TOKEN} printable ASCII characters without spaces; "
+                f"a token must be at least {MIN_TOKEN} printable ASCII characters without spaces; "
                 "make one: python -c 'import secrets; print(secrets.token_urlsafe())'"
             )
         self._app, self._metrics, self._has_page = app, metrics, has_page
         self._calls = Bounded(app, max_in_flight, "too many requests at once")
-        self._visits = Bounded(app, MAX_VISITORS, "too many load the page")
+        self._visits = Bounded(app, MAX_VISITORS, "too many browsers load the page at once")
         metrics.in_flight.set_function(lambda: self._calls.now)
         self._token = None if token is None else _digest(token.encode())
 
@@ -287,9 +289,9 @@ class AdmissionGate:
         await self._choose(scope)(scope, receive, counted)
 
     def _choose(self, scope: Scope) -> ASGIApp:
-        """Who answers a request."""
+        """The application that answers a request."""
         path = scope["path"]
-        if path in OPEN_PATHS:  # a full server is alive: no reason to restart it
+        if path in OPEN_PATHS:  # not limited: a busy server is alive and must not be restarted
             return self._app
         if not (self._has_page and is_own(path)) and not self._allowed(scope):
             return refuse(401, "a valid bearer token is needed", BEARER)
@@ -300,7 +302,7 @@ class AdmissionGate:
             return True
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, sent = (given[0] if given else b"").partition(b" ")
-        # Digests have one length: the comparison takes the same time whatever was sent.
+        # Digests have equal length, so the comparison takes the same time for every token.
         equal = hmac.compare_digest(_digest(sent), self._token)
         return equal and scheme.lower() == b"bearer"
 

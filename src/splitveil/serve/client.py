@@ -1,4 +1,4 @@
-"""The client: image in, noisy smashed data out, logits back. numpy and onnxruntime, no torch."""
+"""The client: images in, noisy smashed data out, logits back. numpy and onnxruntime, no torch."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -27,11 +27,11 @@ OK, UNAUTHORISED, MISSING = 200, 401, 404
 
 
 class Client:
-    """The device's half of an export, talking to a server.
+    """The device's half of an export, connected to a server.
 
-    Noise comes from the operating system's generator, anew for every image. An image that this
-    client sent before gets the draw it was sent with, as long as it is among the last `cache` ones:
-    repeating it tells an eavesdropper nothing new. There is no seed and no way to switch it off.
+    Every image gets fresh noise from the operating system's generator; there is no seed and no way
+    to switch it off. An image that is among the last `cache` ones sent gets its earlier draw again,
+    because repeating a draw tells an eavesdropper nothing new.
     """
 
     def __init__(
@@ -51,25 +51,25 @@ class Client:
         capture: str | Path | None = None,
         waiting: Callable[[str, float], None] = lambda problem, seconds: None,
     ) -> None:
-        """Load and verify the client's half in `folder`.
+        """Load the client's half in `folder` and check its hashes.
 
         Args:
-            folder: An export; only its manifest and the client's file are read.
-            server: Address of the server, or a transport.
-            token: Bearer token.
+            folder: An export; only its manifest and the client's files are read.
+            server: Address of the server, such as http://localhost:8000, or a transport.
+            token: Bearer token; None: none.
             timeout: Seconds one attempt may take.
-            patience: Seconds to go on trying while the server is busy or away.
+            patience: Seconds to keep trying while the server is busy or away.
             ca_file: Certificates to trust instead of the system's.
-            int8: Use the quantised client.
+            int8: Whether to use the quantised client.
             threads: Threads of onnxruntime; 0 lets it choose.
-            cache: Draws that are kept.
-            batch: Images sent in one request.
-            binary: Raw bytes on the wire instead of JSON numbers.
-            capture: New file that keeps what is sent, for an audit of the wire.
-            waiting: Told, before each pause for another attempt, the problem and the seconds spent.
+            cache: Draws to keep, ≥ 1.
+            batch: Images sent in one request, at most the server's `max_batch`.
+            binary: Whether to send raw bytes instead of JSON numbers.
+            capture: New file for everything that is sent, for `audit-wire`.
+            waiting: Called before each retry with the problem and the seconds spent so far.
         """
         if token is not None and not (token and printable(token)):
-            raise ServerError("a token is printable ASCII without spaces; take the server's own")
+            raise ServerError("a token must be printable ASCII without spaces; use the server's")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         place = Path(folder)
         self.manifest = read_manifest(place)
@@ -85,7 +85,7 @@ class Client:
         self._met = False
 
     def send(self, images: NDArray[Any]) -> Rows:
-        """What leaves the device for images (n, c, h, w): floats in [0, 1], or bytes 0..255."""
+        """What leaves the device for images (n, c, h, w), floats in [0, 1] or bytes 0..255."""
         x = check_images(images, self.manifest.image_shape)
         digests = [self._cache.digest(image) for image in x]
         kept = {d: found for d in digests if (found := self._cache.get(d)) is not None}
@@ -101,7 +101,7 @@ class Client:
         return rows
 
     def infer(self, images: NDArray[Any]) -> Rows:
-        """Logits (n, classes) from the server; raises `ServerError` when it cannot be had."""
+        """Logits (n, classes) from the server; raises `ServerError` if it does not answer."""
         self.meet()
         sent = self.send(images)
         parts = [sent[i : i + self._batch] for i in range(0, len(sent), self._batch)]
@@ -109,7 +109,7 @@ class Client:
         return np.concatenate([np.zeros((0, self.manifest.num_classes), np.float32), *answers])
 
     def classify(self, images: NDArray[Any]) -> list[Json]:
-        """The likeliest class of each image, its name, its share of the softmax, and all logits."""
+        """For each image the likeliest class, its name, its softmax share, and all logits."""
         logits = self.infer(images)
         shares = np.exp(logits - logits.max(1, keepdims=True))
         shares /= shares.sum(1, keepdims=True)
@@ -135,7 +135,7 @@ class Client:
         self.close()
 
     def meet(self) -> None:
-        """Refuse, once, a server whose half does not belong to this client's."""
+        """Check, once, that the server has the other half of the same export."""
         if self._met:
             return
         reply = self._checked(self._call("GET", self._path, b"", self._headers))
@@ -144,13 +144,13 @@ class Client:
             inputs = [(t["name"], t["datatype"], t["shape"]) for t in told["inputs"]]
             other = told.get("parameters", {}).get("export", self.manifest.identity)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-            raise ServerError(f"the server describes its model in no known way: {err!r}") from err
+            raise ServerError(f"cannot read the server's model description: {err!r}") from err
         expected = [tuple(self.manifest.wire.metadata().values())]
         if inputs != expected or other != self.manifest.identity:
             raise ServerError(
-                f"the server's half is of another export: it takes {shown(str(inputs))}, export "
-                f"{shown(str(other))}; this "
-                f"client sends {expected}, export {self.manifest.identity}. Deploy both from one"
+                f"the server has a half of another export: it takes {shown(str(inputs))}, export "
+                f"{shown(str(other))}; this client sends {expected}, export "
+                f"{self.manifest.identity}. Deploy both halves of one export"
             )
         self._met = True
 
@@ -178,7 +178,7 @@ class Client:
 
 
 def reason(reply: Reply) -> str:
-    """The server's own words, shortened.
+    """The reason that the server gives, shortened.
 
     >>> reason(Reply(400, b'{"error": "shape must be [rows, 4]"}'))
     'shape must be [rows, 4]'

@@ -1,7 +1,7 @@
-"""Export: a trained split model becomes a folder with both halves as ONNX and their manifest.
+"""Export: a trained split model as a folder with both halves in ONNX and their manifest.
 
-The channel is not in the files: the client applies it from the manifest, with noise from its own
-operating system. A network file that draws its noise itself could be seeded by whoever wrote it.
+The channel is not part of the ONNX files: the client applies it from the manifest, with noise from
+its own operating system. Noise drawn inside a network file could be seeded by its author.
 """
 
 import copy
@@ -20,16 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.errors import ExportError
-from splitveil.nets.channel import (
-    Channel,
-    Clip,
-    Dropout,
-    GaussianNoise,
-    LearnedNoise,
-    Quantise,
-    SparseCoding,
-    TopK,
-)
+from splitveil.nets import channel as kinds
+from splitveil.nets.channel import Channel, GaussianNoise, LearnedNoise, Quantise, SparseCoding
 from splitveil.nets.split import SplitModel, with_stage_shapes
 from splitveil.serve.manifest import (
     ATTACKER,
@@ -53,17 +45,17 @@ from splitveil.serve.wire import Json, Rows, Shape
 
 OPSET = 18
 MAX_DIFF = 1e-4  # of logits and of an attacker's images, between torch and ONNX
-PROBES = 16  # images the halves are compared on
+PROBES = 16  # images on which ONNX and torch are compared
 CALIBRATION_BATCH = 64
-REPOSITORY = "repository"  # for Triton, and for KServe, which runs Triton
+REPOSITORY = "repository"  # of Triton, which KServe runs too
 MAX_BATCH, MAX_DELAY_US = 64, 2000  # of Triton
 
-_KINDS: dict[type[nn.Module], str] = {  # what the client calls a stage
+_KINDS: dict[type[nn.Module], str] = {  # names of stages in a manifest
     GaussianNoise: "gaussian",
-    Dropout: "dropout",
-    TopK: "topk",
+    kinds.Dropout: "dropout",
+    kinds.TopK: "topk",
     Quantise: "quantise",
-    Clip: "clip",
+    kinds.Clip: "clip",
     LearnedNoise: "learned",
 }
 
@@ -84,20 +76,23 @@ def export_model(
     """Write both halves, the manifest and a Triton model repository into `folder`.
 
     Args:
-        model: Encoder, channel and head; copied, so the caller's stays as it is.
-        image_shape: (c, h, w) of one image.
-        folder: Appears when it is complete; an existing one is refused unless `overwrite`.
-        name: What the model is called on the wire.
-        audit: Verdict that the manifest carries, see `verdict`.
+        model: Encoder, channel and head; it is copied, not changed.
+        image_shape: Shape of one image (c, h, w).
+        folder: Where the export goes, complete or not at all.
+        name: The model's name on the wire, 1 to 64 letters, digits, '.', '_' or '-'.
+        audit: What an audit found, for the manifest; see `verdict`.
         source: Where the model comes from, for the manifest.
-        calibration: Images (n, c, h, w) for an int8 client beside the float one; None: no such.
-        attacker: A fitted decoder, from smashed data to images, and facts about it; it shows what
-            the wire gives away. None: no such.
-        classes: Their names, in order; empty where they are not known.
-        overwrite: Replace an existing export (never a folder that is none).
+        calibration: Images (n, c, h, w) in [0, 1] to make an int8 client too; None: no int8 client.
+        attacker: A fitted decoder from smashed data to images, and facts about it, for the page;
+            None: no attacker.
+        classes: Names of the classes, in order; empty: not known.
+        overwrite: Whether to replace an existing export; other folders are never replaced.
+
+    Returns:
+        The manifest that was written.
 
     Raises:
-        ExportError: When a channel stage is unknown or ONNX and torch disagree.
+        ExportError: If a channel stage cannot be exported, or ONNX and torch disagree.
     """
     check_name(name)
     check_target(folder, overwrite=overwrite)
@@ -108,7 +103,7 @@ def export_model(
         z = encoder(probes)
         logits = head(z)
     if logits.ndim != 2:  # noqa: PLR2004
-        raise ExportError(f"the head must give (n, classes), got {tuple(logits.shape)}")
+        raise ExportError(f"the head must return (n, classes), got {tuple(logits.shape)}")
     with new_folder(folder) as place:
         write_onnx(encoder, probes[:2], place / CLIENT, IMAGE, WIRE)
         write_onnx(head, z[:2], place / SERVER, WIRE, LOGITS)
@@ -140,12 +135,12 @@ def export_model(
 
 
 def write_attacker(net: nn.Module, z: Tensor, image_shape: Shape, place: Path) -> Json:
-    """`attacker.onnx`: smashed data to images; how far from torch, refused when too far."""
+    """Write `attacker.onnx`, smashed data to images; returns its difference from torch."""
     net = copy.deepcopy(net).cpu().eval()
     with torch.no_grad():
         images = net(z).numpy()
     if images.shape[1:] != image_shape:
-        raise ExportError(f"the attacker gives images {images.shape[1:]}, expected {image_shape}")
+        raise ExportError(f"the attacker makes images {images.shape[1:]}, expected {image_shape}")
     write_onnx(net, z[:2], place / ATTACKER, WIRE, IMAGE)
     worst = difference(_half(place, ATTACKER)(z.numpy()), images, "the attacker's images",
                        "export without --attacker")  # fmt: skip
@@ -153,8 +148,8 @@ def write_attacker(net: nn.Module, z: Tensor, image_shape: Shape, place: Path) -
 
 
 def write_onnx(module: nn.Module, example: Tensor, path: Path, given: str, got: str) -> None:
-    """One half as ONNX, for any number of rows."""
-    with quiet("torch.onnx"):  # it remarks on libraries that are not installed
+    """Write one half as ONNX, for any number of rows."""
+    with quiet("torch.onnx"):  # it warns of missing libraries that are not needed here
         torch.onnx.export(
             module,
             (example,),
@@ -171,7 +166,7 @@ def write_onnx(module: nn.Module, example: Tensor, path: Path, given: str, got: 
 
 @contextmanager
 def quiet(name: str = "") -> Iterator[None]:
-    """Without warnings, and without a logger's remarks below an error."""
+    """Without warnings, and without a logger's messages below an error."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -188,7 +183,7 @@ def _half(place: Path, file: str) -> OnnxHalf:
 
 
 def difference(found: Rows, expected: Rows, what: str, advice: str) -> float:
-    """The largest difference between ONNX and torch; raises when it is too large."""
+    """The largest difference between ONNX and torch; raises `ExportError` above `MAX_DIFF`."""
     worst = float(np.abs(found - expected).max())
     if not worst <= MAX_DIFF:
         raise ExportError(
@@ -198,17 +193,15 @@ def difference(found: Rows, expected: Rows, what: str, advice: str) -> float:
 
 
 def compare(place: Path, probes: Rows, logits: Rows) -> Json:
-    """How far the ONNX halves are from torch; raises when it is too far."""
+    """Difference between the ONNX halves and torch on some images."""
     found = _half(place, SERVER)(_half(place, CLIENT)(probes))
-    advice = "the model does something that the exporter does not translate"
-    return {
-        "images": len(probes),
-        "logits_max_abs_diff": difference(found, logits, "logits", advice),
-    }
+    advice = "the exporter does not translate some layer of the model; replace that layer"
+    worst = difference(found, logits, "logits", advice)
+    return {"images": len(probes), "logits_max_abs_diff": worst}
 
 
 def wire_name(run: str) -> str:
-    """A run's name as a model's, which allows less.
+    """A run's name as the name of a model, which allows fewer characters.
 
     >>> wire_name("clip+noise"), wire_name("+_" + "x" * 99) == "x" * 64
     ('clip-noise', True)
@@ -217,7 +210,7 @@ def wire_name(run: str) -> str:
 
 
 def versions() -> Json:
-    """What made the files."""
+    """Versions of the libraries that made the files."""
     import onnx
     import onnxruntime  # type: ignore[import-untyped]
 
@@ -226,20 +219,20 @@ def versions() -> Json:
 
 
 def verdict(record: Json) -> Json:
-    """What an audit's `record.json` says, for the manifest: the claim that the wire must keep."""
+    """What an audit's `record.json` claims about the wire, for the manifest."""
     keys = ("accuracy", "strongest", "worst_case", "ceiling", "leakage", "true_rate_nats", "audit")
     found: Json = {k: record.get(k) for k in keys}
-    if isinstance(found["audit"], dict):  # its command names folders of the auditor's machine
+    if isinstance(found["audit"], dict):  # its command contains paths of the auditor's machine
         found["audit"] = {k: v for k, v in found["audit"].items() if k != "command"}
     flags = record.get("flags") or []
     return found | {"flags": [f.get("name") for f in flags if isinstance(f, dict)]}
 
 
 def parts_of(model: SplitModel, image_shape: Shape) -> tuple[nn.Module, list[nn.Module], nn.Module]:
-    """Copies on the CPU, in eval mode: the client's network, its stages, the server's network.
+    """Copies on the CPU, in eval mode: the client's network, the other stages, the head.
 
-    Sparse coding draws nothing and is a layer of the client's network, unless a stage stands
-    before it: then `stages_of` refuses it.
+    Sparse coding draws nothing, so at the start of the channel it becomes a layer of the client's
+    network. After another stage it cannot, and `stages_of` rejects it.
     """
     model = with_stage_shapes(copy.deepcopy(model).cpu().eval(), image_shape)
     every = _each(model.channel)
@@ -253,7 +246,7 @@ def _each(channel: nn.Module) -> list[nn.Module]:
 
 
 def stages_of(channel: nn.Module | Sequence[nn.Module]) -> tuple[Json, ...]:
-    """The channel as plain JSON; an unknown stage is refused, never left out.
+    """The channel as plain JSON; raises `ExportError` for a stage that the client does not know.
 
     >>> stages_of(Channel([GaussianNoise(0.1), Quantise(4)]))
     ({'kind': 'gaussian', 'std': 0.1}, {'kind': 'quantise', 'bits': 4})
@@ -262,14 +255,14 @@ def stages_of(channel: nn.Module | Sequence[nn.Module]) -> tuple[Json, ...]:
     for stage in parts:
         if type(stage) is SparseCoding:
             raise ExportError(
-                "channel stage SparseCoding stands behind another stage and cannot be exported; "
-                "the client's network ends before its channel: put sparse coding first"
+                "channel stage SparseCoding cannot be exported after another stage, because it "
+                "becomes the last layer of the client's network; put it first"
             )
         if type(stage) not in _KINDS:
             known = ", ".join(["SparseCoding", *(kind.__name__ for kind in _KINDS)])
             raise ExportError(
                 f"channel stage {type(stage).__name__} cannot be exported; the client knows "
-                f"{known}. A stage that draws nothing can be part of the encoder instead"
+                f"{known}. Move a stage that draws nothing into the encoder"
             )
     return tuple(_described(number, stage) for number, stage in enumerate(parts))
 
@@ -288,7 +281,7 @@ def _scale(stage: LearnedNoise) -> Tensor:
 
 
 def write_noise(stages: Sequence[nn.Module], place: Path) -> None:
-    """The file of every learned stage, as `stages_of` names it."""
+    """Write the file of every learned stage, as `stages_of` names it."""
     for number, stage in enumerate(stages):
         if isinstance(stage, LearnedNoise):
             scale = _scale(stage)
@@ -298,7 +291,7 @@ def write_noise(stages: Sequence[nn.Module], place: Path) -> None:
 
 
 class CalibrationImages:
-    """Gives calibration images to onnxruntime, batch by batch."""
+    """Feeds calibration images to onnxruntime, batch by batch."""
 
     def __init__(self, images: Rows) -> None:
         starts = range(0, len(images), CALIBRATION_BATCH)
@@ -313,7 +306,7 @@ class CalibrationImages:
 def quantise_client(source: Path, target: Path, images: Rows) -> None:
     """Static int8 quantisation of a client, calibrated on images (n, c, h, w) in [0, 1]."""
     if not len(images):
-        raise ExportError("an int8 client needs images to calibrate on, got none")
+        raise ExportError("an int8 client needs images for its calibration, got none")
     from onnxruntime.quantization import (  # type: ignore[import-untyped]
         CalibrationDataReader,
         QuantType,
@@ -321,7 +314,7 @@ def quantise_client(source: Path, target: Path, images: Rows) -> None:
     )
 
     CalibrationDataReader.register(CalibrationImages)
-    with quiet():  # it advises a preprocessing that changes nothing here
+    with quiet():  # it recommends a preprocessing that changes nothing here
         quantize_static(
             source,
             target,
@@ -333,7 +326,7 @@ def quantise_client(source: Path, target: Path, images: Rows) -> None:
 
 
 def compare_int8(place: Path, images: Rows) -> Json:
-    """How far the int8 client is from the float one, before the channel."""
+    """Difference between the int8 and the float client, before the channel."""
     z, rough = _half(place, CLIENT)(images), _half(place, CLIENT_INT8)(images)
     head = _half(place, SERVER)
     same = head(z).argmax(1) == head(rough).argmax(1)
@@ -344,26 +337,17 @@ def compare_int8(place: Path, images: Rows) -> Json:
     }
 
 
-def config_text(name: str, wire_shape: Shape, num_classes: int) -> str:
-    """The `config.pbtxt` of the head.
-
-    >>> config_text("first", (8, 8, 8), 10).splitlines()[0]
-    'name: "first"'
-    """
+def write_repository(place: Path, name: str, wire_shape: Shape, num_classes: int) -> None:
+    """Write Triton's `repository/NAME/config.pbtxt` and `repository/NAME/1/model.onnx`."""
+    model = place / REPOSITORY / name
+    (model / "1").mkdir(parents=True)
+    shutil.copyfile(place / SERVER, model / "1" / "model.onnx")
     dims = ", ".join(str(n) for n in wire_shape)
-    return f"""name: "{name}"
+    text = f"""name: "{name}"
 platform: "onnxruntime_onnx"
 max_batch_size: {MAX_BATCH}
 input [ {{ name: "{WIRE}" data_type: TYPE_FP32 dims: [ {dims} ] }} ]
 output [ {{ name: "{LOGITS}" data_type: TYPE_FP32 dims: [ {num_classes} ] }} ]
 dynamic_batching {{ max_queue_delay_microseconds: {MAX_DELAY_US} }}
 """
-
-
-def write_repository(place: Path, name: str, wire_shape: Shape, num_classes: int) -> None:
-    """Write `repository/NAME/config.pbtxt` and `repository/NAME/1/model.onnx` below an export."""
-    model = place / REPOSITORY / name
-    (model / "1").mkdir(parents=True)
-    shutil.copyfile(place / SERVER, model / "1" / "model.onnx")
-    text = config_text(name, wire_shape, num_classes)
     (model / "config.pbtxt").write_text(text, encoding="utf-8")

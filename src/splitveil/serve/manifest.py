@@ -1,12 +1,11 @@
 """An export's folder: its manifest, the hashes of its files, and its halves as functions.
 
-The folder is complete or absent, and never replaced unasked.
+The folder is either complete or absent, and is never overwritten without being asked to.
 """
 
 import hashlib
 import json
 import math
-import os
 import re
 import shutil
 import tempfile
@@ -26,7 +25,7 @@ CLIENT, CLIENT_INT8, SERVER = "client.onnx", "client-int8.onnx", "server.onnx"
 ATTACKER = "attacker.onnx"
 IMAGE, WIRE, LOGITS = "image", "z", "logits"  # names of the tensors
 PREPROCESSING: Json = {"layout": "NCHW", "range": [0.0, 1.0], "uint8_divisor": 255}
-ERRORS_ONLY = 3  # onnxruntime's level of logging
+ERRORS_ONLY = 3  # log level of onnxruntime
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -34,10 +33,24 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class Manifest:
     """Both halves of one split model, as they were exported.
 
-    Shapes are of one image, without the batch. `files` gives the SHA-256 of every file below the
-    folder; `parity` how far ONNX and torch were apart; `audit` what the last audit found, or None;
-    `source` the run it was made from; `attacker` what `attacker.onnx` is, or None without one.
-    `classes` are their names, or empty where nobody knows them.
+    Args:
+        name: The model's name on the wire.
+        image_shape: Shape of one image (c, h, w).
+        wire_shape: Shape of one image's smashed data.
+        num_classes: Number of logits, ≥ 1.
+        stages: The channel, see `serve.stages`.
+        files: SHA-256 of every file of the export, by relative path.
+        parity: Largest differences between ONNX and torch.
+        audit: What the last audit found; None: no audit.
+        versions: Versions of the libraries that made it.
+        source: The run it was made from.
+        attacker: What `attacker.onnx` is; None: there is none.
+        classes: Names of the classes; empty: not known.
+
+    >>> stages = ({"kind": "gaussian", "std": 0.1},)
+    >>> m = Manifest(name="m", image_shape=(1, 2, 2), wire_shape=(3,), num_classes=2, stages=stages)
+    >>> m.noise_std, m.wire_floats, m.class_name(1)
+    (0.1, 3, 'class 1')
     """
 
     name: str
@@ -65,16 +78,16 @@ class Manifest:
         named = len(self.classes)
         if named not in {0, self.num_classes} or not all(type(n) is str for n in self.classes):
             raise ExportError(
-                f"classes must be {self.num_classes} names or none, got {self.classes!r:.200}"
+                f"classes must be {self.num_classes} names, or empty; got {self.classes!r:.200}"
             )
 
     def class_name(self, index: int) -> str:
-        """What to call a class: its name, or its number where there is none."""
+        """Name of a class, or its number if it has none."""
         return self.classes[index] if self.classes else f"class {index}"
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise the client adds in all, see `total_noise`."""
+        """Standard deviation of the noise that the client adds, see `total_noise`."""
         return total_noise(self.stages)
 
     @property
@@ -94,7 +107,7 @@ class Manifest:
 
     @property
     def identity(self) -> str:
-        """Names this pair of halves: a client and a server of different exports do not fit."""
+        """A name for this pair of halves; a client and a server must have the same."""
         return sha256(f"{self.files.get(CLIENT, '')}/{self.files.get(SERVER, '')}".encode())[:16]
 
     def to_dict(self) -> Json:
@@ -115,28 +128,33 @@ class Manifest:
 
 
 def check_name(name: str) -> None:
-    """Refuse model names that cannot stand in an address or be a folder of a model repository."""
+    """Reject model names that cannot be part of an address or a folder of a model repository."""
     if not _NAME.fullmatch(name):
         raise ExportError(
-            f"a model's name is 1 to 64 letters, digits, '.', '_' or '-', got {name!r}; give --name"
+            f"a model's name must be 1 to 64 letters, digits, '.', '_' or '-', got {name!r}; "
+            "give --name"
         )
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check `manifest.json`; the files are checked when they are read."""
+    """Read and check `manifest.json`; other files are checked when they are read."""
     path = folder / FILE
     if not path.is_file():
         raise ExportError(
-            f"{folder} is no export: it has no {FILE}; make one: splitveil export RUN"
+            f"{folder} is not an export: it has no {FILE}; make one: splitveil export RUN"
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise ExportError(f"{path} has format {data['format']!r}, expected {FORMAT!r}")
-        manifest = _from_dict(data)
+        data = {"attacker": None, "classes": (), **data}  # missing in the first exports
+        own = {f.name: data[f.name] for f in fields(Manifest)}
+        for name in ("image_shape", "wire_shape", "stages", "classes"):
+            own[name] = tuple(own[name])
+        manifest = Manifest(**own | {"files": dict(own["files"])})
     except (ValueError, KeyError, TypeError) as err:
         raise ExportError(f"{path} is broken: {err!r}; export the run again") from err
-    # A tampered total would promise noise that no stage adds.
+    # A manipulated total would promise noise that no stage adds.
     if data.get("noise_std") != manifest.noise_std or data.get("datatype") != DATATYPE:
         raise ExportError(
             f"{path} contradicts itself: noise_std {data.get('noise_std')} but its stages add "
@@ -145,27 +163,20 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _from_dict(data: Json) -> Manifest:
-    data = {"attacker": None, "classes": (), **data}  # the first exports have neither
-    own = {f.name: data[f.name] for f in fields(Manifest)}
-    for name in ("image_shape", "wire_shape", "stages", "classes"):
-        own[name] = tuple(own[name])
-    return Manifest(**own | {"files": dict(own["files"])})
-
-
 def sha256(content: bytes) -> str:
     """Hexadecimal SHA-256."""
     return hashlib.sha256(content).hexdigest()
 
 
 def read_verified(folder: Path, manifest: Manifest, file: str) -> bytes:
-    """The bytes of a file whose hash is the manifest's; they are used as read, not read again."""
+    """The bytes of a file whose hash is the manifest's."""
+    # Callers use these bytes and do not read the file again: it could be replaced in between.
     expected = manifest.files.get(file)
     if expected is None:
         has = ", ".join(sorted(manifest.files)) or "none"
         raise ExportError(
-            f"{folder} has no {file}, only {has}; the int8 client needs `splitveil export --int8`, "
-            "the attacker --attacker"
+            f"{folder} has no {file}, only {has}; export again, with --int8 for the int8 client or "
+            "--attacker for the attacker"
         )
     try:
         content = (folder / file).read_bytes()
@@ -174,13 +185,13 @@ def read_verified(folder: Path, manifest: Manifest, file: str) -> bytes:
     if sha256(content) != expected:
         raise ExportError(
             f"{folder / file} is not the file that was exported: SHA-256 {sha256(content)}, "
-            f"expected {expected}; copy it again or export the run again"
+            f"expected {expected}; copy it again, or export the run again"
         )
     return content
 
 
 def read_stages(folder: Path, manifest: Manifest) -> tuple[Stage, ...]:
-    """The channel, learned stages with the numbers of their files; hashes are checked."""
+    """The channel; learned stages get the numbers of their files, hashes checked."""
     return tuple(
         with_noise(s, read_verified(folder, manifest, s["file"]), manifest.wire_shape)
         if s["kind"] == "learned"
@@ -222,23 +233,23 @@ def hashes(place: Path) -> dict[str, str]:
 
 
 def check_target(folder: Path, *, overwrite: bool) -> None:
-    """Refuse to replace what was not asked to be replaced, or is no export."""
+    """Reject an existing folder, unless it is an export and may be overwritten."""
     if not (folder.exists() or folder.is_symlink()):
         return
     if not overwrite:
         raise ExportError(f"{folder} exists already; choose another --out or give --overwrite")
     if not (folder / FILE).is_file():
         raise ExportError(
-            f"{folder} is no export (it has no {FILE}) and will not be overwritten; choose another "
-            "--out or remove it yourself"
+            f"{folder} is not an export (it has no {FILE}) and is not overwritten; choose another "
+            "--out, or remove it yourself"
         )
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to fill, which takes the place of `folder` when the block succeeds.
+    """A new folder to fill, which replaces `folder` if the block succeeds.
 
-    A link stays, and what it points to is replaced.
+    If `folder` is a link, the link stays and its target is replaced.
     """
     folder = folder.resolve() if folder.is_symlink() else folder
     try:
@@ -251,11 +262,11 @@ def new_folder(folder: Path) -> Iterator[Path]:
         fresh.mkdir()
         yield fresh
         if folder.exists():
-            os.rename(folder, old)
-        os.rename(fresh, folder)
+            folder.rename(old)
+        fresh.rename(folder)
     except OSError as err:
         if old.exists() and not folder.exists():
-            os.rename(old, folder)
+            old.rename(folder)
         raise ExportError(f"cannot write {folder}: {err.strerror or err}; free some space") from err
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,11 +1,11 @@
-"""Random numbers for the wire, and the draws that were sent before.
+"""Random numbers for the wire, and a cache of the draws already sent.
 
-Noise comes from the operating system's cryptographic generator: nobody who sees a request can
-predict or repeat it, there is no seed. `entropy` is an argument only so that the arithmetic can be
-tested on known bytes; a client never sets it.
+Noise comes from the operating system's cryptographic generator. It has no seed, so nobody who sees
+a request can predict or repeat it. `entropy` is an argument only for tests on known bytes; a client
+never sets it.
 
-Whoever sees k noisy copies of one image can average the noise away, by √k. A client that sends the
-same bytes each time gives k copies of one draw, which tell no more than one.
+Averaging k noisy copies of one image reduces the noise by √k. A client that sends the same bytes
+each time reveals k copies of one draw, which tell no more than one.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def uniforms(count: int, entropy: Entropy = os.urandom) -> NDArray[np.float64]:
     True
     """
     words = np.frombuffer(entropy(_WORD * count), "<u8") >> np.uint64(_SPARE_BITS)
-    # The topmost cell's middle would round to 1, where a logarithm below would give a zero normal.
+    # The middle of the top cell would round to 1, whose logarithm makes a normal of exactly 0.
     found: NDArray[np.float64] = np.minimum((words + 0.5) * 2.0**-53, 1 - 2.0**-53)
     return found
 
@@ -44,7 +44,7 @@ def normals(count: int, entropy: Entropy = os.urandom) -> NDArray[np.float64]:
 
     .. math:: \sqrt{-2 \ln u} \, (\cos 2πv, \sin 2πv)
 
-    The largest magnitude that can come out is √(−2 ln 2⁻⁵⁴) = 8.65.
+    The largest possible magnitude is √(−2 ln 2⁻⁵⁴) = 8.65.
 
     >>> middle = (1 << 63).to_bytes(8, "little")  # u = v = 1/2
     >>> normals(1, lambda n: middle * 2).round(4).tolist()  # −√(2 ln 2)
@@ -60,13 +60,16 @@ def normals(count: int, entropy: Entropy = os.urandom) -> NDArray[np.float64]:
 class DrawCache:
     """The last `size` rows sent, found by a keyed hash of the image.
 
-    The key is drawn for each cache and never leaves it, so what is kept says nothing about which
-    images were sent to one who can read the table but not the key.
+    Each cache draws its own key, so that the table without the key does not tell which images were
+    sent.
+
+    Args:
+        size: Rows to keep, ≥ 1.
     """
 
     def __init__(self, size: int) -> None:
         if size < 1:
-            raise ServerError(f"the cache of draws must hold at least 1 row, got {size}")
+            raise ServerError(f"cache must be at least 1 draw, got {size}")
         self._size, self._key, self._lock = size, secrets.token_bytes(32), Lock()
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()
 
@@ -78,7 +81,7 @@ class DrawCache:
         return hmac.digest(self._key, (image + np.float32(0)).tobytes(), hashlib.sha256)
 
     def get(self, digest: bytes) -> Rows | None:
-        """The draw sent before for this image, if it is still kept."""
+        """The draw already sent for this image, if it is still kept."""
         with self._lock:
             found = self._kept.get(digest)
             if found is not None:
@@ -86,7 +89,7 @@ class DrawCache:
             return found
 
     def keep(self, digest: bytes, drawn: Rows) -> Rows:
-        """Keep a draw, unless another thread was first: then that one is to be sent."""
+        """Keep a draw and return what to send: an earlier draw of another thread, or this one."""
         with self._lock:
             first = self._kept.setdefault(digest, drawn)
             self._kept.move_to_end(digest)

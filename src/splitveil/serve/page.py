@@ -1,6 +1,6 @@
-"""The page at `/`: the client's half runs in the browser, from files of the export.
+"""The page at `/`: runs the client's half in the browser, from files of the export.
 
-The page and its scripts need no token, so that one can be typed; everything about the model does.
+The page and its scripts need no token, so that a user can enter one; files of the model need it.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from splitveil.serve.manifest import ATTACKER, CLIENT, FILE, Manifest, read_veri
 
 FOLDER = Path(__file__).parent / "web"
 OWN, EXPORT = "/page/", "/export/"
-PIECE = 1 << 16  # bytes given to a browser at once: a slow one holds no more in memory
+PIECE = 1 << 16  # bytes sent at once, so that slow browsers hold little of the server's memory
 RUNTIME = "ort"  # folder with the files of onnxruntime-web, which `make web` fetches
 RUNTIME_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
-# Browsers run nothing that is called otherwise, and the tables of operating systems differ.
+# Browsers run scripts of these types only, and operating systems' own tables of types differ.
 JAVASCRIPT = "text/javascript; charset=utf-8"
 TYPES = {".js": JAVASCRIPT, ".mjs": JAVASCRIPT, ".wasm": "application/wasm"}
-# Nothing but this server can be reached from the page, whatever a script would try. A browser may
-# keep a file but must ask whether it is still the same.
+# Scripts of the page can reach this server alone. A browser may keep a file, but must ask whether
+# it has changed.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; "
     "style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -41,17 +41,17 @@ HEADERS = {
 
 
 def is_own(path: str) -> bool:
-    """Whether a path is of the page itself or its scripts: no token is needed."""
+    """Whether a path is the page or one of its scripts, which need no token."""
     return path == "/" or path.startswith(OWN)
 
 
 def is_page(path: str) -> bool:
-    """Whether a path is of the page: itself, its files, or those of the export."""
+    """Whether a path is the page, one of its files, or a file of the export."""
     return is_own(path) or path.startswith(EXPORT)
 
 
 def has_runtime() -> bool:
-    """Whether onnxruntime-web is here: from a wheel, or after `make web`."""
+    """Whether onnxruntime-web is installed: from a wheel, or by `make web`."""
     return all((FOLDER / RUNTIME / name).is_file() for name in RUNTIME_FILES)
 
 
@@ -59,12 +59,12 @@ class OwnFiles(StaticFiles):
     """The page's scripts, styles and runtime."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """One file, or that the browser's copy is still right."""
+        """One file, or 304 if the browser's copy is still valid."""
         try:
             found = await super().get_response(path, scope)
         except HTTPException as err:
             if path.startswith(RUNTIME) and not has_runtime():
-                raise WireError(f"{path} is not here; fetch it: make web", 404) from err
+                raise WireError(f"{path} is not installed; fetch it: make web", 404) from err
             raise
         found.headers.update(HEADERS)
         if kind := TYPES.get(Path(path).suffix):
@@ -73,7 +73,7 @@ class OwnFiles(StaticFiles):
 
 
 def answer(request: Request, content: bytes, kind: str, digest: str) -> Response:
-    """Content made or checked for this request, in pieces; 304 where the browser has it."""
+    """Content in pieces, or 304 if the browser has it already."""
     headers = HEADERS | {"ETag": f'"{digest[:32]}"', "Content-Type": kind}
     if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
@@ -82,7 +82,7 @@ def answer(request: Request, content: bytes, kind: str, digest: str) -> Response
 
 
 async def pieces(content: bytes) -> AsyncIterator[bytes]:
-    """The content bit by bit; the next is made when the last is on its way."""
+    """The content in pieces; each is made when the one before has been sent."""
     for start in range(0, len(content), PIECE):
         yield content[start : start + PIECE]
 
@@ -90,11 +90,12 @@ async def pieces(content: bytes) -> AsyncIterator[bytes]:
 def routes(manifest: Manifest, folder: Path, *, token: bool) -> list[BaseRoute]:
     """The page, its files, and those of the export in `folder` that it needs."""
     noise = [s["file"] for s in manifest.stages if s["kind"] == "learned"]
-    given = {CLIENT, ATTACKER, *noise} & manifest.files.keys()  # never the server's half
+    # Not the server's half: it stays on the server.
+    given = {CLIENT, ATTACKER, *noise} & manifest.files.keys()
 
     async def index(request: Request) -> Response:
         page = (FOLDER / "index.html").read_text(encoding="utf-8")
-        # What the browser must know before it asks for anything.
+        # What the browser must know before its first request.
         page = page.replace("{{runtime}}", "here" if has_runtime() else "missing")
         page = page.replace("{{token}}", "needed" if token else "none")
         content = page.encode()
@@ -106,7 +107,7 @@ def routes(manifest: Manifest, folder: Path, *, token: bool) -> list[BaseRoute]:
             content = manifest.to_json().encode()
             return answer(request, content, "application/json", sha256(content))
         if name not in given:
-            raise WireError(f"the export has no file {name[:64]!r} for the page", 404)
+            raise WireError(f"the page may not read the file {name[:64]!r} of the export", 404)
         try:
             content = await asyncio.to_thread(read_verified, folder, manifest, name)
         except ExportError as err:

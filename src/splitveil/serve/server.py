@@ -1,8 +1,8 @@
 """The server: the head behind the KServe v2 protocol. Uvicorn and onnxruntime, no torch.
 
-A request meets, in this order: the token, the bound on requests in flight, the bound on its size,
-the time it may take to arrive, the checks of `wire`, the bound on the queue, the time it may wait.
-Whatever fails is answered with a status and a reason; the model never sees it.
+A request passes, in this order: the token, the limit on requests in flight, the limit on its size,
+the time limit of its arrival, the checks of `wire`, the limit of the queue, the time limit of its
+answer. A request that fails gets a status and a reason; the model never sees it.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_ans
 
 VERSION = "1"  # an export holds one version of its model
 BACKLOG = 1024  # connections the system holds before they are accepted
-DRAIN_SECONDS = 30  # for what was accepted, when told to stop
+DRAIN_SECONDS = 30  # to answer what was accepted before stopping
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus' text format
 
 _ANSWERS: Mapping[type[Exception], tuple[int, str, Mapping[str, str] | None]] = {
@@ -42,12 +42,12 @@ _ANSWERS: Mapping[type[Exception], tuple[int, str, Mapping[str, str] | None]] = 
     ClosingError: (503, "the server is shutting down", RETRY),
     TimeoutError: (504, "the answer took too long; try again later", RETRY),
     ClientDisconnect: (400, "the client went away before its body was read", None),
-    Exception: (500, "the server failed; its log says more", None),
+    Exception: (500, "the server failed; see its log", None),
 }
 
 
 class Service:
-    """One head, its queue and its counters."""
+    """One model's head with its queue and metrics."""
 
     def __init__(self, manifest: Manifest, head: OnnxHalf, limits: Limits, *, token: bool) -> None:
         self.manifest, self.limits, self._head = manifest, limits, head
@@ -58,7 +58,7 @@ class Service:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Ready between start and stop; stopping answers what was accepted."""
+        """Ready between start and stop; before it stops, it answers what was accepted."""
         self.batcher = batcher = admission.Batcher(self._head, self.limits, self.metrics)
         batcher.start()
         yield
@@ -66,7 +66,7 @@ class Service:
         self.batcher = None
 
     def routes(self) -> list[Route]:
-        """Everything but the page."""
+        """All routes but the page's."""
         about: Json = {"name": "splitveil", "version": version("splitveil")}
         about["extensions"] = ["binary_tensor_data"]
         routes = [
@@ -90,7 +90,7 @@ class Service:
         began = time.perf_counter()
         if self.batcher is None:
             raise ClosingError
-        if self.batcher.full:  # said before the body costs anything
+        if self.batcher.full:  # before reading the body, which would cost time and memory
             raise BusyError
         body = await self._body(request)
         length = request.headers.get(HEADER_LENGTH)
@@ -99,7 +99,7 @@ class Service:
         async with asyncio.timeout(self.limits.answer_seconds):
             found = await self.batcher.submit(asked.rows)
         if not np.isfinite(found).all():  # finite numbers far from any z can overflow in the head
-            raise WireError("the model has no finite answer for these numbers", 422)
+            raise WireError("the model's answer to these numbers is not finite", 422)
         answer = encode_answer(
             found, logits, self.manifest.name, asked.id, binary=asked.binary_answer
         )
@@ -107,9 +107,9 @@ class Service:
         return Response(answer.body, headers=dict(answer.headers))
 
     async def _body(self, request: Request) -> bytes:
-        """The body, never more than the largest valid one."""
+        """The body, up to the size of the largest valid one."""
         if request.headers.get("content-encoding", "identity").lower() != "identity":
-            raise WireError("compressed bodies are not read; send it plain", 415)
+            raise WireError("compressed bodies are not supported; send it uncompressed", 415)
         told = request.headers.get("content-length", "0")
         if told.isdigit() and int(told[:19]) > self._max_body:
             raise WireError(f"the body is {told[:19]} bytes; the limit is {self._max_body}", 413)
@@ -152,17 +152,17 @@ class Service:
         return await self.ready(request)
 
     async def ready(self, _: Request) -> Response:
-        """200 between start and stop."""
+        """200 between start and stop, else 503."""
         if self.batcher is None:
             return refuse(503, "the server is starting or stopping", RETRY)
         return JSONResponse({"ready": True})
 
     async def scrape(self, _: Request) -> Response:
-        """The counters, for Prometheus."""
+        """The metrics, for Prometheus."""
         return Response(generate_latest(self.metrics), headers={"Content-Type": METRICS_TYPE})
 
     async def failed(self, _: Request, error: Exception) -> Response:
-        """Whatever was raised, as an answer with a reason."""
+        """An exception as an answer with a reason."""
         self.metrics.refusals.labels(type(error).__name__).inc()
         if isinstance(error, WireError):
             return refuse(error.status, str(error))
@@ -172,7 +172,7 @@ class Service:
 
 
 def always(content: Json) -> Callable[[Request], Awaitable[Response]]:
-    """A route that always answers the same."""
+    """A route with a constant answer."""
 
     async def answer(_: Request) -> Response:
         return JSONResponse(content)
@@ -181,7 +181,7 @@ def always(content: Json) -> Callable[[Request], Awaitable[Response]]:
 
 
 def document(manifest: Manifest, release: str, max_rows: int, *, token: bool) -> Json:
-    """The OpenAPI 3.1 document of one model: what may be asked of its server.
+    """The OpenAPI 3.1 document of one model's server.
 
     >>> from splitveil.serve.manifest import Manifest
     >>> m = Manifest(name="m", image_shape=(1, 2, 2), wire_shape=(3,), num_classes=2)
@@ -217,9 +217,15 @@ def make_app(
     *,
     folder: Path | None = None,
 ) -> ASGIApp:
-    """The application of one model, with a page at `/` where the export's `folder` is given.
+    """The ASGI application of one model.
 
-    With a token, only `OPEN_PATHS` and the page's own files answer without it.
+    Args:
+        manifest: The export's manifest.
+        head: The server's half as a function of rows.
+        limits: How much work it accepts; default `Limits()`.
+        token: Bearer token that all requests need, except `OPEN_PATHS` and the page's own files;
+            None: no token.
+        folder: The export, for a page at `/`; None: no page.
     """
     service = Service(manifest, head, limits or Limits(), token=token is not None)
     pages = [] if folder is None else page.routes(manifest, folder, token=token is not None)
@@ -234,7 +240,7 @@ def make_app(
 
 @dataclass(frozen=True, kw_only=True)
 class Tls:
-    """Files of a certificate (with its chain) and its private key."""
+    """PEM files of a certificate (with its chain) and its private key."""
 
     certificate: Path
     key: Path
@@ -243,7 +249,7 @@ class Tls:
 def load_app(
     folder: str | Path, *, limits: Limits | None = None, token: str | None = None, threads: int = 0
 ) -> ASGIApp:
-    """The ASGI application of an export, for any ASGI server; the head's hash is checked."""
+    """The application of an export, with its page, for any ASGI server; checks the head's hash."""
     place = Path(folder)
     manifest = read_manifest(place)
     head = load_half(place, manifest, SERVER, threads)
@@ -251,7 +257,7 @@ def load_app(
 
 
 def make_server(app: ASGIApp, tls: Tls | None = None) -> uvicorn.Server:
-    """Uvicorn around an application, quiet, draining when it is told to stop."""
+    """A quiet Uvicorn for an application, which answers what it accepted before it stops."""
     config = uvicorn.Config(
         app,
         http="h11",
@@ -269,7 +275,7 @@ def make_server(app: ASGIApp, tls: Tls | None = None) -> uvicorn.Server:
         config.load()
     except OSError as err:  # ssl.SSLError is one
         raise ServerError(
-            f"cannot use the certificate or its key: {err}; give PEM files that belong together"
+            f"cannot use the certificate or its key: {err}; give two PEM files that match"
         ) from err
     return uvicorn.Server(config)
 
@@ -277,14 +283,14 @@ def make_server(app: ASGIApp, tls: Tls | None = None) -> uvicorn.Server:
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends at once only on sockets that say TCP; without, every answer waits some 40 ms.
+    # asyncio sets TCP_NODELAY only on sockets that say TCP; without it, an answer waits some 40 ms.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
         listening.listen(BACKLOG)
         return listening
-    except (OSError, OverflowError, UnicodeError) as err:  # the last two: no port, no host's name
+    except (OSError, OverflowError, UnicodeError) as err:  # the last two: bad port, bad host name
         listening.close()
         reason = getattr(err, "strerror", None) or err
         raise ServerError(
@@ -309,12 +315,17 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, then answer what was accepted and return.
 
-    `ready` is told the address once connections are accepted by the system.
+    Args:
+        app: An application of `make_app` or `load_app`.
+        host: Address to listen on.
+        port: Port; 0 takes a free one.
+        tls: Certificate and key; None: no TLS.
+        ready: Called with the server's address once it accepts connections.
     """
     server = make_server(app, tls)
     with listen(host, port) as listening:
         ready(address(listening, tls))
-        # Uvicorn drains on Ctrl-C and then raises it again; here it is the ordinary way to stop.
+        # Uvicorn answers what it accepted and then raises Ctrl-C again; here it just means stop.
         with suppress(KeyboardInterrupt):
             asyncio.run(server.serve(sockets=[listening]))
 
@@ -323,7 +334,7 @@ def serve(
 def running(
     app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0, tls: Tls | None = None
 ) -> Iterator[str]:
-    """Serve from a thread while the block runs; gives the address. For tests and notebooks."""
+    """Serve from a thread while the block runs; yields the address. For tests and notebooks."""
     server = make_server(app, tls)
     with listen(host, port) as listening:
         thread = threading.Thread(

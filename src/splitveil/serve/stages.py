@@ -1,8 +1,8 @@
-"""The channel in numpy: what the client does to smashed data before it leaves the device.
+"""The channel in numpy: what the client does to smashed data before sending it.
 
 Stages are the plain JSON of a manifest: ``{"kind": "gaussian", "std": 0.1}``. Each is the twin of a
-module of `splitveil.nets` and gives the same values, up to the random draw. A learned stage has a
-number for every value of the wire; they lie in a file of the export that the stage names.
+module of `splitveil.nets` and gives the same values, except for the random draw. The numbers of a
+learned stage, one for each value of the wire, are in a file of the export that the stage names.
 """
 
 import math
@@ -36,8 +36,7 @@ def dropout(z: Rows, stage: Stage, entropy: Entropy) -> Rows:
 
 
 def topk(z: Rows, stage: Stage, entropy: Entropy) -> Rows:
-    """Z without the share `prune` of each row's values, those of smallest magnitude."""
-    del entropy
+    """Z with the share `prune` of each row's values zeroed, those of smallest magnitude."""
     flat = z.reshape(len(z), -1).copy()  # (n, d)
     order = np.argsort(np.abs(flat), axis=1, kind="stable")
     np.put_along_axis(flat, order[:, : round(stage["prune"] * flat.shape[1])], 0, axis=1)
@@ -46,15 +45,13 @@ def topk(z: Rows, stage: Stage, entropy: Entropy) -> Rows:
 
 def quantise(z: Rows, stage: Stage, entropy: Entropy) -> Rows:
     """The nearest of 2^bits levels from 0 to 1."""
-    del entropy
     steps = np.float32((1 << stage["bits"]) - 1)
     level: Rows = np.rint(np.clip(z, 0, 1) * steps) / steps
     return level
 
 
 def clip(z: Rows, stage: Stage, entropy: Entropy) -> Rows:
-    """Z moved into [low, high]."""
-    del entropy
+    """Z clipped to [low, high]."""
     return np.clip(z, np.float32(stage["low"]), np.float32(stage["high"]))
 
 
@@ -71,9 +68,9 @@ def laplaces(count: int, entropy: Entropy) -> NDArray[np.float64]:
 
 
 def learned(z: Rows, stage: Stage, entropy: Entropy) -> Rows:
-    """Z with fresh noise whose scale and place were learned for every value: z + m + s·ε."""
+    """Z with fresh noise of learned mean and scale for every value: z + m + s·ε."""
     if "scale" not in stage:
-        raise ExportError(f"the numbers of {stage['file']} were not read; use `read_stages`")
+        raise ExportError(f"the numbers of {stage['file']} are missing; load with `read_stages`")
     draw = normals if stage["noise"] == "gaussian" else laplaces
     drawn = draw(z.size, entropy).astype(np.float32).reshape(z.shape)
     sent: Rows = z + stage["scale"] * drawn + stage["location"]
@@ -91,35 +88,51 @@ STAGES: Mapping[str, tuple[Callable[[Rows, Stage, Entropy], Rows], tuple[str, ..
 
 
 def check_stages(stages: Sequence[Any]) -> None:
-    """Refuse a stage this client does not know: without it more would be sent than was audited."""
+    """Reject unknown stages: a client without them would send more than was audited."""
     for stage in stages:
         kind = str(stage.get("kind")) if isinstance(stage, dict) else ""
         if kind not in STAGES:
             raise ExportError(
-                f"unknown channel stage {stage!r}; this client knows {', '.join(STAGES)}: "
-                "install the version of splitveil that exported it"
+                f"unknown channel stage {stage!r}; this client knows {', '.join(STAGES)}. "
+                "Install the version of splitveil that exported the model"
             )
         numbers = [stage.get(key) for key in STAGES[kind][1]]
         if not all(type(v) in (int, float) and math.isfinite(v) for v in numbers):
-            raise ExportError(f"channel stage {stage!r} needs numbers for {STAGES[kind][1]}")
+            needed = ", ".join(STAGES[kind][1])
+            raise ExportError(f"channel stage {stage!r} needs finite numbers for {needed}")
         if kind == "learned" and not (
             stage.get("noise") in _VARIANCE and _NOISE_FILE.fullmatch(str(stage.get("file")))
         ):
             raise ExportError(
-                f"channel stage {stage!r} needs a noise of {', '.join(_VARIANCE)} and a file "
+                f"channel stage {stage!r} needs a noise, one of {', '.join(_VARIANCE)}, and a file "
                 "noise-N.f32; export the run again"
             )
 
 
 def total_noise(stages: Sequence[Stage]) -> float:
-    """Standard deviation of the noise that the stages add in all.
+    """Standard deviation of all noise that the stages add; 0 if they add none.
 
-    Where it was learned for every value of the wire, the root of the mean variance counts.
+    For learned noise, the root of its mean variance over the wire.
 
     >>> total_noise([{"kind": "gaussian", "std": 3.0}, {"kind": "gaussian", "std": 4.0}])
     5.0
     """
     return math.hypot(*(float(s["std"]) for s in stages if s["kind"] in ("gaussian", "learned")))
+
+
+def describe_noise(stages: Sequence[Stage]) -> str:
+    """What is random about the stages, in words.
+
+    >>> describe_noise([{"kind": "gaussian", "std": 0.1}, {"kind": "dropout", "p": 0.2}])
+    'Gaussian noise of std 0.1 and dropout of 0.2 of the values'
+    """
+    words = {
+        "gaussian": "Gaussian noise of std {std:g}",
+        "learned": "learned {noise} noise of mean std {std:g}",
+        "dropout": "dropout of {p:g} of the values",
+    }
+    found = [words[s["kind"]].format_map(s) for s in stages if s["kind"] in words]
+    return " and ".join(found) or "no noise"
 
 
 def mean_std(scale: NDArray[Any], noise: str) -> float:
@@ -132,12 +145,12 @@ def mean_std(scale: NDArray[Any], noise: str) -> float:
 
 
 def pack_noise(scale: NDArray[Any], location: NDArray[Any]) -> bytes:
-    """Scales, then locations, as little-endian float32: the content of a `noise-N.f32`."""
+    """The content of a `noise-N.f32`: scales, then locations, as little-endian float32."""
     return np.stack([scale, location]).astype("<f4").tobytes()
 
 
 def with_noise(stage: Stage, content: bytes, shape: tuple[int, ...]) -> Stage:
-    """A learned stage with the numbers of its file, one for each value of a wire of this shape."""
+    """A learned stage with the numbers of its file, for a wire of this shape."""
     file, size = stage["file"], 2 * math.prod(shape)
     if len(content) != 4 * size:
         raise ExportError(
@@ -146,8 +159,8 @@ def with_noise(stage: Stage, content: bytes, shape: tuple[int, ...]) -> Stage:
         )
     scale, location = np.frombuffer(content, "<f4").astype(np.float32).reshape(2, *shape)
     if not (np.isfinite(scale).all() and np.isfinite(location).all() and (scale > 0).all()):
-        raise ExportError(f"{file} holds noise that is not finite or has no scale; export again")
-    # A tampered std would promise noise that the file does not add.
+        raise ExportError(f"{file} holds a number that is not finite, or a scale ≤ 0; export again")
+    # A manipulated std would promise noise that the file does not add.
     if not math.isclose(found := mean_std(scale, stage["noise"]), stage["std"], rel_tol=1e-5):
         raise ExportError(
             f"{file} adds noise of std {found:g}, the manifest says {stage['std']}; export again"
@@ -156,7 +169,7 @@ def with_noise(stage: Stage, content: bytes, shape: tuple[int, ...]) -> Stage:
 
 
 def apply_stages(z: Rows, stages: Sequence[Stage], entropy: Entropy = os.urandom) -> Rows:
-    """What is sent for smashed data z (n, …); draws anew for every row and every call.
+    """What is sent for smashed data z (n, …); every row and every call gets a fresh draw.
 
     >>> z = np.array([[0.25, -0.5]], np.float32)
     >>> apply_stages(z, [{"kind": "topk", "prune": 0.5}]).tolist()

@@ -1,10 +1,10 @@
-"""HTTP from the client's side, by the standard library: calls that do not give up, and captures.
+"""The client's side of HTTP, with the standard library alone: calls with retries, and captures.
 
-A capture keeps the bodies of infer calls as they left a client, for an audit of the wire. It is
-text, one JSON object on each line. The first is ``{"format": "splitveil-capture-1"}``; each other
-is one call: ``path``, ``header_length`` (the header Inference-Header-Content-Length, null for a
-body that is all JSON) and ``body`` in base64. Other headers, the token among them, are not kept.
-Any proxy can write such a file; nothing in it is ever run.
+A capture keeps the bodies of infer calls as a client sent them, for `audit-wire`. It is a text file
+with one JSON object per line. The first is ``{"format": "splitveil-capture-1"}``; each other is one
+call: ``path``, ``header_length`` (the header Inference-Header-Content-Length, null for a body that
+is all JSON) and ``body`` in base64. Other headers, such as the token, are not kept. Any proxy can
+write such a file; nothing in it is ever executed.
 """
 
 import base64
@@ -22,16 +22,16 @@ from urllib.parse import urlsplit
 from splitveil.errors import ServerError, WireError
 from splitveil.serve.wire import HEADER_LENGTH
 
-TRY_AGAIN = frozenset({429, 502, 503, 504})  # busy, restarting or slow: the same call may succeed
+TRY_AGAIN = frozenset({429, 502, 503, 504})  # busy, restarting or slow: a later call may succeed
 NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
-MOST_BYTES = 1 << 26  # of an answer: more than any logits, and no danger to the device's memory
+MOST_BYTES = 1 << 26  # of an answer: more than any logits, little enough for a device's memory
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds, at most
 CAPTURE_FORMAT = "splitveil-capture-1"
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back; header names are in lower case."""
+    """An answer; header names are in lower case."""
 
     status: int
     body: bytes
@@ -43,7 +43,7 @@ Transport = Callable[[str, str, bytes, Mapping[str, str]], Reply]
 
 
 class HttpTransport:
-    """Keeps connections open between calls, as many as call at once; follows no redirect."""
+    """HTTP calls over connections that stay open; threads may share it. Follows no redirect."""
 
     def __init__(self, url: str, *, timeout: float = 10.0, ca_file: Path | None = None) -> None:
         self._host, self._port, self._base, secure = _parts(url)
@@ -56,13 +56,13 @@ class HttpTransport:
         self._lock = threading.Lock()
 
     def __call__(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """Send and wait; a connection that failed is not used again."""
+        """Send and wait; a connection that failed is closed."""
         with self._lock:
             connection = self._idle.pop() if self._idle else self._new()
         try:
             connection.request(method, self._base + path, body or None, dict(headers))
             answer = connection.getresponse()
-            # Only without an amount does a body that ends too early raise; then it is sent again.
+            # read() without an amount raises if the body ends too early, so that the call repeats.
             told = answer.length
             short = told is not None and told <= MOST_BYTES
             content = answer.read() if short else answer.read(MOST_BYTES + 1)
@@ -70,7 +70,7 @@ class HttpTransport:
                 raise ServerError(f"the answer exceeds {MOST_BYTES} bytes; is this the server?")
         except BaseException:
             connection.close()
-            self.close()  # the idle ones lead to the same server
+            self.close()  # the idle connections lead to the same server
             raise
         with self._lock:
             self._idle.append(connection)
@@ -96,7 +96,7 @@ class HttpTransport:
 
 
 def _parts(url: str) -> tuple[str, int | None, str, bool]:
-    """Host, port, path before ours, and whether TLS is spoken."""
+    """Host, port, path prefix, and whether to use TLS."""
     wrong = f"a server's address looks like http://host:8000, got {url!r}"
     try:
         parts = urlsplit(url)
@@ -108,17 +108,17 @@ def _parts(url: str) -> tuple[str, int | None, str, bool]:
     if not (known and host and printable(parts.path)) or parts.query:
         raise ServerError(wrong)
     if parts.username is not None:
-        raise ServerError("a server's address holds no user or password; give a token instead")
+        raise ServerError("a server's address must not contain a password; give a token instead")
     return host, port, parts.path.rstrip("/"), parts.scheme == "https"
 
 
 def printable(text: str) -> bool:
-    """Whether a text can stand in a request line or a header: ASCII without spaces."""
+    """Whether a text can be part of a request line or a header: ASCII without spaces."""
     return text.isascii() and text.isprintable() and " " not in text
 
 
 def shown(text: str) -> str:
-    r"""A stranger's words, shortened, without what would command the terminal.
+    r"""A stranger's text, shortened, without control characters.
 
     >>> shown("no\x1b[2J such model")
     'no [2J such model'
@@ -127,7 +127,7 @@ def shown(text: str) -> str:
 
 
 def pause(attempt: int, jitter: float, asked: float = 0.0) -> float:
-    """Seconds before attempt + 1: what the server asked, then a time that doubles each attempt.
+    """Seconds before attempt + 1: what the server asked for, plus a time that doubles each attempt.
 
     `jitter` in [0, 1) spreads clients that failed together over the upper half of the pause.
 
@@ -146,7 +146,7 @@ def _asked(reply: Reply) -> float:
 
 
 def _check_tls(err: Exception) -> None:
-    """Raise `ServerError` for a fault of TLS that no further attempt would mend."""
+    """Raise `ServerError` for a TLS error that another attempt would not fix."""
     if isinstance(err, ssl.SSLCertVerificationError):
         raise ServerError(
             f"the server's certificate is not trusted: {err.verify_message}; give the file of its "
@@ -161,10 +161,14 @@ def _check_tls(err: Exception) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RetryingTransport:
-    """A transport that tries again while the server is busy or away, for `patience` seconds.
+    """A transport that retries while the server is busy or away.
 
-    What is tried again are the same bytes: an answer lost on the way costs no second draw. Before
-    each pause `waiting` is told the problem and the seconds that were spent so far.
+    It repeats the same bytes, so that a lost answer costs no second draw of noise.
+
+    Args:
+        once: The transport for one attempt.
+        patience: Seconds to keep trying.
+        waiting: Called before each pause with the problem and the seconds spent so far.
     """
 
     once: Transport
@@ -201,14 +205,14 @@ class RetryingTransport:
 
 @dataclass(frozen=True)
 class CapturedCall:
-    """One infer call: its path, its bytes, and the header that says where its JSON ends."""
+    """One infer call: its path, its body, and the header with the length of its JSON."""
 
     path: str
     body: bytes
     header_length: str | None = None
 
     def to_line(self) -> str:
-        """Its line of a capture.
+        """The call as a line of a capture.
 
         >>> CapturedCall("/v2/models/m/infer", b"{}").to_line()
         '{"path": "/v2/models/m/infer", "header_length": null, "body": "e30="}'
@@ -219,7 +223,7 @@ class CapturedCall:
 
 
 class RecordingTransport:
-    """A transport that writes every infer call into a new file before it is made."""
+    """A transport that writes every infer call to a new file before sending it."""
 
     def __init__(self, call: Transport, file: Path) -> None:
         self._call, self._file, self._lock = call, file, threading.Lock()
@@ -228,12 +232,12 @@ class RecordingTransport:
                 new.write(json.dumps({"format": CAPTURE_FORMAT}) + "\n")
         except OSError as err:
             raise ServerError(
-                f"cannot begin a capture in {file}: {err.strerror}; name a new file in a folder "
-                "that exists"
+                f"cannot write a capture to {file}: {err.strerror}; give a new file in an existing "
+                "folder"
             ) from err
 
     def __call__(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """Record and pass on; calls without a body, as for metadata, are only passed on."""
+        """Record and send; calls without a body, such as for metadata, are not recorded."""
         if body:
             line = CapturedCall(path, body, headers.get(HEADER_LENGTH)).to_line()
             with self._lock, self._file.open("a", encoding="ascii") as file:
@@ -242,7 +246,7 @@ class RecordingTransport:
 
 
 def read_capture(file: Path) -> Iterator[CapturedCall]:
-    """The calls of a capture, in the order they were made; a line that is none is refused."""
+    """The calls of a capture, in order; a malformed line raises `WireError`."""
     try:
         with file.open(encoding="ascii") as lines:
             for number, line in enumerate(lines, start=1):
@@ -252,7 +256,7 @@ def read_capture(file: Path) -> Iterator[CapturedCall]:
                     yield _sent(found, where)
                 elif found.get("format") != CAPTURE_FORMAT:
                     raise WireError(
-                        f"{file} is no capture: its first line must be "
+                        f"{file} is not a capture: its first line must be "
                         f'{{"format": "{CAPTURE_FORMAT}"}}, got {line[:80]!r}'
                     )
     except (OSError, UnicodeDecodeError) as err:
@@ -264,8 +268,8 @@ def _object(line: str, where: str) -> Mapping[str, object]:
         found = json.loads(line)
     except (ValueError, RecursionError) as err:
         raise WireError(
-            f"{where} is not JSON: {str(err)[:80]}; a capture that was cut off must end after a "
-            "whole line"
+            f"{where} is not JSON: {str(err)[:80]}; if the capture was cut off, remove its last "
+            "line"
         ) from err
     if not isinstance(found, dict):
         raise WireError(f"{where} must be a JSON object, got {type(found).__name__}")

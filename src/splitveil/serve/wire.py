@@ -1,7 +1,7 @@
 """The KServe v2 inference protocol over HTTP: tensors as JSON or as raw bytes after a JSON header.
 
-Everything here comes from or goes to a stranger. A message is parsed as JSON and as little-endian
-float32, checked against what is expected, and refused with a reason; nothing in it is ever run.
+Messages come from strangers. A message is parsed as JSON and little-endian float32, checked against
+what is expected, and rejected with a reason; nothing in it is ever executed.
 """
 
 import json
@@ -22,30 +22,30 @@ Json = dict[str, Any]
 DATATYPE, ITEM_BYTES = "FP32", 4
 HEADER_LENGTH = "Inference-Header-Content-Length"
 BINARY_TYPE, JSON_TYPE = "application/octet-stream", "application/json"
-JSON_BYTES_PER_FLOAT = 32  # "-1.2345678901234567e-10, " and some air
-HEADER_BYTES = 16_384  # the JSON around the numbers
+JSON_BYTES_PER_FLOAT = 32  # enough for "-1.2345678901234567e-10, "
+HEADER_BYTES = 16_384  # enough for the JSON around the numbers
 MAX_ID = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """What a tensor is called and the shape of one of its rows."""
+    """Name of a tensor, and the shape of one of its rows."""
 
     name: str
     shape: Shape
 
     def max_body(self, max_rows: int) -> int:
-        """Bytes of the largest message that can carry so many rows."""
+        """Bytes of the largest message with this number of rows."""
         return HEADER_BYTES + max_rows * math.prod(self.shape) * JSON_BYTES_PER_FLOAT
 
     def metadata(self) -> Json:
-        """How a server describes it; -1 stands for any number of rows."""
+        """The server's description of it; -1 stands for any number of rows."""
         return {"name": self.name, "datatype": DATATYPE, "shape": [-1, *self.shape]}
 
 
 @dataclass(frozen=True)
 class Message:
-    """Bytes for the wire, and the headers that go with them."""
+    """A body and its headers."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -53,7 +53,7 @@ class Message:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """A request that passed every check: its rows, its id, and whether bytes are wanted back."""
+    """A checked request: its rows, its id, and whether to answer in raw bytes."""
 
     rows: Rows
     id: str | None
@@ -61,7 +61,7 @@ class InferRequest:
 
 
 def encode_request(rows: Rows, spec: TensorSpec, output: str, *, binary: bool = True) -> Message:
-    """Rows (n, …) as the body of an infer call; exactly the tensor and its description."""
+    """Rows (n, …) as the body of an infer call; nothing but the tensor and its description."""
     wanted = {"name": output, "parameters": {"binary_data": binary}}
     return _encode({"outputs": [wanted]}, "inputs", rows, spec.name, binary=binary)
 
@@ -90,7 +90,7 @@ def _encode(head: Json, key: str, rows: Rows, name: str, *, binary: bool) -> Mes
 def decode_request(
     body: bytes, header_length: str | None, spec: TensorSpec, output: str, max_rows: int
 ) -> InferRequest:
-    """The rows of an infer call; raises `WireError` for anything that is not exactly one."""
+    """The rows of an infer call; raises `WireError` for anything else."""
     head, raw = _split(body, header_length)
     rows = _one_tensor(head, "inputs", raw, spec, max_rows)
     request_id = head.get("id")
@@ -100,11 +100,11 @@ def decode_request(
 
 
 def decode_answer(body: bytes, header_length: str | None, spec: TensorSpec, rows: int) -> Rows:
-    """The server's tensor for a request of so many rows; raises `WireError` for anything else."""
+    """The answer to a request of `rows` rows; raises `WireError` for anything else."""
     head, raw = _split(body, header_length)
     found = _one_tensor(head, "outputs", raw, spec, rows)
     if len(found) != rows:
-        raise WireError(f"{rows} rows were asked, {len(found)} answered")
+        raise WireError(f"the answer has {len(found)} rows, expected {rows}")
     return found
 
 
@@ -116,7 +116,7 @@ def _split(body: bytes, header_length: str | None) -> tuple[Json, bytes]:
             raise WireError(f"{HEADER_LENGTH} must be a whole number, got {header_length[:32]!r}")
         size = int(header_length)
         if size > len(body):
-            raise WireError(f"{HEADER_LENGTH} is {size}, but the body has only {len(body)} bytes")
+            raise WireError(f"{HEADER_LENGTH} is {size}, but the body has {len(body)} bytes")
     try:
         head = json.loads(body[:size].decode("utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as err:
@@ -145,9 +145,9 @@ def _one_tensor(head: Json, key: str, raw: bytes, spec: TensorSpec, max_rows: in
     else:
         rows = _from_json(tensor["data"], shape)
     if "data" in tensor and _parameters(tensor):
-        raise WireError("a tensor has either data or parameters for its bytes, not both")
+        raise WireError("a tensor has either data, or parameters and raw bytes; both were sent")
     if not np.isfinite(rows).all():
-        raise WireError("every number must be finite; NaN or infinity was sent")
+        raise WireError("every number must be finite, got NaN or infinity")
     return rows
 
 
@@ -183,7 +183,7 @@ def _from_bytes(tensor: Json, raw: bytes, shape: Shape) -> Rows:
 
 
 def _from_json(data: object, shape: Shape) -> Rows:
-    """Numbers in a flat list, or nested exactly as the shape says."""
+    """Numbers in a flat list, or nested exactly like the shape."""
     if not isinstance(data, list):
         raise WireError(f"data must be a list of numbers, got {_shown(data)}")
     flat: list[Any] = data
@@ -198,14 +198,14 @@ def _from_json(data: object, shape: Shape) -> Rows:
     if not set(map(type, flat)) <= {int, float}:
         raise WireError("data must hold numbers only")
     try:
-        with np.errstate(over="ignore"):  # becomes infinity, which is refused below
+        with np.errstate(over="ignore"):  # overflow gives infinity, which the caller rejects
             return np.array(flat, np.float32).reshape(shape)
     except OverflowError as err:
-        raise WireError("every number must be finite; one is beyond all floats") from err
+        raise WireError("every number must be finite, got one beyond the range of floats") from err
 
 
 def _wants_binary(head: Json, output: str) -> bool:
-    """How the answer is wanted: by the output's own parameter, else by the request's."""
+    """Whether to answer in raw bytes: the output's own parameter, else the request's."""
     outputs = head.get("outputs", [])
     if not isinstance(outputs, list) or not all(isinstance(o, dict) for o in outputs):
         raise WireError("outputs must be a list of objects")
