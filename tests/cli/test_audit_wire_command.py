@@ -182,7 +182,7 @@ def test_infer_keeps_what_it_sends(tmp_path: Path) -> None:
         assert result.exit_code == 0, text(result)
         again = call(*words, "--capture", file)
     assert read_captured(file, SHAPE, 9).z.shape == (1, *SHAPE)
-    assert (again.exit_code, "cannot begin a capture" in text(again)) == (2, True)
+    assert (again.exit_code, "cannot write a capture" in text(again)) == (2, True)
 
 
 def test_a_capture_in_another_order_is_told_to_look_there() -> None:

@@ -69,7 +69,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return found
 
 
-def test_it_says_what_it_is_and_prefers_a_net_that_exists(name: str) -> None:
+def test_it_has_a_summary_and_a_net_that_exists(name: str) -> None:
     assert ALL[name].summary.strip()
     assert ALL[name].client in NETS
 
@@ -89,7 +89,7 @@ def test_its_channel_has_the_runs_noise_or_none(name: str) -> None:
     assert defence.channel(0.0).noise_std == 0.0
 
 
-def test_a_penalty_means_a_surrogate_and_a_surrogate_means_a_penalty(name: str) -> None:
+def test_it_has_a_penalty_exactly_if_it_has_a_surrogate(name: str) -> None:
     assert (ALL[name].surrogate(36, 4, SIGMA) is not None) is (name in PENALISED)
 
 
@@ -141,7 +141,7 @@ def reached(loss: Tensor, parameters: Iterable[Tensor]) -> list[bool]:
 
 
 @pytest.mark.parametrize("name", COMPANIONED)
-def test_its_companion_learns_from_its_own_loss_and_the_client_pays_the_penalty(name: str) -> None:
+def test_its_companion_learns_and_the_client_pays(name: str) -> None:
     model = made(ALL[name])
     with torch.random.fork_rng([]):
         companion = ALL[name].companion(model, IMAGE, CLASSES)
@@ -163,13 +163,46 @@ def test_its_companion_learns_from_its_own_loss_and_the_client_pays_the_penalty(
 
 
 @pytest.mark.parametrize("name", LEARNED)
-def test_its_stages_parameters_are_the_models_and_learn_from_the_task(name: str) -> None:
+def test_its_stages_learn_from_the_task(name: str) -> None:
     model = made(ALL[name])
     own = learned(model)
     assert own
     assert {id(p) for p in own} <= {id(p) for p in model.parameters()}
     x = torch.rand(24, *IMAGE, generator=generator())
     assert all(reached(model.split_forward(x, generator(1)).logits.square().sum(), own))
+
+
+OFF = {
+    "arl": ({"arl_strength": 0.0}, "noise"),
+    "bido": ({"bido_strength": 0.0}, "noise"),
+    "infoscissors": ({"scissors_strength": 0.0}, "noise"),
+    "nopeek": ({"nopeek_strength": 0.0}, "noise"),
+    "patrol": ({"patrol_strength": 0.0}, "noise"),
+    "shredder": ({"shredder_reward": 0.0}, "none"),
+    "sparse": ({"sparse_threshold": 0.0}, "none"),
+    "vib": ({"vib_beta": 0.0}, "none"),
+}
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_at_strength_zero_nothing_of_a_defence_is_left(name: str) -> None:
+    """Same channel, same weights, no companion, no penalty: training is that of `plain`."""
+    settings, plain = OFF[name]
+    places = ({"sparse_place": "client"}, {"sparse_place": "wire"}) if name == "sparse" else ({},)
+    for place in places:
+        off, like = ALL[name].with_settings({**settings, **place}), ALL[plain]
+        model, other = made(off), made(like)
+        assert str(model) == str(other)
+        assert all(torch.equal(v, other.state_dict()[k]) for k, v in model.state_dict().items())
+        before = torch.get_rng_state()
+        assert off.companion(model, IMAGE, CLASSES) is None
+        assert off.surrogate(36, CLASSES, SIGMA) is None
+        assert torch.equal(torch.get_rng_state(), before)
+        assert off.penalty_plan() == like.penalty_plan()
+
+
+def test_every_companion_and_learned_stage_can_be_switched_off() -> None:
+    assert set(OFF) == (set(COMPANIONED) | set(LEARNED)) - set(STACKS)
 
 
 @pytest.mark.parametrize("kind", ["one-cycle", "cem"])

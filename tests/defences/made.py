@@ -8,9 +8,9 @@ from splitveil import RunConfig, fit
 
 
 def trained(
-    folder: Path, name: str, defence: str, *, held_out: float = 0.0, **settings: float | str
+    folder: Path, name: str, defence: str, *, held_out: float = 0.8, **settings: float | str
 ) -> dict[str, Tensor]:
-    """Weights after one epoch on digits, into folder/name."""
+    """Weights after one epoch on a fifth of the digits, into folder/name."""
     config = RunConfig(
         dataset="digits", defence=defence, epochs=1, runs_dir=str(folder), name=name,
         settings=settings, device="cpu", held_out=held_out,

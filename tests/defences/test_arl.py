@@ -44,14 +44,14 @@ def test_it_is_a_companion() -> None:
     assert isinstance(adversary(), Companion)
 
 
-def test_its_own_loss_trains_the_decoder_and_leaves_the_encoder_alone() -> None:
+def test_its_own_loss_trains_the_decoder_alone() -> None:
     duel, (z, x) = adversary(), batch()
     duel.own_loss(z, x, Y).backward()  # type: ignore[no-untyped-call]
     assert z.grad is None
     assert sum(float(g.abs().sum()) for g in gradients(duel)) > 0
 
 
-def test_the_penalty_moves_the_encoder_and_leaves_the_decoder_alone() -> None:
+def test_the_penalty_moves_the_encoder_alone() -> None:
     duel, (z, x) = adversary(threshold=-1.0), batch()
     duel.penalty(z, x, Y).backward()  # type: ignore[no-untyped-call]
     assert z.grad is not None
@@ -59,8 +59,9 @@ def test_the_penalty_moves_the_encoder_and_leaves_the_decoder_alone() -> None:
     assert gradients(duel) == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler's own
-def test_compiled_it_says_and_moves_the_same() -> None:
+def test_compiled_losses_and_gradients_are_the_same() -> None:
     found = []
     for backend in (None, "aot_eager"):
         duel, (z, x) = adversary(threshold=-1.0), batch()
@@ -72,14 +73,14 @@ def test_compiled_it_says_and_moves_the_same() -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
-def test_the_penalty_is_the_hinge_of_what_the_frozen_decoder_reaches() -> None:
+def test_the_penalty_is_a_hinge_on_the_frozen_decoder() -> None:
     duel, (z, x) = adversary(strength=0.7, threshold=-0.25), batch()
     with torch.no_grad():
         reached = ssim(duel.decoder.eval()(z), x)
     assert duel.penalty(z, x, Y).item() == pytest.approx(0.7 * (float(reached) + 0.25), rel=1e-5)
 
 
-def test_a_copy_explains_all_the_mean_image_nothing_and_twice_the_way_to_it_as_much() -> None:
+def test_a_copy_explains_all_and_the_mean_image_nothing() -> None:
     _, x = batch()
     mean = x.mean(0, keepdim=True).expand_as(x)
     assert explained(x, x).item() == 1.0
@@ -88,7 +89,7 @@ def test_a_copy_explains_all_the_mean_image_nothing_and_twice_the_way_to_it_as_m
     assert explained(0.5 * (x + mean), x).item() == pytest.approx(0.75, rel=1e-5)
 
 
-def test_what_is_explained_is_the_errors_share_of_the_mean_images() -> None:
+def test_explained_is_one_minus_the_errors_share() -> None:
     _, x = batch()
     guess = torch.rand(x.shape, generator=torch.Generator().manual_seed(3))
     error = sum(float(((g - t) ** 2).mean()) for g, t in zip(guess, x, strict=True)) / len(x)
@@ -192,16 +193,8 @@ def test_two_adversaries_are_refused() -> None:
         find_defence("arl+arl")
 
 
-def test_at_strength_zero_it_is_training_with_noise_bit_for_bit(tmp_path: Path) -> None:
-    off = trained(tmp_path, "off", "arl", arl_strength=0.0)
-    plain = trained(tmp_path, "plain", "noise")
-    assert all(torch.equal(off[k], plain[k]) for k in plain)
-
-
-def test_above_zero_it_changes_the_encoder_and_is_logged(tmp_path: Path) -> None:
-    on = trained(tmp_path, "on", "arl", arl_strength=0.3, ssim_threshold=-1.0)
-    plain = trained(tmp_path, "plain", "noise")
-    assert any(not torch.equal(on[k], plain[k]) for k in plain if k.startswith("encoder"))
+def test_a_run_with_it_logs_what_the_encoder_pays(tmp_path: Path) -> None:
+    trained(tmp_path, "on", "arl", ssim_threshold=-1.0)
     assert '"companion_penalty"' in (tmp_path / "on" / "metrics.jsonl").read_text()
 
 

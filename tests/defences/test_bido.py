@@ -1,10 +1,7 @@
 """BiDO: a price on HSIC(x, z), a reward on HSIC(z, y), each against a slow version."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from defences.made import trained
 from torch import Tensor
 
 from splitveil.config.resolve import build_defence, make_config
@@ -93,11 +90,3 @@ def test_settings_out_of_range_are_refused(key: str, value: float) -> None:
 
 def test_it_stacks_with_a_penalty() -> None:
     assert find_defence("bido+cem").surrogate(64, 10, 0.05) is not None
-
-
-def test_at_strength_zero_it_is_training_with_noise_bit_for_bit(tmp_path: Path) -> None:
-    off = trained(tmp_path, "off", "bido", bido_strength=0.0)
-    plain = trained(tmp_path, "plain", "noise")
-    on = trained(tmp_path, "on", "bido")
-    assert all(torch.equal(off[k], plain[k]) for k in plain)
-    assert any(not torch.equal(on[k], plain[k]) for k in plain if k.startswith("encoder"))

@@ -1,10 +1,7 @@
 """NoPeek: what the encoder pays is the distance correlation, and nothing else changes."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from defences.made import trained
 from torch import Tensor
 
 from splitveil.config.resolve import build_defence, make_config
@@ -72,12 +69,3 @@ def test_a_price_that_is_none_is_refused(value: float) -> None:
 def test_it_stacks_with_a_penalty_and_with_an_adversary() -> None:
     assert find_defence("nopeek+veil").surrogate(64, 10, 0.05) is not None
     assert {"nopeek_strength", "arl_strength"} <= find_defence("nopeek+arl").settings().keys()
-
-
-def test_at_strength_zero_it_is_training_with_noise_bit_for_bit(tmp_path: Path) -> None:
-    off = trained(tmp_path, "off", "nopeek", nopeek_strength=0.0)
-    plain = trained(tmp_path, "plain", "noise")
-    on = trained(tmp_path, "on", "nopeek")
-    assert all(torch.equal(off[k], plain[k]) for k in plain)
-    assert any(not torch.equal(on[k], plain[k]) for k in plain if k.startswith("encoder"))
-    assert '"companion_penalty"' in (tmp_path / "on" / "metrics.jsonl").read_text()

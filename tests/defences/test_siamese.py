@@ -1,11 +1,9 @@
 """The Siamese loss: pairs of a batch by hand and by loop, and a weight that is λ."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from defences.made import trained
 from torch import Tensor
 
 from splitveil.config.resolve import build_defence, make_config
@@ -111,11 +109,3 @@ def test_it_stacks_with_a_companion_and_not_with_another_penalty() -> None:
     assert find_defence("siamese+arl").surrogate(64, 10, 0.05) is not None
     with pytest.raises(ConfigError, match="'siamese' and 'cem' each have a penalty"):
         find_defence("siamese+cem")
-
-
-def test_at_lambda_zero_it_is_training_with_noise_bit_for_bit(tmp_path: Path) -> None:
-    off = trained(tmp_path, "off", "siamese", lambd=0.0)
-    plain = trained(tmp_path, "plain", "noise")
-    on = trained(tmp_path, "on", "siamese")
-    assert all(torch.equal(off[k], plain[k]) for k in plain)
-    assert any(not torch.equal(on[k], plain[k]) for k in plain if k.startswith("encoder"))

@@ -71,7 +71,7 @@ def test_a_stack_sends_what_its_stages_send_one_after_another() -> None:
     assert torch.equal(find_defence("dropout+quantise+cem").channel(0.05)(z, ours), by_hand)
 
 
-def test_noise_before_a_threshold_hides_what_a_threshold_before_noise_reveals() -> None:
+def test_noise_hides_less_after_a_threshold_than_before_it() -> None:
     """Why the noise is first: .49 and .51 are alike under noise .1, but 0 and 1 are not."""
     z = torch.tensor([0.49, 0.51]).repeat_interleave(4000)[:, None]
     one_bit = DEFENCES["quantise"].with_settings({"bits": 1}).channel(0.0)
@@ -143,7 +143,9 @@ def test_what_cannot_be_stacked_is_refused(name: str, said: str) -> None:
 
 
 def test_every_reason_is_given_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"'none' is not .*'veil' appears twice.*'veil' and 'cem'"):
+    with pytest.raises(
+        ConfigError, match=r"'none' is not .*'veil' appears twice.*'veil' and 'cem'"
+    ):
         find_defence("veil+none+cem+veil")
 
 
@@ -172,7 +174,7 @@ class OwnNoise(Defence):
         return Channel([GaussianNoise(self.sigma)])
 
 
-def test_noise_of_a_parts_own_is_refused_for_the_stack_would_leave_it_out() -> None:
+def test_a_part_with_noise_of_its_own_is_refused() -> None:
     parts = [("topk", DEFENCES["topk"]), ("mine", OwnNoise(summary="mine"))]
     with pytest.raises(ConfigError, match=r"'mine' adds Gaussian noise of its own"):
         stack(parts)
@@ -208,7 +210,7 @@ def test_a_setting_that_no_part_has_is_refused() -> None:
         find_defence("noise+topk").with_settings({"prun": 0.1})
 
 
-def test_noise_asked_of_a_stack_without_any_is_refused_with_the_stack_that_has_it() -> None:
+def test_noise_std_of_a_quiet_stack_names_the_noisy_one() -> None:
     config = make_config({"defence": "topk+dropout", "noise_std": 0.1})
     with pytest.raises(ConfigError, match=r"adds no noise.*the defence 'noise\+topk\+dropout'"):
         resolve(config, load("digits", None))

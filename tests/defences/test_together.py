@@ -61,7 +61,7 @@ def test_prices_add_up() -> None:
     assert both.lr == 0
 
 
-def test_one_that_learns_keeps_its_rate_and_its_loss_beside_a_price() -> None:
+def test_a_learner_keeps_its_rate_and_its_loss_in_a_stack() -> None:
     z, x, y = batch()
     both = find_defence("arl+nopeek").companion(model(), IMAGE, 4)
     assert isinstance(both, CompanionStack)
@@ -72,7 +72,7 @@ def test_one_that_learns_keeps_its_rate_and_its_loss_beside_a_price() -> None:
     assert float(slope.abs().sum()) > 0
 
 
-def test_those_that_act_between_steps_are_told() -> None:
+def test_companions_that_act_between_steps_are_called() -> None:
     parts = [Paid(1.0), DistanceCorrelation(0.3), Paid(2.0)]
     CompanionStack(parts).after_step(0.25)
     assert [part.told for part in parts if isinstance(part, Paid)] == [0.25, 0.25]
@@ -94,7 +94,7 @@ class Learner(nn.Module):
         return 0 * z.sum()
 
 
-def test_each_learns_at_its_own_rate_as_it_would_alone(tmp_path: Path) -> None:
+def test_each_companion_learns_at_its_own_rate(tmp_path: Path) -> None:
     """Adam's first steps are as long as its rate, whatever the loss."""
     found: dict[str, list[float]] = {}
     for name, rates in (("both", [1e-3, 1e-1]), ("slow", [1e-3]), ("fast", [1e-1])):
@@ -123,7 +123,7 @@ class Broken(Paid):
         return super().penalty(z, x, y) * math.nan
 
 
-def test_one_that_breaks_harms_no_other_and_is_counted(
+def test_a_broken_companion_is_counted_and_harms_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found, skipped = {}, {}
@@ -150,7 +150,7 @@ def test_one_that_breaks_harms_no_other_and_is_counted(
     assert "Lower the strength and rate of what learns beside the model or" in caplog.text
 
 
-def test_two_that_learn_both_learn_beside_a_penalty(tmp_path: Path) -> None:
+def test_two_learners_and_a_penalty_are_all_trained(tmp_path: Path) -> None:
     trained(tmp_path, "run", "arl+infoscissors+vib+cem", arl_strength=0.5)
     with torch.random.fork_rng([]):
         start = find_defence("arl+infoscissors+vib+cem").companion(
@@ -169,7 +169,7 @@ def test_two_that_learn_both_learn_beside_a_penalty(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["vib+shredder", "shredder+arl+vib+bido"])
 def test_two_that_learn_the_noise_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="each learn the noise, but only one part of a stack can; choose"):
+    with pytest.raises(ConfigError, match="each learn the noise, but only one part of a stack can"):
         find_defence(name)
 
 

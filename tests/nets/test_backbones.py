@@ -35,7 +35,7 @@ def test_vgg11_client_is_the_published_one() -> None:
     assert model.wire_floats(IMAGE) == 512
 
 
-def test_vgg11_server_has_the_other_six_convolutions_and_the_way_back() -> None:
+def test_vgg11s_server_has_the_other_six_convolutions() -> None:
     model = named("vgg11", IMAGE)
     assert (convolutions(model.encoder), convolutions(model.head)) == (3, 7)
     assert params(model.head) == 9_689_738
@@ -160,7 +160,7 @@ def test_mobilenetv2_costs_what_the_table_of_its_paper_gives() -> None:
         ((3, 96, 96), (8, 6, 6), (3, 3)),
     ],
 )
-def test_mobilenetv2_takes_the_strides_for_photographs_from_64_pixels(
+def test_mobilenetv2_has_five_halvings_from_64_pixels(
     image_shape: tuple[int, int, int], wire: tuple[int, int, int], last: tuple[int, int]
 ) -> None:
     with torch.device("meta"):

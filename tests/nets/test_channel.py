@@ -99,7 +99,7 @@ def test_the_channel_passes_gradients_unchanged() -> None:
     assert torch.equal(z.grad, torch.ones_like(z))
 
 
-def test_noise_is_drawn_where_the_generator_lives_and_brought_to_z() -> None:
+def test_noise_is_drawn_on_the_generators_device() -> None:
     like = torch.empty(3, 2, device="meta")
     noise = normal_like(like, generator())
     assert (noise.device.type, noise.shape, noise.dtype) == ("meta", (3, 2), torch.float32)

@@ -150,7 +150,7 @@ def test_multiply_adds_of_a_small_client_by_hand() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 17, 9)])
 @pytest.mark.parametrize("text", SPECS)
-def test_a_client_sends_the_stated_map_of_numbers_between_0_and_1(text: str, shape: Shape) -> None:
+def test_a_client_sends_the_stated_map_in_0_to_1(text: str, shape: Shape) -> None:
     spec = parse_client(text)
     client = build_client(spec, shape)
     x = torch.cat([torch.zeros(2, *shape), torch.ones(1, *shape), images(3, shape)])

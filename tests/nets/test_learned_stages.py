@@ -108,7 +108,7 @@ def test_another_wire_is_refused(stage: LearnedStage) -> None:
         stage(torch.zeros(2, 3), generator())
 
 
-def test_a_stage_called_before_it_is_sized_takes_the_shape_it_meets() -> None:
+def test_a_stage_called_early_takes_the_shape_of_its_input() -> None:
     found = LearnedNoise(0.1)
     assert (found.shape, list(found.parameters())) == (None, [])
     with pytest.raises(ConfigError, match="no scales yet"):
@@ -117,7 +117,7 @@ def test_a_stage_called_before_it_is_sized_takes_the_shape_it_meets() -> None:
     assert found.shape == WIRE
 
 
-def test_sizing_gives_parameters_before_the_first_call_and_leaves_the_net_alone() -> None:
+def test_sizing_makes_parameters_before_the_first_call() -> None:
     def build(channel: Channel) -> dict[str, Tensor]:
         with torch.random.fork_rng([]):
             torch.manual_seed(3)
@@ -200,7 +200,7 @@ def test_sparse_coding_by_hand() -> None:
     torch.testing.assert_close(found(z), torch.tensor([[1.2, 1.6]]))
 
 
-def test_the_dictionary_starts_with_rows_of_length_one_and_theta_zero_sends_z() -> None:
+def test_with_theta_zero_the_dictionary_sends_z() -> None:
     found = SparseCoding(0.0)
     z = smashed()
     with torch.random.fork_rng([]):

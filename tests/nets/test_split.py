@@ -241,7 +241,7 @@ def test_a_client_in_double_precision_can_be_counted() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler's own
-def test_a_compiled_twin_computes_the_same_on_the_same_parameters() -> None:
+def test_a_compiled_model_computes_the_same() -> None:
     model = cut(with_batchnorm_and_dropout(), at=2).eval()
     twin = model.compiled(backend="aot_eager").eval()
     x = seeded_images(4, 3, 4, 4)

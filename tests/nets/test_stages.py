@@ -124,7 +124,7 @@ def test_dropout_draws_where_the_generator_lives() -> None:
 
 
 @pytest.mark.parametrize("name", ["dropout", "topk"])
-def test_the_gradient_is_one_where_a_value_is_sent_and_zero_elsewhere(name: str) -> None:
+def test_the_gradient_is_one_where_a_value_is_sent(name: str) -> None:
     z = (smashed() + 0.1).requires_grad_()
     sent = STAGES[name]()(z, generator())
     sent.sum().backward()
@@ -151,9 +151,7 @@ def pruned_slowly(row: list[float], prune: float) -> list[float]:
     ),
     st.floats(0, 0.99),
 )
-def test_topk_keeps_the_largest_magnitudes_and_of_equals_the_last(
-    rows: list[list[float]], prune: float
-) -> None:
+def test_topk_keeps_the_largest_magnitudes(rows: list[list[float]], prune: float) -> None:
     sent = TopK(prune)(torch.tensor(rows))
     assert sent.tolist() == [pruned_slowly(row, prune) for row in rows]
 
@@ -166,9 +164,7 @@ def test_topk_leaves_the_same_count_in_every_image(prune: float, left: int) -> N
 
 @pytest.mark.parametrize("bits", [1, 4, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_quantiser_has_exactly_its_levels_and_takes_the_nearest(
-    bits: int, dtype: torch.dtype
-) -> None:
+def test_the_quantiser_takes_the_nearest_level(bits: int, dtype: torch.dtype) -> None:
     z = torch.linspace(0, 1, 10_007, dtype=dtype)
     sent = Quantise(bits)(z)
     levels = torch.arange(2**bits, dtype=dtype) / (2**bits - 1)
@@ -177,7 +173,7 @@ def test_the_quantiser_has_exactly_its_levels_and_takes_the_nearest(
     assert torch.equal(Quantise(bits)(sent), sent)
 
 
-def test_the_quantiser_in_half_precision_takes_the_level_of_full_precision() -> None:
+def test_the_quantiser_takes_the_same_level_in_half() -> None:
     z = torch.linspace(0, 1, 5_003).bfloat16()
     assert torch.equal(Quantise(8)(z), Quantise(8)(z.float()).bfloat16())
 
@@ -187,7 +183,7 @@ def test_the_quantiser_clips_what_lies_outside() -> None:
     assert Quantise(4)(z).tolist() == [0.0, 0.0, 1.0, 1.0]
 
 
-def test_the_gradient_of_the_quantiser_is_straight_through_inside_and_zero_outside() -> None:
+def test_the_quantisers_gradient_is_straight_through() -> None:
     z = torch.tensor([-0.2, 0.0, 0.1, 0.5, 0.9, 1.0, 1.3], requires_grad=True)
     (torch.arange(1.0, 8.0) * Quantise(2)(z)).sum().backward()
     assert z.grad is not None
@@ -208,7 +204,7 @@ def test_what_no_stage_can_do_is_refused() -> None:
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_it_is_captured_without_host_sync_and_equals_the_cpu(stage: nn.Module) -> None:
+def test_on_a_gpu_it_needs_no_sync_and_equals_the_cpu(stage: nn.Module) -> None:
     z = torch.rand(64, 8, 8, 8, generator=generator())
     assert torch.equal(stage(z.cuda(), generator()).cpu(), stage(z, generator()))
     here, stream = z.cuda(), torch.Generator("cuda").manual_seed(0)

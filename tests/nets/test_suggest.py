@@ -68,7 +68,7 @@ def fits_with(net: nn.Sequential, cost: CutCost, shape: Shape, budget: tuple[flo
     return model.macs(shape) <= budget[0] and model.wire_floats(shape) <= budget[1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.floats(1e3, 1e6), st.integers(1, 2000))
 def test_a_bottleneck_fits_and_one_channel_more_would_not(macs: float, wire: int) -> None:
     net, shape = small_net(), (3, 14, 14)
@@ -87,7 +87,7 @@ def test_a_bottleneck_fits_and_one_channel_more_would_not(macs: float, wire: int
             assert cost.bottleneck is None
 
 
-def test_looking_changes_neither_weights_nor_mode_nor_random_numbers() -> None:
+def test_counting_changes_nothing_about_the_net() -> None:
     net = small_net().train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     state = torch.get_rng_state()

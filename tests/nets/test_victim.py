@@ -53,9 +53,7 @@ def test_a_victim_of_a_model_in_training_mode_is_in_eval_mode(
     assert torch.equal(early, model.eval().victim().send(images, generator()))
 
 
-def test_what_is_sent_for_an_image_does_not_depend_on_its_neighbours(
-    model: SplitModel, images: Tensor
-) -> None:
+def test_sending_does_not_depend_on_the_batch(model: SplitModel, images: Tensor) -> None:
     victim = Victim(model.encoder, Channel())
     alone = torch.cat([victim.send(x[None]) for x in images])
     torch.testing.assert_close(victim.send(images), alone, rtol=0, atol=1e-6)
@@ -170,7 +168,7 @@ def test_a_sealed_function_is_called_every_time_with_everything() -> None:
     assert send not in reachable(handle)
 
 
-def test_a_white_box_holds_the_clients_networks_and_the_same_queries(
+def test_a_white_box_has_the_networks_and_the_same_queries(
     model: SplitModel, images: Tensor
 ) -> None:
     victim = model.victim()
@@ -191,9 +189,7 @@ def test_a_white_box_lets_gradients_through_to_the_image(model: SplitModel, imag
     assert bool((x.grad != 0).any())
 
 
-def test_training_the_networks_of_a_white_box_changes_nothing_else(
-    model: SplitModel, images: Tensor
-) -> None:
+def test_training_a_white_boxs_networks_changes_no_other(model: SplitModel, images: Tensor) -> None:
     victim = model.victim()
     box, other = victim.white_box(), victim.white_box()
     before = victim.send(images, generator())
@@ -261,9 +257,7 @@ def test_nobody_is_asked_to_encode_no_images(images: Tensor) -> None:
     assert torch.equal(sent, images[[1, 0]].flatten(1))
 
 
-def test_prepared_sendings_lead_to_no_model_and_no_clean_features(
-    model: SplitModel, images: Tensor
-) -> None:
+def test_prepared_sendings_hide_model_and_clean_features(model: SplitModel, images: Tensor) -> None:
     victim = model.victim()
     send = victim.black_box().sender(images)
     assert not models(send)

@@ -17,7 +17,7 @@ from splitveil.nets.split import SplitModel, cut
 from splitveil.serve.export import export_model
 from splitveil.serve.manifest import Manifest
 
-NOISE, EPOCHS = 0.05, 15
+NOISE, EPOCHS = 0.05, 8
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def test_other_paths_are_refused_with_a_reason(
     assert reason in answer.json["error"]
 
 
-def test_a_body_over_the_limit_is_refused_unread_and_while_it_is_read() -> None:
+def test_a_body_over_the_limit_is_rejected_early() -> None:
     limit = Z.max_body(64)
     told, lied, gzip = ask(
         ("POST", INFER, b"", {"content-length": str(limit + 1)}),
@@ -217,7 +217,7 @@ class Slow:
         return head(rows)
 
 
-def test_overload_is_shed_with_a_pause_and_everything_accepted_is_answered() -> None:
+def test_overload_gets_429_and_what_is_accepted_an_answer() -> None:
     slow = Slow()
     limits = Limits(max_batch=4, max_waiting=8, max_in_flight=6, max_delay=0.0)
     message = encode_request(pictures(4), Z, "logits")
@@ -243,7 +243,7 @@ def test_overload_is_shed_with_a_pause_and_everything_accepted_is_answered() -> 
     play(scene, make_app(manifest(), slow, limits))
 
 
-def test_more_requests_at_once_than_fit_are_refused_before_they_are_read() -> None:
+def test_too_many_requests_are_rejected_unread() -> None:
     slow = Slow()
     message = encode_request(pictures(1), Z, "logits")
 

@@ -50,7 +50,7 @@ def run(
     asyncio.run(play())
 
 
-def test_requests_that_arrive_together_run_together_and_get_their_own_rows() -> None:
+def test_requests_that_share_a_batch_get_their_own_rows() -> None:
     model = Model()
 
     async def scene(batcher: Batcher) -> None:
@@ -90,7 +90,7 @@ def test_what_does_not_fit_waits_for_the_next_batch() -> None:
     assert model.sizes == [5, 8]
 
 
-def test_beyond_the_bound_requests_are_turned_away_and_room_is_made_again() -> None:
+def test_beyond_the_limit_requests_get_503_until_there_is_room() -> None:
     model = Model(shut=True)
 
     async def scene(batcher: Batcher) -> None:
@@ -125,7 +125,7 @@ def test_a_request_that_gives_up_leaves_the_queue_and_is_not_run() -> None:
     assert model.sizes == [8]
 
 
-def test_one_who_gives_up_while_the_batch_runs_does_not_disturb_the_others() -> None:
+def test_a_cancelled_request_does_not_disturb_its_batch() -> None:
     model = Model(shut=True)
 
     async def scene(batcher: Batcher) -> None:

@@ -65,7 +65,7 @@ def test_a_capture_holds_the_bytes_that_the_server_got(tmp_path: Path, *, binary
     assert TOKEN not in file.read_text()
 
 
-def test_what_is_sent_once_more_because_the_server_was_busy_is_kept_once(tmp_path: Path) -> None:
+def test_a_capture_keeps_a_repeated_call_once(tmp_path: Path) -> None:
     folder, file = write_export(tmp_path / "export"), tmp_path / "sent.jsonl"
     server = Server(_Manifest(name="x", image_shape=SHAPE, wire_shape=SHAPE, num_classes=4), busy=2)
     Client(folder, server, capture=file).infer(pictures(1))
@@ -76,7 +76,7 @@ def test_what_is_sent_once_more_because_the_server_was_busy_is_kept_once(tmp_pat
 def test_a_file_that_exists_is_never_written_over(tmp_path: Path) -> None:
     file = tmp_path / "sent.jsonl"
     file.write_text("precious")
-    with pytest.raises(ServerError, match=r"cannot begin a capture in .*File exists; name a new"):
+    with pytest.raises(ServerError, match=r"cannot write a capture to .*File exists; give a new"):
         RecordingTransport(lambda *_: Reply(200, b""), file)
     assert file.read_text() == "precious"
     with pytest.raises(ServerError, match="in a folder that exists"):
@@ -102,10 +102,10 @@ def line(**parts: object) -> str:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (GOOD, "is no capture: its first line must be"),
+        (GOOD, "is not a capture: its first line must be"),
         ("[]", "line 1 must be a JSON object, got list"),
         ("\x80PNG", "cannot read the capture"),
-        (f"{FIRST}\n{GOOD[:-9]}", "line 2 is not JSON: .*must end after a whole line"),
+        (f"{FIRST}\n{GOOD[:-9]}", "line 2 is not JSON: .*remove its last line"),
         (f"{FIRST}\n{line(path=3)}", "line 2 must have a path"),
         (f"{FIRST}\n{line(body=None)}", "line 2 must have a path, a body"),
         (f"{FIRST}\n{line(header_length=-1)}", "a whole number or null"),

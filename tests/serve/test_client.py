@@ -66,7 +66,7 @@ def test_answers_are_those_of_the_server_for_what_was_sent(folder: Path, binary:
     np.testing.assert_allclose(logits, head(sent), rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_sent_is_smashed_data_with_noise_of_the_stated_size(folder: Path) -> None:
+def test_what_is_sent_has_the_stated_noise(folder: Path) -> None:
     x = pictures(5000)
     drawn = Client(folder, Server(folder), cache=1).send(x) - encode(x)
     assert abs(drawn.std() / 0.5 - 1) < 6 / math.sqrt(2 * drawn.size)
@@ -193,7 +193,7 @@ def test_no_images_give_no_logits(folder: Path) -> None:
     assert client.send(pictures(0)).shape == (0, *SHAPE)
 
 
-def test_a_server_of_another_export_is_refused_before_anything_is_sent(folder: Path) -> None:
+def test_a_server_of_another_export_gets_nothing(folder: Path) -> None:
     other = {"name": "z", "datatype": "FP32", "shape": [-1, 9]}
     for server in (
         Server(folder, parameters={"export": manifest().identity}),

@@ -152,7 +152,7 @@ def tiny_model() -> SplitModel:
 
 
 @pytest.mark.usefixtures("without_exporter")
-def test_an_existing_folder_is_kept_unless_it_is_an_export_and_told_to_go(tmp_path: Path) -> None:
+def test_only_an_export_is_overwritten_and_only_if_asked(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "e"
     export_model(tiny_model(), (1, 2, 2), target, name="a")
     with pytest.raises(ExportError, match=r"exists already; .* --overwrite"):
@@ -251,7 +251,7 @@ def test_the_verdict_is_the_records_claim() -> None:
     assert json.dumps(found)
 
 
-def test_an_attacker_becomes_onnx_and_makes_what_it_made_in_torch(tmp_path: Path) -> None:
+def test_an_attacker_makes_the_same_images_in_onnx(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.ConvTranspose2d(2, 1, 3, 2, 1, 1), nn.BatchNorm2d(1), nn.Sigmoid())
     net(torch.randn(8, 2, 4, 4))  # moves the statistics, which eval mode then uses

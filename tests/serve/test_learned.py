@@ -147,7 +147,7 @@ def test_learned_noise_has_its_scale_and_place() -> None:
     assert sent.dtype == np.float32
     assert np.abs(sent.mean(0) - [0.5, -2.0]).max() < 6 * 7 / math.sqrt(20_000)
     assert np.abs(sent.std(0) / [1, 7] - 1).max() < 6 / math.sqrt(2 * 20_000)
-    with pytest.raises(ExportError, match=r"numbers of noise-0\.f32 were not read"):
+    with pytest.raises(ExportError, match=r"numbers of noise-0\.f32 are missing"):
         apply_stages(z, [STAGE])
 
 
@@ -155,8 +155,11 @@ def test_learned_noise_has_its_scale_and_place() -> None:
     ("content", "words"),
     [
         (b"\0" * 12, "has 12 bytes, expected 16"),
-        (pack_noise(np.array([1.0, 0.0]), np.zeros(2)), "not finite or has no scale"),
-        (pack_noise(np.array([1.0, np.nan]), np.zeros(2)), "not finite or has no scale"),
+        (pack_noise(np.array([1.0, 0.0]), np.zeros(2)), "a number that is not finite, or a scale"),
+        (
+            pack_noise(np.array([1.0, np.nan]), np.zeros(2)),
+            "a number that is not finite, or a scale",
+        ),
         (pack_noise(np.array([1.0, 7.0]), np.array([0.0, np.inf])), "not finite"),
         (pack_noise(np.array([1.0, 6.0]), np.zeros(2)), "the manifest says 5.0"),
     ],
@@ -177,7 +180,7 @@ def test_laplace_numbers_have_mean_0_and_mean_magnitude_1() -> None:
 def test_sparse_coding_behind_another_stage_is_refused() -> None:
     code = SparseCoding(0.1)
     model = SplitModel(nn.Flatten(), Channel([GaussianNoise(0.1), code]), nn.Linear(16, 2))
-    with pytest.raises(ExportError, match="SparseCoding stands behind another stage"):
+    with pytest.raises(ExportError, match="SparseCoding cannot be exported after another"):
         stages_of(parts_of(model, IMAGE)[1])
     first = SplitModel(nn.Flatten(), Channel([code, GaussianNoise(0.1)]), nn.Linear(16, 2))
     encoder, stages, _ = parts_of(first, IMAGE)

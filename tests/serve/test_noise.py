@@ -28,7 +28,7 @@ def test_normals_by_hand() -> None:
 
 
 @given(st.integers(0, 9), st.sampled_from([b"\x00", b"\xff", b"\x80"]))
-def test_every_count_is_served_and_no_byte_pattern_gives_infinity(n: int, byte: bytes) -> None:
+def test_no_byte_pattern_gives_an_infinite_normal(n: int, byte: bytes) -> None:
     found = normals(n, lambda size: byte * size)
     assert found.shape == (n,)
     assert np.isfinite(found).all()
@@ -47,7 +47,7 @@ def test_normals_have_the_moments_and_tails_of_a_standard_normal() -> None:
         assert abs(got - share) < 6 * math.sqrt(share * (1 - share) / N)
 
 
-def test_normals_are_independent_of_their_neighbours_and_of_their_partner() -> None:
+def test_normals_are_independent_of_each_other() -> None:
     x = normals(N)
     half = N // 2
     pairs = [(x[:-1], x[1:]), (x[:-2], x[2:]), (x[:half], x[half:]), (x[:half] ** 2, x[half:] ** 2)]

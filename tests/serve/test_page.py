@@ -45,9 +45,7 @@ def export(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("path", OWN)
-def test_the_page_and_its_files_need_no_token_and_allow_nothing_else(
-    export: Path, path: str
-) -> None:
+def test_the_page_and_its_files_need_no_token(export: Path, path: str) -> None:
     found = run(call(load_app(export, token=TOKEN), "GET", path))
     assert found.status == 200
     rules = dict(
@@ -64,7 +62,7 @@ def test_the_page_and_its_files_need_no_token_and_allow_nothing_else(
     assert found.headers["content-type"] == TYPES[OWN[path].suffix]
 
 
-def test_files_of_the_export_need_the_token_and_the_servers_half_stays(export: Path) -> None:
+def test_files_of_the_export_need_the_token(export: Path) -> None:
     app = load_app(export, token=TOKEN)
     for file in ("manifest.json", CLIENT, SERVER):
         assert run(call(app, "GET", f"/export/{file}")).status == 401

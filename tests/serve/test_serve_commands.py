@@ -123,7 +123,7 @@ def test_export_warns_of_an_audit_to_choose_by(
 
 
 @pytest.mark.usefixtures("without_exporter")
-def test_export_carries_the_audits_verdict_and_calibrates_on_training_images(
+def test_export_has_the_audits_verdict_and_calibrates_int8(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from test_public_api import RECORD
@@ -214,9 +214,7 @@ def test_infer_classifies_files(exported: Exported, tmp_path: Path, extra: list[
         assert "refused with 401" in error(call(*words))
 
 
-def test_infer_refuses_pictures_of_another_size_and_files_that_are_none(
-    exported: Exported, tmp_path: Path
-) -> None:
+def test_infer_rejects_files_that_do_not_fit_the_model(exported: Exported, tmp_path: Path) -> None:
     rest = ("--server", "http://localhost:1", "--export", str(exported.folder))
     Image.new("L", (9, 8)).save(tmp_path / "wide.png")
     assert "is 9×8, the model takes 8×8" in error(call("infer", str(tmp_path / "wide.png"), *rest))

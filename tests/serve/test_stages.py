@@ -82,7 +82,7 @@ class Blur(nn.Module):
     """A stage of somebody else."""
 
 
-def test_an_unknown_stage_is_refused_on_both_sides_never_left_out() -> None:
+def test_an_unknown_stage_is_rejected_on_both_sides() -> None:
     with pytest.raises(ExportError, match=r"channel stage Blur cannot be exported; the client kno"):
         stages_of(Channel([GaussianNoise(0.1), Blur()]))
     with pytest.raises(ExportError, match=r"channel stage Blur"):

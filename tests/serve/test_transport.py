@@ -58,7 +58,7 @@ AWAY = [
 
 
 @pytest.mark.parametrize("event", [*BUSY, *AWAY], ids=repr)
-def test_a_busy_or_absent_server_is_asked_again_with_the_same_bytes(
+def test_a_busy_server_is_asked_again_with_the_same_bytes(
     event: Reply | Exception,
 ) -> None:
     script, clock = Script(event, event, event), Clock()
@@ -82,7 +82,7 @@ def test_pauses_double_up_to_a_limit_and_are_spread() -> None:
     assert len({s / f for f, s in zip(full, clock.slept, strict=True)}) > 1
 
 
-def test_the_server_may_ask_for_a_longer_pause_but_not_for_more_than_the_patience() -> None:
+def test_a_servers_pause_is_bounded_by_the_patience() -> None:
     assert pause(0, 0.0, 1.0) == 1.025
     patient = Clock()
     ask(Script(Reply(503, b"", {"retry-after": "10"})), patient)

@@ -152,7 +152,7 @@ def test_effective_sample_size_of_uniform_weights_is_one() -> None:
     assert build(4, 3, attention="uniform")(z, y).diagnostics["effective_sample_size"] == 1.0
 
 
-def test_effective_sample_size_of_a_collapsed_attention_is_one_over_m() -> None:
+def test_a_collapsed_attention_has_a_sample_size_of_one() -> None:
     cem = build(2, 1, hidden_dim=1, attention_norm=False)
     with torch.no_grad():
         for p in cem.pooling.parameters():
@@ -164,7 +164,7 @@ def test_effective_sample_size_of_a_collapsed_attention_is_one_over_m() -> None:
     assert ess.item() == pytest.approx(0.25)
 
 
-def test_true_rate_is_nan_without_noise_and_rate_of_raw_z_with_it() -> None:
+def test_true_rate_is_of_raw_z_and_nan_without_noise() -> None:
     z, y = draw(12, 4, 3, seed=8)
     loud = GatedAttentionCEM(4, 3, noise_std=0.0).double()(z, y)
     assert math.isnan(loud.diagnostics["true_rate"].item())

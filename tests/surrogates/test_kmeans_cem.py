@@ -102,7 +102,7 @@ def test_full_logdet_is_never_above_the_diagonal() -> None:
     assert full.item() < build(4, 3, form="logdet")(z, y).loss.item()
 
 
-def test_a_covariance_without_full_rank_is_factored_in_single_precision() -> None:
+def test_a_low_rank_covariance_is_factored_in_float32() -> None:
     x = torch.randn(3, 40, generator=seeded()) * 1e3
     cov = (x.T @ x / 3)[None].requires_grad_()
     found = full_logdet(cov, 0.025)
@@ -159,9 +159,7 @@ def test_stress_ladder(variant: dict[str, Any], fit_power: int | None, power: in
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("size", [1.0, 1e30, math.inf])
-def test_before_the_first_refit_the_loss_is_zero_and_the_graph_holds(
-    variant: dict[str, Any], size: float
-) -> None:
+def test_before_the_first_refit_the_loss_is_zero(variant: dict[str, Any], size: float) -> None:
     z = torch.full((4, 3), size, requires_grad=True)
     cem = KMeansCEM(3, 2, **variant)
     loss = cem(z, torch.tensor([0, 1, 1, 0])).loss
@@ -201,7 +199,7 @@ def test_diagnostics_and_intra_mse() -> None:
     assert out.intra_mse.item() == pytest.approx(spread)
 
 
-def test_it_reports_the_spread_within_its_clusters_as_a_share_of_the_class() -> None:
+def test_surrogate_to_true_is_the_share_within_clusters() -> None:
     z = torch.tensor([[-1.2], [-0.8], [0.8], [1.2]]).double()
     y = torch.zeros(4, dtype=torch.long)
     cem = KMeansCEM(1, 1, clusters=2, noise_std=1.0).double()

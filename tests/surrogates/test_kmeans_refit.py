@@ -27,7 +27,7 @@ def test_a_warm_start_keeps_each_clusters_number() -> None:
     assert sorted(before[0].round().tolist()) == sorted(centres.tolist())
 
 
-def test_an_emptied_cluster_keeps_its_centroid_and_leaves_the_loss() -> None:
+def test_an_empty_cluster_keeps_its_centroid_with_weight_0() -> None:
     cem = KMeansCEM(1, 1, clusters=2, log_entropy=False).double()
     y = torch.zeros(4, dtype=torch.long)
     groups = torch.tensor([[0.0], [0.0], [10.0], [10.0]], dtype=torch.float64)
@@ -79,7 +79,7 @@ def test_streaming_is_refit_when_the_budget_suffices(variant: dict[str, Any], sp
 
 
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
-def test_streaming_counts_all_samples_about_centroids_of_a_sample(
+def test_a_streamed_refit_counts_all_samples(
     covariance: Any,  # noqa: ANN401
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

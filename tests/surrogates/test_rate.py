@@ -46,7 +46,7 @@ def test_equals_the_loop_and_the_surrogate_with_uniform_weights(
 
 @settings(max_examples=40, deadline=None)
 @given(n=st.integers(2, 12), c=st.integers(1, 4), d=st.integers(1, 5), seed=st.integers(0, 999))
-def test_full_covariance_equals_logdet_and_is_never_above_the_diagonal(
+def test_full_rate_is_the_logdet_and_at_most_the_diagonal(
     n: int, c: int, d: int, seed: int
 ) -> None:
     z, y = draw(n, d, c, seed)
@@ -64,9 +64,7 @@ def test_gradcheck(covariance: str) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 999), shift=st.floats(-5, 5), grow=st.floats(1.01, 10))
-def test_shifting_a_class_changes_nothing_and_scaling_up_raises_it(
-    seed: int, shift: float, grow: float
-) -> None:
+def test_the_loss_ignores_shifts_and_grows_with_scale(seed: int, shift: float, grow: float) -> None:
     z, y = draw(10, 3, 2, seed)
     rate = Rate(3, 2, noise_std=0.3)
     moved = z + shift * (y == 1)[:, None]

@@ -87,7 +87,7 @@ def test_stress_ladder_value_and_gradients_are_finite(variant: dict[str, Any]) -
     assert int(cem.skips) == 0
 
 
-def test_maximise_flips_slots_projection_and_cross_attention_only() -> None:
+def test_maximise_flips_attention_parameters_only() -> None:
     """Same value, same gradient at z, at the gate MLP and at the scalars."""
     z, y = draw(12, 6, 3, seed=5)
     down, up = (build(6, 3, attention=a, slot_dim=4) for a in ("minimise", "maximise"))
@@ -267,8 +267,8 @@ def test_scalars_of_the_module_stay_bounded_under_ascent() -> None:
         ({"eps": 0.0}, "eps must be"),
         ({"num_slots": 0}, "num_slots must be at least 1"),
         ({"num_iterations": 0}, "num_iterations must be at least 1"),
-        ({"num_heads": 3}, "divide the width 4"),
-        ({"slot_dim": 6}, "divide the width 6"),
+        ({"num_heads": 3}, "divide the slots' width 4"),
+        ({"slot_dim": 6}, "divide the slots' width 6"),
         ({"slot_dim": 0}, "slot_dim must be at least 1"),
         ({"softplus_beta": math.nan}, "softplus_beta must be"),
         ({"margin_m": math.inf}, "margin_m must be"),

@@ -30,9 +30,7 @@ def test_law_2_one_slot_is_the_rate_and_uniform_slots_add_log_s(n: int, c: int, 
 
 @settings(max_examples=25, deadline=None)
 @given(n=st.integers(2, 12), s=st.integers(1, 5), seed=st.integers(0, 999), sharp=st.booleans())
-def test_law_2_slot_rate_lies_between_the_information_and_rate_plus_entropy(
-    n: int, s: int, seed: int, sharp: bool
-) -> None:
+def test_law_2_slot_rate_is_between_its_bounds(n: int, s: int, seed: int, sharp: bool) -> None:
     """n points far apart against σ carry log n nats; no assignment may report less.
 
     Jensen gives the other side: within the slots the rate is at most that of the class.

@@ -43,7 +43,7 @@ def test_slots_equal_the_loop_over_classes(
         assert_close(fast[c], torch.stack(slow), rtol=1e-9, atol=1e-11)
 
 
-def test_slots_compete_for_a_sample_and_the_temperature_is_the_fourth_root() -> None:
+def test_slots_compete_at_temperature_d_to_a_quarter() -> None:
     """d = 16, so τ = 2: a logit of 2·log 3 against 0 gives shares ¾ and ¼."""
     key = torch.zeros(1, 16, dtype=torch.float64)
     key[0, 0] = 1.0
@@ -53,7 +53,7 @@ def test_slots_compete_for_a_sample_and_the_temperature_is_the_fourth_root() -> 
     assert_close(share, torch.tensor([[0.75, 0.25]], dtype=torch.float64))
 
 
-def test_a_class_that_is_absent_or_elsewhere_does_not_change_the_slots() -> None:
+def test_other_classes_do_not_change_the_slots() -> None:
     module = slot_attention(4, 3, seed=1)
     x, _ = draw(6, 4, 1, seed=1)
     low = module(x, torch.zeros(6, dtype=torch.long), 1, noise=module.noise())[0]
@@ -61,7 +61,7 @@ def test_a_class_that_is_absent_or_elsewhere_does_not_change_the_slots() -> None
     assert_close(low, high)
 
 
-def test_noise_is_fixed_in_eval_and_follows_its_generator_in_train() -> None:
+def test_noise_is_fixed_in_eval_and_fresh_in_train() -> None:
     module = SlotAttention(4, 3)
     module.eval()
     assert torch.equal(module.noise(), module.noise())
@@ -92,9 +92,7 @@ def test_slots_start_at_mean_plus_std_times_noise() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(n=st.integers(1, 8), s=st.integers(1, 4), seed=st.integers(0, 999))
-def test_slot_moments_equal_the_plain_formula_in_value_and_gradient(
-    n: int, s: int, seed: int
-) -> None:
+def test_slot_moments_equal_the_plain_formula(n: int, s: int, seed: int) -> None:
     x, y = draw(n, 3, 3, seed)
     raw, _ = draw(n, s, 1, seed + 1)
     resp = raw.exp()  # need not sum to 1
@@ -155,7 +153,7 @@ def test_cross_attention_reads_the_slots_of_the_own_class_only() -> None:
     assert float(grad[1].abs().max()) == 0
 
 
-def test_attention_parameters_ascend_when_told_to_and_x_does_not_notice() -> None:
+def test_sign_minus_one_flips_parameters_and_not_x() -> None:
     module, block = slot_attention(4, 3, seed=6), GatedCrossAttention(4, 2).double()
     x, y = draw(6, 4, 2, seed=6)
     leaves = [x, *module.parameters(), *block.parameters()]
@@ -172,7 +170,7 @@ def test_attention_parameters_ascend_when_told_to_and_x_does_not_notice() -> Non
         assert_close(a, -b)
 
 
-def test_a_broken_gradient_is_dropped_in_all_parameters_and_counted_once() -> None:
+def test_a_broken_gradient_is_dropped_everywhere_and_counted() -> None:
     module = slot_attention(4, 3, seed=7)
     skips = torch.zeros((), dtype=torch.long)
     x, y = draw(6, 4, 2, seed=7)
@@ -223,7 +221,7 @@ def test_bad_arguments_are_refused() -> None:
         SlotAttention(4, 2, 0)
     with pytest.raises(ConfigError, match="aggregate must be one of mean, sum"):
         SlotAttention(4, 2, aggregate="max")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="divide the width 6"):
+    with pytest.raises(ConfigError, match="divide the slots' width 6"):
         GatedCrossAttention(6, 4)
     with pytest.raises(ConfigError, match="gain must be a finite number > 0"):
         BoundedScalars(gain=Bounded(0.0))
@@ -239,7 +237,7 @@ def test_bad_arguments_are_refused() -> None:
     seed=st.integers(0, 99),
 )
 @settings(max_examples=25, deadline=None)
-def test_products_over_each_samples_own_slots_equal_those_over_all(
+def test_products_over_own_slots_equal_those_over_all(
     num_classes: int, num_slots: int, n: int, aggregate: Aggregate, seed: int
 ) -> None:
     g = torch.Generator().manual_seed(seed)
