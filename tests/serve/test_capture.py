@@ -79,7 +79,7 @@ def test_a_file_that_exists_is_never_written_over(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"cannot write a capture to .*File exists; give a new"):
         RecordingTransport(lambda *_: Reply(200, b""), file)
     assert file.read_text() == "precious"
-    with pytest.raises(ServerError, match="in a folder that exists"):
+    with pytest.raises(ServerError, match="in an existing folder"):
         RecordingTransport(lambda *_: Reply(200, b""), tmp_path / "none" / "sent.jsonl")
 
 

@@ -1,6 +1,7 @@
 """The client's channel in numpy is the channel of the trained network."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from serve.made import manifest
 from torch import nn
 
+from splitveil.cli.deploy import export_lines
 from splitveil.errors import ExportError
 from splitveil.nets.channel import Channel, Clip, Dropout, GaussianNoise, Quantise, TopK
 from splitveil.serve.export import stages_of
@@ -109,3 +112,11 @@ BAD: list[Any] = [
 def test_a_stage_that_is_not_complete_is_refused(stage: Any) -> None:  # noqa: ANN401
     with pytest.raises(ExportError, match="channel stage"):
         check_stages([stage])
+
+
+def test_export_tells_what_is_random_about_the_channel() -> None:
+    stages = stages_of(Channel([Dropout(0.2), TopK(0.5)]))
+    made = manifest(stages=stages, parity={"logits_max_abs_diff": 0.0})
+    assert ", dropout of 0.2 of the values, " in export_lines(Path("e"), made)[0]
+    quiet = manifest(parity={"logits_max_abs_diff": 0.0})
+    assert ", no noise, " in export_lines(Path("e"), quiet)[0]

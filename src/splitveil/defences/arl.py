@@ -1,6 +1,5 @@
 """ResSFL's defence: a decoder is trained along, and the encoder pays for what it rebuilds."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -31,12 +30,6 @@ def explained(guess: Tensor, x: Tensor) -> Tensor:
     """
     around = (x - x.mean(0)).square().sum()
     return 1 - (guess - x).square().sum() / around.clamp_min(1e-6 * x.numel())
-
-
-MEASURES: Mapping[Measure, Callable[[Tensor, Tensor], Tensor]] = {
-    "ssim": ssim,
-    "explained": explained,
-}
 
 
 class DecodingAdversary(nn.Module):
@@ -80,14 +73,16 @@ class DecodingAdversary(nn.Module):
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """L_enc; call it after `own_loss`, which updates the BatchNorm statistics it uses."""
         self.decoder.eval()
+        # Detached copies, not requires_grad_(False): `own_loss` of this step needs their gradient.
         frozen = {k: v.detach() for k, v in self.decoder.named_parameters()}
         found = self._likeness(functional_call(self.decoder, frozen, (z,)), x)
         return self.strength * torch.relu(found - self.threshold)
 
     def _likeness(self, guess: Tensor, x: Tensor) -> Tensor:
         """S in float32; bfloat16 is too coarse for its variances."""
+        similarity = ssim if self.measure == "ssim" else explained
         with torch.autocast(x.device.type, enabled=False):
-            return MEASURES[self.measure](guess.float(), x.float())
+            return similarity(guess.float(), x.float())
 
 
 @dataclass(frozen=True, kw_only=True)

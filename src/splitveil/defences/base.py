@@ -118,6 +118,7 @@ class Defence:
 
     def channel(self, noise_std: float) -> Channel:
         """What happens to smashed data before the wire; `noise_std` is the run's σ ≥ 0."""
+        # No stage of std 0: it would draw random numbers and send them at no effect.
         return Channel([GaussianNoise(noise_std)] if self.noisy and noise_std > 0 else [])
 
     def encoder(self, layers: nn.Module, wire_shape: Shape) -> nn.Module:
@@ -179,6 +180,7 @@ class Penalised(NoiseOnly):
     def surrogate(self, feature_dim: int, num_classes: int, noise_std: float) -> nn.Module:
         """The estimator for z of `feature_dim` numbers."""
         make = type(self).estimator
+        # The reference documents call the channel's noise reg_strength.
         given = {"noise_std": noise_std, "reg_strength": noise_std} | self.settings()
         taken = signature(make).parameters
         return make(feature_dim, num_classes, **{k: v for k, v in given.items() if k in taken})
@@ -205,6 +207,7 @@ class CompanionStack(nn.Module):
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
+        # Above 0 if any part learns; the training loop reads the rates of the parts.
         self.lr = max(cast(Companion, part).lr for part in parts)
 
     def own_loss(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -252,7 +255,7 @@ class Stack(Defence):
         stages = [stage for _, part in self.parts for stage in part.channel(noise_std).stages]
         codes = [s for s in stages if isinstance(s, SparseCoding)]
         clips = [s for s in stages if isinstance(s, Clip)]
-        noise = super().channel(noise_std).stages
+        noise = super().channel(noise_std).stages  # the run's, once; the parts' copies are dropped
         rest = [s for s in stages if not isinstance(s, GaussianNoise | Clip | SparseCoding)]
         return Channel([*codes, *clips, *noise, *rest])
 

@@ -57,14 +57,14 @@ DEFENCES: Mapping[str, Defence] = {
     "slot-cross": SlotCross(summary="seed 001: slots and gated cross-attention, early shut-off"),
     "veil": GatedAttention(
         summary="flagship: rate of raw z against the noise, adversarial attention, thin client",
-        client="thin-deep",
+        client="thin-deep",  # at equal cost depth protects better than width
         penalty="rate",
         attention="maximise",
         lambd=0.3,
         attention_loss_scale=1.0,
         attention_warmup_epochs=0,
         w_lr="constant",
-        skip_first_epoch=False,
+        skip_first_epoch=False,  # nothing is fitted at the end of an epoch
         attention_lr=1e-3,
         ramp=0.5,
     ),

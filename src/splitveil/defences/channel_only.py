@@ -23,7 +23,7 @@ class ChannelOnly(Defence):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.channel(0.0)
+        self.channel(0.0)  # raises for a value outside the stage's range
 
 
 @dataclass(frozen=True, kw_only=True)

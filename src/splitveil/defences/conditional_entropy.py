@@ -24,7 +24,7 @@ class Cem(Penalised):
     """
 
     estimator: ClassVar = KMeansCEM
-    skip_first_epoch: ClassVar[bool] = True
+    skip_first_epoch: ClassVar[bool] = True  # not a setting: there are no clusters yet
     w_lr: RateWeight = "cem"
     ramp: Share = 0.0
     form: Literal["hinge", "logdet"] = "hinge"

@@ -10,7 +10,8 @@ from splitveil.defences.base import NoiseOnly, NonNegative, Positive, Shape, Tra
 from splitveil.nets.decoder import ResidualDecoder
 from splitveil.nets.split import SplitModel
 
-LOG_VARIANCE = (-7.0, 0.0)  # of q(x|z), for images in [0, 1]
+# Bounds of log v, for images in [0, 1]: v near 0 would make the bound explode.
+LOG_VARIANCE = (-7.0, 0.0)
 
 
 def squared_error(guess: Tensor, x: Tensor) -> Tensor:
@@ -62,6 +63,7 @@ class ScissorsBound(nn.Module):
     def penalty(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """L_enc; call it after `own_loss`. A bound below 0 says nothing, so it costs nothing."""
         self.decoder.eval()
+        # Detached copies, not requires_grad_(False): `own_loss` of this step needs their gradient.
         frozen = {k: v.detach() for k, v in self.decoder.named_parameters()}
         guess = functional_call(self.decoder, frozen, (z,)).float()
         found = squared_error_of_strangers(guess, x.float()) - squared_error(guess, x.float())

@@ -173,6 +173,7 @@ class GatedAttentionCEM(base.BankedSurrogate):
         base.one_of("penalty", penalty or "rate", ("rate",))
         noise = reg_strength if noise_std is None else noise_std
         if statistic is None:
+            # The rate compares z with the noise; LayerNorm would hide the scale of z.
             statistic = "raw" if form == "trace" or penalty == "rate" else "layernorm"
         base.one_of("statistic", statistic, get_args(base.Statistic))
         base.positive(eps=eps, softplus_beta=softplus_beta, slot_power=slot_power)
@@ -197,6 +198,8 @@ class GatedAttentionCEM(base.BankedSurrogate):
         if self.attention == "uniform":
             return base.uniform_weights(batch.y, batch.count)
         x = plain_layernorm(batch.z) if self.attention_norm else batch.z
+        # The sign flips at the attention's parameters, not at α: the encoder's gradient through α
+        # must keep its direction.
         sign = -1.0 if self.attention == "maximise" else 1.0
         logits = self.pooling.logits(x, sign, self.skips)
         return base.segment_softmax(logits, batch.y, batch.num_classes)
@@ -212,6 +215,7 @@ class GatedAttentionCEM(base.BankedSurrogate):
         excess = log_excess(moments.var, self.tau, self.eps, self.gamma)
         if self.dimension_gate is None:
             return torch.relu(excess).mean(1)
+        # Without the threshold's part again: the gate reads log(max(σ², ε) + γ).
         log_var = excess + math.log(self.tau + self.gamma)
         soft: Tensor = self.dimension_gate(log_var, self.skips)
         hard = snr_gate(moments.mean, moments.var, self.snr_thresh, self.snr_sharp, self.eps)

@@ -58,7 +58,7 @@ class DimensionGate(nn.Module):
 
     def forward(self, log_var: ByClass, skips: Tensor | None) -> ByClass:
         """Gate in (0, 1) of each class and dimension, (c, d)."""
-        held = GuardedParameters(self, 1.0, skips)
+        held = GuardedParameters(self, 1.0, skips)  # gates lower the loss, whatever attention does
         hidden = F.relu(held.linear("enter", plain_layernorm(log_var)))
         return torch.sigmoid(held.linear("leave", hidden))
 
@@ -101,6 +101,7 @@ class BoundedScalars(nn.Module):
                 raise ConfigError(f"{name} must be a finite number, got {bound.start}")
         self.bounds = dict(bounds)
         every = bounds.values()
+        # float64, so that a start keeps all its digits until it is cast to the loss's type.
         facts = {
             "start": torch.tensor([b.start for b in every], dtype=torch.float64),
             "reach": torch.tensor([b.reach or 0.0 for b in every], dtype=torch.float64),

@@ -125,9 +125,8 @@ class ClusterSums:
     outer: Float[Tensor, "c k d d"] | None
 
     def __add__(self, other: "ClusterSums") -> "ClusterSums":
-        pair = self.outer is not None and other.outer is not None
-        outer = self.outer + other.outer if pair else None  # type: ignore[operator]
-        return ClusterSums(self.count + other.count, self.square + other.square, outer)
+        pair = None if self.outer is None or other.outer is None else self.outer + other.outer
+        return ClusterSums(self.count + other.count, self.square + other.square, pair)
 
     def statistics(self) -> "ClusterStatistics":
         """The sums divided by the counts; 0 for an empty cluster."""

@@ -171,6 +171,7 @@ class KMeansCEM(nn.Module):
             parts = (batch.count > 0).sum().clamp_min(1) if self.form == "hinge" else 1
             loss, rate = each(centred, cell, count)
             own = (count / max(len(cell), 1) * rate.detach()).sum()
+            own = torch.where(self.fitted, own, torch.nan)
             weight = base.uniform_weights(batch.y, batch.count)
             mean = base.class_moments(batch.z.detach(), weight, batch.y, self.num_classes).mean
             mass = torch.where(self.weights > 0, self.weights, 1.0)
@@ -183,9 +184,7 @@ class KMeansCEM(nn.Module):
                     "cluster_mass_min": torch.where(self.fitted, mass.amin(), 0.0),
                     "cluster_mass_max": self.weights.amax(),
                 }
-                | base.compare_rates(
-                    torch.where(self.fitted, own, torch.nan), batch, self.noise_std
-                ),
+                | base.compare_rates(own, batch, self.noise_std),
             )
 
     def _hinge(

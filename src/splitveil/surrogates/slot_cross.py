@@ -174,6 +174,7 @@ class SlotCrossAttentionCEM(base.BankedSurrogate):
         base.one_of("attention", attention, get_args(base.Attention))
         base.one_of("penalty", penalty or "rate", ("rate",))
         if statistic is None:
+            # The rate of x̃ would fall when the projection shrinks, and leave z as it is.
             statistic = "raw" if penalty == "rate" else "layernorm"
         base.one_of("statistic", statistic, get_args(base.Statistic))
         width = feature_dim if slot_dim is None else slot_dim
@@ -267,6 +268,7 @@ class SlotCrossAttentionCEM(base.BankedSurrogate):
                 diagnostics |= {"soft_gate": soft, "hard_gate": hard}
                 active = batch.counted.any()
                 loss, shut = self.shutoff(batch.average(per_class), soft, hard, active)
+            # intra_mse is about the plain mean of the class, not about the slots'.
             equal = base.uniform_weights(batch.y, batch.count)
             plain = base.class_moments(x.detach(), equal, batch.y, batch.num_classes)
             return base.SurrogateOutput(

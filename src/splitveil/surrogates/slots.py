@@ -309,6 +309,7 @@ class GatedCrossAttention(nn.Module):
 
         `sign` −1 lets the parameters ascend the loss; `skips` counts non-finite gradients.
         """
+        # Normalised before they are gathered: c·s rows instead of n·s.
         normed = F.layer_norm(slots, slots.shape[2:])
         read = attend(plain_layernorm(x), normed.index_select(0, y), self.num_heads)
         held = GuardedParameters(self, sign, skips)
