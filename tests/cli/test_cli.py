@@ -210,7 +210,7 @@ def test_an_unknown_profile_costs_no_training(words: tuple[str, ...], tmp_path: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--net resnet20@99", "cutlayer must be in 1..10, got 99"),
+        ("--net resnet20@99", "cutlayer must be in [1, 10], got 99"),
         ("--net resnet21", "did you mean 'resnet20'"),
         ("--defence none --set noise_std=0.1", "adds no noise"),
         ("--defence arl --set explained_threshold=3", "in [0, 1], got 3.0"),

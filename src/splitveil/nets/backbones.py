@@ -11,7 +11,6 @@ from torch import nn
 from splitveil.nets.blocks import (
     ResidualBlock,
     Shape,
-    check_cutlayer,
     check_side,
     conv3x3,
     conv_bn_relu,
@@ -90,9 +89,8 @@ def vgg11(
     (21233664, 85256, (8, 8, 8))
     """
     check_side("vgg11", image_shape, LARGE_SIDE)
-    check_cutlayer(cutlayer, len(_VGG11) - 1)
-    width = [w for w in _VGG11[:cutlayer] if isinstance(w, int)][-1]
-    entries = with_bottleneck(_vgg_entries(image_shape[0], 0), cutlayer, width, bottleneck)
+    widths = [max(w for w in _VGG11[:i] if isinstance(w, int)) for i in range(1, len(_VGG11))]
+    entries = with_bottleneck(_vgg_entries(image_shape[0], 0), cutlayer, widths, bottleneck)
     for entry in entries[:cutlayer]:
         xavier_init(entry)
     features = 512 * (image_shape[1] // 32) * (image_shape[2] // 32)
@@ -148,12 +146,11 @@ def resnet20(
     """
     check_side("resnet20", image_shape, MIN_SIDE)
     widths = [_RESNET_WIDTHS[0], *(w for w in _RESNET_WIDTHS for _ in range(_RESNET_DEPTH))]
-    check_cutlayer(cutlayer, len(widths))
     entries: list[nn.Module] = [plain_conv(image_shape[0], widths[0])]
     for width, out in itertools.pairwise(widths):
         entries.append(ResidualBlock(width, out, 1 if out == width else 2))
     entries += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], num_classes)]
-    return nn.Sequential(*with_bottleneck(entries, cutlayer, widths[cutlayer - 1], bottleneck))
+    return nn.Sequential(*with_bottleneck(entries, cutlayer, widths, bottleneck))
 
 
 # Expansion, channels, blocks, stride of the first block.
@@ -194,7 +191,6 @@ def mobilenetv2(
             widths.append(out)
     entries.append(plain_conv(widths[-1], _MOBILENET_LAST, kernel=1))
     widths.append(_MOBILENET_LAST)
-    check_cutlayer(cutlayer, len(widths))
     classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(_MOBILENET_LAST, num_classes))
     entries += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), classifier]
-    return nn.Sequential(*with_bottleneck(entries, cutlayer, widths[cutlayer - 1], bottleneck))
+    return nn.Sequential(*with_bottleneck(entries, cutlayer, widths, bottleneck))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.errors import ConfigError
+from splitveil.errors import ConfigError, Range
 
 Shape = tuple[int, int, int]
 AnyShape = tuple[int, ...]
@@ -121,12 +121,6 @@ def wire_shape(client: nn.Module, shape: AnyShape, name: str = "the client") -> 
     return tuple(out.shape[1:])
 
 
-def check_cutlayer(cutlayer: int, last: int) -> None:
-    """Reject a cut after an entry that does not exist or whose output is not a map."""
-    if not 1 <= cutlayer <= last:
-        raise ConfigError(f"cutlayer must be in 1..{last}, got {cutlayer}")
-
-
 def check_side(
     net: str, image_shape: Shape, least: int, hint: str = "use larger images or the net 'small'"
 ) -> None:
@@ -138,18 +132,24 @@ def check_side(
 
 
 def with_bottleneck(
-    entries: Sequence[nn.Module], cutlayer: int, width: int, bottleneck: int | None
+    entries: Sequence[nn.Module], cutlayer: int, widths: Sequence[int], bottleneck: int | None
 ) -> list[nn.Module]:
-    """The entries, with a 3×3 convolution and a sigmoid on the client's side and one back.
+    """The entries with a bottleneck at the cut: a 3×3 convolution and a sigmoid, then one back.
 
-    Both join the entries before and after the cut, so the count of entries stays; `width` is the
-    channels there. None adds nothing.
+    Args:
+        entries: The backbone's entries.
+        cutlayer: Entry that ends the client, 1..len(widths). The convolutions join this entry and
+            the next, so the number of entries does not change.
+        widths: Output channels of each entry after which a cut is allowed.
+        bottleneck: Channels on the wire; None adds nothing.
 
-    >>> with_bottleneck([nn.ReLU(), nn.ReLU()], 1, 64, 8)[0][1]
+    >>> with_bottleneck([nn.ReLU(), nn.ReLU()], 1, [64], 8)[0][1]
     Conv2d(64, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))
     """
+    Range(1, len(widths)).check("cutlayer", cutlayer)
     entries = list(entries)
     if bottleneck is not None:
+        width = widths[cutlayer - 1]
         end = nn.Sequential(entries[cutlayer - 1], conv3x3(width, bottleneck), nn.Sigmoid())
         begin = nn.Sequential(conv3x3(bottleneck, width), entries[cutlayer])
         entries[cutlayer - 1 : cutlayer + 1] = [end, begin]

@@ -307,13 +307,8 @@ def quantise_client(source: Path, target: Path, images: Rows) -> None:
     """Static int8 quantisation of a client, calibrated on images (n, c, h, w) in [0, 1]."""
     if not len(images):
         raise ExportError("an int8 client needs images for its calibration, got none")
-    from onnxruntime.quantization import (  # type: ignore[import-untyped]
-        CalibrationDataReader,
-        QuantType,
-        quantize_static,
-    )
+    from onnxruntime.quantization import QuantType, quantize_static  # type: ignore[import-untyped]
 
-    CalibrationDataReader.register(CalibrationImages)
     with quiet():  # it recommends a preprocessing that changes nothing here
         quantize_static(
             source,
