@@ -1,7 +1,7 @@
 """Train and audit the rows of a table, and put their records into results/.
 
 python -m paper.headline                       the headline table, three seeds; hours without GPU
-python -m paper.headline --table table1        Table 1 of the CEM paper; or seed-003, controls
+python -m paper.headline --table table1        Table 1 of the CEM paper; or controls, documents
 python -m paper.headline --rows veil cem --seeds 0 --jobs 4 --runs-dir runs
 python -m paper.headline --stop-after 560      end in time, and save what is under way
 python -m paper.headline --dry-run             print the commands
