@@ -132,7 +132,7 @@ def agrees(shown: str, value: float) -> bool:
     (True, True, False)
     """
     decimals = len(shown.partition(".")[2])
-    return abs(float(shown.replace(",", "")) - value) <= 0.5 * 10**-decimals + 1e-9
+    return bool(abs(float(shown.replace(",", "")) - value) <= 0.5 * 10**-decimals + 1e-9)
 
 
 @pytest.mark.parametrize("page", [ROOT / name for name in CLAIMS], ids=name_of)

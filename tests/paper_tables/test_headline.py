@@ -95,7 +95,7 @@ def test_a_record_that_exists_is_not_made_again(planned: Planned, tmp_path: Path
     [
         ("checkpoint.safetensors", b"torn", "checkpoint.safetensors is broken"),
         ("config.toml", b"epochs = ", "config.toml is not valid TOML"),
-        ("config.toml", b"seed = 1", "no training wrote this: KeyError('epochs')"),
+        ("config.toml", b"seed = 1", "not files of a training: KeyError('epochs')"),
     ],
 )
 def test_a_broken_run_stops_everything_before_training(
@@ -105,9 +105,9 @@ def test_a_broken_run_stops_everything_before_training(
     (in_folder / "r" / "none-s1" / file).write_bytes(content)
     code, _, err = called("--rows", "none", "--runs-dir", "r", "--out", "o")
     assert code == 2
-    assert err.startswith("error: the run r/none-s1 cannot be continued: ")
+    assert err.startswith("error: cannot continue the run r/none-s1: ")
     assert why in err
-    assert err.endswith("; or remove the folder to train it again\n")
+    assert err.endswith("; remove the folder to train it again\n")
     assert err.count("\n") == 1
     assert [folder.name for folder in (in_folder / "r").iterdir()] == ["none-s1"]
 
@@ -190,17 +190,19 @@ def test_nothing_begins_after_its_time(script: ModuleType, monkeypatch: pytest.M
         script.call(["audit"], script.Times(time.monotonic() + 60.0, float("inf")))
 
 
-def test_a_failing_row_is_named_and_the_exit_code_is_1(tmp_path: Path, called: Called) -> None:
-    missing = tmp_path / "missing"
-    missing.mkdir()
-    (missing / "cifar-10-binary.tar.gz").write_bytes(b"no archive")
-    code, out, err = called(
-        "--rows", "none", "--seeds", "0", "--out", str(tmp_path / "o"),
-        "--runs-dir", str(tmp_path / "r"), "--data-dir", str(missing),
-    )  # fmt: skip
+def test_a_failing_row_is_named_and_the_exit_code_is_1(
+    tmp_path: Path, called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho no archive >&2\nexit 2\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    out, runs = str(tmp_path / "o"), str(tmp_path / "r")
+    code, said, err = called("--rows", "none", "--seeds", "0", "--out", out, "--runs-dir", runs)
     assert code == 1
-    assert "failed: splitveil train --recipe cifar10-none" in err
-    assert "none  0     –       0/1      train 0" in out
+    assert err.startswith("failed: splitveil train --recipe cifar10-none")
+    assert err.endswith("no archive\n\n")
+    assert "none  0     –       0/1      train 0" in said
     assert not (tmp_path / "o").exists()
 
 
@@ -264,7 +266,9 @@ def test_ctrl_c_begins_nothing_more(
     assert script.main() == 130
     assert told == ["train"]
     shown = capsys.readouterr()
-    assert shown.err == "interrupted: what runs is saved; the same command continues it\n"
+    assert (
+        shown.err == "interrupted: running trainings are saved; the same command continues them\n"
+    )
     assert "none  2     –       0/1      train 0" in shown.out
 
 

@@ -21,7 +21,7 @@ def test_a_row_of_another_table_is_refused(
     [
         (("--out", "file"), "cannot write file: Not a directory"),
         (("--out", "file/below"), "cannot write file/below: Not a directory"),
-        (("--out", ""), "--out must be a folder, or one that can be made, got ''"),
+        (("--out", ""), "--out must be a folder, got ''; leave it out for the default"),
         (("--runs-dir", "file"), "there. Choose another folder with --runs-dir"),
         (("--profile", "standart"), "unknown profile 'standart'; did you mean 'standard'?"),
         (
@@ -64,8 +64,11 @@ def test_a_folder_that_may_not_be_written_is_refused(
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ('{"audit": {"profile": "quick"}}', "is of the profile quick, not standard; give --out"),
-        ("{}", "is no record: KeyError('audit'); remove it, or give --out"),
+        (
+            '{"audit": {"profile": "quick"}}',
+            "has the profile quick, not standard; choose another --out",
+        ),
+        ("{}", "is not a record: KeyError('audit'); remove it, or choose another --out"),
     ],
 )
 def test_a_record_of_another_profile_is_refused(
@@ -82,4 +85,4 @@ def test_a_record_of_another_profile_is_refused(
 def test_a_dry_run_with_nothing_to_do_says_so(called: Called) -> None:
     code, out, err = called("--table", "controls", "--dry-run")
     assert (code, out) == (0, "")
-    assert err.startswith("nothing to do: the records exist")
+    assert err.startswith("nothing to do: all records exist")

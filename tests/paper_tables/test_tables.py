@@ -98,7 +98,10 @@ def test_a_record_lies_where_its_seeds_say() -> None:
 
 
 def test_the_command_of_a_record_builds_its_settings() -> None:
-    for path, record in records().items():
+    alike = {
+        json.dumps(r["config"] | {"seed": 0, "name": ""}): (p, r) for p, r in records().items()
+    }
+    for path, record in alike.values():
         command = train_command(Record.from_dict(record), record["config"]["name"])
         program, verb, *words = shlex.split(command)
         assert (program, verb) == ("splitveil", "train")
