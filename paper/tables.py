@@ -119,12 +119,12 @@ def measured(title: str, groups: Sequence[Group], keys: Sequence[str]) -> str:
 
 def summary() -> str:
     """The README's table."""
-    table = EVERYTHING.only("row", "net", "seeds", "accuracy", "mse", "leakage")
-    name, net, *others = table.columns
+    name, net, *others = EVERYTHING.only("row", "net", "accuracy", "mse", "leakage").columns
     what = Column("what", "defence", lambda row: SUMMARY[row.group.name])
+    seeds = Column("seeds", "seeds", lambda row: len(row.group.seeds), DIGITS)
     again = Column("found", "found", lambda row: found_by_wire(row.group), LEAKAGES, "%", "down")
     rows = [Compared(group) for group in rows_of("cifar10", tuple(SUMMARY))]
-    return written(Table(name, replace(net, heading="client"), what, *others, again), rows)
+    return written(Table(name, replace(net, heading="client"), what, seeds, *others, again), rows)
 
 
 def compared(folder: str) -> str:

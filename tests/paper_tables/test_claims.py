@@ -197,3 +197,32 @@ def test_what_is_said_of_all_rows_holds_for_all() -> None:
     for row in rows_of("cifar10"):
         told = mean_of(LEAK_COLUMNS["member-outputs"].value(row))
         assert told is None or told > 0.54, row.name
+
+
+def test_what_is_said_of_table_1_holds() -> None:
+    rows = {g.name: g for g in rows_of("cifar10-table1")}
+    kept = {
+        name: mean(f"cifar10-table1/{name}", "strongest.mse")
+        / mean(f"cifar10-table1/{name}", "ceiling.mse")
+        for name in rows
+    }
+    assert len(rows) == 22
+    assert [name for name, share in kept.items() if share >= 0.5] == ["arl+veil"]
+    arl = rows["arl+veil"].records[0]
+    assert arl.attacks["k-query"].repeats == 16
+    assert mean("cifar10-table1/arl+veil", "attacks.k-query.mse") < 0.5 * 0.0574
+    silent = [b for b in ("none", *BASES) if mean(f"cifar10-table1/{b}", "config.noise_std") == 0]
+    assert len(silent) == 4
+
+
+def test_what_is_said_of_the_documents_rows_holds() -> None:
+    rows = {g.name: g for g in found("cifar10-seed-003").groups}
+    behind = {name for name in rows if "-wire" in name}
+    flagged = {n for n, g in rows.items() for f in g.records[0].flags or () if "overfit" in f.name}
+    assert flagged == set(rows) - behind
+    assert "sparse" not in rows  # the layer without a penalty
+    errors = {name: mean(f"cifar10-seed-003/{name}", "strongest.mse") for name in rows}
+    bare = [error for name, error in errors.items() if not name.startswith("sparse")]
+    assert max(bare) == errors["cem"]
+    assert min(bare) == errors["slot-cross"]
+    assert errors["sparse+gated-att"] < errors["sparse+cem"]
