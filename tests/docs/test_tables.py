@@ -1,6 +1,7 @@
 """The tables of the pages say what the code does."""
 
 import dataclasses
+import json
 import re
 from importlib import import_module
 from typing import Any
@@ -61,6 +62,16 @@ def test_the_attacks_of_the_page_are_those_of_the_code() -> None:
     assert printed == {name: str(paper[name].access) for name in ATTACKS}
     below = " ".join([*sections(text), *sections(text).values()])
     assert not [name for name in ATTACKS if name not in below]
+
+
+def test_the_seconds_of_the_attacks_are_those_of_the_records() -> None:
+    rows = {row[0]: row[1:] for row in table(read("reference/attacks.md"), "attack, seconds")}
+    for place, folder in enumerate(("digits", "cifar10")):
+        record = sv.Record.from_dict(
+            json.loads((ROOT / "results" / folder / "veil" / "seed0" / "record.json").read_text())
+        )
+        took = {name: f"{attack.seconds:.1f}" for name, attack in record.attacks.items()}
+        assert {name: cells[place] for name, cells in rows.items() if cells[place] != "–"} == took
 
 
 @pytest.mark.parametrize("flag", FLAGS)
