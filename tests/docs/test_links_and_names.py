@@ -12,7 +12,7 @@ from documents import DOCS, FENCE, ROOT, prose, read
 from splitveil.cli.app import app
 
 PACKAGE = ROOT / "src" / "splitveil"
-PAGES = sorted(DOCS.glob("*/*.md"))
+PAGES = sorted(DOCS.glob("*/**/*.md"))
 OLD_ADDRESSES = sorted(set(DOCS.glob("*.md")) - {DOCS / "README.md"})
 CHECKED = [*PAGES, DOCS / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 ROOMS = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
@@ -127,7 +127,9 @@ def test_old_addresses_point_to_existing_pages() -> None:
         assert len(path.read_text(encoding="utf-8").splitlines()) == 1
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.relative_to(DOCS).as_posix())
+@pytest.mark.parametrize(
+    "path", sorted(DOCS.glob("*/*.md")), ids=lambda p: p.relative_to(DOCS).as_posix()
+)
 def test_a_page_begins_with_what_it_is_for(path: Path) -> None:
     """A title, then a paragraph of at least two sentences: no table, code or heading."""
     title, first, *_ = path.read_text(encoding="utf-8").split("\n\n")
