@@ -101,9 +101,10 @@ class SlotCrossAttentionCEM(BankedSurrogate):
     decides the responsibilities r = softmax_k(β cos(x̃, s_k)), as in R4; with
     `assign_from="layernorm"` x does, as in step 1 of R1 §3.3. `aggregate` is the slot update:
     `"mean"` (the authors' code, the original slot attention) or `"sum"` (R1 eq. 6).
-    Statistics are those of x̃, or of z itself (`statistic="raw"`). `penalty="rate"` is
-    Σ_c p_c L_c with L_c from `slot_rate`, on raw z unless told otherwise: no gates, no shut-off. On x̃ (`statistic="layernorm"`) that rate
-    can be lowered by shrinking the projection, which protects nothing.
+    Statistics are those of x̃, or of z itself (`statistic="raw"`). `penalty="rate"` is Σ_c p_c
+    L_c with L_c from `slot_rate`, on raw z unless told otherwise: no gates, no shut-off. On x̃
+    (`statistic="layernorm"`) that rate can be lowered by shrinking the projection, which
+    protects nothing.
 
     `attention`: slots, projection and cross-attention lower the loss (`minimise`), raise it while
     everything else lowers it (`maximise`), or r = 1/S (`uniform`: slots still shape x̃; on raw z
