@@ -23,6 +23,7 @@ from splitveil.surrogates.gates import (
 )
 from splitveil.surrogates.shutoff import EarlyShutoff
 from splitveil.surrogates.slots import (
+    Aggregate,
     GatedCrossAttention,
     Shares,
     SlotAttention,
@@ -30,6 +31,8 @@ from splitveil.surrogates.slots import (
     responsibilities,
     slot_moments,
 )
+
+AssignFrom = Literal["enhanced", "layernorm"]
 
 
 def slot_entropy(share: Float[Tensor, "c s"]) -> PerClass:
@@ -86,8 +89,8 @@ class SlotCrossAttentionCEM(base.BankedSurrogate):
         \mathrm{gate}_{kj}\, \mathrm{hard}_{kj}\, \mathrm{softplus}(\beta(e_{kj} - m))/\beta
 
     x = LN(z), projected to `slot_dim` if given, feeds `SlotAttention` and `GatedCrossAttention`.
-    Their output x̃ gives the responsibilities r = softmax_k(β_assign cos(x̃, s_k)), and r the mean,
-    variance and weight of each slot. Gates and e as in `GatedAttentionCEM`, per slot. The eight
+    Their output x̃ gives the responsibilities r = softmax_k(β_assign cos(x̃, s_k)), as in R4, and r
+    the mean, variance and weight of each slot. Gates and e as in `GatedAttentionCEM`, per slot. The eight
     scalars from `assign_temp` to `margin_m` are learned within bounds about their start: a factor
     of two for scales, ±0.25 for `snr_thresh`, ±0.5 for `margin_m`, ±0.04 for `class_gate_b`.
 
@@ -106,6 +109,9 @@ class SlotCrossAttentionCEM(base.BankedSurrogate):
         slot_dim: Width of slots and x̃; default d. Without it the module has over 50 M parameters
             at d = 2048.
         num_heads: Heads of the cross-attention; must divide the slots' width.
+        aggregate: Slot update, `mean` as in the authors' code or `sum` as in R1 eq. 6.
+        assign_from: What gives the responsibilities: `enhanced` for x̃ (R4), or `layernorm` for x
+            (R1 §3.3, step 1).
         attention: `minimise`: slots, projection and cross-attention lower the loss. `maximise`:
             they raise it, while everything else lowers it. `uniform`: r = 1/S; the slots still
             shape x̃, and on raw z they are not run. Gates and scalars lower the loss in any case.
@@ -149,6 +155,8 @@ class SlotCrossAttentionCEM(base.BankedSurrogate):
         num_iterations: int = 3,
         slot_dim: int | None = None,
         num_heads: int = 4,
+        aggregate: Aggregate = "mean",
+        assign_from: AssignFrom = "enhanced",
         attention: base.Attention = "minimise",
         statistic: base.Statistic | None = None,
         penalty: Literal["rate"] | None = None,
@@ -173,6 +181,7 @@ class SlotCrossAttentionCEM(base.BankedSurrogate):
         super().__init__(feature_dim, num_classes, bank)
         base.one_of("attention", attention, get_args(base.Attention))
         base.one_of("penalty", penalty or "rate", ("rate",))
+        base.one_of("assign_from", assign_from, get_args(AssignFrom))
         if statistic is None:
             # The rate of x̃ would fall when the projection shrinks, and leave z as it is.
             statistic = "raw" if penalty == "rate" else "layernorm"
@@ -185,12 +194,12 @@ class SlotCrossAttentionCEM(base.BankedSurrogate):
         base.positive(zero=True, var_threshold=var_threshold, reg_strength=reg_strength)
         tau = var_threshold * reg_strength**2
         check_threshold(penalty, noise, tau + gamma)
-        self.num_slots = num_slots
+        self.num_slots, self.assign_from = num_slots, assign_from
         self.attention, self.statistic, self.penalty = attention, statistic, penalty
         self.noise_std, self.tau, self.gamma, self.eps = noise, tau, gamma, eps
         self.noise_generator: Generator | None = None
         self.project = None if slot_dim is None else nn.Linear(feature_dim, slot_dim)
-        self.slots = SlotAttention(width, num_slots, num_iterations, eps=eps)
+        self.slots = SlotAttention(width, num_slots, num_iterations, aggregate=aggregate, eps=eps)
         self.cross = GatedCrossAttention(width, num_heads)
         self.scalars = BoundedScalars(
             assign_temp=Bounded(assign_temp),
@@ -218,11 +227,12 @@ class SlotCrossAttentionCEM(base.BankedSurrogate):
             x = F.linear(x, held["weight"], held["bias"])
         noise = self.slots.noise(self.noise_generator)
         slots = self.slots(x, batch.y, batch.num_classes, noise=noise, sign=sign, skips=self.skips)
-        x = self.cross(x, slots, batch.y, sign, self.skips)
+        enhanced = self.cross(x, slots, batch.y, sign, self.skips)
         if self.attention == "uniform":
-            return x, uniform
-        resp = responsibilities(x, slots, batch.y, temperature, self.eps)
-        return (batch.z if self.statistic == "raw" else x), resp
+            return enhanced, uniform
+        asked = enhanced if self.assign_from == "enhanced" else x
+        resp = responsibilities(asked, slots, batch.y, temperature, self.eps)
+        return (batch.z if self.statistic == "raw" else enhanced), resp
 
     def gated(
         self,
