@@ -90,9 +90,9 @@ class SlotCrossAttentionCEM(base.BankedSurrogate):
 
     x = LN(z), projected to `slot_dim` if given, feeds `SlotAttention` and `GatedCrossAttention`.
     Their output x̃ gives the responsibilities r = softmax_k(β_assign cos(x̃, s_k)), as in R4, and r
-    the mean, variance and weight of each slot. Gates and e as in `GatedAttentionCEM`, per slot. The eight
-    scalars from `assign_temp` to `margin_m` are learned within bounds about their start: a factor
-    of two for scales, ±0.25 for `snr_thresh`, ±0.5 for `margin_m`, ±0.04 for `class_gate_b`.
+    the mean, variance and weight of each slot. Gates and e as in `GatedAttentionCEM`, per slot. The
+    eight scalars from `assign_temp` to `margin_m` are learned within bounds about their start: a
+    factor of two for scales, ±0.25 for `snr_thresh`, ±0.5 for `margin_m`, ±0.04 for `class_gate_b`.
 
     `penalty="rate"` is Σ_c p_c L_c with L_c from `slot_rate`, in nats per dimension, without gates
     and shut-off. Measured on x̃ (`statistic="layernorm"`) this rate falls when the projection

@@ -73,8 +73,8 @@ class SlotAttention(nn.Module):
         dim: Features of samples and slots, d ≥ 1.
         num_slots: Slots per class, S ≥ 1.
         num_iterations: Rounds T ≥ 1.
-        aggregate: `mean` as written above, as in the authors' code; `sum` without the division, as in
-            R1 eq. 6.
+        aggregate: `mean` as written above (the authors' code), or `sum` without the division (R1
+            eq. 6).
         eps: ε > 0, keeps the division finite for an empty slot.
 
     >>> attention = SlotAttention(dim=4, num_slots=2)
