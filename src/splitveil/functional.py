@@ -188,7 +188,8 @@ class _Guarded(torch.autograd.Function):
         if ctx.skips is not None:
             ctx.skips.add_(~finite)  # stays on the device; read when the step is logged
         kept = torch.where(finite, scaled, 0.0)
-        parts = iter([kept] if len(known) == 1 else kept.split([g.numel() for g in known]))
+        sizes = [g.numel() for g in known]
+        parts = iter([kept] if len(known) == 1 else torch.split(kept, sizes))
         return None, None, *[None if g is None else next(parts).view_as(g) for g in grads]
 
 

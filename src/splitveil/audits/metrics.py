@@ -70,7 +70,7 @@ def ssim_valid(x: Images, guess: Images) -> PerImage | None:
 
 def _ssim(x: Images, guess: Images, padding: Padding) -> PerImage:
     """`functional.ssim` of each image, some at a time: it holds a dozen copies of what it gets."""
-    pairs = zip(x.split(CHUNK), guess.split(CHUNK), strict=True)
+    pairs = zip(torch.split(x, CHUNK), torch.split(guess, CHUNK), strict=True)
     return torch.cat([functional.ssim(g, part, padding, per_image=True) for part, g in pairs])
 
 
