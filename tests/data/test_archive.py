@@ -88,7 +88,7 @@ def test_no_module_needs_locks_that_only_unix_has() -> None:
 
 
 def test_a_wrong_checksum_leaves_nothing(site: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"came with MD5 {MD5}, expected {'0' * 32}"):
+    with pytest.raises(DataError, match=f"has MD5 {MD5}, expected {'0' * 32}"):
         fetch(f"{site}/body", tmp_path / "x", "0" * 32)
     assert list(tmp_path.iterdir()) == []
 
