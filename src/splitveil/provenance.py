@@ -39,11 +39,17 @@ def commit() -> str | None:
     if given or not (here / ".git").exists():
         return given or None
     try:
-        head = _git(here, "rev-parse", "--short=12", "HEAD")
-        dirty = _git(here, "status", "--porcelain", "--untracked-files=no")
+        described = subprocess.run(  # noqa: S603 - fixed words, no shell
+            # `--exclude=*` leaves out tags, so that only the commit is printed.
+            ["git", "-C", here, "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],  # noqa: S607 - the user's own git
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return head + ("+" if dirty else "")
+    return described.stdout.strip()
 
 
 def command() -> str:
@@ -69,14 +75,3 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
     return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
-
-
-def _git(folder: Path, *words: str) -> str:
-    done = subprocess.run(  # noqa: S603 - fixed words, no shell
-        ["git", "-C", str(folder), *words],  # noqa: S607 - whichever git the user has
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=10,
-    )
-    return done.stdout.strip()

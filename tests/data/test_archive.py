@@ -72,6 +72,7 @@ def test_two_first_downloads_at_once_both_succeed(site: str, tmp_path: Path) -> 
     assert list(target.parent.iterdir()) == [target]
 
 
+@pytest.mark.slow
 def test_two_processes_that_download_at_once_both_succeed(site: str, tmp_path: Path) -> None:
     words = f"fetch({site + '/body'!r}, Path({str(tmp_path / 'x')!r}), {MD5!r})"
     code = f"from pathlib import Path; from splitveil.data.archive import fetch; {words}"
