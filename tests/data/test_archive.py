@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.server_close()
 
 
-def test_bytes_arrive_and_progress_is_told(site: str, tmp_path: Path) -> None:
+def test_bytes_arrive_and_progress_is_reported(site: str, tmp_path: Path) -> None:
     told: list[tuple[int, int, str]] = []
 
     def progress(done: int, total: int, note: str = "") -> None:
@@ -132,9 +132,7 @@ def test_a_folder_that_cannot_be_made_is_a_data_error(site: str, tmp_path: Path)
         fetch(f"{site}/body", tmp_path / "file" / "x", MD5)
 
 
-def test_a_failed_download_removes_the_folders_it_made_and_no_other(
-    site: str, tmp_path: Path
-) -> None:
+def test_a_failed_download_removes_only_folders_it_made(site: str, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     for url, md5 in ((f"{site}/none", MD5), (f"{site}/body", "0" * 32)):
@@ -143,7 +141,7 @@ def test_a_failed_download_removes_the_folders_it_made_and_no_other(
         assert list(empty.iterdir()) == []
 
 
-def test_a_folder_that_another_has_filled_meanwhile_stays(site: str, tmp_path: Path) -> None:
+def test_a_folder_that_another_process_filled_stays(site: str, tmp_path: Path) -> None:
     def fill(done: int, total: int, note: str = "") -> None:
         (tmp_path / "data" / "other").touch()
 

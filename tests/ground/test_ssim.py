@@ -40,7 +40,7 @@ def test_reflected_borders_equal_torchmetrics(
 def test_whole_windows_equal_scikit_image(images: Images) -> None:
     x, guess = images(torch.float64)
     expected = [
-        structural_similarity(
+        structural_similarity(  # type: ignore[no-untyped-call]
             a.numpy(), b.numpy(), channel_axis=0, data_range=1, gaussian_weights=True, sigma=1.5,
             use_sample_covariance=False,
         )

@@ -103,6 +103,7 @@ def _rows(path: Path) -> list[Row]:
             "columns, then one line for each image"
         )
     try:
+        # utf-8-sig drops the byte order mark that spreadsheets write.
         with path.open(encoding="utf-8-sig", newline="") as file:
             header, *lines = list(csv.reader(file)) or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as err:
@@ -135,7 +136,7 @@ def _by_image(
     known, named = [str(place) for place in range(n)], [str(place) for place in range(len(rows))]
     hint = f"allowed are whole numbers from 0 to {n - 1}"
     if key == INDEX:
-        named = [row[INDEX].lstrip("0") or "0" for row in rows]
+        named = [row[INDEX].lstrip("0") or "0" for row in rows]  # "007" is image 7
     elif key == FILE:
         if files is None:
             raise DataError(

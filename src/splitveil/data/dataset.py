@@ -190,6 +190,7 @@ def to_uint8(x: np.ndarray, name: str) -> np.ndarray:
             f"{name}: images contain {int(missing.sum())} NaN, the first at index {first}; "
             "replace them or remove those images"
         )
+    # Floats up to 255 are refused and not rescaled: a guess would be wrong for dark images.
     low, high = x.min(), x.max()
     top = 1 if x.dtype.kind == "f" else LEVELS
     if low < 0 or high > top:
@@ -371,6 +372,7 @@ class Source:
 
 def fingerprint(dataset: Dataset) -> str:
     """The first 16 hex digits of the SHA-256 of the bytes of images and labels."""
+    # A fixed byte order for labels, so that the hash is the same on every machine.
     digest = hashlib.sha256(dataset.images.cpu().numpy().tobytes())
     digest.update(dataset.labels.cpu().numpy().astype("<i8").tobytes())
     return digest.hexdigest()[:16]

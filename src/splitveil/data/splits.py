@@ -116,6 +116,7 @@ def make_splits(
     """
     for name, value in (("val_fraction", val_fraction), ("held_out", held_out)):
         Range(0, 1, below=True).check(name, value)
+    # held-out is drawn before val, so that changing val_fraction never moves a held-out image.
     labels, pool = dataset.labels.cpu(), dataset.pool.sort().values
     taken, rest = stratified(labels[pool], held_out, stream(split_seed, "split/held-out"))
     reserved, left = pool[taken], pool[rest]
@@ -178,6 +179,7 @@ def index_hash(indices: Int64[Tensor, " n"]) -> str:
     >>> index_hash(torch.arange(3))
     'ab25350e3e65efeb'
     """
+    # A fixed byte order, so that the hash is the same on every machine.
     raw = indices.cpu().numpy().astype("<i8").tobytes()
     return hashlib.sha256(raw).hexdigest()[:HASH_DIGITS]
 

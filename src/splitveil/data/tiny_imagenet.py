@@ -72,6 +72,7 @@ def read(request: ReadRequest) -> Dataset:
     origin = TINY.find(request)
     if origin.is_dir():
         return assemble(decode_all(in_folder(origin), request.progress), origin)
+    # Decoding 110,000 JPEGs takes minutes; the stored arrays are read in seconds.
     target, md5 = request.root / DECODED, file_md5(origin)
     arrays = stored(target, md5)
     if arrays is not None:
@@ -130,7 +131,7 @@ def in_archive(archive: Path) -> Iterator[Tree]:
 
         def read_member(name: str) -> bytes:
             member = zipped.getinfo(f"{TINY.folder}/{name}")
-            if member.file_size > TINY.max_bytes:
+            if member.file_size > TINY.max_bytes:  # a zip bomb would fill the memory
                 raise DataError(
                     f"{name} in {archive} has {member.file_size} bytes, more than any of the "
                     f"official ones; delete the archive and {TINY.again}"

@@ -168,7 +168,7 @@ def _read_epochs(path: Path) -> tuple[Json, ...]:
         try:
             entry = parse(line)
         except ValueError as err:
-            if number == len(lines):
+            if number == len(lines):  # cut off by a kill
                 break
             raise RunError(
                 f"{path} line {number} is not valid JSON ({err}); remove the line or train again"
@@ -226,6 +226,7 @@ def write_record(folder: Path, record: Record, pictures: Json, profiles: Sequenc
             folder,
             name,
         )
+    # The record comes last: a run with a record always has the gallery of the same audit.
     write_text(folder / "gallery.json", json.dumps(pictures))
     write_text(folder / "record.json", record.to_json())
 
@@ -242,6 +243,7 @@ def is_at_least_as_strong(new: Record, old: Record, profiles: Sequence[str]) -> 
         return False
     if not set(old.leaks) - {"refused"} <= set(new.leaks):
         return False
+    # A larger profile replaces everything only if no attack was left out.
     new_rank, old_rank = _rank(new, profiles), _rank(old, profiles)
     whole = not new.audit.only and not new.audit.left_out
     return (new_rank > old_rank and whole) or (
