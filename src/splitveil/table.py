@@ -294,7 +294,6 @@ class Table:
     ) -> tuple[list[Column], list[list[str]]]:
         """Columns and cells without empty columns, and with `brief` only those for a terminal."""
         cells = self.cells(rows, lang)
-        # HTML keeps empty columns, so that the tables of one page have the same columns.
         kept = [
             i
             for i, column in enumerate(self.columns)

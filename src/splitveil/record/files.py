@@ -226,7 +226,7 @@ def write_record(folder: Path, record: Record, pictures: Json, profiles: Sequenc
             folder,
             name,
         )
-    # The record comes last: a run with a record always has the gallery of the same audit.
+    # The record comes last, so that a killed first audit leaves no record without a gallery.
     write_text(folder / "gallery.json", json.dumps(pictures))
     write_text(folder / "record.json", record.to_json())
 
