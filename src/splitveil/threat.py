@@ -1,7 +1,7 @@
 """The threat model: `Victim`, the sealed views of it, and the protocol of an attack.
 
-An attack never holds a `Victim`. It gets a `BlackBox` or a `WhiteBox`, whose every path from an
-image to z goes through the channel, so that no attack can bypass the defence.
+An attack never holds a `Victim`. It gets a `BlackBox`, whose queries all go through the channel, so
+that no attack can bypass the defence. A `WhiteBox` adds copies of the client's networks.
 """
 
 import copy
