@@ -29,17 +29,16 @@ from paper.tradeoff import marks, tradeoff
 from splitveil.experiments.reproduction import EXPERIMENTS, SEED_003
 from splitveil.record.files import read_run
 from splitveil.record.groups import Group, Records, find_records
-from splitveil.report.columns import Published
+from splitveil.report.columns import Published, read_published
 from splitveil.report.comparison import (
     Track,
     compare_records,
-    read_published,
     row_differences,
     track_table,
     tracks,
     warnings,
 )
-from splitveil.report.gallery import reconstruction_grid
+from splitveil.report.figures import draw_grid
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -263,7 +262,7 @@ def picture(paths: Sequence[str]) -> bytes:
             sys.exit(f"{path} has no gallery.json; audit it again")
         shown = {best: run.gallery.reconstructions[best]}
         runs.append(replace(run, gallery=replace(run.gallery, reconstructions=shown)))
-    return reconstruction_grid(runs)
+    return draw_grid(runs).png
 
 
 def main() -> None:

@@ -10,15 +10,20 @@ from made_records import grouped, one, put, record
 
 from splitveil.errors import RunError
 from splitveil.record.groups import Group, Records, find_records
-from splitveil.report.columns import COMPARE, EVERYTHING, Compared, Published
+from splitveil.report.columns import (
+    COMPARE,
+    EVERYTHING,
+    Compared,
+    Published,
+    read_published,
+    reported,
+)
 from splitveil.report.comparison import (
     ARCHITECTURE,
     BUDGET,
     REST,
     TEST90,
     caption,
-    read_published,
-    reported,
     track_table,
     tracks,
     warnings,

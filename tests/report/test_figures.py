@@ -19,8 +19,15 @@ from splitveil.record.files import RunFiles
 from splitveil.record.schema import Record
 from splitveil.report.canvas import CEILING, DPI, PALETTE, Drawing, references, shown
 from splitveil.report.columns import Published
-from splitveil.report.figures import attack_bars, comparable, scatter, training_curves
-from splitveil.report.gallery import TILE, draw_grid, left_out, reconstruction_grid
+from splitveil.report.figures import (
+    TILE,
+    attack_bars,
+    comparable,
+    draw_grid,
+    left_out,
+    scatter,
+    training_curves,
+)
 
 
 def pixels(drawn: bytes | Drawing) -> NDArray[np.uint8]:
@@ -86,15 +93,15 @@ def test_runs_on_other_images_get_a_grid_of_their_own() -> None:
     one = flat_gallery({"decoder": [70, 80]}, [1, 2])
     other = flat_gallery({"decoder": [70, 80]}, [3, 4])
     shared, apart = (
-        pixels(reconstruction_grid([one, one])),
-        pixels(reconstruction_grid([one, other])),
+        pixels(draw_grid([one, one])),
+        pixels(draw_grid([one, other])),
     )
     assert apart.shape[0] - shared.shape[0] > TILE * DPI
 
 
 def test_the_grid_shows_ten_columns_at_most(make_run: MakeRun) -> None:
     widths = [
-        pixels(reconstruction_grid([make_run(f"n{n}", gallery=make_gallery("veil", n=n))])).shape[1]
+        pixels(draw_grid([make_run(f"n{n}", gallery=make_gallery("veil", n=n))])).shape[1]
         for n in (9, 10, 14)
     ]
     assert widths[0] < widths[1] == widths[2]
@@ -113,7 +120,7 @@ def test_a_grid_too_tall_names_who_is_left_out() -> None:
     flat = flat_gallery({"decoder": [70]}, [1])
     many = [replace(flat, name=f"r{i}") for i in range(14)]
     assert left_out(many) == ["r12", "r13"]
-    assert pixels(reconstruction_grid(many)).shape[0] < 2**16
+    assert pixels(draw_grid(many)).shape[0] < 2**16
 
 
 def test_scatter_draws_a_point_per_run_and_the_ceiling(three: list[RunFiles]) -> None:
@@ -141,14 +148,14 @@ def test_bars_grow_wider_with_attacks_and_taller_with_runs(three: list[RunFiles]
 
 def test_curves_without_data_are_not_drawn(make_run: MakeRun) -> None:
     def third_panel(run: RunFiles) -> NDArray[np.uint8]:
-        return pixels(training_curves(run))[:, 850:1200]
+        return pixels(training_curves([run]))[:, 850:1200]
 
     assert has_colour(third_panel(make_run("veil", "veil")), PALETTE[0])
     assert not has_colour(third_panel(make_run("none", "none")), PALETTE[0])
 
 
 def test_curves_take_one_run_or_several(three: list[RunFiles]) -> None:
-    one, all_three = pixels(training_curves(three[2])), pixels(training_curves(three))
+    one, all_three = pixels(training_curves(three[2:])), pixels(training_curves(three))
     assert one.shape == (390, 1650, 3)
     assert all_three.shape[0] > one.shape[0]  # the legend
     assert all(has_colour(all_three, ink) for ink in PALETTE[:3])
@@ -174,7 +181,7 @@ def test_equal_numbers_and_a_perfect_score_can_be_drawn(make_run: MakeRun) -> No
 
 def test_nothing_to_draw_is_an_error_that_says_what_to_do(make_run: MakeRun) -> None:
     bare = make_run("x", record={}, gallery=None)
-    for draw in (reconstruction_grid, scatter, attack_bars):
+    for draw in (draw_grid, scatter, attack_bars):
         with pytest.raises(RunError, match="audit a run"):
             draw([bare])
 
@@ -224,7 +231,7 @@ def test_warm_up_and_shut_off_leave_their_marks_on_the_curves(make_run: MakeRun)
             line |= {key: values[at] for key, values in logged.items()}
         run = make_run(f"r{len(made)}", metrics="\n".join(map(json.dumps, epochs)))
         made.append(run)
-        return pixels(training_curves(run))
+        return pixels(training_curves([run]))
 
     made: list[RunFiles] = []
     plain = curves(weight=[1.0] * 8)

@@ -8,9 +8,10 @@ from made_runs import make_record, rich_record
 
 from splitveil.record.files import RunFiles
 from splitveil.record.schema import Record
-from splitveil.report.columns import doubles, sendings, written
+from splitveil.report.columns import doubles, sendings
 from splitveil.report.figures import Pictures
 from splitveil.report.page import ReportContent, fill_page
+from splitveil.report.words import written
 
 from .markup import Page
 

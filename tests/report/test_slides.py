@@ -9,7 +9,7 @@ from splitveil.record.files import RunFiles
 from splitveil.record.schema import Record
 from splitveil.report.deck import PER_SLIDE, ROWS, render_slides, write_deck
 from splitveil.report.figures import Pictures
-from splitveil.report.page import ReportContent, along, front, write_report
+from splitveil.report.page import MANY_CARDS, ReportContent, front, write_report
 
 from .markup import Page
 
@@ -60,10 +60,14 @@ def test_the_front_is_what_no_other_run_beats() -> None:
     assert [found.name for found in front(runs)] == ["a", "b", "a2"]
 
 
-def test_runs_along_the_front_keep_both_ends() -> None:
-    runs = [at(str(tenths), 0.9, tenths / 10) for tenths in range(10)]
-    assert [found.name for found in along(runs, 4)] == ["9", "6", "3", "0"]
-    assert [found.name for found in along(runs[:2], 4)] == ["1", "0"]
+def test_cards_are_spread_along_the_front_and_keep_its_ends() -> None:
+    runs = [at(str(i), 0.9 - i / 100, i / 100) for i in range(2 * MANY_CARDS)]
+    names = [int(run.name) for run in ReportContent(runs=runs).key_runs]
+    assert names == [15, 13, 11, 9, 6, 4, 2, 0]
+    worse = [at(f"w{i}", 0.1, 0.0) for i in range(MANY_CARDS)]
+    few = ReportContent(runs=[*runs[:2], *worse]).key_runs
+    assert [run.name for run in few] == ["1", "0"]
+    assert ReportContent(runs=runs[:3]).key_runs == runs[:3]
 
 
 def test_the_deck_is_a_call_of_its_own(make_run: MakeRun, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from splitveil.errors import ConfigError
 from splitveil.record.files import RunFiles
 from splitveil.report.canvas import Drawing
 from splitveil.report.deck import render_slides
-from splitveil.report.figures import Picture, Pictures
+from splitveil.report.figures import Pictures
 from splitveil.report.page import ReportContent, fill_page
 from splitveil.report.sentences import verdict
 from splitveil.report.words import LOCALE, TERMS, Sentence, language, sentence, word
@@ -33,7 +33,7 @@ NAMES = {  # of metrics, units, products and what records call things
 }  # fmt: skip
 
 
-DOT = Picture(stem="x", drawing=Drawing(Figure((1, 1))), runs=("veil",))
+DOT = Drawing(Figure((1, 1)), "x", ["veil"])
 BLANK = Pictures(grid=DOT, tradeoff=DOT, attacks=DOT, curves=(DOT,))
 KNOWLEDGE = ("train", "held-out", "test90", "val")
 

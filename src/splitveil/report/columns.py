@@ -4,10 +4,14 @@ The rows of `SUMMARY` and `CERTIFICATES` are runs, those of `ATTACKS` a run and 
 those of `LEAKS` groups of records, those of `COMPARE` a group and what is published of it.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from splitveil.errors import RunError
+from splitveil.io import finite, parse
 from splitveil.record.files import RunFiles
 from splitveil.record.groups import Group, aux_of, mean_of
 from splitveil.record.schema import (
@@ -27,12 +31,12 @@ from splitveil.report.words import (
     LANGS,
     LOCALE,
     Lang,
-    Sentence,
     Value,
     joined,
     sentence,
     value_word,
     word,
+    written,
 )
 from splitveil.table import (
     CODE,
@@ -83,11 +87,6 @@ def _number(path: str) -> Callable[[RunFiles], float | None]:
 
 def _text(path: str) -> Callable[[RunFiles], str | None]:
     return lambda run: text(run.record, path)
-
-
-def written(value: Value, lang: Lang) -> str:
-    """A value of a sentence as plain text."""
-    return value.plain(lang) if isinstance(value, Sentence) else str(value)
 
 
 NATS, SECONDS = both("unit.nats"), both("unit.seconds")
@@ -162,24 +161,16 @@ ATTACKS = Table(
 )
 
 
-class FlagSeen(NamedTuple):
-    """A flag of a record: its name, what was seen, what to do; in the reader's words if known."""
-
-    title: Value
-    seen: str
-    remedy: Value
+def flags_of(run: RunFiles) -> list[tuple[Value, str, Value]] | None:
+    """Name, what was seen and what to do, for each flag; None where the audit looked for none."""
+    return None if run.record.flags is None else [_flag(flag) for flag in run.record.flags]
 
 
-def flags_of(run: RunFiles) -> tuple[FlagSeen, ...] | None:
-    """The flags an audit raised; None where none was asked for."""
-    return None if run.record.flags is None else tuple(map(_seen, run.record.flags))
-
-
-def _seen(flag: Flag) -> FlagSeen:
-    title, remedy = f"flag.{flag.name}", f"advice.{flag.name}"
-    usual = LOCALE["en"].get(remedy) == flag.advice  # not of another version
-    return FlagSeen(
-        sentence(title) if title in LOCALE["en"] else flag.name,
+def _flag(flag: Flag) -> tuple[Value, str, Value]:
+    known, title, remedy = LOCALE["en"], f"flag.{flag.name}", f"advice.{flag.name}"
+    usual = known.get(remedy) == flag.advice  # advice of another version stands as it is
+    return (
+        sentence(title) if title in known else flag.name,
         flag.seen or NOTHING,
         sentence(remedy) if usual else flag.advice or NOTHING,
     )
@@ -190,7 +181,7 @@ def _flags(run: RunFiles) -> list[Value] | None:
     flags, profile = flags_of(run), run.record.audit.profile
     if flags is None:
         return None
-    names = [flag.title for flag in flags] or [sentence("flags.none")]
+    names = [title for title, _, _ in flags] or [sentence("flags.none")]
     return [*names, sentence("flags.brief", profile=profile)] if profile in BRIEF else names
 
 
@@ -242,16 +233,17 @@ CERTIFICATES = Table(
 )
 
 
-def refusals(runs: Sequence[RunFiles]) -> list[tuple[tuple[str, ...], tuple[str, ...], str]]:
-    """Why certificates were refused: (runs, kinds, reason), equal reasons together."""
+def refusals(runs: Sequence[RunFiles], lang: Lang = "en") -> list[tuple[str, str, str]]:
+    """Why certificates were refused: runs, certificates, reason; equal reasons together."""
     reasons: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for run in runs:
         for kind in KINDS:
             reason = _certificate(run.record, kind).refused
             if reason is not None:
                 names, kinds = reasons.setdefault(reason, ({}, {}))
-                names[run.name] = kinds[kind] = None
-    return [(tuple(names), tuple(kinds), reason) for reason, (names, kinds) in reasons.items()]
+                names[run.name] = kinds[word(f"certificate.{kind}", lang)] = None
+    return [(joined([*names], lang), joined([*kinds], lang), reason)
+            for reason, (names, kinds) in reasons.items()]  # fmt: skip
 
 
 def audited(runs: Sequence[RunFiles]) -> list[RunFiles]:
@@ -406,15 +398,61 @@ class Published:
         return self.dataset is None or self.dataset in datasets
 
 
+def read_published(path: Path) -> dict[str, Published]:
+    """Rows of a JSON file {name: {accuracy, mse, source, dataset}}; accuracies are shares."""
+    try:
+        data = parse(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError(f"it must hold an object of rows, got {type(data).__name__}")
+        return {name: _published(name, row) for name, row in data.items()}
+    except (OSError, ValueError) as err:
+        raise RunError(
+            f"{path} is not a file of published rows: {err}; a row is, for example, "
+            '"cem": {"accuracy": 0.9, "mse": 0.01, "source": "where it is printed", '
+            '"dataset": "cifar10"}'
+        ) from err
+
+
+def _published(name: str, given: object) -> Published:
+    """A row of a file, each value of its kind; raises ValueError naming the row and the key."""
+    row = finite(given)
+    if not isinstance(row, dict):
+        raise ValueError(f"row '{name}' must be an object, got {type(row).__name__}")
+    known = [field.name for field in fields(Published)]
+    strange = [f"unknown {key}" for key in row if key not in known]
+    missing = [f"no {key}" for key in known[:3] if row.get(key) is None]
+    if strange or missing:
+        raise ValueError(f"row '{name}': {', '.join(missing + strange)}")
+    try:
+        return read_part(Published, {"aux": Published.aux} | row)
+    except RunError as err:
+        raise ValueError(f"row '{name}': {err}") from err
+
+
+def reported(group: Group, published: Mapping[str, Published]) -> Published | None:
+    """What is published under a row's name, of the same dataset and attacker's knowledge.
+
+    Folders say `arl-cem` for the stack `arl+cem`.
+    """
+    said = published.get(group.name) or published.get(group.name.replace("-", "+"))
+    if said is None or not said.is_of(group.distinct("config.dataset")):
+        return None
+    return said if group.distinct("audit.aux") == [said.aux] else None
+
+
+def elsewhere(published: Mapping[str, Published], datasets: Collection[str]) -> list[str]:
+    """A line that counts the published rows of other datasets than these, which are not shown."""
+    counts = Counter(said.dataset for said in published.values() if not said.is_of(datasets))
+    named = ", ".join(f"{dataset} ({count})" for dataset, count in sorted(counts.items()))
+    met = ", ".join(sorted(datasets)) or NOTHING
+    return [f"published rows of another dataset left out: {named}; records: {met}"] if named else []
+
+
 class Compared(NamedTuple):
     """A row to compare: its records, and what is published of it."""
 
     group: Group
     reported: Published | None = None
-
-
-def _of(get: Callable[[Group], Any]) -> Callable[[Compared], Any]:
-    return lambda row: get(row.group)
 
 
 def _over(path: str) -> Callable[[Compared], list[float | None]]:
@@ -456,18 +494,20 @@ def remarks(group: Group) -> list[str]:
     return list(dict.fromkeys(words for record in group.records for words in shortfalls(record)))
 
 
-def _on_reconstructions(record: Record) -> float | None:
+def _rebuilt(row: Compared) -> list[float | None]:
     """The server's accuracy on what `decoder` rebuilt, the attack of the reference documents.
 
-    Of the strongest attack where `decoder` did not run.
+    Where `decoder` did not run, on what the strongest attack rebuilt.
     """
-    ran = number(record, "attacks.decoder.accuracy")
-    return number(record, f"attacks.{record.strongest.mse_by}.accuracy") if ran is None else ran
+
+    def read(record: Record) -> float | None:
+        ran = number(record, "attacks.decoder.accuracy")
+        return number(record, f"attacks.{record.strongest.mse_by}.accuracy") if ran is None else ran
+
+    return _each(read)(row.group)
 
 
 REPORTED = fixed(2, 100.0, nothing="")
-REBUILT, ZERO_PAD = _of(_each(_on_reconstructions)), _over("strongest.ssim_zeropad")
-
 COMPARE = Table(
     Column("row", "row", lambda row: row.group.name, CODE, brief="row"),
     Column("net", "net", _distinct("config.net"), TEXTS),
@@ -486,14 +526,21 @@ COMPARE = Table(
     Column("params", "client parameters", _over("client.params"), shared(0, 1e-3), "k", "down"),
     Column("wire", "wire", _over("client.wire_floats"), shared(0), "", "down"),
     Column("seconds", "train", _over("seconds.train"), mean_sd(0), "s"),
-    Column("flags", "flags", _of(_flag_count), fixed(0), "", "down"),
-    Column("remark", "remark", _of(remarks), TEXTS, brief="remark"),
+    Column("flags", "flags", lambda row: _flag_count(row.group), fixed(0), "", "down"),
+    Column("remark", "remark", lambda row: remarks(row.group), TEXTS, brief="remark"),
 )
 
 EVERYTHING = Table(  # what CSV and JSON hold of a row
     *COMPARE.columns,
-    Column("rec-accuracy", "accuracy on reconstructions", REBUILT, SHARES, "%", "down", "rec%"),
-    Column("ssim-zeropad", "zero-pad SSIM", ZERO_PAD, mean_sd(4), "", "down", "SSIM₀"),
+    Column("rec-accuracy", "accuracy on reconstructions", _rebuilt, SHARES, "%", "down", "rec%"),
+    Column(
+        "ssim-zeropad",
+        "zero-pad SSIM",
+        _over("strongest.ssim_zeropad"),
+        mean_sd(4),
+        better="down",
+        brief="SSIM₀",
+    ),
     Column("defence", "defence", _distinct("config.defence"), TEXTS),
     Column("dataset", "dataset", _distinct("config.dataset"), TEXTS),
     Column("aux", "aux", lambda row: [aux_of(row.group)], TEXTS),
@@ -518,14 +565,8 @@ Reference = dict[str, Any]
 def reported_reference(name: str, row: Published) -> Reference:
     """A published row of `REFERENCE`: one run against one attack."""
     return {
-        "row": f"*{name.removesuffix('-test90')}*",
-        "net": ["vgg11"],
-        "seeds": [1],
-        "accuracy": [row.accuracy],
-        "rec-accuracy": [row.reconstruction_accuracy],
-        "mse": [row.mse],
-        "by": ["decoder"],
-        "ssim-zeropad": [row.ssim_zeropad],
-        "psnr": [row.psnr_pooled],
-        "source": row.source,
-    }
+        "row": f"*{name.removesuffix('-test90')}*", "net": ["vgg11"], "seeds": [1],
+        "accuracy": [row.accuracy], "rec-accuracy": [row.reconstruction_accuracy],
+        "mse": [row.mse], "by": ["decoder"], "ssim-zeropad": [row.ssim_zeropad],
+        "psnr": [row.psnr_pooled], "source": row.source,
+    }  # fmt: skip

@@ -6,19 +6,17 @@ Against a row of one's choice, rows with the same training seeds are compared se
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.errors import ConfigError, RunError, unknown
-from splitveil.io import Json, finite, parse
+from splitveil.errors import ConfigError, unknown
+from splitveil.io import Json
 from splitveil.record.groups import FREE, Group, Records, aux_of, dataset_of, defences_of, setting
-from splitveil.record.schema import Record, number, per_image_mse, read_part
+from splitveil.record.schema import Record, number, per_image_mse
 from splitveil.record.statistics import Difference, Sample, difference, holm
 from splitveil.report.columns import (
     COMPARE,
@@ -27,6 +25,7 @@ from splitveil.report.columns import (
     Compared,
     Published,
     Reference,
+    reported,
     reported_reference,
 )
 from splitveil.table import CODE, NOTHING, P_VALUE, Cell, Column, Table, count, decimals, gap
@@ -179,56 +178,6 @@ def _seeds(groups: Sequence[Group]) -> str:
     return said + (f" Fewer than three training seeds: {which}." if few else "")
 
 
-def read_published(path: Path) -> dict[str, Published]:
-    """Rows of a JSON file {name: {accuracy, mse, source, dataset}}; accuracies are shares."""
-    try:
-        data = parse(path.read_text(encoding="utf-8"))
-        if not isinstance(data, dict):
-            raise ValueError(f"it must hold an object of rows, got {type(data).__name__}")
-        return {name: _published(name, row) for name, row in data.items()}
-    except (OSError, ValueError) as err:
-        raise RunError(
-            f"{path} is not a file of published rows: {err}; a row is, for example, "
-            '"cem": {"accuracy": 0.9, "mse": 0.01, "source": "where it is printed", '
-            '"dataset": "cifar10"}'
-        ) from err
-
-
-def _published(name: str, given: object) -> Published:
-    """A row of a file, each value of its kind; raises ValueError naming the row and the key."""
-    row = finite(given)
-    if not isinstance(row, dict):
-        raise ValueError(f"row '{name}' must be an object, got {type(row).__name__}")
-    known = [field.name for field in fields(Published)]
-    strange = [f"unknown {key}" for key in row if key not in known]
-    missing = [f"no {key}" for key in known[:3] if row.get(key) is None]
-    if strange or missing:
-        raise ValueError(f"row '{name}': {', '.join(missing + strange)}")
-    try:
-        return read_part(Published, {"aux": Published.aux} | row)
-    except RunError as err:
-        raise ValueError(f"row '{name}': {err}") from err
-
-
-def reported(group: Group, published: Mapping[str, Published]) -> Published | None:
-    """What is published under a row's name, of the same dataset and attacker's knowledge.
-
-    Folders say `arl-cem` for the stack `arl+cem`.
-    """
-    said = published.get(group.name) or published.get(group.name.replace("-", "+"))
-    if said is None or not said.is_of(group.distinct("config.dataset")):
-        return None
-    return said if group.distinct("audit.aux") == [said.aux] else None
-
-
-def elsewhere(published: Mapping[str, Published], datasets: Collection[str]) -> list[str]:
-    """A line that counts the published rows of other datasets than these, which are not shown."""
-    counts = Counter(said.dataset for said in published.values() if not said.is_of(datasets))
-    named = ", ".join(f"{dataset} ({count})" for dataset, count in sorted(counts.items()))
-    met = ", ".join(sorted(datasets)) or NOTHING
-    return [f"published rows of another dataset left out: {named}; records: {met}"] if named else []
-
-
 @dataclass(frozen=True, kw_only=True)
 class RowDifference:
     """Row `ours` less row `other`, accuracies as shares.
@@ -253,17 +202,19 @@ class RowDifference:
 
     @property
     def verdict(self) -> str:
-        """What the intervals allow to say; what Holm's correction does not bear out apart."""
-        signs = _sign(self.accuracy), _sign(self.mse)
-        if signs[1] is None and not signs[0]:
+        """What the intervals allow to say; what Holm's correction does not confirm is set apart."""
+        accuracy, mse = _sign(self.accuracy), _sign(self.mse)
+        if mse is None and not accuracy:
             return "no spread over seeds: no verdict" if self.several else "one seed: no verdict"
-        told, doubtful = [0, 0], [0, 0]
-        for at, p in enumerate((self.p_accuracy, self.p_mse)):
-            (told if p is not None and p < ALPHA else doubtful)[at] = signs[at] or 0
-        said, unsure = VERDICTS[told[0], told[1]], VERDICTS[doubtful[0], doubtful[1]]
-        if any(told) and any(doubtful):
-            return f"{said} and, before correction, {unsure}"
-        return f"{unsure}, before correction" if any(doubtful) else said
+        a, m, nothing = accuracy or 0, mse or 0, VERDICTS[0, 0]
+        sure_a, sure_m = (p is not None and p < ALPHA for p in (self.p_accuracy, self.p_mse))
+        said = VERDICTS[a * sure_a, m * sure_m]
+        unsure = VERDICTS[a * (not sure_a), m * (not sure_m)]
+        if unsure == nothing:
+            return said
+        if said == nothing:
+            return f"{unsure}, before correction"
+        return f"{said} and, before correction, {unsure}"
 
 
 def _sign(made: Difference | None) -> int | None:
@@ -301,8 +252,9 @@ def seed_test(
         left, right = ([v for v in values if v is not None] for values in (a, b))
     if min(len(left), len(right)) < LEAST_SEEDS:
         return None
-    samples = [Sample.of([[v, v] for v in values]) for values in (left, right)]
-    made = difference(*samples, paired=paired)  # equal columns: the images add no variance
+    # Two equal columns stand for the images: they add no variance.
+    a_side, b_side = (Sample.of([[v, v] for v in values]) for values in (left, right))
+    made = difference(a_side, b_side, paired=paired)
     low, high = made.interval.low, made.interval.high
     return None if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12) else made
 
@@ -353,11 +305,8 @@ def corrected(made: Sequence[RowDifference]) -> list[RowDifference]:
     """The contrasts with Holm's correction over all their p-values together."""
     values = [p for c in made for p in (c.p_accuracy, c.p_mse)]
     adjusted = iter(holm([p for p in values if p is not None]))
-
-    def taken(p: float | None) -> float | None:
-        return None if p is None else next(adjusted)
-
-    return [replace(c, p_accuracy=taken(c.p_accuracy), p_mse=taken(c.p_mse)) for c in made]
+    pairs = iter([None if p is None else next(adjusted) for p in values])
+    return [replace(c, p_accuracy=next(pairs), p_mse=next(pairs)) for c in made]
 
 
 def row_differences(
@@ -419,15 +368,13 @@ class Comparison:
     against: str | None = None
 
     def tables(self) -> list[tuple[Table, Sequence[Any]]]:
-        """What readers see: the track's table with its rows, and that of the differences."""
+        """What readers see: the track's table with its rows, then the differences, if any."""
         made = [track_table(self.track, self.published)]
-        return [*made, (self.differences(), self.contrasts)] if self.contrasts else made
-
-    def differences(self) -> Table:
-        """The table of the differences, with its title and caption."""
-        paired = any(c.over.startswith("paired") for c in self.contrasts)
-        words = _GAP_CAPTION + _PAIRED * paired
-        return DIFFERENCES.titled(f"Differences – {self.track.title}", words)
+        if self.contrasts:
+            paired = any(c.over.startswith("paired") for c in self.contrasts)
+            title, words = f"Differences – {self.track.title}", _GAP_CAPTION + _PAIRED * paired
+            made.append((DIFFERENCES.titled(title, words), self.contrasts))
+        return made
 
     def exact(self) -> list[dict[str, Cell]]:
         """Every row without rounding, shares as shares.
@@ -446,9 +393,8 @@ class Comparison:
         """Both tables without rounding, for JSON."""
         title, words = self.track.title, caption(self.track.groups)
         made: list[Json] = [{"title": title, "caption": words, "rows": self.exact()}]
-        if self.contrasts:
-            table = self.differences()
-            rows = [{"track": title, **row} for row in table.exact(self.contrasts)]
+        for table, contrasts in self.tables()[1:]:
+            rows = [{"track": title, **row} for row in table.exact(contrasts)]
             made.append({"title": table.title, "caption": table.caption, "rows": rows})
         return made
 
@@ -530,10 +476,9 @@ def _inner_faults(group: Group) -> list[str]:
     said = []
     named = {key for record in group.records for key in record.config} - {*FREE}
     for key in sorted(named):
-        values = {setting(key)(record) for record in group.records} - {NOTHING}
+        values = sorted({setting(key)(record) for record in group.records} - {NOTHING})
         if len(values) > 1:
-            listed = ", ".join(sorted(values))
-            said.append(f"row {group.name}: its seeds differ in {key}: {listed}")
+            said.append(f"row {group.name}: its seeds differ in {key}: {', '.join(values)}")
     for name, path in MEASURED.items():
         without = sum(number(record, path) is None for record in group.records)
         if 0 < without < len(group.records):

@@ -5,7 +5,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 
 from splitveil.errors import RunError
@@ -14,20 +13,27 @@ from splitveil.record.files import RunFiles, read_run
 from splitveil.record.groups import Group, row_names
 from splitveil.record.schema import shortfalls
 from splitveil.record.statistics import undominated
-from splitveil.report import columns, gallery, sentences
-from splitveil.report.columns import ATTACKS, CERTIFICATES, LEAKS, SUMMARY, Published
-from splitveil.report.comparison import elsewhere, read_published
-from splitveil.report.figures import Pictures, comparable, draw, phases
+from splitveil.report import columns, sentences
+from splitveil.report.columns import (
+    ATTACKS,
+    CERTIFICATES,
+    LEAKS,
+    SUMMARY,
+    Published,
+    elsewhere,
+    read_published,
+)
+from splitveil.report.figures import Pictures, comparable, draw, left_out, phases, strips
 from splitveil.report.words import (
     LANGS,
     TERMS,
     Lang,
     Sentence,
-    Value,
     joined,
     language,
     sentence,
     word,
+    written,
 )
 
 PAGE = "report.html"
@@ -43,7 +49,7 @@ class ReportContent:
         skipped: Path and reason of each folder that was left out.
         lang: Language of the report.
         title: Its title; None for the usual one.
-        published: Rows of others, drawn as hollow marks.
+        published: Rows of others by name, drawn as hollow marks.
     """
 
     runs: Sequence[RunFiles]
@@ -77,16 +83,20 @@ class ReportContent:
         less: dict[str, list[str]] = {}
         for run in self.runs:
             less.setdefault(", ".join(shortfalls(run.record)), []).append(run.name)
-        return [
-            f"less than a standard audit of test images ({words}): {', '.join(names)}"
-            for words, names in less.items()
-            if words
-        ]
+        return [f"less than a standard audit ({words}): {', '.join(names)}"
+                for words, names in less.items() if words]  # fmt: skip
 
     @property
     def key_runs(self) -> Sequence[RunFiles]:
-        """Runs that deserve a card: all of a few, else some along the front, most private first."""
-        return self.runs if len(self.runs) <= MANY_CARDS else along(front(self.runs), MANY_CARDS)
+        """The runs that get a card: all of a few, else a selection of those nobody beats.
+
+        The selection runs evenly along the front of accuracy and error, most private first.
+        """
+        if len(self.runs) <= MANY_CARDS:
+            return self.runs
+        ordered = sorted(front(self.runs), key=lambda run: -(run.record.strongest.mse or 0.0))
+        last, chosen = len(ordered) - 1, min(len(ordered), MANY_CARDS)
+        return [ordered[round(at * last / max(chosen - 1, 1))] for at in range(chosen)]
 
     @cached_property
     def pictures(self) -> Pictures:
@@ -94,23 +104,12 @@ class ReportContent:
         return draw(self.runs, self.published)
 
 
-def along(runs: Sequence[RunFiles], limit: int) -> list[RunFiles]:
-    """At most `limit` runs by falling error, both ends and evenly between."""
-    ordered = sorted(runs, key=lambda run: -(run.record.strongest.mse or 0.0))
-    if len(ordered) <= limit:
-        return ordered
-    return [ordered[round(at * (len(ordered) - 1) / (limit - 1))] for at in range(limit)]
-
-
 def front(runs: Sequence[RunFiles]) -> list[RunFiles]:
-    """Runs that no other beats in accuracy and in error, in the order given."""
-    known, points = [], []
-    for run in runs:
-        accuracy, mse = run.record.accuracy, run.record.strongest.mse
-        if accuracy is not None and mse is not None:
-            known.append(run)
-            points.append((accuracy, mse))
-    return [run for run, best in zip(known, undominated(points), strict=True) if best]
+    """Runs that no other run beats in both accuracy and error, in the order given."""
+    scored = [(run, run.record.accuracy, run.record.strongest.mse) for run in runs]
+    known = [(run, (a, mse)) for run, a, mse in scored if a is not None and mse is not None]
+    best = undominated([point for _, point in known])
+    return [run for (run, _), kept in zip(known, best, strict=True) if kept]
 
 
 def read_runs(
@@ -120,15 +119,22 @@ def read_runs(
     title: str | None = None,
     published: Path | None = None,
 ) -> ReportContent:
-    """Read run folders; one that is broken or foreign is named and left out.
+    """Read run folders; one that is broken or no run is named and left out.
 
-    A folder met twice counts once. Raises RunError, with every reason, when none is left.
+    A folder that is given twice counts once.
 
     Args:
         paths: The folders.
-        lang: Name of the report's language.
+        lang: Language of the report: en or zh.
         title: Its title; None for the usual one.
-        published: JSON of published rows, drawn as hollow marks.
+        published: JSON file of published rows, drawn as hollow marks.
+
+    Returns:
+        What the report will hold, under names that tell the runs apart.
+
+    Raises:
+        RunError: No folder is left; it gives every reason.
+        ConfigError: There is no such language.
     """
     chosen, beside = language(lang), {} if published is None else read_published(published)
     folders: dict[Path, Path] = {}
@@ -139,7 +145,9 @@ def read_runs(
     for path in folders.values():
         try:
             run = read_run(path)
-            _probe(run)
+            # The log and the leaks are not checked with the record: odd ones fail here.
+            phases(run)
+            LEAKS.cells(leaking([run]))
         except RunError as err:
             skipped.append((str(path), str(err)))
         else:
@@ -152,12 +160,6 @@ def read_runs(
     return ReportContent(
         runs=tuple(named), skipped=tuple(skipped), lang=chosen, title=title, published=beside
     )
-
-
-def _probe(run: RunFiles) -> None:
-    """Read what is not checked with the record: the log and leaks; refuses odd ones."""
-    phases(run)
-    LEAKS.cells(leaking([run]))
 
 
 def leaking(runs: Sequence[RunFiles]) -> list[Group]:
@@ -190,7 +192,7 @@ def write_report(content: ReportContent, target: Path) -> list[Path]:
 def fill_page(content: ReportContent, pictures: Pictures) -> str:
     """The template of the page with everything in its place."""
     runs, lang = content.runs, content.lang
-    strips, cut = gallery.strips(runs)
+    shown, cut = strips(runs)
     leaks = leaking(runs)
     repeats, repeated = columns.sendings(runs)
     return fill(
@@ -205,23 +207,20 @@ def fill_page(content: ReportContent, pictures: Pictures) -> str:
         all_runs=len(runs),
         pictures=pictures,
         sources=content.sources,
-        albums=[(run.name, [s for s in strips if s.run == run.name]) for run in runs],
+        albums=[(run.name, [s for s in shown if s.run == run.name]) for run in runs],
         strips_left_out=cut,
-        left_out=tuple(gallery.left_out(runs)),
+        left_out=tuple(left_out(runs)),
         without_gallery=tuple(run.name for run in runs if run.gallery is None),
         without_metrics=tuple(run.name for run in runs if not run.metrics),
         summary=SUMMARY.render(runs, "html", lang),
         attacks=ATTACKS.render(columns.attack_rows(runs), "html", lang),
         audit=CERTIFICATES.render(runs, "html", lang) if columns.audited(runs) else "",
-        flags=flag_rows(runs, lang),
-        refusals=[
-            (
-                joined(names, lang),
-                joined([word(f"certificate.{k}", lang) for k in kinds], lang),
-                why,
-            )
-            for names, kinds, why in columns.refusals(runs)
+        flags=[
+            (run.name, *(written(value, lang) for value in flag))
+            for run in runs
+            for flag in columns.flags_of(run) or ()
         ],
+        refusals=columns.refusals(runs, lang),
         leaks=LEAKS.render(leaks, "html", lang) if leaks else "",
         repeats=repeats.render(repeated, "html", lang) if repeated else "",
         terms=TERMS,
@@ -230,29 +229,12 @@ def fill_page(content: ReportContent, pictures: Pictures) -> str:
     )
 
 
-def flag_rows(runs: Sequence[RunFiles], lang: Lang) -> list[list[str]]:
-    """Cells of the flags: run, name, what was seen, what to do."""
-    return [
-        [run.name, *(columns.written(value, lang) for value in (f.title, f.seen, f.remedy))]
-        for run in runs
-        for f in columns.flags_of(run) or ()
-    ]
-
-
 def card(run: RunFiles) -> dict[str, str | float | None]:
     """The cells of a run's summary by key, and the length of its leakage bar in per cent."""
     leak = run.record.leakage
-    cells = zip(SUMMARY.columns, SUMMARY.cells([run])[0], strict=True)
-    return {column.key: cell for column, cell in cells} | {
-        "by": run.record.strongest.mse_by,
-        "bar": None if leak is None else round(100 * min(max(leak, 0.0), 1.0), 1),
-    }
-
-
-def resource(name: str) -> str:
-    """The text of a file that ships with this package."""
-    file = resources.files("splitveil.report") / "templates" / name
-    return file.read_text(encoding="utf-8")
+    cells = {column.key: column.cell(run) for column in SUMMARY.columns}
+    bar = None if leak is None else round(100 * min(max(leak, 0.0), 1.0), 1)
+    return {**cells, "by": run.record.strongest.mse_by, "bar": bar}
 
 
 def policy(script: str) -> str:
@@ -266,26 +248,23 @@ def policy(script: str) -> str:
 
 def fill(name: str, lang: Lang, script: str, **content: object) -> str:
     """The template `name` with everything in its place: every string is escaped."""
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
-
-    def say(key: str, **values: Value) -> Markup:
-        return told(sentence(key, **values))
 
     def told(sentence: Sentence) -> Markup:
         return Markup(sentence.html(lang))  # noqa: S704 - values are escaped, patterns are ours
 
-    def plain(key: str, **values: Value) -> str:
-        return sentence(key, **values).plain(lang)
-
-    def row(names: Sequence[str]) -> str:
-        return joined(names, lang)
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-                              lstrip_blocks=True, loader=FunctionLoader(resource))  # fmt: skip
-    words = {"say": say, "told": told, "plain": plain, "row": row, "html_lang": LANGS[lang]}
-    environment.globals |= words
-    source = resource(script)
+    loader = PackageLoader("splitveil.report")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined,
+                              trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    environment.globals |= {
+        "say": lambda key, **values: told(sentence(key, **values)),
+        "told": told,
+        "plain": lambda key, **values: sentence(key, **values).plain(lang),
+        "row": lambda names: joined(names, lang),
+        "html_lang": LANGS[lang],
+    }
+    source = loader.get_source(environment, script)[0]
     content |= {"script": Markup(source), "policy": policy(source)}  # noqa: S704 - our own file
     return environment.get_template(name).render(content)
 

@@ -72,6 +72,11 @@ def sentence(key: str, **values: Value) -> Sentence:
     return Sentence(key, values)
 
 
+def written(value: object, lang: Lang) -> str:
+    """A value of a sentence, or of a record, as plain text."""
+    return value.plain(lang) if isinstance(value, Sentence) else str(value)
+
+
 def word(key: str, lang: Lang = "en") -> str:
     """An entry of the table as it stands.
 
