@@ -165,7 +165,7 @@ def style() -> Iterator[None]:
     """Draw or save in our style, whatever the user's own matplotlibrc says."""
     from matplotlib.style import context
 
-    with context(STYLE, after_reset=True):  # type: ignore[arg-type]  # keys are not literals
+    with context(STYLE, after_reset=True):
         yield
 
 

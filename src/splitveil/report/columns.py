@@ -10,54 +10,15 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from splitveil import table
 from splitveil.errors import RunError
 from splitveil.io import finite, parse
+from splitveil.record import schema
 from splitveil.record.files import RunFiles
 from splitveil.record.groups import Group, aux_of, mean_of
-from splitveil.record.schema import (
-    BRIEF,
-    AttackScores,
-    Certificate,
-    Flag,
-    Record,
-    Share,
-    get,
-    number,
-    read_part,
-    shortfalls,
-    text,
-)
-from splitveil.report.words import (
-    LANGS,
-    LOCALE,
-    Lang,
-    Value,
-    joined,
-    sentence,
-    value_word,
-    word,
-    written,
-)
-from splitveil.table import (
-    CODE,
-    COUNT,
-    DIGITS,
-    MSE,
-    NOTHING,
-    TEXT,
-    TEXTS,
-    Column,
-    Format,
-    Table,
-    count,
-    decimals,
-    fixed,
-    format_mse,
-    mean_sd,
-    percent,
-    shared,
-    spread,
-)
+from splitveil.record.schema import Certificate, Record, Share, get, number, text
+from splitveil.report.words import LANGS, LOCALE, Lang, Value, joined, sentence, word, written
+from splitveil.table import CODE, MSE, NOTHING, TEXT, TEXTS, Column, Format, Table, fixed, mean_sd
 
 KINDS = ("capacity", "gallery", "population")  # of certificates
 VACUOUS = "vacuous"  # how a record begins the reason why a bound that excludes nothing is refused
@@ -98,7 +59,7 @@ BOUND = replace(WORDS, numeric=True)  # a number, or a word why there is none
 SUMMARY = Table(
     column("column.run", lambda run: run.name, brief="run"),
     column("column.defence", _text("config.defence")),
-    column("column.seed", _text("config.seed"), DIGITS),
+    column("column.seed", _text("config.seed"), table.DIGITS),
     column("column.accuracy", _number("accuracy"), SHARE, "%", "up", "acc%"),
     column("column.strongest", _number("strongest.mse"), MSE, "", "up", "MSE"),
     column("column.by", _text("strongest.mse_by"), brief="by"),
@@ -108,8 +69,8 @@ SUMMARY = Table(
     column("column.ceiling", _number("ceiling.mse"), MSE),
     column("column.leakage", _number("leakage"), LEAK, "%", "down", "leak%"),
     column("column.rate", _number("true_rate_nats"), fixed(2), NATS, "down", "nats"),
-    column("column.macs", _number("client.macs"), COUNT, "", "down"),
-    column("column.wire", _number("client.wire_floats"), COUNT, "", "down"),
+    column("column.macs", _number("client.macs"), table.COUNT, "", "down"),
+    column("column.wire", _number("client.wire_floats"), table.COUNT, "", "down"),
 )
 
 
@@ -118,7 +79,7 @@ class Attacked(NamedTuple):
 
     run: RunFiles
     attack: str
-    scores: AttackScores
+    scores: schema.AttackScores
 
 
 def attack_rows(runs: Sequence[RunFiles]) -> list[Attacked]:
@@ -140,13 +101,16 @@ def _best_for(row: Attacked) -> Value:
         return sentence("remark.draws", count=str(scores.repeats))
     if scores.subset is None:
         return ""
-    images, rival = count(scores.images), scores.beside
+    images, rival = table.count(scores.images), scores.beside
     if not rival.attack:
         return sentence("remark.images", count=images)
-    return sentence("remark.beside", count=images, attack=rival.attack, mse=format_mse(rival.mse))
+    mse = table.format_mse(rival.mse)
+    return sentence("remark.beside", count=images, attack=rival.attack, mse=mse)
 
 
-ACCESS = Format(text=lambda value, lang: value_word("access", value, lang), numeric=False)
+ACCESS = Format(
+    text=lambda name, lang: LOCALE[lang].get(f"access.{name}", name), numeric=False
+)  # the word for it; the name itself where a record has another
 
 ATTACKS = Table(
     column("column.run", lambda row: row.run.name),
@@ -166,7 +130,7 @@ def flags_of(run: RunFiles) -> list[tuple[Value, str, Value]] | None:
     return None if run.record.flags is None else [_flag(flag) for flag in run.record.flags]
 
 
-def _flag(flag: Flag) -> tuple[Value, str, Value]:
+def _flag(flag: schema.Flag) -> tuple[Value, str, Value]:
     known, title, remedy = LOCALE["en"], f"flag.{flag.name}", f"advice.{flag.name}"
     usual = known.get(remedy) == flag.advice  # advice of another version stands as it is
     return (
@@ -182,7 +146,7 @@ def _flags(run: RunFiles) -> list[Value] | None:
     if flags is None:
         return None
     names = [title for title, _, _ in flags] or [sentence("flags.none")]
-    return [*names, sentence("flags.brief", profile=profile)] if profile in BRIEF else names
+    return [*names, sentence("flags.brief", profile=profile)] if profile in schema.BRIEF else names
 
 
 def _certified(kind: str) -> Callable[[RunFiles], Value | None]:
@@ -194,14 +158,14 @@ def _certified(kind: str) -> Callable[[RunFiles], Value | None]:
             return sentence("certificate.refused")
         if certificate.nats is None:
             return None
-        value = decimals(certificate.nats, 1)
+        value = table.decimals(certificate.nats, 1)
         return sentence("certificate.vacuous", value=value) if vacuous(certificate) else value
 
     return read
 
 
 def _certificate(record: Record, kind: str) -> Certificate:
-    return record.certificates.get(kind) or read_part(Certificate, None)
+    return record.certificates.get(kind) or schema.read_part(Certificate, None)
 
 
 def vacuous(certificate: Certificate) -> bool:
@@ -216,7 +180,7 @@ def _identification(run: RunFiles) -> Value | None:
     gallery = _certificate(run.record, "gallery")
     reason = gallery.refused or gallery.identification_error.refused
     if reason is None:
-        return percent(gallery.identification_error.at_least, 1)
+        return table.percent(gallery.identification_error.at_least, 1)
     return sentence("certificate.empty" if reason.startswith(VACUOUS) else "certificate.refused")
 
 
@@ -259,7 +223,7 @@ def sendings(runs: Sequence[RunFiles]) -> tuple[Table, list[RunFiles]]:
     repeats = "leaks.repeats"
     rows = [run for run in runs if run.record.leaks.get("repeats")]
     counts = sorted({k for run in rows for k in _sendings(run.record)}, key=int)
-    table = Table(
+    made = Table(
         column("leaks.row", lambda run: run.name),
         *(
             Column(f"k-{k}", f"k = {k}", _number(f"{repeats}.leakage.{k}"), LEAK, "%", "down")
@@ -267,9 +231,9 @@ def sendings(runs: Sequence[RunFiles]) -> tuple[Table, list[RunFiles]]:
         ),
         column("repeats.doubles", lambda run: doubles(run.record), WORDS),
         column("repeats.attack", _text(f"{repeats}.attack")),
-        column("repeats.images", _text(f"{repeats}.n"), DIGITS),
+        column("repeats.images", _text(f"{repeats}.n"), table.DIGITS),
     )
-    return table, rows
+    return made, rows
 
 
 def doubles(record: Record) -> Value | None:
@@ -347,7 +311,7 @@ def _given_class(kind: str) -> Callable[[Group], Value | None]:
         if not measured:
             refused = group.distinct(f"certificates.{kind}.refused") != [NOTHING]
             return sentence("certificate.refused") if refused else None
-        value = spread(rates, 1.0, 1)
+        value = table.spread(rates, 1.0, 1)
         empty = sum(any(vacuous(_certificate(r, kind)) for r in seed) for seed in group.seeds)
         if empty in (0, measured):
             return sentence("certificate.vacuous", value=value) if empty else value
@@ -424,7 +388,7 @@ def _published(name: str, given: object) -> Published:
     if strange or missing:
         raise ValueError(f"row '{name}': {', '.join(missing + strange)}")
     try:
-        return read_part(Published, {"aux": Published.aux} | row)
+        return schema.read_part(Published, {"aux": Published.aux} | row)
     except RunError as err:
         raise ValueError(f"row '{name}': {err}") from err
 
@@ -443,7 +407,7 @@ def reported(group: Group, published: Mapping[str, Published]) -> Published | No
 def elsewhere(published: Mapping[str, Published], datasets: Collection[str]) -> list[str]:
     """A line that counts the published rows of other datasets than these, which are not shown."""
     counts = Counter(said.dataset for said in published.values() if not said.is_of(datasets))
-    named = ", ".join(f"{dataset} ({count})" for dataset, count in sorted(counts.items()))
+    named = ", ".join(f"{dataset} ({n})" for dataset, n in sorted(counts.items()))
     met = ", ".join(sorted(datasets)) or NOTHING
     return [f"published rows of another dataset left out: {named}; records: {met}"] if named else []
 
@@ -490,8 +454,9 @@ def _flag_count(group: Group) -> float | None:
 
 
 def remarks(group: Group) -> list[str]:
-    """What makes audits of a row less than standard ones of test images."""
-    return list(dict.fromkeys(words for record in group.records for words in shortfalls(record)))
+    """What makes audits of a row less than standard ones."""
+    found = (words for record in group.records for words in schema.shortfalls(record))
+    return list(dict.fromkeys(found))
 
 
 def _rebuilt(row: Compared) -> list[float | None]:
@@ -507,7 +472,7 @@ def _rebuilt(row: Compared) -> list[float | None]:
     return _each(read)(row.group)
 
 
-REPORTED = fixed(2, 100.0, nothing="")
+REPORTED, THOUSANDS = fixed(2, 100.0, nothing=""), table.shared(0, 1e-3)
 COMPARE = Table(
     Column("row", "row", lambda row: row.group.name, CODE, brief="row"),
     Column("net", "net", _distinct("config.net"), TEXTS),
@@ -522,9 +487,9 @@ COMPARE = Table(
     Column("worst", "worst-case MSE", _over("worst_case.mse"), mean_sd(4), "", "up"),
     Column("leakage", "leakage", _over("leakage"), LEAKAGES, "%", "down", "leak%"),
     Column("rate", "rate", _over("true_rate_nats"), mean_sd(1), "nats", "down"),
-    Column("macs", "client MMAC", _over("client.macs"), shared(1, 1e-6), "", "down"),
-    Column("params", "client parameters", _over("client.params"), shared(0, 1e-3), "k", "down"),
-    Column("wire", "wire", _over("client.wire_floats"), shared(0), "", "down"),
+    Column("macs", "client MMAC", _over("client.macs"), table.shared(1, 1e-6), "", "down"),
+    Column("params", "client parameters", _over("client.params"), THOUSANDS, "k", "down"),
+    Column("wire", "wire", _over("client.wire_floats"), table.shared(0), "", "down"),
     Column("seconds", "train", _over("seconds.train"), mean_sd(0), "s"),
     Column("flags", "flags", lambda row: _flag_count(row.group), fixed(0), "", "down"),
     Column("remark", "remark", lambda row: remarks(row.group), TEXTS, brief="remark"),
@@ -545,9 +510,9 @@ EVERYTHING = Table(  # what CSV and JSON hold of a row
     Column("dataset", "dataset", _distinct("config.dataset"), TEXTS),
     Column("aux", "aux", lambda row: [aux_of(row.group)], TEXTS),
     Column("profile", "profile", _distinct("audit.profile"), TEXTS),
-    Column("epochs", "epochs", _over("config.epochs"), shared(0)),
-    Column("lambd", "lambd", _over("config.lambd"), shared(3)),
-    Column("noise", "noise", _over("config.noise_std"), shared(3)),
+    Column("epochs", "epochs", _over("config.epochs"), table.shared(0)),
+    Column("lambd", "lambd", _over("config.lambd"), table.shared(3)),
+    Column("noise", "noise", _over("config.noise_std"), table.shared(3)),
     Column("ceiling", "ceiling MSE", _over("ceiling.mse"), mean_sd(4)),
 )
 

@@ -18,16 +18,8 @@ from splitveil.io import Json
 from splitveil.record.groups import FREE, Group, Records, aux_of, dataset_of, defences_of, setting
 from splitveil.record.schema import Record, number, per_image_mse
 from splitveil.record.statistics import Difference, Sample, difference, holm
-from splitveil.report.columns import (
-    COMPARE,
-    EVERYTHING,
-    REFERENCE,
-    Compared,
-    Published,
-    Reference,
-    reported,
-    reported_reference,
-)
+from splitveil.report import columns
+from splitveil.report.columns import COMPARE, EVERYTHING, REFERENCE, Compared, Published, Reference
 from splitveil.table import CODE, NOTHING, P_VALUE, Cell, Column, Table, count, decimals, gap
 
 ARCHITECTURE = "Same architecture: VGG11, cut 4, 8 channels"
@@ -420,7 +412,7 @@ def compare_records(
 
 
 def _beside(track: Track, published: Mapping[str, Published]) -> list[Compared]:
-    return [Compared(group, reported(group, published)) for group in track.groups]
+    return [Compared(group, columns.reported(group, published)) for group in track.groups]
 
 
 def track_table(
@@ -441,7 +433,7 @@ def reference_rows(track: Track, published: Mapping[str, Published]) -> list[Com
     """Rows attacked as in the reference documents: what was measured, then what they report."""
     datasets = [dataset_of(group) for group in track.groups]
     beside = {n: p for n, p in published.items() if p.aux == track.aux and p.is_of(datasets)}
-    reported_rows = [reported_reference(name, row) for name, row in beside.items()]
+    reported_rows = [columns.reported_reference(name, row) for name, row in beside.items()]
     return [*map(Compared, track.groups), *reported_rows]
 
 

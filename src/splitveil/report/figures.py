@@ -3,7 +3,6 @@
 import io
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -57,12 +56,11 @@ def comparable(
     runs: Sequence[RunFiles], published: Mapping[str, Published]
 ) -> dict[str, Published]:
     """Published rows on the dataset of some run, whose attacker knew as much as that run's."""
-    known: dict[str, set[str | None]] = {}
-    for run in runs:
-        aux = run.record.audit.aux or "train"
-        known.setdefault(aux, set()).add(text(run.record, "config.dataset"))
+    known = {(run.record.audit.aux or "train", text(run.record, "config.dataset")) for run in runs}
     return {
-        n: row for n, row in published.items() if row.aux in known and row.is_of(known[row.aux])
+        name: row
+        for name, row in published.items()
+        if any(row.aux == aux and row.is_of([dataset]) for aux, dataset in known)
     }
 
 
@@ -216,13 +214,12 @@ def _bar_panels(found: Sequence[Group]) -> list[BarPanel]:
 
 def _bar_names(panel: BarPanel) -> dict[int, str]:
     """What the legend says of each kind in a panel, by its place among all."""
-    counts = Counter(place for place, _, _ in panel)
-    return {
-        place: shown(run.name)
-        if counts[place] == 1
-        else f"{shown(kind.name, 16)} ({counts[place]} runs)"
-        for place, kind, run in panel
-    }
+    names = {}
+    for place, same in groupby(panel, itemgetter(0)):
+        (_, kind, run), *more = same
+        several = f"{shown(kind.name, 16)} ({1 + len(more)} runs)"
+        names[place] = several if more else shown(run.name)
+    return names
 
 
 def _draw_bars(

@@ -13,28 +13,9 @@ from splitveil.record.files import RunFiles, read_run
 from splitveil.record.groups import Group, row_names
 from splitveil.record.schema import shortfalls
 from splitveil.record.statistics import undominated
-from splitveil.report import columns, sentences
-from splitveil.report.columns import (
-    ATTACKS,
-    CERTIFICATES,
-    LEAKS,
-    SUMMARY,
-    Published,
-    elsewhere,
-    read_published,
-)
-from splitveil.report.figures import Pictures, comparable, draw, left_out, phases, strips
-from splitveil.report.words import (
-    LANGS,
-    TERMS,
-    Lang,
-    Sentence,
-    joined,
-    language,
-    sentence,
-    word,
-    written,
-)
+from splitveil.report import columns, figures, sentences, words
+from splitveil.report.columns import CERTIFICATES, LEAKS, SUMMARY, Published
+from splitveil.report.words import Lang, Sentence, sentence, word
 
 PAGE = "report.html"
 MANY_CARDS = 8
@@ -66,7 +47,7 @@ class ReportContent:
     @property
     def sources(self) -> Sentence | None:
         """Who published the hollow marks, if there are any."""
-        said_by = [row.source for row in comparable(self.runs, self.published).values()]
+        said_by = [row.source for row in figures.comparable(self.runs, self.published).values()]
         names = {source.rpartition(", ")[0] or source for source in said_by}  # “paper, row”
         return sentence("caption.published", sources=tuple(sorted(names))) if names else None
 
@@ -75,7 +56,7 @@ class ReportContent:
         """Folders and published rows that are not in the report, and why."""
         left_out = [f"left out: {path}: {reason}" for path, reason in self.skipped]
         datasets = sentences.distinct(self.runs, "config.dataset")
-        return left_out + elsewhere(self.published, datasets)
+        return left_out + columns.elsewhere(self.published, datasets)
 
     @property
     def reservations(self) -> list[str]:
@@ -83,8 +64,8 @@ class ReportContent:
         less: dict[str, list[str]] = {}
         for run in self.runs:
             less.setdefault(", ".join(shortfalls(run.record)), []).append(run.name)
-        return [f"less than a standard audit ({words}): {', '.join(names)}"
-                for words, names in less.items() if words]  # fmt: skip
+        return [f"less than a standard audit ({reason}): {', '.join(names)}"
+                for reason, names in less.items() if reason]  # fmt: skip
 
     @property
     def key_runs(self) -> Sequence[RunFiles]:
@@ -99,9 +80,9 @@ class ReportContent:
         return [ordered[round(at * last / max(chosen - 1, 1))] for at in range(chosen)]
 
     @cached_property
-    def pictures(self) -> Pictures:
+    def pictures(self) -> figures.Pictures:
         """Every picture for which the runs have data."""
-        return draw(self.runs, self.published)
+        return figures.draw(self.runs, self.published)
 
 
 def front(runs: Sequence[RunFiles]) -> list[RunFiles]:
@@ -136,7 +117,8 @@ def read_runs(
         RunError: No folder is left; it gives every reason.
         ConfigError: There is no such language.
     """
-    chosen, beside = language(lang), {} if published is None else read_published(published)
+    chosen = words.language(lang)
+    beside = {} if published is None else columns.read_published(published)
     folders: dict[Path, Path] = {}
     for path in paths:
         folders.setdefault(path.resolve(), path)
@@ -146,7 +128,7 @@ def read_runs(
         try:
             run = read_run(path)
             # The log and the leaks are not checked with the record: odd ones fail here.
-            phases(run)
+            figures.phases(run)
             LEAKS.cells(leaking([run]))
         except RunError as err:
             skipped.append((str(path), str(err)))
@@ -189,10 +171,10 @@ def write_report(content: ReportContent, target: Path) -> list[Path]:
     return put_all(page.parent, files)
 
 
-def fill_page(content: ReportContent, pictures: Pictures) -> str:
+def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
     """The template of the page with everything in its place."""
     runs, lang = content.runs, content.lang
-    shown, cut = strips(runs)
+    shown, cut = figures.strips(runs)
     leaks = leaking(runs)
     repeats, repeated = columns.sendings(runs)
     return fill(
@@ -209,21 +191,21 @@ def fill_page(content: ReportContent, pictures: Pictures) -> str:
         sources=content.sources,
         albums=[(run.name, [s for s in shown if s.run == run.name]) for run in runs],
         strips_left_out=cut,
-        left_out=tuple(left_out(runs)),
+        left_out=tuple(figures.left_out(runs)),
         without_gallery=tuple(run.name for run in runs if run.gallery is None),
         without_metrics=tuple(run.name for run in runs if not run.metrics),
         summary=SUMMARY.render(runs, "html", lang),
-        attacks=ATTACKS.render(columns.attack_rows(runs), "html", lang),
+        attacks=columns.ATTACKS.render(columns.attack_rows(runs), "html", lang),
         audit=CERTIFICATES.render(runs, "html", lang) if columns.audited(runs) else "",
         flags=[
-            (run.name, *(written(value, lang) for value in flag))
+            (run.name, *(words.written(value, lang) for value in flag))
             for run in runs
             for flag in columns.flags_of(run) or ()
         ],
         refusals=columns.refusals(runs, lang),
         leaks=LEAKS.render(leaks, "html", lang) if leaks else "",
         repeats=repeats.render(repeated, "html", lang) if repeated else "",
-        terms=TERMS,
+        terms=words.TERMS,
         caveats=sentences.caveats(runs),
         passports=[(run.name, sentences.passport(run)) for run in runs],
     )
@@ -261,8 +243,8 @@ def fill(name: str, lang: Lang, script: str, **content: object) -> str:
         "say": lambda key, **values: told(sentence(key, **values)),
         "told": told,
         "plain": lambda key, **values: sentence(key, **values).plain(lang),
-        "row": lambda names: joined(names, lang),
-        "html_lang": LANGS[lang],
+        "row": lambda names: words.joined(names, lang),
+        "html_lang": words.LANGS[lang],
     }
     source = loader.get_source(environment, script)[0]
     content |= {"script": Markup(source), "policy": policy(source)}  # noqa: S704 - our own file

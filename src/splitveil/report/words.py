@@ -88,16 +88,6 @@ def word(key: str, lang: Lang = "en") -> str:
     return LOCALE[lang][key]
 
 
-def value_word(prefix: str, value: str, lang: Lang) -> str:
-    """The word for a value of a record, such as an access; itself where the table has none.
-
-    >>> value_word("access", "black-box", "zh"), value_word("access", "other", "zh")
-    ('黑盒', 'other')
-    """
-    key = f"{prefix}.{value}"
-    return LOCALE[lang].get(key, value)
-
-
 def joined(items: Sequence[str], lang: Lang) -> str:
     """Names in a row."""
     return BETWEEN[lang].join(items)
