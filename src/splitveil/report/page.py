@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 
 from splitveil.errors import RunError
@@ -18,6 +19,7 @@ from splitveil.report.columns import CERTIFICATES, LEAKS, SUMMARY, Published
 from splitveil.report.words import Lang, Sentence, sentence, word
 
 PAGE = "report.html"
+TEMPLATES = resources.files("splitveil.report") / "templates"
 MANY_CARDS = 8
 
 
@@ -230,15 +232,17 @@ def policy(script: str) -> str:
 
 def fill(name: str, lang: Lang, script: str, **content: object) -> str:
     """The template `name` with everything in its place: every string is escaped."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
     def told(sentence: Sentence) -> Markup:
         return Markup(sentence.html(lang))  # noqa: S704 - values are escaped, patterns are ours
 
-    loader = PackageLoader("splitveil.report")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined,
-                              trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    def read(name: str) -> str:
+        return (TEMPLATES / name).read_text(encoding="utf-8")
+
+    environment = Environment(loader=FunctionLoader(read), autoescape=True, trim_blocks=True,
+                              lstrip_blocks=True, undefined=StrictUndefined)  # fmt: skip
     environment.globals |= {
         "say": lambda key, **values: told(sentence(key, **values)),
         "told": told,
@@ -246,7 +250,7 @@ def fill(name: str, lang: Lang, script: str, **content: object) -> str:
         "row": lambda names: words.joined(names, lang),
         "html_lang": words.LANGS[lang],
     }
-    source = loader.get_source(environment, script)[0]
+    source = read(script)
     content |= {"script": Markup(source), "policy": policy(source)}  # noqa: S704 - our own file
     return environment.get_template(name).render(content)
 
