@@ -26,7 +26,6 @@ from splitveil.insight.explanation import (
     Panel,
     Story,
     panels,
-    render,
     summary,
     write_page,
 )
@@ -261,7 +260,7 @@ def test_strange_arrays_are_drawn_too(tmp_path: Path) -> None:
 def test_the_page_escapes_what_it_is_given_and_draws_nothing_empty(tmp_path: Path) -> None:
     drawn = Panel(title="<b>", text="'\"&", file="x.png", png=b"\x89PNG")
     said = Panel(title="none", text="there is none")
-    page = render("<script>", "a & b", [drawn, said])
+    (page,) = [p.read_text() for p in write_page(tmp_path, "<script>", "a & b", [drawn, said])[:1]]
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert page.count("<img") == 1

@@ -83,7 +83,7 @@ junk = st.recursive(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(place=st.sampled_from(LEAVES), value=junk | st.just(10**400))
 def test_whatever_a_record_holds_it_is_read_or_refused(
     place: tuple[str, str | None], value: object

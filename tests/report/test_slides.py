@@ -44,9 +44,7 @@ def test_a_long_table_is_cut_to_the_front_and_says_so(make_run: MakeRun) -> None
     assert "more runs" not in render_slides(ReportContent(runs=runs), EMPTY)
     worse = Record.from_dict(run.record.to_dict() | {"accuracy": 0.5})
     many = [*runs[:2], *(replace(r, record=worse) for r in runs)]
-    assert f"{ROWS} more runs stand in the report." in render_slides(
-        ReportContent(runs=many), EMPTY
-    )
+    assert f"The report lists {ROWS} more runs." in render_slides(ReportContent(runs=many), EMPTY)
 
 
 def at(name: str, accuracy: float | None, mse: float) -> RunFiles:
@@ -71,7 +69,7 @@ def test_cards_are_spread_along_the_front_and_keep_its_ends() -> None:
 
 
 def test_the_deck_is_a_call_of_its_own(make_run: MakeRun, tmp_path: Path) -> None:
-    content = ReportContent(runs=[make_run("x", gallery=None, metrics=None)])
+    content = ReportContent(runs=[make_run("x", record={}, gallery=None, metrics=None)])
     write_report(content, tmp_path / "page")
     assert not (tmp_path / "page" / "slides.html").exists()
     assert write_deck(content, tmp_path / "deck") == tmp_path / "deck" / "slides.html"
