@@ -131,7 +131,7 @@ def test_a_broken_or_foreign_folder_is_refused_with_its_reason(
     assert message in " ".join(result.output.split())
 
 
-def test_a_folder_that_is_not_there_and_a_plain_run_without_accuracy_are_refused(
+def test_a_missing_folder_and_a_plain_run_of_no_use_are_refused(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(RunError, match="no run folder"):

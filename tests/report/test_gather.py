@@ -23,7 +23,7 @@ def folder(place: Path, record: Any = None, **parts: Any) -> Path:  # noqa: ANN4
     )
 
 
-def test_broken_and_foreign_folders_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_broken_folders_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
     good = folder(tmp_path / "good", metrics=make_metrics("veil", 2))
     torn = folder(tmp_path / "torn")
     (torn / "record.json").write_text("{")

@@ -20,7 +20,7 @@ def slides_of(html: str) -> int:
     return sum(tag == "section" for tag, _ in Page(html).tags)
 
 
-def test_the_deck_opens_with_the_verdict_and_ends_with_the_origin(rich: list[RunFiles]) -> None:
+def test_the_deck_starts_with_the_verdict_and_ends_with_origins(rich: list[RunFiles]) -> None:
     page = Page(render_slides(ReportContent(runs=rich, title="Mine"), EMPTY))
     assert page.flat.index("Mine") < page.flat.index("From “none” to “veil”")
     assert page.headings == [

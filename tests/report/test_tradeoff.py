@@ -72,7 +72,7 @@ def test_measured_marks_are_filled_and_published_ones_hollow() -> None:
     assert near(both, blue) > near(tradeoff(hollow, 0.0574), blue) + 100
 
 
-def test_the_same_marks_give_the_same_bytes_and_a_moved_one_others() -> None:
+def test_the_picture_depends_on_its_marks_alone() -> None:
     again = [*CROWD[:-1], Mark(name="alone", accuracy=86.0, mse=0.048, shape="s")]
     assert tradeoff(CROWD, 0.0574) == tradeoff(CROWD, 0.0574)
     assert tradeoff(CROWD, 0.0574) != tradeoff(again, 0.0574)

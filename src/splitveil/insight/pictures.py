@@ -174,13 +174,8 @@ def gate_histogram(soft: Floats, hard: Floats, limits: tuple[float, float] | Non
             axes.set_title(title)
             axes.set_xlabel("0 closed · open 1")
             axes.set_ylabel("% of gates" if at == 0 else "")
-            axes.legend(
-                fontsize=8,
-                loc="upper left" if mean > 0.5 else "upper right",  # noqa: PLR2004
-                frameon=True,
-                edgecolor="none",
-                framealpha=0.9,
-            )
+            corner = "upper left" if mean > 0.5 else "upper right"  # noqa: PLR2004
+            axes.legend(fontsize=8, loc=corner, frameon=True, edgecolor="none", framealpha=0.9)
     return Drawing(figure).png
 
 
@@ -274,11 +269,8 @@ def variance_against_noise(within: Floats, total: Floats, noise_std: float) -> b
         axes.set_ylabel("variance of z")
         low, high = axes.get_ylim()
         below = noise_std**2 > math.sqrt(low * high)  # the noise has its name in the upper half
-        axes.legend(
-            fontsize=8,
-            loc="lower left" if below else "upper left",
-            bbox_to_anchor=(1.01, 0.0 if below else 1.0),
-        )
+        axes.legend(fontsize=8, loc="lower left" if below else "upper left",
+                    bbox_to_anchor=(1.01, 0.0 if below else 1.0))  # fmt: skip
     return Drawing(figure).png
 
 

@@ -38,7 +38,7 @@ def column(
     *more: Any,  # noqa: ANN401 - unit, better and brief
     **named: Any,  # noqa: ANN401
 ) -> Column:
-    """A column headed by a word of the table of words; its key is the word's last part."""
+    """A column headed by the entry `words` of the locale files; its key is the entry's name."""
     return Column(words.partition(".")[2], both(words), get, fmt, *more, **named)
 
 
@@ -88,9 +88,9 @@ def attack_rows(runs: Sequence[RunFiles]) -> list[Attacked]:
 
 
 def _best_for(row: Attacked) -> Value:
-    """The metrics in which an attack is the strongest, else why it is not ranked with the others.
+    """The metrics in which an attack is the strongest, or why it is not ranked with the others.
 
-    That is a subset of the images, or several sendings of each.
+    An attack is not ranked if it saw only a subset of the images, or several sendings of each.
     """
     strongest, scores = row.run.record.strongest, row.scores
     by = {"MSE": strongest.mse_by, "SSIM": strongest.ssim_by}
@@ -150,7 +150,7 @@ def _flags(run: RunFiles) -> list[Value] | None:
 
 
 def _certified(kind: str) -> Callable[[RunFiles], Value | None]:
-    """A certificate in nats, the word for a refusal, or None for what was not asked for."""
+    """A certificate in nats, the word for a refusal, or None if it was not asked for."""
 
     def read(run: RunFiles) -> Value | None:
         certificate = _certificate(run.record, kind)
@@ -169,7 +169,7 @@ def _certificate(record: Record, kind: str) -> Certificate:
 
 
 def vacuous(certificate: Certificate) -> bool:
-    """Whether a certificate says of itself, or through Fano's bound, that it excludes nothing."""
+    """Whether a certificate excludes nothing, by its own field or by Fano's bound."""
     if certificate.vacuous is not None:
         return certificate.vacuous
     return (certificate.identification_error.refused or "").startswith(VACUOUS)
@@ -219,7 +219,7 @@ DOUBLES = ("between", "never", "cannot", "nothing")  # what a record may say of 
 
 
 def sendings(runs: Sequence[RunFiles]) -> tuple[Table, list[RunFiles]]:
-    """Leakage by the number of sendings, and where it doubles; the runs that were counted."""
+    """The table of leakage by number of sendings, and its rows: the runs that measured it."""
     repeats = "leaks.repeats"
     rows = [run for run in runs if run.record.leaks.get("repeats")]
     counts = sorted({k for run in rows for k in _sendings(run.record)}, key=int)
@@ -265,10 +265,8 @@ def sent_before(record: Record) -> int:
 
 
 def found_by_wire(group: Group) -> list[float | None]:
-    """Share found by z̃ for each training seed, of the records with the most sendings.
-
-    With fewer the gallery is noisier and the attacker weaker: a mean over both is of neither.
-    """
+    """Share re-identified by z̃ for each training seed, of the records with the most sendings."""
+    # With fewer sendings the attacker is weaker: a mean over both would describe neither.
     most = max(map(sent_before, group.records))
     return [
         mean_of([number(r, f"{WIRE}.rank_1") for r in seed if sent_before(r) == most])
@@ -342,10 +340,17 @@ def leaking(groups: Sequence[Group]) -> list[Group]:
 
 @dataclass(frozen=True)
 class Published:
-    """What others report under a row's name; accuracies are shares.
+    """What others report under a row's name.
 
-    A row that does not say its dataset stands beside records of any. `aux` is what their attacker
-    knew.
+    Args:
+        accuracy: Accuracy of the task, in [0, 1].
+        mse: MSE of their attack, pixels in [0, 1].
+        source: Where it is printed.
+        dataset: Dataset; None stands beside records of any dataset.
+        aux: What their attacker knew.
+        reconstruction_accuracy: Accuracy on the reconstructions, in [0, 1].
+        ssim_zeropad: SSIM with zero padding at the borders.
+        psnr_pooled: PSNR of the mean MSE, dB.
     """
 
     accuracy: Share
@@ -363,7 +368,11 @@ class Published:
 
 
 def read_published(path: Path) -> dict[str, Published]:
-    """Rows of a JSON file {name: {accuracy, mse, source, dataset}}; accuracies are shares."""
+    """Rows of a JSON file {name: {accuracy, mse, source, dataset, …}}; accuracies are shares.
+
+    Raises:
+        RunError: The file is no such object; the message names the row and the key.
+    """
     try:
         data = parse(path.read_text(encoding="utf-8"))
         if not isinstance(data, dict):
@@ -378,7 +387,7 @@ def read_published(path: Path) -> dict[str, Published]:
 
 
 def _published(name: str, given: object) -> Published:
-    """A row of a file, each value of its kind; raises ValueError naming the row and the key."""
+    """A checked row of a file; raises ValueError naming the row and the key."""
     row = finite(given)
     if not isinstance(row, dict):
         raise ValueError(f"row '{name}' must be an object, got {type(row).__name__}")
@@ -394,9 +403,9 @@ def _published(name: str, given: object) -> Published:
 
 
 def reported(group: Group, published: Mapping[str, Published]) -> Published | None:
-    """What is published under a row's name, of the same dataset and attacker's knowledge.
+    """What is published under a row's name, for the same dataset and attacker's knowledge.
 
-    Folders say `arl-cem` for the stack `arl+cem`.
+    A folder may be called `arl-cem` for the stack `arl+cem`.
     """
     said = published.get(group.name) or published.get(group.name.replace("-", "+"))
     if said is None or not said.is_of(group.distinct("config.dataset")):

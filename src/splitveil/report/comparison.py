@@ -1,8 +1,8 @@
-"""Rows of records against each other: tracks, published rows, differences, what is incomparable.
+"""Compare rows of records: tracks, differences with intervals, and what cannot be compared.
 
-Accuracies are compared over training seeds alone, by Welch's t: records hold no answer per image.
-MSEs are compared over seeds and images where both rows hold the strongest attack's MSE per image.
-Against a row of one's choice, rows with the same training seeds are compared seed by seed.
+Accuracies are compared over training seeds only, by Welch's t, because records hold no answer per
+image. MSEs are compared over seeds and images where both rows hold the strongest attack's MSE per
+image. With `--against`, rows with the same training seeds are compared seed by seed.
 """
 
 import math
@@ -73,8 +73,8 @@ class Track:
 def tracks(groups: Sequence[Group]) -> list[Track]:
     """The tracks of some rows; every row is in at least one.
 
-    CIFAR-10 has two, same architecture and same budget, and a row may be in both. Rows of another
-    dataset or against another attacker are a track of their own.
+    CIFAR-10 has two tracks, same architecture and same budget, and a row may be in both. Rows on
+    another dataset, or against an attacker with other knowledge, form a separate track.
     """
     kinds: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
@@ -108,7 +108,7 @@ def _fits(group: Group) -> bool:
 
 
 def caption(groups: Sequence[Group]) -> str:
-    """What the records of some rows have in common, with the rows that differ."""
+    """What the records of some rows have in common; exceptions are named with their rows."""
     facts = (
         _fact(groups, lambda r: count(r.client.wire_floats), "{} numbers on the wire"),
         _fact(groups, setting("epochs"), "{} epochs"),
@@ -125,13 +125,11 @@ def caption(groups: Sequence[Group]) -> str:
 
 
 def _trained_otherwise(groups: Sequence[Group]) -> list[str]:
-    """The settings of a training, the defence's own apart, in which rows differ."""
-    said = []
-    for key in TRAINING[1:]:  # the epochs are always told
-        read = setting(key)
-        if len({read(record) for group in groups for record in group.records} - {NOTHING}) > 1:
-            said.append(_fact(groups, read, f"`{key}` {{}}"))
-    return said
+    """The training settings in which rows differ, without those of the defence."""
+    # The caption always names the epochs, which come first.
+    read = {key: setting(key) for key in TRAINING[1:]}
+    differ = [key for key in read if len(_rows_by(groups, read[key]).keys() - {NOTHING}) > 1]
+    return [_fact(groups, read[key], f"`{key}` {{}}") for key in differ]
 
 
 def _aux(record: Record) -> str:
@@ -160,10 +158,9 @@ def _rows_by(groups: Sequence[Group], read: Callable[[Record], str]) -> dict[str
 
 
 def _seeds(groups: Sequence[Group]) -> str:
-    numbers = sorted({len(group.seeds) for group in groups})
     few = [f"`{g.name}`" for g in groups if len(g.seeds) < SEVERAL]
     enough = [f"`{g.name}`" for g in groups if len(g.seeds) >= SEVERAL]
-    if numbers == [1]:
+    if all(len(group.seeds) == 1 for group in groups):
         return "**One training seed each: directions, not results.**"
     said = "Mean ± sd over training seeds; attack seeds of one training seed are averaged first."
     which = f"all but {', '.join(enough)}" if 0 < len(enough) < len(few) else ", ".join(few)
@@ -172,13 +169,20 @@ def _seeds(groups: Sequence[Group]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RowDifference:
-    """Row `ours` less row `other`, accuracies as shares.
+    """Row `ours` less row `other`; accuracies are shares.
 
-    A difference without an interval is None: of accuracies with one training seed on either side,
-    or where none of the seeds differ; of MSEs the same without values per image. `over` says what
-    the interval of the MSE covers. `p_accuracy` and `p_mse` are for another training, so one seed
-    has none; `corrected` adjusts them for all claims of a table. `several`: both rows have more
-    than one seed.
+    Args:
+        ours: Name of the first row.
+        other: Name of the second row.
+        accuracy_gap: Difference of the mean accuracies.
+        mse_gap: Difference of the mean MSEs.
+        accuracy: The difference with its interval; None with a single training seed on either
+            side, or where the seeds have no spread.
+        mse: The same for the MSE, where values per image can stand in for a second seed.
+        over: What the interval of the MSE covers.
+        several: Whether both rows have more than one training seed.
+        p_accuracy: p-value for another training; None with one seed.
+        p_mse: The same for the MSE.
     """
 
     ours: str
@@ -230,8 +234,15 @@ def seed_test(
 ) -> Difference | None:
     """Mean of a less mean of b by Welch's t, or `paired` by Student's t of the differences.
 
-    None with fewer than two values on either side, and where these have no spread: seeds that agree
-    to the last image do so by chance, and would make any difference certain.
+    Args:
+        a: A value per training seed; None where a seed has none.
+        b: The values of the other row.
+        paired: Compare seed by seed; both rows are then in the same order of seeds.
+
+    Returns:
+        The difference with its 95 % interval and p-value. None with fewer than two values on either
+        side, and where the values have no spread: seeds that agree to the last image do so by
+        chance, and would make any difference certain.
 
     >>> made = seed_test([1.0, 2.0, 3.0], [0.0, 0.0])
     >>> round(made.interval.low, 4), round(made.interval.high, 4)  # 2 ± 4.3027/√3
@@ -252,7 +263,7 @@ def seed_test(
 
 
 def matched(ours: Group, other: Group) -> tuple[Group, Group] | None:
-    """Both rows with their training seeds in one order; None if these are not the same ones."""
+    """Both rows with their training seeds in the same order; None if the seeds differ."""
     sides = [{seed[0].seeds.train: seed for seed in g.seeds} for g in (ours, other)]
     names = sorted(name for name in sides[0] if name is not None)
     complete = all(len(side) == len(g.seeds) for side, g in zip(sides, (ours, other), strict=True))
@@ -263,7 +274,13 @@ def matched(ours: Group, other: Group) -> tuple[Group, Group] | None:
 
 
 def contrast(ours: Group, other: Group, *, paired: bool = False) -> RowDifference:
-    """Two rows against each other, p-values not yet corrected; `paired` where seeds allow it."""
+    """Compare two rows; the p-values are not corrected yet.
+
+    Args:
+        ours: The first row.
+        other: The second row, which is subtracted.
+        paired: Compare seed by seed where both rows have the same training seeds.
+    """
     pair = matched(ours, other) if paired else None
     ours, other = pair or (ours, other)
     together = pair is not None and len(ours.seeds) >= LEAST_SEEDS
@@ -294,7 +311,7 @@ def _gap(ours: Group, other: Group, path: str) -> float | None:
 
 
 def corrected(made: Sequence[RowDifference]) -> list[RowDifference]:
-    """The contrasts with Holm's correction over all their p-values together."""
+    """The differences with Holm's correction over all their p-values together."""
     values = [p for c in made for p in (c.p_accuracy, c.p_mse)]
     adjusted = iter(holm([p for p in values if p is not None]))
     pairs = iter([None if p is None else next(adjusted) for p in values])
@@ -304,10 +321,13 @@ def corrected(made: Sequence[RowDifference]) -> list[RowDifference]:
 def row_differences(
     track: Track, done: Sequence[str] = (), against: str | None = None
 ) -> list[RowDifference]:
-    """Every row of a track with our defence, but those `done`, against every row without.
+    """The differences that a track claims, corrected together.
 
-    With `against`, every other row against the one of this name, in pairs of seeds where both have
-    the same; none if the track does not hold it.
+    Args:
+        track: The rows.
+        done: Names of rows with our defence that another track has compared already.
+        against: Compare every other row with the row of this name, seed by seed where both have
+            the same training seeds. None compares rows with our defence with all rows without it.
     """
     if against is not None:
         base = [g for g in track.groups if g.name == against]
@@ -352,7 +372,7 @@ _PAIRED = " “Paired”: seed by seed, where both rows have the same training s
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The rows of a track beside what is published of them, and the differences between them."""
+    """The rows of a track with what is published about them, and the differences between them."""
 
     track: Track
     published: Mapping[str, Published]
@@ -396,8 +416,14 @@ def compare_records(
 ) -> list[Comparison]:
     """The tracks of some records, each with its differences.
 
-    Those of our defence to all others, or with `against` those of all rows to the one of this name.
-    A row of ours that stands in two tracks is compared in the first.
+    Args:
+        found: The records by row.
+        published: Published rows by name.
+        against: Row to compare all others with; None compares our defence with all others. A row
+            of ours that is in two tracks is compared in the first.
+
+    Raises:
+        ConfigError: There is no row `against`.
     """
     names = {group.name for group in found.groups}
     if against is not None and against not in names:
@@ -418,7 +444,7 @@ def _beside(track: Track, published: Mapping[str, Published]) -> list[Compared]:
 def track_table(
     track: Track, published: Mapping[str, Published], table: Table = COMPARE
 ) -> tuple[Table, Sequence[Any]]:
-    """The table of a track with its rows, under the attack of the reference documents their own."""
+    """The table of a track with its rows; attacks as in the reference documents have their own."""
     title, words = track.title, caption(track.groups)
     if track.aux == "test90" and table is COMPARE:
         return REFERENCE.titled(title, words), reference_rows(track, published)
@@ -430,7 +456,7 @@ def track_table(
 
 
 def reference_rows(track: Track, published: Mapping[str, Published]) -> list[Compared | Reference]:
-    """Rows attacked as in the reference documents: what was measured, then what they report."""
+    """Rows attacked as in the reference documents: first the measured ones, then the reported."""
     datasets = [dataset_of(group) for group in track.groups]
     beside = {n: p for n, p in published.items() if p.aux == track.aux and p.is_of(datasets)}
     reported_rows = [columns.reported_reference(name, row) for name, row in beside.items()]
@@ -438,7 +464,7 @@ def reference_rows(track: Track, published: Mapping[str, Published]) -> list[Com
 
 
 def warnings(found: Records) -> list[str]:
-    """What makes rows of one dataset and one kind of attacker incomparable; what was left out."""
+    """Why rows on one dataset and against one attacker cannot be compared, and what was skipped."""
     said = [f"skipped, not a record: {name} ({why})" for name, why in found.broken.items()]
     for group in found.groups:
         said += _inner_faults(group)
@@ -457,14 +483,14 @@ def warnings(found: Records) -> list[str]:
 
 
 def _outliers(groups: Sequence[Group], read: Callable[[Record], str], words: str) -> list[str]:
-    """A line if the rows' records differ in what `read` reads: each value with its rows."""
+    """A line if the records of the rows differ in what `read` reads: each value with its rows."""
     rows = _rows_by(groups, read)
     listed = "; ".join(f"{value} ({', '.join(names)})" for value, names in rows.items())
     return [f"{words}: {listed}"] if len(rows) > 1 else []
 
 
 def _inner_faults(group: Group) -> list[str]:
-    """What the seeds of one row must share and do not."""
+    """In what the seeds of one row differ although they must not."""
     said = []
     named = {key for record in group.records for key in record.config} - {*FREE}
     for key in sorted(named):
@@ -485,8 +511,6 @@ def _inner_faults(group: Group) -> list[str]:
             "count as so many seeds; put attack seeds of one training into its folder"
         )
     pairs = [(r.seeds.train, r.seeds.attack) for r in group.records]
-    for pair in sorted({p for p in pairs if pairs.count(p) > 1 and None not in p}):
-        said.append(
-            f"row {group.name}: training seed {pair[0]}, attack seed {pair[1]} is met twice"
-        )
-    return said
+    twice = sorted({pair for pair in pairs if pairs.count(pair) > 1 and None not in pair})
+    return said + [f"row {group.name}: training seed {train}, attack seed {attack} is met twice"
+                   for train, attack in twice]  # fmt: skip

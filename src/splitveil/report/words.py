@@ -1,7 +1,7 @@
-"""Everything a reader of a report can see, in two languages: `locale/en.toml` and `zh.toml`.
+"""Everything a reader of a report sees, in two languages: `locale/en.toml` and `zh.toml`.
 
-A `Sentence` is a key of these tables and the values that go into it; the language and the form
-(plain text, HTML) are chosen when it is written.
+A `Sentence` is a key of these files with the values for its placeholders. Language and form (plain
+text or HTML) are chosen when it is written.
 """
 
 import re
@@ -37,7 +37,12 @@ TERMS = tuple(key.removeprefix("term.") for key in LOCALE["en"] if key.startswit
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence before it is written: its key, and values (text, texts in a row, or sentences)."""
+    """A sentence before it is written.
+
+    Args:
+        key: Its key in the locale files.
+        values: A text, several texts or another sentence for each placeholder.
+    """
 
     key: str
     values: Mapping[str, Value] = field(default_factory=dict)
