@@ -182,7 +182,7 @@ def test_the_legend_gives_the_chance_of_finding_the_image() -> None:
     sized = record(0.01)
     sized["leaks"]["re-id"]["wire"]["gallery"] = 10_000
     table, _ = leak_table([row("a", sized)])
-    assert "chance 1/n" in table.caption
+    assert "chance is 1/n" in table.caption
     assert table.caption.endswith("Here n is 10,000: chance 0.01 %.")
     sized["certificates"]["gallery"]["images"] = 500  # the matcher's own list
     table, _ = leak_table([row("a", sized)])
@@ -222,9 +222,9 @@ def test_re_identification_is_of_the_attacker_with_the_most_sendings() -> None:
         "`silent`": "25.0",
     }
     assert table.notes == (
-        "Re-id by z̃, how often the attacker had sent each known image before: 32 times for "
-        "`mixed`; 4 times for `few`; of `mixed` the mean is over 2 of 3 training seeds, for in the "
-        "other records it was 4.",
+        "Re-id by z̃, number of times the attacker had sent each known image before: 32 times for "
+        "`mixed`; 4 times for `few`; for `mixed` the mean covers 2 of 3 training seeds, because "
+        "in the other records it was 4.",
     )
     in_chinese, _ = leak_table([mixed, few, silent], "zh")
     assert "`mixed` 为 32 次" in in_chinese.notes[0]
