@@ -31,15 +31,11 @@ from splitveil.report.columns import (
     Published,
     found_by_wire,
     leaking,
+    read_published,
     sent_before,
 )
-from splitveil.report.comparison import (
-    Track,
-    compare_records,
-    read_published,
-    track_table,
-)
-from splitveil.report.gallery import reconstruction_grid
+from splitveil.report.comparison import Track, compare_records, track_table
+from splitveil.report.figures import draw_grid
 from splitveil.table import CODE, COUNT, DIGITS, Column, Table, fixed, spread
 
 ROOT = Path(__file__).parents[1]
@@ -391,7 +387,7 @@ def picture(paths: Sequence[str]) -> bytes:
             sys.exit(f"{path} has no gallery.json; audit it again")
         shown = {best: run.gallery.reconstructions[best]}
         runs.append(replace(run, gallery=replace(run.gallery, reconstructions=shown)))
-    return reconstruction_grid(runs)
+    return draw_grid(runs).png
 
 
 def main() -> None:

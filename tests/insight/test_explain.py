@@ -26,7 +26,6 @@ from splitveil.insight.explanation import (
     Panel,
     Story,
     panels,
-    render,
     summary,
     write_page,
 )
@@ -111,9 +110,7 @@ def test_weights_and_gates_are_those_of_the_trained_attention(train: Train) -> N
 
 
 @pytest.mark.usefixtures("small")
-def test_slots_are_those_of_the_trained_surrogate_and_the_page_shows_them(
-    train: Train, tmp_path: Path
-) -> None:
+def test_slots_on_the_page_are_those_of_the_trained_surrogate(train: Train, tmp_path: Path) -> None:
     run = train("slot-cross", early_shut_steps=0, **AT_ONCE)
     story = story_of(run)
     said = judged(run, story)
@@ -143,7 +140,7 @@ def test_slots_are_those_of_the_trained_surrogate_and_the_page_shows_them(
 
 
 @pytest.mark.usefixtures("small")
-def test_what_an_undefended_run_lacks_is_said_and_the_same_run_gives_the_same_bytes(
+def test_an_undefended_run_says_what_it_lacks_in_the_same_bytes(
     train: Train, tmp_path: Path
 ) -> None:
     run = train("none")
@@ -158,7 +155,7 @@ def test_what_an_undefended_run_lacks_is_said_and_the_same_run_gives_the_same_by
 
 
 @pytest.mark.usefixtures("small")
-def test_clusters_stand_in_for_slots_and_a_penalty_that_is_off_is_said(train: Train) -> None:
+def test_clusters_are_shown_as_slots_and_a_zero_penalty_is_named(train: Train) -> None:
     story = story_of(train("cem", epochs=2))
     assert isinstance(story.groups, Groups)
     assert story.groups.kind == "cluster"
@@ -258,10 +255,10 @@ def test_strange_arrays_are_drawn_too(tmp_path: Path) -> None:
     assert all(png.startswith(b"\x89PNG") for png in made)
 
 
-def test_the_page_escapes_what_it_is_given_and_draws_nothing_empty(tmp_path: Path) -> None:
+def test_the_page_escapes_its_texts_and_draws_nothing_empty(tmp_path: Path) -> None:
     drawn = Panel(title="<b>", text="'\"&", file="x.png", png=b"\x89PNG")
     said = Panel(title="none", text="there is none")
-    page = render("<script>", "a & b", [drawn, said])
+    (page,) = [p.read_text() for p in write_page(tmp_path, "<script>", "a & b", [drawn, said])[:1]]
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert page.count("<img") == 1

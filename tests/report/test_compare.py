@@ -10,15 +10,20 @@ from made_records import grouped, one, put, record
 
 from splitveil.errors import RunError
 from splitveil.record.groups import Group, Records, find_records
-from splitveil.report.columns import COMPARE, EVERYTHING, Compared, Published
+from splitveil.report.columns import (
+    COMPARE,
+    EVERYTHING,
+    Compared,
+    Published,
+    read_published,
+    reported,
+)
 from splitveil.report.comparison import (
     ARCHITECTURE,
     BUDGET,
     REST,
     TEST90,
     caption,
-    read_published,
-    reported,
     track_table,
     tracks,
     warnings,
@@ -46,7 +51,7 @@ def test_seeds_are_gathered_into_their_row_and_runs_are_rows(tmp_path: Path) -> 
     assert found.broken == {}
 
 
-def test_attack_seeds_are_averaged_before_training_seeds_are_spread(tmp_path: Path) -> None:
+def test_attack_seeds_are_averaged_within_a_training_seed(tmp_path: Path) -> None:
     put(tmp_path / "veil" / "seed0", record(mse=0.040))
     put(tmp_path / "veil" / "seed0" / "attack1", record(mse=0.044, attack=1))
     put(tmp_path / "veil" / "seed1", record(mse=0.050, seed=1))
@@ -81,7 +86,7 @@ def test_a_row_is_mean_and_sd_over_seeds() -> None:
     assert row["reported MSE"] == ""
 
 
-def test_flags_are_counted_once_over_seeds_and_a_dash_means_not_asked() -> None:
+def test_a_flag_counts_once_over_seeds_and_a_dash_is_not_asked() -> None:
     raised = record() | {"flags": [{"name": "a"}, {"name": "b"}]}
     assert cells(grouped("x", ((raised,), (raised,))))["flags"] == "2"
     assert cells(one("x"))["flags"] == "0"
@@ -132,7 +137,7 @@ def test_other_datasets_and_attackers_are_tracks_of_their_own() -> None:
     ]
 
 
-def test_the_caption_is_read_from_the_records_and_names_who_differs() -> None:
+def test_the_caption_comes_from_the_records_and_names_exceptions() -> None:
     other = record()
     other["config"]["epochs"] = 160
     groups = [one("a"), one("b"), grouped("long", ((other,), (other,), (other,)))]

@@ -118,7 +118,7 @@ def test_seeds_alone_are_compared_by_welchs_t() -> None:
     assert seed_test([0.9, None], b) is None
 
 
-def test_errors_are_compared_over_seeds_and_images_where_both_sides_have_them() -> None:
+def test_errors_are_compared_over_seeds_and_images_where_known() -> None:
     tables = [
         [images(m, s) for s, m in enumerate(means)] for means in ((0.05, 0.052), (0.04, 0.041))
     ]
@@ -156,7 +156,7 @@ def test_dominates_needs_both_intervals_on_our_side() -> None:
     assert contrast(good(), good("twin")).verdict == "not told apart"
 
 
-def test_p_values_are_corrected_together_and_a_verdict_says_when_that_undoes_it() -> None:
+def test_the_verdict_says_what_the_correction_takes_back() -> None:
     def claim(p: float) -> RowDifference:
         made = contrast(good(), poor())
         return RowDifference(**(vars(made) | {"p_accuracy": p, "p_mse": 0.001}))
@@ -269,7 +269,7 @@ def test_a_pair_of_single_seeds_is_no_verdict() -> None:
     assert made.verdict == "one seed: no verdict"
 
 
-def test_over_pairs_leaves_out_a_seed_that_one_side_did_not_measure() -> None:
+def test_pairs_leave_out_a_seed_that_one_side_did_not_measure() -> None:
     made = seed_test([0.9, 0.91, 0.95], [0.8, None, 0.86], paired=True)
     assert made is not None
     assert made.interval.mean == pytest.approx(0.095)
@@ -290,7 +290,7 @@ def test_every_row_meets_the_one_it_is_compared_against() -> None:
         tables(good(), poor(), against="ce")
 
 
-def test_rows_for_other_programs_hold_every_digit_of_rows_and_differences() -> None:
+def test_exact_rows_hold_every_digit_of_rows_and_differences() -> None:
     base, ours = exact(good(), poor(), against="cem")[:2]
     made = contrast(good(), poor())
     assert made.mse is not None

@@ -23,7 +23,7 @@ def folder(place: Path, record: Any = None, **parts: Any) -> Path:  # noqa: ANN4
     )
 
 
-def test_broken_and_foreign_folders_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_broken_folders_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
     good = folder(tmp_path / "good", metrics=make_metrics("veil", 2))
     torn = folder(tmp_path / "torn")
     (torn / "record.json").write_text("{")
@@ -83,7 +83,7 @@ junk = st.recursive(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(place=st.sampled_from(LEAVES), value=junk | st.just(10**400))
 def test_whatever_a_record_holds_it_is_read_or_refused(
     place: tuple[str, str | None], value: object

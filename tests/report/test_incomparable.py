@@ -22,7 +22,7 @@ def test_what_makes_rows_incomparable_is_said() -> None:
     assert warnings(Records((one("a"), one("b")))) == []
 
 
-def test_rows_that_were_trained_otherwise_are_named_below_the_tables() -> None:
+def test_rows_with_other_training_settings_are_named() -> None:
     rows = one("a", trained(epochs=160)), one("b", trained(label_smoothing=0.1)), one("c")
     start = "cifar10, attacker knows train: rows differ in"
     assert warnings(Records(rows)) == [
@@ -43,7 +43,7 @@ def test_seeds_of_a_row_that_do_not_belong_together_are_named() -> None:
     ]
 
 
-def test_a_setting_of_the_defence_that_seeds_do_not_share_is_named() -> None:
+def test_a_defence_setting_that_differs_between_seeds_is_named() -> None:
     alike = trained(lambd=0.3, name="s0"), trained(1, lambd=0.3, name="s1", compile=True)
     assert warnings(Records((grouped("a", tuple((r,) for r in alike)),))) == []
     mixed = trained(lambd=0.3), trained(1, lambd=0.1), trained(2)  # the last does not say it

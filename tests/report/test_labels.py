@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers, lists, tuples
 
-from splitveil.report.canvas import place_labels, shared_areas, spread
+from splitveil.report.canvas import place_labels, push_apart, shared_areas
 
 FRAME = np.array([500.0, 400.0, 1000.0, 800.0])  # centre and size
 NO_BARS = np.empty((0, 4))
@@ -46,9 +46,9 @@ def test_a_point_at_the_right_edge_is_named_on_its_left() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(lists(integers(0, 500), min_size=1, max_size=8))
-def test_spread_keeps_order_and_gap_and_moves_up_alone(heights: list[int]) -> None:
+def test_texts_are_pushed_up_only_and_keep_their_order(heights: list[int]) -> None:
     rising = sorted(float(height) for height in heights)
-    moved = spread(rising, gap=20.0)
+    moved = push_apart(rising, gap=20.0)
     assert all(b - a >= 20 - 1e-6 for a, b in pairwise(moved))
     assert all(new >= old for old, new in zip(rising, moved, strict=True))
     if all(b - a >= 20 for a, b in pairwise(rising)):

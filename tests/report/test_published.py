@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from splitveil.cli.app import app
 from splitveil.errors import RunError
-from splitveil.report.columns import Published
-from splitveil.report.comparison import elsewhere, read_published
+from splitveil.report.columns import Published, elsewhere, read_published
 
 ROW = {"accuracy": 0.9, "mse": 0.01, "source": "A paper", "dataset": "cifar10"}
 

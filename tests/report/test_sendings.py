@@ -8,9 +8,10 @@ from made_runs import make_record, rich_record
 
 from splitveil.record.files import RunFiles
 from splitveil.record.schema import Record
-from splitveil.report.columns import doubles, sendings, written
+from splitveil.report.columns import doubles, sendings
 from splitveil.report.figures import Pictures
 from splitveil.report.page import ReportContent, fill_page
+from splitveil.report.words import written
 
 from .markup import Page
 
@@ -34,10 +35,10 @@ def run(name: str, record: Json) -> RunFiles:
     [
         ({"kind": "between", "after": 2, "by": 4}, "between 2 and 4 sendings", "2 到 4 次"),
         ({"kind": "between", "after": 1, "by": 2}, "at 2 sendings", "发送 2 次时"),
-        ({"kind": "never"}, "not within 16", "16 次以内"),
+        ({"kind": "never"}, "not within 16 sendings", "16 次以内"),
         ({"kind": "cannot"}, "cannot: more than half leaks already", "已超过一半"),
-        ({"kind": "nothing", "by": None}, "nothing leaks to double", "没有可翻倍的泄露"),
-        ({"kind": "nothing", "by": 8}, "nothing leaks at one sending; something at 8", "8 次"),
+        ({"kind": "nothing", "by": None}, "nothing leaks that could double", "没有可翻倍的泄露"),
+        ({"kind": "nothing", "by": 8}, "nothing leaks at one sending, something at 8", "8 次"),
         ({"kind": "new", "says": "in other words"}, "in other words", "in other words"),
         ({}, "–", "–"),
     ],
@@ -59,7 +60,8 @@ def test_runs_that_were_not_counted_have_no_row() -> None:
     assert [column.label() for column in table.columns] == [
         "row", "k = 1 (%) ↓", "k = 2 (%) ↓", "k = 16 (%) ↓", "leakage doubles", "attack", "images",
     ]  # fmt: skip
-    assert table.cells(rows) == [["new", "12.5", "25.0", "50.0", "not within 16", "linear", "200"]]
+    said = "not within 16 sendings"
+    assert table.cells(rows) == [["new", "12.5", "25.0", "50.0", said, "linear", "200"]]
     (dash,) = sendings([run("odd", counted())])[0].cells([run("odd", counted())])
     assert dash[4] == "–"
 

@@ -22,8 +22,8 @@ def run_of(
 
 def test_the_change_from_undefended_to_most_private(three: list[RunFiles]) -> None:
     assert verdict(three).plain() == (
-        "From “none” to “veil” the strongest attack's error goes from 0.00052 to 0.0462 "
-        "(ceiling 0.0493), accuracy from 98.6 % to 97.8 %."
+        "From “none” to “veil”, the error of the strongest attack goes from 0.00052 to 0.0462 "
+        "(ceiling 0.0493) and the accuracy from 98.6 % to 97.8 %."
     )
     assert verdict(three[::-1]).plain() == verdict(three).plain()
 
@@ -49,12 +49,12 @@ def test_a_lucky_seed_does_not_win_over_a_better_mean(make_run: MakeRun) -> None
     steady = errors(make_run, "veil", 0.039, 0.041, 0.040)
     bare = errors(make_run, "none", 0.001, 0.002, 0.003)
     assert verdict([*lucky, *bare, *steady]).plain() == (
-        "From “none” (mean ± sd of 3 seeds) to “veil” (mean ± sd of 3 seeds) the strongest "
-        "attack's error goes from 0.0020 ± 0.0010 to 0.0400 ± 0.0010 (ceiling 0.0493), accuracy "
-        "from 98.6 ± 0.0 % to 97.8 ± 0.0 %."
+        "From “none” (mean ± sd of 3 seeds) to “veil” (mean ± sd of 3 seeds), the error of the "
+        "strongest attack goes from 0.0020 ± 0.0010 to 0.0400 ± 0.0010 (ceiling 0.0493) and the "
+        "accuracy from 98.6 ± 0.0 % to 97.8 ± 0.0 %."
     )
     assert "“veil”（3 个种子的均值 ± 标准差）" in verdict([*lucky, *bare, *steady]).plain("zh")
-    assert verdict([*lucky, *steady]).plain().startswith("Of 6 audited runs “veil” (mean")
+    assert verdict([*lucky, *steady]).plain().startswith("Of 6 audited runs, “veil” (mean")
     alone = verdict(steady)
     assert alone.key == "verdict.one"
     assert "with an error of 0.0400 ± 0.0010" in alone.plain()
@@ -67,8 +67,8 @@ def test_audits_of_one_training_have_a_mean_and_no_sd(make_run: MakeRun) -> None
         for run in errors(make_run, "veil", 0.03, 0.05)
     ]
     said = verdict(runs).plain()
-    assert said.startswith("“veil” (mean of 2 audits) answers")
-    assert "an error of 0.0400 where" in said
+    assert said.startswith("“veil” (mean of 2 audits) has an accuracy")
+    assert "an error of 0.0400;" in said
 
 
 def test_other_settings_or_another_audit_are_not_averaged(make_run: MakeRun) -> None:
@@ -77,21 +77,22 @@ def test_other_settings_or_another_audit_are_not_averaged(make_run: MakeRun) -> 
         record = second.record.to_dict()
         record[key] |= value
         said = verdict([first, replace(second, record=Record.from_dict(record))]).plain()
-        assert "“veil-s1” gives the least away" in said
+        assert "“veil-s1” leaks the least" in said
 
 
 def test_one_run_is_described_alone(make_run: MakeRun) -> None:
     assert verdict([run_of(make_run, "v")]).plain() == (
-        "“v” answers with 97.8 % accuracy, and the strongest attack (decoder) rebuilds its images "
-        "with an error of 0.0462 where the label alone gives 0.0493: a leakage of 6.3 %."
+        "“v” has an accuracy of 97.8 %. The strongest attack (decoder) rebuilds its images with "
+        "an error of 0.0462; an attacker who knows only the label has 0.0493 (the ceiling). "
+        "That is a leakage of 6.3 %."
     )
 
 
 def test_without_an_undefended_run_no_gain_is_claimed(make_run: MakeRun) -> None:
     runs = [run_of(make_run, "g", "gated-att"), run_of(make_run, "v")]
     said = verdict(runs).plain()
-    assert said.startswith("Of 2 audited runs “v” gives the least away")
-    assert "nothing says what the defence gained" in said
+    assert said.startswith("Of 2 audited runs, “v” leaks the least")
+    assert said.endswith("so what the defence gained is unknown.")
 
 
 def test_runs_without_any_defence_are_called_so(make_run: MakeRun) -> None:
@@ -99,7 +100,7 @@ def test_runs_without_any_defence_are_called_so(make_run: MakeRun) -> None:
         run_of(make_run, name, "none", config={"dataset": "digits", "defence": "none", "net": name})
         for name in ("a", "b")
     ]
-    assert verdict(runs).plain().startswith("None of the 2 audited runs has a defence: at best")
+    assert verdict(runs).plain().startswith("None of the 2 audited runs has a defence. On the one")
 
 
 def test_runs_on_other_images_are_not_ranked(make_run: MakeRun) -> None:
@@ -127,7 +128,10 @@ def test_runs_with_less_than_a_standard_audit_are_named(make_run: MakeRun) -> No
     record["audit"]["profile"] = "standard"
     full = make_run("s", record=record, gallery=None, metrics=None)
     told = [caveat.plain() for caveat in caveats([full, quick])]
-    assert "Less than a standard audit: q. A stronger attacker may rebuild more." in told
+    assert (
+        "Audited with less than the standard budget: q. A stronger attacker may rebuild more."
+        in told
+    )
     assert "caveat.brief" not in [caveat.key for caveat in caveats([full])]
 
 

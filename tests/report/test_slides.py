@@ -9,7 +9,7 @@ from splitveil.record.files import RunFiles
 from splitveil.record.schema import Record
 from splitveil.report.deck import PER_SLIDE, ROWS, render_slides, write_deck
 from splitveil.report.figures import Pictures
-from splitveil.report.page import ReportContent, along, front, write_report
+from splitveil.report.page import MANY_CARDS, ReportContent, front, write_report
 
 from .markup import Page
 
@@ -20,7 +20,7 @@ def slides_of(html: str) -> int:
     return sum(tag == "section" for tag, _ in Page(html).tags)
 
 
-def test_the_deck_opens_with_the_verdict_and_ends_with_the_origin(rich: list[RunFiles]) -> None:
+def test_the_deck_starts_with_the_verdict_and_ends_with_origins(rich: list[RunFiles]) -> None:
     page = Page(render_slides(ReportContent(runs=rich, title="Mine"), EMPTY))
     assert page.flat.index("Mine") < page.flat.index("From “none” to “veil”")
     assert page.headings == [
@@ -44,9 +44,7 @@ def test_a_long_table_is_cut_to_the_front_and_says_so(make_run: MakeRun) -> None
     assert "more runs" not in render_slides(ReportContent(runs=runs), EMPTY)
     worse = Record.from_dict(run.record.to_dict() | {"accuracy": 0.5})
     many = [*runs[:2], *(replace(r, record=worse) for r in runs)]
-    assert f"{ROWS} more runs stand in the report." in render_slides(
-        ReportContent(runs=many), EMPTY
-    )
+    assert f"The report lists {ROWS} more runs." in render_slides(ReportContent(runs=many), EMPTY)
 
 
 def at(name: str, accuracy: float | None, mse: float) -> RunFiles:
@@ -60,14 +58,18 @@ def test_the_front_is_what_no_other_run_beats() -> None:
     assert [found.name for found in front(runs)] == ["a", "b", "a2"]
 
 
-def test_runs_along_the_front_keep_both_ends() -> None:
-    runs = [at(str(tenths), 0.9, tenths / 10) for tenths in range(10)]
-    assert [found.name for found in along(runs, 4)] == ["9", "6", "3", "0"]
-    assert [found.name for found in along(runs[:2], 4)] == ["1", "0"]
+def test_cards_are_spread_along_the_front_and_keep_its_ends() -> None:
+    runs = [at(str(i), 0.9 - i / 100, i / 100) for i in range(2 * MANY_CARDS)]
+    names = [int(run.name) for run in ReportContent(runs=runs).key_runs]
+    assert names == [15, 13, 11, 9, 6, 4, 2, 0]
+    worse = [at(f"w{i}", 0.1, 0.0) for i in range(MANY_CARDS)]
+    few = ReportContent(runs=[*runs[:2], *worse]).key_runs
+    assert [run.name for run in few] == ["1", "0"]
+    assert ReportContent(runs=runs[:3]).key_runs == runs[:3]
 
 
 def test_the_deck_is_a_call_of_its_own(make_run: MakeRun, tmp_path: Path) -> None:
-    content = ReportContent(runs=[make_run("x", gallery=None, metrics=None)])
+    content = ReportContent(runs=[make_run("x", record={}, gallery=None, metrics=None)])
     write_report(content, tmp_path / "page")
     assert not (tmp_path / "page" / "slides.html").exists()
     assert write_deck(content, tmp_path / "deck") == tmp_path / "deck" / "slides.html"

@@ -11,7 +11,7 @@ from made_runs import MakeRun, make_gallery
 from PIL import Image
 
 from splitveil.record.files import RunFiles
-from splitveil.report.gallery import LARGEST, image_errors, picks, strips
+from splitveil.report.figures import LARGEST, image_errors, picks, strips
 
 
 @given(errors=st.lists(st.floats(0, 1), min_size=3, max_size=12))

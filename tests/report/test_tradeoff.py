@@ -12,7 +12,7 @@ from PIL import Image
 
 from paper.tradeoff import OTHER, OURS, PUBLISHED, marks, tradeoff
 from splitveil.errors import RunError
-from splitveil.report import figures as module
+from splitveil.report import canvas
 from splitveil.report.canvas import MARKER_PX, Floats, place_labels, shared_areas
 from splitveil.report.columns import Published
 from splitveil.report.figures import Mark
@@ -72,7 +72,7 @@ def test_measured_marks_are_filled_and_published_ones_hollow() -> None:
     assert near(both, blue) > near(tradeoff(hollow, 0.0574), blue) + 100
 
 
-def test_the_same_marks_give_the_same_bytes_and_a_moved_one_others() -> None:
+def test_the_picture_depends_on_its_marks_alone() -> None:
     again = [*CROWD[:-1], Mark(name="alone", accuracy=86.0, mse=0.048, shape="s")]
     assert tradeoff(CROWD, 0.0574) == tradeoff(CROWD, 0.0574)
     assert tradeoff(CROWD, 0.0574) != tradeoff(again, 0.0574)
@@ -86,7 +86,7 @@ def test_names_cover_neither_marks_nor_bars_nor_each_other(monkeypatch: pytest.M
         seen.append((anchors, frame, bars, boxes))
         return boxes
 
-    monkeypatch.setattr(module, "place_labels", watched)
+    monkeypatch.setattr(canvas, "place_labels", watched)
     tradeoff(CROWD, 0.0574)
     ((anchors, frame, bars, boxes),) = seen
     areas = boxes[:, 2:].prod(1)
@@ -103,7 +103,7 @@ def test_bars_are_kept_free_as_far_as_they_reach(monkeypatch: pytest.MonkeyPatch
         seen.append(bars)
         return place_labels(anchors, sizes, frame, bars)
 
-    monkeypatch.setattr(module, "place_labels", watched)
+    monkeypatch.setattr(canvas, "place_labels", watched)
     wide = Mark(name="a", accuracy=80.0, mse=0.03, accuracy_sd=5.0)
     tradeoff([wide, Mark(name="b", accuracy=90.0, mse=0.05, accuracy_sd=1e-9)], 0.0574)
     ((long, short, *upright),) = seen

@@ -73,12 +73,8 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     """
     from splitveil.io import finite, put
     from splitveil.record.groups import dataset_of, find_records
-    from splitveil.report.comparison import (
-        compare_records,
-        elsewhere,
-        read_published,
-        warnings,
-    )
+    from splitveil.report.columns import elsewhere, read_published
+    from splitveil.report.comparison import compare_records, warnings
     from splitveil.table import csv_text
 
     refuse_former({"--where": where, "--sort": sort, "--columns": columns}, paths)

@@ -20,7 +20,7 @@ TAIL = 3  # epochs that stand for "at the end"
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """One thing to mend: what was seen, in numbers, and which knob to turn by how much."""
+    """One problem of a run: what was seen, in numbers, and which setting to change, and how far."""
 
     name: str
     seen: str
@@ -31,8 +31,13 @@ class Diagnosis:
 class RunHistory:
     """A run as the doctor sees it.
 
-    `config` is flat, the defence's settings among the run's; `epochs` are the epoch lines of its
-    log, at least one. `plain` is a run on the same data without a penalty: what accuracy could be.
+    Args:
+        name: Its name.
+        config: Settings of run and defence in one flat mapping.
+        epochs: The epoch lines of its log, at least one.
+        num_classes: Classes of its dataset.
+        record: Its audit's record; empty without one.
+        plain: A run on the same data without a penalty, which shows the accuracy to expect.
     """
 
     name: str
@@ -43,24 +48,19 @@ class RunHistory:
     plain: "RunHistory | None" = None
 
     def setting(self, key: str, default: float | int = 0) -> float:
-        """A numeric setting; the default where the defence has no such knob."""
+        """A numeric setting; the default where the defence has no such setting."""
         found = number(self.config, key)
         return float(default) if found is None else found
 
     @property
     def penalised(self) -> bool:
-        """Whether a penalty was asked for."""
+        """Whether the settings ask for a penalty."""
         return self.setting("lambd") > 0
 
     @property
     def active(self) -> tuple[Json, ...]:
         """The epochs in which the penalty acted, or was shut off by its own rules."""
         return tuple(line for line in self.epochs if number(line, "rob_loss") is not None)
-
-    @property
-    def slots(self) -> bool:
-        """Whether the penalty is measured over slots."""
-        return "num_slots" in self.config
 
     @property
     def per_class(self) -> float:
@@ -91,10 +91,7 @@ class RunHistory:
 
     @property
     def at_chance(self) -> bool:
-        """Whether nothing was learned, on the training images too.
-
-        That is less than a tenth of the way up from guessing.
-        """
+        """Whether nothing was learned: less than a tenth of the way from guessing to 100 %."""
         guess = 1 / self.num_classes
         ends = [v for v in (self.accuracy, self.end("train_accuracy")) if v is not None]
         return len(self.epochs) >= TAIL and max(ends, default=1.0) < guess + 0.1 * (1 - guess)
@@ -107,7 +104,7 @@ class RunHistory:
 
 
 def turn(case: RunHistory, key: str, to: float | int) -> str:
-    """One knob, from where to where.
+    """A setting, its value and the value to change it to.
 
     >>> turn(RunHistory(name="x", config={"lambd": 16.0}, epochs=(), num_classes=2), "lambd", 8.0)
     'lambd 16 → 8'
@@ -116,7 +113,7 @@ def turn(case: RunHistory, key: str, to: float | int) -> str:
 
 
 def scale(case: RunHistory, key: str, factor: float | int) -> str:
-    """One knob, turned to a multiple of what it is."""
+    """A setting changed to a multiple of its value."""
     return turn(case, key, factor * case.setting(key))
 
 
@@ -158,7 +155,7 @@ def _still_warming(case: RunHistory) -> Seen:
 
 
 def _shut_again(case: RunHistory) -> Seen | None:
-    """Named here while the early steps run, or when the shut-off had opened before."""
+    """The early steps are not over, or the shut-off was open before and closed again."""
     opened = min(case.series("shut")) < SHUT
     if not opened and _active_steps(case) > case.setting("early_shut_steps"):
         return None  # it never opens: the rule of that name speaks
@@ -266,7 +263,7 @@ def one_hot_attention(case: RunHistory) -> Seen | None:
     """A class is judged by hardly more than one sample."""
     size = case.end("effective_sample_size")
     limit = max(0.1, 1.5 / max(case.per_class, 1.0))
-    if case.slots:
+    if "num_slots" in case.config:
         limit = min(limit, 0.9 / case.setting("num_slots", 1.0))  # hard, equal slots are fine
     if size is None or not _attends(case) or size >= limit:
         return None
@@ -306,7 +303,7 @@ def too_few_per_class(case: RunHistory) -> Seen | None:
     if closed:
         seen.append(f"the class gate lets {100 * gate:.0f} % through at p_c = {share:.3g}")
         advice.append(f"{scale(case, 'class_gate_a', 1 / 4)} or class_gate_b → {share:.3g}")
-    if few and case.slots and case.config.get("penalty") is None:
+    if few and "num_slots" in case.config and case.config.get("penalty") is None:
         advice.append("relax the early shut-off: early_hard_thresh and early_gate_thresh → 1")
     return "; ".join(seen), "; ".join(advice)
 
@@ -314,7 +311,7 @@ def too_few_per_class(case: RunHistory) -> Seen | None:
 def still_scattered(case: RunHistory) -> Seen | None:
     """One gated attention per class, and the spread within classes does not fall."""
     values = case.series("intra_mse")
-    gated = _attends(case) and not case.slots and "form" in case.config
+    gated = _attends(case) and "num_slots" not in case.config and "form" in case.config
     if not gated or len(values) < 2 * TAIL or (case.end("rob_loss") or 0.0) <= ZERO:
         return None
     first, last = fmean(values[:TAIL]), fmean(values[-TAIL:])
@@ -391,7 +388,7 @@ def at_chance(case: RunHistory) -> Seen | None:
 
 
 def not_finite(case: RunHistory) -> Seen | None:
-    """The guard left out a penalty whose loss or gradient was not finite."""
+    """The training skipped a penalty whose loss or gradient was not finite."""
     skipped = max(case.series("skipped"), default=0.0)
     if skipped == 0:
         return None
@@ -469,7 +466,7 @@ RULES: Mapping[str, Callable[[RunHistory], Seen | None]] = {
 
 
 def diagnose(case: RunHistory) -> list[Diagnosis]:
-    """What is to be mended, in the order to mend it; empty for a healthy run."""
+    """What is wrong with a run, in the order in which to change it; empty for a healthy run."""
     looked = ((name, rule(case)) for name, rule in RULES.items())
     return [Diagnosis(name=n, seen=found[0], advice=found[1]) for n, found in looked if found]
 
@@ -479,9 +476,15 @@ PLAIN = ("none", "noise")  # defences without a penalty, the plainest first
 
 
 def read_case(folder: Path, plain: Path | None = None) -> RunHistory:
-    """The run at `folder`; `plain` is the run to compare with.
+    """Read a run for the doctor.
 
-    Without one, a run beside it is taken that has the same data and net and no defence but noise.
+    Args:
+        folder: The run.
+        plain: A run without a penalty to compare its accuracy with. None takes one from the folder
+            above that has the same data and net, and no defence or only noise.
+
+    Raises:
+        RunError: The run has no finished epoch, or `plain` no accuracy.
     """
     case = _read(folder)
     if plain is None:
@@ -503,17 +506,12 @@ def _read(folder: Path) -> RunHistory:
             f"run '{files.name}' has no finished epoch in metrics.jsonl; train it, or continue it "
             "with --resume"
         )
-    return RunHistory(
-        name=files.name,
-        config=flat_config(config),
-        epochs=files.metrics,
-        num_classes=built.num_classes,
-        record=files.record,
-    )
+    return RunHistory(name=files.name, config=flat_config(config), epochs=files.metrics,
+                      num_classes=built.num_classes, record=files.record)  # fmt: skip
 
 
 def _neighbour(folder: Path, config: Json) -> RunHistory | None:
-    """The plainest run of the same folder that can be compared; broken ones are passed over."""
+    """The plainest comparable run in the folder above; runs that cannot be read are skipped."""
     if config.get("defence") in PLAIN:
         return None
     found: dict[str, RunHistory] = {}

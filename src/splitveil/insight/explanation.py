@@ -51,18 +51,18 @@ class Panel:
         return png_uri(self.png or b"")
 
 
-def render(title: str, lead: str, panels: Sequence[Panel]) -> str:
-    """The page as HTML text; every string is escaped."""
+def write_page(folder: Path, title: str, lead: str, panels: Sequence[Panel]) -> list[Path]:
+    """Write the page and its pictures into a folder; every string is escaped.
+
+    Returns:
+        The paths, the page first. Every file is complete or not there.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("splitveil.insight"), autoescape=True,
                               undefined=StrictUndefined, trim_blocks=True)  # fmt: skip
-    return environment.get_template("explain.html.j2").render(title=title, lead=lead, panels=panels)
-
-
-def write_page(folder: Path, title: str, lead: str, panels: Sequence[Panel]) -> list[Path]:
-    """Write the page and its pictures into a folder; returns their paths, the page first."""
-    contents = {folder / PAGE: render(title, lead, panels).encode("utf-8")}
+    page = environment.get_template("explain.html.j2").render(title=title, lead=lead, panels=panels)
+    contents = {folder / PAGE: page.encode("utf-8")}
     contents |= {folder / panel.file: panel.png for panel in panels if panel.png}
     return put_all(folder, contents)
 
@@ -131,19 +131,19 @@ def _attention(story: Story) -> list[Panel]:
         return [Panel(title=pictures.PLAIN_WORDS.heading, text=story.attention)]
     found, y, classes = story.attention, story.labels, story.classes
     left = sum(bool((y == c).any()) for c in range(len(classes))) - pictures.ROWS
-    more = f" {left} classes more are left out." if left > 0 else ""
+    more = f" {left} more classes are not shown." if left > 0 else ""
     return [
         Panel(
             title=found.words.heading,
             file="attention-classes.png",
-            text=f"{found.text} Of {len(y)} training images. Each row is a class, its samples "
-            f"sorted; orange lies above “{found.words.equal}”, blue below.{more}",
+            text=f"{found.text} Drawn for {len(y)} training images: each row is a class with its "
+            f"samples sorted; orange lies above “{found.words.equal}”, blue below.{more}",
             png=pictures.attention_heatmap(found.relative, y, classes, found.words),
         ),
         Panel(
             title=found.words.chosen,
             file="attention-samples.png",
-            text="The images of each class at both ends of the order.",
+            text=f"Of each class, the {found.words.most} and the {found.words.least} images.",
             png=pictures.weighted_samples(found.relative, y, story.images, classes, found.words),
         ),
     ]
@@ -152,7 +152,7 @@ def _attention(story: Story) -> list[Panel]:
 def _sizes(story: Story) -> Panel:
     title = "Effective sample size over time"
     if all(number(entry, "effective_sample_size") is None for entry in story.files.metrics):
-        return Panel(title=title, text="The log has none: no penalty was active in this run.")
+        return Panel(title=title, text=NO_SIZES)
     return Panel(
         title=title,
         file="sample-size.png",
@@ -171,8 +171,8 @@ def _gates(story: Story) -> Panel:
     return Panel(
         title=title,
         file="gates.png",
-        text="What each class and dimension lets through to the penalty: the learned soft gate, "
-        "and the hard gate, open where the spread dominates the mean."
+        text="How much each class and dimension lets through to the penalty: the learned soft "
+        "gate, and the hard gate, which is open where the spread dominates the mean."
         + (closing if found.limits else ""),
         png=pictures.gate_histogram(found.soft, found.hard, found.limits),
     )
@@ -185,8 +185,8 @@ def _groups(story: Story) -> Panel:
     return Panel(
         title=f"What each {kind} collects",
         file=f"{kind}-images.png",
-        text=f"Images at the {kind} that answers for them most, its surest first; a dash is a "
-        f"{kind} that is nobody's first.",
+        text=f"Each image stands at the {kind} with the largest responsibility for it, the surest "
+        f"images first. A dash: no image belongs to this {kind}.",
         png=pictures.group_images(resp, story.labels, story.images, story.classes, kind),
     )
 
@@ -246,14 +246,20 @@ LIMIT = 1000  # images looked at
 NUMBERS = 2**26  # of a temporary: slots and clusters need images · slots · dimensions
 MAPPED = 500  # images in a map
 PERPLEXITY = 30
+NO_SIZES = "The log has no effective sample size: no penalty was active in this run."
 NO_PENALTY = "This defence has no surrogate: nothing is weighted, gated or sorted into slots."
 Looked = tuple[Attention | str, Groups | str, Gates | str]
 
 
 def explain_run(folder: Path, target: Path | None = None) -> tuple[list[Path], Json]:
-    """Write `explain.html` and its PNGs into `target` (the run's folder); paths and numbers.
+    """Write `explain.html` and its PNGs. The same run gives the same bytes on a CPU.
 
-    The same run gives the same bytes on a CPU.
+    Args:
+        folder: The run.
+        target: Folder for the page; None for the run's own.
+
+    Returns:
+        The paths, the page first, and the numbers behind the pictures.
     """
     run = load_run(folder)
     dataset, splits = run.data()
@@ -329,13 +335,12 @@ def _stages(channel: nn.Module) -> tuple[FlowStep, ...]:
 
 
 def _beside(companion: nn.Module | None, settings: Json) -> tuple[FlowStep, ...]:
-    """What trains beside the model, under its own name, with the defence's settings."""
+    """What is trained alongside the model, by its class's name, with the defence's settings."""
     if companion is None:
         return ()
     lines = tuple(f"{key} {value}" for key, value in settings.items())
-    return FlowStep("beside it", (_spaced(type(companion).__name__),)), FlowStep(
-        "settings", lines[:4]
-    )
+    name = _spaced(type(companion).__name__)
+    return FlowStep("trained alongside", (name,)), FlowStep("settings", lines[:4])
 
 
 def _spaced(name: str) -> str:
@@ -344,7 +349,7 @@ def _spaced(name: str) -> str:
 
 
 def _look(surrogate: nn.Module | None, z: Tensor, y: Tensor, lambd: float) -> Looked:
-    """What a surrogate makes of the samples; in words where it makes nothing of the kind."""
+    """Attention, groups and gates of the samples; a sentence where a surrogate has no such part."""
     if surrogate is None or lambd == 0:
         why = NO_PENALTY if surrogate is None else "The penalty is switched off: lambd is 0."
         return why, why, why
@@ -376,7 +381,7 @@ def _look_gated(surrogate: GatedAttentionCEM, z: Tensor, y: Tensor) -> Looked:
         text="Attention weight of each sample times the size of its class: 1 is the equal share.",
     )
     if surrogate.attention == "uniform":
-        attention = "attention=uniform: every sample of a class weighs the same, by configuration."
+        attention = "With attention=uniform every sample of a class weighs the same."
     slots = "Gated attention has one pool per class, no slots."
     gate = surrogate.dimension_gate
     if gate is None:
@@ -403,12 +408,12 @@ def _look_slots(surrogate: SlotCrossAttentionCEM, z: Tensor, y: Tensor) -> Looke
             most="surest",
             least="least sure",
         ),
-        text=f"How sure the slots are of each sample: 1 means all {count} answer alike for it, "
-        f"{count} that one slot has it alone.",
+        text=f"How sure the slots are of each sample: 1 means that all {count} slots take an equal "
+        f"share of it, {count} that a single slot takes all of it.",
     )
     groups: Groups | str = Groups(resp=own, kind="slot")
     if surrogate.attention == "uniform":
-        attention = groups = "attention=uniform: all slots answer alike, by configuration."
+        attention = groups = "With attention=uniform every slot takes an equal share."
     gate = surrogate.dimension_gate
     if gate is None:
         return attention, groups, "The rate over slots has no gates."

@@ -12,19 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.record.files import RunFiles
-from splitveil.report.canvas import (
-    GREY,
-    INK,
-    PALETTE,
-    WRONG,
-    Drawing,
-    Tile,
-    TileRow,
-    board,
-    marker,
-    shown,
-    tile_sheet,
-)
+from splitveil.report import canvas
+from splitveil.report.canvas import GREY, INK, PALETTE, Drawing, Tile, TileRow, board, shown
 from splitveil.report.figures import draw_curves
 
 if TYPE_CHECKING:
@@ -122,7 +111,7 @@ def weighted_samples(
         half = min(PICKED, max(1, len(own) // 2))
         ends = [[tile(i) for i in end[:half].tolist()] for end in (own, own[::-1])]
         rows.append(_row(classes[label], ends, PICKED))
-    return tile_sheet(rows, size=0.62, labels=LABELS, per_group=PICKED).png
+    return canvas.tile_sheet(rows, size=0.62, labels=LABELS, per_group=PICKED).png
 
 
 def _heads(words: Sequence[str], per_group: int) -> TileRow:
@@ -149,7 +138,7 @@ def sample_size_over_time(run: RunFiles, floor: float) -> bytes:
         axes = figure.subplots()
         draw_curves(axes, "", 1.0, [("effective_sample_size", "", "-")], [run], named=True)
         for value, ink, dash, words in (
-            (floor, WRONG, ":", "one sample only (1/M)"),
+            (floor, canvas.WRONG, ":", "one sample only (1/M)"),
             (1.0, INK, "--", "all samples alike"),
         ):
             axes.axhline(value, color=ink, linestyle=dash, linewidth=1.1, label=words)
@@ -185,13 +174,8 @@ def gate_histogram(soft: Floats, hard: Floats, limits: tuple[float, float] | Non
             axes.set_title(title)
             axes.set_xlabel("0 closed · open 1")
             axes.set_ylabel("% of gates" if at == 0 else "")
-            axes.legend(
-                fontsize=8,
-                loc="upper left" if mean > 0.5 else "upper right",  # noqa: PLR2004
-                frameon=True,
-                edgecolor="none",
-                framealpha=0.9,
-            )
+            corner = "upper left" if mean > 0.5 else "upper right"  # noqa: PLR2004
+            axes.legend(fontsize=8, loc=corner, frameon=True, edgecolor="none", framealpha=0.9)
     return Drawing(figure).png
 
 
@@ -224,7 +208,7 @@ def group_images(
 
     rows = [_heads([f"{kind} {slot + 1}" for slot in range(count)], KEPT)]
     rows += [_row(classes[c], [surest(c, slot) for slot in range(count)], KEPT) for c in present]
-    return tile_sheet(rows, size=0.34, labels=LABELS, per_group=KEPT).png
+    return canvas.tile_sheet(rows, size=0.34, labels=LABELS, per_group=KEPT).png
 
 
 NAMED = 20  # classes that are written into a map
@@ -272,9 +256,9 @@ def variance_against_noise(within: Floats, total: Floats, noise_std: float) -> b
         axes.yaxis.set_minor_formatter(NullFormatter())
         if noise_std > 0:
             above = 100 * share_above(within, noise_std)
-            axes.axhline(noise_std**2, color=WRONG, linestyle="--", linewidth=1.3)
+            axes.axhline(noise_std**2, color=canvas.WRONG, linestyle="--", linewidth=1.3)
             axes.text(1.015, noise_std**2, f"noise σ² = {noise_std**2:.2g}",
-                      transform=axes.get_yaxis_transform(), color=WRONG, fontsize=8,
+                      transform=axes.get_yaxis_transform(), color=canvas.WRONG, fontsize=8,
                       va="center")  # fmt: skip
             title = f"{above:.0f} % of {len(within)} dimensions vary more than the noise"
         else:
@@ -285,11 +269,8 @@ def variance_against_noise(within: Floats, total: Floats, noise_std: float) -> b
         axes.set_ylabel("variance of z")
         low, high = axes.get_ylim()
         below = noise_std**2 > math.sqrt(low * high)  # the noise has its name in the upper half
-        axes.legend(
-            fontsize=8,
-            loc="lower left" if below else "upper left",
-            bbox_to_anchor=(1.01, 0.0 if below else 1.0),
-        )
+        axes.legend(fontsize=8, loc="lower left" if below else "upper left",
+                    bbox_to_anchor=(1.01, 0.0 if below else 1.0))  # fmt: skip
     return Drawing(figure).png
 
 
@@ -302,7 +283,7 @@ def class_maps(maps: Sequence[tuple[str, Floats]], y: Labels, classes: Sequence[
             axes.set_title(title)
             for label in present:
                 own = points[y == label]
-                axes.plot(own[:, 0], own[:, 1], marker(label), color=_ink(label), markersize=3.2,
+                axes.plot(*own.T, canvas.marker(label), color=_ink(label), markersize=3.2,
                           alpha=0.65, markeredgewidth=0)  # fmt: skip
             _name_classes(axes, points, y, [(c, classes[c]) for c in present])
             axes.set_xticks([])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,9 +30,9 @@ Pixels = NDArray[np.uint8]
 
 
 def place_labels(anchors: Floats, sizes: Floats, frame: Floats, bars: Floats) -> Floats:
-    """A box for each text near its anchor, inside the frame, off markers, bars and other texts.
+    """Place each text near its anchor, inside the frame, off markers, bars and other texts.
 
-    Greedy: nearest free place first. Where nothing is free the least covered place is taken.
+    Greedy: the nearest free place is taken, or the least covered one where none is free.
 
     Args:
         anchors: Centres of the markers (n, 2), px.
@@ -59,7 +60,7 @@ def place_labels(anchors: Floats, sizes: Floats, frame: Floats, bars: Floats) ->
 
 
 def shared_areas(some: Floats, others: Floats) -> Floats:
-    """Areas shared by every pair of boxes, (n, 4) and (m, 4) to (n, m), px².
+    """Area (n, m) that each box of one list (n, 4) shares with each of another (m, 4), px².
 
     >>> shared_areas(np.array([[0.0, 0, 4, 2]]), np.array([[3.0, 0, 4, 2]])).tolist()
     [[2.0]]
@@ -71,16 +72,13 @@ def shared_areas(some: Floats, others: Floats) -> Floats:
     return shared
 
 
-def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Rising heights, each moved up as far as it must to stand `gap` above the one before.
+def push_apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Move sorted heights up until each stands at least `gap` above the one before.
 
-    >>> spread([10.0, 12.0, 50.0], gap=6.0)
+    >>> push_apart([10.0, 12.0, 50.0], gap=6.0)
     [10.0, 16.0, 50.0]
     """
-    moved: list[float] = []
-    for height in heights:
-        moved.append(max(height, moved[-1] + gap) if moved else height)
-    return moved
+    return list(accumulate(heights, lambda below, height: max(height, below + gap)))
 
 
 DPI = 150
@@ -106,15 +104,11 @@ STYLE: dict[str, object] = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "axes.unicode_minus": True,
     "grid.color": "#e6eaee",
     "grid.linewidth": 0.8,
     "xtick.color": GREY,
     "ytick.color": GREY,
     "legend.frameon": False,
-    "figure.autolayout": False,
-    "figure.constrained_layout.use": False,
-    "savefig.bbox": "standard",
     "image.composite_image": False,  # an SVG keeps each image's own pixels
     "svg.fonttype": "path",  # a reader's machine may lack the font
     "svg.hashsalt": "splitveil",  # else names inside an SVG are drawn by chance
@@ -122,13 +116,18 @@ STYLE: dict[str, object] = {
 
 
 class Drawing:
-    """A finished figure, as pixels and as lines; each is made when it is asked for.
+    """A finished figure as PNG and SVG; each is made when it is asked for.
 
-    Neither holds a date or the drawing library's version.
+    Neither holds a date or the drawing library's version: the same runs give the same bytes.
+
+    Args:
+        figure: The figure.
+        stem: Name of its files, without the ending.
+        runs: Names of the runs it is about, where it is not about all.
     """
 
-    def __init__(self, figure: "Figure") -> None:
-        self._figure = figure
+    def __init__(self, figure: "Figure", stem: str = "", runs: Sequence[str] = ()) -> None:
+        self._figure, self.stem, self.runs = figure, stem, tuple(runs)
 
     @cached_property
     def png(self) -> bytes:
@@ -139,6 +138,15 @@ class Drawing:
     def svg(self) -> bytes:
         """The figure as SVG."""
         return self._saved("svg", {"Date": None, "Creator": None})
+
+    @property
+    def uri(self) -> str:
+        """The PNG as a data: address."""
+        return png_uri(self.png)
+
+    def files(self) -> dict[str, bytes]:
+        """Names and contents of its files."""
+        return {f"{self.stem}.png": self.png, f"{self.stem}.svg": self.svg}
 
     def _saved(self, kind: str, unsaid: Mapping[str, None]) -> bytes:
         buffer = io.BytesIO()
@@ -154,10 +162,10 @@ def png_uri(png: bytes) -> str:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Our style while drawing or saving."""
-    import matplotlib as mpl
+    """Draw or save in our style, whatever the user's own matplotlibrc says."""
+    from matplotlib.style import context
 
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]  # keys are not literals to mypy
+    with context(STYLE, after_reset=True):
         yield
 
 
@@ -165,7 +173,7 @@ def style() -> Iterator[None]:
 def board(width: float, height: float, *, laid_out: bool = False) -> Iterator["Figure"]:
     """An empty white figure of the given size in inches, drawn in our style.
 
-    With `laid_out`, matplotlib finds room for titles, labels and legends by itself.
+    With `laid_out`, matplotlib finds the room for titles, labels and legends.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -179,6 +187,15 @@ def board(width: float, height: float, *, laid_out: bool = False) -> Iterator["F
         if laid_out:  # once: saving would look for room again each time
             figure.draw_without_rendering()
             figure.set_layout_engine("none")
+
+
+@contextmanager
+def sheet(width: float, height: float) -> Iterator[tuple["Figure", "Axes"]]:
+    """A figure and a field over all of it, without axes; a unit is an inch, y grows upwards."""
+    with board(width, height) as figure:
+        field = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height), autoscale_on=False)
+        field.set_axis_off()
+        yield figure, field
 
 
 def colour(place: int) -> str:
@@ -221,7 +238,7 @@ def draw_references(axes: "Axes", lines: Sequence[tuple[float, str, str, str]]) 
     """
     ordered = sorted(lines)
     low, high = axes.get_ylim()
-    heights = spread([value for value, *_ in ordered], gap=TEXT_SHARE * (high - low))
+    heights = push_apart([value for value, *_ in ordered], gap=TEXT_SHARE * (high - low))
     for (value, words, ink, dash), height in zip(ordered, heights, strict=True):
         axes.axhline(value, color=ink, linestyle=dash, linewidth=1.2, zorder=1.5)
         place = axes.get_yaxis_transform()
@@ -260,19 +277,24 @@ class TileRow:
 
 
 def tile_sheet(
-    rows: Sequence[TileRow], *, size: float, labels: float, per_group: int = 100
+    rows: Sequence[TileRow], *, size: float, labels: float, per_group: int = 100, stem: str = ""
 ) -> Drawing:
-    """Rows of labelled tiles, `size` inches each, `per_group` of them close together.
+    """Rows of labelled tiles.
 
-    All stand in one field over the whole figure: one for each of a hundred would take seconds.
+    Args:
+        rows: The rows, from the top.
+        size: Side of a picture, inches.
+        labels: Width of the names beside the tiles, inches.
+        per_group: How many tiles stand close together before a gap.
+        stem: Name of the drawing's files.
     """
     columns = max(len(row.tiles) for row in rows)
     places = [labels + at * (size + GAP) + at // per_group * BETWEEN for at in range(columns)]
     width = places[-1] + size + MARGIN
     height = 2 * MARGIN + sum(row.height(size) for row in rows)
-    with board(width, height) as figure:
-        field = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0), autoscale_on=False)
-        field.set_axis_off()
+    # One field for all tiles: axes of their own for a hundred of them would take seconds.
+    with sheet(width, height) as (figure, field):
+        field.invert_yaxis()
         top = MARGIN
         for row in rows:
             bottom = top + row.height(size)
@@ -283,7 +305,7 @@ def tile_sheet(
                 if tile is not None:
                     _draw_tile(field, tile, x, bottom - GAP, size)
             top = bottom
-        return Drawing(figure)
+        return Drawing(figure, stem)
 
 
 def _draw_label(field: "Axes", row: TileRow, level: float) -> None:
@@ -297,7 +319,7 @@ def _draw_label(field: "Axes", row: TileRow, level: float) -> None:
 def _draw_tile(field: "Axes", tile: Tile, x: float, bottom: float, size: float) -> None:
     from matplotlib.patches import Rectangle
 
-    top = bottom if tile.image is None else bottom - size
+    top = bottom if tile.image is None else bottom - size  # y grows downwards
     field.text(x + size / 2, top - 0.03, tile.words, ha="center", fontsize=7, color=tile.ink)
     if tile.image is None:
         return

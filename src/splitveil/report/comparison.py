@@ -1,34 +1,25 @@
-"""Rows of records against each other: tracks, published rows, differences, what is incomparable.
+"""Compare rows of records: tracks, differences with intervals, and what cannot be compared.
 
-Accuracies are compared over training seeds alone, by Welch's t: records hold no answer per image.
-MSEs are compared over seeds and images where both rows hold the strongest attack's MSE per image.
-Against a row of one's choice, rows with the same training seeds are compared seed by seed.
+Accuracies are compared over training seeds only, by Welch's t, because records hold no answer per
+image. MSEs are compared over seeds and images where both rows hold the strongest attack's MSE per
+image. With `--against`, rows with the same training seeds are compared seed by seed.
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.errors import ConfigError, RunError, unknown
-from splitveil.io import Json, finite, parse
+from splitveil.errors import ConfigError, unknown
+from splitveil.io import Json
 from splitveil.record.groups import FREE, Group, Records, aux_of, dataset_of, defences_of, setting
-from splitveil.record.schema import Record, number, per_image_mse, read_part
+from splitveil.record.schema import Record, number, per_image_mse
 from splitveil.record.statistics import Difference, Sample, difference, holm
-from splitveil.report.columns import (
-    COMPARE,
-    EVERYTHING,
-    REFERENCE,
-    Compared,
-    Published,
-    Reference,
-    reported_reference,
-)
+from splitveil.report import columns
+from splitveil.report.columns import COMPARE, EVERYTHING, REFERENCE, Compared, Published, Reference
 from splitveil.table import CODE, NOTHING, P_VALUE, Cell, Column, Table, count, decimals, gap
 
 ARCHITECTURE = "Same architecture: VGG11, cut 4, 8 channels"
@@ -82,8 +73,8 @@ class Track:
 def tracks(groups: Sequence[Group]) -> list[Track]:
     """The tracks of some rows; every row is in at least one.
 
-    CIFAR-10 has two, same architecture and same budget, and a row may be in both. Rows of another
-    dataset or against another attacker are a track of their own.
+    CIFAR-10 has two tracks, same architecture and same budget, and a row may be in both. Rows on
+    another dataset, or against an attacker with other knowledge, form a separate track.
     """
     kinds: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
@@ -117,7 +108,7 @@ def _fits(group: Group) -> bool:
 
 
 def caption(groups: Sequence[Group]) -> str:
-    """What the records of some rows have in common, with the rows that differ."""
+    """What the records of some rows have in common; exceptions are named with their rows."""
     facts = (
         _fact(groups, lambda r: count(r.client.wire_floats), "{} numbers on the wire"),
         _fact(groups, setting("epochs"), "{} epochs"),
@@ -134,13 +125,11 @@ def caption(groups: Sequence[Group]) -> str:
 
 
 def _trained_otherwise(groups: Sequence[Group]) -> list[str]:
-    """The settings of a training, the defence's own apart, in which rows differ."""
-    said = []
-    for key in TRAINING[1:]:  # the epochs are always told
-        read = setting(key)
-        if len({read(record) for group in groups for record in group.records} - {NOTHING}) > 1:
-            said.append(_fact(groups, read, f"`{key}` {{}}"))
-    return said
+    """The training settings in which rows differ, without those of the defence."""
+    # The caption always names the epochs, which come first.
+    read = {key: setting(key) for key in TRAINING[1:]}
+    differ = [key for key in read if len(_rows_by(groups, read[key]).keys() - {NOTHING}) > 1]
+    return [_fact(groups, read[key], f"`{key}` {{}}") for key in differ]
 
 
 def _aux(record: Record) -> str:
@@ -169,75 +158,31 @@ def _rows_by(groups: Sequence[Group], read: Callable[[Record], str]) -> dict[str
 
 
 def _seeds(groups: Sequence[Group]) -> str:
-    numbers = sorted({len(group.seeds) for group in groups})
     few = [f"`{g.name}`" for g in groups if len(g.seeds) < SEVERAL]
     enough = [f"`{g.name}`" for g in groups if len(g.seeds) >= SEVERAL]
-    if numbers == [1]:
+    if all(len(group.seeds) == 1 for group in groups):
         return "**One training seed each: directions, not results.**"
     said = "Mean ± sd over training seeds; attack seeds of one training seed are averaged first."
     which = f"all but {', '.join(enough)}" if 0 < len(enough) < len(few) else ", ".join(few)
     return said + (f" Fewer than three training seeds: {which}." if few else "")
 
 
-def read_published(path: Path) -> dict[str, Published]:
-    """Rows of a JSON file {name: {accuracy, mse, source, dataset}}; accuracies are shares."""
-    try:
-        data = parse(path.read_text(encoding="utf-8"))
-        if not isinstance(data, dict):
-            raise ValueError(f"it must hold an object of rows, got {type(data).__name__}")
-        return {name: _published(name, row) for name, row in data.items()}
-    except (OSError, ValueError) as err:
-        raise RunError(
-            f"{path} is not a file of published rows: {err}; a row is, for example, "
-            '"cem": {"accuracy": 0.9, "mse": 0.01, "source": "where it is printed", '
-            '"dataset": "cifar10"}'
-        ) from err
-
-
-def _published(name: str, given: object) -> Published:
-    """A row of a file, each value of its kind; raises ValueError naming the row and the key."""
-    row = finite(given)
-    if not isinstance(row, dict):
-        raise ValueError(f"row '{name}' must be an object, got {type(row).__name__}")
-    known = [field.name for field in fields(Published)]
-    strange = [f"unknown {key}" for key in row if key not in known]
-    missing = [f"no {key}" for key in known[:3] if row.get(key) is None]
-    if strange or missing:
-        raise ValueError(f"row '{name}': {', '.join(missing + strange)}")
-    try:
-        return read_part(Published, {"aux": Published.aux} | row)
-    except RunError as err:
-        raise ValueError(f"row '{name}': {err}") from err
-
-
-def reported(group: Group, published: Mapping[str, Published]) -> Published | None:
-    """What is published under a row's name, of the same dataset and attacker's knowledge.
-
-    Folders say `arl-cem` for the stack `arl+cem`.
-    """
-    said = published.get(group.name) or published.get(group.name.replace("-", "+"))
-    if said is None or not said.is_of(group.distinct("config.dataset")):
-        return None
-    return said if group.distinct("audit.aux") == [said.aux] else None
-
-
-def elsewhere(published: Mapping[str, Published], datasets: Collection[str]) -> list[str]:
-    """A line that counts the published rows of other datasets than these, which are not shown."""
-    counts = Counter(said.dataset for said in published.values() if not said.is_of(datasets))
-    named = ", ".join(f"{dataset} ({count})" for dataset, count in sorted(counts.items()))
-    met = ", ".join(sorted(datasets)) or NOTHING
-    return [f"published rows of another dataset left out: {named}; records: {met}"] if named else []
-
-
 @dataclass(frozen=True, kw_only=True)
 class RowDifference:
-    """Row `ours` less row `other`, accuracies as shares.
+    """Row `ours` less row `other`; accuracies are shares.
 
-    A difference without an interval is None: of accuracies with one training seed on either side,
-    or where none of the seeds differ; of MSEs the same without values per image. `over` says what
-    the interval of the MSE covers. `p_accuracy` and `p_mse` are for another training, so one seed
-    has none; `corrected` adjusts them for all claims of a table. `several`: both rows have more
-    than one seed.
+    Args:
+        ours: Name of the first row.
+        other: Name of the second row.
+        accuracy_gap: Difference of the mean accuracies.
+        mse_gap: Difference of the mean MSEs.
+        accuracy: The difference with its interval; None with a single training seed on either
+            side, or where the seeds have no spread.
+        mse: The same for the MSE, where values per image can stand in for a second seed.
+        over: What the interval of the MSE covers.
+        several: Whether both rows have more than one training seed.
+        p_accuracy: p-value for another training; None with one seed.
+        p_mse: The same for the MSE.
     """
 
     ours: str
@@ -253,17 +198,19 @@ class RowDifference:
 
     @property
     def verdict(self) -> str:
-        """What the intervals allow to say; what Holm's correction does not bear out apart."""
-        signs = _sign(self.accuracy), _sign(self.mse)
-        if signs[1] is None and not signs[0]:
+        """What the intervals allow to say; what Holm's correction does not confirm is set apart."""
+        accuracy, mse = _sign(self.accuracy), _sign(self.mse)
+        if mse is None and not accuracy:
             return "no spread over seeds: no verdict" if self.several else "one seed: no verdict"
-        told, doubtful = [0, 0], [0, 0]
-        for at, p in enumerate((self.p_accuracy, self.p_mse)):
-            (told if p is not None and p < ALPHA else doubtful)[at] = signs[at] or 0
-        said, unsure = VERDICTS[told[0], told[1]], VERDICTS[doubtful[0], doubtful[1]]
-        if any(told) and any(doubtful):
-            return f"{said} and, before correction, {unsure}"
-        return f"{unsure}, before correction" if any(doubtful) else said
+        a, m, nothing = accuracy or 0, mse or 0, VERDICTS[0, 0]
+        sure_a, sure_m = (p is not None and p < ALPHA for p in (self.p_accuracy, self.p_mse))
+        said = VERDICTS[a * sure_a, m * sure_m]
+        unsure = VERDICTS[a * (not sure_a), m * (not sure_m)]
+        if unsure == nothing:
+            return said
+        if said == nothing:
+            return f"{unsure}, before correction"
+        return f"{said} and, before correction, {unsure}"
 
 
 def _sign(made: Difference | None) -> int | None:
@@ -287,8 +234,15 @@ def seed_test(
 ) -> Difference | None:
     """Mean of a less mean of b by Welch's t, or `paired` by Student's t of the differences.
 
-    None with fewer than two values on either side, and where these have no spread: seeds that agree
-    to the last image do so by chance, and would make any difference certain.
+    Args:
+        a: A value per training seed; None where a seed has none.
+        b: The values of the other row.
+        paired: Compare seed by seed; both rows are then in the same order of seeds.
+
+    Returns:
+        The difference with its 95 % interval and p-value. None with fewer than two values on either
+        side, and where the values have no spread: seeds that agree to the last image do so by
+        chance, and would make any difference certain.
 
     >>> made = seed_test([1.0, 2.0, 3.0], [0.0, 0.0])
     >>> round(made.interval.low, 4), round(made.interval.high, 4)  # 2 ± 4.3027/√3
@@ -301,14 +255,15 @@ def seed_test(
         left, right = ([v for v in values if v is not None] for values in (a, b))
     if min(len(left), len(right)) < LEAST_SEEDS:
         return None
-    samples = [Sample.of([[v, v] for v in values]) for values in (left, right)]
-    made = difference(*samples, paired=paired)  # equal columns: the images add no variance
+    # Two equal columns stand for the images: they add no variance.
+    a_side, b_side = (Sample.of([[v, v] for v in values]) for values in (left, right))
+    made = difference(a_side, b_side, paired=paired)
     low, high = made.interval.low, made.interval.high
     return None if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12) else made
 
 
 def matched(ours: Group, other: Group) -> tuple[Group, Group] | None:
-    """Both rows with their training seeds in one order; None if these are not the same ones."""
+    """Both rows with their training seeds in the same order; None if the seeds differ."""
     sides = [{seed[0].seeds.train: seed for seed in g.seeds} for g in (ours, other)]
     names = sorted(name for name in sides[0] if name is not None)
     complete = all(len(side) == len(g.seeds) for side, g in zip(sides, (ours, other), strict=True))
@@ -319,7 +274,13 @@ def matched(ours: Group, other: Group) -> tuple[Group, Group] | None:
 
 
 def contrast(ours: Group, other: Group, *, paired: bool = False) -> RowDifference:
-    """Two rows against each other, p-values not yet corrected; `paired` where seeds allow it."""
+    """Compare two rows; the p-values are not corrected yet.
+
+    Args:
+        ours: The first row.
+        other: The second row, which is subtracted.
+        paired: Compare seed by seed where both rows have the same training seeds.
+    """
     pair = matched(ours, other) if paired else None
     ours, other = pair or (ours, other)
     together = pair is not None and len(ours.seeds) >= LEAST_SEEDS
@@ -350,23 +311,23 @@ def _gap(ours: Group, other: Group, path: str) -> float | None:
 
 
 def corrected(made: Sequence[RowDifference]) -> list[RowDifference]:
-    """The contrasts with Holm's correction over all their p-values together."""
+    """The differences with Holm's correction over all their p-values together."""
     values = [p for c in made for p in (c.p_accuracy, c.p_mse)]
     adjusted = iter(holm([p for p in values if p is not None]))
-
-    def taken(p: float | None) -> float | None:
-        return None if p is None else next(adjusted)
-
-    return [replace(c, p_accuracy=taken(c.p_accuracy), p_mse=taken(c.p_mse)) for c in made]
+    pairs = iter([None if p is None else next(adjusted) for p in values])
+    return [replace(c, p_accuracy=next(pairs), p_mse=next(pairs)) for c in made]
 
 
 def row_differences(
     track: Track, done: Sequence[str] = (), against: str | None = None
 ) -> list[RowDifference]:
-    """Every row of a track with our defence, but those `done`, against every row without.
+    """The differences that a track claims, corrected together.
 
-    With `against`, every other row against the one of this name, in pairs of seeds where both have
-    the same; none if the track does not hold it.
+    Args:
+        track: The rows.
+        done: Names of rows with our defence that another track has compared already.
+        against: Compare every other row with the row of this name, seed by seed where both have
+            the same training seeds. None compares rows with our defence with all rows without it.
     """
     if against is not None:
         base = [g for g in track.groups if g.name == against]
@@ -411,7 +372,7 @@ _PAIRED = " “Paired”: seed by seed, where both rows have the same training s
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The rows of a track beside what is published of them, and the differences between them."""
+    """The rows of a track with what is published about them, and the differences between them."""
 
     track: Track
     published: Mapping[str, Published]
@@ -419,15 +380,13 @@ class Comparison:
     against: str | None = None
 
     def tables(self) -> list[tuple[Table, Sequence[Any]]]:
-        """What readers see: the track's table with its rows, and that of the differences."""
+        """What readers see: the track's table with its rows, then the differences, if any."""
         made = [track_table(self.track, self.published)]
-        return [*made, (self.differences(), self.contrasts)] if self.contrasts else made
-
-    def differences(self) -> Table:
-        """The table of the differences, with its title and caption."""
-        paired = any(c.over.startswith("paired") for c in self.contrasts)
-        words = _GAP_CAPTION + _PAIRED * paired
-        return DIFFERENCES.titled(f"Differences – {self.track.title}", words)
+        if self.contrasts:
+            paired = any(c.over.startswith("paired") for c in self.contrasts)
+            title, words = f"Differences – {self.track.title}", _GAP_CAPTION + _PAIRED * paired
+            made.append((DIFFERENCES.titled(title, words), self.contrasts))
+        return made
 
     def exact(self) -> list[dict[str, Cell]]:
         """Every row without rounding, shares as shares.
@@ -446,9 +405,8 @@ class Comparison:
         """Both tables without rounding, for JSON."""
         title, words = self.track.title, caption(self.track.groups)
         made: list[Json] = [{"title": title, "caption": words, "rows": self.exact()}]
-        if self.contrasts:
-            table = self.differences()
-            rows = [{"track": title, **row} for row in table.exact(self.contrasts)]
+        for table, contrasts in self.tables()[1:]:
+            rows = [{"track": title, **row} for row in table.exact(contrasts)]
             made.append({"title": table.title, "caption": table.caption, "rows": rows})
         return made
 
@@ -458,8 +416,14 @@ def compare_records(
 ) -> list[Comparison]:
     """The tracks of some records, each with its differences.
 
-    Those of our defence to all others, or with `against` those of all rows to the one of this name.
-    A row of ours that stands in two tracks is compared in the first.
+    Args:
+        found: The records by row.
+        published: Published rows by name.
+        against: Row to compare all others with; None compares our defence with all others. A row
+            of ours that is in two tracks is compared in the first.
+
+    Raises:
+        ConfigError: There is no row `against`.
     """
     names = {group.name for group in found.groups}
     if against is not None and against not in names:
@@ -474,13 +438,13 @@ def compare_records(
 
 
 def _beside(track: Track, published: Mapping[str, Published]) -> list[Compared]:
-    return [Compared(group, reported(group, published)) for group in track.groups]
+    return [Compared(group, columns.reported(group, published)) for group in track.groups]
 
 
 def track_table(
     track: Track, published: Mapping[str, Published], table: Table = COMPARE
 ) -> tuple[Table, Sequence[Any]]:
-    """The table of a track with its rows, under the attack of the reference documents their own."""
+    """The table of a track with its rows; attacks as in the reference documents have their own."""
     title, words = track.title, caption(track.groups)
     if track.aux == "test90" and table is COMPARE:
         return REFERENCE.titled(title, words), reference_rows(track, published)
@@ -492,15 +456,15 @@ def track_table(
 
 
 def reference_rows(track: Track, published: Mapping[str, Published]) -> list[Compared | Reference]:
-    """Rows attacked as in the reference documents: what was measured, then what they report."""
+    """Rows attacked as in the reference documents: first the measured ones, then the reported."""
     datasets = [dataset_of(group) for group in track.groups]
     beside = {n: p for n, p in published.items() if p.aux == track.aux and p.is_of(datasets)}
-    reported_rows = [reported_reference(name, row) for name, row in beside.items()]
+    reported_rows = [columns.reported_reference(name, row) for name, row in beside.items()]
     return [*map(Compared, track.groups), *reported_rows]
 
 
 def warnings(found: Records) -> list[str]:
-    """What makes rows of one dataset and one kind of attacker incomparable; what was left out."""
+    """Why rows on one dataset and against one attacker cannot be compared, and what was skipped."""
     said = [f"skipped, not a record: {name} ({why})" for name, why in found.broken.items()]
     for group in found.groups:
         said += _inner_faults(group)
@@ -519,21 +483,20 @@ def warnings(found: Records) -> list[str]:
 
 
 def _outliers(groups: Sequence[Group], read: Callable[[Record], str], words: str) -> list[str]:
-    """A line if the rows' records differ in what `read` reads: each value with its rows."""
+    """A line if the records of the rows differ in what `read` reads: each value with its rows."""
     rows = _rows_by(groups, read)
     listed = "; ".join(f"{value} ({', '.join(names)})" for value, names in rows.items())
     return [f"{words}: {listed}"] if len(rows) > 1 else []
 
 
 def _inner_faults(group: Group) -> list[str]:
-    """What the seeds of one row must share and do not."""
+    """In what the seeds of one row differ although they must not."""
     said = []
     named = {key for record in group.records for key in record.config} - {*FREE}
     for key in sorted(named):
-        values = {setting(key)(record) for record in group.records} - {NOTHING}
+        values = sorted({setting(key)(record) for record in group.records} - {NOTHING})
         if len(values) > 1:
-            listed = ", ".join(sorted(values))
-            said.append(f"row {group.name}: its seeds differ in {key}: {listed}")
+            said.append(f"row {group.name}: its seeds differ in {key}: {', '.join(values)}")
     for name, path in MEASURED.items():
         without = sum(number(record, path) is None for record in group.records)
         if 0 < without < len(group.records):
@@ -548,8 +511,6 @@ def _inner_faults(group: Group) -> list[str]:
             "count as so many seeds; put attack seeds of one training into its folder"
         )
     pairs = [(r.seeds.train, r.seeds.attack) for r in group.records]
-    for pair in sorted({p for p in pairs if pairs.count(p) > 1 and None not in p}):
-        said.append(
-            f"row {group.name}: training seed {pair[0]}, attack seed {pair[1]} is met twice"
-        )
-    return said
+    twice = sorted({pair for pair in pairs if pairs.count(pair) > 1 and None not in pair})
+    return said + [f"row {group.name}: training seed {train}, attack seed {attack} is met twice"
+                   for train, attack in twice]  # fmt: skip

@@ -1,13 +1,11 @@
 """The report as a deck of slides in one HTML file: arrow keys turn it, it prints one per page."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from splitveil.io import put_all
-from splitveil.record.files import RunFiles
-from splitveil.report import gallery, sentences
+from splitveil.report import sentences
 from splitveil.report.columns import CERTIFICATES, SUMMARY, audited
-from splitveil.report.figures import Pictures
+from splitveil.report.figures import Pictures, strips
 from splitveil.report.page import ReportContent, fill
 
 SLIDES = "slides.html"
@@ -32,8 +30,10 @@ def render_slides(content: ReportContent, pictures: Pictures) -> str:
     runs, lang = content.runs, content.lang
     shown = runs if len(runs) <= ROWS else content.key_runs
     checked = audited(runs)[:ROWS]
-    strongest = [strip for strip in gallery.strips(_with_pictures(runs))[0] if strip.strongest]
-    albums = [strongest[at : at + PER_SLIDE] for at in range(0, len(strongest), PER_SLIDE)]
+    pictured = [run for run in runs if run.gallery is not None][: PER_SLIDE * PICTURE_SLIDES]
+    strongest = [strip for strip in strips(pictured)[0] if strip.strongest]
+    # Different values of the main questions of the passports stand side by side.
+    origin = [(key, sentences.distinct(runs, key)) for key in ORIGIN]
     return fill(
         "slides.html.j2",
         lang,
@@ -45,18 +45,8 @@ def render_slides(content: ReportContent, pictures: Pictures) -> str:
         more_rows=len(runs) - len(shown),
         pictures=pictures,
         sources=content.sources,
-        albums=albums,
+        albums=[strongest[at : at + PER_SLIDE] for at in range(0, len(strongest), PER_SLIDE)],
         audit=CERTIFICATES.render(checked, "html", lang) if checked else "",
         caveats=sentences.caveats(runs)[-CAVEATS:],
-        origin=_origin(runs),
+        origin=[(key, ", ".join(values)) for key, values in origin if values],
     )
-
-
-def _with_pictures(runs: Sequence[RunFiles]) -> list[RunFiles]:
-    return [run for run in runs if run.gallery is not None][: PER_SLIDE * PICTURE_SLIDES]
-
-
-def _origin(runs: Sequence[RunFiles]) -> list[tuple[str, str]]:
-    """What the runs' passports say about the main questions, different values side by side."""
-    found = [(key, sentences.distinct(runs, key)) for key in ORIGIN]
-    return [(key, ", ".join(values)) for key, values in found if values]

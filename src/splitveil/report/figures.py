@@ -1,47 +1,33 @@
-"""Trade-off, attack bars, training curves, and all pictures of a report."""
+"""All pictures of a report: trade-off, attack bars, training curves, reconstructions."""
 
+import io
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby, takewhile
+from itertools import accumulate, groupby, takewhile
+from operator import itemgetter
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from splitveil.errors import RunError
-from splitveil.record.files import RunFiles
+from splitveil.record.files import Gallery, RunFiles
 from splitveil.record.groups import Group, kinds
 from splitveil.record.schema import number, text
-from splitveil.report import gallery
-from splitveil.report.canvas import (
-    CEILING,
-    CEILING_TEXT,
-    FLOOR,
-    GREY,
-    INK,
-    MARKER_PX,
-    PALETTE,
-    Drawing,
-    board,
-    colour,
-    draw_references,
-    marker,
-    place_labels,
-    png_uri,
-    references,
-    shown,
-)
+from splitveil.report import canvas
+from splitveil.report.canvas import CEILING, GREY, INK, Drawing, Tile, TileRow, board, colour, shown
 from splitveil.report.columns import Published
-from splitveil.table import NOTHING, format_mse
+from splitveil.table import NOTHING, format_mse, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
 
+CEILING_TEXT = canvas.CEILING_TEXT
 FLOOR_TEXT = "attack floor: mean image"
 NEAR_PX = 26  # a name further than this from its mark gets a line to it
 CROWD_PX = (150, 40)  # marks nearer than this compete for places
@@ -53,7 +39,7 @@ FOOT, HEAD = 0.576, 0.32  # inches under and over the plot
 class Mark:
     """A point of the trade-off: accuracy in per cent, MSE, their sd over training seeds, its look.
 
-    Published rows are `hollow`.
+    Published rows are `hollow`: they were not measured here.
     """
 
     name: str
@@ -65,22 +51,16 @@ class Mark:
     shape: str = "o"
     hollow: bool = False
 
-    @property
-    def fill(self) -> str:
-        """Colour inside the mark."""
-        return "white" if self.hollow else self.ink
-
 
 def comparable(
     runs: Sequence[RunFiles], published: Mapping[str, Published]
 ) -> dict[str, Published]:
-    """Published rows of some run's dataset whose attacker knew what that run's knew."""
-    known: dict[str, set[str | None]] = {}
-    for run in runs:
-        aux = run.record.audit.aux or "train"
-        known.setdefault(aux, set()).add(text(run.record, "config.dataset"))
+    """Published rows on the dataset of some run, whose attacker knew as much as that run's."""
+    known = {(run.record.audit.aux or "train", text(run.record, "config.dataset")) for run in runs}
     return {
-        n: row for n, row in published.items() if row.aux in known and row.is_of(known[row.aux])
+        name: row
+        for name, row in published.items()
+        if any(row.aux == aux and row.is_of([dataset]) for aux, dataset in known)
     }
 
 
@@ -88,22 +68,28 @@ def scatter(runs: Sequence[RunFiles], published: Mapping[str, Published] | None 
     """Accuracy (x, %) against the strongest attack's MSE (y), one named point per run.
 
     Runs that differ in their seeds alone share colour and mark. Published rows are hollow and dark.
+
+    Args:
+        runs: The runs; those without an accuracy or an attack are left out.
+        published: Rows of others by name; only the comparable ones are drawn.
+
+    Raises:
+        RunError: No run has both numbers.
     """
     marks = []
     for at, kind in enumerate(kinds(runs)):
-        look: dict[str, Any] = {"ink": colour(at), "shape": marker(at)}
         for run in kind.runs:
             accuracy, mse = run.record.accuracy, run.record.strongest.mse
             if accuracy is not None and mse is not None:
-                name = shown(run.name, 30)
-                marks.append(Mark(name=name, accuracy=100 * accuracy, mse=mse, **look))
+                marks.append(Mark(name=shown(run.name, 30), accuracy=100 * accuracy, mse=mse,
+                                  ink=colour(at), shape=canvas.marker(at)))  # fmt: skip
     if not marks:
         raise RunError("no run has both an accuracy and a strongest attack; audit a run first")
     for name, row in comparable(runs, published or {}).items():
         said = shown(f"{name} (published)", 36)
         marks.append(Mark(name=said, accuracy=100 * row.accuracy, mse=row.mse, hollow=True))
-    lines = [(v, CEILING_TEXT, CEILING, "--") for v in references(runs, "ceiling")]
-    lines += [(v, FLOOR_TEXT, FLOOR, ":") for v in references(runs, "floor")]
+    lines = [(v, CEILING_TEXT, CEILING, "--") for v in canvas.references(runs, "ceiling")]
+    lines += [(v, FLOOR_TEXT, canvas.FLOOR, ":") for v in canvas.references(runs, "floor")]
     return draw_tradeoff(marks, lines)
 
 
@@ -136,19 +122,20 @@ def draw_tradeoff(
         for mark in marks:
             axes.errorbar(mark.accuracy, mark.mse, xerr=mark.accuracy_sd, yerr=mark.mse_sd,
                           elinewidth=1.2, capsize=2.5, zorder=3, **_look(mark))  # fmt: skip
-        draw_references(axes, lines)
+        canvas.draw_references(axes, lines)
         _name_marks(axes, marks)
         if legend:  # what colours and shapes mean, above the axes
             signs = [Line2D([], [], **_look(mark)) for mark, _ in legend]
             axes.legend(signs, [words for _, words in legend], loc="lower left", ncols=len(legend),
                         bbox_to_anchor=(-0.03, 1.0), fontsize=8.5, handletextpad=0.2,
                         columnspacing=1.0, borderaxespad=0.2)  # fmt: skip
-        return Drawing(figure)
+        return Drawing(figure, "tradeoff")
 
 
 def _look(mark: Mark) -> dict[str, Any]:
     return {"marker": mark.shape, "linestyle": "", "color": mark.ink, "markersize": 8,
-            "markerfacecolor": mark.fill, "markeredgewidth": 1.4}  # fmt: skip
+            "markerfacecolor": "white" if mark.hollow else mark.ink,
+            "markeredgewidth": 1.4}  # fmt: skip
 
 
 def _name_marks(axes: "Axes", marks: Sequence[Mark]) -> None:
@@ -156,8 +143,8 @@ def _name_marks(axes: "Axes", marks: Sequence[Mark]) -> None:
     to_px = axes.transData.transform
     anchors = to_px([(mark.accuracy, mark.mse) for mark in marks])
     reach = to_px([(m.accuracy + (m.accuracy_sd or 0), m.mse + (m.mse_sd or 0)) for m in marks])
-    half = np.maximum(reach - anchors, MARKER_PX / 2)  # (n, 2): of the bars, and of the mark alone
-    thin = np.full(len(marks), MARKER_PX)
+    half = np.maximum(reach - anchors, canvas.MARKER_PX / 2)  # (n, 2): bars, or the mark alone
+    thin = np.full(len(marks), canvas.MARKER_PX)
     bars = [np.column_stack([anchors, 2 * half[:, 0], thin]),
             np.column_stack([anchors, thin, 2 * half[:, 1]])]  # fmt: skip
     # Marks with many neighbours first: they have the fewest places for a name.
@@ -174,7 +161,7 @@ def _name_marks(axes: "Axes", marks: Sequence[Mark]) -> None:
     )
     area = axes.get_window_extent()
     frame = np.array([(area.x0 + area.x1) / 2, (area.y0 + area.y1) / 2, area.width, area.height])
-    boxes = place_labels(anchors[order], sizes, frame, np.vstack(bars))
+    boxes = canvas.place_labels(anchors[order], sizes, frame, np.vstack(bars))
     to_data = axes.transData.inverted().transform
     for name, anchor, box in zip(texts, anchors[order], boxes, strict=True):
         name.set_position(tuple(to_data(box[:2])))
@@ -185,7 +172,7 @@ def _name_marks(axes: "Axes", marks: Sequence[Mark]) -> None:
 
 
 BarPanel = list[tuple[int, Group, RunFiles]]  # the place of a run's kind, which gives its colour
-PER_PANEL = len(PALETTE)  # more runs than colours go into another panel
+PER_PANEL = len(canvas.PALETTE)  # more runs than colours go into another panel
 MANY_BARS = 18  # from here the numbers stand upright
 MANY_RUNS = 2 * PER_PANEL  # beyond, the numbers stand in the table alone
 MARGINS, TALL, NAME = 2.45, 3.9, 0.9  # inches: both sides, a panel, an attack's name
@@ -207,7 +194,7 @@ def attack_bars(runs: Sequence[RunFiles]) -> Drawing:
         fields = figure.subplots(len(panels), squeeze=False)[:, 0]
         for axes, panel in zip(fields, panels, strict=True):
             _draw_bars(axes, panel, attacks, upright=upright, numbers=len(runs) <= MANY_RUNS)
-        return Drawing(figure)
+        return Drawing(figure, "attacks")
 
 
 def _bar_panels(found: Sequence[Group]) -> list[BarPanel]:
@@ -227,13 +214,12 @@ def _bar_panels(found: Sequence[Group]) -> list[BarPanel]:
 
 def _bar_names(panel: BarPanel) -> dict[int, str]:
     """What the legend says of each kind in a panel, by its place among all."""
-    counts = Counter(place for place, _, _ in panel)
-    return {
-        place: shown(run.name)
-        if counts[place] == 1
-        else f"{shown(kind.name, 16)} ({counts[place]} runs)"
-        for place, kind, run in panel
-    }
+    names = {}
+    for place, same in groupby(panel, itemgetter(0)):
+        (_, kind, run), *more = same
+        several = f"{shown(kind.name, 16)} ({1 + len(more)} runs)"
+        names[place] = several if more else shown(run.name)
+    return names
 
 
 def _draw_bars(
@@ -242,7 +228,7 @@ def _draw_bars(
     """The bars of up to `PER_PANEL` runs, the ceiling, and the names over them."""
     runs = [run for _, _, run in panel]
     rows = [[number(run.record, f"attacks.{a}.mse") for a in attacks] for run in runs]
-    ceilings = references(runs, "ceiling")
+    ceilings = canvas.references(runs, "ceiling")
     top = max([0.0, *ceilings, *(v for row in rows for v in row if v is not None)]) or 1.0
     axes.set_ylim(0, (1.2 if upright else 1.1) * top)
     share, signs = 0.8 / len(runs), {}
@@ -262,7 +248,7 @@ def _draw_bars(
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
     axes.set_ylabel("MSE   more private →")
-    draw_references(axes, [(value, CEILING_TEXT, CEILING, "--") for value in ceilings])
+    canvas.draw_references(axes, [(v, CEILING_TEXT, CEILING, "--") for v in ceilings])
     names = _bar_names(panel)
     axes.legend([signs[place] for place in names], list(names.values()), loc="lower left",
                 bbox_to_anchor=(0, 1.0), ncols=4, handlelength=1, borderaxespad=0.1)  # fmt: skip
@@ -272,9 +258,9 @@ PhaseKind = Literal["warm-up", "shut off", "full weight"]
 SHUT = 0.5  # share of an epoch's steps from which it counts as shut off
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Phase:
-    """Epochs `first` to `last`, both included; `full weight` is one epoch."""
+    """Epochs `first` to `last`, both included; `full weight` is a single epoch."""
 
     kind: PhaseKind
     first: float
@@ -282,45 +268,45 @@ class Phase:
 
 
 def phases(run: RunFiles) -> list[Phase]:
-    """What the log and the settings of a run say about its penalty, in order of epochs."""
-    return [*_warm_up(run), *_full_weight(run), *_shut_off(run)]
+    """When the penalty of a run did not act, and when its weight was full.
 
+    Args:
+        run: A run with the epoch lines of its log; the settings are those of its record.
 
-def _warm_up(run: RunFiles) -> Iterator[Phase]:
-    """The first epochs with weight 0, if the run has a penalty at all."""
+    Returns:
+        The warm-up (leading epochs with weight 0), the epoch in which a weight that grows over the
+        share `ramp` of the run is full, and every stretch of epochs in which the penalty's own
+        rules held it at 0.
+    """
+    config, found = run.record.config, list[Phase]()
+    epochs = _epochs(run)
     weights = [number(entry, "weight") for entry in run.metrics]
     still = len(list(takewhile(lambda weight: weight == 0, weights)))
-    if still and ((number(run.record, "config.lambd") or 0.0) > 0 or any(weights)):
-        yield Phase(kind="warm-up", first=_epoch(run, 0), last=_epoch(run, still - 1))
-
-
-def _full_weight(run: RunFiles) -> Iterator[Phase]:
-    """The epoch in which a weight that grows over the share `ramp` of the run is full."""
-    ramp, epochs = (number(run.record.config, key) for key in ("ramp", "epochs"))
-    grows = text(run.record, "config.lambd") not in (None, "0", "0.0")
-    if ramp and epochs and grows and run.metrics:
-        when = ramp * epochs
-        if when < _epoch(run, len(run.metrics) - 1):
-            yield Phase(kind="full weight", first=when, last=when)
-
-
-def _shut_off(run: RunFiles) -> Iterator[Phase]:
-    """Stretches of epochs in which the penalty's own rules held it at 0."""
-    shares = [(_epoch(run, at), number(e, "shut") or 0.0) for at, e in enumerate(run.metrics)]
-    for held, stretch in groupby(shares, lambda pair: pair[1] >= SHUT):
+    # A run without a penalty also logs weight 0.
+    if still and ((number(config, "lambd") or 0.0) > 0 or any(weights)):
+        found.append(Phase("warm-up", epochs[0], epochs[still - 1]))
+    ramp, planned = number(config, "ramp"), number(config, "epochs")
+    if ramp and planned and epochs and text(config, "lambd") not in (None, "0", "0.0"):
+        when = ramp * planned
+        if when < epochs[-1]:  # else the run ended before
+            found.append(Phase("full weight", when, when))
+    shut = [(number(entry, "shut") or 0.0) >= SHUT for entry in run.metrics]
+    for held, stretch in groupby(zip(shut, epochs, strict=True), itemgetter(0)):
+        own = [epoch for _, epoch in stretch]
         if held:
-            epochs = [epoch for epoch, _ in stretch]
-            yield Phase(kind="shut off", first=epochs[0], last=epochs[-1])
+            found.append(Phase("shut off", own[0], own[-1]))
+    return found
 
 
-def _epoch(run: RunFiles, at: int) -> float:
-    epoch = number(run.metrics[at], "epoch")
-    return float(at) if epoch is None else epoch
+def _epochs(run: RunFiles) -> list[float]:
+    """The number of each logged epoch; its place where the log does not number it."""
+    named = [number(entry, "epoch") for entry in run.metrics]
+    return [float(at) if epoch is None else epoch for at, epoch in enumerate(named)]
 
 
 def _values(run: RunFiles, key: str) -> tuple[list[float], list[float]]:
     """Epochs at which a key was logged, and its values there."""
-    logged = [(_epoch(run, at), number(entry, key)) for at, entry in enumerate(run.metrics)]
+    logged = zip(_epochs(run), (number(entry, key) for entry in run.metrics), strict=True)
     pairs = [(epoch, value) for epoch, value in logged if value is not None]
     return [epoch for epoch, _ in pairs], [value for _, value in pairs]
 
@@ -333,34 +319,38 @@ FEW_EPOCHS = 40  # up to here every epoch gets its dot
 PENALTY = "Penalty (rob_loss)"
 Dash = Literal["-", "--"]
 Series = tuple[str, str, Dash]  # a key of the log, its name and its dash
+ACCURACY: Sequence[Series] = (
+    ("val_accuracy", "validation", "-"),
+    ("train_accuracy", "train", "--"),
+)
 PANELS: Sequence[tuple[str, float, Sequence[Series]]] = (  # titles and factors of the values
-    (
-        "Accuracy (%)",
-        100.0,
-        (("val_accuracy", "validation", "-"), ("train_accuracy", "train", "--")),
-    ),
+    ("Accuracy (%)", 100.0, ACCURACY),
     (PENALTY, 1.0, (("rob_loss", "", "-"),)),
     ("Intra-class MSE", 1.0, (("intra_mse", "", "-"),)),
     ("Effective sample size", 1.0, (("effective_sample_size", "", "-"),)),
 )
 
 
-def training_curves(runs: RunFiles | Sequence[RunFiles]) -> Drawing:
+def training_curves(runs: Sequence[RunFiles], stem: str = "curves") -> Drawing:
     """Accuracy, penalty, intra-class MSE and effective sample size over the epochs.
 
-    Warm-up is grey and shut-off hatched; what several runs do not share has the colour of its run.
+    Warm-up is grey and shut-off hatched. Phases that several runs do not share have the colour of
+    their run.
+
+    Args:
+        runs: At least one run; each has its colour, named in a legend below where there are more.
+        stem: Name of the drawing's files.
     """
-    listed = [runs] if isinstance(runs, RunFiles) else list(runs)
-    lines = math.ceil(len(listed) / RUNS_PER_LINE) if len(listed) > 1 else 0
+    lines = math.ceil(len(runs) / RUNS_PER_LINE) if len(runs) > 1 else 0
     height = CURVES_TALL + LEGEND_LINE * lines
     with board(CURVES_WIDE * len(PANELS), height, laid_out=True) as figure:
         for axes, panel in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
-            draw_curves(axes, *panel, listed, named=panel[0] == PENALTY)
+            draw_curves(axes, *panel, runs, named=panel[0] == PENALTY)
         if lines:
-            signs = [_line(colour(at), "-") for at in range(len(listed))]
-            names = [shown(run.name) for run in listed]
+            signs = [_line(colour(at), "-") for at in range(len(runs))]
+            names = [shown(run.name) for run in runs]
             figure.legend(signs, names, loc="outside lower center", ncols=RUNS_PER_LINE)
-        return Drawing(figure)
+        return Drawing(figure, stem, [run.name for run in runs])
 
 
 def draw_curves(
@@ -432,37 +422,216 @@ def _mark_phases(axes: "Axes", found: Sequence[Phase], ink: str, *, named: bool)
             word.set_in_layout(False)  # it may lie outside the epochs shown
 
 
-ALONE = 12  # more runs than this share their curves by defence
+MAX_COLUMNS = 10
+MAX_RUNS, MAX_VALUES = 12, 1_500_000  # a larger picture is not read, and too heavy for a page
+MAX_CLASS_NAME = 11
+TILE, LABELS = 0.74, 2.17  # inches: a side of a tile, and the names beside the tiles
+Album = list[tuple[RunFiles, Gallery]]  # runs that show the same images
+
+
+def draw_grid(runs: Sequence[RunFiles]) -> Drawing:
+    """Originals on top, below one row per model and attack, the strongest marked.
+
+    Runs that scored the same images share their columns; others get a grid of their own.
+
+    Raises:
+        RunError: No run has a gallery.
+    """
+    albums: dict[object, Album] = {}
+    for run, gallery in _chosen(runs):
+        key = (gallery.indices, gallery.original.shape, gallery.original.tobytes())
+        albums.setdefault(key, []).append((run, gallery))
+    if not albums:
+        raise RunError(
+            "none of the runs has a gallery.json; audit a run again to save reconstructions"
+        )
+    rows = [row for album in albums.values() for row in _album_rows(album)]
+    return canvas.tile_sheet(rows, size=TILE, labels=LABELS, stem="reconstructions")
+
+
+def _chosen(runs: Sequence[RunFiles]) -> Album:
+    """The first runs with a gallery, as many as there is room for, and at least one."""
+    pairs = [(run, run.gallery) for run in runs if run.gallery is not None][:MAX_RUNS]
+    values = accumulate(_drawn_values(gallery) for _, gallery in pairs)
+    return pairs[: max(1, sum(total <= MAX_VALUES for total in values))]
+
+
+def _drawn_values(gallery: Gallery) -> int:
+    """Numbers that the reconstructions of a run bring into the picture."""
+    n, c, h, w = (int(side) for side in gallery.original.shape)
+    tile = c * min(h, round(TILE * canvas.DPI)) * min(w, round(TILE * canvas.DPI))
+    return len(gallery.reconstructions) * min(n, MAX_COLUMNS) * tile
+
+
+def left_out(runs: Sequence[RunFiles]) -> list[str]:
+    """Names of the runs that have a gallery but no room in the grid."""
+    return [run.name for run in runs if run.gallery is not None][len(_chosen(runs)) :]
+
+
+def _album_rows(album: Album) -> list[TileRow]:
+    """The originals under the names of their classes, then each model with its attacks."""
+    first = album[0][1]
+    names = [shown(first.class_name(label), MAX_CLASS_NAME) for label in first.labels]
+    tiles = [Tile(image=i, words=n) for i, n in zip(first.original, names, strict=True)]
+    rows = [TileRow(label="original", bold=True, tiles=tiles[:MAX_COLUMNS])]
+    for run, gallery in album:
+        rows.append(_head(run, gallery))
+        rows += [_attack_row(run, gallery, attack) for attack in gallery.reconstructions]
+    return rows
+
+
+def _head(run: RunFiles, gallery: Gallery) -> TileRow:
+    """Name and accuracy of a model, and the server's answer over each column."""
+    tiles = []
+    for answer, label in zip(gallery.answers, gallery.labels, strict=True):
+        name, right = shown(gallery.class_name(answer), MAX_CLASS_NAME), answer == label
+        ink = INK if right else canvas.WRONG
+        tiles.append(Tile(words=name if right else f"{name} ✗", ink=ink))
+    note = f"accuracy {percent(run.record.accuracy, 1)} %; the server's answers:"
+    return TileRow(label=shown(run.name, 24), note=note, bold=True, ruled=True,
+                   tiles=tiles[:MAX_COLUMNS])  # fmt: skip
+
+
+def _attack_row(run: RunFiles, gallery: Gallery, attack: str) -> TileRow:
+    """An attack's images and mean MSE: over all scored images, or else over those shown."""
+    mse, suffix = number(run.record, f"attacks.{attack}.mse"), ""
+    if mse is None and attack in gallery.mse:
+        mse, suffix = float(np.mean(gallery.mse[attack])), " (shown images)"
+    strongest = attack == run.record.strongest.mse_by
+    frame = CEILING if strongest else canvas.RULE
+    return TileRow(
+        label=shown(attack, 20),
+        note=f"MSE {format_mse(mse)}{suffix}{'  ★ strongest' if strongest else ''}",
+        ink=CEILING if strongest else INK,
+        bold=strongest,
+        tiles=[Tile(image=i, frame=frame) for i in gallery.reconstructions[attack][:MAX_COLUMNS]],
+    )
+
+
+LARGEST = 160  # px of a side; larger images are shown smaller
+BUDGET = 5_000_000  # characters of all tiles together; the page must stay small enough to mail
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
-    """A drawing, the stem of its files, and the runs it is about where it is not about all."""
+class Reconstruction:
+    """A scored image and its reconstruction as data: addresses; `rank` is a key of `[gallery]`."""
 
-    stem: str
-    drawing: Drawing
-    runs: tuple[str, ...] = ()
+    rank: str
+    index: int
+    class_name: str
+    mse: str
+    original: str
+    made: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strip:
+    """An attack on a run: up to three tiles, worst for the defender first."""
+
+    run: str
+    attack: str
+    mse: str
+    strongest: bool
+    tiles: tuple[Reconstruction, ...]
 
     @property
-    def uri(self) -> str:
-        """The picture as a data: address, so that the page needs no other file."""
-        return png_uri(self.drawing.png)
+    def size(self) -> int:
+        """Characters its pictures take in a page."""
+        return sum(len(tile.original) + len(tile.made) for tile in self.tiles)
 
-    def files(self) -> dict[str, bytes]:
-        """Names and contents of its files."""
-        return {f"{self.stem}.png": self.drawing.png, f"{self.stem}.svg": self.drawing.svg}
+
+def picks(errors: Sequence[float]) -> list[tuple[str, int]]:
+    """Ranks and positions of the images to show: lowest, median and highest error.
+
+    >>> picks([0.3, 0.1, 0.2, 0.9])
+    [('worst', 1), ('median', 2), ('best', 3)]
+    >>> picks([0.3]), picks([0.3, 0.1])
+    ([('only', 0)], [('worst', 1), ('best', 0)])
+    """
+    order = sorted(range(len(errors)), key=lambda at: errors[at])
+    if len(order) == 1:
+        return [("only", order[0])]
+    middle = [("median", order[(len(order) - 1) // 2])] if len(order) > 2 else []  # noqa: PLR2004
+    return [("worst", order[0]), *middle, ("best", order[-1])]
+
+
+def strips(runs: Sequence[RunFiles], budget: int = BUDGET) -> tuple[list[Strip], int]:
+    """The strips of all runs, and how many were left out because the page would grow too large.
+
+    Room goes to the strongest attack of every run first.
+
+    Args:
+        runs: The runs; those without a gallery have no strips.
+        budget: Characters that all pictures together may take.
+    """
+    wanted = [
+        (run, run.gallery, attack, attack == run.record.strongest.mse_by)
+        for run in runs
+        if run.gallery is not None
+        for attack in run.gallery.reconstructions
+    ]
+    made: dict[int, Strip] = {}
+    for at in sorted(range(len(wanted)), key=lambda at: not wanted[at][3]):
+        strip = _strip(*wanted[at])
+        if strip.size > budget:
+            break
+        budget -= strip.size
+        made[at] = strip
+    return [made[at] for at in sorted(made)], len(wanted) - len(made)
+
+
+def _strip(run: RunFiles, gallery: Gallery, attack: str, strongest: bool) -> Strip:
+    errors = image_errors(gallery, attack)
+    tiles = tuple(
+        Reconstruction(
+            rank=rank,
+            index=gallery.indices[at],
+            class_name=gallery.class_name(gallery.labels[at]),
+            mse=format_mse(errors[at]),
+            original=_address(gallery.original[at]),
+            made=_address(gallery.reconstructions[attack][at]),
+        )
+        for rank, at in picks(errors)
+    )
+    mse = format_mse(number(run.record, f"attacks.{attack}.mse"))
+    return Strip(run=run.name, attack=attack, mse=mse, strongest=strongest, tiles=tiles)
+
+
+def image_errors(gallery: Gallery, attack: str) -> list[float]:
+    """MSE of each image: as the audit measured it, else from the saved pixels (0 to 255)."""
+    known = gallery.mse.get(attack, ())
+    if known and all(np.isfinite(known)):
+        return list(known)
+    gaps = (gallery.original.astype(np.float64) - gallery.reconstructions[attack]) / 255
+    return [float(value) for value in np.square(gaps).mean((1, 2, 3))]
+
+
+def _address(image: canvas.Pixels) -> str:
+    """An image (c, h, w) as a data: address of a PNG."""
+    from PIL import Image
+
+    picture = image[0] if len(image) == 1 else np.moveaxis(image, 0, -1)
+    tile = Image.fromarray(np.ascontiguousarray(picture))
+    if max(tile.size) > LARGEST:
+        tile.thumbnail((LARGEST, LARGEST), Image.Resampling.BOX)
+    buffer = io.BytesIO()
+    tile.save(buffer, "PNG", optimize=True)
+    return canvas.png_uri(buffer.getvalue())
+
+
+ALONE = 12  # more runs than this share their curves by defence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
     """All pictures of a report; None where the runs hold nothing to draw."""
 
-    grid: Picture | None
-    tradeoff: Picture | None
-    attacks: Picture | None
-    curves: tuple[Picture, ...]
+    grid: Drawing | None
+    tradeoff: Drawing | None
+    attacks: Drawing | None
+    curves: tuple[Drawing, ...]
 
-    def listed(self) -> list[Picture]:
+    def listed(self) -> list[Drawing]:
         """Those that exist."""
         found = (self.grid, self.tradeoff, self.attacks, *self.curves)
         return [picture for picture in found if picture is not None]
@@ -472,21 +641,19 @@ def draw(runs: Sequence[RunFiles], published: Mapping[str, Published]) -> Pictur
     """Every picture for which the runs have data."""
     if not runs:
         raise RunError("no runs to report; name at least one run folder")
-    attacked = any(run.record.attacks for run in runs)
-    placed = any(
-        run.record.accuracy is not None and run.record.strongest.mse is not None for run in runs
-    )
-    grid = gallery.draw_grid(runs) if any(run.gallery for run in runs) else None
+    groups = _groups([run for run in runs if run.metrics])
     return Pictures(
-        grid=Picture(stem="reconstructions", drawing=grid) if grid else None,
-        tradeoff=Picture(stem="tradeoff", drawing=scatter(runs, published)) if placed else None,
-        attacks=Picture(stem="attacks", drawing=attack_bars(runs)) if attacked else None,
-        curves=tuple(
-            Picture(stem=f"curves-{slug}", drawing=training_curves(group),
-                    runs=tuple(run.name for run in group))
-            for slug, group in _groups([run for run in runs if run.metrics])
-        ),
-    )  # fmt: skip
+        grid=_if_possible(lambda: draw_grid(runs)),
+        tradeoff=_if_possible(lambda: scatter(runs, published)),
+        attacks=_if_possible(lambda: attack_bars(runs)),
+        curves=tuple(training_curves(group, f"curves-{slug}") for slug, group in groups),
+    )
+
+
+def _if_possible(draw: Callable[[], Drawing]) -> Drawing | None:
+    with suppress(RunError):  # no run has anything to draw
+        return draw()
+    return None
 
 
 def _groups(runs: Sequence[RunFiles]) -> list[tuple[str, list[RunFiles]]]:
@@ -497,9 +664,9 @@ def _groups(runs: Sequence[RunFiles]) -> list[tuple[str, list[RunFiles]]]:
         for run in runs:
             alike.setdefault(text(run.record, "config.defence") or NOTHING, []).append(run)
         parts = [
-            (defence, group[at : at + len(PALETTE)])
+            (defence, group[at : at + PER_PANEL])
             for defence, group in alike.items()
-            for at in range(0, len(group), len(PALETTE))
+            for at in range(0, len(group), PER_PANEL)
         ]
     return list(zip(slugs([name for name, _ in parts]), (part for _, part in parts), strict=True))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from splitveil.io import Json
-from splitveil.report.canvas import GREY, PALETTE, Drawing, board, shown
+from splitveil.report.canvas import GREY, PALETTE, Drawing, sheet, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -168,9 +168,7 @@ def draw_flow_chart(flow: Flow) -> bytes:
     width = columns * WIDE + (columns + 1) * GAP
     height = TALL + 2 * GAP + (BELOW + 0.8 * GAP if flow.penalty else 0)
     level = height - GAP - TALL
-    with board(width, height) as figure:
-        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height))
-        axes.set_axis_off()
+    with sheet(width, height) as (figure, axes):
         _draw_row(axes, flow.wire, 0, level, (TOP, PALETTE[0]))
         if flow.penalty:
             _draw_row(axes, flow.penalty, first, level - BELOW, (LOW, PALETTE[1]))

@@ -14,23 +14,12 @@ from splitveil.record.files import RunFiles, read_run
 from splitveil.record.groups import Group, row_names
 from splitveil.record.schema import shortfalls
 from splitveil.record.statistics import undominated
-from splitveil.report import columns, gallery, sentences
-from splitveil.report.columns import ATTACKS, CERTIFICATES, LEAKS, SUMMARY, Published
-from splitveil.report.comparison import elsewhere, read_published
-from splitveil.report.figures import Pictures, comparable, draw, phases
-from splitveil.report.words import (
-    LANGS,
-    TERMS,
-    Lang,
-    Sentence,
-    Value,
-    joined,
-    language,
-    sentence,
-    word,
-)
+from splitveil.report import columns, figures, sentences, words
+from splitveil.report.columns import CERTIFICATES, LEAKS, SUMMARY, Published
+from splitveil.report.words import Lang, Sentence, sentence, word
 
 PAGE = "report.html"
+TEMPLATES = resources.files("splitveil.report") / "templates"
 MANY_CARDS = 8
 
 
@@ -43,7 +32,7 @@ class ReportContent:
         skipped: Path and reason of each folder that was left out.
         lang: Language of the report.
         title: Its title; None for the usual one.
-        published: Rows of others, drawn as hollow marks.
+        published: Rows of others by name, drawn as hollow marks.
     """
 
     runs: Sequence[RunFiles]
@@ -60,7 +49,7 @@ class ReportContent:
     @property
     def sources(self) -> Sentence | None:
         """Who published the hollow marks, if there are any."""
-        said_by = [row.source for row in comparable(self.runs, self.published).values()]
+        said_by = [row.source for row in figures.comparable(self.runs, self.published).values()]
         names = {source.rpartition(", ")[0] or source for source in said_by}  # “paper, row”
         return sentence("caption.published", sources=tuple(sorted(names))) if names else None
 
@@ -69,7 +58,7 @@ class ReportContent:
         """Folders and published rows that are not in the report, and why."""
         left_out = [f"left out: {path}: {reason}" for path, reason in self.skipped]
         datasets = sentences.distinct(self.runs, "config.dataset")
-        return left_out + elsewhere(self.published, datasets)
+        return left_out + columns.elsewhere(self.published, datasets)
 
     @property
     def reservations(self) -> list[str]:
@@ -77,40 +66,33 @@ class ReportContent:
         less: dict[str, list[str]] = {}
         for run in self.runs:
             less.setdefault(", ".join(shortfalls(run.record)), []).append(run.name)
-        return [
-            f"less than a standard audit of test images ({words}): {', '.join(names)}"
-            for words, names in less.items()
-            if words
-        ]
+        return [f"less than a standard audit ({reason}): {', '.join(names)}"
+                for reason, names in less.items() if reason]  # fmt: skip
 
     @property
     def key_runs(self) -> Sequence[RunFiles]:
-        """Runs that deserve a card: all of a few, else some along the front, most private first."""
-        return self.runs if len(self.runs) <= MANY_CARDS else along(front(self.runs), MANY_CARDS)
+        """The runs that get a card: all of a few, else a selection of those nobody beats.
+
+        The selection runs evenly along the front of accuracy and error, most private first.
+        """
+        if len(self.runs) <= MANY_CARDS:
+            return self.runs
+        ordered = sorted(front(self.runs), key=lambda run: -(run.record.strongest.mse or 0.0))
+        last, chosen = len(ordered) - 1, min(len(ordered), MANY_CARDS)
+        return [ordered[round(at * last / max(chosen - 1, 1))] for at in range(chosen)]
 
     @cached_property
-    def pictures(self) -> Pictures:
+    def pictures(self) -> figures.Pictures:
         """Every picture for which the runs have data."""
-        return draw(self.runs, self.published)
-
-
-def along(runs: Sequence[RunFiles], limit: int) -> list[RunFiles]:
-    """At most `limit` runs by falling error, both ends and evenly between."""
-    ordered = sorted(runs, key=lambda run: -(run.record.strongest.mse or 0.0))
-    if len(ordered) <= limit:
-        return ordered
-    return [ordered[round(at * (len(ordered) - 1) / (limit - 1))] for at in range(limit)]
+        return figures.draw(self.runs, self.published)
 
 
 def front(runs: Sequence[RunFiles]) -> list[RunFiles]:
-    """Runs that no other beats in accuracy and in error, in the order given."""
-    known, points = [], []
-    for run in runs:
-        accuracy, mse = run.record.accuracy, run.record.strongest.mse
-        if accuracy is not None and mse is not None:
-            known.append(run)
-            points.append((accuracy, mse))
-    return [run for run, best in zip(known, undominated(points), strict=True) if best]
+    """Runs that no other run beats in both accuracy and error, in the order given."""
+    scored = [(run, run.record.accuracy, run.record.strongest.mse) for run in runs]
+    known = [(run, (a, mse)) for run, a, mse in scored if a is not None and mse is not None]
+    best = undominated([point for _, point in known])
+    return [run for (run, _), kept in zip(known, best, strict=True) if kept]
 
 
 def read_runs(
@@ -120,17 +102,25 @@ def read_runs(
     title: str | None = None,
     published: Path | None = None,
 ) -> ReportContent:
-    """Read run folders; one that is broken or foreign is named and left out.
+    """Read run folders; one that is broken or no run is named and left out.
 
-    A folder met twice counts once. Raises RunError, with every reason, when none is left.
+    A folder that is given twice counts once.
 
     Args:
         paths: The folders.
-        lang: Name of the report's language.
+        lang: Language of the report: en or zh.
         title: Its title; None for the usual one.
-        published: JSON of published rows, drawn as hollow marks.
+        published: JSON file of published rows, drawn as hollow marks.
+
+    Returns:
+        What the report will hold, under names that tell the runs apart.
+
+    Raises:
+        RunError: No folder is left; it gives every reason.
+        ConfigError: There is no such language.
     """
-    chosen, beside = language(lang), {} if published is None else read_published(published)
+    chosen = words.language(lang)
+    beside = {} if published is None else columns.read_published(published)
     folders: dict[Path, Path] = {}
     for path in paths:
         folders.setdefault(path.resolve(), path)
@@ -139,7 +129,9 @@ def read_runs(
     for path in folders.values():
         try:
             run = read_run(path)
-            _probe(run)
+            # The log and the leaks are not checked with the record: odd ones fail here.
+            figures.phases(run)
+            LEAKS.cells(leaking([run]))
         except RunError as err:
             skipped.append((str(path), str(err)))
         else:
@@ -152,12 +144,6 @@ def read_runs(
     return ReportContent(
         runs=tuple(named), skipped=tuple(skipped), lang=chosen, title=title, published=beside
     )
-
-
-def _probe(run: RunFiles) -> None:
-    """Read what is not checked with the record: the log and leaks; refuses odd ones."""
-    phases(run)
-    LEAKS.cells(leaking([run]))
 
 
 def leaking(runs: Sequence[RunFiles]) -> list[Group]:
@@ -187,10 +173,10 @@ def write_report(content: ReportContent, target: Path) -> list[Path]:
     return put_all(page.parent, files)
 
 
-def fill_page(content: ReportContent, pictures: Pictures) -> str:
+def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
     """The template of the page with everything in its place."""
     runs, lang = content.runs, content.lang
-    strips, cut = gallery.strips(runs)
+    shown, cut = figures.strips(runs)
     leaks = leaking(runs)
     repeats, repeated = columns.sendings(runs)
     return fill(
@@ -205,54 +191,34 @@ def fill_page(content: ReportContent, pictures: Pictures) -> str:
         all_runs=len(runs),
         pictures=pictures,
         sources=content.sources,
-        albums=[(run.name, [s for s in strips if s.run == run.name]) for run in runs],
+        albums=[(run.name, [s for s in shown if s.run == run.name]) for run in runs],
         strips_left_out=cut,
-        left_out=tuple(gallery.left_out(runs)),
+        left_out=tuple(figures.left_out(runs)),
         without_gallery=tuple(run.name for run in runs if run.gallery is None),
         without_metrics=tuple(run.name for run in runs if not run.metrics),
         summary=SUMMARY.render(runs, "html", lang),
-        attacks=ATTACKS.render(columns.attack_rows(runs), "html", lang),
+        attacks=columns.ATTACKS.render(columns.attack_rows(runs), "html", lang),
         audit=CERTIFICATES.render(runs, "html", lang) if columns.audited(runs) else "",
-        flags=flag_rows(runs, lang),
-        refusals=[
-            (
-                joined(names, lang),
-                joined([word(f"certificate.{k}", lang) for k in kinds], lang),
-                why,
-            )
-            for names, kinds, why in columns.refusals(runs)
+        flags=[
+            (run.name, *(words.written(value, lang) for value in flag))
+            for run in runs
+            for flag in columns.flags_of(run) or ()
         ],
+        refusals=columns.refusals(runs, lang),
         leaks=LEAKS.render(leaks, "html", lang) if leaks else "",
         repeats=repeats.render(repeated, "html", lang) if repeated else "",
-        terms=TERMS,
+        terms=words.TERMS,
         caveats=sentences.caveats(runs),
         passports=[(run.name, sentences.passport(run)) for run in runs],
     )
 
 
-def flag_rows(runs: Sequence[RunFiles], lang: Lang) -> list[list[str]]:
-    """Cells of the flags: run, name, what was seen, what to do."""
-    return [
-        [run.name, *(columns.written(value, lang) for value in (f.title, f.seen, f.remedy))]
-        for run in runs
-        for f in columns.flags_of(run) or ()
-    ]
-
-
 def card(run: RunFiles) -> dict[str, str | float | None]:
     """The cells of a run's summary by key, and the length of its leakage bar in per cent."""
     leak = run.record.leakage
-    cells = zip(SUMMARY.columns, SUMMARY.cells([run])[0], strict=True)
-    return {column.key: cell for column, cell in cells} | {
-        "by": run.record.strongest.mse_by,
-        "bar": None if leak is None else round(100 * min(max(leak, 0.0), 1.0), 1),
-    }
-
-
-def resource(name: str) -> str:
-    """The text of a file that ships with this package."""
-    file = resources.files("splitveil.report") / "templates" / name
-    return file.read_text(encoding="utf-8")
+    cells = {column.key: column.cell(run) for column in SUMMARY.columns}
+    bar = None if leak is None else round(100 * min(max(leak, 0.0), 1.0), 1)
+    return {**cells, "by": run.record.strongest.mse_by, "bar": bar}
 
 
 def policy(script: str) -> str:
@@ -269,23 +235,22 @@ def fill(name: str, lang: Lang, script: str, **content: object) -> str:
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
-    def say(key: str, **values: Value) -> Markup:
-        return told(sentence(key, **values))
-
     def told(sentence: Sentence) -> Markup:
         return Markup(sentence.html(lang))  # noqa: S704 - values are escaped, patterns are ours
 
-    def plain(key: str, **values: Value) -> str:
-        return sentence(key, **values).plain(lang)
+    def read(name: str) -> str:
+        return (TEMPLATES / name).read_text(encoding="utf-8")
 
-    def row(names: Sequence[str]) -> str:
-        return joined(names, lang)
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-                              lstrip_blocks=True, loader=FunctionLoader(resource))  # fmt: skip
-    words = {"say": say, "told": told, "plain": plain, "row": row, "html_lang": LANGS[lang]}
-    environment.globals |= words
-    source = resource(script)
+    environment = Environment(loader=FunctionLoader(read), autoescape=True, trim_blocks=True,
+                              lstrip_blocks=True, undefined=StrictUndefined)  # fmt: skip
+    environment.globals |= {
+        "say": lambda key, **values: told(sentence(key, **values)),
+        "told": told,
+        "plain": lambda key, **values: sentence(key, **values).plain(lang),
+        "row": lambda names: words.joined(names, lang),
+        "html_lang": words.LANGS[lang],
+    }
+    source = read(script)
     content |= {"script": Markup(source), "policy": policy(source)}  # noqa: S704 - our own file
     return environment.get_template(name).render(content)
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from splitveil.record.files import RunFiles
 from splitveil.record.groups import Group, kinds
 from splitveil.record.schema import BRIEF, get, leaves, text
-from splitveil.report.columns import flags_of
 from splitveil.report.words import LOCALE, Sentence, Value, sentence
 from splitveil.table import NOTHING, SMALL_MSE, format_mse, spread
 
@@ -23,11 +22,10 @@ MEASURED_ALIKE: Mapping[str, str] = {
 
 def statement(runs: Sequence[RunFiles]) -> Sentence:
     """One sentence: what is shown."""
-    datasets = distinct(runs, "config.dataset")
-    named = tuple(datasets) if datasets else sentence("statement.unnamed")
+    datasets = tuple(distinct(runs, "config.dataset")) or sentence("statement.unnamed")
     if len(runs) == 1:
-        return sentence("statement.one", datasets=named)
-    return sentence("statement.many", datasets=named, count=str(len(runs)))
+        return sentence("statement.one", datasets=datasets)
+    return sentence("statement.many", datasets=datasets, count=str(len(runs)))
 
 
 def verdict(runs: Sequence[RunFiles]) -> Sentence:
@@ -45,17 +43,12 @@ def verdict(runs: Sequence[RunFiles]) -> Sentence:
     bare = next((kind for kind in found if not _defended(kind)), None)
     rivals = [k for k in found if _defended(k) and (bare is None or _same_images(bare, k))]
     if bare is not None and rivals:
-        best = _most_private(rivals)
+        before, after = _measured(bare), _measured(_most_private(rivals))
         return sentence(
-            "verdict.change",
-            bare=_called(bare),
-            best=_called(best),
-            before=_error(bare),
-            after=_error(best),
-            ceiling=format_mse(best.mean("ceiling.mse")),
-            start=_share(bare, "accuracy"),
-            end=_share(best, "accuracy"),
-        )
+            "verdict.change", bare=before["name"], best=after["name"], before=before["mse"],
+            after=after["mse"], ceiling=after["ceiling"], start=before["accuracy"],
+            end=after["accuracy"],
+        )  # fmt: skip
     count = str(len(scored))
     if not all(_same_images(found[0], kind) for kind in found):
         return sentence("verdict.mixed", count=count)
@@ -67,11 +60,11 @@ def verdict(runs: Sequence[RunFiles]) -> Sentence:
 def _measured(kind: Group) -> dict[str, Value]:
     return {
         "name": _called(kind),
-        "accuracy": _share(kind, "accuracy"),
+        "accuracy": spread(kind.values("accuracy"), 100.0, 1),
         "attack": tuple(kind.distinct("strongest.mse_by")),
         "mse": _error(kind),
         "ceiling": format_mse(kind.mean("ceiling.mse")),
-        "leakage": _share(kind, "leakage"),
+        "leakage": spread(kind.values("leakage"), 100.0, 1),
     }
 
 
@@ -91,10 +84,6 @@ def _error(group: Group) -> str:
     return format_mse(mean) if len(values) == 1 else spread(values, 1.0, 5 if small else 4)
 
 
-def _share(group: Group, key: str) -> str:
-    return spread(group.values(key), 100.0, 1)
-
-
 def _most_private(found: Sequence[Group]) -> Group:
     return max(found, key=lambda kind: kind.mean("strongest.mse") or 0.0)
 
@@ -112,74 +101,39 @@ def _same_images(one: Group, other: Group) -> bool:
 
 def caveats(runs: Sequence[RunFiles]) -> list[Sentence]:
     """What the reader must know before believing the numbers."""
-    flagged = [run.name for run in runs if flags_of(run)]
-    brief = [run.name for run in runs if run.record.audit.profile in BRIEF]
-    return [
-        *_of("caveat.flags", flagged),
-        *_of("caveat.brief", brief),
-        *_about_seeds(runs),
-        *_about_attacks(runs),
-        *_about_comparison(runs),
-        sentence("caveat.last"),
-    ]
-
-
-def _of(key: str, names: Sequence[str]) -> list[Sentence]:
-    """A sentence about some names, if there are any."""
-    return [sentence(key, names=tuple(names))] if names else []
-
-
-def _about_seeds(runs: Sequence[RunFiles]) -> list[Sentence]:
     seeds: dict[str, set[str]] = {}
     for run in runs:
         defence = text(run.record, "config.defence")
         if defence is not None:
             seeds.setdefault(defence, set()).add(text(run.record, "config.seed") or NOTHING)
-    single = [name for name, found in seeds.items() if len(found) == 1]
-    several = [name for name in seeds if name not in single]
-    return [*_of("caveat.one-seed", single), *_of("caveat.seeds", several)]
-
-
-def _about_attacks(runs: Sequence[RunFiles]) -> list[Sentence]:
-    names = list(dict.fromkeys(name for run in runs for name in run.record.attacks))
-    return [
-        *_of("caveat.attacks", names),
-        *_of("caveat.profile", distinct(runs, "audit.profile")),
-        *(
-            sentence("caveat.knowledge", aux=aux, meaning=_knowledge(aux))
-            for aux in distinct(runs, "audit.aux")
-        ),
-        *_of("caveat.scored", distinct(runs, "audit.scored")),
-    ]
-
-
-def _knowledge(aux: str) -> Sentence:
-    return sentence(f"aux.{aux}" if f"aux.{aux}" in LOCALE["en"] else "aux.other")
-
-
-def _about_comparison(runs: Sequence[RunFiles]) -> list[Sentence]:
-    """Warnings where the runs were not measured alike."""
-    made = [
-        sentence("caveat.differ", what=sentence(words), values=tuple(values))
-        for words, path in MEASURED_ALIKE.items()
-        if len(values := distinct(runs, path)) > 1
-    ]
+    named = {
+        "caveat.flags": [run.name for run in runs if run.record.flags],
+        "caveat.brief": [run.name for run in runs if run.record.audit.profile in BRIEF],
+        "caveat.one-seed": [name for name, found in seeds.items() if len(found) == 1],
+        "caveat.seeds": [name for name, found in seeds.items() if len(found) > 1],
+        "caveat.attacks": list(dict.fromkeys(name for r in runs for name in r.record.attacks)),
+        "caveat.profile": distinct(runs, "audit.profile"),
+        "caveat.scored": distinct(runs, "audit.scored"),
+        "caveat.unaudited": [run.name for run in runs if not run.audited],
+    }
+    made = [sentence(key, names=tuple(names)) for key, names in named.items() if names]
+    for aux in distinct(runs, "audit.aux"):
+        known = f"aux.{aux}" if f"aux.{aux}" in LOCALE["en"] else "aux.other"
+        made.append(sentence("caveat.knowledge", aux=aux, meaning=sentence(known)))
+    for words, path in MEASURED_ALIKE.items():
+        if len(values := distinct(runs, path)) > 1:
+            made.append(sentence("caveat.differ", what=sentence(words), values=tuple(values)))
     if len(distinct(runs, "splits.test")) > 1:
         made.append(sentence("caveat.tests"))
-    return made + _of("caveat.unaudited", [run.name for run in runs if not run.audited])
+    return [*made, sentence("caveat.last")]
 
 
 def passport(run: RunFiles) -> list[tuple[str, str]]:
     """Where a run's numbers come from: (key, value) in a fixed order."""
     found = {key: get(run.record, key) for key in PASSPORT}
     told = leaves({key: value for key, value in found.items() if value is not None})
-    return [(key, _in_words(value)) for key, value in told.items()]
-
-
-def _in_words(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(str(item) for item in value)
-    return NOTHING if value is None else str(value)
+    words = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in told.items()}
+    return [(key, NOTHING if value is None else str(value)) for key, value in words.items()]
 
 
 def distinct(runs: Sequence[RunFiles], path: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""Everything a reader of a report can see, in two languages: `locale/en.toml` and `zh.toml`.
+"""Everything a reader of a report sees, in two languages: `locale/en.toml` and `zh.toml`.
 
-A `Sentence` is a key of these tables and the values that go into it; the language and the form
-(plain text, HTML) are chosen when it is written.
+A `Sentence` is a key of these files with the values for its placeholders. Language and form (plain
+text or HTML) are chosen when it is written.
 """
 
 import re
@@ -37,7 +37,12 @@ TERMS = tuple(key.removeprefix("term.") for key in LOCALE["en"] if key.startswit
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence before it is written: its key, and values (text, texts in a row, or sentences)."""
+    """A sentence before it is written.
+
+    Args:
+        key: Its key in the locale files.
+        values: A text, several texts or another sentence for each placeholder.
+    """
 
     key: str
     values: Mapping[str, Value] = field(default_factory=dict)
@@ -72,6 +77,11 @@ def sentence(key: str, **values: Value) -> Sentence:
     return Sentence(key, values)
 
 
+def written(value: object, lang: Lang) -> str:
+    """A value of a sentence, or of a record, as plain text."""
+    return value.plain(lang) if isinstance(value, Sentence) else str(value)
+
+
 def word(key: str, lang: Lang = "en") -> str:
     """An entry of the table as it stands.
 
@@ -81,16 +91,6 @@ def word(key: str, lang: Lang = "en") -> str:
     if key not in LOCALE[lang]:
         raise KeyError(f"report/locale/{lang}.toml has no '{key}'; add it to every language")
     return LOCALE[lang][key]
-
-
-def value_word(prefix: str, value: str, lang: Lang) -> str:
-    """The word for a value of a record, such as an access; itself where the table has none.
-
-    >>> value_word("access", "black-box", "zh"), value_word("access", "other", "zh")
-    ('黑盒', 'other')
-    """
-    key = f"{prefix}.{value}"
-    return LOCALE[lang].get(key, value)
 
 
 def joined(items: Sequence[str], lang: Lang) -> str:
