@@ -125,7 +125,7 @@ def test_optuna_is_told_of_what_runs_and_still_asked_between_results(
         told_of.append((len(known), sum(trial.found is not None for trial in known)))
         return real(*asked)
 
-    def two_at_a_time(trials: Iterator[Trial], **_: object) -> Iterator[Trial]:
+    def two_at_a_time(trials: Iterator[Trial], *_: object, **__: object) -> Iterator[Trial]:
         running = [next(trials), next(trials)]
         while running:
             one = running.pop(0)
@@ -182,7 +182,7 @@ def test_when_every_trial_fails_that_is_an_error(instant: Instant, tmp_path: Pat
         raise RuntimeError("no")
 
     instant.work = broken
-    said = "no trial came to an end: none/0: RuntimeError: no.*; mend that, and .* --resume"
+    said = "every trial failed: none/0: RuntimeError: no.*; fix the cause .* --resume"
     with pytest.raises(RunError, match=said):
         run_sweep(plan(), tmp_path / "s")
 
@@ -221,7 +221,7 @@ def test_a_sweep_goes_on_only_with_its_own_plan_or_more_trials(
     folder = tmp_path / "s"
     run_sweep(plan(), folder)
     assert read_plan(folder) == plan()
-    with pytest.raises(RunError, match="exists already; go on with --resume"):
+    with pytest.raises(RunError, match="exists already; continue it with --resume"):
         check_folder(folder, plan(), resume=False)
     with pytest.raises(ConfigError, match="seed was 0, is 1; leave"):
         check_folder(folder, plan(seed=1), resume=True)
@@ -336,7 +336,7 @@ def test_what_is_left_open_is_filled_in() -> None:
         filled("veil", trials=0)
     with pytest.raises(ConfigError, match="veil is given twice"):
         filled("veil", "veil", trials=1)
-    with pytest.raises(ConfigError, match="a grid needs listed values"):
+    with pytest.raises(ConfigError, match="--sampler grid must know how many values of noise_std"):
         filled("noise", vary=("noise_std=lin:0:1",), sampler="grid", trials=1)
 
 
@@ -354,9 +354,12 @@ def test_what_is_left_open_is_filled_in() -> None:
         ({"attacks": ("rmle",)}, "unknown attack of profile 'smoke' 'rmle'"),
         ({"profile": "hasty"}, "unknown profile 'hasty'"),
         ({"options": {"dataset": "digit"}}, "unknown dataset 'digit'"),
-        ({"options": {"lambd": 1.0}}, "unknown field of none, noise 'lambd'"),
+        ({"options": {"lambd": 1.0}}, "unknown setting of none, noise 'lambd'"),
         ({"options": {"noise_std": 0.1}}, "noise_std cannot be both varied and set"),
-        ({"options": {"final": True}}, "no validation images to choose by"),
+        (
+            {"options": {"final": True}},
+            "chooses by validation images, and 'digits' has none with final=true",
+        ),
     ],
 )
 def test_a_plan_that_cannot_work_is_refused(changes: Json, said: str) -> None:

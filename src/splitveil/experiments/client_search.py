@@ -1,4 +1,4 @@
-"""Which client to take: each is trained briefly, attacked quickly, and ranked by what came out."""
+"""Which client to take: each is trained briefly, attacked quickly, and ranked by the result."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from splitveil.config.resolve import SMALL_SIDE, resolve
 from splitveil.config.run_config import RunConfig
 from splitveil.data.catalogue import load
 from splitveil.errors import ConfigError, RunError
-from splitveil.experiments.runner import LiveTable, Trial, ranking_attacks, run_many
+from splitveil.experiments.runner import LiveTable, Trial, Work, ranking_attacks, run_many
 from splitveil.io import Json
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.clients import THIN_CLIENTS
@@ -113,34 +113,39 @@ def rank_clients(
     """Train and attack every client as `config` says, below `runs_dir`/advisor, and rank them.
 
     A trial that was finished with the same settings is read, not repeated, and one that was
-    stopped goes on; one that fails is named, and tried again the next time.
+    stopped continues. One that fails is named, and tried again the next time.
+
+    Args:
+        clients: Who competes, from `contenders`.
+        config: Settings of all runs but `net`.
+        profile: Budget of the attacks.
+        progress: The table that shows what happens.
 
     Returns:
-        What was found on validation images, best score first: the client's costs, its numbers
-        (`mse` is that of the strongest attack, `attack` its name), its score and `run`, its folder;
-        `pareto`: no other is at least as accurate and as private, and better in one of them. And
-        the errors of trials that failed, by net.
+        What was found on validation images, best score first, and the errors of trials that
+        failed, by net. A client has its costs, its numbers (`mse` is that of the strongest attack,
+        `attack` its name), its `score`, its folder `run`, and `pareto`: no other client is at
+        least as accurate and as private, and better in one of them.
     """
     ranking_attacks(profile)
     dataset = load(config.dataset, config.data_dir)
     below = replace(config, runs_dir=str(Path(config.runs_dir) / "advisor"), name=None)
-    resolve(below, dataset)  # what no client can mend is said before the first one is trained
+    # Settings that are wrong for every client are refused before the first one is trained.
+    resolve(below, dataset)
     load_checked_teacher(below, dataset)
     costs = {client.net: asdict(client) for client in clients}
     trials = [Trial(label=net, config=replace(below, net=net)) for net in costs]
     found: list[Json] = []
     failed: dict[str, str] = {}
-    for trial in run_many(trials, profile=profile, aux="val", progress=progress):
+    for trial in run_many(trials, Work(profile=profile, aux="val"), progress=progress):
         numbers = trial.found
         if numbers is None:
-            failed[trial.label] = str(trial.error).partition(": ")[
-                2
-            ]  # without its exception's name
+            failed[trial.label] = str(trial.error).partition(": ")[2]  # without the type of error
             continue
         merit = score(numbers["accuracy"], numbers["mse"], numbers["ceiling"], dataset.num_classes)
         own = {"score": merit, "run": str(trial.config.folder)}
         found.append(costs[trial.label] | numbers | own)
     if not found:
-        told = "; ".join(f"{net}: {error}" for net, error in failed.items())
-        raise RunError(f"no trial came to an end: {told or 'there was no client to try'}")
+        errors = "; ".join(f"{net}: {error}" for net, error in failed.items())
+        raise RunError(f"every trial failed: {errors or 'there was no client to try'}")
     return ranked(found), failed
