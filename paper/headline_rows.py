@@ -141,7 +141,7 @@ def _seed_003() -> tuple[Row, ...]:
     Then the layer without a penalty, and the rows with it again where it stands behind the client.
     Gated attention with the layer, in both forms, is also attacked with all there is.
     """
-    experiment = EXPERIMENTS["seed-003"]
+    experiment = EXPERIMENTS["gated-att-report"]
     lengths = {"slot-cross": 1.4, "cem": 1.0}
     reported = Audit(aux=experiment.aux, attacks=",".join(experiment.attacks))
 

@@ -56,7 +56,7 @@ def test_controls_have_the_net_and_the_training_of_the_row_they_stand_beside(
 
 
 def test_seed_003_is_the_experiment_that_the_command_runs(planned: Planned, tmp_path: Path) -> None:
-    experiment = EXPERIMENTS["seed-003"]
+    experiment = EXPERIMENTS["gated-att-report"]
     commands = planned("--table", "seed-003", "--out", str(tmp_path))
     trained = {str(settings_of(c)["name"]): c for c in commands if c[1] == "train"}
     layered = [row for row in experiment.rows if row.startswith("sparse+")]

@@ -14,10 +14,9 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from importlib import import_module
 from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter
@@ -401,7 +400,8 @@ def check_ray(jobs: int | None, address: str | None) -> Any:  # noqa: ANN401 - t
         raise ConfigError(f"jobs must be at least 1, got {jobs}")
     if jobs == 1 and address is None:
         return None
-    ray = sweep_extra("ray", "use --jobs 1 without --engine ray")
+    with sweep_extra("ray", "use --jobs 1 without --engine ray"):
+        import ray
     # Addresses such as "auto" are Ray's own; whether anybody listens at HOST:PORT we can find out.
     host, _, port = (address or "local").removeprefix("ray://").rpartition(":")
     if port.isdecimal() and "/" not in host:
@@ -415,10 +415,11 @@ def check_ray(jobs: int | None, address: str | None) -> Any:  # noqa: ANN401 - t
     return ray
 
 
-def sweep_extra(library: str, instead: str) -> Any:  # noqa: ANN401 - the module
-    """A library of the extra [sweep]; refused, with what else to do, if it is not installed."""
+@contextmanager
+def sweep_extra(library: str, instead: str) -> Iterator[None]:
+    """Import a library of the extra [sweep] inside; refused, with what else to do, if missing."""
     try:
-        return import_module(library)
+        yield
     except ImportError as err:
         raise ConfigError(
             f"this needs the library {library}, which is not installed: pip install "

@@ -535,7 +535,9 @@ def _drawn(plan: SearchPlan, label: str, space: Space) -> Settings:
 
 
 def _optuna() -> Any:  # noqa: ANN401 - the module
-    return sweep_extra("optuna", "use --sampler random")
+    with sweep_extra("optuna", "use --sampler random"):
+        import optuna
+    return optuna
 
 
 def _ask_optuna(plan: SearchPlan, label: str, space: Space, known: Sequence[Trial]) -> Settings:
