@@ -117,7 +117,7 @@ def test_a_broken_record_of_another_row_is_named_and_left_out(
 
 
 @pytest.mark.parametrize("kind", ["other attacks", "broken", "unfinished"])
-def test_a_record_without_the_experiments_attacks_is_made_again(kind: str, runs: Path) -> None:
+def test_a_record_of_other_attacks_is_made_again(kind: str, runs: Path) -> None:
     wanted = json.loads((runs / "cem" / "record.json").read_text())["audit"]["only"]
     if kind == "broken":
         (runs / "cem" / "record.json").write_text("{")
@@ -149,7 +149,7 @@ def test_nothing_of_a_row_is_held_while_the_next_one_trains(
     assert held[1] <= held[0]
 
 
-def test_the_terminal_shows_accuracy_on_reconstructions_time_and_memory(rehearsed: Path) -> None:
+def test_the_terminal_shows_accuracy_time_and_memory(rehearsed: Path) -> None:
     shown = command(rehearsed, "--only", "cem").stdout.splitlines()
     heading = " ".join(shown[: next(i for i, line in enumerate(shown) if "──" in line)]).split()
     assert {"acc%", "rec%", "MSE", "SSIM₀", "time", "mem"} <= set(heading)
@@ -242,7 +242,7 @@ def test_reported_rows_stand_only_beside_the_same_data() -> None:
     assert [line[0] for line in made.cells(rows)] == ["`cem`"]
 
 
-def test_the_documents_approximate_row_is_marked() -> None:
+def test_an_approximate_row_is_marked() -> None:
     made, rows = made_of({"cem": record(dataset="cifar10")})
     cells = dict(zip([c.heading for c in made.columns], made.cells(rows)[-1], strict=True))
     assert cells["accuracy on reconstructions"] == "≈26"

@@ -20,7 +20,7 @@ from splitveil.experiments.search import (
 )
 
 
-def test_every_defence_varies_the_fields_it_has_with_values_of_their_type() -> None:
+def test_a_defence_varies_only_settings_that_it_has() -> None:
     found = spaces(
         ["lambd=0.1,1", "reg_strength=log:0.01:0.2", "batch_size=lin:32:128"],
         ["none", "noise", "veil"],
@@ -76,13 +76,13 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "said"), BAD)
-def test_a_bad_space_is_refused_with_its_reason(text: str, said: str) -> None:
+def test_a_bad_range_is_refused_with_its_reason(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         spaces([text], ["noise", "veil"])
     assert said in str(caught.value)
 
 
-def test_a_field_given_twice_and_one_that_means_nothing_are_refused() -> None:
+def test_a_setting_is_varied_once_and_must_have_an_effect() -> None:
     with pytest.raises(ConfigError, match="noise_std is given twice"):
         spaces(["noise_std=0.1", "reg_strength=0.2"], ["noise"])
     with pytest.raises(ConfigError, match="noise_std has no effect with the defences none"):
@@ -91,7 +91,7 @@ def test_a_field_given_twice_and_one_that_means_nothing_are_refused() -> None:
     assert applies("noise_std", "noise+dropout")
 
 
-def test_a_grid_is_every_combination_and_a_range_gives_it_spaced_points() -> None:
+def test_a_grid_is_every_combination() -> None:
     veil = spaces(["lambd=log:0.01:1:3", "epochs=lin:1:3:3"], ["veil"])["veil"]
     assert grid(veil) == [{"lambd": a, "epochs": b} for a in (0.01, 0.1, 1.0) for b in (1, 2, 3)]
     assert grid(()) == [{}]

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from splitveil.cli import console
 from splitveil.cli.console import OptInt, OptText, OptTexts
 from splitveil.cli.lists import COSTS, MEASURED, Shape, in_words, show_cuts, show_listing
-from splitveil.errors import ConfigError, unknown
+from splitveil.errors import ConfigError
 
 if TYPE_CHECKING:
     from splitveil.io import Json
@@ -201,7 +201,7 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     vary: Annotated[OptTexts, Option(help="What differs; repeatable, see above.")] = None,
     trials: Annotated[OptInt, Option(help="For each defence (default: the largest grid).")] = None,
     sampler: Annotated[OptText, Option(help="grid, random or optuna; see above.")] = None,
-    engine: Annotated[str, Option(help="local, or ray for a cluster.")] = "local",
+    engine: Annotated[Literal["local", "ray"], Option(help="This process, or Ray.")] = "local",
     address: Annotated[OptText, Option(help="Of a Ray cluster (default: start one here).")] = None,
     jobs: Annotated[OptInt, Option(help="Trials at a time; several need Ray.")] = None,
     epochs: Annotated[OptInt, Option(help=EPOCHS)] = None,
@@ -235,8 +235,6 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.experiments.runner import LiveTable
     from splitveil.experiments.search import plan_of, run_sweep
 
-    if engine not in ("local", "ray"):
-        raise ConfigError(unknown("engine", engine, ("local", "ray")))
     if address is not None and engine != "ray":
         raise ConfigError("--address names a Ray cluster; add --engine ray")
     given: Json = {

@@ -107,9 +107,10 @@ def defences(json_: JsonFlag = False) -> None:
 
 
 def attacks(json_: JsonFlag = False) -> None:
-    """List the attacks, and what each needs to know.
+    """List the attacks, and what each needs.
 
-    `black-box` attacks send images of their own to the client, `white-box` ones have its network.
+    `label` needs the image's label, `black-box` a client to send images of its own through,
+    `repeats` the same image sent several times, `white-box` the client's network.
 
     Example: `splitveil attacks`
     """

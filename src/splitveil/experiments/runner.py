@@ -12,7 +12,7 @@ import math
 import os
 import re
 import socket
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -104,7 +104,7 @@ class LiveTable(Bars):
         )  # fmt: skip
         self._groups: dict[str, TaskID] = {}
         self._running: dict[str, TaskID] = {}
-        self._ended: list[Trial] = []
+        self._ended: defaultdict[str, list[Trial]] = defaultdict(list)  # by group
 
     def expect(self, counts: Mapping[str, int]) -> None:
         """Announce how many trials of each group there will be."""
@@ -121,10 +121,10 @@ class LiveTable(Bars):
 
     def finish(self, trial: Trial) -> None:
         """Count a trial that has ended."""
-        self._ended.append(trial)
         if trial.label in self._running:
             self.remove_task(self._running.pop(trial.label))
-        own = [t for t in self._ended if t.group == trial.group]
+        own = self._ended[trial.group]
+        own.append(trial)
         points = [t.point for t in own if t.found is not None]
         note = f"{len(own) - len(points)} failed"
         if points:
