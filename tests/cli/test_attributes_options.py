@@ -53,6 +53,7 @@ def table(name: str = "table.csv", *, key: str = "file", rows: int = 100) -> str
     return name
 
 
+pytestmark = pytest.mark.usefixtures("no_page")
 WORDS = ("--data", "folder:photos", "--profile", "smoke")
 
 

@@ -152,6 +152,7 @@ def test_two_audits_of_an_encoder_agree(code: str) -> None:
     assert result.exit_code == 0, text(result)
 
 
+@pytest.mark.usefixtures("no_page")
 def test_the_code_of_the_page_can_be_audited(code: str) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     data = save("few", 0, 60)
@@ -163,6 +164,7 @@ def test_the_code_of_the_page_can_be_audited(code: str) -> None:
         assert result.exit_code == 0, text(result)
 
 
+@pytest.mark.usefixtures("no_page")
 def test_a_run_as_an_encoder_has_the_same_numbers(code: str) -> None:
     del code
     data = save("few", 0, 60)
@@ -216,6 +218,7 @@ def test_a_bad_encoder_exits_with_2(
     assert not Path("runs").exists()
 
 
+@pytest.mark.usefixtures("no_page")
 def test_what_the_function_prints_is_kept_out_of_the_results(code: str) -> None:
     words = ("--data", save("few", 0, 60), "--profile", "smoke", "--json")
     result = call("audit-encoder", f"{code}:loud", *words)
@@ -261,6 +264,7 @@ def test_the_results_folder_is_tried_before_the_function(code: str, out: str) ->
     assert sorted(Path().iterdir()) == before
 
 
+@pytest.mark.usefixtures("no_page")
 def test_the_attackers_images_may_lie_apart(code: str) -> None:
     known, scored, both = save("known", 0, 40), save("scored", 40, 60), save("both", 30, 60)
     words = ("audit-encoder", f"{code}:good", "--profile", "smoke", "--json", "--aux-data", known)

@@ -69,6 +69,7 @@ def test_a_capture_is_audited_beside_the_run(run: Path, captured: Path) -> None:
     assert (replayed.exit_code, "made with captured requests" in text(replayed)) == (2, True)
 
 
+@pytest.mark.usefixtures("no_page")
 def test_what_is_sent_to_an_address_is_audited(
     run: Path, captured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def test_the_results_folder_is_tried_before_the_audit(run: Path, tmp_path: Path)
     assert "Choose another folder with --out" in text(result)
 
 
+@pytest.mark.usefixtures("no_page")
 def test_captured_images_have_an_accuracy_of_their_own(run: Path, tmp_path: Path) -> None:
     loaded = sv.load_run(run)
     rng, file = np.random.default_rng(0), tmp_path / "ten.npz"

@@ -157,7 +157,7 @@ def test_a_client_at_chance_is_not_recommended(
     assert result.exit_code == 0, text(result)
     assert "client:strided-4s2-4.8x3.16x3-c16 failed: out of memory" in text(result)
     assert result.stdout.startswith("1 clients on digits")
-    assert "none answers better than chance; give them more --epochs" in result.stdout
+    assert "no client answers better than chance; try more --epochs" in result.stdout
 
 
 @pytest.mark.parametrize(

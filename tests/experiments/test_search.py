@@ -316,7 +316,9 @@ def test_an_incomplete_plan_has_defaults() -> None:
     assert (some.sampler, some.trials) == ("optuna", 7)
     with pytest.raises(ConfigError, match="--sampler random needs --trials"):
         filled("veil", vary=("lambd=lin:0:1",), sampler="random")
-    with pytest.raises(ConfigError, match="trials must be from 1 to 10000 for each defence, got 0"):
+    with pytest.raises(
+        ConfigError, match=r"trials must be in \[1, 10000\], got 0; this is the number for each"
+    ):
         filled("veil", trials=0)
     with pytest.raises(ConfigError, match="veil is given twice"):
         filled("veil", "veil", trials=1)

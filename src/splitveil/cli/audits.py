@@ -26,9 +26,7 @@ OLD_FORMS = {
     "--wire": "splitveil audit-wire RUN ADDRESS, or audit-wire RUN CAPTURE",
 }
 
-Aux = Annotated[
-    str, Option(help="What the attacker knows: train, held-out or test90; val to choose settings.")
-]
+Aux = Annotated[str, Option(help="Images the attacker knows: train, held-out, test90 or val.")]
 Seed = Annotated[int, Option(min=0, help="Random seed of the attacks.")]
 Fresh = Annotated[bool, Option("--fresh", help="Repeat attacks that are finished, too.")]
 Table = Annotated[OptPath, Option(help="CSV table of attributes, see docs/reference/leaks.md.")]
@@ -48,9 +46,11 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
 ) -> None:
     """Attack a trained run, and write what the attacker got into its folder.
 
-    `record.json` holds the numbers, `report.html` shows them. The same command again continues an
-    interrupted audit. An earlier record is kept under another name if it has something that the
-    new one lacks. `--compile` starts slowly; it pays off over many audits.
+    `record.json` holds the numbers, `report.html` shows them. The attacker knows the images of
+    `--aux`; with `val` the validation images are reconstructed, in order to choose settings by
+    them. The same command again continues an interrupted audit. An earlier record is kept under
+    another name if it has something that the new one lacks. `--compile` starts slowly; it pays off
+    over many audits.
 
     Example: `splitveil audit runs/first --profile quick`
     """
@@ -77,23 +77,22 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
     ] = None,
     test_data: Annotated[OptText, Option(help="... and images to reconstruct.")] = None,
     server: Annotated[OptText, Option(help="MODULE:FUNCTION that answers what is sent.")] = None,
-    noise: Annotated[
-        float | None, Option(help="Standard deviation of the Gaussian noise it adds last.")
-    ] = None,
+    noise: Annotated[float | None, Option(help="Deviation of the noise that it adds.")] = None,
     members: Annotated[OptText, Option(help="All images that it was trained or chosen on.")] = None,
     attributes: Table = None,
     white_box: Annotated[bool, Option("--white-box", help="The attacker has its code.")] = False,
     given: Annotated[str, Option("--input", help="What it takes: auto, numpy or torch.")] = "auto",
     profile: console.Profile = "quick",
-    aux: Annotated[str, Option(help="What the attacker knows: train or test90.")] = "train",
+    aux: Annotated[str, Option(help="Images the attacker knows: train or test90.")] = "train",
     seed: Seed = 0,
     out: OutFolder = None,
     json_: JsonFlag = False,
 ) -> None:
     """Attack an encoder of your own: a Python function from images to what the client sends.
 
-    Images are either `--data`, which is split, or `--aux-data` and `--test-data`. The results go to
-    the folder `runs/FUNCTION`, or that of `--out`.
+    Images are either `--data`, which is split, or `--aux-data` and `--test-data`. `--noise` is the
+    standard deviation of Gaussian noise that the function adds last. The results go to the folder
+    `runs/FUNCTION`, or to that of `--out`.
 
     Example: `splitveil audit-encoder mycode:send --data folder:photos --server mycode:answer`
     """
@@ -123,9 +122,7 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
 
 def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants them
     run: RunFolder,
-    sources: Annotated[
-        list[str], Argument(help="The server's address, or one or two captured files.")
-    ],
+    sources: Annotated[list[str], Argument(help="The server's address, or one or two files.")],
     profile: console.Profile = "quick",
     aux: Aux = "train",
     seed: Seed = 0,

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from splitveil.io import Json
 
 ANY_IMAGE = "3x32x32"
-EPOCHS = "Passes over the data (default: a quarter of a full training)"
-BUDGET = "Budget of the attacks: smoke, quick (default), standard or paper"
+EPOCHS = "Passes over the data (default: a quarter of a full training)."
+BUDGET = "Budget of the attacks: smoke, quick (default), standard or paper."
 
 
 def demo(
@@ -59,9 +59,7 @@ def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
     family: Annotated[OptText, Option(help="Only inverted, residual or strided clients.")] = None,
     smaller: Annotated[bool, Option("--smaller", help="Also clients that send less.")] = False,
     limit: Annotated[OptInt, Option(help="How many to show (default: 20).")] = None,
-    backbone: Annotated[
-        OptText, Option(help="List the cuts of this net: name or function.")
-    ] = None,
+    backbone: Annotated[OptText, Option(help="Cuts of this net instead; see above.")] = None,
     classes: Annotated[OptInt, _for("--backbone", "Its classes (default: 10).", min=2)] = None,
     rank: Annotated[bool, Option("--rank", help="Train and attack some, and rank them.")] = False,
     dataset: Annotated[OptText, _for("--rank", "What to train on; required.")] = None,
@@ -79,15 +77,15 @@ def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Deep ones stand first: at equal cost, depth protects better than width.
 
-    With `--rank` the named nets and a few others that fit are trained briefly and attacked on
-    validation images. The score is their accuracy above chance × the strongest attack's error as a
-    share of the ceiling, the error of an attacker that knows the label alone. The runs go to the
+    With `--rank` the named nets and a few others that fit are trained briefly, attacked on
+    validation images and ranked by a score: accuracy above chance × error of the strongest attack,
+    as a share of the error that remains if the attacker knows the label alone. The runs go to the
     folder `advisor` of `--runs-dir`; the same command again continues.
 
-    With `--backbone` the places where a net can be cut are listed. A named net is trained with
-    `--net NAME@N`. A function of your own, MODULE:FUNCTION in the current folder, takes
-    (image_shape, num_classes) or nothing and returns an nn.Sequential; its code is run. Where a
-    cut sends too much, the list names a bottleneck that makes it fit.
+    With `--backbone NET` the places where a net can be cut are listed, with a bottleneck where a
+    cut sends too much. NET is a name, which `splitveil train --net NAME@N` then takes, or a
+    function of yours, MODULE:FUNCTION. It takes (image_shape, num_classes) or nothing, and returns
+    an nn.Sequential; its code is run.
 
     Example: `splitveil clients --macs 21.9e6 --wire 512`
 
@@ -180,7 +178,7 @@ def show_ranking(
         said["failed"] = [{"net": net, "error": error} for net, error in failed.items()]
         console.show_json(said)
         return
-    end = "none answers better than chance; give them more --epochs"
+    end = "no client answers better than chance; try more --epochs"
     if rows[0]["score"] > 0:
         end = f"splitveil train --net {rows[0]['net']} --dataset {config.dataset}"
         end += f" --defence {config.defence}"

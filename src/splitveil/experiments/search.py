@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from splitveil.config.settings import converted, parse_pair, parse_pairs
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset
 from splitveil.defences.catalogue import find_defence
-from splitveil.errors import AuditError, ConfigError, RunError, unknown
+from splitveil.errors import AuditError, ConfigError, Range, RunError, check_ranges, unknown
 from splitveil.experiments.runner import (
     FILE,
     LiveTable,
@@ -137,7 +137,7 @@ class SearchPlan:
     defences: tuple[str, ...]
     vary: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    trials: int
+    trials: Annotated[int, Range(1, MOST, hint="this is the number for each defence")]
     sampler: Sampler
     profile: str = "quick"
     attacks: tuple[str, ...] = ()
@@ -145,12 +145,8 @@ class SearchPlan:
     teacher: str | None = None
 
     def __post_init__(self) -> None:
-        most = f"trials must be from 1 to {MOST} for each defence, got {self.trials}"
         twice = {name for name in self.defences if self.defences.count(name) > 1}
-        require(
-            (1 <= self.trials <= MOST, most),
-            (not twice, f"--defence {', '.join(sorted(twice))} is given twice; give it once"),
-        )
+        check_ranges(self, *(f"--defence {name} is given twice; give it once" for name in twice))
 
 
 # What is varied.
