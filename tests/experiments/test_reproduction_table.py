@@ -3,13 +3,17 @@
 import gc
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from cli.calling import TINY
 from typer.testing import CliRunner, Result
 
+from splitveil.attacks.profiles import PROFILES
+from splitveil.audits import pipeline
 from splitveil.cli.app import app
 from splitveil.cli.console import show_table
 from splitveil.config.run_config import RunConfig
@@ -44,6 +48,14 @@ def rows(result: Result) -> list[Json]:
     assert result.exit_code == 0, result.output
     made: list[Json] = json.loads(result.stdout)["rows"]
     return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny_audits() -> Iterator[None]:
+    """Audits of the smoke profile with a small decoder, and only their images measured."""
+    with patch.dict(PROFILES, {"smoke": TINY}), patch.object(pipeline, "leaks_beyond_pixels") as no:
+        no.return_value = {}
+        yield
 
 
 @pytest.fixture(scope="module")

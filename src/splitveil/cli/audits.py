@@ -213,7 +213,7 @@ def _checked_run(run: Path | None, rest: list[str]) -> Path:
         if option in words:
             raise ConfigError(f"audit {option} is now a command of its own: {instead}")
     if run is None:
-        raise ConfigError("which run? Give its folder, for example: splitveil audit runs/first")
+        raise ConfigError("which run? give its folder, for example: splitveil audit runs/first")
     if ":" in run.name and not run.exists():
         raise ConfigError(
             f"audit takes the folder of a run; for a function use: splitveil audit-encoder {run} "

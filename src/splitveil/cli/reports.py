@@ -114,7 +114,8 @@ def doctor(
 
     findings = diagnose(read_case(run, plain))
     told = [asdict(finding) for finding in findings]
-    lines = [f"{run}: {len(findings) or 'no'} problem{'s'[: len(findings) != 1]} found"]
+    count = {0: "no problems", 1: "1 problem"}.get(len(findings), f"{len(findings)} problems")
+    lines = [f"{run}: {count} found"]
     for at, finding in enumerate(findings, start=1):
         lines += [f"{at}. {finding.name}", f"   seen: {finding.seen}", f"   do: {finding.advice}"]
     found = {"run": str(run), "rules": list(RULES), "findings": told}

@@ -161,9 +161,10 @@ def finished(experiment: Experiment, folder: Path, profile: str) -> list[Group]:
             log.warning("%s is left out of the table: %s", row, err)
             continue
         own = make_config({**experiment.common, "defence": row})
-        free = {"settings": other.settings, "data_dir": other.data_dir}  # compared below; a place
+        # The settings of the defence are compared below; where the data lie does not matter.
+        alike = replace(config, name=row, settings=other.settings, data_dir=other.data_dir)
         if (
-            (other, data) == (replace(config, defence=row, name=row, **free), built)
+            (other, data) == (replace(alike, defence=row), built)
             and build_defence(other).settings() == build_defence(own).settings()
             and experiment.work(profile).has_done(group.records[0])
         ):

@@ -254,7 +254,7 @@ def run_many(
     if isinstance(trials, Sequence):
         table.expect(Counter(trial.group for trial in trials))
     ray = check_ray(jobs, address)
-    ended = (work(trial, table.begin(trial)) for trial in trials)
+    ended: Iterator[Trial] = (work(trial, table.begin(trial)) for trial in trials)
     if ray is not None:
         ended = _on_ray(ray, iter(trials), work, jobs, address or "local", table)
     for trial in ended:

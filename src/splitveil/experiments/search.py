@@ -216,7 +216,7 @@ def _span(key: str, raw: str, kind: Any) -> Dimension:  # noqa: ANN401 - a setti
     scale, *words = raw.split(":")
     try:
         low, high = (float(word) for word in words[:2])
-        [points] = [int(word) for word in words[2:]] or [None]
+        points = int(":".join(words[2:])) if words[2:] else None
     except ValueError:
         raise ConfigError(f"--vary {key}={raw} is not a range; give {_SHAPE}") from None
     numbers = {int, float} & {kind, *get_args(kind)}
