@@ -17,7 +17,7 @@ RESUMED = ("train", "sweep")  # commands that continue with --resume only
 
 
 def explained(error: Exception) -> str | None:
-    """The message for an error that users, paths or sizes can cause; None for a fault of ours.
+    """The message for an error that users, paths or sizes can cause; None for a bug of the program.
 
     >>> explained(FileNotFoundError(2, "No such file or directory", "x"))
     'cannot use x: No such file or directory; check the path and its permissions'
@@ -42,10 +42,10 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except (SplitVeilError, OSError, MemoryError, RuntimeError, TypeError) as error:
-            said = explained(error)
-            if said is None:
+            message = explained(error)
+            if message is None:
                 raise
-            show_error(said)
+            show_error(message)
             ctx.exit(EXIT_USER_ERROR)
         except KeyboardInterrupt:
             again = "add --resume" if ctx.invoked_subcommand in RESUMED else "repeat the command"

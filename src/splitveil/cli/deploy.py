@@ -26,7 +26,7 @@ TokenFile = Annotated[OptPath, Option(help="File with the token (default: $SPLIT
 Certificates = Annotated[OptPath, Option(help="PEM certificates to trust for TLS.")]
 
 TOKEN_VARIABLE = "SPLITVEIL_TOKEN"  # noqa: S105 - the name of a variable
-NOTICE_SECONDS = 1.0  # of trying, before the user is told
+NOTICE_SECONDS = 1.0  # a pause this long is announced; shorter ones would only be noise
 PICTURE_MODES = {1: ("1", "L"), 3: ("RGB",)}  # by channels; converting others loses something
 NEEDED = ("onnx", "onnxruntime", "onnxscript", "prometheus_client", "starlette", "uvicorn")
 
@@ -58,22 +58,22 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
             load_run(run), target, name=name, int8=int8, attacker=attacker, overwrite=overwrite,
             progress=progress,
         )  # fmt: skip
-    told = {"export": str(target), "manifest": manifest.to_dict()}
-    console.show_result(told, *export_lines(target, manifest), json_=json_)
+    found = {"export": str(target), "manifest": manifest.to_dict()}
+    console.show_result(found, *export_lines(target, manifest), json_=json_)
 
 
 def export_lines(target: Path, manifest: "Manifest") -> list[str]:
     """What was exported, and what to do with it."""
-    told = manifest.parity
+    parity = manifest.parity
     lines = [
         f"{target}: model '{manifest.name}', noise {manifest.noise_std:g}, "
         f"{manifest.wire_floats} numbers on the wire",
-        f"ONNX and torch: logits differ by at most {told['logits_max_abs_diff']:.2g}",
+        f"ONNX and torch: logits differ by at most {parity['logits_max_abs_diff']:.2g}",
     ]
-    if "int8_same_answer" in told:
+    if "int8_same_answer" in parity:
         lines.append(
-            f"int8 client: same answer for {100 * told['int8_same_answer']:.2f} % of "
-            f"{told['int8_images']} images"
+            f"int8 client: same answer for {100 * parity['int8_same_answer']:.2f} % of "
+            f"{parity['int8_images']} images"
         )
     if manifest.attacker is not None:
         lines.append(
@@ -163,8 +163,8 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
             raise
         answers = client.classify(pixels)
     rows = [{"image": str(path)} | found for path, found in zip(images, answers, strict=True)]
-    told = [f"{shown(r['image'])}: {r['name']} ({100 * r['share']:.1f} %)" for r in rows]
-    console.show_result(rows, *told, json_=json_)
+    lines = [f"{shown(r['image'])}: {r['name']} ({100 * r['share']:.1f} %)" for r in rows]
+    console.show_result(rows, *lines, json_=json_)
 
 
 def retry_notice(server: str) -> "Callable[[str, float], None]":

@@ -173,10 +173,10 @@ def show_ranking(
     for net, error in failed.items():
         console.warn(f"{net} failed: {error}")
     if json_:
-        said = {key: getattr(config, key) for key in ("dataset", "defence", "epochs", "seed")}
-        said |= {"profile": profile, "image_shape": images, "score": SCORE, "clients": rows}
-        said["failed"] = [{"net": net, "error": error} for net, error in failed.items()]
-        console.show_json(said)
+        content = {key: getattr(config, key) for key in ("dataset", "defence", "epochs", "seed")}
+        content |= {"profile": profile, "image_shape": images, "score": SCORE, "clients": rows}
+        content["failed"] = [{"net": net, "error": error} for net, error in failed.items()]
+        console.show_json(content)
         return
     end = "no client answers better than chance; try more --epochs"
     if rows[0]["score"] > 0:

@@ -78,9 +78,9 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     refuse_former({"--where": where, "--sort": sort, "--columns": columns}, paths)
     refuse_shared({"--published": published, "--md": markdown, "--csv": csv, "--latex": latex})
-    beside = {} if published is None else read_published(published)
+    reported = {} if published is None else read_published(published)
     found = find_records(paths)
-    made = compare_records(found, beside, against)
+    made = compare_records(found, reported, against)
     tables = [pair for comparison in made for pair in comparison.tables()]
     if markdown is not None:
         put(markdown, "\n".join(t.render(rows, "markdown") for t, rows in tables).encode())
@@ -97,7 +97,7 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
         if against is not None and against not in {g.name for g in comparison.track.groups}:
             console.warn(f"{comparison.track.title}: no differences, since it has no row {against}")
     datasets = {dataset_of(group) for group in found.groups}
-    for line in (*elsewhere(beside, datasets), *warnings(found)):
+    for line in (*elsewhere(reported, datasets), *warnings(found)):
         console.warn(line)
 
 
@@ -113,12 +113,11 @@ def doctor(
     from splitveil.insight.diagnosis import RULES, diagnose, read_case
 
     findings = diagnose(read_case(run, plain))
-    told = [asdict(finding) for finding in findings]
     count = {0: "no problems", 1: "1 problem"}.get(len(findings), f"{len(findings)} problems")
     lines = [f"{run}: {count} found"]
     for at, finding in enumerate(findings, start=1):
         lines += [f"{at}. {finding.name}", f"   seen: {finding.seen}", f"   do: {finding.advice}"]
-    found = {"run": str(run), "rules": list(RULES), "findings": told}
+    found = {"run": str(run), "rules": list(RULES), "findings": [asdict(f) for f in findings]}
     console.show_result(found, *lines, json_=json_)
 
 

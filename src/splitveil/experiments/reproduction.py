@@ -238,7 +238,7 @@ def comparable(experiment: Experiment, groups: Sequence[Group]) -> bool:
 
 
 def _mean(group: Group, path: str) -> float | None:
-    """Mean over seeds; older records state the process's memory on a CPU, which is none of ours."""
+    """Mean over seeds; none of memory on a CPU, where older records state that of the process."""
     if path == MEMORY and any(device.startswith("cpu") for device in group.distinct("device")):
         return None
     return group.mean(path)

@@ -173,7 +173,7 @@ class Work:
             if self.aux == "val":
                 return self._validated(trial, progress)
             record = self._audited(trial.config, progress)
-        except Exception as err:  # a trial may fail in any way; the others go on
+        except Exception as err:  # a trial may fail in any way; the others continue
             if not self.keep_going:
                 raise
             trial = replace(trial, error=f"{type(err).__name__}: {err}"[:MAX_MESSAGE])
