@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -10,9 +10,7 @@ from splitveil.cli import console
 from splitveil.cli.console import OptInt, OptText, OptTexts
 from splitveil.cli.lists import COSTS, MEASURED, Shape, in_words, show_cuts, show_listing
 from splitveil.errors import ConfigError
-
-if TYPE_CHECKING:
-    from splitveil.io import Json
+from splitveil.io import Json
 
 ANY_IMAGE = "3x32x32"
 EPOCHS = "Passes over the data (default: a quarter of a full training)."
@@ -150,7 +148,7 @@ def show_clients(
 
 
 def show_ranking(
-    run: Mapping[str, Any], budget: "Json", profile: str, image: str | None, *, json_: bool
+    run: Mapping[str, Any], budget: Json, profile: str, image: str | None, *, json_: bool
 ) -> None:
     """Train and attack clients that fit, and rank them."""
     console.start()
@@ -263,7 +261,7 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
         show_sweep(result)
 
 
-def show_sweep(result: "Json") -> None:
+def show_sweep(result: Json) -> None:
     """The result of a sweep as text."""
     plan, base, at = (result[k] for k in ("plan", "reference_accuracy", "reference_point"))
     console.print_lines(
@@ -297,7 +295,7 @@ def show_sweep(result: "Json") -> None:
         console.print_lines(f"next: splitveil audit {shown}")
 
 
-def _shown(row: "Json") -> "Json":
+def _shown(row: Json) -> Json:
     """A trial's row with its settings in words, and its leakage as at least 0."""
     from splitveil.experiments.runner import trial_words
 
@@ -308,7 +306,7 @@ def _shown(row: "Json") -> "Json":
 def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants them
     experiment: Annotated[str, Argument(help="Which experiment: gated-att-report.")],
     only: Annotated[OptTexts, Option(help="Only this row; repeatable.")] = None,
-    seed: console.Seed = 0,
+    seed: console.Seed = None,
     epochs: Annotated[OptInt, Option(help="Passes over the data (default: as published).")] = None,
     profile: console.Profile = "standard",
     dataset: Annotated[OptText, Option(help="Other data than the experiment's.")] = None,

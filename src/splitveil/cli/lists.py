@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from splitveil.cli.console import JsonFlag, print_lines, show_catalogue, show_json
+from splitveil.io import Json
 from splitveil.table import DIGITS, Table, fixed, plain_column
-
-if TYPE_CHECKING:
-    from splitveil.io import Json
 
 Shape = tuple[int, int, int]
 
@@ -28,7 +25,7 @@ COSTS = ("macs", "params", "wire_floats")
 MEASURED = ("accuracy", "leakage", "mse", "attack")
 
 
-def show_listing(keys: Sequence[str], rows: Sequence["Json"], head: str, *notes: str) -> None:
+def show_listing(keys: Sequence[str], rows: Sequence[Json], head: str, *notes: str) -> None:
     """Print these columns of the rows, with a line above and notes below."""
     print_lines(head, LISTING.only(*keys).render(rows, "terminal").rstrip(), *notes)
 
@@ -65,7 +62,7 @@ def show_cuts(
     )  # fmt: skip
 
 
-def _shown(row: "Json") -> "Json":
+def _shown(row: Json) -> Json:
     """A cut's row with its shape and, in words, what would make it fit."""
     fits, narrow = "yes" if row["fits"] else "no", row["bottleneck"]
     if narrow is not None:

@@ -54,12 +54,11 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
             progress=bar,
         )  # fmt: skip
     last = last_epoch(run.path)
-    if json_:
-        console.show_json({"run": str(run.path), "last_epoch": last})
-        return
     val = last.get("val_accuracy")
     shown = "no validation split" if val is None else f"validation accuracy {100 * val:.2f} %"
-    console.print_lines(
+    console.show_result(
+        {"run": str(run.path), "last_epoch": last},
         f"{run.path}: {shown}; effective weight λ·w_lr·scale {last['weight']:.4g}",
         f"next: splitveil audit {shlex.quote(str(run.path))}",
+        json_=json_,
     )
