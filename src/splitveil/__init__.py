@@ -1,7 +1,11 @@
-"""SplitVeil: split networks whose smashed data gives away nothing but the answer.
+"""SplitVeil trains split networks, attacks what their clients send, and says what leaks.
 
-Names are imported when they are first used, so that ``import splitveil`` and the command line's
-``--help`` do not wait for torch.
+    >>> import splitveil as sv
+    >>> run = sv.fit(sv.RunConfig(dataset="digits", epochs=2))  # doctest: +SKIP
+    >>> sv.audit(run, profile="smoke").strongest.mse  # doctest: +SKIP
+
+Names are imported when they are first used, so that ``import splitveil`` and ``splitveil --help``
+do not wait for torch.
 """
 
 from importlib import import_module
@@ -51,7 +55,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    """Find a public name in its room (PEP 562)."""
+    """Import a public name from the module that defines it (PEP 562)."""
     if name in _HOME:
         return getattr(import_module(f"splitveil.{_HOME[name]}"), name)
     if name in __all__:

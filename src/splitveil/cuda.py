@@ -1,4 +1,4 @@
-"""Steps replayed from a CUDA graph, and work that runs beside other work on a GPU."""
+"""CUDA graphs, compilation and side streams; on a CPU all of it does nothing special."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -9,12 +9,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 Step = Callable[[], None]
-WARM_UP = 3  # eager calls before the capture: cuDNN picks its kernels, optimisers their buffers
+WARM_UP = 3  # eager calls first: cuDNN chooses its kernels, optimisers create their buffers
 
 
 @contextmanager
 def tensor_cores() -> Iterator[None]:
-    """Lets float32 matrix products on a GPU round their factors to TF32 (10 bits)."""
+    """Let float32 matrix products on a GPU round their factors to TF32 (10 bits of mantissa)."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -24,47 +24,52 @@ def tensor_cores() -> Iterator[None]:
 
 
 def captured(step: Step, device: torch.device, generators: Sequence[Generator] = ()) -> Step:
-    """The same step, replayed from a graph after a few eager calls; on a CPU the step itself.
+    """The same step, replayed from a CUDA graph after a few eager calls; on a CPU the step itself.
 
-    `step` takes and returns nothing: it reads tensors that stay where they are, writes results
-    into others, clears gradients to None at its start, and never asks the device for a value.
-    `generators` are the streams it draws from beside torch's own; they advance with every replay.
-    Numbers that change between steps (a learning rate, a weight) must be tensors.
+    Args:
+        step: Takes and returns nothing. It reads tensors that stay where they are, writes results
+            into others, sets gradients to None at its start, and never asks the device for a value.
+            Numbers that change between steps, such as a learning rate, must be tensors.
+        device: Where the step runs.
+        generators: The streams it draws from, besides torch's own; every replay advances them.
+
+    Returns:
+        A function to call in place of `step`.
     """
     return _Graph(step, device, generators) if device.type == "cuda" else step
 
 
 def compiled(net: nn.Module, backend: str = "inductor") -> nn.Module:
-    """The same network on the same parameters; its kernels are fused at the first use.
+    """The same network with the same parameters, compiled at its first use.
 
-    Networks of one structure share what was compiled, and torch keeps it on disk.
+    Networks of one structure share the compiled code, and torch caches it on disk.
     """
     return cast(nn.Module, torch.compile(net, dynamic=False, backend=backend))
 
 
 def compile_methods(owner: object, *names: str, backend: str = "inductor") -> None:
-    """Has one object's methods compiled, in place, at their first use."""
+    """Have methods of one object compiled at their first use, in place."""
     for name in names:
         method = getattr(owner, name)
         setattr(owner, name, torch.compile(method, dynamic=False, backend=backend))
 
 
 def to_device(net: nn.Module, device: torch.device) -> None:
-    """Moves a network there, in place; on a GPU with the channels last."""
+    """Move a network to a device, in place; on a GPU in channels-last layout."""
     net.to(device)
     if device.type == "cuda":
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """A new learning rate, written into the tensor that a replayed step reads, where it is one."""
+    """Set one learning rate for all groups of an optimiser."""
     set_rates(optimiser, [rate] * len(optimiser.param_groups))
 
 
 def set_rates(optimiser: torch.optim.Optimizer, rates: Sequence[float]) -> None:
-    """A new learning rate for each of the groups."""
+    """Set the learning rate of each group; a rate that is a tensor is written in place."""
     for group, rate in zip(optimiser.param_groups, rates, strict=True):
-        if isinstance(group["lr"], Tensor):
+        if isinstance(group["lr"], Tensor):  # a captured step reads this very tensor
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
@@ -104,7 +109,7 @@ class _Graph:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keeps the garbage collector away: an old graph that it frees would break a capture."""
+    """Switch the garbage collector off: if it freed an old graph, the capture would break."""
     gc.collect()
     before = gc.isenabled()
     gc.disable()
@@ -116,23 +121,23 @@ def no_collection() -> Iterator[None]:
 
 
 class SideStream:
-    """Runs small work on a GPU on a stream of its own, beside what the caller does next.
+    """Runs small work on a GPU stream of its own, in parallel with what the caller does next.
 
-    Many small kernels leave a GPU almost idle; beside large ones they cost next to nothing. The
-    backward pass of the work runs on that stream too. `join` before its results are used.
+    Many small kernels leave a GPU almost idle; next to large ones they cost almost nothing. The
+    backward pass of the work runs on that stream too. Call `join` before using its results.
     """
 
     def __init__(self, device: torch.device) -> None:
-        # First in line: a small kernel behind a large one would wait longer than it works.
+        # High priority: a small kernel queued behind a large one would wait longer than it runs.
         self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def beside(self, x: Tensor) -> Iterator[Tensor]:
-        """Work inside runs on that stream, on a copy of x: both streams own what they free."""
+        """Run the block on that stream, on a copy of x: each stream frees only its own memory."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             yield x.clone()
 
     def join(self) -> None:
-        """What follows waits for the work."""
+        """Make the current stream wait for the work."""
         torch.cuda.current_stream().wait_stream(self._stream)

@@ -1,17 +1,17 @@
-"""One exception tree, the wire's errors included.
+"""All exceptions of the package, and the messages that several rooms share.
 
 SplitVeilError
 ├── ConfigError      an unknown name, or a value outside its range
-├── DataError        a dataset that is missing, corrupt or not what it says
-├── RunError         a run folder that exists already, is absent, or cannot be written
+├── DataError        a dataset that is missing, corrupt or not what it claims to be
+├── RunError         a run folder that already exists, is missing, or cannot be read or written
 ├── CheckpointError  a checkpoint that is broken or belongs to another architecture
-├── AuditError       an evaluation whose number would be false
-├── ExportError      an exported folder that is absent, broken, or not what its manifest says
-├── WireError        bytes that are no valid request or answer; carries the HTTP status of the reply
-└── ServerError      a server that cannot be reached, is too busy for too long, or refuses
+├── AuditError       an audit whose numbers would be wrong
+├── ExportError      an exported folder that is missing, broken, or contradicts its manifest
+├── WireError        bytes that are not a valid request or answer; has the HTTP status of the reply
+└── ServerError      a server that cannot be reached, stays too busy, or refuses
 
-A message says what is wrong, what was got, what is allowed, and what to do next. A device imports
-this module: it needs the standard library alone.
+A message says what is wrong, what was given, what is allowed, and what to do next. The client on a
+device imports this module, so it uses the standard library only.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ from typing import get_args, get_type_hints
 
 
 class SplitVeilError(Exception):
-    """Base of every error that a user can cause; the command line exits with 2 on it."""
+    """Base of all errors that a user can cause; the command line then exits with code 2."""
 
 
 class ConfigError(SplitVeilError):
@@ -30,11 +30,11 @@ class ConfigError(SplitVeilError):
 
 
 class DataError(SplitVeilError):
-    """A dataset that is missing, corrupt, or not what it says it is."""
+    """A dataset that is missing, corrupt, or not what it claims to be."""
 
 
 class RunError(SplitVeilError):
-    """A run folder that exists already, is absent, or cannot be written."""
+    """A run folder that already exists, is missing, or cannot be read or written."""
 
 
 class CheckpointError(SplitVeilError):
@@ -42,11 +42,32 @@ class CheckpointError(SplitVeilError):
 
 
 class AuditError(SplitVeilError):
-    """An evaluation that would produce a number nobody should believe."""
+    """An audit whose numbers would be wrong."""
+
+
+class ExportError(SplitVeilError):
+    """An exported folder that is missing, broken, or contradicts its manifest."""
+
+
+class WireError(SplitVeilError):
+    """Bytes that are not a valid request or answer.
+
+    Args:
+        reason: The message.
+        status: HTTP status of the reply; 400 is a bad request.
+    """
+
+    def __init__(self, reason: str, status: int = 400) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class ServerError(SplitVeilError):
+    """A server that cannot be reached, stays too busy, or refuses."""
 
 
 def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
-    """Message for an unknown name, with the nearest allowed one.
+    """The message for an unknown name, with the closest allowed one.
 
     >>> unknown("defence", "vell", ["none", "veil"])
     "unknown defence 'vell'; did you mean 'veil'? choose from: none, veil"
@@ -59,14 +80,14 @@ def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers a field may have, declared at the field: `Annotated[float, Range(0, inf)]`.
+    """The numbers that a field accepts, declared at the field: `Annotated[float, Range(0, inf)]`.
 
     Args:
         low: The smallest number.
-        high: The largest number; `inf` leaves every finite one.
+        high: The largest number; `inf` allows every finite one.
         above: Whether `low` itself is excluded.
         below: Whether `high` itself is excluded.
-        hint: What else to say to somebody whose number lies outside.
+        hint: What the message adds, for example what 0 means.
 
     >>> Range(0, 1, below=True).problem("share", 1.0)
     'share must be in [0, 1), got 1.0'
@@ -79,10 +100,11 @@ class Range:
     hint: str = ""
 
     def problem(self, name: str, value: int | float) -> str | None:
-        """What is wrong with a field's value; None where it lies in the range."""
-        over = value > self.low if self.above else value >= self.low
-        under = value < self.high if self.below or self.high == inf else value <= self.high
-        if over and under:
+        """The message for a value outside the range; None for one inside."""
+        above = value > self.low if self.above else value >= self.low
+        # An open end excludes infinity itself. NaN fails both comparisons.
+        below = value < self.high if self.below or self.high == inf else value <= self.high
+        if above and below:
             return None
         if self.low == -inf:
             allowed = f"at most {self.high:g}"
@@ -96,15 +118,17 @@ class Range:
         return f"{name} must be {allowed}, got {value}" + (f"; {self.hint}" if self.hint else "")
 
     def check(self, name: str, value: int | float) -> None:
-        """Refuse a value outside."""
+        """Raise ConfigError for a value outside the range."""
         if problem := self.problem(name, value):
             raise ConfigError(problem)
 
 
 def check_ranges(owner: object, *others: str) -> None:
-    """Refuse a dataclass with a field outside the range it declares; None is not checked.
+    """Raise ConfigError if a field of a dataclass lies outside its declared range.
 
-    `others` are problems that were found otherwise; all are told together.
+    Args:
+        owner: The dataclass instance. Fields that are None are not checked.
+        others: Problems that the caller found; the message lists all problems at once.
     """
     kinds = get_type_hints(type(owner), include_extras=True)
     found = [
@@ -118,28 +142,9 @@ def check_ranges(owner: object, *others: str) -> None:
 
 
 def _ranges(kind: object) -> Iterator[Range]:
-    """The range in a field's type, behind `| None` too."""
+    """The range in the type of a field, also inside `X | None`."""
     for part in get_args(kind):
         if isinstance(part, Range):
             yield part
         else:
             yield from _ranges(part)
-
-
-BAD_REQUEST = 400
-
-
-class ExportError(SplitVeilError):
-    """An exported folder that is absent, broken, or not what its manifest says."""
-
-
-class WireError(SplitVeilError):
-    """Bytes that are not a valid request or answer."""
-
-    def __init__(self, reason: str, status: int = BAD_REQUEST) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
-class ServerError(SplitVeilError):
-    """A server that cannot be reached, is too busy for too long, or refuses."""

@@ -1,11 +1,11 @@
 """Functions with a gradient: `scale_gradient`, SSIM, distance correlation, HSIC.
 
-Measures of dependence are computed in float32 or better whatever the caller's autocast, without a
-host sync.
+The measures of dependence switch autocast off and compute in float32 or float64. None of the
+functions here makes the host wait for the device.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,11 @@ from torch.nn import functional as F
 
 from splitveil.cuda import tensor_cores
 
+Context = Any  # autograd's context object: torch has no type for it that may carry attributes
+Padding = Literal["reflect", "zeros", "none"]
+SSIM_RADIUS = 5  # the window has 11×11 pixels
+_SIGMA, _C1, _C2 = 1.5, 0.01**2, 0.03**2
+
 
 def wide(z: Tensor) -> Tensor:
     """Samples (n, …) as rows (n, d) in float32 or better."""
@@ -21,27 +26,22 @@ def wide(z: Tensor) -> Tensor:
 
 
 class _Distances(torch.autograd.Function):
-    """Differences forward, one matrix product backward: torch's own would hold n²·d numbers."""
+    """`distances`, with a backward pass that needs (n, n) numbers where torch needs (n, n, d)."""
 
     @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
-        rows: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Context, rows: Tensor) -> Tensor:
         found = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
         ctx.save_for_backward(rows, found)
         return found
 
     @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
-        grad: Tensor,
-    ) -> Tensor:
+    def backward(ctx: Context, grad: Tensor) -> Tensor:
         rows, found = ctx.saved_tensors
         apart = found > 0
         pull = torch.where(apart, (grad + grad.mT) / torch.where(apart, found, 1.0), 0.0)
         with torch.autocast(rows.device.type, enabled=False):
-            moved = rows - rows.mean(0)  # only differences count, and these are small numbers
+            # Only differences of rows count. Without their mean they are smaller and round less.
+            moved = rows - rows.mean(0)
             away: Tensor = pull.sum(1, keepdim=True) * moved - pull @ moved
         return away
 
@@ -52,7 +52,8 @@ def distances(rows: Tensor) -> Tensor:
     .. math:: D_{ij} = \|z_i - z_j\|, \qquad
         \frac{\partial L}{\partial z_i} = \sum_j (G_{ij} + G_{ji}) \frac{z_i - z_j}{D_{ij}}
 
-    Never through a product of rows: of nearly equal ones it would leave rounding alone.
+    They are computed from differences. The faster form ‖a‖² + ‖b‖² − 2ab would lose the distance of
+    nearly equal rows to rounding.
 
     >>> distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))[0].tolist()
     [0.0, 5.0]
@@ -61,30 +62,31 @@ def distances(rows: Tensor) -> Tensor:
 
 
 def centred(matrix: Tensor) -> Tensor:
-    """A symmetric matrix (n, n) with means of rows and columns taken out: H M H, H = I − 11ᵀ/n."""
+    """H M H with H = I − 11ᵀ/n: a symmetric matrix (n, n) whose rows and columns have mean 0."""
     return matrix - matrix.mean(0) - matrix.mean(1, keepdim=True) + matrix.mean()
 
 
 def _normal_size(rows: Tensor) -> Tensor:
-    """Rows about their mean, scaled to a root mean square of 1; equal rows become 0.
+    """Rows minus their mean, scaled to a root mean square of 1; equal rows become 0.
 
-    The scale is a constant to the gradient, which is exact for what does not depend on scale.
+    The scale is detached: the gradient stays exact because the caller does not depend on scale.
     """
     moved = rows - rows.mean(0)
     size = moved.detach().abs().amax().clamp_min(torch.finfo(rows.dtype).tiny)
-    moved = moved / size  # first: squares of the raw values could vanish or overflow
+    moved = moved / size  # before squaring: squares of the raw values could underflow or overflow
     root = moved.detach().square().mean().sqrt()
     return moved / root.clamp_min(torch.finfo(rows.dtype).eps)
 
 
 def distance_correlation(x: Tensor, z: Tensor) -> Tensor:
-    r"""Distance correlation of samples x (n, …) and z (n, …), in [0, 1]; 0 where one is constant.
+    r"""Distance correlation of samples x (n, …) and z (n, …), in [0, 1].
 
     .. math:: \mathrm{dCor}^2 = \frac{\langle A, B \rangle}{\|A\|\,\|B\|}, \qquad
         A = H\,(\|x_i - x_j\|)_{ij}\,H, \quad B = H\,(\|z_i - z_j\|)_{ij}\,H
 
-    The biased (V-statistic) estimate of Székely, Rizzo and Bakirov (2007): of independent samples
-    it is above 0 by O(n^{-1/2}). It does not change when x or z is scaled or shifted.
+    This is the biased (V-statistic) estimate of Székely, Rizzo and Bakirov (2007): for independent
+    samples it exceeds 0 by O(n^{-1/2}). Scaling or shifting x or z does not change it. It is 0,
+    with gradient 0, where x or z is constant.
 
     >>> x = torch.tensor([[0.0], [1.0], [2.0]])
     >>> round(float(distance_correlation(x, x.square())), 4)  # dCor² = 720/√(360 · 1656)
@@ -94,6 +96,7 @@ def distance_correlation(x: Tensor, z: Tensor) -> Tensor:
         a, b = (centred(distances(_normal_size(wide(v)))) for v in (x, z))
         limit = torch.finfo(b.dtype).eps
         norms = [m.square().sum() for m in (a, b)]
+        # Both branches of `where` get a gradient, so the square roots never see a 0.
         real = (norms[0] > limit) & (norms[1] > limit)
         safe = [torch.where(real, v, torch.ones_like(v)) for v in norms]
         squared = (a * b).sum() / (safe[0].sqrt() * safe[1].sqrt())
@@ -103,11 +106,11 @@ def distance_correlation(x: Tensor, z: Tensor) -> Tensor:
 
 
 def gaussian_kernel(z: Tensor, bandwidth: float) -> Tensor:
-    r"""Kernel matrix (n, n) of samples z (n, …), a float32 one at least.
+    r"""Gaussian kernel matrix (n, n) of samples z (n, …), in float32 or float64.
 
     .. math:: K_{ij} = \exp(-\|z_i - z_j\|^2 / (2 h^2 d))
 
-    d, the number of features, keeps the bandwidth h apart from the size of the wire.
+    Dividing by d, the number of features, lets one bandwidth h serve every width of z.
 
     >>> gaussian_kernel(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), 1.0)[0, 1]  # 1/e
     tensor(0.3679)
@@ -126,26 +129,15 @@ def label_kernel(y: Tensor, like: Tensor) -> Tensor:
     return (y[:, None] == y[None, :]).to(like.dtype)
 
 
-def hsic(k: Tensor, m: Tensor) -> Tensor:
-    r"""Hilbert-Schmidt independence criterion of two kernel matrices (n, n), biased estimate.
-
-    .. math:: \mathrm{HSIC} = \frac{\mathrm{tr}(K H M H)}{(n - 1)^2}
-
-    >>> round(float(hsic(torch.eye(3), torch.eye(3))), 6)  # tr H / 4
-    0.5
-    """
-    with torch.autocast(k.device.type, enabled=False):
-        return (centred(k) * m).sum() / max(len(k) - 1, 1) ** 2
-
-
 def normalised_hsic(k: Tensor, m: Tensor, ridge: float = 1e-5) -> Tensor:
-    r"""HSIC of two kernel matrices (n, n) after whitening each, from 0 to below n − 1.
+    r"""Normalised Hilbert-Schmidt independence criterion of two kernel matrices (n, n).
 
     .. math:: \mathrm{nHSIC} = \mathrm{tr}(\tilde K \tilde M), \qquad
         \tilde K = HKH\,(HKH + \varepsilon n I)^{-1}
 
-    Counts the shared directions, whatever the kernels' scales; factored in float64, as HKH has
-    eigenvalues far below float32's resolution.
+    It counts the directions that both kernels share, whatever their scales: from 0 to below n − 1.
+    ε is `ridge`. It factors in float64, because HKH has eigenvalues far below the resolution of
+    float32.
 
     >>> round(float(normalised_hsic(torch.eye(4), torch.eye(4), ridge=0.25)), 6)  # 3 · (1/2)²
     0.75
@@ -163,9 +155,9 @@ def normalised_hsic(k: Tensor, m: Tensor, ridge: float = 1e-5) -> Tensor:
 
 
 def all_finite(x: Tensor) -> Tensor:
-    """Whether every entry is finite, as a 0-d tensor on x's device; one pass over x.
+    """Whether every entry is finite, as a 0-d tensor on the device of x.
 
-    NaN and infinity survive a sum, and finite float32 numbers cannot overflow one in float64.
+    One sum answers it: NaN and infinity survive a sum, and float32 numbers cannot overflow float64.
 
     >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([torch.inf, -torch.inf]))
     (tensor(True), tensor(False))
@@ -173,86 +165,66 @@ def all_finite(x: Tensor) -> Tensor:
     return torch.isfinite(x.sum(dtype=torch.float64))
 
 
-class _ScaleGradient(torch.autograd.Function):
-    """Identity forward; backward multiplies by `factor`, or gives 0 where it is not finite."""
+class _Guarded(torch.autograd.Function):
+    """Identity forward; backward multiplies by `factor`, or gives 0 if anything is not finite."""
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
-        x: Tensor,
-        factor: float | Tensor,
-        skips: Tensor | None,
-    ) -> Tensor:
-        ctx.factor, ctx.skips = factor, skips
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
-        grad: Tensor,
-    ) -> tuple[Tensor, None, None]:
-        scaled = grad * ctx.factor
-        finite = all_finite(scaled)
-        if ctx.skips is not None:
-            ctx.skips.add_(~finite)  # stays on the device; read at the logging cadence
-        return torch.where(finite, scaled, 0.0), None, None
-
-
-def scale_gradient(x: Tensor, factor: float | Tensor, skips: Tensor | None = None) -> Tensor:
-    r"""Identity in the forward pass; the gradient is multiplied by `factor` on its way back.
-
-    .. math:: y = x, \qquad \partial L/\partial x = k\, \partial L/\partial y
-
-    With k = λ·w_lr in front of a surrogate, one backward pass of ``L_CE + scale·rob`` gives the
-    encoder ``∇L_CE + k·scale·∇rob``; with k = −1 in front of a weight, that weight ascends.
-    A gradient that is not finite everywhere becomes exactly 0, and `skips` (a 0-d integer tensor)
-    counts one: a broken penalty never harms the task's own gradient.
-
-    >>> x = torch.tensor(2.0, requires_grad=True)
-    >>> (scale_gradient(x, 0.5) ** 2).backward()
-    >>> x.grad
-    tensor(2.)
-    """
-    return cast(Tensor, _ScaleGradient.apply(x, factor, skips))  # type: ignore[no-untyped-call]
-
-
-class _GuardTogether(torch.autograd.Function):
-    """Identity of many tensors; backward looks at all their gradients in one go."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
-        factor: float,
-        skips: Tensor | None,
-        *tensors: Tensor,
+        ctx: Context, factor: float | Tensor, skips: Tensor | None, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.factor, ctx.skips = factor, skips
         ctx.set_materialize_grads(False)
         return tuple(t.view_as(t) for t in tensors)
 
     @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
-        *grads: Tensor | None,
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         known = [g for g in grads if g is not None]
         if not known:
             return None, None, *grads
-        flat = torch.cat([g.flatten() for g in known]) * ctx.factor
-        finite = all_finite(flat)
+        # One tensor keeps its memory layout; several share one check, a few kernels in all.
+        joined = known[0] if len(known) == 1 else torch.cat([g.flatten() for g in known])
+        scaled = joined * ctx.factor
+        finite = all_finite(scaled)
         if ctx.skips is not None:
-            ctx.skips.add_(~finite)
-        kept = torch.where(finite, flat, 0.0)
-        parts = iter(torch.split(kept, [g.numel() for g in known]))
+            ctx.skips.add_(~finite)  # stays on the device; read when the step is logged
+        kept = torch.where(finite, scaled, 0.0)
+        sizes = [g.numel() for g in known]
+        parts = iter([kept] if len(known) == 1 else torch.split(kept, sizes))
         return None, None, *[None if g is None else next(parts).view_as(g) for g in grads]
 
 
-def guard_together(
-    tensors: Sequence[Tensor], factor: float, skips: Tensor | None = None
-) -> tuple[Tensor, ...]:
-    """`scale_gradient` of many tensors with one guard: if one gradient is not finite, all are 0.
+def scale_gradient(x: Tensor, factor: float | Tensor, skips: Tensor | None = None) -> Tensor:
+    r"""Identity in the forward pass; the backward pass multiplies the gradient by `factor`.
 
-    `skips` then counts one. On a GPU this takes a few kernels in all instead of a few for each.
+    .. math:: y = x, \qquad \partial L/\partial x = k\, \partial L/\partial y
+
+    With k = λ·w_lr in front of a surrogate, one backward pass of ``L_CE + scale·rob`` gives the
+    encoder ``∇L_CE + k·scale·∇rob``. With k = −1 in front of a weight, that weight ascends.
+
+    Args:
+        x: Any floating-point tensor, for example the smashed data (n, …).
+        factor: k, any finite number; a 0-d tensor where it changes between replays of a CUDA graph.
+        skips: A 0-d integer tensor on the device of x, or None. It counts the backward passes whose
+            gradient was not finite.
+
+    Returns:
+        A view of x. Its gradient becomes exactly 0 if any entry of it is not finite, so that a
+        broken penalty never harms the gradient of the task.
+
+    >>> x = torch.tensor(2.0, requires_grad=True)
+    >>> (scale_gradient(x, 0.5) ** 2).backward()
+    >>> x.grad
+    tensor(2.)
+    """
+    return guard_together([x], factor, skips)[0]
+
+
+def guard_together(
+    tensors: Sequence[Tensor], factor: float | Tensor, skips: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """`scale_gradient` of many tensors with one check: if one gradient is not finite, all are 0.
+
+    `skips` then counts one.
 
     >>> a, b = (torch.ones(2, requires_grad=True) for _ in range(2))
     >>> x, y = guard_together([a, b], -1.0)
@@ -260,19 +232,15 @@ def guard_together(
     >>> a.grad.tolist(), b.grad.tolist()
     ([-1.0, -1.0], [-2.0, -2.0])
     """
-    guarded = _GuardTogether.apply(factor, skips, *tensors)  # type: ignore[no-untyped-call]
+    guarded = _Guarded.apply(factor, skips, *tensors)  # type: ignore[no-untyped-call]
     return cast(tuple[Tensor, ...], guarded)
 
 
-SSIM_RADIUS = 5
-_SIGMA, _C1, _C2 = 1.5, 0.01**2, 0.03**2
-
-
 def window_matrix(size: int, like: Tensor, *, reflect: bool) -> Tensor:
-    """SSIM's Gaussian along one side as a matrix (size, size) that knows its border.
+    """SSIM's Gaussian blur along one side, as a matrix (size, size) that includes the border.
 
-    A blur as two matrix products costs less than an 11×11 convolution, and is not rounded to
-    TF32 as convolutions on a GPU are, which would drown the variances.
+    Two matrix products cost less than an 11×11 convolution. They also avoid the TF32 rounding of
+    convolutions on a GPU, which is larger than the variances of smooth images.
     """
     offsets = torch.arange(-SSIM_RADIUS, SSIM_RADIUS + 1, device=like.device)
     weights = torch.exp(-offsets.to(like.dtype).square() / (2 * _SIGMA**2))
@@ -284,61 +252,53 @@ def window_matrix(size: int, like: Tensor, *, reflect: bool) -> Tensor:
     return (hits * (weights / weights.sum())[:, None]).sum(1)
 
 
-def ssim_map(mean_x: Tensor, mean_g: Tensor, xx: Tensor, gg: Tensor, xg: Tensor) -> Tensor:
-    r"""Structural similarity at each place, from blurred images x, g and blurred products.
+def ssim(
+    guess: Float[Tensor, "n c h w"],
+    x: Float[Tensor, "n c h w"],
+    padding: Padding = "reflect",
+    *,
+    per_image: bool = False,
+) -> Tensor:
+    r"""Structural similarity of images in [0, 1], with an 11×11 Gaussian window of σ 1.5.
 
     .. math:: \frac{(2\mu_x\mu_g + C_1)(2\sigma_{xg} + C_2)}
                    {(\mu_x^2 + \mu_g^2 + C_1)(\sigma_x^2 + \sigma_g^2 + C_2)}
-    """
-    var_x, var_g, covariance = xx - mean_x**2, gg - mean_g**2, xg - mean_x * mean_g
-    luminance = (2 * mean_x * mean_g + _C1) / (mean_x**2 + mean_g**2 + _C1)
-    contrast = (2 * covariance + _C2) / (var_x + var_g + _C2)
-    return luminance * contrast
 
+    Args:
+        guess: Reconstructions (n, c, h, w).
+        x: Images (n, c, h, w).
+        padding: The border: "reflect" as in torchmetrics, "zeros" as in CEM's code, or "none", the
+            whole windows only, as in scikit-image. Images under 6 pixels cannot be reflected by the
+            window's radius of 5; they get zeros. "none" needs 11 pixels.
+        per_image: Whether to give one number for each image instead of their mean.
 
-def ssim(guess: Tensor, x: Tensor) -> Tensor:
-    """Structural similarity (`ssim_map`), mean over images (n, c, h, w) in [0, 1]; a loss.
-
-    11×11 Gaussian window of σ 1.5, borders reflected as in torchmetrics; images under 6 pixels
-    cannot be reflected that far and get a border of zeros.
+    Returns:
+        The mean over all places, 0-d or (n,), at most 1; 1 for equal images.
 
     >>> flat = torch.full((1, 1, 8, 8), 0.5)
     >>> round(float(ssim(torch.zeros_like(flat), flat)), 4)
     0.0004
     """
-    reflect = min(x.shape[2:]) > SSIM_RADIUS
-    rows = window_matrix(x.shape[2], x, reflect=reflect)
-    columns = window_matrix(x.shape[3], x, reflect=reflect)
+    height, width = x.shape[2:]
+    reflect = padding == "reflect" and min(height, width) > SSIM_RADIUS
+    inner = slice(SSIM_RADIUS, -SSIM_RADIUS) if padding == "none" else slice(None)
+    rows = window_matrix(height, x, reflect=reflect)[inner]
+    columns = window_matrix(width, x, reflect=reflect)[inner]
     stacked = torch.stack((x, guess, x * x, guess * guess, x * guess))
-    blurred = (stacked @ columns.T).mT @ rows.T  # turned, which a mean over places does not feel
-    return ssim_map(*blurred).mean()
-
-
-def ssim_per_image(x: Tensor, guess: Tensor, padding: int) -> Tensor:
-    """Structural similarity (n,) of images (n, c, h, w) with a border of `padding` zeros.
-
-    The window of `ssim` by a convolution; padding 0 takes whole windows alone.
-    """
-    offsets = torch.arange(-SSIM_RADIUS, SSIM_RADIUS + 1, dtype=x.dtype, device=x.device)
-    line = torch.exp(-offsets.square() / (2 * _SIGMA**2))
-    window = torch.outer(line, line) / line.sum().square()  # (11, 11), sums to 1
-    channels = x.shape[1]
-    kernel = window.expand(channels, 1, *window.shape)
-    pictures = (x, guess, x * x, guess * guess, x * guess)
-    blurred = (F.conv2d(image, kernel, padding=padding, groups=channels) for image in pictures)
-    return ssim_map(*blurred).flatten(1).mean(1)
+    # The result is transposed, which a mean over places does not notice.
+    mean_x, mean_g, xx, gg, xg = (stacked @ columns.T).mT @ rows.T
+    var_x, var_g, covariance = xx - mean_x**2, gg - mean_g**2, xg - mean_x * mean_g
+    luminance = (2 * mean_x * mean_g + _C1) / (mean_x**2 + mean_g**2 + _C1)
+    contrast = (2 * covariance + _C2) / (var_x + var_g + _C2)
+    similarity: Tensor = luminance * contrast
+    return similarity.flatten(1).mean(1) if per_image else similarity.mean()
 
 
 class _FastLinear(torch.autograd.Function):
     """A linear map whose products run on a GPU's tensor cores, in both directions."""
 
     @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-    ) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.biased = bias is not None
         with tensor_cores():
@@ -346,21 +306,17 @@ class _FastLinear(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: Any,  # noqa: ANN401 - autograd's context object has no public type
-        grad: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
         with tensor_cores():
             return grad @ weight, grad.T @ x, grad.sum(0) if ctx.biased else None
 
 
 class GuardedParameters(dict[str, Tensor]):
-    """The parameters of a module by name, behind one guard, as a surrogate uses them.
+    """The parameters of a module by name, all behind one `guard_together`.
 
-    They receive `sign` times their gradient, or 0 if any of it is not finite. The sign flips at
-    the parameters and nowhere else: with −1 they ascend the loss while the gradient towards the
-    inputs is untouched.
+    They receive `sign` times their gradient, or 0 if any of it is not finite. The sign flips at the
+    parameters only: with −1 they ascend the loss, while the gradient of the inputs is untouched.
     """
 
     def __init__(self, module: nn.Module, sign: float = 1.0, skips: Tensor | None = None) -> None:
@@ -370,8 +326,8 @@ class GuardedParameters(dict[str, Tensor]):
     def linear(self, name: str, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
         """The module's linear layer `name` applied to x.
 
-        On a GPU products are rounded to TF32, which attention can bear; statistics of z never come
-        through here.
+        On a GPU its products are rounded to TF32, which attention tolerates. Never send statistics
+        of z through here: the rounding would exceed small variances.
         """
         weight, bias = self[f"{name}.weight"], self.get(f"{name}.bias")
         make = _FastLinear.apply if x.is_cuda else F.linear

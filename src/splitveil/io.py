@@ -1,4 +1,4 @@
-"""Files that are complete or absent, locks, JSON from strangers, and progress."""
+"""Atomic files, locks, JSON from untrusted files, and progress."""
 
 import errno
 import json
@@ -15,14 +15,16 @@ from filelock import FileLock, Timeout
 
 from splitveil.errors import RunError
 
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of disks that have none
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # from disks without locks
 
 
 @contextmanager
 def as_run_error(path: Path, otherwise: str = "Choose another folder") -> Iterator[None]:
-    """Turn a full disk or a folder without write permission into an error that says what to do.
+    """Turn an OSError of the disk into a RunError that says what to do.
 
-    `otherwise` is the step where neither space nor a shorter name would help.
+    Args:
+        path: The file or folder that is written.
+        otherwise: The advice if neither free space nor a shorter name would help.
     """
     try:
         yield
@@ -34,15 +36,15 @@ def as_run_error(path: Path, otherwise: str = "Choose another folder") -> Iterat
         else:
             step = otherwise
         raise RunError(
-            f"cannot write {path}: {err.strerror or err}; what was complete before is still "
+            f"cannot write {path}: {err.strerror or err}; files that were complete are still "
             f"there. {step}"
         ) from err
 
 
 def check_folder(folder: Path, otherwise: str = "Choose another folder") -> None:
-    """Refuse a folder that cannot be made or written to, before the work whose results it gets.
+    """Raise RunError if a folder cannot be created or written, before hours of work are spent.
 
-    It is tried out beside its place: nothing is left behind.
+    It creates the same folders inside a temporary one next to the place, and removes them again.
     """
     with as_run_error(folder, otherwise):
         whole = Path(os.path.abspath(folder))
@@ -52,8 +54,8 @@ def check_folder(folder: Path, otherwise: str = "Choose another folder") -> None
 
 
 def temporary_path(path: Path, mark: str = "") -> Path:
-    """Where a file is written before it is complete."""
-    if not path.name or path.is_dir():  # "." has no name
+    """The hidden place where a file is written until it is complete."""
+    if not path.name or path.is_dir():  # the path "." has an empty name
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     return path.with_name(f".{path.name}{mark}.tmp")
 
@@ -64,18 +66,18 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
 
     Args:
         path: The file; its folder must exist.
-        temporary: Where it is written meanwhile; by default a place of this process alone, so that
-            several processes may write the same file.
+        temporary: Where it is written until then. The default has the process id in its name, so
+            that several processes may write the same file.
 
     Raises:
-        OSError: As the system raises it; `atomic_file` explains it.
+        OSError: As the system raises it; `atomic_file` explains it to the user.
     """
     temporary = temporary or temporary_path(path, f".{os.getpid()}")
     try:
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # else a power cut could leave the new name without content
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -83,50 +85,59 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A binary file of a run: complete or absent, and an error of the disk says what to do."""
+    """A binary file of a run, complete or absent; an error of the disk says what to do.
+
+    Its temporary name is always the same, so that the next attempt replaces what a killed process
+    left.
+    """
     with as_run_error(path), replacing(path, temporary_path(path)) as file:
         yield file
 
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool) -> Iterator[None]:
-    """A lock for this process alone until the block or the process ends: a hidden file beside path.
+    """Lock `path` for this process until the block or the process ends, by a hidden file.
 
-    On a disk without locks nothing is held.
+    A disk without locks is used without one.
 
     Args:
         path: What is locked; its folder must exist.
-        wait: Whether to wait while another process has the lock.
+        wait: Whether to wait while another process holds the lock.
 
     Raises:
-        Timeout: If another process has the lock and `wait` is False.
+        Timeout: If another process holds the lock and `wait` is False.
     """
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
-        # Not at once: its last owner may be removing the file at this moment.
+        # Not 0: the last owner may be removing the file at this moment.
         lock.acquire(timeout=-1 if wait else 0.1)
-    except Timeout:
-        raise
     except OSError as err:
-        if err.errno not in NO_LOCKS:
+        if isinstance(err, Timeout) or err.errno not in NO_LOCKS:
             raise
     try:
         yield
     finally:
-        with suppress(OSError):  # while it is held: those who wait see that it is gone
+        # Removed before it is released: whoever waits notices and locks a new file.
+        with suppress(OSError):
             os.unlink(lock.lock_file)
         lock.release()
 
 
 @contextmanager
 def folder_lock(folder: Path, busy: str | None = None) -> Iterator[None]:
-    """A folder for this process alone, until the block or the process ends.
+    """Lock a folder for this process until the block or the process ends.
 
-    `busy` is what to say if another has it; by default, that it is trained. The lock is beside the
-    folder, so that the folder may be removed meanwhile.
+    The lock lies next to the folder, so that the folder itself may be removed inside the block.
+
+    Args:
+        folder: The folder; it need not exist.
+        busy: The message if another process holds it; the default says that it is training.
+
+    Raises:
+        RunError: If another process holds it, or the place cannot be written.
     """
     with as_run_error(folder):
-        own = folder.resolve()  # whatever link leads to it
+        own = folder.resolve()  # one lock, whichever link leads to the folder
     with ExitStack() as stack:
         with as_run_error(own.with_name(f".{own.name}.lock")):
             own.parent.mkdir(parents=True, exist_ok=True)
@@ -135,14 +146,14 @@ def folder_lock(folder: Path, busy: str | None = None) -> Iterator[None]:
             except Timeout as err:
                 raise RunError(
                     busy
-                    or f"another process is training in {folder}; wait until it has ended, or "
-                    "train under another name"
+                    or f"another process is training in {folder}; wait until it ends, or train "
+                    "under another name"
                 ) from err
         yield
 
 
 def file_version(path: Path) -> tuple[int, int] | None:
-    """What changes when a file is written anew; None where there is none."""
+    """Inode and time of the last change, which differ once a file is rewritten; None if absent."""
     try:
         found = path.stat()
     except OSError:
@@ -158,21 +169,29 @@ def write_text(path: Path, text: str) -> None:
 
 @runtime_checkable
 class Progress(Protocol):
-    """Told how far a long piece of work has come; the command line draws a bar from it."""
+    """Called during long work; the command line draws a progress bar from it."""
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
-        """`done` of `total` units are finished; `note` is a short text for the bar."""
+        """Report that `done` of `total` units are finished; `note` is a short text for the bar."""
         ...
 
 
 def silent(done: int, total: int, note: str = "") -> None:
-    """The progress display of somebody who wants none."""
+    """A `Progress` that shows nothing."""
     del done, total, note
 
 
 @dataclass(frozen=True)
 class ProgressPart:
-    """One attack's part of the suite's progress bar."""
+    """The share of one attack in the progress bar of all.
+
+    Args:
+        whole: The bar of all attacks.
+        name: The attack, shown before each note.
+        before: Effort of the attacks that are finished.
+        effort: Effort of this attack.
+        total: Effort of all attacks, in the same unit.
+    """
 
     whole: Progress
     name: str
@@ -181,7 +200,7 @@ class ProgressPart:
     total: float
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
-        """`done` of `total` of this attack's own work."""
+        """Report that `done` of `total` units of this attack are finished."""
         here = self.before + self.effort * min(done / max(total, 1), 1.0)
         self.whole(int(1000 * here), int(1000 * self.total), f"{self.name} {note}".rstrip())
 
@@ -190,7 +209,7 @@ Json = dict[str, Any]
 
 
 def parse(content: str) -> object:
-    """The JSON value in a text; raises ValueError for what is none, or is nested without end."""
+    """The JSON value in a text; raises ValueError if it is not valid or nested too deep."""
     try:
         return json.loads(content)
     except RecursionError as err:
@@ -198,7 +217,7 @@ def parse(content: str) -> object:
 
 
 def finite(value: object) -> object:
-    """A JSON value with null for every number that JSON does not know.
+    """A JSON value with null in place of NaN and infinity, which JSON does not know.
 
     >>> finite({"mse": math.nan, "per_class": [0.5, -math.inf]})
     {'mse': None, 'per_class': [0.5, None]}
@@ -211,7 +230,7 @@ def finite(value: object) -> object:
 
 
 def put_all(folder: Path, files: Mapping[Path, bytes]) -> list[Path]:
-    """Make a folder and put files in place; returns their paths, in order."""
+    """Create a folder and write files, each atomically; returns their paths in order."""
     with as_run_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
@@ -220,6 +239,6 @@ def put_all(folder: Path, files: Mapping[Path, bytes]) -> list[Path]:
 
 
 def put(path: Path, content: bytes) -> None:
-    """Put a file in place in one step; its folder must be there."""
+    """Write a file atomically; its folder must exist, and other processes may write it too."""
     with as_run_error(path), replacing(path) as file:
         file.write(content)

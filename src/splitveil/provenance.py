@@ -1,4 +1,4 @@
-"""Where a number comes from: versions, commit, command, the model itself."""
+"""Where a number comes from: versions, commit, command line, hash of the model, device."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from splitveil.io import Json
 
 
 def versions() -> Json:
-    """Versions that a number depends on, and the source's commit where it is a checkout."""
+    """Versions that a number depends on, and the commit if the source is a git checkout."""
     return {
         "splitveil": __version__,
         "commit": commit(),
@@ -29,20 +29,27 @@ def versions() -> Json:
 
 
 def commit() -> str | None:
-    """The checkout's commit, marked `+` when files differ from it; None where there is none to ask.
+    """The commit of the source, with `+` if tracked files were changed; None if it is unknown.
 
-    `$SPLITVEIL_COMMIT` wins: for a copy on another machine or in a container.
+    `$SPLITVEIL_COMMIT` wins. Set it for a copy of the source without its `.git`, for example in a
+    container.
     """
     here = Path(__file__).resolve().parents[2]
-    told = os.environ.get("SPLITVEIL_COMMIT")
-    if told or not (here / ".git").exists():
-        return told or None
+    given = os.environ.get("SPLITVEIL_COMMIT")
+    if given or not (here / ".git").exists():
+        return given or None
     try:
-        head = _git(here, "rev-parse", "--short=12", "HEAD")
-        dirty = _git(here, "status", "--porcelain", "--untracked-files=no")
+        described = subprocess.run(  # noqa: S603 - fixed words, no shell
+            # `--exclude=*` leaves out tags, so that only the commit is printed.
+            ["git", "-C", here, "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],  # noqa: S607 - the user's own git
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return head + ("+" if dirty else "")
+    return described.stdout.strip()
 
 
 def command() -> str:
@@ -53,7 +60,7 @@ def command() -> str:
 
 
 def model_hash(*modules: nn.Module) -> str:
-    """Content hash of modules: their structure, and every tensor they hold."""
+    """Hash (16 hex digits) of modules: of their structure and of every tensor they hold."""
     digest = hashlib.sha256()
     for module in modules:
         digest.update(repr(module).encode())
@@ -64,18 +71,7 @@ def model_hash(*modules: nn.Module) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """The device in words."""
+    """The device in words, such as "cpu (x86_64, 2 threads)"."""
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
     return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
-
-
-def _git(folder: Path, *words: str) -> str:
-    done = subprocess.run(  # noqa: S603 - fixed words, no shell
-        ["git", "-C", str(folder), *words],  # noqa: S607 - whichever git the user has
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=10,
-    )
-    return done.stdout.strip()

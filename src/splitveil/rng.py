@@ -1,6 +1,6 @@
-"""Named random streams: every draw in the product comes from a generator with a name.
+"""Named random streams: every random draw comes from a generator with a name.
 
-A stream depends on the run's seed and its own name only, so adding a new consumer of randomness
+A stream depends only on the seed of the run and on its own name. So a new consumer of randomness
 never shifts the draws of the others.
 """
 
@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 
 def derive_seed(seed: int, name: str) -> int:
-    """63-bit seed of the stream `name` of a run: the first 8 bytes of SHA-256("seed/name").
+    """63-bit seed of a run's stream `name`: the first 8 bytes of SHA-256("seed/name"), halved.
 
     >>> derive_seed(0, "channel") == derive_seed(0, "channel") != derive_seed(1, "channel")
     True
@@ -23,15 +23,19 @@ def derive_seed(seed: int, name: str) -> int:
 
 
 def stream(seed: int, name: str, device: torch.device | str = "cpu") -> Generator:
-    """A fresh generator for the stream `name` of the run with this seed."""
+    """A fresh generator for the stream `name` of the run with this seed.
+
+    >>> torch.rand(1, generator=stream(0, "a")) == torch.rand(1, generator=stream(0, "a"))
+    tensor([True])
+    """
     return Generator(device=device).manual_seed(derive_seed(seed, name))
 
 
 def normal_like(like: Tensor, generator: Generator | None) -> Tensor:
     """Standard normal noise of the shape, type and device of `like`.
 
-    Drawn on the generator's own device, so that a CPU generator gives the same noise to a model
-    on any device.
+    It is drawn on the device of the generator, so that a CPU generator gives the same noise to a
+    model on any device.
     """
     where = like.device if generator is None else generator.device
     noise = torch.randn(like.shape, dtype=like.dtype, device=where, generator=generator)
@@ -40,9 +44,9 @@ def normal_like(like: Tensor, generator: Generator | None) -> Tensor:
 
 @contextmanager
 def seeded_globals(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed torch's global streams (CPU, and `device` if it is a GPU) inside; restore them after.
+    """Seed torch's global streams inside the block, on the CPU and on `device`; restore them after.
 
-    For what takes no generator: the initialisation of layers, and dropout.
+    Needed where torch accepts no generator: the initialisation of layers, and dropout.
     """
     device = torch.device(device)
     on_gpu = device.type == "cuda"
@@ -64,7 +68,7 @@ def save_states(generators: Mapping[str, Generator]) -> dict[str, Tensor]:
 
 
 def load_states(generators: Mapping[str, Generator], states: Mapping[str, Tensor]) -> None:
-    """Put back what `save_states` saved."""
+    """Restore the states that `save_states` returned."""
     for name, generator in generators.items():
         generator.set_state(states[f"stream.{name}"].cpu())
     torch.set_rng_state(states["global.cpu"].cpu())

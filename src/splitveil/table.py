@@ -1,21 +1,25 @@
-"""A table declared by its columns, written as HTML, Markdown, LaTeX, CSV, JSON or plain text."""
+"""A table declared by its columns, written as HTML, Markdown, LaTeX, CSV, JSON or plain text.
+
+A column says what to read from a row (`get`) and how to show it (`fmt`). The four forms for readers
+share the same cells; CSV and JSON get the values without rounding.
+"""
 
 import csv
 import io
 import json
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from html import escape as html_escape
+from html import escape
 from itertools import groupby
 from typing import Any, Literal
 
 NOTHING = "–"
 SMALL_MSE = 1e-3  # below this, four decimals would hide the leading digits
-ARROWS = {"": "", "up": "↑", "down": "↓"}
-LATEX: Mapping[str, str] = {
+ARROWS = {"": "", "up": " ↑", "down": " ↓"}
+LATEX = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$",
@@ -26,8 +30,12 @@ _MINUS = re.compile(r"(?<![\w.-])-(?=\d)")
 _MARKED = re.compile(r"`([^`]*)`|\*\*(.+?)\*\*")
 
 Cell = float | str | None
-Words = str | Mapping[str, str]  # the same in every language, or one text per language
+Words = str | Mapping[str, str]  # one text for every language, or one for each
 Form = Literal["html", "markdown", "latex", "csv", "json", "terminal"]
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [v for v in values if v is not None]
 
 
 def spread(values: Sequence[float | None], scale: float, digits: int) -> str:
@@ -36,15 +44,14 @@ def spread(values: Sequence[float | None], scale: float, digits: int) -> str:
     >>> spread([0.5, 0.7], 100.0, 1), spread([0.5], 1.0, 4), spread([None], 1.0, 2)
     ('60.0 ± 14.1', '0.5000', '–')
     """
-    known = [v * scale for v in values if v is not None]
-    if not known:
-        return NOTHING
-    mean = f"{statistics.fmean(known):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(known):.{digits}f}" if len(known) > 1 else mean
+    scaled = [v * scale for v in _known(values)]
+    numbers = [statistics.fmean(scaled)] if scaled else []
+    numbers += [statistics.stdev(scaled)] if len(scaled) > 1 else []
+    return " ± ".join(f"{number:.{digits}f}" for number in numbers) or NOTHING
 
 
 def format_mse(value: float | None) -> str:
-    """A mean squared error, pixels in [0, 1].
+    """A mean squared error of pixels in [0, 1]: four decimals, or two digits if it is small.
 
     >>> format_mse(0.05291), format_mse(0.000362), format_mse(None)
     ('0.0529', '0.00036', '–')
@@ -55,12 +62,12 @@ def format_mse(value: float | None) -> str:
 
 
 def percent(value: float | None, digits: int) -> str:
-    """A fraction as per cent, without the sign (the heading has it).
+    """A fraction in per cent, without the sign: the heading has it.
 
     >>> percent(0.981, 2)
     '98.10'
     """
-    return NOTHING if value is None else f"{100 * value:.{digits}f}"
+    return decimals(None if value is None else 100 * value, digits)
 
 
 def decimals(value: float | None, digits: int) -> str:
@@ -69,7 +76,7 @@ def decimals(value: float | None, digits: int) -> str:
 
 
 def count(value: int | float | None) -> str:
-    """A whole number with thousands set apart.
+    """A whole number with commas between thousands.
 
     >>> count(1234567.0)
     '1,234,567'
@@ -82,11 +89,11 @@ class Format:
     """How a column shows its values.
 
     Args:
-        text: The cell of a value in a language.
-        exact: What other programs get of a value, one entry per suffix.
-        suffixes: What these entries add to the column's key.
-        numeric: Whether cells are aligned to the right; a text among numbers stays as it is.
-        nothing: The cell where there is no value.
+        text: Gives the cell, from a value and a language.
+        exact: Gives the values for CSV and JSON, one for each suffix.
+        suffixes: What is appended to the column's key, for each of these values.
+        numeric: Whether cells are aligned to the right. A value that is a text is shown unchanged.
+        nothing: The cell of a missing value.
     """
 
     text: Callable[[Any, Any], str]
@@ -99,7 +106,7 @@ class Format:
 TEXT = Format(text=lambda value, _: str(value), numeric=False)
 DIGITS = replace(TEXT, numeric=True)
 CODE = replace(TEXT, text=lambda name, _: name if name.startswith("*") else f"`{name}`")
-TEXTS = Format(  # the different texts of a row
+TEXTS = Format(  # of a row with several values
     text=lambda values, _: ", ".join(values),
     exact=lambda values: (", ".join(v for v in values if v != NOTHING) or None,),
     numeric=False,
@@ -110,21 +117,31 @@ P_VALUE = Format(text=lambda p, _: f"{p:.3f}" if p >= 0.0005 else "<0.001")  # n
 
 
 def fixed(digits: int, scale: float = 1.0, nothing: str = NOTHING) -> Format:
-    """A number with this many decimals; `scale` 100 shows a share in per cent."""
+    """A number with this many decimals; with `scale` 100 a fraction is shown in per cent."""
     return Format(text=lambda value, _: f"{scale * value:.{digits}f}", nothing=nothing)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = _known(values)
+    if len(set(known)) == 1:
+        return known[0]  # a mean of equal numbers may differ in the last bit
+    return statistics.fmean(known) if known else None
 
 
 def mean_sd(digits: int, scale: float = 1.0) -> Format:
     """Numbers of several seeds as mean ± sd."""
+
+    def exact(values: Sequence[float | None]) -> tuple[Cell, ...]:
+        known = _known(values)
+        return _mean(known), statistics.stdev(known) if len(known) > 1 else None
+
     return Format(
-        text=lambda values, _: spread(values, scale, digits),
-        exact=lambda values: (_mean(values), _sd(values)),
-        suffixes=("", "_sd"),
+        text=lambda values, _: spread(values, scale, digits), exact=exact, suffixes=("", "_sd")
     )
 
 
 def shared(digits: int, scale: float = 1.0) -> Format:
-    """A number that all seeds should share: each of its different values."""
+    """A number that should be the same for all seeds: each different value."""
 
     def text(values: Sequence[float | None], _: str) -> str:
         return ", ".join(sorted({spread([v], scale, digits) for v in values}))
@@ -133,7 +150,7 @@ def shared(digits: int, scale: float = 1.0) -> Format:
 
 
 def gap(digits: int, scale: float = 1.0) -> Format:
-    """A difference and the ends of its interval, None where it has none.
+    """A difference with its interval; (difference, None) has no interval.
 
     >>> shown = gap(1, 100.0).text
     >>> shown((0.02, (0.01, 0.03)), "en"), shown((-0.005, None), "en")
@@ -151,31 +168,19 @@ def gap(digits: int, scale: float = 1.0) -> Format:
     )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    if len(set(known)) == 1:
-        return known[0]  # a mean of equal numbers may differ in the last bit
-    return statistics.fmean(known) if known else None
-
-
-def _sd(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return statistics.stdev(known) if len(known) > 1 else None
-
-
 @dataclass(frozen=True)
 class Column:
     """A column of a table.
 
     Args:
-        key: Its name for other programs.
+        key: Its name in CSV and JSON.
         heading: Its name for readers.
-        get: Reads its value off a row, None where nothing is known. A row that is a mapping from
-            keys to values is read by `key`.
+        get: Reads the value from a row; None stands for a missing one. A row that is a mapping is
+            read by `key` instead.
         fmt: How the value is shown.
-        unit: Unit of the numbers, in brackets after the heading.
-        better: Where the defender wants the number to go.
-        brief: Heading in a terminal, where a column without one is left out.
+        unit: Unit of the numbers, shown in brackets after the heading.
+        better: The direction that favours the defender, shown as an arrow.
+        brief: Short heading for a terminal. Columns without one are left out there.
     """
 
     key: str
@@ -193,11 +198,11 @@ class Column:
         'PSNR (dB) ↓'
         """
         unit = in_language(self.unit, lang)
-        words = in_language(self.heading, lang) + (f" ({unit})" if unit else "")
-        return f"{words} {ARROWS[self.better]}".rstrip()
+        unit = f" ({unit})" if unit else ""
+        return in_language(self.heading, lang) + unit + ARROWS[self.better]
 
     def value(self, row: Any) -> Any:  # noqa: ANN401 - a table does not know its rows
-        """What a row has in this column."""
+        """The value of this column in a row."""
         return row.get(self.key) if self.get is None or isinstance(row, Mapping) else self.get(row)
 
     def cell(self, row: Any, lang: str = "en") -> str:  # noqa: ANN401
@@ -205,44 +210,43 @@ class Column:
         value = self.value(row)
         if value is None:
             return self.fmt.nothing
-        as_it_is = self.fmt.numeric and isinstance(value, str)
-        return str(value) if as_it_is else self.fmt.text(value, lang)
+        unchanged = self.fmt.numeric and isinstance(value, str)
+        return str(value) if unchanged else self.fmt.text(value, lang)
 
     @property
     def keys(self) -> list[str]:
-        """What other programs know its values by."""
+        """The names of its values in CSV and JSON."""
         return [self.key + suffix for suffix in self.fmt.suffixes]
 
     def exact(self, row: Any) -> dict[str, Cell]:  # noqa: ANN401
         """The value without rounding, by key."""
         value = self.value(row)
-        if value is None:
-            return dict.fromkeys(self.keys)
-        return dict(zip(self.keys, self.fmt.exact(value), strict=True))
+        known = [None] * len(self.keys) if value is None else self.fmt.exact(value)
+        return dict(zip(self.keys, known, strict=True))
 
 
 def plain_column(key: str, heading: str, fmt: Format = TEXT) -> Column:
-    """A column of a listing in a terminal, with one heading everywhere."""
+    """A column with the same heading in a terminal and elsewhere."""
     return Column(key, heading, fmt=fmt, brief=heading)
 
 
 def in_language(words: Words, lang: str) -> str:
-    """A text in a language."""
+    """The text in a language."""
     return words if isinstance(words, str) else words[lang]
 
 
 class Table:
-    """Columns, and what stands around the rows.
+    """Columns, and the text around the rows.
 
-    A cell may hold the marks of Markdown for code, bold and emphasis, as may caption and notes.
+    Cells, caption and notes may contain Markdown's marks for code and bold, cells also emphasis.
 
     Args:
-        columns: The columns, from the left.
+        columns: The columns, from left to right.
         title: Heading of the table.
-        caption: What the rows have in common.
+        caption: What all rows have in common.
         notes: Lines below the table.
         style: CSS class of the HTML table.
-        together: Rows with the same value of this stand in one body of the HTML table.
+        together: Rows for which it gives the same value share one body of the HTML table.
 
     >>> table = Table(Column("row", "row", fmt=CODE), Column("n", "n"))
     >>> print(table.render([{"row": "a", "n": "1"}], "markdown"))
@@ -270,10 +274,9 @@ class Table:
         return Table(*self.columns, title=title, caption=caption, notes=notes)
 
     def only(self, *keys: str) -> "Table":
-        """The columns of some keys, in this order."""
+        """The columns with these keys, in this order."""
         known = {column.key: column for column in self.columns}
-        columns = [known[key] for key in keys]
-        return Table(*columns, title=self.title, caption=self.caption, notes=self.notes)
+        return Table(*map(known.__getitem__, keys)).titled(self.title, self.caption, self.notes)
 
     def cells(self, rows: Sequence[Any], lang: str = "en") -> list[list[str]]:
         """The cells of every row."""
@@ -286,129 +289,132 @@ class Table:
             for row in rows
         ]
 
-    def shown(self, rows: Sequence[Any], lang: str = "en") -> tuple[list[Column], list[list[str]]]:
-        """Columns and cells without the columns that say nothing."""
+    def shown(
+        self, rows: Sequence[Any], lang: str = "en", *, brief: bool = False
+    ) -> tuple[list[Column], list[list[str]]]:
+        """Columns and cells without empty columns, and with `brief` only those for a terminal."""
         cells = self.cells(rows, lang)
-        kept = [i for i in range(len(self.columns)) if any(line[i] for line in cells)]
+        kept = [
+            i
+            for i, column in enumerate(self.columns)
+            if any(line[i] for line in cells) and (column.brief or not brief)
+        ]
         return [self.columns[i] for i in kept], [[line[i] for i in kept] for line in cells]
 
     def brief(self, rows: Sequence[Any], lang: str = "en") -> tuple[list[str], list[list[str]]]:
         """Headings and cells of the columns that fit a terminal of 80 characters."""
-        columns, cells = self.shown(rows, lang)
-        kept = [i for i, column in enumerate(columns) if column.brief]
-        headings = [f"{columns[i].brief} {ARROWS[columns[i].better]}".rstrip() for i in kept]
-        return headings, [[_unmarked(line[i]) for i in kept] for line in cells]
+        columns, cells = self.shown(rows, lang, brief=True)
+        headings = [column.brief + ARROWS[column.better] for column in columns]
+        return headings, [list(map(_unmarked, line)) for line in cells]
 
     def render(self, rows: Sequence[Any], form: Form, lang: str = "en", *, level: int = 2) -> str:
         """The table as text.
 
         Args:
-            rows: Whatever the columns read.
-            form: The form to write: CSV and JSON hold every digit, the others what readers see.
+            rows: Anything that the columns can read.
+            form: CSV and JSON contain every digit; the others show what readers see. A LaTeX
+                document needs the package booktabs.
             lang: Language of headings and cells.
-            level: Level of the title in Markdown.
-        """
-        match form:
-            case "csv":
-                return csv_text(self.exact(rows))
-            case "json":
-                return json.dumps(self.exact(rows), ensure_ascii=False, indent=2)
-            case "html":
-                return self._html(rows, lang)
-            case "latex":
-                return self._latex(rows, lang)
-            case "markdown":
-                return self._markdown(rows, lang, level)
-            case "terminal":
-                return self._terminal(rows, lang)
+            level: Level of the title in Markdown, from 1.
 
-    def _markdown(self, rows: Sequence[Any], lang: str, level: int) -> str:
-        columns, cells = self.shown(rows, lang)
-        lines = [[column.label(lang) for column in columns]]
-        lines.append(["--:" if column.fmt.numeric else "---" for column in columns])
+        Returns:
+            The text of the table, for HTML one `<table>` element.
+        """
+        if form == "csv":
+            return csv_text(self.exact(rows))
+        if form == "json":
+            return json.dumps(self.exact(rows), ensure_ascii=False, indent=2)
+        if form == "html":
+            return self._html(rows, lang)
+        columns, cells = self.shown(rows, lang, brief=form == "terminal")
+        labels, numeric = [c.label(lang) for c in columns], [c.fmt.numeric for c in columns]
+        if form == "latex":
+            lines = [list(map(latex_text, labels))]
+            lines += [list(map(_latex_cell, line, numeric)) for line in cells]
+            return self._latex([" & ".join(line) for line in lines], numeric)
+        if form == "terminal":
+            headings, cells = self.brief(rows, lang)
+            return _aligned([headings, *cells], numeric)
+        rule = ["--:" if right else "---" for right in numeric]
+        lines = [labels, rule]
         lines += [[cell.replace("|", "\\|") for cell in line] for line in cells]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         title = f"{'#' * level} {self.title}" if self.title else ""
-        parts = (title, self.caption, table, *self.notes)
-        return "\n\n".join(part for part in parts if part) + "\n"
+        return "\n\n".join(filter(None, (title, self.caption, table, *self.notes))) + "\n"
 
-    def _latex(self, rows: Sequence[Any], lang: str) -> str:
-        r"""A table environment; the document needs `\usepackage{booktabs}`."""
-        columns, cells = self.shown(rows, lang)
-        align = "".join("r" if column.fmt.numeric else "l" for column in columns)
-        caption = ". ".join(part for part in (self.title, self.caption) if part)
-        lines = [
+    def _latex(self, lines: Sequence[str], numeric: Sequence[bool]) -> str:
+        """A table environment around lines of cells, of which the first is the heading."""
+        caption = _latex_marked(". ".join(filter(None, (self.title, self.caption))))
+        heading, *body = [rf"    {line} \\" for line in lines]
+        parts = [
             r"\begin{table}",
             r"  \centering\small",
-            *([rf"  \caption{{{_latex_marked(caption)}}}"] if caption else []),
-            rf"  \begin{{tabular}}{{{align}}}",
-            r"    \toprule",
-            f"    {' & '.join(latex_text(column.label(lang)) for column in columns)} \\\\",
-            r"    \midrule",
-            *(f"    {' & '.join(map(_latex_cell, line, columns))} \\\\" for line in cells),
-            r"    \bottomrule",
+            rf"  \caption{{{caption}}}" if caption else "",
+            rf"  \begin{{tabular}}{{{''.join('r' if right else 'l' for right in numeric)}}}",
+            "\n".join([r"    \toprule", heading, r"    \midrule", *body, r"    \bottomrule"]),
             r"  \end{tabular}",
             *(f"  {_latex_marked(note)}" for note in self.notes),
             r"\end{table}",
         ]
-        return "\n".join(lines) + "\n"
+        return "\n".join(filter(None, parts)) + "\n"
 
     def _html(self, rows: Sequence[Any], lang: str) -> str:
         """A table element; the row whose last cell has a star is of class `best`."""
-        style = f' class="{self.style}"' if self.style else ""
-        lines = [f"<table{style}>", "<thead><tr>"]
-        lines += [_html_heading(column, lang) for column in self.columns]
+        marks = [' class="num"' if column.fmt.numeric else "" for column in self.columns]
+        lines = [f'<table class="{self.style}">' if self.style else "<table>", "<thead><tr>"]
+        lines += map(_html_heading, self.columns, marks, [lang] * len(marks))
         lines.append("</tr></thead>")
         for _, together in groupby(rows, self.together):
             lines.append("<tbody>")
-            for name, *cells in self.cells(list(together), lang):
+            for line in self.cells(list(together), lang):
+                name, *cells = (escape(_unmarked(cell)) for cell in line)
                 best = ' class="best"' if cells and cells[-1].startswith("★") else ""
-                lines += [f"<tr{best}>", f'<th scope="row">{html_escape(_unmarked(name))}</th>']
-                lines += [
-                    f"<td{_html_class(column)}>{html_escape(_unmarked(cell))}</td>"
-                    for cell, column in zip(cells, self.columns[1:], strict=True)
-                ]
+                lines += [f"<tr{best}>", f'<th scope="row">{name}</th>']
+                lines += [f"<td{m}>{c}</td>" for m, c in zip(marks[1:], cells, strict=True)]
                 lines.append("</tr>")
             lines.append("</tbody>")
         return "\n".join([*lines, "</table>"])
 
-    def _terminal(self, rows: Sequence[Any], lang: str) -> str:
-        headings, cells = self.brief(rows, lang)
-        columns = [column for column in self.shown(rows, lang)[0] if column.brief]
-        pads = [str.rjust if column.fmt.numeric else str.ljust for column in columns]
-        lines = [headings, *cells]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        padded = (
-            "  ".join(pad(cell, wide) for pad, cell, wide in zip(pads, line, widths, strict=True))
-            for line in lines
-        )
-        return "\n".join(map(str.rstrip, padded)) + "\n"
+
+def _html_heading(column: Column, mark: str, lang: str) -> str:
+    heading, unit = (escape(in_language(w, lang)) for w in (column.heading, column.unit))
+    arrow = ARROWS[column.better].replace(" ", "&nbsp;")
+    after = f' <span class="unit">({unit}){arrow}</span>' if unit else arrow
+    return f'<th scope="col"{mark}>{heading}{after}</th>'
+
+
+def _aligned(lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> str:
+    """Lines of cells as columns of plain text, numbers to the right."""
+    columns = []
+    for right, cells in zip(numeric, zip(*lines, strict=True), strict=True):
+        width = max(map(len, cells))
+        columns.append([cell.rjust(width) if right else cell.ljust(width) for cell in cells])
+    return "".join("  ".join(line).rstrip() + "\n" for line in zip(*columns, strict=True))
 
 
 def csv_text(rows: Sequence[Mapping[str, Cell]]) -> str:
-    r"""Rows as CSV under the keys of all of them; numbers keep every digit, None is empty.
+    r"""Rows as CSV, with every key that any row has; numbers keep every digit, None is empty.
 
     >>> csv_text([{"row": "a,b", "mse": 0.1}, {"row": "c", "mse": None, "n": 3.0}])
     'row,mse,n\n"a,b",0.1,\nc,,3\n'
     """
     keys = list(dict.fromkeys(key for row in rows for key in row))
     stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(keys)
-    writer.writerows([[_digits(row.get(key)) for key in keys] for row in rows])
+    writer = csv.DictWriter(stream, keys, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        # A whole number is written without ".0"; csv writes other floats by repr, None as empty.
+        writer.writerow(
+            {
+                key: int(cell) if isinstance(cell, float) and cell.is_integer() else cell
+                for key, cell in row.items()
+            }
+        )
     return stream.getvalue()
 
 
-def _digits(value: Cell) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else repr(value)
-    return str(value)
-
-
 def json_cell(cell: str) -> float | int | str | None:
-    """A cell of a numeric column: a number where it is one, null where there is none, else text.
+    """A cell of a numeric column read back: a number, None for a missing one, else the text.
 
     >>> json_cell("0.0473"), json_cell("1"), json_cell("–"), json_cell("≈0.045")
     (0.0473, 1, None, '≈0.045')
@@ -422,7 +428,7 @@ def json_cell(cell: str) -> float | int | str | None:
 
 
 def latex_text(text: str) -> str:
-    r"""Text that LaTeX prints as it stands.
+    r"""Text escaped for LaTeX.
 
     >>> latex_text("slot_cross: 90 % ± 1")
     'slot\\_cross: 90 \\% $\\pm$ 1'
@@ -432,34 +438,21 @@ def latex_text(text: str) -> str:
 
 def _latex_marked(text: str) -> str:
     """Markdown's code and bold as LaTeX, the rest escaped."""
-    made, end = "", 0
-    for found in _MARKED.finditer(text):
-        made += latex_text(text[end : found.start()])
-        code, bold = found.groups()
+    # `split` with two groups gives text, code, bold, text, …; a group without a match is None.
+    pieces = _MARKED.split(text)
+    made = [latex_text(pieces[0])]
+    for code, bold, after in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
         name, inner = ("textbf", bold) if code is None else ("texttt", code)
-        made += rf"\{name}{{{latex_text(inner)}}}"
-        end = found.end()
-    return made + latex_text(text[end:])
+        made.append(rf"\{name}{{{latex_text(inner)}}}{latex_text(after)}")
+    return "".join(made)
 
 
-def _latex_cell(text: str, column: Column) -> str:
+def _latex_cell(text: str, numeric: bool) -> str:
     emphasised = re.fullmatch(r"\*([^*]+)\*", text)
     made = _latex_marked(text) if emphasised is None else rf"\emph{{{latex_text(emphasised[1])}}}"
-    if column.fmt.numeric:
+    if numeric:
         made = _MINUS.sub("$-$", made)
-    return f"{{{made}}}" if made.startswith("[") else made  # \\ takes a bracket as a length
-
-
-def _html_heading(column: Column, lang: str) -> str:
-    heading, unit = (html_escape(in_language(w, lang)) for w in (column.heading, column.unit))
-    arrow = f"&nbsp;{ARROWS[column.better]}" if column.better else ""
-    if unit:
-        arrow = f' <span class="unit">({unit}){arrow}</span>'
-    return f'<th scope="col"{_html_class(column)}>{heading}{arrow}</th>'
-
-
-def _html_class(column: Column) -> str:
-    return ' class="num"' if column.fmt.numeric else ""
+    return f"{{{made}}}" if made.startswith("[") else made  # after \\ a bracket is a length
 
 
 def _unmarked(cell: str) -> str:

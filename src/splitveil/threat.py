@@ -1,4 +1,8 @@
-"""The threat model: `Victim`, the sealed views of it, what an attack is given and returns."""
+"""The threat model: `Victim`, the sealed views of it, and the protocol of an attack.
+
+An attack never holds a `Victim`. It gets a `BlackBox`, whose queries all go through the channel, so
+that no attack can bypass the defence. A `WhiteBox` adds copies of the client's networks.
+"""
 
 import copy
 import weakref
@@ -15,7 +19,7 @@ from splitveil.io import Progress, silent
 
 
 def check_images(x: Tensor, what: str) -> None:
-    """Refuse images that are not finite floats in [0, 1]."""
+    """Raise AuditError unless images are finite floats in [0, 1]; `what` names them."""
     if not x.is_floating_point():
         raise AuditError(f"{what} must be floats in [0, 1], got {x.dtype}; divide uint8 by 255")
     low, high = (float(v) for v in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
@@ -28,14 +32,14 @@ def check_images(x: Tensor, what: str) -> None:
 
 F = TypeVar("F", bound=Callable[..., object])
 Send = Callable[[Tensor, Generator | None], Tensor]
-Prepare = Callable[[Tensor], Send]  # images → a function of their row numbers
-KEPT_BYTES = 2 << 30  # of clean z that a victim keeps behind `prepare`
+Prepare = Callable[[Tensor], Send]  # takes images, returns a function of their row numbers
+KEPT_BYTES = 2 << 30  # clean z that a victim keeps for `prepare`
 CHUNK = 1000
-CPU_VALUES = 128 * 3 * 32 * 32  # beyond, a CPU spends its time on fetching memory
+CPU_VALUES = 128 * 3 * 32 * 32  # more per batch, and a CPU mostly waits for its memory
 
 
 def chunk_for(images: Tensor) -> int:
-    """How many of these images go through a network at a time; of large ones on a CPU fewer.
+    """How many of these images to send through a network at a time; fewer large ones on a CPU.
 
     >>> chunk_for(torch.empty(1, 3, 32, 32)), chunk_for(torch.empty(1, 1, 8, 8))
     (128, 1000)
@@ -46,7 +50,7 @@ def chunk_for(images: Tensor) -> int:
 
 
 def by_rows(send: Send, images: Tensor) -> Send:
-    """Sends the images at the rows it is given."""
+    """A function that sends the images at the row numbers it is given."""
 
     def send_rows(rows: Tensor, generator: Generator | None = None) -> Tensor:
         return send(images[rows], generator)
@@ -55,7 +59,7 @@ def by_rows(send: Send, images: Tensor) -> Send:
 
 
 class _Sealed:
-    """One call; no attribute leads to the function behind it."""
+    """A callable without attributes, so that nothing leads to the function behind it."""
 
     __slots__ = ("_function",)
 
@@ -72,12 +76,12 @@ class _Sealed:
 
 
 def opaque(function: F) -> F:
-    """The same function behind a handle from which no attribute or closure leads to it."""
+    """The same function behind a handle whose attributes and closure do not lead to it."""
     return cast(F, _Sealed(function))
 
 
 class Clean(NamedTuple):
-    """z without the channel, and what it was made of."""
+    """z before the channel, and the images and versions of tensors that it was computed from."""
 
     images: "weakref.ref[Tensor]"
     written: tuple[int, ...]
@@ -85,10 +89,18 @@ class Clean(NamedTuple):
 
 
 class Victim:
-    """The deployed client: encoder in eval mode and channel, behind one call `send`.
+    """The deployed client: encoder and channel in eval mode, behind one call `send`.
 
-    Holds its own frozen copy of both, so no attack can train the model, move its BatchNorm
+    It holds its own frozen copy of both. So no attack can train the model, move its BatchNorm
     statistics or see z without the channel.
+
+    Args:
+        encoder: From images (n, c, h, w) to z (n, …).
+        channel: Called as `channel(z, generator)`, gives what is sent, of the shape of z.
+
+    >>> from splitveil.nets.channel import Channel
+    >>> Victim(nn.Flatten(), Channel()).send(torch.full((1, 1, 1, 2), 0.5))
+    tensor([[0.5000, 0.5000]])
     """
 
     def __init__(self, encoder: nn.Module, channel: nn.Module) -> None:
@@ -100,18 +112,31 @@ class Victim:
 
     @torch.no_grad()
     def send(self, x: Tensor, generator: Generator | None = None) -> Tensor:
-        """What leaves the client for images x (n, c, h, w) in [0, 1], channel included."""
+        """Smashed data after the channel.
+
+        Args:
+            x: Images (n, c, h, w), floats in [0, 1].
+            generator: Randomness of the channel; None uses torch's global stream.
+
+        Returns:
+            What the server receives, (n, …), on the device of the client.
+        """
+        # A check reads values on the host, which would break a CUDA capture.
         if not (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            check_images(x, "images given to the victim")  # looking at values stops a capture
+            check_images(x, "images given to the victim")
         sent: Tensor = self._channel(self.encoder(x.to(self.device)), generator)
         return sent
 
     @torch.no_grad()
     def prepare(self, images: Tensor) -> Send:
-        """Many sendings of the same images: they are encoded once, and sent anew at every call.
+        """Encode images once, for many sendings of them.
 
-        What it gives takes row numbers, and draws from the channel for each call, as `send` does.
-        An encoder that draws by itself, or a wire too wide to keep, is asked every time.
+        Args:
+            images: (n, c, h, w), floats in [0, 1].
+
+        Returns:
+            A function of row numbers and a generator that draws from the channel at each call, as
+            `send` does. A random encoder, or z too large to keep, is computed anew at each call.
         """
         z = self._encoded(images)
         if z is None:
@@ -126,9 +151,9 @@ class Victim:
         return send_rows
 
     def _encoded(self, images: Tensor) -> Tensor | None:
-        """Clean z of all images, or None where it cannot be kept.
+        """Clean z of all images, before the channel, or None if it cannot be kept.
 
-        It stays while the images do, as the attacks of an audit share theirs.
+        It is kept as long as the images live: the attacks of one audit share their images.
         """
         known, written = self._clean.get(id(images)), self._written(images)
         if known is not None and known.images() is images and known.written == written:
@@ -142,14 +167,14 @@ class Victim:
             return None
         others = [self.encoder(x) for x in rest]
         if any(o.shape != (len(x), *z.shape[1:]) for o, x in zip(others, rest, strict=True)):
-            return None  # who asks for them is told
+            return None  # the audit reports other shapes when it sends those images
         z = torch.cat([z, *others])
         if written is not None:
             self._keep(images, written, z)
         return z
 
     def _keep(self, images: Tensor, written: tuple[int, ...], z: Tensor) -> None:
-        """Until the images are gone, or others need the room."""
+        """Keep z until the images are gone or others need the memory; the oldest goes first."""
         held, key = self._clean, id(images)
         held.pop(key, None)
         while held and z.nbytes + sum(known.z.nbytes for known in held.values()) > KEPT_BYTES:
@@ -157,9 +182,9 @@ class Victim:
         held[key] = Clean(weakref.ref(images, lambda _: held.pop(key, None)), written, z)
 
     def _written(self, images: Tensor) -> tuple[int, ...] | None:
-        """What changes when the images or the encoder are written to; None where torch cannot say.
+        """Versions of images and encoder, which change when anything is written to them.
 
-        Inference tensors do not count what is written to them.
+        None if torch cannot tell: inference tensors have no version counter.
         """
         held = (images, *self.encoder.parameters(), *self.encoder.buffers())
         if any(t.is_inference() for t in held):
@@ -167,7 +192,7 @@ class Victim:
         return id(self.encoder), *(n for t in held for n in (t.data_ptr(), t._version))
 
     def black_box(self) -> "BlackBox":
-        """The view a black-box attack is given: queries, nothing else."""
+        """The view for a black-box attack: queries only."""
 
         def send(x: Tensor, generator: Generator | None = None) -> Tensor:
             return self.send(x, generator)
@@ -178,7 +203,7 @@ class Victim:
         return BlackBox(opaque(send), self.device, prepare=opaque(prepare))
 
     def white_box(self) -> "WhiteBox":
-        """The view a white-box attack is given: queries, and copies of encoder and channel."""
+        """The view for a white-box attack: queries, and copies of encoder and channel."""
         encoder, channel = copy.deepcopy((self.encoder, self._channel))
         if self.device.type == "cuda":  # a search goes through it thousands of times
             encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -188,9 +213,9 @@ class Victim:
 
 @dataclass(frozen=True)
 class BlackBox:
-    """Queries to a victim. There is no encoder here to reach for.
+    """Queries to a victim; nothing in here leads to its encoder.
 
-    `prepare`, where there is one, makes many queries for the same images cheap.
+    `prepare`, if given, makes many queries for the same images cheap.
     """
 
     send: Send
@@ -198,7 +223,7 @@ class BlackBox:
     prepare: Prepare | None = field(default=None, kw_only=True)
 
     def sender(self, images: Tensor) -> Send:
-        """Sends images by their row numbers, with fresh randomness at every call."""
+        """A function that sends images by row numbers, with fresh randomness at each call."""
         if self.prepare is None:
             return by_rows(self.send, images.to(self.device))
         return self.prepare(images)
@@ -206,7 +231,7 @@ class BlackBox:
 
 @dataclass(frozen=True)
 class WhiteBox(BlackBox):
-    """Queries, and the client's own networks: `channel(z, generator)` follows `encoder(x)`."""
+    """Queries, and copies of the client's networks: `channel(encoder(x), generator)` is sent."""
 
     encoder: nn.Module
     channel: nn.Module
@@ -224,7 +249,7 @@ class Labelled:
 
 
 class Access(StrEnum):
-    """What an attack may touch."""
+    """What an attack may use, from least to most."""
 
     NONE = "none"
     LABEL = "label"
@@ -235,9 +260,9 @@ class Access(StrEnum):
 
 @dataclass(frozen=True)
 class Observation:
-    """What the server holds for some images: smashed data z and its own answer (n,).
+    """What the server holds for some images: smashed data z (n, …) and its answers (n,).
 
-    `draws` (k, n, …) are the k sendings of the same images, for an attack that asks for repeats.
+    `draws` (k, n, …) are k sendings of the same images, for attacks on repeated sendings.
     """
 
     z: Tensor
@@ -250,24 +275,24 @@ Reconstructor = Callable[[Observation], Tensor]
 
 @dataclass(frozen=True)
 class FittedAttack:
-    """A reconstructor, the training loss of each epoch it was fitted for, and its one network."""
+    """A reconstructor, its training loss by epoch, and its network if it has one."""
 
     reconstruct: Reconstructor
     curve: tuple[float, ...] = ()
     net: nn.Module | None = None
 
     def __call__(self, seen: Observation) -> Tensor:
-        """Images for what was observed."""
+        """Reconstructed images for what was observed."""
         return self.reconstruct(seen)
 
 
 @runtime_checkable
 class Attack(Protocol):
-    """Fits on aux and queries, then turns observations into images. Success is not its business.
+    """Fits on aux and queries, then turns observations into images. The audit measures success.
 
-    It may also carry `min_aux` (fewer aux images are refused), `limit` (it is expensive: score it
-    on that many images), `repeats` (how often each image is sent) and `effort` (its share of a
-    progress bar); 1, none, 1 and 1 unless said.
+    An attack may have more attributes: `min_aux`, the fewest aux images it accepts (default 1);
+    `limit`, on how many images it is scored because it is expensive (default all); `repeats`, how
+    often each image is sent (default 1); `effort`, its share of the progress bar (default 1).
     """
 
     @property
@@ -278,5 +303,15 @@ class Attack(Protocol):
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Reconstructor:
-        """Learn to reconstruct; `generator` is the only source of randomness."""
+        """Learn to reconstruct.
+
+        Args:
+            victim: Queries; a `WhiteBox` if `access` says so.
+            aux: The images and labels that the attacker knows.
+            generator: The only source of randomness.
+            progress: Called as the fit advances.
+
+        Returns:
+            A function from an `Observation` to images (n, c, h, w) in [0, 1].
+        """
         ...

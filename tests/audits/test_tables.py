@@ -37,13 +37,13 @@ def test_rows_may_name_their_images_in_three_ways(kind: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "must start with a header of different names, got: nothing"),
-        ("hat,hat\n1,2\n", "different names, got: hat, hat"),
-        ("hat,\n1,2\n", "different names"),
+        ("", "must start with a header of distinct column names, got: nothing"),
+        ("hat,hat\n1,2\n", "distinct column names, got: hat, hat"),
+        ("hat,\n1,2\n", "distinct column names"),
         ("hat\n", "has no rows; it needs one for each of the 3 images"),
         ("index\n0\n1\n2\n", "at least one attribute"),
         ("index,file,hat\n0,a,1\n", "at most one of the columns 'index' and 'file'"),
-        ("hat\n1\n2\n", "has no row for 1 of 3 images: '2'; every image"),
+        ("hat\n1\n2\n", "has no row for 1 of 3 images: '2'; add one for every image"),
         ("hat\n1\n2\n1\n2\n", "has 4 rows for 3 images; keep one for each"),
         ("index,hat\n0,1\n1,1\n3,1\n", "unknown index '3'; allowed are whole numbers from 0 to 2"),
         ("index,hat\n-1,1\n", "unknown index '-1'"),
@@ -64,12 +64,12 @@ def test_a_table_with_a_fault_is_refused_and_the_fault_named(
 
 
 def test_a_table_in_json_is_answered_with_what_to_write(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="read from CSV alone; write a header"):
+    with pytest.raises(DataError, match="read from CSV only; write a header"):
         read_table(written(tmp_path, '[{"hat": 1}, {"hat": 2}]', "table.JSON"), 2)
 
 
 def test_file_names_need_files_and_a_table_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="the images have no file names: only those of a folder:"):
+    with pytest.raises(DataError, match="but only the images of a `folder:` dataset have"):
         read_table(written(tmp_path, CSV["by file"]), 3)
     with pytest.raises(DataError, match="cannot read the attributes"):
         read_table(tmp_path / "none.csv", 3)
@@ -82,7 +82,7 @@ def test_what_cannot_be_guessed_is_refused_before_any_attack() -> None:
     path, aux, scored = Path("t.csv"), torch.tensor([2, 0]), torch.tensor([1])
     made = attributes_of(path, {"hat": torch.tensor([5, 6, 7])}, aux, scored)
     assert (made.aux["hat"].tolist(), made.scored["hat"].tolist()) == ([7, 5], [6])
-    with pytest.raises(DataError, match=r"'hat' in t\.csv has one value only on the attacker's 2"):
+    with pytest.raises(DataError, match=r"'hat' in t\.csv has only one value on the attacker's 2"):
         attributes_of(path, {"hat": torch.tensor([0, 1, 0])}, aux, scored)
     many = torch.arange(300)
     with pytest.raises(DataError, match=r"'age' in t\.csv has 300 values; at most 256 are allowed"):

@@ -211,7 +211,7 @@ def test_a_broken_record_is_named_and_the_rest_compared(rows: Path) -> None:
     result = compare(str(rows / "none"), "--json")
     assert result.exit_code == 0, result.output
     assert "skipped, not a record:" in result.stderr
-    assert "(no config in it)" in result.stderr
+    assert "(it has no config)" in result.stderr
     table = json.loads(result.stdout)[0]
     assert [(row["row"], row["accuracy"]) for row in table["rows"]] == [("none", 0.91)]
 

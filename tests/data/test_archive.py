@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.server_close()
 
 
-def test_bytes_arrive_and_progress_is_told(site: str, tmp_path: Path) -> None:
+def test_bytes_arrive_and_progress_is_reported(site: str, tmp_path: Path) -> None:
     told: list[tuple[int, int, str]] = []
 
     def progress(done: int, total: int, note: str = "") -> None:
@@ -72,6 +72,7 @@ def test_two_first_downloads_at_once_both_succeed(site: str, tmp_path: Path) -> 
     assert list(target.parent.iterdir()) == [target]
 
 
+@pytest.mark.slow
 def test_two_processes_that_download_at_once_both_succeed(site: str, tmp_path: Path) -> None:
     words = f"fetch({site + '/body'!r}, Path({str(tmp_path / 'x')!r}), {MD5!r})"
     code = f"from pathlib import Path; from splitveil.data.archive import fetch; {words}"
@@ -88,7 +89,7 @@ def test_no_module_needs_locks_that_only_unix_has() -> None:
 
 
 def test_a_wrong_checksum_leaves_nothing(site: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"came with MD5 {MD5}, expected {'0' * 32}"):
+    with pytest.raises(DataError, match=f"has MD5 {MD5}, expected {'0' * 32}"):
         fetch(f"{site}/body", tmp_path / "x", "0" * 32)
     assert list(tmp_path.iterdir()) == []
 
@@ -131,9 +132,7 @@ def test_a_folder_that_cannot_be_made_is_a_data_error(site: str, tmp_path: Path)
         fetch(f"{site}/body", tmp_path / "file" / "x", MD5)
 
 
-def test_a_failed_download_removes_the_folders_it_made_and_no_other(
-    site: str, tmp_path: Path
-) -> None:
+def test_a_failed_download_removes_only_folders_it_made(site: str, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     for url, md5 in ((f"{site}/none", MD5), (f"{site}/body", "0" * 32)):
@@ -142,7 +141,7 @@ def test_a_failed_download_removes_the_folders_it_made_and_no_other(
         assert list(empty.iterdir()) == []
 
 
-def test_a_folder_that_another_has_filled_meanwhile_stays(site: str, tmp_path: Path) -> None:
+def test_a_folder_that_another_process_filled_stays(site: str, tmp_path: Path) -> None:
     def fill(done: int, total: int, note: str = "") -> None:
         (tmp_path / "data" / "other").touch()
 

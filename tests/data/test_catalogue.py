@@ -15,7 +15,7 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
 
 @pytest.mark.parametrize("name", ["folder", "folder:", "npz"])
 def test_a_missing_path_is_asked_for(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"needs a path: write \w+:PATH"):
+    with pytest.raises(ConfigError, match=r"needs a path; write \w+:PATH"):
         load(name)
 
 

@@ -154,12 +154,12 @@ def test_links_are_not_read(tmp_path: Path) -> None:
 def test_a_truncated_archive_says_so(blobs: Blobs, tmp_path: Path, keep: int) -> None:
     path = pack(blobs, tmp_path / "cifar-10-binary.tar.gz")
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match="truncated or no gzipped tar archive"):
+    with pytest.raises(DataError, match="truncated or not a gzipped tar archive"):
         load("cifar10", tmp_path)
 
 
 def test_records_must_be_whole() -> None:
-    with pytest.raises(DataError, match="3073 bytes, got 3000 in all"):
+    with pytest.raises(DataError, match="3073 bytes each, got 3000 bytes in all"):
         records(bytes(3000), 1, "CIFAR-10")
 
 

@@ -126,7 +126,7 @@ def test_another_number_of_names_is_refused(blobs: Blobs, tmp_path: Path, names:
 
 def test_names_that_are_no_text_are_refused(blobs: Blobs, tmp_path: Path) -> None:
     blobs["fine_label_names.txt"] = b"\xff\xfe\x00"
-    with pytest.raises(DataError, match="is no list of names"):
+    with pytest.raises(DataError, match="is not a list of names"):
         load("cifar100", pack(blobs, tmp_path))
 
 
@@ -153,7 +153,7 @@ def test_a_link_in_place_of_a_member_is_not_followed(blobs: Blobs, tmp_path: Pat
 def test_a_truncated_archive_says_so(blobs: Blobs, tmp_path: Path, keep: int) -> None:
     path = pack(blobs, tmp_path) / ARCHIVE
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match="truncated or no gzipped tar archive"):
+    with pytest.raises(DataError, match="truncated or not a gzipped tar archive"):
         load("cifar100", tmp_path)
 
 

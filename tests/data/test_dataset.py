@@ -70,7 +70,7 @@ def test_moving_keeps_everything_else() -> None:
             pixels(),
             torch.tensor([0, 1, 2, 0, 7, 1]),
             CLASSES,
-            r"label 2 at index 2 .*2 in all.*0\.\.1, .*; number the classes from 0",
+            r"label 2 at index 2 .*2 such labels.*0\.\.1, .*; number the classes from 0",
         ),
         (pixels(), torch.tensor([0, 1, 1, 0, 0, -1]), CLASSES, "label -1 at index 5"),
     ],

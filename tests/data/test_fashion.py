@@ -104,9 +104,9 @@ def test_without_network_the_missing_file_is_named(
         (b"\x00\x00\x08\x01\x00\x00\x00\x02ab", "begins with 00000801, expected 00000803"),
         (b"\x00\x00\x0d\x03" + bytes(12), "begins with 00000d03"),
         (b"\x00\x00\x08\x03\x00\x00", "ends inside its header: 6 of 16"),
-        (struct.pack(">HBB3I", 0, 8, 3, 2, 1, 2) + b"abc", r"\(2, 1, 2\) = 4 bytes but holds 3"),
-        (struct.pack(">HBB3I", 0, 8, 3, 1, 1, 2) + b"abc", "= 2 bytes but holds 3"),
-        (struct.pack(">HBB3I", 0, 8, 3, *(2**32 - 1,) * 3), "bytes but holds 0"),
+        (struct.pack(">HBB3I", 0, 8, 3, 2, 1, 2) + b"abc", r"\(2, 1, 2\) = 4 bytes but has 3"),
+        (struct.pack(">HBB3I", 0, 8, 3, 1, 1, 2) + b"abc", "= 2 bytes but has 3"),
+        (struct.pack(">HBB3I", 0, 8, 3, *(2**32 - 1,) * 3), "bytes but has 0"),
     ],
 )
 def test_headers_are_strict(raw: bytes, message: str) -> None:
@@ -130,7 +130,7 @@ def test_broken_gzip_is_refused(tmp_path: Path) -> None:
     packed = gzip.compress(bytes(range(256)) * 10)
     for raw in (packed[:-6], b"plain text", packed[:-5] + b"\xff" + packed[-4:]):
         path.write_bytes(raw)
-        with pytest.raises(DataError, match="truncated or no gzip file"):
+        with pytest.raises(DataError, match="truncated or not a gzip file"):
             read_bytes(path)
 
 

@@ -142,7 +142,7 @@ def test_a_stray_file_or_nested_folder_is_refused(tmp_path: Path) -> None:
     two_classes(tmp_path, n=3)
     stray = tmp_path / "ant" / "notes.txt"
     stray.touch()
-    refused(tmp_path, f"{stray} is not an image type")
+    refused(tmp_path, f"{stray} is not a supported image type")
     stray.unlink()
     (tmp_path / "ant" / "more").mkdir()
     refused(tmp_path, "is a folder inside a class folder")
@@ -153,7 +153,7 @@ def test_wrong_trees_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, "has no class folders")
     refused(
         save(tmp_path / "file.png", pixels(0)),
-        "file.png is a file, not a folder; name the folder that holds one folder per class",
+        "file.png is a file, not a folder; give the folder that contains one folder per class",
     )
     (tmp_path / "ant").mkdir()
     refused(tmp_path, "has no images in its class folders; put some there")
@@ -164,7 +164,7 @@ def test_a_class_only_in_test_is_refused(tmp_path: Path) -> None:
     two_classes(tmp_path / "test", n=3)
     save(tmp_path / "test" / "bee" / "0.png", pixels(0))
     train, test = tmp_path / "train", tmp_path / "test"
-    message = f"{test} has classes that {train} has not: bee; .* add them to {train} or drop them"
+    message = f"{test} has classes that {train} lacks: bee; .* add them to {train} or remove them"
     refused(tmp_path, message)
 
 
@@ -175,9 +175,9 @@ def test_classes_only_in_train_are_refused(tmp_path: Path) -> None:
         save(train / f"wasp{i}" / "0.png", pixels(i))
     save(test / "ant" / "0.png", pixels(0))
     message = (
-        f"{train} has classes that {test} has not: dog, wasp0, wasp1, wasp2, wasp3, and 2 more; "
+        f"{train} has classes that {test} lacks: dog, wasp0, wasp1, wasp2, wasp3, and 2 more; "
     )
-    refused(tmp_path, f"{message}.* add them to {test} or drop them from {train}")
+    refused(tmp_path, f"{message}.* add them to {test} or remove them from {train}")
 
 
 def test_too_few_images_of_a_class_are_refused(tmp_path: Path) -> None:

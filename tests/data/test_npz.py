@@ -62,10 +62,10 @@ def test_an_ambiguous_layout_asks_and_the_answer_counts(tmp_path: Path) -> None:
     [
         ({"x": GREY[..., None, None], "y": Y}, r"must be \(n, h, w\)"),
         ({"x": GREY.reshape(20, 2, 5, 2), "y": Y}, "neither of the second.*; convert the images"),
-        ({"x": GREY}, "must hold either x, y or x_train, .* it holds x"),
-        ({}, "it holds nothing"),
-        ({"x_train": GREY, "y_train": Y}, "it holds x_train, y_train"),
-        ({"x": GREY, "y": Y + 1}, r"label 2 at index 1 .* allowed 0\.\.1"),
+        ({"x": GREY}, "must have either x, y or x_train, .* it has x"),
+        ({}, "it has nothing"),
+        ({"x_train": GREY, "y_train": Y}, "it has x_train, y_train"),
+        ({"x": GREY, "y": Y + 1}, r"label 2 at index 1 .* allowed are 0\.\.1"),
         ({"x": GREY, "y": Y * 10**15}, "label 1000000000000000 at index 1"),
         ({"x": GREY, "y": Y[:-1]}, "one for each of 20 images"),
         (
@@ -81,7 +81,7 @@ def test_an_ambiguous_layout_asks_and_the_answer_counts(tmp_path: Path) -> None:
         ({"x": GREY, "y": Y, "classes": np.array(["a"])}, "at least 2 classes"),
         (
             {"x_train": GREY, "y_train": Y, "x_test": GREY[:, :4], "y_test": Y},
-            r"training images are \(1, 5, 4\) but test images \(1, 4, 4\)",
+            r"training images have shape \(1, 5, 4\) but test images \(1, 4, 4\)",
         ),
     ],
 )
@@ -95,7 +95,7 @@ def test_wrong_arrays_are_refused(
 def test_a_file_of_another_kind_is_called_that(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     path.write_text("lambd = 0.3")
-    with pytest.raises(DataError, match=r"mine.npz: it is no .npz file; save .* with np.savez"):
+    with pytest.raises(DataError, match=r"mine.npz: it is not an .npz file; save .* with np.savez"):
         load(f"npz:{path}")
 
 

@@ -211,7 +211,7 @@ def test_knowledge_of_val_leaves_test_unseen(digits: Dataset) -> None:
     assert not set(splits.test.tolist()) & {*view.aux.tolist(), *view.scored.tolist()}
     assert splits.judged("val") is splits.val
     assert splits.judged("test90") is splits.judged("train") is splits.test
-    with pytest.raises(DataError, match=r"this run has none.*train without --final or add images"):
+    with pytest.raises(DataError, match=r"this run has none.*train without --final, or add images"):
         aux_view(digits, make_splits(digits, final=True), "val")
 
 

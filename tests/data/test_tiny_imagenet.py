@@ -162,7 +162,7 @@ def test_a_missing_text_is_named(blobs: Blobs, tmp_path: Path, name: str) -> Non
         (VAL, b"val_0.JPEG\tn02124075", b"val_0.JPEG\tn99999999", "line 1 .*class 'n99999999'"),
         (VAL, b"val_0.JPEG\tn02124075\t", b"val_0.JPEG ", "line 1 .*the class '32'"),
         (VAL, b"val_0.JPEG\tn02124075", b"val_0.JPEG\tn04067472", "10 test images of every class"),
-        (VAL, b"val_0.JPEG", b"\xff\xff", "is no text"),
+        (VAL, b"val_0.JPEG", b"\xff\xff", "is not text"),
         ("wnids.txt", b"n04067472\n", b"", "has training images of n04067472, which wnids.txt"),
         ("wnids.txt", b"n04067472\n", b"n04067472\nn04067472\n", "names n04067472 twice"),
         ("wnids.txt", b"n04067472\n", b"n04067472\nn1\n", "no name for n1"),
@@ -241,7 +241,7 @@ def test_strange_members_beside_good_ones_are_never_written(blobs: Blobs, tmp_pa
 def test_a_truncated_archive_says_so(blobs: Blobs, tmp_path: Path, keep: int) -> None:
     path = pack_zip(blobs, tmp_path / ARCHIVE)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"truncated or no zip archive .*; delete it and fetch"):
+    with pytest.raises(DataError, match=r"truncated or not a zip archive .*; delete it and fetch"):
         load("tiny-imagenet", tmp_path)
 
 
@@ -256,7 +256,7 @@ def test_a_directory_entry_with_a_wrong_byte_says_so(
     raw = bytearray(path.read_bytes())
     raw[raw.index(b"PK\x01\x02") + offset] = value  # of wnids.txt, the first member
     path.write_bytes(raw)
-    with pytest.raises(DataError, match=f"truncated or no zip archive .*{why}"):
+    with pytest.raises(DataError, match=f"truncated or not a zip archive .*{why}"):
         load("tiny-imagenet", tmp_path)
 
 

@@ -34,6 +34,7 @@ def test_the_doctor_finds_in_planted_runs_what_it_found(tmp_path: Path) -> None:
         assert not list(differences(planted["doctor"], found)), name
 
 
+@pytest.mark.slow
 def test_commands_that_measure_print_the_same_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

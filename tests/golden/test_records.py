@@ -42,6 +42,7 @@ def test_the_report_reads_every_record_as_it_is(
         assert not list(differences(record, found[str(run)]))
 
 
+@pytest.mark.slow
 def test_fresh_audits_say_what_they_said(tmp_path: Path) -> None:
     """Keys, types, names and counts; numbers that the last bits decide are no machine's duty."""
     stored = json.loads((GOLDEN / "audits.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What a captured step needs of the process around it."""
+"""The garbage collector is off while a step is captured."""
 
 import gc
 import weakref
@@ -11,7 +11,7 @@ from splitveil.cuda import WARM_UP, captured, no_collection
 
 
 class Cycle:
-    """What only the collector can free, as an earlier training with its graphs."""
+    """An object that only the collector can free, like an earlier training with its graphs."""
 
     def __init__(self, held: object = None) -> None:
         self.me, self.held = self, held
@@ -23,7 +23,7 @@ def collector() -> Iterator[None]:
     gc.enable()
 
 
-def test_what_was_left_is_freed_before_and_nothing_inside() -> None:
+def test_garbage_is_collected_before_and_not_inside() -> None:
     old = weakref.ref(Cycle())
     with no_collection():
         assert old() is None
@@ -46,7 +46,7 @@ def test_the_collector_is_left_as_it_was(before: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_an_old_graph_may_be_collected_while_a_step_is_captured() -> None:
+def test_an_old_graph_does_not_break_a_capture() -> None:
     device = torch.device("cuda")
     total = torch.zeros(4, device=device)
 

@@ -14,7 +14,6 @@ from splitveil.functional import (
     distance_correlation,
     distances,
     gaussian_kernel,
-    hsic,
     label_kernel,
     normalised_hsic,
 )
@@ -49,29 +48,21 @@ def slow_correlation(x: Tensor, z: Tensor) -> float:
     return math.sqrt(inner(a, b) / math.sqrt(inner(a, a) * inner(b, b)))
 
 
-def slow_hsic(k: Tensor, m: Tensor) -> float:
-    n = len(k)
-    h = torch.eye(n, dtype=k.dtype) - 1 / n
-    return float(torch.trace(k @ h @ m @ h)) / (n - 1) ** 2
-
-
-def test_three_points_and_their_squares_by_hand() -> None:
+def test_distance_correlation_of_three_points_by_hand() -> None:
     x = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64)
     by_hand = math.sqrt(720 / math.sqrt(360 * 1656))  # over 81 each: ⟨A, B⟩, ‖A‖², ‖B‖²
     assert distance_correlation(x, x.square()).item() == pytest.approx(by_hand, rel=1e-12)
 
 
 @pytest.mark.parametrize(("n", "d", "e"), [(2, 1, 1), (5, 3, 1), (12, 2, 7)])
-def test_distance_correlation_is_that_of_the_loops(n: int, d: int, e: int) -> None:
+def test_distance_correlation_equals_slow_loops(n: int, d: int, e: int) -> None:
     x, z = rows(n, d), rows(n, e, 1)
     assert distance_correlation(x, z).item() == pytest.approx(slow_correlation(x, z), rel=1e-9)
 
 
 @given(n=st.integers(3, 8), scale=st.floats(1e-3, 1e3), shift=st.floats(-9, 9))
-@settings(deadline=None, max_examples=25)
-def test_it_is_blind_to_scale_shift_and_order_and_is_one_of_itself(
-    n: int, scale: float, shift: float
-) -> None:
+@settings(deadline=None, max_examples=10)
+def test_scale_shift_and_order_do_not_matter(n: int, scale: float, shift: float) -> None:
     x, z = rows(n, 2, n), rows(n, 3, n + 1)
     found = distance_correlation(x, z)
     assert 0 <= float(found) <= 1 + 1e-12
@@ -82,7 +73,7 @@ def test_it_is_blind_to_scale_shift_and_order_and_is_one_of_itself(
     assert float(distance_correlation(x, scale * x)) == pytest.approx(1)
 
 
-def test_independent_samples_tend_to_zero_and_a_constant_is_exactly_zero() -> None:
+def test_independent_is_near_zero_and_constant_exactly_zero() -> None:
     few, many = (float(distance_correlation(rows(n, 1), rows(n, 1, 1))) for n in (20, 600))
     assert many < 0.15 < few
     flat = torch.full((9, 2), 3.0, requires_grad=True)
@@ -93,18 +84,17 @@ def test_independent_samples_tend_to_zero_and_a_constant_is_exactly_zero() -> No
     assert float(flat.grad.abs().sum()) == 0
 
 
-def test_it_sees_what_a_plain_correlation_does_not() -> None:
+def test_it_sees_what_plain_correlation_misses() -> None:
     x = torch.linspace(-1, 1, 41, dtype=torch.float64)[:, None]
     assert abs(float(torch.corrcoef(torch.cat([x, x.square()], 1).T)[0, 1])) < 1e-12
     assert float(distance_correlation(x, x.square())) > 0.4
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
+def test_gradients_equal_finite_differences() -> None:
     x, z = rows(6, 2), rows(6, 3, 1).requires_grad_()
     weight = rows(6, 6, 2)  # not symmetric
     torch.autograd.gradcheck(lambda v: (weight * distances(v)).sum(), z)
     torch.autograd.gradcheck(lambda v: distance_correlation(x, v), z)
-    torch.autograd.gradcheck(lambda v: hsic(gaussian_kernel(v, 0.7), x @ x.T), z)
     torch.autograd.gradcheck(lambda v: normalised_hsic(gaussian_kernel(v, 0.7), x @ x.T, 0.1), z)
 
 
@@ -147,20 +137,13 @@ def test_kernels_by_hand() -> None:
     assert label_kernel(torch.tensor([4, 1, 4]), z).tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
 
 
-def test_centring_takes_out_rows_and_columns() -> None:
+def test_centred_rows_and_columns_sum_to_zero() -> None:
     found = centred(distances(rows(7, 2)))
     torch.testing.assert_close(found.sum(0), torch.zeros(7, dtype=torch.float64))
     torch.testing.assert_close(found.sum(1), torch.zeros(7, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("n", [2, 3, 9])
-def test_hsic_is_the_trace_of_the_paper(n: int) -> None:
-    k, m = gaussian_kernel(rows(n, 2), 0.5), gaussian_kernel(rows(n, 3, 1), 2.0)
-    assert hsic(k, m).item() == pytest.approx(slow_hsic(k, m), rel=1e-10)
-    assert hsic(k, torch.ones_like(m)).item() == pytest.approx(0, abs=1e-12)
-
-
-def test_normalised_hsic_is_the_trace_of_two_whitened_kernels() -> None:
+def test_normalised_hsic_equals_the_papers_trace() -> None:
     k, m = gaussian_kernel(rows(8, 2), 0.5), gaussian_kernel(rows(8, 3, 1), 2.0)
     white = []
     for kernel in (k, m):
@@ -175,13 +158,13 @@ def test_normalised_hsic_is_the_trace_of_two_whitened_kernels() -> None:
     )
 
 
-def test_with_labels_it_counts_the_classes_but_one() -> None:
+def test_normalised_hsic_of_labels_is_classes_minus_one() -> None:
     y = torch.arange(12) % 4
     kernel = label_kernel(y, rows(1, 1))
     assert normalised_hsic(kernel, kernel, 1e-12).item() == pytest.approx(3, rel=1e-6)
 
 
-def test_autocast_does_not_reach_them() -> None:
+def test_autocast_changes_nothing() -> None:
     x, z = rows(16, 4).float(), rows(16, 4, 1).float()
     plain = distance_correlation(x, z), normalised_hsic(x @ x.T, z @ z.T)
     k, m = x @ x.T, z @ z.T

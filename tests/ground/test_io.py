@@ -11,9 +11,7 @@ from splitveil.errors import RunError
 from splitveil.io import atomic_file, file_lock, folder_lock, replacing
 
 
-def test_a_file_appears_when_it_is_complete_and_the_older_one_stays_until_then(
-    tmp_path: Path,
-) -> None:
+def test_a_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"older")
 
@@ -41,7 +39,7 @@ def test_a_file_appears_when_it_is_complete_and_the_older_one_stays_until_then(
         (errno.EACCES, "Choose another folder"),
     ],
 )
-def test_a_disk_that_takes_no_file_is_explained(code: int, step: str, tmp_path: Path) -> None:
+def test_a_full_or_read_only_disk_says_what_to_do(code: int, step: str, tmp_path: Path) -> None:
     with (
         pytest.raises(RunError, match=rf"cannot write {tmp_path}/x: .*still there\. {step}"),
         atomic_file(tmp_path / "x"),
@@ -51,7 +49,7 @@ def test_a_disk_that_takes_no_file_is_explained(code: int, step: str, tmp_path: 
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EROFS, errno.EACCES])
-def test_without_locks_nothing_is_held_and_a_read_only_folder_is_explained(
+def test_a_disk_without_locks_is_used_without_them(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(lock: FileLock, timeout: float = -1) -> None:
@@ -69,13 +67,13 @@ def test_without_locks_nothing_is_held_and_a_read_only_folder_is_explained(
         pass
 
 
-def test_an_error_inside_is_not_taken_for_one_of_the_lock(tmp_path: Path) -> None:
+def test_an_error_inside_the_lock_is_raised_unchanged(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), folder_lock(tmp_path / "run"):
         (tmp_path / "absent").read_bytes()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_left_by_a_killed_process_is_free(tmp_path: Path) -> None:
+def test_a_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     (tmp_path / ".x.lock").touch()
     with file_lock(tmp_path / "x", wait=True):
         assert (tmp_path / ".x.lock").exists()

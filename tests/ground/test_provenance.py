@@ -19,7 +19,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_outside_a_checkout_the_environment_speaks(
+def test_outside_a_checkout_the_environment_gives_the_commit(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SPLITVEIL_COMMIT", raising=False)
@@ -46,6 +46,6 @@ def test_a_checkout_gives_its_commit_and_says_when_it_is_dirty(source: Path) -> 
     assert provenance.commit() == f"{head}+"
 
 
-def test_the_module_run_is_written_as_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_m_splitveil_is_written_as_splitveil(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/x/splitveil/__main__.py", "audit", "runs/a"])
     assert provenance.command() == "splitveil audit runs/a"

@@ -34,7 +34,7 @@ def test_a_tensor_factor_works_and_second_derivatives_exist() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_gradient_that_is_not_finite_becomes_zero_and_is_counted(bad: float) -> None:
+def test_a_non_finite_gradient_becomes_zero_and_counts(bad: float) -> None:
     x = torch.ones(3, requires_grad=True)
     skips = torch.zeros((), dtype=torch.long)
     scale_gradient(x, 2.0, skips).backward(torch.tensor([1.0, bad, 1.0]))  # type: ignore[no-untyped-call]
@@ -43,14 +43,14 @@ def test_a_gradient_that_is_not_finite_becomes_zero_and_is_counted(bad: float) -
     assert skips.item() == 1
 
 
-def test_a_finite_gradient_is_not_counted() -> None:
+def test_a_finite_gradient_does_not_count() -> None:
     x = torch.ones(3, requires_grad=True)
     skips = torch.zeros((), dtype=torch.long)
     scale_gradient(x, 2.0, skips).sum().backward()  # type: ignore[no-untyped-call]
     assert skips.item() == 0
 
 
-def test_an_overflowing_product_is_caught() -> None:
+def test_an_overflowing_product_becomes_zero() -> None:
     x = torch.ones(1, requires_grad=True)
     scale_gradient(x, 1e30).backward(torch.tensor([1e30]))  # type: ignore[no-untyped-call]
     assert x.grad is not None

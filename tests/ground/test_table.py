@@ -16,7 +16,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 
 
 @given(st.lists(st.tuples(texts, numbers, st.one_of(st.none(), numbers)), min_size=1, max_size=5))
-def test_csv_comes_back_through_the_csv_module_bit_for_bit(
+def test_csv_keeps_every_bit_of_a_number(
     rows: list[tuple[str, float, float | None]],
 ) -> None:
     keys = ("row", "mse", "mse_sd")
@@ -26,7 +26,7 @@ def test_csv_comes_back_through_the_csv_module_bit_for_bit(
     assert back == rows
 
 
-def test_rows_without_a_key_are_empty_there_and_a_line_break_stays_inside_its_cell() -> None:
+def test_csv_leaves_missing_keys_empty_and_quotes_line_breaks() -> None:
     text = csv_text([{"row": "a\nb"}, {"row": 'say "c"', "n": 2.0}])
     assert list(csv.reader(io.StringIO(text, newline=""))) == [
         ["row", "n"],
@@ -36,7 +36,7 @@ def test_rows_without_a_key_are_empty_there_and_a_line_break_stays_inside_its_ce
 
 
 @given(st.text("ab &%$#_{}\\~^<>|±×↑↓Δλ–", max_size=20))
-def test_escaping_can_be_undone_and_leaves_nothing_special(text: str) -> None:
+def test_latex_escaping_can_be_undone(text: str) -> None:
     made = latex_text(text)
     signs = {said: sign for sign, said in LATEX.items()}
     longest = sorted(signs, key=len, reverse=True)
@@ -122,7 +122,7 @@ def test_other_programs_get_every_digit_under_the_keys() -> None:
     assert lines[1] == f"a,,0.5,{0.125**0.5!r},{1 / 3!r}"
 
 
-def test_html_is_escaped_and_marks_numbers_groups_and_the_best() -> None:
+def test_html_is_escaped_and_marks_numbers_and_the_best() -> None:
     table = Table(
         Column("row", "<r>", fmt=CODE),
         Column("n", "n", fmt=DIGITS, unit="%", better="down"),

@@ -1,4 +1,4 @@
-"""Which record may take the place of another."""
+"""Which record may replace another."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def record(
         record(attributes=["age"]),
     ],
 )
-def test_as_much_or_more_takes_the_place(new: Record) -> None:
+def test_an_equal_or_stronger_record_replaces_the_old_one(new: Record) -> None:
     assert is_at_least_as_strong(new, record(), PROFILES)
 
 
@@ -51,9 +51,9 @@ def test_as_much_or_more_takes_the_place(new: Record) -> None:
         Record.from_dict(record().to_dict() | {"leaks": {"refused": {"re-id": "why"}}}),
     ],
 )
-def test_less_or_something_else_does_not(new: Record) -> None:
+def test_a_weaker_or_different_record_does_not(new: Record) -> None:
     assert not is_at_least_as_strong(new, record(), PROFILES)
 
 
-def test_a_table_of_attributes_is_not_lost_to_an_audit_without_it() -> None:
+def test_an_audit_without_attributes_does_not_replace_one_with() -> None:
     assert not is_at_least_as_strong(record(), record(attributes=["age"]), PROFILES)

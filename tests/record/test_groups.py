@@ -20,7 +20,7 @@ def made(make_run: MakeRun, defence: str, seed: int, **config: object) -> RunFil
     return make_run(name, record=record, gallery=None, metrics=None)
 
 
-def test_seeds_are_one_kind_called_after_the_defence(make_run: MakeRun) -> None:
+def test_seeds_form_one_group_named_after_the_defence(make_run: MakeRun) -> None:
     runs = [made(make_run, d, seed) for seed in range(SEEDS) for d in ("none", "veil")]
     found = kinds([*runs, made(make_run, "gated-att", 0)])
     assert [(kind.name, len(kind.runs)) for kind in found] == [
@@ -29,12 +29,12 @@ def test_seeds_are_one_kind_called_after_the_defence(make_run: MakeRun) -> None:
     assert [len(seed) for seed in found[0].seeds] == [1, 1, 1]
 
 
-def test_other_settings_of_a_defence_are_called_after_their_runs(make_run: MakeRun) -> None:
+def test_other_settings_of_a_defence_get_names_of_runs(make_run: MakeRun) -> None:
     runs = [made(make_run, "veil", seed, **more) for more in ({}, {"loud": 1}) for seed in (0, 1)]
     assert [kind.name for kind in kinds(runs)] == ["veil", "veil-loud1"]
 
 
-def test_runs_that_were_not_audited_are_kinds_of_their_own(make_run: MakeRun) -> None:
+def test_unaudited_runs_are_groups_of_their_own(make_run: MakeRun) -> None:
     runs = [make_run(name, record=None, gallery=None) for name in ("a", "b")]
     assert [kind.name for kind in kinds(runs)] == ["a", "b"]
 

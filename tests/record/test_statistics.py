@@ -21,7 +21,7 @@ def table(seed: int, seeds: int = 3, images: int = 7) -> np.ndarray:
     return np.asarray(sum(rng.exponential(size=size) for size in parts))
 
 
-def test_one_seed_gives_students_interval_and_says_that_it_covers_images_only() -> None:
+def test_one_seed_gives_students_interval_over_images() -> None:
     made = interval(Sample.of([[1.0, 2.0, 3.0, 4.0, 5.0]]))
     assert (made.seeds, made.images, made.scope, made.mean) == (1, 5, "images", 3.0)
     assert made.high == pytest.approx(3 + 2.7764451 * math.sqrt(2.5 / 5))  # t, 4 degrees of freedom
@@ -35,7 +35,7 @@ def test_the_standard_error_of_a_small_table_by_hand() -> None:
     assert (made.seeds, made.scope) == (2, "seeds and images")
 
 
-def test_without_an_effect_of_images_the_seeds_means_decide() -> None:
+def test_without_image_effects_it_is_the_t_test_of_seeds() -> None:
     rng = np.random.default_rng(5)
     a, b = (np.repeat(rng.standard_normal((s, 1)), 4, axis=1) for s in (3, 5))
     paired = difference(Sample.of(a), Sample.of(b[:3]), paired=True)
@@ -47,7 +47,7 @@ def test_without_an_effect_of_images_the_seeds_means_decide() -> None:
     assert (unpaired.interval.low, unpaired.interval.high) == pytest.approx((low, high))
 
 
-def test_pairing_takes_out_what_the_seeds_share() -> None:
+def test_pairing_removes_what_the_seeds_share() -> None:
     shared = np.array([[0.0], [4.0], [8.0]])
     a, b = Sample.of(shared + table(6)), Sample.of(shared + table(7))
     paired, unpaired = (difference(a, b, paired=way) for way in (True, False))
@@ -57,23 +57,21 @@ def test_pairing_takes_out_what_the_seeds_share() -> None:
 
 
 @pytest.mark.parametrize(("seeds", "others"), [(1, 3), (3, 1), (1, 1)])
-def test_one_seed_on_either_side_leaves_only_the_images(seeds: int, others: int) -> None:
+def test_one_seed_on_either_side_covers_images_only(seeds: int, others: int) -> None:
     a, b = table(8, seeds), table(9, others)
     made = difference(Sample.of(a), Sample.of(b), paired=False)
     assert (made.interval.seeds, made.interval.scope) == (1, "images")
     assert made.interval == interval(Sample.of([a.mean(0) - b.mean(0)]))
 
 
-def test_the_longer_arm_of_the_interval_is_on_the_side_of_the_tail() -> None:
+def test_the_interval_is_longer_towards_the_tail() -> None:
     made = interval(Sample.of([[0.0, 0.1, 0.2, 0.3, 5.0]]))
     assert made.high - made.mean > 1.2 * (made.mean - made.low)
 
 
 @settings(deadline=None, max_examples=50)
 @given(seed=st.integers(0, 2**31), seeds=st.integers(1, 4), paired=st.booleans())
-def test_the_verdict_the_p_value_and_the_interval_agree(
-    seed: int, seeds: int, paired: bool
-) -> None:
+def test_verdict_p_value_and_interval_agree(seed: int, seeds: int, paired: bool) -> None:
     made = difference(
         Sample.of(1 + table(seed, seeds)),
         Sample.of(table(seed + 1, seeds)),
@@ -111,7 +109,7 @@ def test_effect_sizes_by_hand() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(-3, 3), min_size=2, max_size=12).filter(any))
-def test_rank_biserial_is_the_balance_of_wilcoxons_rank_sums(values: list[int]) -> None:
+def test_rank_biserial_equals_wilcoxons_rank_sums(values: list[int]) -> None:
     made = difference(Sample.of([values]), Sample.of([[0] * len(values)]), paired=True)
     there = np.array([v for v in values if v])
     ranks = scipy_stats.rankdata(np.abs(there))
@@ -119,7 +117,7 @@ def test_rank_biserial_is_the_balance_of_wilcoxons_rank_sums(values: list[int]) 
     assert made.rank_biserial == pytest.approx(balance / ranks.sum())
 
 
-def test_a_difference_without_spread_is_certain_and_none_at_all_is_nothing() -> None:
+def test_a_difference_without_spread_is_certain() -> None:
     a = Sample.of(np.full((3, 4), 0.3))
     same = difference(a, a, paired=True)
     assert (same.p_value, same.excludes_zero, same.d_z, same.rank_biserial) == (1.0, False, None, 0)
@@ -138,7 +136,7 @@ def test_holm_by_hand() -> None:
 
 
 @given(st.lists(st.floats(0, 1), max_size=8))
-def test_holm_keeps_the_order_and_only_raises_up_to_one(raw: list[float]) -> None:
+def test_holm_raises_p_values_and_keeps_their_order(raw: list[float]) -> None:
     adjusted = holm(raw)
     assert all(p <= q <= 1 for p, q in zip(raw, adjusted, strict=True))
     assert all(q <= min(1.0, len(raw) * p) for p, q in zip(raw, adjusted, strict=True))
@@ -155,7 +153,7 @@ def test_attack_seeds_are_averaged_before_anything_else() -> None:
     assert interval(sample) == interval(Sample.of(y.mean(1)))
 
 
-def test_a_sample_is_its_own_and_cannot_be_written() -> None:
+def test_a_sample_is_a_read_only_copy() -> None:
     y = table(12)
     sample = Sample.of(y)
     y[:] = 0
@@ -190,7 +188,7 @@ def test_a_bad_table_is_refused_with_the_reason(name: str) -> None:
         Sample.of(values)
 
 
-def test_a_sample_made_without_its_factory_is_checked_too() -> None:
+def test_a_sample_from_its_constructor_is_checked_too() -> None:
     with pytest.raises(AuditError, match="at least 1 seed and 2 images"):
         Sample(values=np.zeros((3, 1)))
     with pytest.raises(AuditError, match="must be finite"):
@@ -199,19 +197,19 @@ def test_a_sample_made_without_its_factory_is_checked_too() -> None:
 
 def test_samples_that_do_not_match_are_refused() -> None:
     a = Sample.of(table(0))
-    with pytest.raises(AuditError, match="same images, got 7 and 6; score both"):
+    with pytest.raises(AuditError, match="same images, got 7 and 6 images; score both"):
         difference(a, Sample.of(table(0, images=6)), paired=False)
-    with pytest.raises(AuditError, match=r"equally many, got 3 and 2; .* paired=False"):
+    with pytest.raises(AuditError, match=r"same number of seeds, got 3 and 2; .* paired=False"):
         difference(a, Sample.of(table(0, seeds=2)), paired=True)
 
 
 @pytest.mark.parametrize("level", [0.05, 1.0, 95.0, math.nan])
-def test_a_level_is_a_large_share(level: float) -> None:
+def test_a_level_outside_half_to_one_is_refused(level: float) -> None:
     with pytest.raises(AuditError, match=r"level must lie in \[0.5, 1\), got"):
         interval(Sample.of(table(0)), level)
 
 
 @pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan])
-def test_holm_refuses_what_is_no_probability(bad: float) -> None:
+def test_holm_refuses_numbers_that_are_no_probability(bad: float) -> None:
     with pytest.raises(AuditError, match=r"p-values must lie in \[0, 1\]"):
         holm([0.5, bad])

@@ -89,7 +89,7 @@ def test_errors_per_image_come_back_to_half_precision() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("!", "not base64"), ("AAA=", "strongest.mse"), ("AAAA", "not base64 of float16")],
+    [("!", "must be base64"), ("AAA=", "strongest.mse"), ("AAAA", "must be base64 of float16")],
 )
 def test_spoilt_errors_per_image_are_refused(text: str, message: str) -> None:
     spoilt = record(0.9, 0.05) | {"per_image": {"attack": "decoder", "mse": text}}

@@ -135,7 +135,7 @@ def test_a_folder_has_one_training_at_a_time(tmp_path: Path) -> None:
             assert done.returncode == 2, done.stderr
             words = " ".join(done.stderr.split())
             assert "another process is training in" in words
-            assert "wait until it has ended, or train under another name" in words
+            assert "wait until it ends, or train under another name" in words
         assert (tmp_path / "one" / "metrics.jsonl").read_bytes() == log
     finally:
         first.send_signal(signal.SIGCONT)

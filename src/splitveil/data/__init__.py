@@ -1,4 +1,4 @@
-"""Datasets: a catalogue, readers of the canonical formats, disjoint splits, augmentation.
+"""Datasets: a catalogue, readers of the official files, disjoint splits, augmentation.
 
 `load("digits")` or `load("folder:photos")` gives a `Dataset`; `make_splits` divides it.
 """

@@ -1,6 +1,7 @@
-"""Files of a published dataset: found in a folder, in their archive, or fetched; nothing unpacked.
+"""Files of a published dataset: read from a folder, from their archive, or downloaded.
 
-A file appears in the data folder only when it is whole and its checksum agrees.
+Archives are read in memory and never unpacked. A download appears in the data folder only when it
+is complete and its checksum is right.
 """
 
 import gzip
@@ -24,8 +25,8 @@ from splitveil.io import Progress, file_lock, file_version, replacing, silent
 
 TIMEOUT_SECONDS = 30.0
 CHUNK_BYTES = 1 << 20
-MAX_UNPACKED = 64 << 20  # Fashion-MNIST needs 47 MB; a gzip file that grows further is none of it
-# What is raised on archives that are cut, forged, encrypted, pickled or packed in an unknown way.
+MAX_UNPACKED = 64 << 20  # Fashion-MNIST needs 47 MB; a larger gzip file is something else
+# What Python raises for archives that are cut, forged, encrypted, pickled or oddly compressed.
 ARCHIVE_ERRORS = (tarfile.TarError, BadZipFile, zlib.error, LZMAError)
 UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, MemoryError, *ARCHIVE_ERRORS)
 
@@ -34,18 +35,18 @@ Blobs = dict[str, bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """A published archive, and the files inside that are read.
+    """A published archive, and the files in it that are read.
 
     Attributes:
-        url: Where it is published; it has the same name in the data folder.
-        md5: Of the archive as it is published. A download is checked by it; an archive put there
-            by hand is not, for it may be packed anew.
+        url: Where it is published. In the data folder it has the same file name.
+        md5: Of the published archive. Downloads are checked by it. An archive that the user put
+            there is not, because it may have been packed again.
         folder: The folder that it unpacks to.
-        files: The files that must be there, and their MD5, None where none is published.
+        files: The files that must be there, with their MD5, or None if none is published.
         optional: Files that may be absent.
-        signs: Files by which the data folder itself is known to be the unpacked one; by default
-            any of `files`.
-        max_bytes: A larger file inside is refused unread.
+        signs: Files that show that the data folder itself is the unpacked folder; by default any of
+            `files`.
+        max_bytes: Larger files in the archive are refused before they are read.
     """
 
     url: str
@@ -58,16 +59,16 @@ class Archive:
 
     @property
     def name(self) -> str:
-        """Name of the archive in the data folder."""
+        """File name of the archive in the data folder."""
         return self.url.rpartition("/")[2]
 
     @property
     def again(self) -> str:
-        """What to do about a wrong archive."""
+        """The advice for a wrong archive."""
         return f"fetch the archive again from {self.url}"
 
     def find(self, request: ReadRequest) -> Path:
-        """The unpacked folder, else the data folder, else the archive; fetched if it is absent."""
+        """The unpacked folder, the data folder, or the archive, downloaded if nothing is there."""
         root = request.root
         for folder, signs in ((root / self.folder, self.files), (root, self.signs or self.files)):
             if any((folder / name).exists() for name in signs):
@@ -78,7 +79,7 @@ class Archive:
         return archive
 
     def read(self, request: ReadRequest) -> tuple[Blobs, Path]:
-        """The bytes of the files by name, checked, and where they come from."""
+        """The checked bytes of the files by name, and the folder or archive they come from."""
         origin = self.find(request)
         if origin.is_dir():
             paths = (origin / name for name in (*self.files, *self.optional))
@@ -93,7 +94,7 @@ class Archive:
         return blobs, origin
 
     def wrong(self, name: str, origin: Path, what: str) -> DataError:
-        """The error about a file that has something it should not have."""
+        """The error for a file with wrong content, described by `what`."""
         culprit = origin / name if origin.is_dir() else origin
         return DataError(
             f"{name} in {origin} has {what}; delete {culprit} and fetch it again from {self.url}"
@@ -102,8 +103,8 @@ class Archive:
     def _members(self, archive: Path) -> Blobs:
         """The files in a gzipped tar archive.
 
-        Links and members under any other name are passed over, but for a leading "./", which tar
-        writes when a folder is packed as ./folder.
+        Links and members with other names are ignored. A leading "./" is accepted: tar writes it
+        when a folder is packed as ./folder.
         """
         wanted = {f"{self.folder}/{name}": name for name in (*self.files, *self.optional)}
         blobs: Blobs = {}
@@ -124,15 +125,17 @@ class Archive:
 
 @contextmanager
 def explained(path: Path, kind: str, again: str = "fetch it again") -> Iterator[None]:
-    """Turn what Python raises on a cut or damaged archive into an error that says what to do."""
+    """Turn what Python raises for a damaged archive into an error that says what to do."""
     try:
         yield
     except UNREADABLE as err:
-        raise DataError(f"{path} is truncated or no {kind} ({err}); delete it and {again}") from err
+        raise DataError(
+            f"{path} is truncated or not a {kind} ({err}); delete it and {again}"
+        ) from err
 
 
 def read_bytes(path: Path) -> bytes:
-    """Bytes of a file, unpacked if its name ends in .gz."""
+    """Bytes of a file, decompressed if its name ends in .gz."""
     if path.suffix != ".gz":
         return path.read_bytes()
     with explained(path, "gzip file"), gzip.open(path) as packed:
@@ -143,12 +146,12 @@ def read_bytes(path: Path) -> bytes:
 
 
 def md5_of(raw: bytes) -> str:
-    """MD5 of some bytes, as publishers give it."""
+    """MD5 of some bytes, the checksum that publishers give."""
     return hashlib.md5(raw, usedforsecurity=False).hexdigest()
 
 
 def file_md5(path: Path) -> str:
-    """MD5 of a file that may be larger than the memory."""
+    """MD5 of a file that may be larger than memory."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
@@ -158,22 +161,22 @@ def file_md5(path: Path) -> str:
 
 
 def fetch(url: str, target: Path, md5: str, progress: Progress = silent) -> Path:
-    """Download `url` to `target` if its MD5 is `md5`; otherwise leave no trace and raise.
+    """Download `url` to `target` and check its MD5; after an error nothing is left.
 
-    Two processes may ask for the same file: one downloads it, the other waits and takes it.
+    If two processes want the same file, one downloads it and the other waits for it.
 
     >>> fetch("ftp://host/x", Path("x"), "")
     Traceback (most recent call last):
-    splitveil.errors.ConfigError: only http and https addresses are fetched, got 'ftp://host/x'
+    splitveil.errors.ConfigError: only http and https addresses can be downloaded, got 'ftp://host/x'
     """
     if urlsplit(url).scheme not in ("http", "https"):
-        raise ConfigError(f"only http and https addresses are fetched, got '{url}'")
+        raise ConfigError(f"only http and https addresses can be downloaded, got '{url}'")
     folders = [f for f in (target.parent, *target.parent.parents) if not f.exists()]
     before = file_version(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(target, wait=True):
-            if file_version(target) == before:  # else another process has brought it meanwhile
+            if file_version(target) == before:  # else another process has just downloaded it
                 with replacing(target) as out:
                     _copy(url, out, target, md5, progress)
     except (OSError, HTTPException) as err:
@@ -181,7 +184,7 @@ def fetch(url: str, target: Path, md5: str, progress: Progress = silent) -> Path
             f"cannot download {url}: {err}; fetch it by hand and put it at {target}"
         ) from err
     finally:
-        # A folder made here goes too, unless it holds something: those rmdir leaves alone.
+        # Folders created here are removed again; rmdir leaves those alone that hold a file.
         for folder in folders:
             with suppress(OSError):
                 folder.rmdir()
@@ -189,7 +192,7 @@ def fetch(url: str, target: Path, md5: str, progress: Progress = silent) -> Path
 
 
 def _copy(url: str, out: BinaryIO, target: Path, md5: str, progress: Progress) -> None:
-    """Stream the body of `url` into `out`; refuse it if it has another MD5."""
+    """Stream the body of `url` into `out`; raise DataError if its MD5 is wrong."""
     digest = hashlib.md5(usedforsecurity=False)
     done = 0
     with urlopen(url, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310 - `fetch` checks the scheme
@@ -201,6 +204,6 @@ def _copy(url: str, out: BinaryIO, target: Path, md5: str, progress: Progress) -
             progress(done, max(done, total), target.name)
     if (got := digest.hexdigest()) != md5:
         raise DataError(
-            f"{url} came with MD5 {got}, expected {md5}; try again later, "
+            f"{url} has MD5 {got}, expected {md5}; try again later, "
             f"or fetch it by hand and put it at {target}"
         )

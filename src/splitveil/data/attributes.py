@@ -1,7 +1,7 @@
-"""Attribute tables (CSV) matched to images.
+"""Attribute tables: a CSV file with facts about the images, such as sex or age group.
 
-Which image a row is of: by a column `index` (its place in the dataset), by a column `file` (its
-path below the folder of a `folder:` dataset), or without either by the order of the rows. Every
+A row names its image by a column `index` (its place in the dataset) or `file` (its path below the
+folder of a `folder:` dataset). Without either column the rows are in the order of the images. Every
 other column is an attribute; its values are categories.
 """
 
@@ -18,22 +18,32 @@ from splitveil.errors import DataError
 
 MAX_VALUES = 256  # of one attribute
 INDEX, FILE = "index", "file"
-SHOWN = 3  # names in a message
+SHOWN = 3  # names that a message lists
 Row = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Attributes:
-    """Integer attributes by name: (n,) of the aux images and (m,) of the scored ones."""
+    """Attributes by name, as integer codes: (n,) of the aux images, (m,) of the scored ones."""
 
     aux: Mapping[str, Tensor]
     scored: Mapping[str, Tensor]
 
 
 def read_table(path: Path, n: int, files: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """Attributes (n,) by name of the n images of a dataset; `files` are their names, if any.
+    """Read the attributes of all images of a dataset.
 
-    The values of a column become 0, 1, … in sorted order, as numbers where all are integers.
+    Args:
+        path: The CSV file.
+        n: How many images the dataset has.
+        files: File names of the images, if they have any.
+
+    Returns:
+        Codes (n,) by attribute: 0, 1, … for its values in sorted order, sorted as numbers if all
+        are integers.
+
+    Raises:
+        DataError: Unless every image has exactly one row and every row has all values.
     """
     rows = _rows(path)
     if not rows:
@@ -44,7 +54,7 @@ def read_table(path: Path, n: int, files: Sequence[str] | None = None) -> dict[s
     if len(keys) > 1 or not columns:
         raise DataError(
             f"{path} must have at least one attribute, and at most one of the columns '{INDEX}' "
-            f"and '{FILE}'; it has {', '.join(names)}"
+            f"and '{FILE}'; its columns are {', '.join(names)}"
         )
     ordered = _by_image(path, rows, keys[0] if keys else None, n, files)
     return {name: codes([row[name] for row in ordered]) for name in columns}
@@ -53,26 +63,26 @@ def read_table(path: Path, n: int, files: Sequence[str] | None = None) -> dict[s
 def attributes_of(
     path: Path, table: Mapping[str, Tensor], aux: Tensor, scored: Tensor
 ) -> Attributes:
-    """A table's attributes of aux and scored images; refuses one that cannot be guessed."""
+    """The attributes of aux and scored images; raises DataError for one that cannot be attacked."""
     both = ({name: column[rows.cpu()] for name, column in table.items()} for rows in (aux, scored))
     made = Attributes(*both)
     for name, values in made.aux.items():
         known, every = len(set(values.tolist())), int(table[name].max()) + 1
         if known == 1:
             raise DataError(
-                f"attribute '{name}' in {path} has one value only on the attacker's {len(values)} "
-                "images; there is nothing to guess, leave it out"
+                f"attribute '{name}' in {path} has only one value on the attacker's {len(values)} "
+                "images, so there is nothing to guess; remove its column"
             )
         if every > MAX_VALUES:
             raise DataError(
                 f"attribute '{name}' in {path} has {every} values; at most {MAX_VALUES} are "
-                "allowed, so put a measured quantity into classes first"
+                "allowed, so divide a measured quantity into classes first"
             )
     return made
 
 
 def codes(values: Sequence[str]) -> Tensor:
-    """Position of each value among the sorted different ones.
+    """The rank of each value among the distinct values in sorted order.
 
     >>> codes(["10", "-1", "9", "9"]).tolist(), codes(["yes", "no"]).tolist()
     ([2, 0, 1, 1], [1, 0])
@@ -86,13 +96,14 @@ def codes(values: Sequence[str]) -> Tensor:
 
 
 def _rows(path: Path) -> list[Row]:
-    """The lines under the header, by column."""
+    """The lines below the header, as mappings from columns to cells."""
     if path.suffix.lower() == ".json":
         raise DataError(
-            f"{path}: attributes are read from CSV alone; write a header with the names of the "
+            f"{path}: attributes are read from CSV only; write a header with the names of the "
             "columns, then one line for each image"
         )
     try:
+        # utf-8-sig drops the byte order mark that spreadsheets write.
         with path.open(encoding="utf-8-sig", newline="") as file:
             header, *lines = list(csv.reader(file)) or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as err:
@@ -100,7 +111,7 @@ def _rows(path: Path) -> list[Row]:
     names = [name.strip() for name in header]
     if not names or not all(names) or len(set(names)) < len(names):
         raise DataError(
-            f"{path} must start with a header of different names, got: "
+            f"{path} must start with a header of distinct column names, got: "
             f"{', '.join(names) or 'nothing'}"
         )
     numbered = ((number, cells) for number, cells in enumerate(lines, start=2) if cells)
@@ -119,22 +130,21 @@ def _row(where: str, names: Sequence[str], cells: Sequence[str]) -> Row:
 def _by_image(
     path: Path, rows: Sequence[Row], key: str | None, n: int, files: Sequence[str] | None
 ) -> list[Row]:
-    """The rows in the order of the images, of which each must have exactly one."""
+    """The rows in the order of the images; every image must have exactly one."""
     if key is None and len(rows) > n:
         raise DataError(f"{path} has {len(rows)} rows for {n} images; keep one for each")
     known, named = [str(place) for place in range(n)], [str(place) for place in range(len(rows))]
     hint = f"allowed are whole numbers from 0 to {n - 1}"
     if key == INDEX:
-        named = [row[INDEX].lstrip("0") or "0" for row in rows]
+        named = [row[INDEX].lstrip("0") or "0" for row in rows]  # "007" is image 7
     elif key == FILE:
         if files is None:
             raise DataError(
-                f"{path} has a column '{FILE}', but the images have no file names: only those of "
-                f"a folder: dataset do; name them by '{INDEX}', or put the rows into the dataset's "
-                "order"
+                f"{path} has a column '{FILE}', but only the images of a `folder:` dataset have "
+                f"file names; use a column '{INDEX}', or sort the rows in the order of the dataset"
             )
         known, named = list(files), [row[FILE].replace("\\", "/") for row in rows]
-        hint = f"names are relative to the dataset's folder, as '{files[0]}'"
+        hint = f"names are relative to the dataset's folder, such as '{files[0]}'"
     found = dict(zip(named, rows, strict=True))
     images = set(known)
     if wrong := [name for name in named if name not in images]:
@@ -143,8 +153,8 @@ def _by_image(
         raise DataError(f"{path} has two rows for image {_some(twice)}; keep one")
     if absent := [name for name in known if name not in found]:
         raise DataError(
-            f"{path} has no row for {len(absent)} of {n} images: {_some(absent)}; every image of "
-            "the dataset needs one"
+            f"{path} has no row for {len(absent)} of {n} images: {_some(absent)}; add one for "
+            "every image of the dataset"
         )
     return [found[name] for name in known]
 

@@ -9,10 +9,17 @@ from torch.nn import functional as F
 def crop_and_flip(
     x: Float[Tensor, "n c h w"], *, crop_pad: int, flip: bool, generator: Generator
 ) -> Float[Tensor, "n c h w"]:
-    """Pad each image with `crop_pad` zeros and cut out a random window; mirror half of them.
+    """Pad each image with zeros and cut out a random window of its size; mirror half of the images.
 
-    Draws on the generator's device, first the windows (rows, then columns), then the mirrors; a
-    CPU generator gives the same result on any device. Switched off, it returns x and draws nothing.
+    Args:
+        x: Images (n, c, h, w).
+        crop_pad: Pixels of padding on each side; 0 switches the crop off.
+        flip: Whether to mirror.
+        generator: Draws the windows (rows, then columns), then the mirrored images. A CPU generator
+            gives the same result on any device.
+
+    Returns:
+        Images of the same shape; x itself, without a draw, if both are switched off.
 
     >>> x = torch.arange(4.0).reshape(1, 1, 2, 2)
     >>> crop_and_flip(x, crop_pad=0, flip=False, generator=torch.Generator()) is x
@@ -34,7 +41,7 @@ def crop_and_flip(
 
 
 def _draw(high: int, shape: tuple[int, ...], generator: Generator, device: torch.device) -> Tensor:
-    """Integers in [0, high), drawn where the generator lives, on `device`."""
+    """Integers in [0, high), drawn on the device of the generator, then moved to `device`."""
     drawn = torch.randint(high, shape, generator=generator, device=generator.device)
-    # Without non_blocking the host would wait here for all work queued on the device.
+    # Without non_blocking the host would wait for all work that is queued on the device.
     return drawn.to(device, non_blocking=True)

@@ -47,7 +47,7 @@ DATASETS: Mapping[str, Source] = {
 
 
 def data_root(data_dir: str | Path | None = None) -> Path:
-    """Where datasets lie: `data_dir`, else $SPLITVEIL_DATA, else ~/.cache/splitveil/data.
+    """The data folder: `data_dir`, else $SPLITVEIL_DATA, else ~/.cache/splitveil/data.
 
     >>> data_root("/data").as_posix()
     '/data'
@@ -55,7 +55,7 @@ def data_root(data_dir: str | Path | None = None) -> Path:
     given = data_dir or os.environ.get("SPLITVEIL_DATA") or "~/.cache/splitveil/data"
     root = Path(given).expanduser()
     if root.is_file():
-        raise DataError(f"the data folder {root} is a file; give the folder that holds it")
+        raise DataError(f"the data folder {root} is a file; give the folder that contains it")
     return root
 
 
@@ -66,9 +66,17 @@ def load(
     *,
     whole: bool = False,
 ) -> Dataset:
-    """The dataset `name`, or `name:PATH` for those that read your own files.
+    """Read a dataset, downloading it if necessary.
 
-    `whole`: all images are used together, so that few are enough.
+    Args:
+        name: A name of the catalogue, such as `cifar10`; or `folder:PATH` or `npz:PATH` for your
+            own files.
+        data_dir: Where archives lie and are downloaded to; see `data_root`.
+        progress: Called while files are downloaded or decoded.
+        whole: Whether all images are used together and nothing is trained; a few are then enough.
+
+    Returns:
+        The checked dataset, on the CPU.
 
     >>> load("digits").image_shape
     (1, 8, 8)
@@ -78,7 +86,7 @@ def load(
         raise ConfigError(unknown("dataset", key, DATASETS))
     source = DATASETS[key]
     if source.needs_path and not path:
-        raise ConfigError(f"dataset '{key}' needs a path: write {key}:PATH")
+        raise ConfigError(f"dataset '{key}' needs a path; write {key}:PATH")
     if colon and not source.needs_path:
         raise ConfigError(f"dataset '{key}' takes no path, got '{name}'; write {key}")
     return source.read(

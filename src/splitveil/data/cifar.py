@@ -1,9 +1,8 @@
-"""CIFAR-10 and CIFAR-100 from their official binary archives, unpacked folders, or the network.
+"""CIFAR-10 and CIFAR-100 from their official binary archives or unpacked folders.
 
-A record is one label byte (CIFAR-100: a coarse and a fine one, of which the fine one is taken) and
-3072 pixel bytes (red, green, blue planes of 32×32). The files of CIFAR-10 are checked by their MD5.
-For those of CIFAR-100 none is published, so they are checked by their size and by how often each
-class occurs.
+A record is a label byte and 3072 pixel bytes (red, green and blue planes of 32×32). CIFAR-100 has
+two label bytes, coarse and fine; the fine label is used. The files of CIFAR-10 are checked by MD5.
+For those of CIFAR-100 none is published, so their sizes and class counts are checked instead.
 """
 
 import numpy as np
@@ -38,7 +37,7 @@ CIFAR100 = Archive(
     md5="03b5dce01913d631647c71ecec9e9cb8",
     folder="cifar-100-binary",
     files={TRAIN100: None, TEST100: None, NAMES100: None},
-    # In the data folder itself a train.bin may be anything; the list of names is CIFAR-100's alone.
+    # A train.bin in the data folder may be anything; only CIFAR-100 has this list of names.
     signs=(NAMES100,),
     max_bytes=50_000 * (2 + PIXELS),
 )
@@ -46,10 +45,10 @@ COUNTS100 = Counts(classes=100, train=500, test=100)
 
 
 def read_cifar10(request: ReadRequest) -> Dataset:
-    """CIFAR-10 from the data folder; downloaded into it where it is absent.
+    """CIFAR-10 (60000, 3, 32, 32) from the data folder, downloaded if it is absent.
 
-    Class names come from `batches.meta.txt`, or are the well-known ones where that is absent: the
-    checksums leave no doubt which data it is.
+    Class names come from `batches.meta.txt`. Without that file they are the well-known ones, since
+    the checksums prove which data it is.
     """
     blobs, _ = CIFAR10.read(request)
     raw = b"".join(blobs[name] for name in CIFAR10.files)  # the test part is the last
@@ -67,7 +66,7 @@ def read_cifar10(request: ReadRequest) -> Dataset:
 
 
 def read_cifar100(request: ReadRequest) -> Dataset:
-    """CIFAR-100 from the data folder; downloaded into it where it is absent."""
+    """CIFAR-100 (60000, 3, 32, 32) from the data folder, downloaded if it is absent."""
     blobs, origin = CIFAR100.read(request)
     first = COUNTS100.train * COUNTS100.classes
     for name, n in ((TRAIN100, first), (TEST100, COUNTS100.test * COUNTS100.classes)):
@@ -79,7 +78,7 @@ def read_cifar100(request: ReadRequest) -> Dataset:
         names = tuple(blobs[NAMES100].decode("ascii").split())
     except UnicodeDecodeError as err:
         raise DataError(
-            f"{NAMES100} in {origin} is no list of names: {err}; {CIFAR100.again}"
+            f"{NAMES100} in {origin} is not a list of names: {err}; {CIFAR100.again}"
         ) from err
     images, labels = records(blobs[TRAIN100] + blobs[TEST100], 2, "CIFAR-100")
     again = f"{origin} is not the official one: {CIFAR100.again}"
@@ -90,7 +89,7 @@ def read_cifar100(request: ReadRequest) -> Dataset:
 
 
 def records(raw: bytes, label_bytes: int, what: str) -> Arrays:
-    """Images (n, 3, 32, 32) and labels (n,) of n records; of several label bytes the last counts.
+    """Images (n, 3, 32, 32) and labels (n,) of n records; the label is the last label byte.
 
     >>> images, labels = records(bytes([4, 7]) + bytes(3072), 2, "train.bin")
     >>> images.shape, labels.tolist()
@@ -98,7 +97,7 @@ def records(raw: bytes, label_bytes: int, what: str) -> Arrays:
     """
     size = label_bytes + PIXELS
     if len(raw) % size:
-        raise DataError(f"{what} records have {size} bytes, got {len(raw)} in all")
+        raise DataError(f"{what} records have {size} bytes each, got {len(raw)} bytes in all")
     table = np.frombuffer(raw, np.uint8).reshape(-1, size)
     images = rearrange(table[:, label_bytes:], "n (c h w) -> n c h w", c=3, h=32)
     return images, table[:, label_bytes - 1]

@@ -1,4 +1,4 @@
-"""`Dataset`: images and labels, the checks they must pass, and how arrays become one."""
+"""`Dataset`: images and labels, their checks, and how arrays become a dataset."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -16,14 +16,14 @@ from splitveil.io import Progress, silent
 from splitveil.rng import stream
 from splitveil.threat import Labelled
 
-CHANNELS = (1, 3)  # what reports can draw and attacks are made for
+CHANNELS = (1, 3)  # what reports can draw and attacks can reconstruct
 MIN_CLASSES = 2
-# The defences shape the variance within a class, and one image alone has none.
+# The defences shape the variance within a class; a single image has none.
 MIN_PER_CLASS = 2
 LEVELS = 255
-TOLD = 5  # classes that a message names
+TOLD = 5  # classes that a message lists
 TEST_FRACTION = 0.2
-# The division into pool and test is part of what the dataset is, so no seed of a run reaches it.
+# The division into pool and test belongs to the dataset, so no seed of a run changes it.
 PART_SEED = 0
 Images = UInt8[Tensor, "n c h w"]
 Labels = Int64[Tensor, " n"]
@@ -35,11 +35,19 @@ Arrays = tuple[np.ndarray, np.ndarray]  # images (n, c, h, w) uint8 and labels (
 class Dataset:
     """Images (n, c, h, w) uint8 and labels (n,) int64, checked when built.
 
-    `pool` indexes the official training part, from which train, val and held-out are drawn, and
-    `test` the test part; both stay on the CPU. `ordered_test90` takes the first 90 % of test in
-    file order for the knowledge level test90 instead of a stratified draw. `crop_pad` and `flip`
-    are the augmentations that keep a label. `whole`: all images are used together and nothing is
-    trained, so the parts may be as small as they like.
+    Attributes:
+        name: The name that `load` was given.
+        images: Bytes 0 to 255, grey (c = 1) or RGB (c = 3).
+        labels: From 0 to the number of classes minus 1.
+        classes: The name of each label.
+        pool: Indices of the training part, from which train, val and held-out images are drawn.
+        test: Indices of the test part. Like `pool` they stay on the CPU.
+        ordered_test90: Whether the knowledge level test90 takes the first 90 % of test in file
+            order and not a stratified draw.
+        crop_pad: Pixels of padding for random crops; 0 if a crop could change the label.
+        flip: Whether mirroring keeps the label.
+        whole: Whether all images are used together and nothing is trained, so that the parts may
+            be of any size.
     """
 
     name: str
@@ -64,21 +72,21 @@ class Dataset:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(c, h, w) of every image."""
+        """Shape (c, h, w) of each image."""
         _, c, h, w = self.images.shape
         return c, h, w
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         return len(self.classes)
 
     def to(self, device: torch.device | str) -> "Dataset":
-        """The same dataset with images and labels on `device`; the index sets stay on the CPU."""
+        """The same dataset with images and labels on `device`; the indices stay on the CPU."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def labelled(self, indices: Indices) -> Labelled:
-        """The images `indices` as floats in [0, 1] (m, c, h, w) with their labels (m,)."""
+        """The images at `indices` as floats in [0, 1] (m, c, h, w), with their labels (m,)."""
         where = indices.to(self.images.device)
         return Labelled(unit_floats(self.images[where]), self.labels[where])
 
@@ -93,13 +101,13 @@ def unit_floats(images: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def check(images: Tensor, labels: Tensor, classes: Sequence[str], name: str) -> None:
-    """Refuse images and labels that are no dataset; the message names what and where.
+    """Raise DataError for images and labels that are not a dataset, saying what is wrong where.
 
     >>> pixels = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
     >>> check(pixels, torch.tensor([0, 2]), ("a", "b"), "toy")
     Traceback (most recent call last):
-    splitveil.errors.DataError: toy: label 2 at index 1 is out of range (1 in all); allowed 0..1, \
-one for each class; number the classes from 0
+    splitveil.errors.DataError: toy: label 2 at index 1 is out of range (1 such labels); allowed \
+are 0..1, one for each class; number the classes from 0
     """
     if images.dtype != torch.uint8 or images.ndim != len("nchw"):
         raise DataError(
@@ -109,8 +117,8 @@ one for each class; number the classes from 0
     if images.shape[1] not in CHANNELS:
         raise DataError(
             f"{name}: images (n, c, h, w) must be grey (1 channel) or RGB (3), got "
-            f"{images.shape[1]} channels in {tuple(images.shape)}; convert them, saying what "
-            "becomes of depth or alpha"
+            f"{images.shape[1]} channels in {tuple(images.shape)}; convert them, and decide what "
+            "to do with depth or alpha"
         )
     if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
         raise DataError(
@@ -129,13 +137,13 @@ one for each class; number the classes from 0
         first = int(outside.nonzero()[0])
         raise DataError(
             f"{name}: label {int(labels[first])} at index {first} is out of range "
-            f"({int(outside.sum())} in all); allowed 0..{len(classes) - 1}, one for each class; "
-            "number the classes from 0"
+            f"({int(outside.sum())} such labels); allowed are 0..{len(classes) - 1}, one for each "
+            "class; number the classes from 0"
         )
 
 
 def check_parts(images: int, pool: Tensor, test: Tensor, name: str) -> None:
-    """Refuse parts that overlap or point outside."""
+    """Raise DataError if the parts overlap or contain indices that do not exist."""
     both = torch.cat([pool, test])
     if both.numel() and not 0 <= int(both.min()) <= int(both.max()) < images:
         raise DataError(
@@ -149,22 +157,22 @@ def check_parts(images: int, pool: Tensor, test: Tensor, name: str) -> None:
 def check_enough(
     labels: Labels, classes: Sequence[str], pool: Tensor, test: Tensor, name: str
 ) -> None:
-    """Refuse parts that nothing can be trained and tested on."""
+    """Raise DataError if the parts are too small to train and test on."""
     if len(test) == 0:
         raise DataError(f"{name}: the test part is empty; add images to it")
     counts = labels[pool].bincount(minlength=len(classes)).tolist()
     few = {c: n for c, n in zip(classes, counts, strict=True) if n < MIN_PER_CLASS}
     if few:
-        told = [f"{n} of {c!r}" for c, n in islice(few.items(), TOLD)]
-        told += [f"and too few of {len(few) - TOLD} more classes"] * (len(few) > TOLD)
+        listed = [f"{n} of {c!r}" for c, n in islice(few.items(), TOLD)]
+        listed += [f"and too few of {len(few) - TOLD} more classes"] * (len(few) > TOLD)
         raise DataError(
             f"{name}: every class needs at least {MIN_PER_CLASS} training images, "
-            f"got {', '.join(told)}; add images or drop the class"
+            f"got {', '.join(listed)}; add images or remove the class"
         )
 
 
 def to_uint8(x: np.ndarray, name: str) -> np.ndarray:
-    """Pixel values as bytes: uint8 as is, integers in 0..255, floats in [0, 1].
+    """Pixel values as bytes, from uint8, other integers in 0..255, or floats in [0, 1].
 
     Floats are rounded to the nearest of the 256 levels k/255, an error of at most 1/510.
 
@@ -179,9 +187,10 @@ def to_uint8(x: np.ndarray, name: str) -> np.ndarray:
     if missing.any():
         first = tuple(int(i) for i in np.argwhere(missing)[0])
         raise DataError(
-            f"{name}: images hold {int(missing.sum())} NaN, the first at index {first}; "
-            "replace them or drop those images"
+            f"{name}: images contain {int(missing.sum())} NaN, the first at index {first}; "
+            "replace them or remove those images"
         )
+    # Floats up to 255 are refused and not rescaled: a guess would be wrong for dark images.
     low, high = x.min(), x.max()
     top = 1 if x.dtype.kind == "f" else LEVELS
     if low < 0 or high > top:
@@ -204,21 +213,21 @@ def make_dataset(
     flip: bool = False,
     whole: bool = False,
 ) -> Dataset:
-    """A `Dataset` from arrays as a file holds them.
+    """A `Dataset` from arrays.
 
     Args:
-        name: As `load` is told it.
+        name: The name that `load` was given.
         data: Images (n, c, h, w) uint8 and integer labels (n,).
-        classes: The name of every label.
+        classes: The name of each label.
         first: How many images, from the first on, are the training part; the others are the test
-            part. None: a stratified fifth becomes the test part.
+            part. None draws a stratified fifth of the images as the test part.
         ordered_test90: As in `Dataset`.
-        crop_pad: As in `Dataset`, pixels.
+        crop_pad: As in `Dataset`.
         flip: As in `Dataset`.
         whole: As in `Dataset`.
 
     Returns:
-        The dataset, checked. Images are copied only where torch could not write to their memory.
+        The checked dataset. Images are copied only if torch could not write to their memory.
 
     >>> images, labels = np.zeros((10, 1, 2, 2), np.uint8), np.arange(10) % 2
     >>> toy = make_dataset("toy", (images, labels), ("a", "b"))
@@ -247,10 +256,10 @@ def make_dataset(
 
 
 def join(name: str, train: Arrays, test: Arrays) -> Arrays:
-    """A training and a test part that came apart, one after the other."""
+    """Training and test part in one, the training part first."""
     if train[0].shape[1:] != test[0].shape[1:]:
         raise DataError(
-            f"{name}: training images are {train[0].shape[1:]} but test images "
+            f"{name}: training images have shape {train[0].shape[1:]} but test images "
             f"{test[0].shape[1:]} (c, h, w); resize one of them"
         )
     return np.concatenate([train[0], test[0]]), np.concatenate([train[1], test[1]])
@@ -259,11 +268,19 @@ def join(name: str, train: Arrays, test: Arrays) -> Arrays:
 def stratified(
     labels: Int64[Tensor, " n"], fraction: float, generator: Generator
 ) -> tuple[Int64[Tensor, " t"], Int64[Tensor, " r"]]:
-    """Sorted positions (taken, rest) such that every class gives the same share to `taken`.
+    """Divide positions so that every class gives the same share to `taken`.
 
-    Class counts are the exact shares rounded by largest remainder (ties to the lower label), so
-    they add up to round(fraction · n) and each is within 1 of its share. One image of every class
-    stays in `rest`, even if `taken` is then smaller.
+    The exact shares are rounded by largest remainder (ties to the lower label). So they add up to
+    round(fraction · n), and each is within 1 of its share. At least one image of every class stays
+    in `rest`, even if `taken` then gets fewer.
+
+    Args:
+        labels: (n,).
+        fraction: Share of `taken`, from 0 to 1.
+        generator: Decides which images are taken.
+
+    Returns:
+        Sorted positions `taken` and `rest`.
 
     >>> taken, rest = stratified(torch.tensor([0, 1] * 10), 0.25, torch.Generator().manual_seed(0))
     >>> len(taken), len(rest), (taken % 2).bincount().tolist()
@@ -286,7 +303,7 @@ def stratified(
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How many classes a published dataset has, and how many images of each in both parts."""
+    """Number of classes of a published dataset, and images of each class in its two parts."""
 
     classes: int
     train: int
@@ -295,9 +312,14 @@ class Counts:
     def check(
         self, name: str, labels: np.ndarray, first: int, classes: Sequence[str], again: str
     ) -> None:
-        """Refuse other labels (n,), of which the first `first` are for training, or other classes.
+        """Raise DataError if labels or class names are not those that were published.
 
-        `again` says how to get the right files.
+        Args:
+            name: The dataset, for the message.
+            labels: (n,), those of the training part first.
+            first: How many images the training part has.
+            classes: Names of the classes.
+            again: How to get the right files, for the message.
         """
         if not len(classes) == len(set(classes)) == self.classes:
             raise DataError(
@@ -306,7 +328,7 @@ class Counts:
             )
         parts = (("training", labels[:first], self.train), ("test", labels[first:], self.test))
         for part, mine, expected in parts:
-            # A label beyond the classes leaves one of them an image short.
+            # A label out of range also shows here: some class then lacks an image.
             counts = np.bincount(mine, minlength=self.classes)[: self.classes].tolist()
             wrong = [(c, n) for c, n in zip(classes, counts, strict=True) if n != expected]
             if wrong:
@@ -318,9 +340,13 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRequest:
-    """Read a dataset: archives lie under `root`; `path` is what stood behind the colon.
+    """What a reader is given.
 
-    `whole`: its images are used together, none for training.
+    Attributes:
+        root: The data folder, with archives.
+        path: The user's own files, from `name:PATH`.
+        progress: Called while files are downloaded or decoded.
+        whole: As in `Dataset`.
     """
 
     root: Path
@@ -329,7 +355,7 @@ class ReadRequest:
     whole: bool = False
 
     def existing_path(self) -> Path:
-        """The path the user gave, which must be there."""
+        """The path of the user's own files; raises DataError if nothing is there."""
         if self.path is None or not self.path.exists():
             raise DataError(f"there is no {self.path}; give an existing path after the colon")
         return self.path
@@ -337,7 +363,7 @@ class ReadRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One line of the catalogue: what it is, its reader, and whether it needs a path."""
+    """An entry of the catalogue: a description, the reader, and whether it needs a path."""
 
     summary: str
     read: Callable[[ReadRequest], Dataset]
@@ -345,7 +371,8 @@ class Source:
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """First 16 hex digits of the SHA-256 of the images' and labels' bytes."""
+    """The first 16 hex digits of the SHA-256 of the bytes of images and labels."""
+    # A fixed byte order for labels, so that the hash is the same on every machine.
     digest = hashlib.sha256(dataset.images.cpu().numpy().tobytes())
     digest.update(dataset.labels.cpu().numpy().astype("<i8").tobytes())
     return digest.hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""`folder:PATH`: one folder per class, images of one size inside.
+"""`folder:PATH`: one folder per class, with images of one size.
 
 `PATH/<class>/<image>` is divided into a training and a test part; `PATH/train/<class>/<image>` and
-`PATH/test/<class>/<image>` come divided. Pixels are taken as stored, without EXIF rotation.
+`PATH/test/<class>/<image>` are used as divided. EXIF rotation is ignored.
 """
 
 import warnings
@@ -20,14 +20,14 @@ from splitveil.io import Progress
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-# The mode a file is stored in, and the one it is read in; what is not here loses something.
+# From the mode of a file to the mode it is read in; any other mode would lose information.
 MODES = {"1": "L", "L": "L", "RGB": "RGB"}
 REPORT_EVERY = 256
 Files = list[tuple[Path, int]]
 
 
 def read(request: ReadRequest) -> Dataset:
-    """The images of a folder, classes in sorted order."""
+    """The dataset in a folder, classes in sorted order."""
     path = request.existing_path()
     parts = parts_of(path)
     if len(parts) > 1:
@@ -43,35 +43,35 @@ def read(request: ReadRequest) -> Dataset:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The folders with class folders inside: train/ and test/ where both are there, or the one."""
+    """The folders that contain class folders: train/ and test/ if both exist, else the folder."""
     both = [path / "train", path / "test"]
     return both if all(part.is_dir() for part in both) else [path]
 
 
 def listed(parts: Sequence[Path]) -> tuple[tuple[str, ...], list[Files]]:
-    """Names of the classes of the first part, and the files of each."""
+    """Names of the classes, and the files of each part."""
     classes = class_names(parts[0])
     return classes, [list_files(part, classes) for part in parts]
 
 
 def check_same_classes(train: Path, test: Path) -> None:
-    """Refuse parts that do not have the same class folders."""
+    """Raise DataError if two parts have different class folders."""
     for more, less in ((test, train), (train, test)):
         if missing := sorted(set(class_names(more)) - set(class_names(less))):
             named = missing[:TOLD] + [f"and {len(missing) - TOLD} more"] * (len(missing) > TOLD)
             raise DataError(
-                f"{more} has classes that {less} has not: {', '.join(named)}; both parts must "
-                f"have the same class folders: add them to {less} or drop them from {more}"
+                f"{more} has classes that {less} lacks: {', '.join(named)}; both parts must have "
+                f"the same class folders, so add them to {less} or remove them from {more}"
             )
 
 
 def visible(folder: Path) -> list[Path]:
-    """What lies in `folder`, sorted, without hidden entries."""
+    """The entries of a folder, sorted, without hidden ones."""
     try:
         return sorted(p for p in folder.iterdir() if not p.name.startswith("."))
     except NotADirectoryError as err:
         raise DataError(
-            f"{folder} is a file, not a folder; name the folder that holds one folder per class"
+            f"{folder} is a file, not a folder; give the folder that contains one folder per class"
         ) from err
     except OSError as err:
         raise DataError(f"cannot list {folder}: {err.strerror}; make it readable") from err
@@ -86,7 +86,7 @@ def class_names(folder: Path) -> tuple[str, ...]:
 
 
 def list_files(folder: Path, classes: Sequence[str]) -> Files:
-    """Image files with the label of their class; a class without a folder gives none."""
+    """Image files with their labels; a class without a folder has none."""
     files: Files = []
     for label, name in enumerate(classes):
         if not (folder / name).is_dir():
@@ -99,8 +99,8 @@ def list_files(folder: Path, classes: Sequence[str]) -> Files:
                 )
             if path.suffix.lower() not in SUFFIXES:
                 raise DataError(
-                    f"{path} is not an image type that is read ({', '.join(SUFFIXES)}); "
-                    "convert it or move it away"
+                    f"{path} is not a supported image type ({', '.join(SUFFIXES)}); convert it or "
+                    "move it away"
                 )
             files.append((path, label))
     if not files:
@@ -111,7 +111,7 @@ def list_files(folder: Path, classes: Sequence[str]) -> Files:
 
 
 def file_names(dataset: str) -> list[str] | None:
-    """Names of the images of a `folder:` dataset in its order, below the folder; else None."""
+    """Paths of the images of a `folder:` dataset, relative to it, in its order; else None."""
     kind, _, place = dataset.partition(":")
     if kind != "folder":
         return None
@@ -120,7 +120,7 @@ def file_names(dataset: str) -> list[str] | None:
 
 
 def load(files: Files, progress: Progress) -> Arrays:
-    """Images (n, c, h, w) uint8 and labels (n,) of files that share one size and one mode."""
+    """Images (n, c, h, w) uint8 and labels (n,) of files of one size and colour."""
     first = files[0][0]
     images = np.empty((len(files), *decode(first, str(first)).shape), np.uint8)
     for i, (path, _) in enumerate(files):
@@ -128,7 +128,7 @@ def load(files: Files, progress: Progress) -> Arrays:
         if pixels.shape != images.shape[1:]:
             raise DataError(
                 f"{path} is {describe(pixels)}, but {first} is {describe(images[0])}; "
-                "resize or convert the images so that all agree"
+                "resize or convert the images so that all are alike"
             )
         images[i] = pixels
         if i % REPORT_EVERY == 0 or i + 1 == len(files):
@@ -137,7 +137,7 @@ def load(files: Files, progress: Progress) -> Arrays:
 
 
 def describe(pixels: np.ndarray) -> str:
-    """Width, height and colour in words, as an image viewer would say it.
+    """Width, height and colour in words.
 
     >>> describe(np.zeros((3, 20, 10), np.uint8))
     '10×20 RGB'
@@ -146,10 +146,13 @@ def describe(pixels: np.ndarray) -> str:
     return f"{w}×{h} {'RGB' if c > 1 else 'grey'}"
 
 
-def decode(source: Path | BytesIO, name: str, mend: str | None = None) -> np.ndarray:
-    """Pixels (c, h, w) of a file or of its bytes, c = 1 for grey and 3 for RGB; errors say `name`.
+def decode(source: Path | BytesIO, name: str, advice: str | None = None) -> np.ndarray:
+    """Pixels (c, h, w) uint8 of an image, grey (c = 1) or RGB (c = 3).
 
-    `mend` is what to do about a wrong one, where it is not the user's own to convert or replace.
+    Args:
+        source: The file, or its bytes.
+        name: What messages call it.
+        advice: What to do about a broken image, if the user cannot convert or replace it.
     """
     try:
         with warnings.catch_warnings():
@@ -158,17 +161,20 @@ def decode(source: Path | BytesIO, name: str, mend: str | None = None) -> np.nda
                 if image.mode not in MODES:
                     raise DataError(
                         f"{name} has mode {image.mode}; only grey (L) and RGB are read: "
-                        + (mend or "convert it, saying what becomes of palette, depth or alpha")
+                        + (
+                            advice
+                            or "convert it, and decide what to do with palette, depth or alpha"
+                        )
                     )
                 pixels = np.asarray(image.convert(MODES[image.mode]))
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as err:
-        raise DataError(f"{name} is suspiciously large ({err}); {mend or 'resize it'}") from err
+        raise DataError(f"{name} is suspiciously large ({err}); {advice or 'resize it'}") from err
     except (OSError, SyntaxError, ValueError) as err:
-        # PIL reports a broken file by any of these three, depending on the format. What it says
-        # of an unknown one may name a buffer's address.
+        # PIL raises any of these three, depending on the format. Its message for an unknown format
+        # may contain the address of a buffer, so it is replaced.
         no_image = isinstance(err, UnidentifiedImageError)
         why = f"it is none of {', '.join(FORMATS)}" if no_image else err
         raise DataError(
-            f"cannot read {name} as an image: {why}; {mend or 'replace or delete it'}"
+            f"cannot read {name} as an image: {why}; {advice or 'replace or delete it'}"
         ) from err
     return pixels[None] if pixels.ndim == len("hw") else rearrange(pixels, "h w c -> c h w")

@@ -1,8 +1,8 @@
 """The digits of scikit-learn, and Fashion-MNIST from its four IDX files.
 
-IDX is a big-endian header, then bytes. Fashion-MNIST is read from the data folder, Debian's package
-or the network. MNIST has files of the same names and shapes, so each file is also checked by the
-MD5 of its unpacked bytes (the packed ones differ between distributors).
+An IDX file is a big-endian header, then bytes. Fashion-MNIST is read from the data folder, from
+Debian's package, or downloaded. MNIST has files of the same names and shapes, so each file is
+checked by the MD5 of its decompressed bytes; those of the .gz files differ between distributors.
 """
 
 import math
@@ -34,7 +34,7 @@ UNPACKED = {name: sums.split()[1] for name, sums in FILES.items()}
 
 
 def read_digits(request: ReadRequest) -> Dataset:
-    """1797 digits as bytes (1797, 1, 8, 8): ink v in 0..16 becomes round(v · 255 / 16)."""
+    """The digits (1797, 1, 8, 8): ink v in 0..16 becomes the byte round(v · 255 / 16)."""
     del request
     from sklearn.datasets import load_digits
 
@@ -44,7 +44,7 @@ def read_digits(request: ReadRequest) -> Dataset:
 
 
 def read_fashion(request: ReadRequest) -> Dataset:
-    """Fashion-MNIST (70000, 1, 28, 28) from the first place that has all four files."""
+    """Fashion-MNIST (70000, 1, 28, 28) from the first folder that has all four files."""
     home = request.root / FOLDER
     for folder in (home, request.root, DEBIAN):
         if len(found := locate(folder)) == len(UNPACKED):
@@ -57,19 +57,19 @@ def read_fashion(request: ReadRequest) -> Dataset:
 
 
 def locate(folder: Path) -> dict[str, Path]:
-    """Which of the four files lie in `folder`, plain or packed."""
+    """Those of the four files that are in `folder`, plain or as .gz."""
     places = ((name, folder / f"{name}{suffix}") for name in UNPACKED for suffix in (".gz", ""))
     return {name: path for name, path in places if path.is_file()}
 
 
 def assemble(files: Mapping[str, Path]) -> Dataset:
-    """Check the four files and join them into a dataset."""
+    """The dataset from the four files, after checking them."""
     blobs = {name: read_bytes(path) for name, path in files.items()}
     train, test = pair(blobs, "train"), pair(blobs, "t10k")
     for name, path in files.items():
         if (got := md5_of(blobs[name])) != UNPACKED[name]:
             raise DataError(
-                f"{path} holds bytes of MD5 {got}, expected {UNPACKED[name]}; it is not "
+                f"the content of {path} has MD5 {got}, expected {UNPACKED[name]}; it is not "
                 "Fashion-MNIST (MNIST has the same file names): delete it and fetch it again"
             )
     classes = tuple(CLASSES.split(","))
@@ -91,7 +91,7 @@ def pair(blobs: Mapping[str, bytes], part: str) -> Arrays:
 
 
 def parse_idx(raw: bytes, ndim: int, name: str) -> np.ndarray:
-    """The array of `ndim` axes in an IDX file of unsigned bytes; every header field is checked.
+    """The array with `ndim` axes in an IDX file of unsigned bytes; the header is checked.
 
     >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 5, 9]), 1, "labels").tolist()
     [5, 9]
@@ -104,7 +104,7 @@ def parse_idx(raw: bytes, ndim: int, name: str) -> np.ndarray:
     shape = struct.unpack(f">{ndim}I", raw[4:header])
     if len(raw) - header != math.prod(shape):
         raise DataError(
-            f"{name} announces {shape} = {math.prod(shape)} bytes but holds {len(raw) - header}; "
+            f"{name} announces {shape} = {math.prod(shape)} bytes but has {len(raw) - header}; "
             "delete it and fetch it again"
         )
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)

@@ -1,9 +1,10 @@
 """`npz:PATH`: a NumPy archive with images and labels.
 
-Keys are `x` and `y`, divided here, or `x_train`, `y_train`, `x_test`, `y_test`; `classes` (strings)
-names the labels. Images are (n, h, w), or have a channel axis of length 1 or 3: the last axis if
-only that one has such a length, the second if only that one has. Where both have, a key `layout`
-with the text "nhwc" or "nchw" decides. Nothing is unpickled.
+Its keys are `x` and `y`, which are divided into a training and a test part, or `x_train`,
+`y_train`, `x_test` and `y_test`; an array `classes` of strings may name the labels. Images are
+(n, h, w), or have a channel axis of length 1 or 3. That is the last axis if only the last has such
+a length, the second if only the second has. If both have, a key `layout` with the text "nhwc" or
+"nchw" decides. Pickled arrays are refused: unpickling can run code.
 """
 
 from collections.abc import Mapping
@@ -26,15 +27,16 @@ from splitveil.errors import DataError
 
 ONE = ("x", "y")
 TWO = ("x_train", "y_train", "x_test", "y_test")
-BEGINNINGS = (b"PK", b"\x93N")  # of files of np.savez and np.save
+BEGINNINGS = (b"PK", b"\x93N")  # first bytes of the files of np.savez and np.save
 OPTIONAL = ("classes", "layout")
 LAYOUTS = ("nhwc", "nchw")
 ASK = "add layout='nhwc' or layout='nchw' to the file"
-CONVERT = "convert the images to grey or RGB, saying what becomes of depth or alpha"
+SAVE = "save images and labels with np.savez"
+CONVERT = "convert the images to grey or RGB, and decide what to do with depth or alpha"
 
 
 def read(request: ReadRequest) -> Dataset:
-    """The images and labels of an .npz file."""
+    """The dataset in an .npz file."""
     path = request.existing_path()
     arrays = load(path)
     name, layout = f"npz:{path}", str(arrays.get("layout", ""))
@@ -52,24 +54,22 @@ def read(request: ReadRequest) -> Dataset:
 
 
 def load(path: Path) -> dict[str, np.ndarray]:
-    """The known arrays of the file; exactly one of the two sets of keys must be complete."""
+    """The arrays of a file; exactly one of the two sets of keys must be complete."""
     try:
-        # NumPy leaves a file that it opened itself open when it turns out to be broken.
+        # Opened here, because NumPy does not close a file that turns out to be broken.
         with path.open("rb") as stream:
             if stream.read(2) not in BEGINNINGS:
-                raise DataError(
-                    f"cannot read {path}: it is no .npz file; save images and labels with np.savez"
-                )
+                raise DataError(f"cannot read {path}: it is not an .npz file; {SAVE}")
             stream.seek(0)
             archive = np.load(stream, allow_pickle=False)
             if isinstance(archive, np.ndarray):
-                raise DataError(f"{path} is a single array; save images and labels with np.savez")
+                raise DataError(f"{path} is a single array; {SAVE}")
             keys = set(archive.files)
             one, two = keys.issuperset(ONE), keys.issuperset(TWO)
             if one == two:
                 raise DataError(
-                    f"{path} must hold either {', '.join(ONE)} or {', '.join(TWO)}; "
-                    f"it holds {', '.join(sorted(keys)) or 'nothing'}"
+                    f"{path} must have either {', '.join(ONE)} or {', '.join(TWO)}; "
+                    f"it has {', '.join(sorted(keys)) or 'nothing'}"
                 )
             wanted = (*(ONE if one else TWO), *OPTIONAL)
             return {key: archive[key] for key in wanted if key in keys}
@@ -90,7 +90,7 @@ def part(arrays: Mapping[str, np.ndarray], x: str, y: str, layout: str, path: Pa
 
 
 def channels_first(x: np.ndarray, layout: str, name: str) -> np.ndarray:
-    """Images as (n, c, h, w); the module says how the layout is recognised.
+    """Images as (n, c, h, w); the module docstring says how the layout is recognised.
 
     >>> channels_first(np.zeros((5, 8, 9, 3)), "", "x").shape
     (5, 3, 8, 9)
@@ -111,7 +111,7 @@ def channels_first(x: np.ndarray, layout: str, name: str) -> np.ndarray:
 
 
 def class_names(arrays: Mapping[str, np.ndarray], labels: np.ndarray) -> tuple[str, ...]:
-    """The strings under `classes`, or "0", "1", … for as many labels as occur."""
+    """The strings in `classes`, or "0", "1", … for as many labels as occur."""
     if "classes" in arrays:
         return tuple(str(c) for c in arrays["classes"].ravel())
     return tuple(str(c) for c in range(len(np.unique(labels))))

@@ -1,8 +1,9 @@
 """Disjoint, hashed index sets: who may see which image.
 
-The defender sees `train`, chooses by `val`, and is scored on `test`; `held_out` is reserved for an
-attacker and never shown to the defender. A split depends on the dataset and a split seed, never on
-a run's seed, so that runs pair across seeds. Index tensors are sorted and live on the CPU.
+The defender trains on `train`, chooses by `val`, and is scored on `test`. `held_out` is reserved
+for an attacker; the defender never sees it. A split depends on the dataset and on a split seed,
+never on the seed of a run, so that runs of different seeds can be compared image by image. Index
+tensors are sorted and on the CPU.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ HASH_DIGITS = 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Splits:
-    """Four disjoint sets of indices into `Dataset.images`."""
+    """Four disjoint, sorted sets of indices into `Dataset.images`; train and test are not empty."""
 
     train: Int64[Tensor, " a"]
     val: Int64[Tensor, " b"]
@@ -50,23 +51,23 @@ class Splits:
         return {n: getattr(self, n) for n in ("train", "val", "test", "held_out")}
 
     def hashes(self) -> dict[str, str]:
-        """One `index_hash` per set."""
+        """The `index_hash` of each set, by name."""
         return hash_all(self.sets())
 
     def judged(self, knowledge: "Knowledge") -> Int64[Tensor, " c"]:
-        """The images that a run is judged by: test, or val while something is still chosen."""
+        """The images that a run is scored on: test, or val while settings are still chosen."""
         return self.val if knowledge == "val" else self.test
 
     def sizes(self) -> dict[str, int]:
-        """How many images each set has."""
+        """The number of images in each set."""
         return {name: len(indices) for name, indices in self.sets().items()}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AuxView:
-    """What an attacker fits on (`aux`) and is scored on (`scored`) under a knowledge level.
+    """What an attacker of some knowledge level fits on (`aux`) and is scored on (`scored`).
 
-    `val` is only here to be kept apart: it chose the defence, so no attacker may fit on it.
+    `val` is here for a check only: it chose the defence, so no attacker may fit on it.
     """
 
     aux: Int64[Tensor, " a"]
@@ -84,7 +85,7 @@ class AuxView:
             )
 
     def hashes(self) -> dict[str, str]:
-        """One `index_hash` for `aux` and one for `scored`."""
+        """The `index_hash` of `aux` and of `scored`."""
         return hash_all({"aux": self.aux, "scored": self.scored})
 
 
@@ -96,13 +97,26 @@ def make_splits(
     held_out: float = 0.0,
     final: bool = False,
 ) -> Splits:
-    """Stratified sets: first `held_out` of the pool, then `val_fraction` of the rest.
+    """Divide a dataset into stratified sets: first held-out images, then val.
 
-    With `final`, val is empty and train keeps its images: the run that is trained once after
-    selection. Every class keeps at least one image in train.
+    Args:
+        dataset: Its `pool` is divided; its test part stays as it is.
+        split_seed: Decides which images go where.
+        val_fraction: Share of val in what `held_out` leaves, in [0, 1).
+        held_out: Share of the pool reserved for the attacker, in [0, 1).
+        final: Whether train keeps the images of val, for the one run that is trained after all
+            settings are chosen.
+
+    Returns:
+        The sets. Every class keeps at least one image in train.
+
+    >>> from splitveil.data import load
+    >>> make_splits(load("digits")).sizes()
+    {'train': 1294, 'val': 144, 'test': 359, 'held_out': 0}
     """
     for name, value in (("val_fraction", val_fraction), ("held_out", held_out)):
         Range(0, 1, below=True).check(name, value)
+    # held-out is drawn before val, so that changing val_fraction never moves a held-out image.
     labels, pool = dataset.labels.cpu(), dataset.pool.sort().values
     taken, rest = stratified(labels[pool], held_out, stream(split_seed, "split/held-out"))
     reserved, left = pool[taken], pool[rest]
@@ -116,23 +130,31 @@ def make_splits(
 
 
 def aux_view(dataset: Dataset, splits: Splits, knowledge: str, split_seed: int = 0) -> AuxView:
-    """The images an attacker of this knowledge level fits on, and those it is scored on.
+    """The images that an attacker fits on, and those it is scored on.
 
-    train: all of train, scored on test. held-out: the reserved images, scored on test. test90:
-    90 % of test, scored on the other 10 %. val: all of train, scored on val; test stays unseen.
+    Args:
+        dataset: The dataset of `splits`.
+        splits: The sets of a run.
+        knowledge: "train": fits on all of train, scored on test. "held-out": fits on the reserved
+            images, scored on test. "test90": fits on 90 % of test, scored on the rest. "val": fits
+            on all of train, scored on val, so that test stays unseen.
+        split_seed: Decides which 90 %.
+
+    Returns:
+        Disjoint index sets.
     """
     if knowledge not in KNOWLEDGE:
         raise ConfigError(unknown("knowledge level", knowledge, KNOWLEDGE))
     if knowledge == "held-out" and len(splits.held_out) == 0:
         raise DataError(
-            "aux=held-out needs images the defender never saw, and this run reserved none; "
+            "aux=held-out needs images that the defender never saw, but this run reserved none; "
             "train again with held_out=0.1, or choose aux=train"
         )
     if knowledge == "val" and len(splits.val) == 0:
         raise DataError(
-            "aux=val scores validation images, and this run has none: it was trained on them "
-            "too (--final), or there are too few images to set some aside; nothing must be "
-            "chosen by the test images, so train without --final or add images"
+            "aux=val scores validation images, but this run has none: it was trained on them "
+            "(--final), or the dataset is too small; train without --final, or add images. The "
+            "test images are no substitute: nothing may be chosen by them"
         )
     aux, scored = splits.train, splits.judged(knowledge)
     if knowledge == "held-out":
@@ -143,7 +165,7 @@ def aux_view(dataset: Dataset, splits: Splits, knowledge: str, split_seed: int =
 
 
 def _ninety(dataset: Dataset, test: Tensor, split_seed: int) -> tuple[Tensor, Tensor]:
-    """90 % of test and the other 10 %: by file order, or stratified."""
+    """90 % of test and the rest, in file order or stratified."""
     if dataset.ordered_test90:
         cut = round(TEST90 * len(test))
         return test[:cut], test[cut:]
@@ -152,21 +174,22 @@ def _ninety(dataset: Dataset, test: Tensor, split_seed: int) -> tuple[Tensor, Te
 
 
 def index_hash(indices: Int64[Tensor, " n"]) -> str:
-    """First 16 hex digits of the SHA-256 of the indices as little-endian int64.
+    """The first 16 hex digits of the SHA-256 of the indices as little-endian int64.
 
     >>> index_hash(torch.arange(3))
     'ab25350e3e65efeb'
     """
+    # A fixed byte order, so that the hash is the same on every machine.
     raw = indices.cpu().numpy().astype("<i8").tobytes()
     return hashlib.sha256(raw).hexdigest()[:HASH_DIGITS]
 
 
 def hash_all(sets: Mapping[str, Tensor]) -> dict[str, str]:
-    """`index_hash` of every set, under its name."""
+    """The `index_hash` of every set, by name."""
     return {name: index_hash(indices) for name, indices in sets.items()}
 
 
 def refuse_overlap(one: str, a: Tensor, other: str, b: Tensor) -> None:
-    """Refuse two sets that share an image, for then a number measured on them would be false."""
+    """Raise DataError if two sets share an image: numbers measured on them would be wrong."""
     if shared := int(torch.isin(a, b).sum()):
         raise DataError(f"{one} and {other} share {shared} images; they must be disjoint")

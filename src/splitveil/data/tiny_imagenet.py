@@ -1,12 +1,12 @@
-"""Tiny ImageNet from the official tiny-imagenet-200.zip, its unpacked folder, or the network.
+"""Tiny ImageNet from the official tiny-imagenet-200.zip or its unpacked folder.
 
-The images of val/ are the test part; those of test/ have no labels and are left out. Classes are
-in the order of wnids.txt and called by their first word in words.txt. Grey images, of which there
-are some, become RGB with three equal channels. The images of an archive are decoded once and kept
-beside it; those of a folder are decoded every time.
+The images of val/ are the test part; those of test/ have no labels and are ignored. Classes are in
+the order of wnids.txt and named by their first word in words.txt. The few grey images become RGB
+with three equal channels. The images of an archive are decoded once and stored next to it; those of
+a folder are decoded each time.
 
-A download is checked by the archive's MD5, on which many public readers agree. An archive or folder
-put there by hand is checked by its sizes and by how often each class occurs.
+A download is checked by the MD5 of the archive, on which many public readers agree. An archive or
+folder that the user put there is checked by its sizes and class counts.
 """
 
 import re
@@ -38,7 +38,7 @@ TINY = Archive(
 )
 
 DECODED = "tiny-imagenet-200.decoded.npz"
-SOURCE = "source_md5"  # in that file: the archive that it was made from
+SOURCE = "source_md5"  # key in that file: MD5 of the archive it was made from
 COUNTS = Counts(classes=200, train=500, test=50)
 SIDE = 64
 TRAIN_IMAGE = re.compile(r"train/(n\d{8})/images/[^/\\]+\.JPEG")
@@ -50,28 +50,29 @@ Labelled = list[tuple[str, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """Files of the dataset by their names below tiny-imagenet-200/, wherever they lie."""
+    """Files of the dataset by their names below tiny-imagenet-200/, in a folder or an archive."""
 
     origin: Path
     names: frozenset[str]
     read: Callable[[str], bytes]
 
     def lines(self, name: str) -> list[str]:
-        """The lines of a text file that are not empty."""
+        """The lines of a text file, without empty ones."""
         if name not in self.names:
             raise DataError(f"{self.origin} lacks {TINY.folder}/{name}; {TINY.again}")
         try:
             text = self.read(name).decode()
         except UnicodeDecodeError as err:
-            raise DataError(f"{name} in {self.origin} is no text: {err}; {TINY.again}") from err
+            raise DataError(f"{name} in {self.origin} is not text: {err}; {TINY.again}") from err
         return [line for line in text.splitlines() if line.strip()]
 
 
 def read(request: ReadRequest) -> Dataset:
-    """Tiny ImageNet (110000, 3, 64, 64) from the data folder; downloaded where it is absent."""
+    """Tiny ImageNet (110000, 3, 64, 64) from the data folder, downloaded if it is absent."""
     origin = TINY.find(request)
     if origin.is_dir():
         return assemble(decode_all(in_folder(origin), request.progress), origin)
+    # Decoding 110,000 JPEGs is slow; reading the stored arrays is not.
     target, md5 = request.root / DECODED, file_md5(origin)
     arrays = stored(target, md5)
     if arrays is not None:
@@ -84,7 +85,7 @@ def read(request: ReadRequest) -> Dataset:
 
 
 def stored(target: Path, md5: str) -> Arrays | None:
-    """The arrays in `target`; None where it is absent or was made from another archive."""
+    """The arrays in `target`; None if it is absent or was made from another archive."""
     if not target.exists():
         return None
     try:
@@ -94,13 +95,13 @@ def stored(target: Path, md5: str) -> Arrays | None:
             return {key: archive[key] for key in archive.files if key != SOURCE}
     except (*UNREADABLE, KeyError) as err:
         raise DataError(
-            f"{target}, which holds decoded images, is damaged ({err}); delete it, "
-            "it will be made again"
+            f"{target}, the store of decoded images, is damaged ({err}); delete it, and it will "
+            "be made again"
         ) from err
 
 
 def store(target: Path, arrays: Arrays, md5: str) -> None:
-    """Write the arrays to `target`, or nothing where the folder is read-only or the disk full."""
+    """Write the arrays to `target`, or nothing if the folder is read-only or the disk is full."""
     contents: dict[str, Any] = {SOURCE: np.array(md5), **arrays}
     with suppress(OSError), replacing(target) as file:
         np.savez(file, **contents)
@@ -123,14 +124,14 @@ def in_folder(folder: Path) -> Tree:
 
 @contextmanager
 def in_archive(archive: Path) -> Iterator[Tree]:
-    """The members of the archive below tiny-imagenet-200/, read in memory; nothing is unpacked."""
+    """The members of an archive below tiny-imagenet-200/, read in memory."""
     with explained(archive, "zip archive", TINY.again):
         opened = ZipFile(archive)
     with opened as zipped:
 
         def read_member(name: str) -> bytes:
             member = zipped.getinfo(f"{TINY.folder}/{name}")
-            if member.file_size > TINY.max_bytes:
+            if member.file_size > TINY.max_bytes:  # a zip bomb would fill the memory
                 raise DataError(
                     f"{name} in {archive} has {member.file_size} bytes, more than any of the "
                     f"official ones; delete the archive and {TINY.again}"
@@ -144,7 +145,7 @@ def in_archive(archive: Path) -> Iterator[Tree]:
 
 
 def decode_all(tree: Tree, progress: Progress) -> dict[str, np.ndarray]:
-    """Images (n, 3, 64, 64), labels (n,), class names, and how many images are for training."""
+    """Images (n, 3, 64, 64), labels (n,), class names, and the size of the training part."""
     wnids = [line.strip() for line in tree.lines(WNIDS)]
     if repeated := [w for w, n in Counter(wnids).items() if n > 1]:
         raise DataError(f"{WNIDS} in {tree.origin} names {repeated[0]} twice; {TINY.again}")
@@ -178,7 +179,7 @@ def train_files(tree: Tree, labels: dict[str, int]) -> Labelled:
 
 
 def val_files(tree: Tree, labels: dict[str, int]) -> Labelled:
-    """The annotated images of val/, in the order of the annotations."""
+    """The images of val/ in the order of their annotations."""
     files: Labelled = []
     for number, line in enumerate(tree.lines(ANNOTATIONS), start=1):
         image, _, rest = line.partition("\t")
@@ -212,7 +213,7 @@ def read_image(tree: Tree, name: str) -> np.ndarray:
 
 
 def class_names(tree: Tree, wnids: list[str]) -> list[str]:
-    """The first word for each class; where two share it, the class number follows.
+    """The first word of each class; if two classes share it, their ids follow in brackets.
 
     words.txt has lines such as "n01443537<tab>goldfish, Carassius auratus".
     """
@@ -228,7 +229,7 @@ def class_names(tree: Tree, wnids: list[str]) -> list[str]:
 
 
 def assemble(arrays: Arrays, origin: Path) -> Dataset:
-    """The dataset of decoded images, checked against the official counts."""
+    """The dataset of decoded images, checked by the official counts."""
     images, labels, first = arrays["images"], arrays["labels"], int(arrays["first"])
     classes = tuple(str(c) for c in arrays["classes"])
     again = f"{origin} is not the official one: {TINY.again}"

@@ -1,7 +1,5 @@
-"""The files of a run's folder. Writing a record never loses a better one."""
+"""The files of a run folder: read, checked, and written without losing a stronger record."""
 
-import base64
-import binascii
 import json
 import logging
 import math
@@ -18,16 +16,17 @@ from numpy.typing import NDArray
 
 from splitveil.errors import RunError
 from splitveil.io import Json, as_run_error, parse, write_text
-from splitveil.record.schema import Record, read_record, text
+from splitveil.record.schema import Record, read_record, read_value, text, unpack, wrong
 
 Pixels = NDArray[np.uint8]  # (n, c, h, w)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery:
-    """Scored images and their reconstructions, uint8 (n, c, h, w), one column per image.
+    """Scored images and their reconstructions, uint8 (n, c, h, w), the same images in each.
 
-    `labels` and `answers` (the server's) index `classes`; `mse` holds per-image errors (n,).
+    `labels` and the server's `answers` index `classes`; `mse` holds the error of each image (n,),
+    by attack.
     """
 
     indices: tuple[int, ...]
@@ -39,80 +38,52 @@ class Gallery:
     mse: dict[str, tuple[float, ...]]
 
     def class_name(self, label: int) -> str:
-        """The name of a class, or its number when the list of names is too short."""
+        """The name of a class, or its number if the list of names is too short."""
         return self.classes[label] if 0 <= label < len(self.classes) else str(label)
 
 
-def parse_gallery(data: Mapping[str, Any], where: str) -> Gallery:
-    """A checked gallery from the JSON of file `where`; raises RunError naming what is wrong."""
+def parse_gallery(data: Json, where: str) -> Gallery:
+    """The gallery in the JSON of file `where`; raises RunError naming what is wrong."""
+
+    def entries(kind: Any, value: object, key: str, length: int | None = None) -> tuple[Any, ...]:  # noqa: ANN401 - a type hint
+        found: tuple[Any, ...] = read_value(kind, value, key)
+        if not found or length not in (None, len(found)):
+            raise wrong(key, f"a list of {length or 'at least 1'} entries", value)
+        return found
+
+    def pixels(packed: object, key: str) -> Pixels:
+        raw = unpack(read_value(str, packed, key), "uint8", key)
+        if raw.size != math.prod(size):
+            raise wrong(key, f"{math.prod(size)} bytes for {size}", packed)
+        return raw.reshape(size)
+
+    whole, real = tuple[int, ...], tuple[float, ...]
     try:
-        shape = _shape(data["image_shape"])
-        indices = _integers(data["indices"], "indices")
+        shape = entries(whole, data.get("image_shape"), "image_shape", 3)
+        if shape[0] not in (1, 3) or min(shape) < 1:
+            raise wrong("image_shape", "[1 or 3, height, width]", shape)
+        indices = entries(whole, data.get("indices"), "indices")
         size = (len(indices), *shape)
+        guesses = read_value(Mapping[str, Any], data.get("reconstructions"), "reconstructions")
+        errors = read_value(Mapping[str, Any], data.get("mse"), "mse")
         return Gallery(
             indices=indices,
-            labels=_integers(data["labels"], "labels", len(indices)),
-            answers=_integers(data["answers"], "answers", len(indices)),
-            classes=tuple(str(name) for name in data.get("classes") or ()),
-            original=_pixels(data["original"], size, "original"),
-            reconstructions={
-                str(name): _pixels(blob, size, f"reconstructions.{name}")
-                for name, blob in dict(data["reconstructions"]).items()
-            },
-            mse={
-                str(name): _errors(values, len(indices), f"mse.{name}")
-                for name, values in dict(data.get("mse") or {}).items()
-            },
+            labels=entries(whole, data.get("labels"), "labels", len(indices)),
+            answers=entries(whole, data.get("answers"), "answers", len(indices)),
+            classes=read_value(tuple[str, ...], data.get("classes"), "classes"),
+            original=pixels(data.get("original"), "original"),
+            reconstructions={n: pixels(v, f"reconstructions.{n}") for n, v in guesses.items()},
+            mse={n: entries(real, v, f"mse.{n}", len(indices)) for n, v in errors.items()},
         )
-    except (KeyError, TypeError, ValueError) as err:
-        reason = f"the key {err} is missing" if isinstance(err, KeyError) else str(err)
-        raise RunError(
-            f"{where} is not a gallery: {reason}; audit the run again to write a fresh one"
-        ) from err
-
-
-def _shape(value: object) -> tuple[int, int, int]:
-    """Channels, height and width; grey or RGB."""
-    c, h, w = _integers(value, "image_shape", 3)
-    if c not in (1, 3) or h < 1 or w < 1:
-        raise ValueError(f"image_shape must be [1 or 3, height, width], got {value}")
-    return c, h, w
-
-
-def _integers(value: object, what: str, length: int | None = None) -> tuple[int, ...]:
-    """A list of whole numbers, of a given length where one is named."""
-    if not isinstance(value, list) or not all(type(item) is int for item in value):
-        raise ValueError(f"{what} must be a list of whole numbers, got {value!r:.60}")
-    if not value or length not in (None, len(value)):
-        raise ValueError(f"{what} must hold {length or 'at least 1'} entries, got {len(value)}")
-    return tuple(value)
-
-
-def _pixels(blob: object, size: tuple[int, ...], what: str) -> Pixels:
-    """Base64 of raw uint8 bytes to an array of the stated size."""
-    if not isinstance(blob, str):
-        raise ValueError(f"{what} must be base64 text, got {type(blob).__name__}")
-    try:
-        raw = base64.b64decode(blob, validate=True)
-    except binascii.Error as err:
-        raise ValueError(f"{what} is not base64 ({err})") from err
-    if len(raw) != math.prod(size):
-        raise ValueError(f"{what} must be {math.prod(size)} bytes for {size}, got {len(raw)}")
-    return np.frombuffer(raw, dtype=np.uint8).reshape(size)
-
-
-def _errors(value: object, length: int, what: str) -> tuple[float, ...]:
-    """Per-image errors, one for each image."""
-    if not isinstance(value, list) or len(value) != length:
-        raise ValueError(f"{what} must be a list of {length} numbers, got {value!r:.60}")
-    return tuple(float(item) for item in value)
+    except RunError as err:
+        raise RunError(f"{where} is not a gallery: {err}") from err
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFiles:
-    """What one run folder holds; `record` is empty for a run that was trained but not audited.
+    """What one run folder holds.
 
-    `metrics` has one entry per epoch, in order.
+    `record` is empty if the run was trained but not audited; `metrics` has one entry per epoch.
     """
 
     name: str
@@ -123,16 +94,24 @@ class RunFiles:
 
     @property
     def audited(self) -> bool:
-        """Whether there is a record."""
+        """Whether the run has a record."""
         return bool(self.record.raw)
 
 
 def read_run(path: Path, *, audited: bool = True) -> RunFiles:
-    """Read `runs/<name>/`; raises RunError when it is absent, corrupt or was not audited.
+    """Read a run folder.
 
-    With `audited=False` a run without `record.json` is read too, for its training curves.
+    Args:
+        path: `runs/<name>`.
+        audited: Whether a record is required. Without, a run may be read for its training curves.
+
+    Returns:
+        Its record, epochs and gallery.
+
+    Raises:
+        RunError: If the folder is missing or a file is broken, or without a record if `audited`.
     """
-    if not os.path.isdir(path):  # Path.is_dir raises where it may not look
+    if not os.path.isdir(path):  # Path.is_dir raises without permission
         raise RunError(
             f"no run folder at {path}; train one with `splitveil train --name {path.name}`, "
             "or check the path"
@@ -152,7 +131,7 @@ def read_run(path: Path, *, audited: bool = True) -> RunFiles:
 
 
 def _read_text(path: Path) -> str | None:
-    """The text of a file, or None when there is none."""
+    """The text of a file, or None if there is no file."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -162,7 +141,7 @@ def _read_text(path: Path) -> str | None:
 
 
 def _read_object(path: Path) -> Json | None:
-    """The JSON object in a file, or None when there is no file."""
+    """The JSON object in a file, or None if there is no file."""
     content = _read_text(path)
     if content is None:
         return None
@@ -178,10 +157,10 @@ def _read_object(path: Path) -> Json | None:
 
 
 def _read_epochs(path: Path) -> tuple[Json, ...]:
-    """The epoch lines of a log, in order of epoch.
+    """The lines of a log that describe epochs, in order.
 
-    A run that was stopped may end in half a line, which is dropped; one that was resumed may
-    have logged an epoch twice, and then the later line counts.
+    A killed run may end in half a line, which is dropped. A resumed run may have logged an epoch
+    twice; the later line counts.
     """
     lines = [line for line in (_read_text(path) or "").split("\n") if line.strip()]
     epochs: dict[float, Json] = {}
@@ -189,7 +168,7 @@ def _read_epochs(path: Path) -> tuple[Json, ...]:
         try:
             entry = parse(line)
         except ValueError as err:
-            if number == len(lines):
+            if number == len(lines):  # cut off by a kill
                 break
             raise RunError(
                 f"{path} line {number} is not valid JSON ({err}); remove the line or train again"
@@ -201,19 +180,18 @@ def _read_epochs(path: Path) -> tuple[Json, ...]:
 
 
 def last_epoch(folder: Path) -> dict[str, Any]:
-    """The last epoch's line of a run's log; empty before the first."""
+    """The last epoch in the log of a run; empty before the first."""
     lines = read_run(folder, audited=False).metrics
     return dict(lines[-1]) if lines else {}
 
 
 def class_names(path: Path, num_classes: int) -> tuple[str, ...]:
-    """Names of the classes as the audit wrote them into a run's gallery; empty without one."""
+    """Names of the classes in the gallery of a run; empty if there is none or it is broken."""
     try:
-        found = json.loads((path / "gallery.json").read_text(encoding="utf-8"))["classes"]
+        found = list(json.loads((path / "gallery.json").read_text(encoding="utf-8"))["classes"])
     except (OSError, ValueError, KeyError, TypeError):
         return ()
-    right = isinstance(found, list) and len(found) == num_classes
-    return tuple(map(str, found)) if right else ()
+    return tuple(map(str, found)) if len(found) == num_classes else ()
 
 
 log = logging.getLogger(__name__)
@@ -221,11 +199,16 @@ SAME = ("audit.model", "audit.aux", "splits.scored", "seeds.attack")
 
 
 def write_record(folder: Path, record: Record, pictures: Json, profiles: Sequence[str]) -> None:
-    """Write `record.json` and `gallery.json` into a folder, which is made where it is missing.
+    """Write `record.json` and `gallery.json` into a folder, which is created if it is missing.
 
-    An earlier record there that says something which this one does not is kept beside it, as
-    `record.<profile>-<aux>-seed<N>.json`, with its gallery; a line says so.
-    `profiles` are the names of the audits' profiles, by rising budget.
+    An earlier record with something that the new one lacks is kept as
+    `record.<profile>-<aux>-seed<N>.json`, with its gallery, and a warning says so.
+
+    Args:
+        folder: Usually the run folder.
+        record: What to write.
+        pictures: The gallery as JSON.
+        profiles: Names of all audit profiles, by rising budget.
     """
     with as_run_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -238,19 +221,21 @@ def write_record(folder: Path, record: Record, pictures: Json, profiles: Sequenc
                 if file.exists():
                     file.replace(folder / f"{kind}.{name}.json")
         log.warning(
-            "the earlier record of %s says what this one does not; it is kept as record.%s.json",
+            "the earlier record in %s has results that the new one lacks; it is kept as "
+            "record.%s.json",
             folder,
             name,
         )
+    # The record comes last, so that a killed first audit leaves no record without a gallery.
     write_text(folder / "gallery.json", json.dumps(pictures))
     write_text(folder / "record.json", record.to_json())
 
 
 def is_at_least_as_strong(new: Record, old: Record, profiles: Sequence[str]) -> bool:
-    """Whether a record can take another one's place.
+    """Whether a record may replace another one.
 
-    It is of the same model, images and attack seed, by attackers who know as much and are at least
-    as strong, with as many attributes and other leaks.
+    It must be of the same model, images and attack seed, by attackers with the same knowledge and
+    at least the same strength, and have all attributes and other leaks of the old one.
     """
     if any(text(new, path) != text(old, path) for path in SAME):
         return False
@@ -258,6 +243,7 @@ def is_at_least_as_strong(new: Record, old: Record, profiles: Sequence[str]) -> 
         return False
     if not set(old.leaks) - {"refused"} <= set(new.leaks):
         return False
+    # A larger profile replaces everything only if no attack was left out.
     new_rank, old_rank = _rank(new, profiles), _rank(old, profiles)
     whole = not new.audit.only and not new.audit.left_out
     return (new_rank > old_rank and whole) or (
@@ -266,29 +252,29 @@ def is_at_least_as_strong(new: Record, old: Record, profiles: Sequence[str]) -> 
 
 
 def _rank(record: Record, profiles: Sequence[str]) -> int:
-    """The place of a record's profile among all, by budget; an unknown one is the first."""
+    """The rank of a record's profile by budget; an unknown one ranks below all."""
     profile = record.audit.profile
     return profiles.index(profile) if profile in profiles else -1
 
 
 def _free_name(folder: Path, old: Record, profiles: Sequence[str]) -> str:
-    """A name for a record to keep that no other one has which it does not cover."""
-    told = f"{old.audit.profile}-{old.audit.aux}-seed{old.seeds.attack}"
-    stem = re.sub(r"[^\w.-]+", "-", told)
+    """A name for the record to keep, under which no other record would be lost."""
+    facts = f"{old.audit.profile}-{old.audit.aux}-seed{old.seeds.attack}"
+    stem = re.sub(r"[^\w.-]+", "-", facts)
     names = (stem if at == 1 else f"{stem}-{at}" for at in count(1))
     return next(n for n in names if _may_hold(folder / f"record.{n}.json", old, profiles))
 
 
 def _may_hold(file: Path, record: Record, profiles: Sequence[str]) -> bool:
-    """Whether nothing is lost if a record takes this file's place."""
+    """Whether nothing is lost if the record is written to this file."""
+    if not file.exists():
+        return True
     there = _read(file)
-    return not file.exists() or (
-        there is not None and is_at_least_as_strong(record, there, profiles)
-    )
+    return there is not None and is_at_least_as_strong(record, there, profiles)
 
 
 def _read(file: Path) -> Record | None:
-    """The record in a file; None where there is none that could be judged."""
+    """The record in a file; None if there is none or it is broken."""
     try:
         return read_record(file)
     except RunError:

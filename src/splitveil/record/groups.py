@@ -1,4 +1,7 @@
-"""Records below some folders, grouped over seeds, and as a data frame."""
+"""Records found in folders, grouped over seeds, and as a data frame.
+
+A `Group` is one row of a comparison: the same experiment, repeated with other seeds.
+"""
 
 import glob
 import json
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-UNSAID = {"label_smoothing": "0.0", "teacher": "none"}  # of records that do not name it
+UNSAID = {"label_smoothing": "0.0", "teacher": "none"}  # defaults that old records do not name
 SEED, ATTACK = re.compile(r"seed\d+"), re.compile(r"attack\d+")
 
 
@@ -29,7 +32,7 @@ SEED, ATTACK = re.compile(r"seed\d+"), re.compile(r"attack\d+")
 class Group:
     """One row: its name, and for each training seed the records of its attack seeds.
 
-    `runs` are the folders they are from, where `kinds` made the row.
+    `runs` are the run folders, if `kinds` made the group; otherwise it is empty.
     """
 
     name: str
@@ -38,7 +41,7 @@ class Group:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """Every record of the row."""
+        """All records of the row."""
         return tuple(record for seed in self.seeds for record in seed)
 
     def values(self, path: str) -> list[float | None]:
@@ -56,20 +59,20 @@ class Group:
 
 @dataclass(frozen=True)
 class Records:
-    """What a search for records gave: rows in the order met, and files that are no records.
-
-    `broken` says what is wrong with each of these files.
-    """
+    """What a search for records found: rows in the order met, and why each other file is broken."""
 
     groups: tuple[Group, ...]
     broken: Mapping[str, str] = field(default_factory=dict)
 
     def to_frame(self) -> "DataFrame":
-        """One line per record as a pandas data frame, to filter, sort and choose columns from.
+        """A pandas data frame with one line per record.
 
         Returns:
-            A column `row` with the name of the record's row, then every value of the records under
-            its keys with dots between, such as `strongest.mse`; accuracies and leakages are shares.
+            A column `row` with the name of the group, then one for every value under its dotted
+            keys, such as `strongest.mse`. Accuracies and leakages are fractions of 1.
+
+        Raises:
+            RunError: If pandas is not installed.
         """
         try:
             from pandas import DataFrame
@@ -82,42 +85,45 @@ class Records:
 
 
 def records(paths: str | Path | Sequence[str | Path]) -> Records:
-    """Records below some paths: run folders, record files, folders of them, or patterns.
+    """All records in run folders, folders of runs, record files, or patterns.
 
     Args:
         paths: One path or several. Of a pattern such as `"runs/*"` the audited runs are taken.
 
     Returns:
-        The records by row; `to_frame()` gives them as a data frame.
+        The records, grouped by experiment; `to_frame()` gives them as a data frame.
+
+    >>> frame = records("runs/*").to_frame()  # doctest: +SKIP
+    >>> frame[frame["accuracy"] > 0.9].sort_values("strongest.mse")  # doctest: +SKIP
     """
     given = [paths] if isinstance(paths, str | Path) else paths
     return find_records([path for one in given for path in _matches(str(one))])
 
 
 def _matches(path: str) -> list[Path]:
-    """The audited runs that match a pattern; a path as it stands."""
+    """The audited runs that match a pattern; a path without one is returned unchanged."""
     if os.path.exists(path) or not glob.has_magic(path):
         return [Path(path)]
     matches = map(Path, sorted(glob.glob(path)))
     found = [m for m in matches if (_below(m) if m.is_dir() else m.suffix == ".json")]
     if not found:
-        raise RunError(f"no audited run matches {path}; audit one: splitveil audit RUN")
+        raise RunError(f"no audited run matches {path}; audit one: `splitveil audit RUN`")
     return found
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Mean of what was measured; None if nothing was."""
+    """Mean of the numbers; None if all are None."""
     known = [v for v in values if v is not None]
     return statistics.fmean(known) if known else None
 
 
 def find_records(paths: Sequence[Path]) -> Records:
-    """Records below some paths: run folders, record files, or folders of them.
+    """All records in run folders, record files, or folders of them.
 
-    Folders called seed0, seed1, … are the training seeds of the row they lie in, and attack1, …
-    in one of them are further attack seeds of the same run; any other folder with a record is a
-    row of its own. Links are followed. Audits with another attacker's knowledge are another row. A
-    file that is met twice counts once. What cannot be read is named, and the rest still compared.
+    Folders named seed0, seed1, … are the training seeds of the row they lie in; inside of them,
+    attack1, … are further attack seeds of the same run. Any other folder with a record is a row of
+    its own. Audits with another `aux` are separate rows. Links are followed, and a file met twice
+    counts once. Broken files are listed, and the rest is still compared.
     """
     rows: dict[tuple[Path, str], dict[Path, list[Record]]] = {}
     broken: dict[str, str] = {}
@@ -125,20 +131,22 @@ def find_records(paths: Sequence[Path]) -> Records:
     for path in paths:
         below = _below(path)
         if not below:
-            raise RunError(f"no record.json in {path}; audit a run first: splitveil audit RUN")
+            raise RunError(f"no record.json in {path}; audit a run first: `splitveil audit RUN`")
         for file in below:
             files.setdefault(file.resolve(), file)
     for file in files.values():
-        record = _read(file)
-        if isinstance(record, str):
-            broken[str(file)] = record
+        try:
+            record = parse_record(file.read_text(encoding="utf-8"))
+            per_image_mse(record)
+        except (OSError, ValueError, RunError) as err:
+            broken[str(file)] = str(err)
             continue
         row, seed = _place(file)
         seeds = rows.setdefault((row, record.audit.aux or "train"), {})
         seeds.setdefault(seed, []).append(record)
     if not rows:
         why = "; ".join(f"{name}: {reason}" for name, reason in broken.items())
-        raise RunError(f"none of {len(broken)} is a record; audit the runs again ({why})")
+        raise RunError(f"none of {len(broken)} files is a record; audit the runs again ({why})")
     names = row_names([row for row, _ in rows])
     groups = (
         Group(names[row], tuple(tuple(seed) for seed in seeds.values()))
@@ -148,15 +156,16 @@ def find_records(paths: Sequence[Path]) -> Records:
 
 
 def _below(path: Path) -> list[Path]:
-    """The record at a path, or all below it; those that only links lead to come last."""
-    if not os.path.exists(path):  # Path.exists raises where the system refuses the name
+    """The record file at a path, or all in a folder; files behind links come last."""
+    if not os.path.exists(path):  # Path.exists raises for names that the system rejects
         raise RunError(f"there is no {path}{_meant(path)} check the path")
     if path.is_file():
         return [path]
     linked, seen = [], set[str]()
+    # rglob does not follow links, os.walk does.
     for folder, inner, names in os.walk(path, followlinks=True):
         real = os.path.realpath(folder)
-        if real in seen:  # links may go in circles
+        if real in seen:  # links may form a cycle
             inner.clear()
             continue
         seen.add(real)
@@ -165,7 +174,7 @@ def _below(path: Path) -> list[Path]:
 
 
 def _meant(path: Path) -> str:
-    """A name beside a path that is not there, if one is near to it."""
+    """A hint at a similar name next to a missing path."""
     try:
         there = [file.name for file in path.parent.iterdir()]
     except OSError:
@@ -175,15 +184,15 @@ def _meant(path: Path) -> str:
 
 
 def _place(file: Path) -> tuple[Path, Path]:
-    """Folders of the row and of the training seed that a record belongs to, as links name them."""
-    folder = Path(os.path.abspath(file)).parent
+    """Folders of the row and of the training seed that a record file belongs to."""
+    folder = Path(os.path.abspath(file)).parent  # not resolved: a link may rename a row
     if ATTACK.fullmatch(folder.name) and SEED.fullmatch(folder.parent.name):
         folder = folder.parent
     return (folder.parent if SEED.fullmatch(folder.name) else folder), folder
 
 
 def row_names(rows: Sequence[Path]) -> dict[Path, str]:
-    """A short name for each folder; namesakes are told apart by as many folders above as it takes.
+    """A short name for each folder, with as many parent folders as it takes to be unique.
 
     >>> list(row_names([Path("/a/x"), Path("/b/y/x"), Path("/c/y/x"), Path("/z")]).values())
     ['a/x', 'b/y/x', 'c/y/x', 'z']
@@ -198,33 +207,23 @@ def row_names(rows: Sequence[Path]) -> dict[Path, str]:
     return names
 
 
-def _read(file: Path) -> Record | str:
-    """The record in a file, or what is wrong with it."""
-    try:
-        record = parse_record(file.read_text(encoding="utf-8"))
-        per_image_mse(record)
-    except (OSError, ValueError, RunError) as err:
-        return str(err)
-    return record
-
-
 def dataset_of(group: Group) -> str:
     """The dataset of a row."""
     return text(group.records[0], "config.dataset") or NOTHING
 
 
 def aux_of(group: Group) -> str:
-    """What the attacker of a row knew."""
+    """The images that the attacker of a row knew: `train`, `held-out`, `test90` or `val`."""
     return group.records[0].audit.aux or "train"
 
 
 def defences_of(group: Group) -> tuple[str, ...]:
-    """The presets that a row's defence is a stack of."""
+    """The defences that a row stacks."""
     return tuple((text(group.records[0], "config.defence") or NOTHING).split("+"))
 
 
 def setting(key: str) -> Callable[[Record], str]:
-    """A reader of a setting; what a record does not name was the default, where that is known.
+    """A function that reads a setting; an old record without it used the default, if it is known.
 
     >>> record = Record.from_dict({"config": {"lr": 0.2}})
     >>> setting("label_smoothing")(record), setting("lr")(record)
@@ -239,27 +238,30 @@ def setting(key: str) -> Callable[[Record], str]:
     return read
 
 
-FREE = ("seed", "name", "device", "compile")  # settings in which runs of one kind may differ
-
+# Runs of one kind may differ in the settings FREE, and must agree in ALIKE.
+FREE = ("seed", "name", "device", "compile")
 ALIKE = ("audit.profile", "audit.aux", "audit.only", "splits.scored", "splits.test")
 
 
 def kinds(runs: Sequence[RunFiles]) -> list[Group]:
-    """Runs of the same settings, audited alike, as rows in the order met; one alone gives its name.
+    """Group runs that differ in nothing but their seeds, in the order met.
 
-    Several runs are called after their defence, or what their names begin with where another kind
-    has the same defence.
+    A group of one run has the run's name. A larger one has the name of its defence, or the common
+    start of the runs' names if another group has the same defence.
     """
     found: dict[str, list[RunFiles]] = {}
     for run in runs:
         found.setdefault(_settings(run), []).append(run)
     defences = [_defence(same[0]) for same in found.values()]
-    return [
-        Group(
-            _name(same, alone=defences.count(_defence(same[0])) == 1), _by_seed(same), tuple(same)
-        )
-        for same in found.values()
-    ]
+    groups = []
+    for defence, same in zip(defences, found.values(), strict=True):
+        name = common_start([run.name for run in same])
+        if len(same) == 1:
+            name = same[0].name
+        elif not name or defences.count(defence) == 1:
+            name = defence
+        groups.append(Group(name, _by_seed(same), tuple(same)))
+    return groups
 
 
 def _by_seed(runs: Sequence[RunFiles]) -> tuple[tuple[Record, ...], ...]:
@@ -270,28 +272,20 @@ def _by_seed(runs: Sequence[RunFiles]) -> tuple[tuple[Record, ...], ...]:
 
 
 def _settings(run: RunFiles) -> str:
-    """What makes a run of its kind, as text; one that was not audited is a kind of its own."""
+    """What runs of one kind share, as text; a run without an audit is a kind of its own."""
     if not run.audited:
         return str(run.path)
     config = {k: v for k, v in run.record.config.items() if k not in FREE}
-    told = [text(run.record, path) for path in ALIKE]
-    heard = bool(run.record.audit.wire)
-    return json.dumps([config, told, heard], sort_keys=True)
+    alike = [text(run.record, path) for path in ALIKE]
+    return json.dumps([config, alike, bool(run.record.audit.wire)], sort_keys=True)
 
 
 def _defence(run: RunFiles) -> str:
     return text(run.record, "config.defence") or NOTHING
 
 
-def _name(runs: Sequence[RunFiles], *, alone: bool) -> str:
-    if len(runs) == 1:
-        return runs[0].name
-    start = common_start([run.name for run in runs])
-    return _defence(runs[0]) if alone or not start else start
-
-
 def common_start(names: Sequence[str]) -> str:
-    """What names begin with, up to the word for a seed.
+    """The common start of names, without a word for the seed at its end.
 
     >>> common_start(["veil/seed0", "veil/seed1"]), common_start(["fast-s0", "fast-s12"])
     ('veil', 'fast')

@@ -1,11 +1,12 @@
-"""`Record`, typed to its leaves: checked once when it is read, written as it was read.
+"""`Record`: everything an audit found, typed to its leaves.
 
-Every key may be absent, as in older records: a number, a text or a truth value is then None, an
-object or a list empty. A number that is not finite counts as not measured.
+A record is validated once, when it is read, and written back as it was read. Every key may be
+absent, as in older records: then a number, a text or a truth value is None, an object or a list is
+empty. A number that is not finite counts as not measured. A field's comment or type gives its unit
+and range; errors are mean squared errors of pixels in [0, 1].
 """
 
 import base64
-import binascii
 import copy
 import json
 import math
@@ -22,16 +23,16 @@ from splitveil.errors import Range, RunError
 from splitveil.io import Json, parse
 
 Part = TypeVar("Part")
-Share = Annotated[float, Range(0, 1)]  # images and their reconstructions lie in [0, 1], too
+Share = Annotated[float, Range(0, 1)]  # also errors: images and reconstructions lie in [0, 1]
 Count = Annotated[int, Range(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Means over the scored images; `mse` low and `ssim`, `psnr` high favour the attacker.
+    """Means over the scored images; low `mse` and high `ssim` and `psnr` favour the attacker.
 
-    `accuracy` is the server's on the reconstructions: what they still tell of the class; None if
-    nobody answers.
+    `accuracy` is the server's on the reconstructions: how much of the class they still show. It is
+    None if there is no server.
     """
 
     mse: float
@@ -46,14 +47,14 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Error of an oracle (worst case), of a guess by class (ceiling), of a blind guess (floor)."""
+    """Error of an oracle (worst case), of guessing by class (ceiling), of a blind guess (floor)."""
 
     mse: Share | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strongest:
-    """Per metric the best mean of an attack, and which attack it was."""
+    """For each metric the best mean that an attack reached, and the name of that attack."""
 
     mse: Share | None
     mse_by: str | None
@@ -65,7 +66,7 @@ class Strongest:
 
 @dataclass(frozen=True, kw_only=True)
 class Rival:
-    """The best of the other attacks on the images that an attack on a subset was scored on."""
+    """The best other attack on the same images, for an attack scored on a subset of them."""
 
     attack: str | None
     mse: float | None
@@ -73,7 +74,7 @@ class Rival:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackScores:
-    """One attack: its `Scores`, what it may see, on how many images, and how long it took."""
+    """One attack: its mean scores, its access, how many images it was scored on, its seconds."""
 
     mse: float | None
     psnr_pooled: float | None
@@ -89,7 +90,7 @@ class AttackScores:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientCost:
-    """Operations and parameters of the client; numbers it sends per image."""
+    """Multiply-adds per image and parameters of the client, and numbers it sends per image."""
 
     macs: Count | None
     params: Count | None
@@ -98,7 +99,7 @@ class ClientCost:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitHashes:
-    """Which images were tested, known to the attacker, and scored."""
+    """Hashes of the test images, the images that the attacker knows, and the scored ones."""
 
     test: str | None
     aux: str | None
@@ -107,7 +108,7 @@ class SplitHashes:
 
 @dataclass(frozen=True, kw_only=True)
 class Seeds:
-    """Of the training and of the attacks."""
+    """Seed of the training and seed of the attacks."""
 
     train: int | None
     attack: int | None
@@ -115,7 +116,7 @@ class Seeds:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFacts:
-    """How the audit was made; `model` is the hash of what was attacked."""
+    """How the audit was made; `model` is the hash of the attacked model."""
 
     profile: str | None
     aux: str | None
@@ -134,7 +135,7 @@ class AuditFacts:
 
 @dataclass(frozen=True)
 class Flag:
-    """A sign of trouble: its name, what was seen, and what to do about it."""
+    """A warning: its name, what was seen, and what to do about it."""
 
     name: str
     seen: str | None = None
@@ -143,7 +144,7 @@ class Flag:
 
 @dataclass(frozen=True, kw_only=True)
 class PerImage:
-    """The strongest attack and, as base64 of float16, its MSE of every scored image."""
+    """The strongest attack, and its MSE of every scored image as base64 of float16."""
 
     attack: str | None
     mse: str | None
@@ -151,7 +152,7 @@ class PerImage:
 
 @dataclass(frozen=True, kw_only=True)
 class Identification:
-    """The least share of images that are not recognised, or why none is certified."""
+    """The smallest certified share of images that nobody can identify, or why there is none."""
 
     at_least: float | None
     refused: str | None
@@ -159,7 +160,7 @@ class Identification:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """A bound in nats, or why it is refused."""
+    """A bound in nats, or why there is none."""
 
     refused: str | None
     nats: float | None
@@ -170,10 +171,11 @@ class Certificate:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Everything measured of one run, with its passport; `record.json` is its `to_dict`.
+    """Everything an audit measured, with where it comes from; `to_dict` gives `record.json`.
 
-    `accuracy` is None if nobody answers what the client sends, `flags` if nobody looked for any.
-    `raw` is the JSON that was read, with the keys that have no field.
+    `accuracy` is the server's on unchanged images, None without a server. `leakage` is 1 if the
+    attacker has the image and 0 if it knows no more than the answer. `flags` is None if the audit
+    did not look for any. `raw` is the JSON that was read, including keys without a field.
 
     >>> Record.from_dict({"strongest": {"mse": 0.03, "mse_by": "linear"}}).strongest.mse
     0.03
@@ -205,20 +207,30 @@ class Record:
 
     @property
     def flag_names(self) -> set[str]:
-        """The flags that the audit raised."""
+        """Names of the flags that the audit raised."""
         return {flag.name for flag in self.flags or ()}
 
     def to_dict(self) -> Json:
-        """Plain JSON types only; what was not measured is null, never NaN."""
+        """Plain JSON types; what was not measured is None, never NaN."""
         return copy.deepcopy(self.raw)
 
     def to_json(self) -> str:
-        """Text of `record.json`; strict JSON."""
+        """The text of `record.json`, strict JSON."""
         return json.dumps(self.raw, indent=2, allow_nan=False) + "\n"
 
     @classmethod
     def from_dict(cls, data: Json) -> "Record":
-        """Read back what `to_dict` wrote; refuses values of another kind or out of their range."""
+        """The record of a dictionary that `to_dict` wrote.
+
+        Args:
+            data: A JSON object; keys may be absent.
+
+        Returns:
+            The typed record.
+
+        Raises:
+            RunError: If a value has another type or lies outside its range.
+        """
         made = replace(read_part(cls, data), raw=data)
         for key in ("epochs", "lambd", "noise_std"):
             number(made.config, key)
@@ -226,27 +238,27 @@ class Record:
 
     @classmethod
     def of(cls, **parts: object) -> "Record":
-        """A fresh record of the JSON of its parts, written in the order of the fields."""
+        """A new record from the JSON of its parts, in the order of the fields."""
         given = {"training": {}} | parts
         return cls.from_dict({part.name: given[part.name] for part in fields(cls)[:-1]})
 
 
 def parse_record(content: str) -> Record:
-    """The record in a text; raises ValueError where it holds none, RunError for a wrong value."""
+    """The record in a text; raises ValueError if it holds none, RunError for a wrong value."""
     try:
         data = parse(content)
     except ValueError as err:
-        raise ValueError(f"no JSON: {err}") from err
+        raise ValueError(f"not valid JSON: {err}") from err
     if not isinstance(data, dict):
-        raise ValueError(f"a record is an object, got {type(data).__name__}")
+        raise ValueError(f"a record is a JSON object, got {type(data).__name__}")
     missing = [key for key in ("strongest", "config") if not isinstance(data.get(key), dict)]
     if missing:
-        raise ValueError(f"no {' and no '.join(missing)} in it")
+        raise ValueError(f"it has no {' and no '.join(missing)}")
     return Record.from_dict(data)
 
 
 def read_record(path: Path) -> Record:
-    """A record from a file; anything else is refused with its reason."""
+    """The record in a file; raises RunError if it cannot be read or is not a record."""
     try:
         return parse_record(path.read_text(encoding="utf-8"))
     except OSError as err:
@@ -258,19 +270,21 @@ def read_record(path: Path) -> Record:
 
 
 def read_part(kind: type[Part], data: object, where: str = "") -> Part:
-    """A dataclass of a JSON object, whose fields' types say what each key must hold.
+    """A dataclass from a JSON object; the types of its fields say what each key must hold.
 
     Args:
         kind: The dataclass.
-        data: The object, or None for an empty one.
-        where: The path of keys that leads to it, for the message.
+        data: The object, or None for an empty one. Unknown keys are ignored.
+        where: The dotted path of the object in its file, for messages.
 
     >>> read_part(Seeds, {"train": 1, "unknown": 2})
     Seeds(train=1, attack=None)
     """
     values, prefix = _object(data, where), f"{where}." if where else ""
     hints = _hints(kind)  # type: ignore[arg-type] # every class is hashable
-    return kind(**{key: _read(hint, values.get(key), prefix + key) for key, hint in hints.items()})
+    return kind(
+        **{key: read_value(hint, values.get(key), prefix + key) for key, hint in hints.items()}
+    )
 
 
 @cache
@@ -279,23 +293,27 @@ def _hints(kind: type) -> dict[str, Any]:
     return {name: hint for name, hint in hints.items() if name != "raw"}
 
 
-def _read(hint: Any, value: object, where: str) -> Any:  # noqa: ANN401 - whatever the hint says
-    """A JSON value as a type hint says."""
+def read_value(hint: Any, value: object, where: str) -> Any:  # noqa: ANN401 - as the hint says
+    """A JSON value of the type that a hint asks for; RunError for any other.
+
+    >>> read_value(tuple[int, ...], [1, 2.0], "labels")
+    (1, 2)
+    """
     origin, inner = get_origin(hint), get_args(hint)
-    if type(None) in inner:  # of `X | None`
-        return None if value is None else _read(inner[0], value, where)
+    if type(None) in inner:  # `X | None`
+        return None if value is None else read_value(inner[0], value, where)
     if origin is Annotated:
-        found = _read(inner[0], value, where)
+        found = read_value(inner[0], value, where)
         if problem := None if found is None else inner[1].problem(f"`{where}`", found):
             raise RunError(problem)
         return found
     if origin is tuple:
         if not isinstance(value, list | None):
-            raise _wrong(where, "a list", value)
-        return tuple(_read(inner[0], v, f"{where}[{at}]") for at, v in enumerate(value or ()))
+            raise wrong(where, "a list", value)
+        return tuple(read_value(inner[0], v, f"{where}[{i}]") for i, v in enumerate(value or ()))
     if origin is Mapping:
         values = _object(value, where)
-        return {key: _read(inner[1], item, f"{where}.{key}") for key, item in values.items()}
+        return {key: read_value(inner[1], v, f"{where}.{key}") for key, v in values.items()}
     if isinstance(hint, type) and is_dataclass(hint):
         return read_part(hint, value, where)
     return _leaf(hint, value, where)
@@ -307,41 +325,48 @@ def _leaf(kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - a t
         if kind is float or found is None:
             return found
         if not found.is_integer():
-            raise _wrong(where, "a whole number", value)
+            raise wrong(where, "a whole number", value)
         return value if isinstance(value, int) else int(found)
     if kind is not Any and not isinstance(value, kind):
-        raise _wrong(where, "a text" if kind is str else "true or false", value)
+        raise wrong(where, "a text" if kind is str else "true or false", value)
     return value
 
 
 def _object(value: object, where: str) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise _wrong(where, "an object", value)
-    return value
+    if not isinstance(value, Mapping | None):
+        raise wrong(where, "an object", value)
+    return value or {}
 
 
 def _finite(value: object, where: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong(where, "a number", value)
+        raise wrong(where, "a number", value)
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # an integer too large for a float
         return None
 
 
-def _wrong(where: str, wanted: str, got: object) -> RunError:
+def wrong(where: str, wanted: str, got: object) -> RunError:
+    """The error for a value of the wrong kind at a path of keys."""
+    given = "nothing" if got is None else f"{type(got).__name__} {got!r:.60}"
     return RunError(
-        f"`{where}` must be {wanted}, got {type(got).__name__} {got!r:.60}; "
-        "audit the run again to write a fresh record"
+        f"`{where}` must be {wanted}, got {given}; audit the run again to write a fresh record"
     )
 
 
+def unpack(packed: str, dtype: str, where: str) -> NDArray[Any]:
+    """The numbers (n,) in base64 of raw bytes; RunError if it is not base64 of such numbers."""
+    try:
+        return np.frombuffer(base64.b64decode(packed, validate=True), dtype=dtype)
+    except ValueError as err:
+        raise wrong(where, f"base64 of {np.dtype(dtype)}", packed) from err
+
+
 def get(data: Record | Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - any JSON value
-    """The JSON value at a path of keys with dots between; None as soon as a key is absent or null.
+    """The JSON value at a dotted path of keys; None if a key is absent or null.
 
     >>> get({"attacks": {"linear": {"mse": 0.1}}}, "attacks.linear")
     {'mse': 0.1}
@@ -354,7 +379,7 @@ def get(data: Record | Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - a
 
 
 def number(data: Record | Mapping[str, Any], path: str) -> float | None:
-    """A finite number at a path of keys, or None when it was not measured.
+    """A finite number at a dotted path of keys, or None if it was not measured.
 
     >>> number({"strongest": {"mse": 0.03}}, "strongest.mse")
     0.03
@@ -363,7 +388,7 @@ def number(data: Record | Mapping[str, Any], path: str) -> float | None:
 
 
 def text(data: Record | Mapping[str, Any], path: str) -> str | None:
-    """The value at a path of keys as text (JSON where it is not text), or None.
+    """The value at a dotted path of keys as text, JSON unless it is a text already; or None.
 
     >>> text({"config": {"seed": 0, "final": True}}, "config.seed")
     '0'
@@ -385,39 +410,34 @@ def leaves(data: Mapping[str, Any], prefix: str = "") -> Json:
     return found
 
 
-ROUNDING = 0.01  # half-precision errors per image average to far less than this share of the mean
-LEAST = 2.0**-25  # but those of images rebuilt all but perfectly: half a step of half precision
+# float16 rounds the errors of single images; their mean differs by much less than this share of it,
+# or for almost perfect reconstructions by half the smallest step of float16.
+ROUNDING, LEAST = 0.01, 2.0**-25
 BRIEF = ("smoke", "quick")  # profiles whose numbers say little about a stronger attacker
 
 
 def shortfalls(record: Record) -> list[str]:
-    """What makes an audit less than a standard one of test images; empty where nothing does.
+    """What makes an audit weaker than a standard one of the test images; empty if nothing does.
 
     >>> shortfalls(Record.from_dict({"audit": {"profile": "quick", "aux": "val"}}))
     ['quick audit', 'validation images']
     """
-    told = record.audit
+    audit = record.audit
     return [
-        *([f"{told.profile} audit"] if told.profile in BRIEF else []),
-        *(["some attacks"] if told.only else []),
-        *(["validation images"] if told.aux == "val" else []),
+        *([f"{audit.profile} audit"] if audit.profile in BRIEF else []),
+        *(["some attacks"] if audit.only else []),
+        *(["validation images"] if audit.aux == "val" else []),
     ]
 
 
 def per_image_mse(record: Record) -> NDArray[np.float64] | None:
-    """The strongest attack's MSE of every scored image (n,), or None where none is kept."""
+    """The strongest attack's MSE of every scored image (n,), or None if the record has none."""
     if not record.per_image.mse:
         return None
-    try:
-        values = np.frombuffer(base64.b64decode(record.per_image.mse, validate=True), dtype="<f2")
-    except (binascii.Error, ValueError) as err:
-        raise RunError(
-            f"per_image.mse is not base64 of float16: {err}; audit the run again"
-        ) from err
-    made = values.astype(np.float64)
-    mean, stated = float(made.mean()) if len(made) else 0.0, record.strongest.mse
+    values = unpack(record.per_image.mse, "<f2", "per_image.mse").astype(np.float64)
+    mean, stated = float(values.mean()) if len(values) else 0.0, record.strongest.mse
     if stated is None or not abs(mean - stated) <= ROUNDING * stated + LEAST:
         raise RunError(
             f"per_image.mse has mean {mean:.6g}, but strongest.mse is {stated}; audit the run again"
         )
-    return made
+    return values

@@ -1,23 +1,23 @@
 r"""Intervals and tests over seeds and images, Holm's correction, and the Pareto front.
 
-A table y (seeds, images) is crossed: every training seed is scored on the same images.
+A table y (seeds, images) is a crossed design: every training seed is scored on the same images.
 
 .. math:: y_{si} = \mu + a_s + b_i + e_{si}
 
-Seeds `a`, images `b` and their interaction `e` are draws from populations; `μ` is what is claimed.
-Everything here takes a batch of tables.
+Seeds `a`, images `b` and their interaction `e` are draws from populations; claims are about `μ`.
+All functions of the pivot take a batch of tables.
 
-The bootstrap over seeds and images has a closed form, so nothing is drawn: its variance is taken
-without its bias for few seeds, its quantiles from Student's t rather than from the resamples (three
-seeds have ten), and Hall's transformation allows for skewed images. In simulation a 95 % interval
-covers in 93-97 % of cases with 3 to 10 seeds and 256 images or more, whether seeds, images or their
-interaction dominate, with normal and log-normal images; two seeds go down to 92.6 %. Resampling
-images alone covers 22 % where seeds dominate. Seeds are taken as normal, which no test on three
-of them can check.
+The bootstrap over seeds and images has a closed form, so nothing is resampled. Its variance is
+corrected for the bias of few seeds. Its quantiles come from Student's t and not from the resamples,
+of which three seeds have only ten. Hall's transformation corrects for skewed images. In simulation
+a 95 % interval covers in 93-97 % of cases with 3 to 10 seeds and 256 images or more, whether seeds,
+images or their interaction dominate, with normal and log-normal images; with two seeds in 92.6 %.
+Resampling images alone covers in 22 % of cases if seeds dominate. Seeds are assumed to be normal;
+three of them are too few to test it.
 
-A point is (accuracy, leakage), accuracy up, leakage down. Leakage is 1 where the attacker has the
-image and 0 where it knows no more than the answer; below 0 there is nothing left to win, so it
-counts as 0.
+A point of the Pareto front is (accuracy, leakage): high accuracy and low leakage are good. Leakage
+is 1 if the attacker has the image and 0 if it knows no more than the answer. Below 0 there is
+nothing left to win, so it counts as 0.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ from splitveil.errors import AuditError
 
 Tables = Float[np.ndarray, "batch seeds images"]
 Numbers = Float[np.ndarray, " batch"]
-# Cochran and Cox (1950) mix t quantiles by shares of variance, which is exponent 1. With three
-# seeds and 95 % that covers 95.0-97.1 %, depending on the share; Satterthwaite's degrees of
+# Cochran and Cox (1950) mix the t quantiles by shares of variance: exponent 1. With three seeds and
+# a level of 95 % that covers 95.0-97.1 %, depending on the shares. Satterthwaite's degrees of
 # freedom cover 92.2-95.0 %, exponent 1.25 covers 94.7-96.5 %.
 _EXPONENT = 1.25
 _HALVINGS = 64
@@ -42,10 +42,10 @@ _SMALLEST_TAIL = 1e-200
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pivot:
-    """What is needed to say how far `mean` may lie from μ.
+    """What the interval of a mean and its p-value are computed from.
 
     `bend((mean - μ) / se, skewness)` has quantiles between those of Student's t with `seeds_df`,
-    which count by `weight`, and with `images_df`. `seeds` is 1 where images alone vary.
+    whose share is `weight`, and with `images_df`. `seeds` is 1 if only images vary.
     """
 
     mean: Numbers
@@ -58,15 +58,15 @@ class Pivot:
 
 
 def pivot(tables: Tables, minus: Float[np.ndarray, "batch others images"] | None = None) -> Pivot:
-    r"""The pivot of each table's mean, or of its difference from `minus`, which has other seeds.
+    r"""The pivot of each table's mean, or of its difference from `minus`, a table of other seeds.
 
     .. math:: \hat V = \frac{\mathrm{var}_s(\bar y_{s\cdot})}{S}
        + \Big[\frac{\mathrm{var}_i(\bar y_{\cdot i})}{I} - \frac{\hat\sigma_e^2}{SI}\Big]_+
 
-    The first term holds seeds and interaction (S - 1 degrees of freedom), the second the images
-    alone. With `minus` the first terms are added (Welch's degrees of freedom), and so are the
-    interactions; the image means are those of the difference. With one seed on either side, the
-    variance of the image means is all there is.
+    The first term is the variance of seeds and interaction, with S - 1 degrees of freedom; the
+    second is that of the images alone. With `minus`, the first terms are added (Welch's degrees of
+    freedom), and so are the interactions, and the image means are those of the difference. With one
+    seed on either side, only the variance of the image means is known.
     """
     both = [tables] if minus is None else [tables, minus]
     images = tables.mean(1) if minus is None else tables.mean(1) - minus.mean(1)  # (batch, images)
@@ -81,7 +81,7 @@ def pivot(tables: Tables, minus: Float[np.ndarray, "batch others images"] | None
     seeds_var = sum(seeds_vars, none)
     own_var = (images_var - sum((_interaction(t) for t in several), none)).clip(min=0.0)
     variance = seeds_var + own_var
-    # Only the images' own part: it alone makes the mean and its standard error move together.
+    # Skewness of the images' own part only: no other part correlates the mean with its error.
     third = (centred**3).mean(1) / n**2 * _ratio(own_var, images_var)
     return Pivot(
         mean=mean,
@@ -95,7 +95,7 @@ def pivot(tables: Tables, minus: Float[np.ndarray, "batch others images"] | None
 
 
 def _interaction(tables: Tables) -> Numbers:
-    """Variance that the interaction of seeds and images gives to the mean, unbiased."""
+    """Unbiased variance of the mean that comes from the interaction of seeds and images."""
     _, s, n = tables.shape
     centred = tables - tables.mean(2, keepdims=True)
     rest = centred - centred.mean(1, keepdims=True)
@@ -103,7 +103,7 @@ def _interaction(tables: Tables) -> Numbers:
 
 
 def _ratio(top: Numbers, bottom: Numbers) -> Numbers:
-    """Quotient, 0 where the divisor is."""
+    """Quotient; 0 where the divisor is 0."""
     return np.asarray(np.divide(top, bottom, out=np.zeros_like(top), where=bottom != 0.0))
 
 
@@ -115,11 +115,12 @@ def limits(given: Pivot, level: float) -> tuple[Numbers, Numbers]:
 
 
 def p_value(given: Pivot) -> Numbers:
-    """Two-sided p-value of μ = 0: one less the level of the interval that just touches zero."""
+    """Two-sided p-value of μ = 0: one minus the level of the interval that just touches zero."""
     from scipy.special import stdtr
 
     x = np.abs(bend(_ratio(given.mean, given.se), given.skewness))
     tails = np.stack([stdtr(given.seeds_df, -x), stdtr(given.images_df, -x)])
+    # The quantile lies between the two t quantiles; bisect the logarithm of its tail.
     low, high = np.log(np.sort(tails, axis=0).clip(min=_SMALLEST_TAIL))
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -130,7 +131,7 @@ def p_value(given: Pivot) -> Numbers:
 
 
 def _quantile(given: Pivot, tail: Numbers) -> Numbers:
-    """What the bent pivot exceeds with probability `tail`."""
+    """The value that the transformed pivot exceeds with probability `tail`."""
     from scipy.special import stdtrit
 
     seeds, images = -stdtrit(given.seeds_df, tail), -stdtrit(given.images_df, tail)
@@ -138,7 +139,7 @@ def _quantile(given: Pivot, tail: Numbers) -> Numbers:
 
 
 def bend(t: Numbers, skewness: Numbers) -> Numbers:
-    r"""Hall's (1992) monotone cubic, which takes the skewness γ out of a studentised mean.
+    r"""Hall's (1992) monotone cubic, which removes the skewness γ from a studentised mean.
 
     .. math:: t + \gamma t^2 / 3 + \gamma^2 t^3 / 27 + \gamma / 6
 
@@ -149,7 +150,7 @@ def bend(t: Numbers, skewness: Numbers) -> Numbers:
 
 
 def unbend(x: Numbers, skewness: Numbers) -> Numbers:
-    """Inverse of `bend`: 3/γ·(∛(1 + γ(x - γ/6)) - 1), in a form that allows γ = 0.
+    """Inverse of `bend`: 3/γ·(∛(1 + γ(x - γ/6)) - 1), written so that γ = 0 is allowed.
 
     >>> unbend(np.array([7 + 1 / 6, 2.0]), np.array([1.0, 0.0])).round(6)
     array([3., 2.])
@@ -161,14 +162,14 @@ def unbend(x: Numbers, skewness: Numbers) -> Numbers:
 
 Table = Float[np.ndarray, "seeds images"]
 _TABLE, _WITH_ATTACKS = 2, 3  # axes
-_LEAST_LEVEL = 0.5  # below it the limits of a skewed mean may both lie on one side of it
+_LEAST_LEVEL = 0.5  # at lower levels both limits of a skewed mean may lie on one side of it
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sample:
     """Per-image values of one metric under one condition: a finite table (seeds, images).
 
-    Row s is training seed s, column i the same image in all rows and in every sample that this
+    Row s is training seed s. Column i is the same image in all rows, and in every sample that this
     one is compared with.
     """
 
@@ -219,8 +220,8 @@ def _check_shape(shape: tuple[int, ...]) -> None:
 class Interval:
     """A mean and its confidence limits.
 
-    `scope` is "images" where there is one seed: another training may then give a mean far outside.
-    `seeds` is the smaller number where two unpaired samples differ.
+    `scope` is "images" with one seed: another training may then give a mean far outside. `seeds` is
+    the smaller number of seeds if two unpaired samples differ.
     """
 
     mean: float
@@ -237,10 +238,10 @@ class Interval:
 class Difference:
     """Mean of a - b with its interval, two-sided p-value and effect sizes.
 
-    `excludes_zero` is the interval's verdict, the same as `p_value` < 1 - level. The effect sizes
-    are over the images' differences, averaged over seeds: `d_z` is Cohen's, mean over standard
-    deviation (None if all are equal); `rank_biserial` in [-1, 1] is the share of their signed ranks
-    above zero less the share below.
+    `excludes_zero` says whether the interval excludes zero, which is the same as `p_value` <
+    1 - level. The effect sizes are of the images' differences, averaged over seeds: `d_z` is
+    Cohen's, mean over standard deviation (None if all are equal); `rank_biserial` in [-1, 1] is the
+    share of positive signed ranks minus the share of negative ones.
     """
 
     interval: Interval
@@ -253,7 +254,13 @@ class Difference:
 def interval(sample: Sample, level: float = 0.95) -> Interval:
     """Confidence interval of the mean over the populations of seeds and of images.
 
-    With one seed it covers the images only, and `scope` says so.
+    Args:
+        sample: Values of one condition. With one seed the interval covers the images only, and
+            `scope` says so.
+        level: Confidence level in [0.5, 1).
+
+    Returns:
+        The mean with its limits.
 
     >>> made = interval(Sample.of([[1.0, 1.0], [3.0, 3.0], [5.0, 5.0]]))  # 3 ± 4.3027·2/√3
     >>> round(made.low, 3), round(made.high, 3)
@@ -263,10 +270,17 @@ def interval(sample: Sample, level: float = 0.95) -> Interval:
 
 
 def difference(a: Sample, b: Sample, *, paired: bool, level: float = 0.95) -> Difference:
-    """Mean of a - b over seeds and images; a and b must be scored on the same images.
+    """Mean of a - b over seeds and images.
 
-    `paired`: row s of both is the same training seed. If not, the seeds' variances are added, as
-    Welch does. If either has one seed, the interval covers the images only.
+    Args:
+        a: Values of one condition.
+        b: Values of the other condition, on the same images.
+        paired: Whether row s of both is the same training seed. If not, the variances of the seeds
+            are added, as Welch does.
+        level: Confidence level in [0.5, 1).
+
+    Returns:
+        The difference with its interval, which covers the images only if a or b has one seed.
 
     >>> a, b = Sample.of([[3.0, 5.0], [4.0, 6.0]]), Sample.of([[1.0, 2.0], [2.0, 3.0]])
     >>> made = difference(a, b, paired=True)
@@ -276,18 +290,18 @@ def difference(a: Sample, b: Sample, *, paired: bool, level: float = 0.95) -> Di
     if a.values.shape[1] != b.values.shape[1]:
         raise AuditError(
             f"samples must be of the same images, got {a.values.shape[1]} and "
-            f"{b.values.shape[1]}; score both conditions on one set"
+            f"{b.values.shape[1]} images; score both conditions on one set"
         )
     if paired and len(a.values) != len(b.values):
         raise AuditError(
-            f"paired seeds must be equally many, got {len(a.values)} and {len(b.values)}; "
-            "leave out the seeds that only one side has, or pass paired=False"
+            f"paired samples need the same number of seeds, got {len(a.values)} and "
+            f"{len(b.values)}; leave out the seeds that only one side has, or pass paired=False"
         )
     left, right = a.values[None], b.values[None]
     given = pivot(left - right) if paired else pivot(left, right)
     made = _interval(given, level)
     images = a.values.mean(0) - b.values.mean(0)
-    sd = float(images.std(ddof=1)) if np.ptp(images) else 0.0  # a rounded 0 is not a spread
+    sd = float(images.std(ddof=1)) if np.ptp(images) else 0.0  # rounding is no spread
     return Difference(
         interval=made,
         p_value=p_value(given).item(),
@@ -298,9 +312,9 @@ def difference(a: Sample, b: Sample, *, paired: bool, level: float = 0.95) -> Di
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Holm's adjusted p-values of claims made together, in the order given.
+    """Holm's adjusted p-values of claims that are made together, in the order given.
 
-    Believing those below α keeps the chance of any false claim under α.
+    Accepting those below α keeps the probability of any false claim below α.
 
     >>> [round(p, 4) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
@@ -333,7 +347,7 @@ def _interval(given: Pivot, level: float) -> Interval:
 
 
 def _rank_biserial(images: Float[np.ndarray, " images"]) -> float:
-    """Matched-pairs rank-biserial correlation; ties share their mean rank, zeros say nothing."""
+    """Matched-pairs rank-biserial correlation; ties share their mean rank, zeros are left out."""
     there = images[images != 0.0]
     _, place, count = np.unique(np.abs(there), return_inverse=True, return_counts=True)
     ranks = (np.cumsum(count) - (count - 1) / 2)[place]
@@ -345,7 +359,7 @@ Array = NDArray[np.float64]
 
 
 def undominated(points: Sequence[Point]) -> list[bool]:
-    """For each point whether no other is at least as high in both numbers and higher in one.
+    """For each point, whether no other is at least as high in both numbers and higher in one.
 
     >>> undominated([(0.9, 0.01), (0.8, 0.02), (0.8, 0.015)])
     [True, True, False]
@@ -357,7 +371,7 @@ def undominated(points: Sequence[Point]) -> list[bool]:
 
 
 def front(points: Sequence[Point]) -> list[bool]:
-    """For each point whether no other is as accurate and as private, and better in one of them.
+    """For each point (accuracy, leakage), whether no other is as good in both and better in one.
 
     >>> front([(0.9, 0.5), (0.8, 0.2), (0.8, 0.3), (0.9, 0.5)])
     [True, True, False, True]
@@ -366,11 +380,11 @@ def front(points: Sequence[Point]) -> list[bool]:
 
 
 def hypervolume(accuracy: Array, leakage: Array, chance: float) -> float:
-    r"""Share of the square that some point covers, from (chance, leakage 1) to (1, leakage 0).
+    r"""Share in [0, 1] of the square from (chance, leakage 1) to (1, leakage 0) that points cover.
 
     .. math:: \frac{1}{1 - p}\left|\bigcup_i [p, a_i] \times [\max(\ell_i, 0), 1]\right|
 
-    1 is every answer right and nothing leaked, 0 is guessing or handing over the image.
+    1 means that every answer is right and nothing leaks, 0 means guessing, or sending the image.
 
     >>> round(hypervolume(np.array([1.0, 0.55]), np.array([0.5, 0.0]), 0.1), 6)
     0.75
@@ -383,7 +397,9 @@ def hypervolume(accuracy: Array, leakage: Array, chance: float) -> float:
 
 
 def most_private(points: Sequence[Point], least: float) -> int | None:
-    """The place of the least leaking point of at least this accuracy; ties go to the accurate.
+    """The index of the least leaking point with at least this accuracy, or None.
+
+    Of equally leaking points it is the most accurate.
 
     >>> most_private([(0.9, 0.5), (0.8, 0.2), (0.7, 0.1)], least=0.8)
     1
