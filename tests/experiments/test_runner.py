@@ -148,7 +148,7 @@ def test_a_leakage_that_is_not_finite_is_an_error(
 
 
 def test_a_trial_needs_validation_images(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nothing must be chosen by the test images"):
+    with pytest.raises(DataError, match="nothing may be chosen by them"):
         on_val(trial(tmp_path, final=True), keep_going=False)
 
 
