@@ -1,11 +1,11 @@
-"""How long an epoch takes with each preset, beside `none`: whole trainings, one after another.
+"""How long an epoch takes with each preset, compared with `none`: whole trainings in a row.
 
 python benchmarks/epoch_time.py OUT.json [--net vgg11] [--images 25600] [--batch 512]
                                 [--device cuda] [--compile] [--presets none veil ...]
 
 Random images in CIFAR-10's shape, with its augmentation. A preset is trained for three epochs,
 without its warm-up; the last one is measured, when its penalty is on and every kernel has been
-captured, and is told for 50,000 images. What comes once per epoch (a refit, a line in the log) is
+captured, and is scaled to 50,000 images. What comes once per epoch (a refit, a line in the log) is
 inside.
 """
 
@@ -45,7 +45,7 @@ def made_up(images: int) -> Dataset:
 
 
 def last_epoch_ms(defence: str, dataset: Dataset, options: argparse.Namespace) -> float:
-    """Milliseconds of the third epoch of a training, told for 50,000 images."""
+    """Milliseconds of the third epoch of a training, scaled to 50,000 images."""
     with tempfile.TemporaryDirectory() as folder:
         wanted = {"dataset": "cifar10", "defence": defence, "net": options.net, "epochs": 3,
                   "batch_size": options.batch, "device": options.device, "final": True,

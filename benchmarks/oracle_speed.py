@@ -42,7 +42,7 @@ def fast(module: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
 
 
 def slow(loss: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], None]:
-    """Two backward passes as in the seeds: the penalty first, then the task, gradients added."""
+    """Two backward passes, as in the reference documents: penalty, then task; gradients added."""
 
     def work() -> None:
         z = x.clone().requires_grad_()

@@ -1,6 +1,6 @@
-"""A split classifier in NumPy, to be audited as it stands: nothing here comes from SplitVeil.
+"""A split classifier in NumPy, to be audited as it is: nothing here comes from SplitVeil.
 
-Run it with `python foreign_encoder.py` to write its images to `digits.npz`; then, beside it,
+Run it with `python foreign_encoder.py` to write its images to `digits.npz`; then, in its folder,
 
     splitveil audit-encoder foreign_encoder:send --data npz:digits.npz
 """

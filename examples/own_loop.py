@@ -1,4 +1,4 @@
-"""A surrogate in somebody else's training loop: three added lines, marked below.
+"""A surrogate in your own training loop: three added lines, marked below.
 
 Run it with `python examples/own_loop.py`; it trains a small split classifier on digits twice,
 without and with the penalty, and prints what happens to accuracy and to the rate.

@@ -1,11 +1,11 @@
-"""Do two source trees train and audit alike, bit for bit, on this machine?
+"""Check that two source trees train and audit the same, bit for bit, on this machine.
 
-Every defence in the old tree's catalogue is trained for 40 steps on digits by either tree, once
-straight and once stopped half way and resumed. Weights, metrics and settings written must be equal.
-Some runs and an encoder are audited afresh with the smoke profile: records must be equal but for
-time, versions and places. At last the new tree replays a record of the old tree's run.
+Both trees train every defence of the old tree's catalogue for 40 steps on digits: once in one go,
+once stopped half way and resumed. The weights, metrics and settings must be equal. Both then audit
+some of the runs and an encoder with the smoke profile. The records must be equal except for times,
+versions and places. Finally the new tree replays a record of the old tree's run.
 
-Either tree runs in a process of its own and is asked only through its public face.
+Each tree runs in its own process, and only through its public names.
 
 Example: `python scripts/golden_bits.py ../old/src src`
 """

@@ -1,16 +1,16 @@
-"""Count the hops between files that somebody meets who follows the code on four walks.
+"""Count how often a reader who follows the code must change files, on four walks.
 
 The walks: ``train`` from the command line to the first step; one later step of a training;
 ``audit`` to the record; ``report`` from the command line to the page. All are on digits with the
 defence veil and the smoke profile, the page is of two runs (none and veil).
 
-The rule. Whoever reads along opens every function once, where it is called first. Such a call is a
-*hop* when the caller stands in another file of the package, and hops from one file to the same
-other file count once. The caller is the nearest frame of the package, also through torch.
-Comprehensions, lambdas, generated methods (as those of dataclasses) and what runs while a module is
-imported do not count. *Files* are all files that these functions and their callers stand in.
+The rule: a reader opens every function once, where it is first called. The call is a *hop* if the
+caller is in another file of the package; several hops between the same two files count once. The
+caller is the nearest frame of the package, even if torch is in between. Comprehensions, lambdas,
+generated methods (such as those of dataclasses) and code that runs during an import do not count.
+*Files* are all files of these functions and their callers.
 
-Only the package's public face is used, so the script counts alike before and after files move.
+The script uses only the public names of the package, so it still works after files have moved.
 
 Example: `python scripts/walk.py`
 """
@@ -41,7 +41,7 @@ EPOCHS = 2
 
 
 class Arrived(BaseException):
-    """The walk is at its end; no handler of errors may keep it."""
+    """The walk is at its end; a BaseException, so that no `except Exception` catches it."""
 
 
 class Walk:
@@ -53,12 +53,12 @@ class Walk:
         self.files: set[str] = set()
 
     def start(self) -> None:
-        """Watch from here."""
+        """Start watching."""
         sys.setprofile(self._watch)
 
     @staticmethod
     def stop() -> None:
-        """Watch no more."""
+        """Stop watching."""
         sys.setprofile(None)
 
     def _watch(self, frame: FrameType, event: str, _: object) -> None:
@@ -78,14 +78,14 @@ class Walk:
         if caller.f_code.co_filename != code.co_filename:
             self.hops.add((caller.f_code.co_filename, code.co_filename))
 
-    def told(self) -> dict[str, Any]:
-        """Numbers of hops and files, and the hops by name."""
+    def numbers(self) -> dict[str, Any]:
+        """How many hops and files, and the hops by name."""
         named = sorted(" → ".join(file.removeprefix(PACKAGE) for file in hop) for hop in self.hops)
         return {"hops": len(named), "files": len(self.files), "named": named}
 
 
 def command(*words: object) -> None:
-    """Run the console script in this process; what it prints is of no interest."""
+    """Run the console script in this process, and drop what it prints."""
     scripts = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]["scripts"]
     module, _, function = scripts["splitveil"].partition(":")
     entry = getattr(import_module(module), function)
@@ -104,7 +104,9 @@ def command(*words: object) -> None:
 def steps_of_training(folder: Path, first: int, last: int) -> Walk:
     """Watch a training from the end of step `first` (0: the command) to that of step `last`."""
     walk, steps = Walk(), 0
-    leader: list[torch.optim.Optimizer] = []  # others step beside it
+    leader: list[
+        torch.optim.Optimizer
+    ] = []  # the first to step; a step of another one is not counted
 
     def after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         nonlocal steps
@@ -160,7 +162,7 @@ def walks(folder: Path) -> dict[str, dict[str, Any]]:
         "audit → record": whole(lambda: sv.load_run(runs[1]).audit("smoke")),
         "report → page": whole(lambda: command("report", *runs, "--out", folder / "page")),
     }
-    return {name: walk.told() for name, walk in found.items()}
+    return {name: walk.numbers() for name, walk in found.items()}
 
 
 def main() -> None:

@@ -1,21 +1,19 @@
 """`--attributes` and `--members` of audits: tables beside images, and training data."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from cli.calling import call, text
 from PIL import Image
-from typer.testing import CliRunner
 
 import splitveil as sv
 from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.profiles import PROFILES
-from splitveil.cli.app import app
 from splitveil.data.catalogue import load
 from splitveil.data.folder import file_names
 
@@ -45,14 +43,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{name}:send"
 
 
-def call(*words: object) -> Any:  # noqa: ANN401 - typer's result type is not public
-    return CliRunner().invoke(app, [str(w) for w in words])
-
-
-def text(result: Any) -> str:  # noqa: ANN401
-    return re.sub(r"\s+", " ", result.output + result.stderr)
-
-
 def table(name: str = "table.csv", *, key: str = "file", rows: int = 100) -> str:
     """Whether the left half is dark, by file name or by place."""
     files = [f"{'ab'[i // 2 % 2]}/{i:03}.png" for i in range(rows)]
@@ -63,6 +53,7 @@ def table(name: str = "table.csv", *, key: str = "file", rows: int = 100) -> str
     return name
 
 
+pytestmark = pytest.mark.usefixtures("no_page")
 WORDS = ("--data", "folder:photos", "--profile", "smoke")
 
 
@@ -84,7 +75,7 @@ def test_file_names_come_in_the_order_of_the_dataset() -> None:
     ]  # fmt: skip
 
 
-def test_a_callable_is_asked_for_the_attributes_of_a_table(place: str) -> None:
+def test_attributes_of_a_table_are_attacked(place: str) -> None:
     result = call("audit-encoder", place, *WORDS, "--attributes", table(), "--json")
     assert result.exit_code == 0, text(result)
     record = json.loads(result.stdout)
@@ -93,7 +84,7 @@ def test_a_callable_is_asked_for_the_attributes_of_a_table(place: str) -> None:
     assert record["audit"]["attributes"] == ["dark"]
 
 
-def test_two_sets_take_one_table_the_attackers_images_first(place: str) -> None:
+def test_one_table_serves_two_sets_of_images(place: str) -> None:
     rows = [str(i % 2 == 0) for i in range(80)]
     Path("t.csv").write_text("\n".join(["dark", *rows]), encoding="utf-8")
     words = ("--aux-data", "npz:same.npz", "--test-data", "npz:others.npz", "--profile", "smoke")
@@ -102,7 +93,7 @@ def test_two_sets_take_one_table_the_attackers_images_first(place: str) -> None:
     assert json.loads(result.stdout)["leaks"]["attribute"]["dark"]["accuracy"] > 0.8
 
 
-def test_a_run_is_asked_for_them_too_and_its_record_is_not_replayed() -> None:
+def test_an_audit_with_attributes_is_not_replayed() -> None:
     config = {"dataset": "folder:photos", "defence": "none", "epochs": 1, "runs_dir": "runs"}
     run = sv.fit(sv.RunConfig(**config, name="a", device="cpu"))  # type: ignore[arg-type]
     result = call("audit", run.path, "--profile", "smoke", "--attributes", table(), "--json")

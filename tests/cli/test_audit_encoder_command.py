@@ -9,29 +9,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from cli.calling import TINY, call, text
 
-from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest
-from splitveil.attacks.decoder import Decoder
-from splitveil.attacks.k_query import KQuery
-from splitveil.attacks.linear import Linear
 from splitveil.attacks.profiles import PROFILES
-from splitveil.attacks.rmle import Rmle
 from splitveil.audits.trained_run import differences
-from splitveil.cli.app import app
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "foreign_encoder.py"
 PAGE = Path(__file__).parents[2] / "docs" / "start" / "own-encoder.md"
-SMALL = Decoder(width=8, blocks=1, epochs=1, min_steps=4, batch_size=32)
-TINY = {
-    "mean": MeanImage(),
-    "class-mean": ClassMean(),
-    "nearest": Nearest(),
-    "linear": Linear(),
-    "decoder": SMALL,
-    "rmle": Rmle(start=SMALL, steps=3, restarts=0, chunk=8, limit=8),
-    "k-query": KQuery(repeats=3, inner=SMALL),
-}
 CODE = """
 import numpy as np
 
@@ -80,15 +64,6 @@ send, head = run.victim.send, run.model.head
 """
 
 
-def call(*words: str) -> Any:  # noqa: ANN401 - typer's result type is not public
-    return CliRunner().invoke(app, list(words))
-
-
-def text(result: Any) -> str:  # noqa: ANN401
-    """Everything printed, wrapped lines joined."""
-    return re.sub(r"\s+", " ", result.output + result.stderr)
-
-
 def record_of(folder: Path) -> Any:  # noqa: ANN401 - JSON
     return json.loads((folder / "record.json").read_text(encoding="utf-8"))
 
@@ -119,6 +94,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(folder)
+        patch.setitem(cast(dict[str, Any], PROFILES), "smoke", TINY)
         import foreign_encoder  # type: ignore[import-not-found]
 
         foreign_encoder.main()
@@ -137,7 +113,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder / "runs" / "send"
 
 
-def test_the_example_is_audited_without_anything_of_ours(example: Path) -> None:
+def test_the_example_is_audited_without_splitveil_in_it(example: Path) -> None:
     assert "import splitveil" not in EXAMPLE.read_text(encoding="utf-8")
     record = record_of(example)
     assert record["accuracy"] > 0.8
@@ -162,7 +138,7 @@ def test_report_and_compare_read_its_record(example: Path, tmp_path: Path) -> No
     assert (row["row"], row["net"], row["wire"]) == ("send", None, 16)
 
 
-def test_two_audits_agree_and_a_client_alone_has_no_accuracy(code: str) -> None:
+def test_two_audits_of_an_encoder_agree(code: str) -> None:
     words = ("audit-encoder", f"{code}:good", "--data", "digits", "--profile", "smoke", "--json")
     first, second = (json.loads(call(*words, "--out", out).stdout) for out in ("a", "b"))
     assert list(differences(first, second)) == []
@@ -176,6 +152,7 @@ def test_two_audits_agree_and_a_client_alone_has_no_accuracy(code: str) -> None:
     assert result.exit_code == 0, text(result)
 
 
+@pytest.mark.usefixtures("no_page")
 def test_the_code_of_the_page_can_be_audited(code: str) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     data = save("few", 0, 60)
@@ -187,7 +164,8 @@ def test_the_code_of_the_page_can_be_audited(code: str) -> None:
         assert result.exit_code == 0, text(result)
 
 
-def test_a_runs_own_client_gives_the_numbers_of_its_own_audit(code: str) -> None:
+@pytest.mark.usefixtures("no_page")
+def test_a_run_as_an_encoder_has_the_same_numbers(code: str) -> None:
     del code
     data = save("few", 0, 60)
     words = ("--dataset", data, "--defence", "noise", "--epochs", "1", "--final")
@@ -227,7 +205,7 @@ def test_a_runs_own_client_gives_the_numbers_of_its_own_audit(code: str) -> None
         ("good", ("--server", "{code}:rises"), "failed: given numpy arrays, ValueError: weights"),
     ],
 )
-def test_what_cannot_be_audited_exits_with_2_and_its_reason(
+def test_a_bad_encoder_exits_with_2(
     code: str, function: str, options: tuple[str, ...], said: str
 ) -> None:
     words = [option.format(code=code) for option in options]
@@ -240,6 +218,7 @@ def test_what_cannot_be_audited_exits_with_2_and_its_reason(
     assert not Path("runs").exists()
 
 
+@pytest.mark.usefixtures("no_page")
 def test_what_the_function_prints_is_kept_out_of_the_results(code: str) -> None:
     words = ("--data", save("few", 0, 60), "--profile", "smoke", "--json")
     result = call("audit-encoder", f"{code}:loud", *words)
@@ -261,7 +240,7 @@ def test_images_must_be_named(code: str) -> None:
     assert "give --data" in text(result)
 
 
-def test_results_replace_only_results_of_the_same_callable(code: str) -> None:
+def test_results_of_another_function_are_kept(code: str) -> None:
     words = ("--data", "digits", "--profile", "smoke")
     Path("trained").mkdir()
     Path("trained/config.toml").touch()
@@ -274,7 +253,7 @@ def test_results_replace_only_results_of_the_same_callable(code: str) -> None:
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "n" * 300])
-def test_a_folder_that_cannot_be_written_is_refused_before_the_audit(code: str, out: str) -> None:
+def test_the_results_folder_is_tried_before_the_function(code: str, out: str) -> None:
     Path("file").touch()
     before = sorted(Path().iterdir())
     words = ("--data", "digits", "--profile", "smoke", "--out", out)
@@ -285,6 +264,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_audit(code: str, 
     assert sorted(Path().iterdir()) == before
 
 
+@pytest.mark.usefixtures("no_page")
 def test_the_attackers_images_may_lie_apart(code: str) -> None:
     known, scored, both = save("known", 0, 40), save("scored", 40, 60), save("both", 30, 60)
     words = ("audit-encoder", f"{code}:good", "--profile", "smoke", "--json", "--aux-data", known)

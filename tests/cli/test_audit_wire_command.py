@@ -1,7 +1,6 @@
 """`splitveil audit-wire`: what a user types and sees."""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from audits.test_captured_requests import capture
+from cli.calling import call, text
 from serve.made import SHAPE, pictures, write_export
 from torch import Generator
-from typer.testing import CliRunner
 
 import splitveil as sv
 from splitveil.attacks import profiles
@@ -21,7 +20,6 @@ from splitveil.attacks.linear import Linear
 from splitveil.audits import captured_requests as wiretap
 from splitveil.audits import pipeline
 from splitveil.audits.captured_requests import read_captured, send_and_capture
-from splitveil.cli.app import app
 from splitveil.cli.audits import wire_lines
 from splitveil.data.splits import aux_view
 from splitveil.errors import ServerError
@@ -54,14 +52,6 @@ def captured(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return capture(tmp_path_factory.mktemp("captures") / "sent.jsonl", z)
 
 
-def call(*words: object) -> Any:  # noqa: ANN401 - typer's result type is not public
-    return CliRunner().invoke(app, [str(w) for w in words])
-
-
-def text(result: Any) -> str:  # noqa: ANN401
-    return re.sub(r"\s+", " ", result.output + result.stderr)
-
-
 def test_a_capture_is_audited_beside_the_run(run: Path, captured: Path) -> None:
     own = call("audit", run, "--profile", "smoke")
     assert own.exit_code == 0, text(own)
@@ -79,7 +69,8 @@ def test_a_capture_is_audited_beside_the_run(run: Path, captured: Path) -> None:
     assert (replayed.exit_code, "made with captured requests" in text(replayed)) == (2, True)
 
 
-def test_an_address_is_sent_to_and_what_went_there_is_audited(
+@pytest.mark.usefixtures("no_page")
+def test_what_is_sent_to_an_address_is_audited(
     run: Path, captured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
@@ -124,12 +115,12 @@ def test_two_starts_of_a_client_are_recorded(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["http://h:1", "b.jsonl"], "give one address, or one or two captures"),
-        (["a.jsonl", "--ca", "x"], "can only be given with a server's address"),
+        (["a.jsonl", "--ca", "x"], "are for a server's address"),
         (["none.jsonl"], "cannot read the capture none.jsonl"),
         (["a.jsonl", "--sent", "digitz"], "unknown dataset 'digitz'"),
     ],
 )
-def test_what_cannot_be_listened_to_exits_with_2(run: Path, words: list[str], said: str) -> None:
+def test_bad_sources_exit_with_2(run: Path, words: list[str], said: str) -> None:
     result = call("audit-wire", run, *words, "--profile", "smoke")
     assert result.exit_code == 2, text(result)
     assert said in text(result)
@@ -140,9 +131,7 @@ def test_results_never_replace_a_runs_own(run: Path, captured: Path) -> None:
     assert (result.exit_code, "is a trained run; choose another" in text(result)) == (2, True)
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_the_wire_is_read(
-    run: Path, tmp_path: Path
-) -> None:
+def test_the_results_folder_is_tried_before_the_audit(run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = call("audit-wire", run, "none.jsonl", "--out", tmp_path / "file")
     assert result.exit_code == 2
@@ -150,9 +139,8 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_wire_is_read(
     assert "Choose another folder with --out" in text(result)
 
 
-def test_few_images_may_be_sent_and_the_accuracy_on_them_is_told_apart(
-    run: Path, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("no_page")
+def test_captured_images_have_an_accuracy_of_their_own(run: Path, tmp_path: Path) -> None:
     loaded = sv.load_run(run)
     rng, file = np.random.default_rng(0), tmp_path / "ten.npz"
     x = rng.integers(0, 256, (10, 8, 8), np.uint8)
@@ -168,7 +156,7 @@ def test_few_images_may_be_sent_and_the_accuracy_on_them_is_told_apart(
     assert right == float(
         (loaded.model.head(z).argmax(1).cpu() == torch.arange(10)).double().mean()
     )
-    assert f"accuracy on what was captured: {100 * right:.2f} %; acc% above" in text(result)
+    assert f"accuracy on what was captured: {100 * right:.2f} %; the table's acc%" in text(result)
 
 
 def test_infer_keeps_what_it_sends(tmp_path: Path) -> None:
@@ -187,6 +175,6 @@ def test_infer_keeps_what_it_sends(tmp_path: Path) -> None:
 
 def test_a_capture_in_another_order_is_told_to_look_there() -> None:
     heard = {"captures": [], "tests": {"slope": {}}, "offline": {}}
-    hint = "rows in another order than the images fail these tests too: look there first"
+    hint = "these tests also fail if rows and images differ in order: check that first"
     assert hint in wire_lines(heard | {"failed": ["slope"]})
     assert hint not in wire_lines(heard | {"failed": []})

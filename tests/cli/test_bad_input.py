@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli.test_cli import call, text
+from cli.calling import call, text
 
 
 def npz(path: Path, **arrays: Any) -> str:  # noqa: ANN401
@@ -98,7 +98,7 @@ def test_bad_input_exits_with_two_and_says_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("ours"), TypeError("ours"), OSError("ours")])
-def test_a_fault_of_ours_is_not_explained_away(
+def test_a_fault_of_the_program_is_not_explained_away(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fails(*_: object, **__: object) -> None:

@@ -5,24 +5,12 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from cli.calling import call, text
 
 import splitveil as sv
-from splitveil.cli.app import app
 from splitveil.nets.catalogue import find_net
-
-
-def call(*words: str) -> Any:  # noqa: ANN401 - typer's result type is not public
-    return CliRunner().invoke(app, list(words))
-
-
-def text(result: Any) -> str:  # noqa: ANN401
-    """Everything printed, wrapped lines joined."""
-    return re.sub(r"\s+", " ", result.output + result.stderr)
-
 
 MY_NETS = """
 from torch import nn
@@ -75,7 +63,7 @@ def my_nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("function", ["sized", "fixed"])
-def test_the_cuts_of_a_users_backbone_are_listed(my_nets: str, function: str) -> None:
+def test_the_cuts_of_an_own_backbone_are_listed(my_nets: str, function: str) -> None:
     words = ("clients", "--macs", "5000", "--wire", "50", "--image", "1x4x4", "--backbone")
     path = list(sys.path)
     result = call(*words, f"{my_nets}:{function}")
@@ -113,7 +101,7 @@ def test_the_cuts_of_a_named_net_are_listed(name: str, at: int, wire: int) -> No
         ("small", [1], "small"),
     ],
 )
-def test_the_cuts_of_a_named_net_are_those_that_training_builds(
+def test_listed_cuts_are_those_that_training_builds(
     name: str, places: Sequence[int], end: str
 ) -> None:
     words = ("clients", "--macs", "30e6", "--wire", "512", "--backbone", name)
@@ -137,9 +125,7 @@ def test_the_cuts_of_a_named_net_are_those_that_training_builds(
     ("name", "least"),
     [("resnet20", 4), ("vgg11", 32), ("small", 4), ("thin-deep", 8), ("splitveil.nets:vgg11", 32)],
 )
-def test_images_that_are_too_small_are_refused_without_an_option_that_clients_lacks(
-    name: str, least: int
-) -> None:
+def test_images_that_are_too_small_are_refused(name: str, least: int) -> None:
     words = ("clients", "--macs", "30e6", "--wire", "512", "--image", "3x2x2", "--backbone", name)
     result = call(*words)
     assert result.exit_code == 2
@@ -148,7 +134,7 @@ def test_images_that_are_too_small_are_refused_without_an_option_that_clients_la
     assert "--net" not in text(result)
 
 
-def test_a_class_of_ones_own_is_cut_as_what_it_is(my_nets: str) -> None:
+def test_an_own_sequential_class_is_cut(my_nets: str) -> None:
     words = ("clients", "--macs", "5e6", "--wire", "50", "--image", "1x4x4", "--json", "--backbone")
     own, plain = (json.loads(call(*words, f"{my_nets}:{name}").stdout) for name in ("Own", "sized"))
     assert own == plain
@@ -176,14 +162,14 @@ def test_a_layer_with_a_long_name_moves_no_column(my_nets: str) -> None:
         ("empty", "a backbone of no children cannot be cut; wrap its stages"),
     ],
 )
-def test_a_backbone_that_is_none_exits_with_2(my_nets: str, function: str, said: str) -> None:
+def test_a_bad_backbone_exits_with_2(my_nets: str, function: str, said: str) -> None:
     result = call("clients", "--macs", "5e6", "--wire", "50", "--backbone", f"{my_nets}:{function}")
     assert result.exit_code == 2, text(result)
     assert said in text(result)
     assert "Traceback" not in text(result)
 
 
-def test_a_module_that_is_absent_or_broken_exits_with_2(my_nets: str, tmp_path: Path) -> None:
+def test_a_broken_module_exits_with_2(my_nets: str, tmp_path: Path) -> None:
     (tmp_path / f"{my_nets}_b.py").write_text("def (", encoding="utf-8")
     for module, said in ((f"{my_nets}_a", "ModuleNotFoundError"), (f"{my_nets}_b", "SyntaxError")):
         result = call("clients", "--macs", "5e6", "--wire", "50", "--backbone", f"{module}:f")

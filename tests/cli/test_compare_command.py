@@ -28,7 +28,7 @@ def test_digits_are_compared_over_their_seeds(tmp_path: Path) -> None:
     assert "| `veil` | `none` |" in target.read_text()
 
 
-def test_cifar10_is_compared_in_two_tracks_beside_what_is_reported() -> None:
+def test_cifar10_is_compared_in_two_tracks() -> None:
     words = ["compare", str(RESULTS / "cifar10"), "--published",
              str(RESULTS / "published.json"), "--json"]  # fmt: skip
     result = CliRunner().invoke(app, words)
@@ -40,7 +40,7 @@ def test_cifar10_is_compared_in_two_tracks_beside_what_is_reported() -> None:
     assert (none["reported-accuracy"], none["reported-mse"]) == (0.9087, 0.0036)
 
 
-def test_published_rows_stand_beside_records_of_their_dataset_alone(tmp_path: Path) -> None:
+def test_published_rows_of_another_dataset_are_left_out(tmp_path: Path) -> None:
     words = ["compare", str(RESULTS / "digits"), "--published", str(RESULTS / "published.json")]
     result = CliRunner().invoke(app, [*words, "--md", str(tmp_path / "table.md")])
     assert result.exit_code == 0, result.output
@@ -202,7 +202,7 @@ def test_an_option_that_cannot_be_met_is_refused(
 def test_tracks_without_the_row_compared_against_are_named(rows: Path) -> None:
     result = compare(str(rows), "--against", "veil")
     assert result.exit_code == 0, result.output
-    assert f"{ARCHITECTURE}: no differences, for it has no row veil" in result.output
+    assert f"{ARCHITECTURE}: no differences, since it has no row veil" in result.output
     assert f"{BUDGET}: no differences" not in result.output
 
 
@@ -216,7 +216,7 @@ def test_a_broken_record_is_named_and_the_rest_compared(rows: Path) -> None:
     assert [(row["row"], row["accuracy"]) for row in table["rows"]] == [("none", 0.91)]
 
 
-def test_a_folder_of_links_is_compared_as_it_names_its_rows(rows: Path, tmp_path: Path) -> None:
+def test_a_folder_of_links_names_its_rows(rows: Path, tmp_path: Path) -> None:
     links = tmp_path / "links"
     (links / "mine").mkdir(parents=True)
     for seed in (0, 1):
@@ -231,7 +231,7 @@ def test_a_folder_of_links_is_compared_as_it_names_its_rows(rows: Path, tmp_path
         assert found == {("mine", "2"), ("plain", "2")}
 
 
-def test_a_path_that_is_not_there_is_said_to_be_absent(rows: Path) -> None:
+def test_a_missing_path_is_named_with_a_near_one(rows: Path) -> None:
     result = compare(str(rows / "viel"))
     assert result.exit_code == 2
     said = " ".join(result.output.split())
@@ -249,13 +249,11 @@ def test_an_empty_path_is_not_the_current_folder(
     assert "got an empty path" in " ".join(result.output.split())
 
 
-def test_a_file_for_two_tables_is_refused_before_either_is_written(
-    rows: Path, tmp_path: Path
-) -> None:
+def test_one_file_for_two_tables_is_refused(rows: Path, tmp_path: Path) -> None:
     target = tmp_path / "table"
     result = compare(str(rows), "--md", str(target), "--csv", f"{rows}/../table")
     assert result.exit_code == 2
-    assert "--md and --csv name one file" in " ".join(result.output.split())
+    assert "--md and --csv name the same file" in " ".join(result.output.split())
     assert not target.exists()
 
 

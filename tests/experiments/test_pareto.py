@@ -50,7 +50,7 @@ def test_the_hypervolume_of_staircases_measured_by_hand(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_hypervolume_is_the_share_of_darts_that_some_point_covers(seed: int) -> None:
+def test_the_hypervolume_is_the_share_of_covered_darts(seed: int) -> None:
     random = np.random.default_rng(seed)
     accuracy, leakage = random.random(7), random.random(7) * 1.3 - 0.2
     darts = random.random((200_000, 2)) * [0.8, 1.0] + [0.2, 0.0]
@@ -62,7 +62,7 @@ def test_the_hypervolume_is_the_share_of_darts_that_some_point_covers(seed: int)
 
 
 @given(points, st.tuples(few, few))
-def test_another_point_never_shrinks_it_and_a_beaten_one_changes_nothing(
+def test_another_point_never_shrinks_the_hypervolume(
     pairs: list[tuple[float, float]], other: tuple[float, float]
 ) -> None:
     more = [*pairs, other]

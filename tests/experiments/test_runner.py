@@ -20,6 +20,7 @@ from splitveil.experiments import runner
 from splitveil.experiments.runner import (
     LiveTable,
     Trial,
+    Work,
     brief_epochs,
     check_ray,
     ranking_attacks,
@@ -38,8 +39,9 @@ def trial(folder: Path, label: str = "one", **options: Any) -> Trial:  # noqa: A
     return Trial(label=label, config=make_config({**given, "runs_dir": str(folder), **options}))
 
 
-def on_val(*trials: Trial, **more: Any) -> list[Trial]:  # noqa: ANN401
-    return list(run_many(trials, profile="smoke", aux="val", only=("linear",), **more))
+def on_val(*trials: Trial, keep_going: bool = True, **more: Any) -> list[Trial]:  # noqa: ANN401
+    work = Work(profile="smoke", aux="val", only=("linear",), keep_going=keep_going)
+    return list(run_many(trials, work, **more))
 
 
 class Told(LiveTable):
@@ -65,9 +67,7 @@ class Told(LiveTable):
         self.notes.append(f"finished {trial.label}")
 
 
-def test_a_trial_is_measured_on_validation_images_and_its_file_says_what_was_found(
-    tmp_path: Path,
-) -> None:
+def test_a_trial_is_measured_on_validation_images(tmp_path: Path) -> None:
     asked = replace(trial(tmp_path, "noise/3", noise_std=0.1, seed=3), settings={"noise_std": 0.1})
     (result,) = on_val(asked)
     assert result.error is None
@@ -91,7 +91,7 @@ def test_a_trial_is_measured_on_validation_images_and_its_file_says_what_was_fou
     assert len(splits.test) not in seen
 
 
-def test_a_stopped_trial_goes_on_and_a_finished_one_is_read(
+def test_a_stopped_trial_continues_and_a_finished_one_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (whole,) = on_val(trial(tmp_path / "whole", epochs=2))
@@ -109,14 +109,14 @@ def test_a_stopped_trial_goes_on_and_a_finished_one_is_read(
     assert on_val(trial(tmp_path / "cut", epochs=2))[0].error == "RuntimeError: trained again"
 
 
-def test_a_broken_checkpoint_of_a_trial_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_trial_with_a_broken_checkpoint_is_trained_anew(tmp_path: Path) -> None:
     (first,) = on_val(trial(tmp_path))
     (first.config.folder / "trial.json").unlink()
     (first.config.folder / "checkpoint.safetensors").write_bytes(b"broken")
     assert on_val(trial(tmp_path))[0].found == first.found
 
 
-def test_a_failure_is_a_result_and_the_others_go_on_unless_it_shall_be_raised(
+def test_the_others_continue_when_a_trial_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instant = Instant(monkeypatch, no_memory_at(0.2))
@@ -139,16 +139,16 @@ def test_a_diverged_trial_has_failed(tmp_path: Path) -> None:
     assert "training diverged" in result.error
 
 
-def test_numbers_that_are_not_finite_are_an_error(
+def test_a_leakage_that_is_not_finite_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Instant(monkeypatch, lambda _: (0.5, math.nan))
     (result,) = on_val(trial(tmp_path))
-    assert "leakage of the trial are not finite" in str(result.error)
+    assert "leakage of the trial: not finite numbers" in str(result.error)
 
 
-def test_without_validation_images_nothing_is_chosen(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nothing must be chosen by the test images"):
+def test_a_trial_needs_validation_images(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nothing may be chosen by them"):
         on_val(trial(tmp_path, final=True), keep_going=False)
 
 
@@ -162,29 +162,27 @@ def test_trials_are_taken_only_when_they_can_start(
             seen.append(len(instant.configs))
             yield trial(tmp_path, seed=seed)
 
-    for count, _ in enumerate(run_many(proposed(), profile="smoke", aux="val"), start=1):
+    for count, _ in enumerate(run_many(proposed(), Work(profile="smoke", aux="val")), start=1):
         assert len(seen) == count
     assert seen == [0, 1, 2]
 
 
-def test_a_named_run_is_audited_in_full_and_made_anew_where_nothing_is_resumed(
-    tmp_path: Path,
-) -> None:
+def test_a_named_run_is_audited_in_full(tmp_path: Path) -> None:
     named = trial(tmp_path, name="named")
-    kept: Json = {"profile": "smoke", "only": ("linear",)}
-    (first,) = run_many([named], **kept)
+    work = Work(profile="smoke", only=("linear",))
+    (first,) = run_many([named], work)
     record = load_run(tmp_path / "named").record
     assert record is not None
     assert first.found == {"accuracy": record.accuracy, "leakage": record.leakage}
     assert (record.audit.aux, record.audit.only) == ("train", ("linear",))
     before = (tmp_path / "named" / "record.json").stat().st_mtime_ns
-    list(run_many([named], **kept))
+    list(run_many([named], work))
     assert (tmp_path / "named" / "record.json").stat().st_mtime_ns == before
-    list(run_many([named], resume=False, **kept))
+    list(run_many([named], replace(work, resume=False)))
     assert (tmp_path / "named" / "record.json").stat().st_mtime_ns > before
 
 
-def test_trials_are_short_and_use_attacks_that_see_every_image_once() -> None:
+def test_trials_use_attacks_that_see_every_image_once() -> None:
     assert (brief_epochs("cifar10"), brief_epochs("npz:/x")) == (20, 10)
     kept = ranking_attacks("quick")
     assert {"linear", "decoder", "nearest"} <= kept.keys()
@@ -194,7 +192,7 @@ def test_trials_are_short_and_use_attacks_that_see_every_image_once() -> None:
         ranking_attacks("smoke", ["k-query"])
 
 
-def test_other_settings_have_another_folder_and_places_do_not_matter() -> None:
+def test_the_settings_decide_the_folder_of_a_trial() -> None:
     options: Json = {"dataset": "digits", "defence": "veil", "net": "small", "epochs": 1}
 
     def name(**other: object) -> str | None:
@@ -263,27 +261,26 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return fake
 
 
-def test_ray_is_asked_for_one_core_a_trial_and_its_losses_are_results(
+def test_a_trial_on_ray_has_one_core_and_may_lose_its_worker(
     ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Instant(monkeypatch, no_memory_at(0.3))
-    monkeypatch.setattr(runner, "_reach", lambda _: None)
     monkeypatch.setattr(runner, "find_device", lambda _: "cuda")
     noises = (0.1, 0.2, 0.3, 0.4, 0.5)
     trials = [trial(tmp_path, f"noise/{i}", noise_std=n) for i, n in enumerate(noises)]
-    results = on_val(*trials, jobs=None, address="head:6379")
+    results = on_val(*trials, jobs=None, address="auto")
     assert {r.label: r.error for r in results} == {
         "noise/0": None, "noise/1": "RayError: the worker died",
         "noise/2": "RuntimeError: out of memory", "noise/3": None, "noise/4": None,
     }  # fmt: skip
     assert ray.most == 2  # as many as the cluster has GPUs
-    assert ray.told["address"] == "head:6379"
+    assert ray.told["address"] == "auto"
     assert "num_cpus" not in ray.told
     assert ray.asked == {"num_cpus": 1, "num_gpus": 1, "max_retries": 0}
     assert ray.is_down
 
 
-def test_several_jobs_start_ray_here_and_a_cluster_out_of_reach_is_told(
+def test_several_jobs_start_ray_on_this_machine(
     ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Instant(monkeypatch)
@@ -300,9 +297,7 @@ def test_several_jobs_start_ray_here_and_a_cluster_out_of_reach_is_told(
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_an_address_where_nobody_listens_is_told_before_ray_tries_for_minutes(
-    scheme: str, ray: FakeRay
-) -> None:
+def test_an_address_where_nobody_listens_is_refused(scheme: str, ray: FakeRay) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
         assert check_ray(1, address) is ray
@@ -311,20 +306,22 @@ def test_an_address_where_nobody_listens_is_told_before_ray_tries_for_minutes(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", f"{'a' * 70}.invalid:1", ":1"])
-def test_an_address_that_is_none_is_told(address: str, ray: FakeRay) -> None:
+def test_a_malformed_address_is_refused(address: str, ray: FakeRay) -> None:
     with pytest.raises(ConfigError, match="nobody answers at"):
         check_ray(1, address)
     assert ray.told == {}
 
 
 @pytest.mark.parametrize("address", ["auto", "local", "head:port", "other://head/x:1"])
-def test_only_ray_understands_other_addresses(address: str, ray: FakeRay) -> None:
+def test_other_addresses_are_left_to_ray(address: str, ray: FakeRay) -> None:
     assert check_ray(1, address) is ray
 
 
-def test_what_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ray_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     for jobs, address in ((2, None), (None, "local"), (1, "head:1")):
-        with pytest.raises(ConfigError, match=r"need Ray.*pip install 'splitveil\[sweep\]'"):
+        with pytest.raises(
+            ConfigError, match=r"needs the library ray.*pip install 'splitveil\[sweep\]'"
+        ):
             check_ray(jobs, address)
     assert check_ray(1, None) is None

@@ -35,9 +35,7 @@ def told(result: Json) -> list[tuple[str, Json, int]]:
     return sorted((row["trial"], row["settings"], row["seed"]) for row in result["trials"])
 
 
-def test_every_defence_has_the_same_budget_and_repeats_its_settings_with_other_seeds(
-    instant: Instant, tmp_path: Path
-) -> None:
+def test_every_defence_has_the_same_number_of_trials(instant: Instant, tmp_path: Path) -> None:
     result = run_sweep(plan(seed=4), tmp_path / "s")
     assert told(result) == [
         ("noise/0", {"noise_std": 0.1}, 4),
@@ -54,9 +52,7 @@ def test_every_defence_has_the_same_budget_and_repeats_its_settings_with_other_s
     assert [c.defence for c in instant.configs] == ["none", "noise"] * 3  # in turns
 
 
-def test_a_grid_larger_than_the_budget_is_sampled_by_seed_without_repeats(
-    instant: Instant, tmp_path: Path
-) -> None:
+def test_a_large_grid_is_sampled_without_repeats(instant: Instant, tmp_path: Path) -> None:
     made = plan(defences=("noise",), vary=("noise_std=lin:0.01:0.2:20",), trials=5)
 
     def chosen(name: str, asked: SearchPlan) -> list[float]:
@@ -70,7 +66,7 @@ def test_a_grid_larger_than_the_budget_is_sampled_by_seed_without_repeats(
 
 
 @pytest.mark.parametrize("sampler", ["random", "optuna"])
-def test_proposals_follow_the_seed_and_do_not_notice_an_interruption(
+def test_an_interruption_does_not_change_the_proposals(
     sampler: str, instant: Instant, tmp_path: Path
 ) -> None:
     made = plan(
@@ -113,9 +109,7 @@ def test_optuna_learns_where_the_front_is(instant: Instant, tmp_path: Path) -> N
     assert sum(off[10:]) / 20 < 0.6 * at_random
 
 
-def test_optuna_is_told_of_what_runs_and_still_asked_between_results(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_optuna_knows_of_running_trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = plan(defences=("noise",), vary=("noise_std=lin:0.01:1",), trials=12, sampler="optuna")
     told_of: list[tuple[int, int]] = []
     real = search._ask_optuna
@@ -125,7 +119,7 @@ def test_optuna_is_told_of_what_runs_and_still_asked_between_results(
         told_of.append((len(known), sum(trial.found is not None for trial in known)))
         return real(*asked)
 
-    def two_at_a_time(trials: Iterator[Trial], **_: object) -> Iterator[Trial]:
+    def two_at_a_time(trials: Iterator[Trial], *_: object, **__: object) -> Iterator[Trial]:
         running = [next(trials), next(trials)]
         while running:
             one = running.pop(0)
@@ -141,9 +135,7 @@ def test_optuna_is_told_of_what_runs_and_still_asked_between_results(
     assert run_many is not two_at_a_time
 
 
-def test_a_failing_trial_is_recorded_and_the_sweep_goes_on(
-    instant: Instant, tmp_path: Path
-) -> None:
+def test_a_failing_trial_is_recorded(instant: Instant, tmp_path: Path) -> None:
     instant.work = no_memory_at(0.2)
     result = run_sweep(plan(vary=("noise_std=0.1,0.2,0.3",)), tmp_path / "s")
     assert len(instant.configs) == len(result["trials"]) == 6
@@ -153,7 +145,7 @@ def test_a_failing_trial_is_recorded_and_the_sweep_goes_on(
 
 
 @pytest.mark.parametrize("sampler", ["grid", "random", "optuna"])
-def test_each_resume_tries_a_failed_trial_once_more_and_leaves_the_others(
+def test_a_resumed_sweep_tries_only_failed_trials_again(
     sampler: str, instant: Instant, tmp_path: Path
 ) -> None:
     folder, made = tmp_path / "s", plan(vary=("noise_std=0.1,0.2,0.3",), sampler=sampler, trials=4)
@@ -182,14 +174,12 @@ def test_when_every_trial_fails_that_is_an_error(instant: Instant, tmp_path: Pat
         raise RuntimeError("no")
 
     instant.work = broken
-    said = "no trial came to an end: none/0: RuntimeError: no.*; mend that, and .* --resume"
+    said = "every trial failed: none/0: RuntimeError: no.*; fix the cause .* --resume"
     with pytest.raises(RunError, match=said):
         run_sweep(plan(), tmp_path / "s")
 
 
-def test_the_result_names_front_volume_and_the_best_within_one_point(
-    instant: Instant, tmp_path: Path
-) -> None:
+def test_the_result_names_the_front_and_the_best(instant: Instant, tmp_path: Path) -> None:
     numbers = {0.0: (0.90, 0.8), 0.1: (0.89, 0.5), 0.2: (0.88, 0.2), 0.3: (0.87, 0.3)}
     made = plan(vary=("noise_std=0.1,0.2,0.3",))
     instant.work = lambda config: numbers[config.noise_std or 0.0]
@@ -215,13 +205,11 @@ def test_a_defence_without_an_accurate_trial_has_no_best(instant: Instant, tmp_p
     assert run_sweep(plan(), tmp_path / "s")["defences"]["noise"]["best"] is None
 
 
-def test_a_sweep_goes_on_only_with_its_own_plan_or_more_trials(
-    instant: Instant, tmp_path: Path
-) -> None:
+def test_a_sweep_continues_only_with_its_own_plan(instant: Instant, tmp_path: Path) -> None:
     folder = tmp_path / "s"
     run_sweep(plan(), folder)
     assert read_plan(folder) == plan()
-    with pytest.raises(RunError, match="exists already; go on with --resume"):
+    with pytest.raises(RunError, match="exists already; continue it with --resume"):
         check_folder(folder, plan(), resume=False)
     with pytest.raises(ConfigError, match="seed was 0, is 1; leave"):
         check_folder(folder, plan(seed=1), resume=True)
@@ -244,9 +232,7 @@ def test_a_sweep_goes_on_only_with_its_own_plan_or_more_trials(
         read_plan(folder)
 
 
-def test_the_plan_of_a_sweep_at_work_is_not_changed_by_another_process(
-    instant: Instant, tmp_path: Path
-) -> None:
+def test_a_running_sweep_is_locked_for_other_processes(instant: Instant, tmp_path: Path) -> None:
     folder = tmp_path / "s"
     run_sweep(plan(), folder)
     with folder_lock(folder):
@@ -258,9 +244,7 @@ def test_the_plan_of_a_sweep_at_work_is_not_changed_by_another_process(
     assert len(instant.configs) == 10
 
 
-def test_what_was_found_is_on_disk_before_the_next_trial_starts(
-    instant: Instant, tmp_path: Path
-) -> None:
+def test_a_result_is_on_disk_before_the_next_trial(instant: Instant, tmp_path: Path) -> None:
     there: list[int] = []
 
     def counted(config: RunConfig) -> tuple[float, float]:
@@ -290,7 +274,7 @@ def line(defence: str, number: int, *, error: str | None = None, **settings: flo
     }  # fmt: skip
 
 
-def test_a_sweep_of_version_0_1_0_goes_on(instant: Instant, tmp_path: Path) -> None:
+def test_a_sweep_of_version_0_1_0_continues(instant: Instant, tmp_path: Path) -> None:
     file = journal(
         tmp_path / "s",
         line("none", 0, error="no"),
@@ -322,7 +306,7 @@ def test_a_broken_line_of_an_old_journal_is_named(bad: str, tmp_path: Path) -> N
         run_sweep(plan(), tmp_path / "s", resume=True)
 
 
-def test_what_is_left_open_is_filled_in() -> None:
+def test_an_incomplete_plan_has_defaults() -> None:
     def filled(*defences: str, **given: Any) -> SearchPlan:  # noqa: ANN401
         return plan_of({"defences": defences, **given}, {})
 
@@ -332,11 +316,13 @@ def test_what_is_left_open_is_filled_in() -> None:
     assert (some.sampler, some.trials) == ("optuna", 7)
     with pytest.raises(ConfigError, match="--sampler random needs --trials"):
         filled("veil", vary=("lambd=lin:0:1",), sampler="random")
-    with pytest.raises(ConfigError, match="trials must be from 1 to 10000 for each defence, got 0"):
+    with pytest.raises(
+        ConfigError, match=r"trials must be in \[1, 10000\], got 0; this is the number for each"
+    ):
         filled("veil", trials=0)
     with pytest.raises(ConfigError, match="veil is given twice"):
         filled("veil", "veil", trials=1)
-    with pytest.raises(ConfigError, match="a grid needs listed values"):
+    with pytest.raises(ConfigError, match="--sampler grid must know how many values of noise_std"):
         filled("noise", vary=("noise_std=lin:0:1",), sampler="grid", trials=1)
 
 
@@ -354,9 +340,12 @@ def test_what_is_left_open_is_filled_in() -> None:
         ({"attacks": ("rmle",)}, "unknown attack of profile 'smoke' 'rmle'"),
         ({"profile": "hasty"}, "unknown profile 'hasty'"),
         ({"options": {"dataset": "digit"}}, "unknown dataset 'digit'"),
-        ({"options": {"lambd": 1.0}}, "unknown field of none, noise 'lambd'"),
+        ({"options": {"lambd": 1.0}}, "unknown setting of none, noise 'lambd'"),
         ({"options": {"noise_std": 0.1}}, "noise_std cannot be both varied and set"),
-        ({"options": {"final": True}}, "no validation images to choose by"),
+        (
+            {"options": {"final": True}},
+            "chooses by validation images, and 'digits' has none with final=true",
+        ),
     ],
 )
 def test_a_plan_that_cannot_work_is_refused(changes: Json, said: str) -> None:

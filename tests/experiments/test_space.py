@@ -16,12 +16,11 @@ from splitveil.experiments.search import (
     draw,
     grid,
     grid_size,
-    parse_dimension,
     spaces,
 )
 
 
-def test_every_defence_varies_the_fields_it_has_with_values_of_their_type() -> None:
+def test_a_defence_varies_only_settings_that_it_has() -> None:
     found = spaces(
         ["lambd=0.1,1", "reg_strength=log:0.01:0.2", "batch_size=lin:32:128"],
         ["none", "noise", "veil"],
@@ -47,65 +46,65 @@ def test_words_and_switches_can_be_listed() -> None:
 
 
 BAD = [
-    ("lambda=0.1,1", "unknown field of noise, veil 'lambda'; did you mean 'lambd'?"),
+    ("lambda=0.1,1", "unknown setting of noise, veil 'lambda'; did you mean 'lambd'?"),
     ("lambd", "--vary needs key=a,b,c"),
     ("lambd=", "--vary needs key=a,b,c"),
     ("=1", "--vary needs key=a,b,c"),
     ("lambd=1,,2", "empty value"),
     ("lambd=big,small", "lambd must be a number, got 'big'"),
     ("batch_size=1.5,2", "batch_size must be a whole number, got 1.5"),
-    ("batch_size=lin:1.5:8", "batch_size must be a whole number, got the range 1.5 to 8"),
-    ("form=lin:0:1", "form is no number and has no range"),
+    ("batch_size=lin:1.5:8", "batch_size is a whole number, and so must be both ends"),
+    ("form=lin:0:1", "form is not a number; list its values"),
     ("form=hinge,flat", "form must be one of"),
-    ("lambd=lin:1:1", "is empty"),
-    ("lambd=lin:2:1", "is empty"),
+    ("lambd=lin:1:1", "the low end must be below the high end"),
+    ("lambd=lin:2:1", "the low end must be below the high end"),
     ("lambd=log:0:1", "a log range must start above 0"),
     ("lambd=log:-1:1", "a log range must start above 0"),
-    ("lambd=lin:0:inf", "must be finite"),
-    ("lambd=lin:nan:1", "must be finite"),
-    ("seed=lin:-1e308:1e308", "both ends of a range and its width must be finite"),
-    ("lambd=lin:0", "is no range"),
-    ("lambd=lin:0:1:2:3", "is no range"),
-    ("lambd=lin:0:1:2.5", "is no range"),
-    ("lambd=lin:a:b", "is no range"),
-    ("lambd=lin:0:1:1", "a grid takes from 2 to 10000 points of a range, got 1; give another"),
-    ("lambd=lin:0:1:1e8", "a grid takes from 2 to 10000 points of a range, got 100000000"),
+    ("lambd=lin:0:inf", "both finite"),
+    ("lambd=lin:nan:1", "both finite"),
+    ("seed=lin:-1e308:1e308", "both finite"),
+    ("lambd=lin:0", "is not a range"),
+    ("lambd=lin:0:1:2:3", "is not a range"),
+    ("lambd=lin:0:1:2.5", "is not a range"),
+    ("lambd=lin:a:b", "is not a range"),
+    ("lambd=lin:0:1:1", "the count must be from 2 to 10000, got 1; or leave it out"),
+    ("lambd=lin:0:1:100000000", "the count must be from 2 to 10000, got 100000000"),
     ("lambd=1,1.0", "names a value twice"),
-    ("name=a,b", "name is one for the whole sweep"),
-    ("final=true,false", "final is one for the whole sweep"),
+    ("name=a,b", "all trials of a sweep share name"),
+    ("final=true,false", "all trials of a sweep share final"),
 ]
 
 
 @pytest.mark.parametrize(("text", "said"), BAD)
-def test_a_bad_space_is_refused_with_its_reason(text: str, said: str) -> None:
+def test_a_bad_range_is_refused_with_its_reason(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         spaces([text], ["noise", "veil"])
     assert said in str(caught.value)
 
 
-def test_a_field_given_twice_and_one_that_means_nothing_are_refused() -> None:
+def test_a_setting_is_varied_once_and_must_have_an_effect() -> None:
     with pytest.raises(ConfigError, match="noise_std is given twice"):
         spaces(["noise_std=0.1", "reg_strength=0.2"], ["noise"])
-    with pytest.raises(ConfigError, match="noise_std means nothing to none"):
+    with pytest.raises(ConfigError, match="noise_std has no effect with the defences none"):
         spaces(["noise_std=0.1"], ["none"])
     assert not applies("noise_std", "none")
     assert applies("noise_std", "noise+dropout")
 
 
-def test_a_grid_is_every_combination_and_a_range_gives_it_spaced_points() -> None:
+def test_a_grid_is_every_combination() -> None:
     veil = spaces(["lambd=log:0.01:1:3", "epochs=lin:1:3:3"], ["veil"])["veil"]
     assert grid(veil) == [{"lambd": a, "epochs": b} for a in (0.01, 0.1, 1.0) for b in (1, 2, 3)]
     assert grid(()) == [{}]
     whole = Dimension(key="epochs", low=1.0, high=2.0, log=False, points=5, whole=True)
     assert whole.listed() == [1, 2]
-    with pytest.raises(ConfigError, match=r"as in lambd=log:0\.01:1:5"):
-        grid((parse_dimension("lambd", "log:0.01:1", "veil"),))
+    with pytest.raises(ConfigError, match=r"write lambd=log:0\.01:1:5 for 5 of them"):
+        grid(spaces(["lambd=log:0.01:1"], ["veil"])["veil"])
 
 
 def test_a_grid_is_counted_before_it_is_built() -> None:
     texts = ["lambd=lin:0:1:10000", "noise_std=lin:0.1:1:5000", "epochs=1,2"]
     veil = spaces(texts, ["veil"])["veil"]
-    said = "a grid of 10000 of lambd × 5000 of noise_std × 2 of epochs has 100000000 points, and"
+    said = "a grid of 10000 of lambd × 5000 of noise_std × 2 of epochs has 100000000 points, but"
     for build in (grid, grid_size):
         with pytest.raises(ConfigError, match=said):
             build(veil)
@@ -129,7 +128,7 @@ def test_a_value_lies_in_its_range(
 
 def test_a_log_range_is_drawn_evenly_in_its_logarithm() -> None:
     space = (
-        parse_dimension("lambd", "log:0.01:1", "veil"),
+        *spaces(["lambd=log:0.01:1"], ["veil"])["veil"],
         Dimension(key="form", values=("a", "b")),
     )
     random = Random(0)  # noqa: S311

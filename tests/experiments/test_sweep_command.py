@@ -60,12 +60,12 @@ def test_the_result_is_told_in_lines(quick: Instant) -> None:
     assert [c.epochs for c in quick.configs] == [15] * 6
 
 
-def test_a_sweep_is_resumed_by_its_name_and_a_failure_is_named(quick: Instant) -> None:
+def test_a_sweep_is_resumed_by_its_name(quick: Instant) -> None:
     words = (*WORDS[:4], "--vary", "noise_std=0.1,0.3", *WORDS[6:], "--set", "batch_size=64")
     first = call(*words, "--name", "mine", "--json")
     assert first.exit_code == 0, text(first)
     assert "noise/1 failed: RuntimeError: out of memory" in text(first)
-    assert "what failed is tried again with --resume" in text(first)
+    assert "--resume tries the failed trials again" in text(first)
     found = json.loads(first.stdout)
     assert found["defences"]["noise"]["failed"] == 1
     assert {c.batch_size for c in quick.configs} == {64}
@@ -73,7 +73,7 @@ def test_a_sweep_is_resumed_by_its_name_and_a_failure_is_named(quick: Instant) -
     again = call("--name", "mine", "--resume", "--json")
     assert again.exit_code == 0, text(again)
     assert json.loads(again.stdout) == found
-    assert "tried again, because they failed: noise/1" in text(again)
+    assert "trying again what failed: noise/1" in text(again)
     assert re.search(r"noise .* 2/2 .* 1 failed", text(again))
     assert len(quick.configs) == 1
     more = call("--name", "mine", "--resume", "--trials", "3", "--json")
@@ -95,7 +95,7 @@ def test_ctrl_c_says_how_the_sweep_goes_on(quick: Instant, monkeypatch: pytest.M
         patch.setattr(quick, "work", interrupted)
         stopped = call(*WORDS)
     assert stopped.exit_code == 130
-    assert "a sweep continues with --resume" in text(stopped)
+    assert "To continue, add --resume" in text(stopped)
     assert call("--resume").exit_code == 0
     assert len(quick.configs) == 1 + 4
 
@@ -108,10 +108,10 @@ def test_a_sweep_that_is_finished_trains_nothing(quick: Instant) -> None:
     assert len(quick.configs) == 4
 
 
-def test_a_sweep_without_a_baseline_is_told_so(quick: Instant) -> None:
+def test_a_sweep_without_a_baseline_warns(quick: Instant) -> None:
     result = call("--defence", "veil", "--profile", "smoke", "--attack", "linear")
     assert result.exit_code == 0
-    assert "no naive baseline takes part; add --defence none" in text(result)
+    assert "no baseline to compare with; add --defence none" in text(result)
     default = call("--profile", "smoke", "--name", "other", "--json")
     assert list(json.loads(default.stdout)["defences"]) == ["none", "noise", "veil"]
     assert "baseline" not in text(default)
@@ -121,36 +121,36 @@ def test_a_sweep_without_a_baseline_is_told_so(quick: Instant) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--vary", "lambda=1,2"), "unknown field of none, noise, veil 'lambda'"),
+        (("--vary", "lambda=1,2"), "unknown setting of none, noise, veil 'lambda'"),
         (("--vary", "lambd=big"), "lambd must be a number, got 'big'"),
-        (("--vary", "lambd=lin:1:1", "--trials", "2"), "is empty"),
+        (("--vary", "lambd=lin:1:1", "--trials", "2"), "the low end must be below"),
         (("--vary", "lambd=log:0:1", "--trials", "2"), "a log range must start above 0"),
         (("--vary", "lambd=lin:0:1"), "--sampler optuna needs --trials"),
-        (("--vary", "lambd=lin:0:1", "--sampler", "grid"), "a grid needs listed values"),
-        (("--vary", "lambd=lin:0:1:100000000"), "from 2 to 10000 points of a range"),
+        (("--vary", "lambd=lin:0:1", "--sampler", "grid"), "must know how many values of lambd"),
+        (("--vary", "lambd=lin:0:1:100000000"), "the count must be from 2 to 10000"),
         (
             ("--vary", "lambd=lin:0:1:9999", "--vary", "noise_std=lin:0.1:1:9999", "--trials", "2"),
-            "has 99980001 points, and a defence has at most 10000 trials; take fewer values",
+            "has 99980001 points, but a defence has at most 10000 trials; list fewer values",
         ),
-        (("--trials", "1000000000"), "trials must be from 1 to 10000 for each defence"),
+        (("--trials", "1000000000"), "trials must be in [1, 10000]"),
         (("--sampler", "anneal"), "sampler must be one of grid, random, optuna, got 'anneal'"),
         (("--defence", "vell"), "unknown defence 'vell'; did you mean 'veil'?"),
-        (("--engine", "slurm"), "unknown engine 'slurm'"),
+        (("--engine", "slurm"), "'slurm' is not one of"),
         (("--address", "auto"), "add --engine ray"),
         (("--engine", "ray", "--address", "127.0.0.1:1"), "nobody answers at '127.0.0.1:1'"),
         (("--jobs", "0"), "jobs must be at least 1, got 0"),
-        (("--trials", "0"), "trials must be from 1 to 10000 for each defence, got 0"),
+        (("--trials", "0"), "trials must be in [1, 10000], got 0"),
         (("--epochs", "0"), "epochs must be at least 1, got 0"),
         (("--attack", "rmle"), "unknown attack of profile 'quick' 'rmle'"),
         (("--net", "client:strided-4-4.4.4.4.4-c1"), "needs images of at least 16×16"),
         (("--dataset", "digit"), "unknown dataset 'digit'"),
         (("--name", "a/b"), "name must be at most 200 letters"),
-        (("--set", "seed=3"), "--set seed would change nothing in a sweep; use --seed"),
+        (("--set", "seed=3"), "--set seed does not work in a sweep; use --seed"),
         (("--set", "runs_dir=here"), "use --runs-dir"),
         (("--resume",), "nothing to resume"),
     ],
 )
-def test_what_cannot_work_exits_with_2_before_anything_starts(
+def test_a_bad_sweep_exits_with_2_before_it_starts(
     words: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
     result = call(*words, "--runs-dir", str(tmp_path))
@@ -196,7 +196,7 @@ def test_the_table_shows_what_runs_and_what_is_done() -> None:
     assert re.search(r"noise 2/2 \S+ 1 failed, best acc 50.00 %, least leakage 0.250", shown)
 
 
-def test_what_is_said_after_the_table_begins_a_line_of_its_own() -> None:
+def test_a_message_after_the_table_has_its_own_line() -> None:
     screen = Console(file=io.StringIO(), width=100)
     with pytest.raises(KeyboardInterrupt), LiveTable(screen):
         raise KeyboardInterrupt

@@ -92,9 +92,7 @@ def stamps(entries: dict[str, Json]) -> dict[str, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_killed_sweep_goes_on_without_losing_or_repeating_a_trial(
-    jobs: str, tmp_path: Path
-) -> None:
+def test_a_killed_sweep_loses_and_repeats_no_trial(jobs: str, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "cut"
     trials = folder / "trials"
     kill_after(start(tmp_path, *SWEEP, "--jobs", jobs), trials, 5)

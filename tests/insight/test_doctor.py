@@ -94,7 +94,7 @@ def test_a_short_real_run_is_told_to_train_longer(tmp_path: Path) -> None:
 
 def test_the_command_says_what_was_seen_and_what_to_do(tmp_path: Path) -> None:
     well = CliRunner().invoke(app, ["doctor", str(plant(tmp_path / "well"))])
-    assert (well.exit_code, well.stdout.strip()) == (0, f"{tmp_path / 'well'}: nothing to mend")
+    assert (well.exit_code, well.stdout.strip()) == (0, f"{tmp_path / 'well'}: no problems found")
     sick = plant(tmp_path / "sick", lines=edited({"skipped": 7}))
     ill = CliRunner().invoke(app, ["doctor", str(sick)])
     assert ill.exit_code == 0

@@ -14,7 +14,7 @@ from splitveil.train.step import StepLoss, Weights, new_state, own_rows
 
 
 def two_steps(fabric: Fabric) -> dict[str, list[float]]:
-    """`one_step` for the seeds' penalty and for ours, under names of their own.
+    """`one_step` for the reference documents' penalty and for ours, under names of their own.
 
     Plain lists: a tensor sent back by a process that has ended cannot be opened.
     """

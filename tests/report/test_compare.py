@@ -116,14 +116,14 @@ def test_rows_stand_in_the_tracks_they_fit_least_private_first() -> None:
         one("vgg", record(mse=0.01, net="vgg11", macs=21_233_664)),
         one("large-vgg", record(mse=0.02, net="vgg11", macs=30_000_000)),
         one("wide", record(net="client:wide", macs=22_000_000)),
-        one("seed003", record(aux="test90")),
+        one("report", record(aux="test90")),
     ]
     made = {t.title: [g.name for g in t.groups] for t in tracks(groups)}
     assert made == {
         ARCHITECTURE: ["vgg", "large-vgg"],
         BUDGET: ["vgg", "thin"],
         REST: ["wide"],
-        TEST90: ["seed003"],
+        TEST90: ["report"],
     }
 
 
@@ -153,7 +153,7 @@ def test_the_caption_comes_from_the_records_and_names_exceptions() -> None:
 
 def test_rows_under_test90_stand_beside_what_the_seeds_report() -> None:
     said = Published(
-        0.8535, 0.0436, "seed 003", "cifar10", aux="test90", ssim_zeropad=0.4316, psnr_pooled=13.6
+        0.8535, 0.0436, "R3", "cifar10", aux="test90", ssim_zeropad=0.4316, psnr_pooled=13.6
     )
     found = Records((one("cem-test90", record(aux="test90")),))
     ((table, rows),) = all_tables(
@@ -225,14 +225,14 @@ def test_a_record_that_is_met_twice_counts_once(tmp_path: Path) -> None:
 
 def test_columns_can_be_chosen_for_every_track() -> None:
     group = one("cem-test90", record(aux="test90"))
-    said = {"cem-test90": Published(0.85, 0.04, "seed 003", "cifar10", aux="test90")}
+    said = {"cem-test90": Published(0.85, 0.04, "R3", "cifar10", aux="test90")}
     (track,) = tracks([group])
     table, rows = track_table(track, said, EVERYTHING.only("row", "epochs", "mse"))
     assert [c.heading for c in table.columns] == ["row", "epochs", "strongest attack MSE"]
     assert table.cells(rows) == [["`cem-test90`", "80", "0.0500"]]
     assert table.notes == ()
     table, _ = track_table(track, said, EVERYTHING.only("reported-mse"))
-    assert table.notes == ("Reported: seed 003.",)
+    assert table.notes == ("Reported: R3.",)
 
 
 def test_a_row_for_other_programs_is_not_rounded() -> None:

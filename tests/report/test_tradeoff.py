@@ -48,7 +48,7 @@ def test_marks_are_means_with_their_sd_and_published_rows_follow() -> None:
     ]
     published = {
         "cem": Published(0.9, 0.005, "CEM paper, bottleneck", "cifar10"),
-        "seed": Published(0.9, 0.005, "seed 003", "cifar10", aux="test90"),
+        "seed": Published(0.9, 0.005, "R3", "cifar10", aux="test90"),
         "far": Published(0.9, 0.005, "CEM paper, elsewhere", "digits"),
     }
     veil, cem, paper = marks(groups, published)

@@ -1,4 +1,4 @@
-"""Seed 002 §6 to 1e-6 in float64, through the public names."""
+"""Reference document R2 §6 to 1e-6 in float64, through the public names."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""One backward pass equals the seeds' two, and a broken penalty harms nothing."""
+"""One backward pass equals the reference documents' two, and a broken penalty harms nothing."""
 
 import copy
 import math
@@ -55,7 +55,7 @@ def two_pass(
     w_lr: float,
     scale: float,
 ) -> list[Tensor]:
-    """The seeds' way: rob first, keep its gradients, zero, task, add them back scaled."""
+    """The documents' way: rob first, keep its gradients, zero, task, add them back scaled."""
     x, y = batch
     modules = (encoder, head, cem)
     z = encoder(x)

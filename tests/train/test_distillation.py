@@ -222,7 +222,7 @@ def test_a_sweep_hears_of_its_teacher_before_it_starts_and_keeps_to_it(
 
     assert "nobody cannot be used" in sweep(*brief, "--set", "teacher=nobody")
     assert "but there is no teacher" in sweep(*brief, "--vary", "teacher_share=0.3,0.5")
-    assert "one for the whole sweep" in sweep(*brief, "--vary", "teacher=wise,other")
+    assert "all trials of a sweep share teacher" in sweep(*brief, "--vary", "teacher=wise,other")
     held = ("--set", "held_out=0.1")
     assert "keeps from its training" in sweep(*brief, "--set", "teacher=wise", *held)
     assert not (tmp_path / "runs").exists()

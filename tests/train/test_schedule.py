@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from splitveil.defences.base import PenaltyPlan
 from splitveil.train.loop import Schedule
 
-SEED_003 = PenaltyPlan(lambd=16.0, scale=0.1, warmup_epochs=5, w_lr="cem", skip_first_epoch=True)
+R3 = PenaltyPlan(lambd=16.0, scale=0.1, warmup_epochs=5, w_lr="cem", skip_first_epoch=True)
 
 
 def schedule(plan: PenaltyPlan, kind: str = "cem", epochs: int = 240) -> Schedule:
@@ -22,15 +22,15 @@ def test_published_learning_rates_of_cem() -> None:
 
 
 def test_published_effective_weights_of_cem() -> None:
-    """λ·w_lr for λ = 16: 0.32, 1.6, 8, 16, 16; times the seeds' scale 0.1."""
-    s = schedule(SEED_003)
+    """λ·w_lr for λ = 16: 0.32, 1.6, 8, 16, 16; times the reference documents' scale 0.1."""
+    s = schedule(R3)
     weights = [s.weights_at(2 * e) for e in (10, 60, 120, 180, 210)]
     assert [w.encoder for w in weights if w] == pytest.approx([0.32, 1.6, 8, 16, 16])
     assert [w.effective for w in weights if w] == pytest.approx([0.032, 0.16, 0.8, 1.6, 1.6])
 
 
 def test_the_penalty_waits_for_the_warm_up_and_skips_the_first_epoch() -> None:
-    s = schedule(SEED_003)
+    s = schedule(R3)
     active = [e for e in range(1, 11) if s.weights_at(2 * (e - 1)) is not None]
     assert active == [6, 7, 8, 9, 10]
     first = PenaltyPlan(lambd=1.0, skip_first_epoch=True)

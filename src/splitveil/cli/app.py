@@ -1,4 +1,4 @@
-"""The app: commands, errors to messages, exit codes."""
+"""The app: its commands, and how errors become messages and exit codes."""
 
 from typing import Annotated, Any
 
@@ -13,10 +13,11 @@ from splitveil.errors import ConfigError, SplitVeilError
 
 EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
 TOO_LARGE = ("can't allocate memory", "out of memory", "verflow")  # torch's words
+RESUMED = ("train", "sweep")  # commands that continue with --resume only
 
 
 def explained(error: Exception) -> str | None:
-    """What to say of an error that users, paths or sizes can cause; None of a fault of ours.
+    """The message for an error that users, paths or sizes can cause; None for a bug of the program.
 
     >>> explained(FileNotFoundError(2, "No such file or directory", "x"))
     'cannot use x: No such file or directory; check the path and its permissions'
@@ -28,29 +29,27 @@ def explained(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or any(words in str(error) for words in TOO_LARGE):
         first = next(iter(str(error).splitlines()), "MemoryError")
         return (
-            f"not enough memory ({first}); choose smaller sizes, as those of batch, images, "
+            f"not enough memory ({first}); choose smaller sizes: of the batch, the images, the "
             "classes, hidden_dim or bank"
         )
     return None
 
 
 class _Group(TyperGroup):
-    """Turns errors a user can mend into a message and exit code 2, and Ctrl-C into 130."""
+    """Turns errors that a user can correct into a message and exit code 2, and Ctrl-C into 130."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer keeps a click of its own
         try:
             return super().invoke(ctx)
         except (SplitVeilError, OSError, MemoryError, RuntimeError, TypeError) as error:
-            said = explained(error)
-            if said is None:
+            message = explained(error)
+            if message is None:
                 raise
-            show_error(said)
+            show_error(message)
             ctx.exit(EXIT_USER_ERROR)
         except KeyboardInterrupt:
-            show_error(
-                "interrupted; what was complete is saved. A training or a sweep continues with "
-                "--resume, an audit by the same command"
-            )
+            again = "add --resume" if ctx.invoked_subcommand in RESUMED else "repeat the command"
+            show_error(f"interrupted; what was complete is saved. To continue, {again}")
             ctx.exit(EXIT_INTERRUPTED)
 
 
@@ -60,8 +59,8 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="Train split networks whose smashed data gives away nothing but the answer, "
-    "attack them, and report what the attacker got.",
+    help="Train split networks, in which a client sends features instead of images and a server "
+    "answers; attack what the client sends, and report what it reveals.",
 )
 
 
@@ -82,38 +81,26 @@ def _root(
 
 
 def bench() -> None:
-    """Say where the benchmark of 0.1.0 went."""
+    """Say where the benchmark of 0.1.0 is now."""
     raise ConfigError(
-        "`splitveil bench` left the package; run `python benchmarks/surrogate_speed.py OUT.json` "
-        "in a clone of the repository"
+        "`splitveil bench` is no longer part of the package; run "
+        "`python benchmarks/surrogate_speed.py OUT.json` in a clone of the repository"
     )
 
 
-for command in (
-    experiments.demo,
-    train,
-    audits.audit,
-    audits.audit_encoder,
-    audits.audit_wire,
-    audits.replay,
-    reports.report,
-    lists.datasets,
-    lists.defences,
-    lists.attacks,
-    lists.recipes,
-    experiments.clients,
-    reports.compare,
-    experiments.sweep,
-    experiments.reproduce,
-    reports.doctor,
-    reports.explain,
-    deploy.export,
-    deploy.serve,
-    deploy.infer,
-):
-    # `audit` itself says what to use in place of options that it no longer has.
-    former = {"ignore_unknown_options": command is audits.audit}
-    app.command(context_settings=former)(command)
+COMMANDS = {
+    "Train and attack": (experiments.demo, train, audits.audit, audits.replay),
+    "Attack other clients": (audits.audit_encoder, audits.audit_wire),
+    "Read the results": (reports.report, reports.compare, reports.explain, reports.doctor),
+    "Make many runs": (experiments.clients, experiments.sweep, experiments.reproduce),
+    "Deploy": (deploy.export, deploy.serve, deploy.infer),
+    "List names": (lists.datasets, lists.defences, lists.attacks, lists.recipes),
+}
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        # `audit` itself says what to use in place of options that it no longer has.
+        former = {"ignore_unknown_options": command is audits.audit}
+        app.command(context_settings=former, rich_help_panel=panel)(command)
 app.command(hidden=True)(bench)
 
 

@@ -10,51 +10,47 @@ from typing import Annotated, Any
 from typer import Argument, Exit, Option
 
 from splitveil.cli import console
-from splitveil.cli.console import JsonFlag, OutFolder, RunFolder
+from splitveil.cli.console import JsonFlag, OptPath, OptText, OutFolder, RunFolder
 from splitveil.cli.deploy import Certificates, TokenFile, read_token, retry_notice, with_extra
 from splitveil.errors import ConfigError, RunError
 from splitveil.io import check_folder
 
 CHOOSING = (
-    "test images were scored, and the run kept others to choose settings by: choose with --aux val "
-    "or splitveil sweep, and report a run trained with --final"
+    "These are test images. To choose settings, use --aux val or splitveil sweep; to report a "
+    "result, train once more with --final."
 )
-
-OTHER_OUT = "Choose another folder with --out"
+OTHER_OUT = "choose another folder with --out"
 SCHEMES = ("http://", "https://")
-
 OLD_FORMS = {
     "--replay": "splitveil replay RECORD [--run RUN]",
     "--wire": "splitveil audit-wire RUN ADDRESS, or audit-wire RUN CAPTURE",
 }
 
-Profile = Annotated[str, Option(help="smoke, quick, standard or paper.")]
-Aux = Annotated[str, Option(help="train, held-out, test90, or val to choose by.")]
-Seed = Annotated[int, Option(min=0, help="Seed of the attacks.")]
-
-Fresh = Annotated[bool, Option("--fresh", help="Run every attack, also those finished before.")]
-
-Table = Annotated[Path | None, Option(help="CSV table of attributes: see docs/reference/leaks.md.")]
+Aux = Annotated[str, Option(help="Images the attacker knows: train, held-out, test90 or val.")]
+Seed = Annotated[int, Option(min=0, help="Random seed of the attacks.")]
+Fresh = Annotated[bool, Option("--fresh", help="Repeat attacks that are finished, too.")]
+Table = Annotated[OptPath, Option(help="CSV table of attributes, see docs/reference/leaks.md.")]
 
 
 def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
-    run: Annotated[Path | None, Argument(help="Folder of the run.")] = None,
-    profile: Profile = "quick",
+    run: Annotated[OptPath, Argument(help="Folder of a trained run, such as runs/first.")] = None,
+    profile: console.Profile = "quick",
     aux: Aux = "train",
     seed: Seed = 0,
     fresh: Fresh = False,
-    attacks: Annotated[
-        str | None, Option(help="Only these, as decoder,rmle; it is flagged.")
-    ] = None,
-    compile_: Annotated[bool, Option("--compile", help="Compiled decoders, on a GPU.")] = False,
+    attacks: Annotated[OptText, Option(help="Only these, as decoder,rmle; raises a flag.")] = None,
+    compile_: Annotated[bool, Option("--compile", help="Compile the decoders; GPU only.")] = False,
     attributes: Table = None,
     json_: JsonFlag = False,
-    rest: Annotated[list[str] | None, Argument(hidden=True)] = None,
+    rest: Annotated[console.OptTexts, Argument(hidden=True)] = None,
 ) -> None:
-    """Attack a run and write `record.json` and `report.html` into its folder.
+    """Attack a trained run, and write what the attacker got into its folder.
 
-    An interrupted audit continues with the attack it was at. An earlier record that says what the
-    new one does not is kept under another name. `--compile` pays off over many audits.
+    `record.json` holds the numbers, `report.html` shows them. The attacker knows the images of
+    `--aux`; with `val` the validation images are reconstructed, in order to choose settings by
+    them. The same command again continues an interrupted audit. An earlier record is kept under
+    another name if it has something that the new one lacks. `--compile` starts slowly; it pays off
+    over many audits.
 
     Example: `splitveil audit runs/first --profile quick`
     """
@@ -74,42 +70,37 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 
 def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer wants them
-    name: Annotated[str, Argument(metavar="MODULE:FUNCTION", help="As mycode:send.")],
-    data: Annotated[str | None, Option(help="folder:PATH, npz:PATH or a dataset's name.")] = None,
-    aux_data: Annotated[str | None, Option(help="All the attacker's images.")] = None,
-    test_data: Annotated[str | None, Option(help="All the images to score.")] = None,
-    server: Annotated[str | None, Option(help="MODULE:FUNCTION of the server.")] = None,
-    noise: Annotated[
-        float | None, Option(help="Deviation of the Gaussian noise the client adds last.")
+    name: Annotated[str, Argument(metavar="MODULE:FUNCTION", help="Such as mycode:send.")],
+    data: Annotated[OptText, Option(help="Images: folder:PATH, npz:PATH or a dataset.")] = None,
+    aux_data: Annotated[
+        OptText, Option(help="Instead: images that the attacker knows, ...")
     ] = None,
-    members: Annotated[
-        str | None, Option(help="All images that the client was trained or chosen on.")
-    ] = None,
+    test_data: Annotated[OptText, Option(help="... and images to reconstruct.")] = None,
+    server: Annotated[OptText, Option(help="MODULE:FUNCTION that answers what is sent.")] = None,
+    noise: Annotated[float | None, Option(help="Deviation of the noise that it adds.")] = None,
+    members: Annotated[OptText, Option(help="All images that it was trained or chosen on.")] = None,
     attributes: Table = None,
-    white_box: Annotated[
-        bool, Option("--white-box", help="The attacker has its networks.")
-    ] = False,
+    white_box: Annotated[bool, Option("--white-box", help="The attacker has its code.")] = False,
     given: Annotated[str, Option("--input", help="What it takes: auto, numpy or torch.")] = "auto",
-    profile: Profile = "quick",
-    aux: Annotated[str, Option(help="train or test90.")] = "train",
+    profile: console.Profile = "quick",
+    aux: Annotated[str, Option(help="Images the attacker knows: train or test90.")] = "train",
     seed: Seed = 0,
     out: OutFolder = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Attack anybody's encoder, a function from images to what leaves the client.
+    """Attack an encoder of your own: a Python function from images to what the client sends.
 
-    `--aux-data` and `--test-data` stand in place of `--data`. The results go to `runs/FUNCTION`
-    without `--out`.
+    Images are either `--data`, which is split, or `--aux-data` and `--test-data`. `--noise` is the
+    standard deviation of Gaussian noise that the function adds last. The results go to the folder
+    `runs/FUNCTION`, or to that of `--out`.
 
     Example: `splitveil audit-encoder mycode:send --data folder:photos --server mycode:answer`
     """
-    from splitveil.attacks.profiles import PROFILES
     from splitveil.audits import own_encoder
     from splitveil.config.resolve import current_folder_first
-    from splitveil.record.files import write_record
 
     console.start()
-    # What the function prints is no result of ours.
+    # What the function prints must not mix with the JSON on stdout.
     with current_folder_first(), redirect_stdout(sys.stderr), console.progress_bar("audit") as bar:
         own = own_encoder.find_encoder(name, server, noise, given, white_box=white_box)
         folder = _encoder_folder(name, out)
@@ -117,48 +108,45 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
             data, aux_data, test_data, aux, members=members, attributes=attributes
         )
         record, pictures = own_encoder.audit_encoder(own, images, profile, seed=seed, progress=bar)
-        write_record(folder, record, pictures, list(PROFILES))
-    _show(folder, record, json_=json_)
+    _show(folder, record, pictures, json_=json_)
     for attack, why in record.audit.left_out.items():
         console.warn(f"not run: {attack}: {why}")
     for leak, why in record.leaks.get("refused", {}).items():
         console.warn(f"not measured: {leak}: {why}")
     if not record.audit.repeatable:
         console.warn(
-            f"not repeatable: '{name}' draws from a stream of its own; let it use the "
-            "global streams of torch, numpy or random, or an argument called `generator`"
+            f"not repeatable: '{name}' has its own random numbers, which a seed does not reach; "
+            "use the global ones of torch, numpy or random, or an argument called `generator`"
         )
 
 
 def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants them
     run: RunFolder,
-    sources: Annotated[
-        list[str], Argument(help="A server's address to send to, or one or two captures.")
-    ],
-    profile: Profile = "quick",
+    sources: Annotated[list[str], Argument(help="The server's address, or one or two files.")],
+    profile: console.Profile = "quick",
     aux: Aux = "train",
     seed: Seed = 0,
     fresh: Fresh = False,
-    sent: Annotated[str | None, Option(help="The images that were sent, in this order.")] = None,
-    int8: Annotated[bool, Option("--int8", help="By the client in eight bits.")] = False,
+    sent: Annotated[OptText, Option(help="Images that were sent, in this order.")] = None,
+    int8: Annotated[bool, Option("--int8", help="The 8-bit client sends or sent them.")] = False,
     token_file: TokenFile = None,
     ca: Certificates = None,
     out: OutFolder = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Attack what really leaves a deployed client of a run.
+    """Attack what a deployed client of a run really sends.
 
-    The results go to `RUN/wire` without `--out`.
+    Given an address, the client sends the run's own images there and keeps what it sends. Given
+    files of `splitveil infer --capture`, these are attacked; a second file of the same images tells
+    whether the noise is drawn anew. The results go to the folder `RUN/wire`, or that of `--out`.
 
     Example: `splitveil audit-wire runs/first http://localhost:8000`
 
     Example: `splitveil audit-wire runs/first sent.jsonl --sent folder:photos`
     """
-    from splitveil.attacks.profiles import PROFILES
     from splitveil.audits import captured_requests
     from splitveil.audits.trained_run import COPY, run_store
     from splitveil.data.catalogue import load
-    from splitveil.record.files import write_record
     from splitveil.runs import find_export, load_run
 
     console.start()
@@ -166,45 +154,40 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
     if live and len(sources) > 1:
         raise ConfigError(f"give one address, or one or two captures, got {', '.join(sources)}")
     if not live and (token_file is not None or ca is not None):
-        raise ConfigError("--token-file and --ca can only be given with a server's address")
+        raise ConfigError("--token-file and --ca are for a server's address; leave them out")
     if live or int8:
         with_extra("onnxruntime")
     loaded = load_run(run)
-    check_folder(run, COPY)  # finished attacks are kept there
+    check_folder(run, COPY)  # which keeps finished attacks
     folder = _results_folder(run / "wire" if out is None else out)
 
-    def send(images: Any) -> list[Path]:  # noqa: ANN401 - Tensor, which is imported late
+    def send(images: Any) -> list[Path]:  # noqa: ANN401 - a Tensor, but torch is imported late
         return captured_requests.send_and_capture(
             find_export(run), sources[0], images, folder, token=read_token(token_file),
             ca_file=ca, int8=int8, waiting=retry_notice(sources[0]),
         )  # fmt: skip
 
+    captures = send if live else [Path(source) for source in sources]
+    images = None if sent is None else load(sent, loaded.config.data_dir, whole=True)
+    clean = captured_requests.int8_encoder(find_export(run)) if int8 else None
     with console.progress_bar("audit") as bar:
         record, pictures = captured_requests.audit_wire(
-            loaded,
-            send if live else [Path(source) for source in sources],
-            profile,
-            aux=aux,
-            images=None if sent is None else load(sent, loaded.config.data_dir, whole=True),
-            seed=seed,
-            clean=captured_requests.int8_encoder(find_export(run)) if int8 else None,
-            store=run_store(loaded, fresh=fresh),
-            progress=bar,
-        )
-    write_record(folder, record, pictures, list(PROFILES))
-    _show(folder, record, json_=json_)
+            loaded, captures, profile, aux=aux, images=images, seed=seed, clean=clean,
+            store=run_store(loaded, fresh=fresh), progress=bar,
+        )  # fmt: skip
+    _show(folder, record, pictures, json_=json_)
     if not json_:
         console.print_lines(*wire_lines(record.audit.wire))
 
 
 def replay(
     record: Annotated[Path, Argument(help="A record.json.")],
-    run: Annotated[
-        Path | None, Option(help="Folder of the run (default: that of the record).")
-    ] = None,
+    run: Annotated[OptPath, Option(help="Folder of its run (default: the record's).")] = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Measure a record again and say what differs; exit code 1 when a number does.
+    """Repeat the audit of a record, and list the numbers that differ.
+
+    The exit code is 1 if there are any.
 
     Example: `splitveil replay runs/first/record.json`
     """
@@ -214,7 +197,7 @@ def replay(
 
     console.start()
     known = read_record(record)
-    trained_run.check_replayable(known)  # before a run is looked for
+    trained_run.check_replayable(known)  # first, for such a record may have no run
     with console.progress_bar("replay") as bar:
         found = trained_run.replay(load_run(record.parent if run is None else run), known, bar)
     end = f"{len(found)} differences" if found else "every number is the same, bit for bit"
@@ -224,16 +207,17 @@ def replay(
 
 
 def _checked_run(run: Path | None, rest: list[str]) -> Path:
-    """The folder of the run; says what to use in place of the forms that `audit` once had."""
+    """The folder of the run; refuses forms that `audit` had in 0.1.0, and says what to use."""
     words = [word.partition("=")[0] for word in (str(run), *rest)]
     for option, instead in OLD_FORMS.items():
         if option in words:
-            raise ConfigError(f"audit {option} is a command of its own: {instead}")
+            raise ConfigError(f"audit {option} is now a command of its own: {instead}")
     if run is None:
         raise ConfigError("which run? give its folder, for example: splitveil audit runs/first")
     if ":" in run.name and not run.exists():
         raise ConfigError(
-            f"audit takes a run; for a function: splitveil audit-encoder {run} --data IMAGES"
+            f"audit takes the folder of a run; for a function use: splitveil audit-encoder {run} "
+            "--data IMAGES"
         )
     if rest or str(run).startswith("-"):
         wrong = next((word for word in words if word.startswith("-")), words[-1])
@@ -241,12 +225,15 @@ def _checked_run(run: Path | None, rest: list[str]) -> Path:
     return run
 
 
-def _show(folder: Path, record: Any, *, json_: bool) -> None:  # noqa: ANN401 - Record, imported late
-    """Write the page of a record; print what the attacks got, the summary, and every flag."""
-    from splitveil.record.files import read_run
+def _show(folder: Path, record: Any, pictures: Any = None, *, json_: bool) -> None:  # noqa: ANN401
+    """Write a record, if its pictures are given, and its page; print them, and every flag."""
+    from splitveil.attacks.profiles import PROFILES
+    from splitveil.record.files import read_run, write_record
     from splitveil.report.columns import ATTACKS, attack_rows
     from splitveil.report.page import write_page
 
+    if pictures is not None:
+        write_record(folder, record, pictures, list(PROFILES))
     page = write_page([folder], folder)
     if json_:
         console.show_json(record.to_dict())
@@ -260,15 +247,15 @@ def _show(folder: Path, record: Any, *, json_: bool) -> None:  # noqa: ANN401 - 
 
 
 def _results_folder(folder: Path) -> Path:
-    """The folder, if it can be written; never a run's, whose own record would be replaced."""
-    check_folder(folder, OTHER_OUT)
+    """The folder, if it can be written and is not a run's, whose own record would be replaced."""
+    check_folder(folder, OTHER_OUT.capitalize())
     if (folder / "config.toml").exists():
-        raise RunError(f"{folder} is a trained run; choose another folder with --out")
+        raise RunError(f"{folder} is a trained run; {OTHER_OUT}")
     return folder
 
 
 def _encoder_folder(name: str, out: Path | None) -> Path:
-    """Where the results of a callable go; refuses the folder of another one."""
+    """Where the results of a function go; never the folder of another function."""
     from splitveil.record.files import read_run
 
     function = re.sub(r"[^\w.-]+", "-", name.partition(":")[2])
@@ -276,32 +263,30 @@ def _encoder_folder(name: str, out: Path | None) -> Path:
     if folder.is_dir() and (folder / "record.json").exists():
         before = read_run(folder).record.config.get("callable")
         if before != name:
-            raise RunError(
-                f"{folder} holds the record of '{before}'; choose another folder with --out"
-            )
+            raise RunError(f"{folder} holds the record of '{before}'; {OTHER_OUT}")
     return folder
 
 
 def wire_lines(wire: Mapping[str, Any]) -> list[str]:
-    """What captured requests say, in lines."""
+    """The checks of captured requests as lines of text."""
     lines = [
         f"{data['capture']}: {data['rows']} rows in {data['calls']} calls, {data['bytes']} bytes"
         for data in wire["captures"]
     ]
     if "accuracy" in wire:
         lines.append(
-            f"accuracy on what was captured: {100 * wire['accuracy']:.2f} %; acc% above is that "
-            "on the run's own images, sent here"
+            f"accuracy on what was captured: {100 * wire['accuracy']:.2f} %; the table's acc% is "
+            "on the run's own test images"
         )
     if noise := wire.get("noise"):
         lines.append(
-            f"noise: declared {noise['declared']:.4g}, measured {noise['measured']:.4g} (sound: "
-            f"{noise['measured_low']:.4g} to {noise['measured_high']:.4g})"
+            f"noise: declared {noise['declared']:.4g}, measured {noise['measured']:.4g} "
+            f"(expected {noise['measured_low']:.4g} to {noise['measured_high']:.4g})"
         )
     failed = ", ".join(wire["failed"]) or "none"
     lines.append(f"tests of the noise: {len(wire['tests'])}, failed: {failed}")
     if "slope" in wire["failed"]:
-        lines.append("rows in another order than the images fail these tests too: look there first")
+        lines.append("these tests also fail if rows and images differ in order: check that first")
     if "difference" in (offline := wire["offline"]):
         lines.append(
             f"{offline['attack']}: MSE {offline['mse']:.4f} in the run's audit, on the wire "

@@ -22,21 +22,35 @@ from splitveil.io import Progress, finite
 if TYPE_CHECKING:
     from splitveil.record.files import RunFiles
 
-# Names of files and words of strangers are printed as they are.
-out = Console(markup=False, emoji=False)
-err = Console(stderr=True, markup=False, emoji=False)
+# What files and strangers are called is printed as it is: "[red]" is no colour, ":-1:" no emoji.
+out = Console(markup=False, emoji=False, highlight=False)
+err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
+
+# Values that may be left out; the help says what is the default.
+OptText = str | None
+OptTexts = list[str] | None
+OptInt = int | None
+OptPath = Path | None
 
 # Options that several commands have.
 JsonFlag = Annotated[bool, Option("--json", help="Print JSON instead of tables and text.")]
-RunFolder = Annotated[Path, Argument(help="Folder of the run.")]
-RunsDir = Annotated[str | None, Option(help="Folder that holds the runs (default: runs).")]
-DataDir = Annotated[str | None, Option(help="Of datasets (default: $SPLITVEIL_DATA or a cache).")]
-Dataset = Annotated[str | None, Option(help="See `splitveil datasets`.")]
-Device = Annotated[str | None, Option(help="auto, cpu or cuda.")]
-OutFolder = Annotated[Path | None, Option("--out", help="Folder for what is written.")]
-Overwrite = Annotated[bool, Option("--overwrite", help="Replace what is there.")]
-Published = Annotated[Path | None, Option(help="JSON of published rows to stand beside ours.")]
+RunFolder = Annotated[Path, Argument(help="Folder of a trained run, such as runs/first.")]
+RunsDir = Annotated[OptText, Option(help="Folder that holds the runs (default: runs).")]
+DataDir = Annotated[
+    OptText, Option(help="Folder of datasets (default: $SPLITVEIL_DATA or a cache).")
+]
+Dataset = Annotated[OptText, Option(help="A name that `splitveil datasets` lists.")]
+Device = Annotated[OptText, Option(help="Where to compute: auto, cpu or cuda.")]
+Net = Annotated[OptText, Option(help="A net that `splitveil clients` lists, or NAME@N for a cut.")]
+Settings = Annotated[
+    OptTexts, Option("--set", help="key=value, for example lambd=0.3; repeatable.")
+]
+OutFolder = Annotated[OptPath, Option("--out", help="Folder to write the results to.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace the folder if it exists.")]
+Published = Annotated[OptPath, Option(help="JSON file of published rows to show as well.")]
+Profile = Annotated[str, Option(help="Budget of the attacks: smoke, quick, standard or paper.")]
+Seed = Annotated[OptInt, Option(help="Random seed of the training (default: 0).")]
 
 
 def setup_logging() -> None:
@@ -51,16 +65,12 @@ def setup_logging() -> None:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Progress]:
-    """A bar with the time left (at the end: taken), on stderr, out of the way of results."""
+    """A bar with the time left, at the end the time taken; on stderr, apart from results."""
     with RichProgress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=8),
-        TaskProgressColumn(),
+        TextColumn("[bold]{task.description}"), BarColumn(bar_width=8), TaskProgressColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
-        TextColumn("{task.fields[note]}", markup=False),
-        console=err,
-        transient=False,
-    ) as bar:
+        TextColumn("{task.fields[note]}", markup=False), console=err,
+    ) as bar:  # fmt: skip
         task = bar.add_task(title, total=None, note="")
         yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)
 
@@ -91,13 +101,13 @@ def show_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]
 
 def warn(message: str) -> None:
     """Print something the user should know before believing a number."""
-    err.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    err.print(message, style="yellow", soft_wrap=True)
 
 
 def show_error(message: str) -> None:
     """Print what is wrong and what to do."""
     err.print("error:", style="bold red", end=" ")
-    err.print(message, markup=False, highlight=False, soft_wrap=True)
+    err.print(message, soft_wrap=True)
 
 
 def show_runs(runs: "Sequence[RunFiles]", *, json_: bool = False) -> None:
@@ -121,7 +131,7 @@ def show_result(data: Any, *lines: str, json_: bool) -> None:  # noqa: ANN401 - 
 def show_catalogue(
     title: str, entries: dict[str, str], facts: dict[str, Any] | None = None, *, json_: bool
 ) -> None:
-    """Print names and what they stand for; as JSON `facts`, where there are more."""
+    """Print names and what they stand for; as JSON the `facts`, where they say more."""
     if json_:
         show_json(facts or entries)
     else:
@@ -129,9 +139,9 @@ def show_catalogue(
 
 
 def print_lines(*lines: str) -> None:
-    """Print on stdout without a box, which would fold long names: a client stays on its line."""
+    """Print on stdout without a box, whose columns would fold long names."""
     for line in lines:
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+        out.print(line, soft_wrap=True)
 
 
 def start() -> None:

@@ -1,4 +1,4 @@
-"""`splitveil export`, `serve` and `infer`: both halves of a run in service."""
+"""The commands that deploy a run: `export`, `serve` and `infer`."""
 
 import os
 import sys
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from splitveil.cli import console
+from splitveil.cli.console import OptPath, OptText
 from splitveil.errors import ConfigError, DataError
 from splitveil.io import silent
 
@@ -21,29 +22,29 @@ if TYPE_CHECKING:
 
     from splitveil.serve.manifest import Manifest
 
-TokenFile = Annotated[Path | None, Option(help="File with the token (default: $SPLITVEIL_TOKEN).")]
-
-Certificates = Annotated[Path | None, Option(help="Certificates to trust for TLS.")]
+TokenFile = Annotated[OptPath, Option(help="File with the token (default: $SPLITVEIL_TOKEN).")]
+Certificates = Annotated[OptPath, Option(help="PEM certificates to trust for TLS.")]
 
 TOKEN_VARIABLE = "SPLITVEIL_TOKEN"  # noqa: S105 - the name of a variable
-NOTICE_SECONDS = 1.0  # of trying, before the user is told
-PICTURE_MODES = {1: ("1", "L"), 3: ("RGB",)}  # by channels; other modes would lose something
+NOTICE_SECONDS = 1.0  # a pause this long is announced; shorter ones would only be noise
+PICTURE_MODES = {1: ("1", "L"), 3: ("RGB",)}  # by channels; converting others loses something
 NEEDED = ("onnx", "onnxruntime", "onnxscript", "prometheus_client", "starlette", "uvicorn")
 
 
 def export(  # noqa: PLR0917 - every option of the command, as typer wants them
     run: console.RunFolder,
     out_dir: console.OutFolder = None,
-    name: Annotated[str | None, Option(help="Name on the wire (default: the run's).")] = None,
-    int8: Annotated[bool, Option("--int8", help="Also a client in eight bits.")] = False,
+    name: Annotated[OptText, Option(help="Name of the model (default: the run's).")] = None,
+    int8: Annotated[bool, Option("--int8", help="Also a client in 8-bit integers.")] = False,
     attacker: Annotated[bool, Option("--attacker", help="Also the strongest decoder.")] = False,
     overwrite: console.Overwrite = False,
     json_: console.JsonFlag = False,
 ) -> None:
-    """Export both halves of a run as ONNX, with a manifest and a Triton model repository.
+    """Export client and server of a run as ONNX, with a manifest and a Triton repository.
 
-    Without `--out` they go to the folder `export` of the run. `--int8` needs the run's data, and
-    `--attacker` takes the strongest decoder of the run's audit, for the page of the server.
+    They go to the folder `export` of the run, or to that of `--out`. `--int8` needs the run's data
+    for calibration. `--attacker` adds the strongest decoder of the run's audit, with which the
+    server's page shows what an attacker sees.
 
     Example: `splitveil export runs/first --int8`
     """
@@ -57,24 +58,24 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
             load_run(run), target, name=name, int8=int8, attacker=attacker, overwrite=overwrite,
             progress=progress,
         )  # fmt: skip
-    told = {"export": str(target), "manifest": manifest.to_dict()}
-    console.show_result(told, *export_lines(target, manifest), json_=json_)
+    found = {"export": str(target), "manifest": manifest.to_dict()}
+    console.show_result(found, *export_lines(target, manifest), json_=json_)
 
 
 def export_lines(target: Path, manifest: "Manifest") -> list[str]:
     """What was exported, and what to do with it."""
     from splitveil.serve.stages import describe_noise
 
-    told = manifest.parity
+    parity = manifest.parity
     lines = [
         f"{target}: model '{manifest.name}', {describe_noise(manifest.stages)}, "
         f"{manifest.wire_floats} numbers on the wire",
-        f"ONNX and torch: logits differ by at most {told['logits_max_abs_diff']:.2g}",
+        f"ONNX and torch: logits differ by at most {parity['logits_max_abs_diff']:.2g}",
     ]
-    if "int8_same_answer" in told:
+    if "int8_same_answer" in parity:
         lines.append(
-            f"int8 client: same answer for {100 * told['int8_same_answer']:.2f} % of "
-            f"{told['int8_images']} images"
+            f"int8 client: same answer for {100 * parity['int8_same_answer']:.2f} % of "
+            f"{parity['int8_images']} images"
         )
     if manifest.attacker is not None:
         lines.append(
@@ -89,17 +90,17 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(help="Port; 0 takes a free one.")] = 8000,
     token_file: TokenFile = None,
-    tls_cert: Annotated[Path | None, Option(help="PEM certificate with its chain.")] = None,
-    tls_key: Annotated[Path | None, Option(help="PEM private key.")] = None,
-    max_batch: Annotated[int, Option(help="Rows the model runs at once.")] = 64,
+    tls_cert: Annotated[OptPath, Option(help="PEM certificate with its chain, for TLS.")] = None,
+    tls_key: Annotated[OptPath, Option(help="PEM private key of the certificate.")] = None,
+    max_batch: Annotated[int, Option(help="Rows that the model computes at once.")] = 64,
     max_delay_ms: Annotated[float, Option(help="Milliseconds a row waits for others.")] = 2.0,
-    max_waiting: Annotated[int, Option(help="Rows that may wait; beyond, answers are 429.")] = 1024,
-    threads: Annotated[int, Option(min=0, max=1024, help="Of the model; 0: all cores.")] = 0,
+    max_waiting: Annotated[int, Option(help="Rows that may wait; others get a 429.")] = 1024,
+    threads: Annotated[int, Option(min=0, max=1024, help="Threads; 0: one per core.")] = 0,
     json_: console.JsonFlag = False,
 ) -> None:
-    """Serve the server's half over the KServe v2 protocol, with a page for browsers.
+    """Serve the server's half over HTTP (KServe v2 protocol), with a page for browsers.
 
-    Until Ctrl-C or SIGTERM. A run is exported first, into its folder `export`.
+    It runs until Ctrl-C or SIGTERM. A run is exported first, into its folder `export`.
 
     Example: `splitveil serve runs/first --port 8000`
     """
@@ -122,10 +123,9 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     def ready(url: str) -> None:
         if json_:
             console.show_json({"url": url})
-            sys.stdout.flush()  # whoever waits for the address reads it from a pipe
+            sys.stdout.flush()  # a program that waits for the address reads it from a pipe
             return
-        line = f"serving {path} at {url}; a browser finds a page there"
-        console.err.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.err.print(f"serving {path} at {url}; open it in a browser", soft_wrap=True)
 
     run_server(app, host=host, port=port, tls=tls, ready=ready)
 
@@ -133,14 +133,14 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
 def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     images: Annotated[list[Path], Argument(help="Image files (PNG, JPEG, …).")],
     server: Annotated[str, Option(help="Address of the server.")],
-    export_dir: Annotated[Path, Option("--export", help="Folder with manifest and client.")],
+    export_dir: Annotated[Path, Option("--export", help="Folder of the export, with the client.")],
     token_file: TokenFile = None,
     ca: Certificates = None,
-    int8: Annotated[bool, Option("--int8", help="Use the client in eight bits.")] = False,
-    capture: Annotated[Path | None, Option(help="New file for what is sent: `audit-wire`.")] = None,
+    int8: Annotated[bool, Option("--int8", help="Use the client in 8-bit integers.")] = False,
+    capture: Annotated[OptPath, Option(help="Keep what is sent, for `audit-wire`.")] = None,
     json_: console.JsonFlag = False,
 ) -> None:
-    """Classify images: the client's half runs here, only noisy smashed data go to the server.
+    """Classify images: the client runs here, and only its noisy features go to the server.
 
     Example: `splitveil infer cat.png --export runs/first/export --server http://localhost:8000`
     """
@@ -160,29 +160,29 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
         try:
             client.meet()
         except BaseException:
-            if capture is not None:  # nothing was sent: the same command may be given again
+            if capture is not None:  # nothing was sent; the command must work a second time
                 capture.unlink(missing_ok=True)
             raise
         answers = client.classify(pixels)
     rows = [{"image": str(path)} | found for path, found in zip(images, answers, strict=True)]
-    told = [f"{shown(r['image'])}: {r['name']} ({100 * r['share']:.1f} %)" for r in rows]
-    console.show_result(rows, *told, json_=json_)
+    lines = [f"{shown(r['image'])}: {r['name']} ({100 * r['share']:.1f} %)" for r in rows]
+    console.show_result(rows, *lines, json_=json_)
 
 
 def retry_notice(server: str) -> "Callable[[str, float], None]":
-    """Says on stderr, once and not for a short pause, that the server is asked again."""
+    """A function that says on stderr, once and only for a long pause, that we try again."""
     said: list[str] = []
 
     def notice(problem: str, seconds: float) -> None:
         if seconds >= NOTICE_SECONDS and not said:
             said.append(problem)
-            console.warn(f"no answer from {server} yet ({problem}); trying on, Ctrl-C stops")
+            console.warn(f"no answer from {server} yet ({problem}); still trying, Ctrl-C stops")
 
     return notice
 
 
 def read_picture(path: Path, shape: tuple[int, ...]) -> "NDArray[np.uint8]":
-    """One image file as bytes (c, h, w); another size or colour than the model's is refused."""
+    """One image file as bytes (c, h, w); it must have the model's size and colours."""
     import numpy as np
     from PIL import Image
 
@@ -213,7 +213,7 @@ def _check_picture(path: Path, mode: str, size: tuple[int, int], shape: tuple[in
 
 
 def read_token(file: Path | None) -> str | None:
-    """The token of a file, else of the environment; never of the command line, which others see."""
+    """The token from a file or the environment; a command line would show it to other users."""
     if file is None:
         return os.environ.get(TOKEN_VARIABLE) or None
     try:

@@ -2,29 +2,31 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
-from typer import Argument, Exit, Option
+from typer import Argument, Option
 
 from splitveil.cli import console
+from splitveil.cli.console import OptInt, OptText, OptTexts
 from splitveil.cli.lists import COSTS, MEASURED, Shape, in_words, show_cuts, show_listing
-from splitveil.errors import ConfigError, unknown
-
-if TYPE_CHECKING:
-    from splitveil.io import Json
+from splitveil.errors import ConfigError
+from splitveil.io import Json
 
 ANY_IMAGE = "3x32x32"
-INTERRUPTED = 130  # exit code
-Seed = Annotated[int | None, Option(help="Seed of the runs.")]
+EPOCHS = "Passes over the data (default: a quarter of a full training)."
+BUDGET = "Budget of the attacks: smoke, quick (default), standard or paper."
 
 
 def demo(
-    runs_dir: Annotated[str, Option(help="Where the demo's runs go.")] = "runs/demo",
-    epochs: Annotated[int | None, Option(help="Fewer epochs for a hasty look.")] = None,
-    profile: Annotated[str, Option(help="Attack budget.")] = "quick",
+    runs_dir: Annotated[str, Option(help="Folder for the three runs.")] = "runs/demo",
+    epochs: Annotated[OptInt, Option(help="Passes over the data (default: 60).")] = None,
+    profile: console.Profile = "quick",
     json_: console.JsonFlag = False,
 ) -> None:
-    """Train, attack and compare `none`, `gated-att` and `veil` on digits, in minutes on a CPU.
+    """Train, attack and compare three defences on small images, in minutes on a CPU.
+
+    The defences are `none`, `gated-att` and `veil`, the images the 8×8 digits of scikit-learn. The
+    last line names a page to open in a browser.
 
     Example: `splitveil demo`
     """
@@ -42,39 +44,46 @@ def demo(
         console.print_lines(f"\nOpen {page.resolve()} to see what the attacker saw.")
 
 
+def _for(option: str, text: str, **more: Any) -> Any:  # noqa: ANN401 - typer's option
+    """An option that works only together with another one, below a heading of its own."""
+    return Option(help=text, rich_help_panel=f"With {option}", **more)
+
+
 def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
-    macs: Annotated[float, Option(help="Multiply-adds it may spend on an image.")],
-    wire: Annotated[int, Option(help="Numbers it may send for an image.")],
-    params: Annotated[int | None, Option(help="Parameters it may have.")] = None,
-    image: Annotated[str | None, Option(help=f"Its size (default: {ANY_IMAGE}).")] = None,
-    family: Annotated[str | None, Option(help="inverted, residual or strided.")] = None,
-    smaller: Annotated[bool, Option("--smaller", help="Also those that send less.")] = False,
-    limit: Annotated[int | None, Option(help="How many to show (default: 20).")] = None,
-    backbone: Annotated[str | None, Option(help="A net to cut, or your MODULE:FUNCTION.")] = None,
-    classes: Annotated[int | None, Option(min=2, help="For --backbone.")] = None,
-    rank: Annotated[bool, Option("--rank", help="Train, attack and rank the best.")] = False,
-    dataset: console.Dataset = None,
-    defence: Annotated[str | None, Option(help="For --rank (default: veil).")] = None,
-    epochs: Annotated[int | None, Option(help="For --rank (default: a quarter).")] = None,
-    top: Annotated[int | None, Option(help="Beside the named nets (default: 4).")] = None,
-    profile: Annotated[str | None, Option(help="Attack budget (default: quick).")] = None,
-    seed: Seed = None,
-    device: console.Device = None,
-    data_dir: console.DataDir = None,
-    runs_dir: console.RunsDir = None,
+    macs: Annotated[float, Option(help="Multiply-adds that the client may spend on an image.")],
+    wire: Annotated[int, Option(help="Numbers that it may send for an image.")],
+    params: Annotated[OptInt, Option(help="Parameters that it may have.")] = None,
+    image: Annotated[OptText, Option(help=f"Size of the images (default: {ANY_IMAGE}).")] = None,
+    family: Annotated[OptText, Option(help="Only inverted, residual or strided clients.")] = None,
+    smaller: Annotated[bool, Option("--smaller", help="Also clients that send less.")] = False,
+    limit: Annotated[OptInt, Option(help="How many to show (default: 20).")] = None,
+    backbone: Annotated[OptText, Option(help="Cuts of this net instead; see above.")] = None,
+    classes: Annotated[OptInt, _for("--backbone", "Its classes (default: 10).", min=2)] = None,
+    rank: Annotated[bool, Option("--rank", help="Train and attack some, and rank them.")] = False,
+    dataset: Annotated[OptText, _for("--rank", "What to train on; required.")] = None,
+    defence: Annotated[OptText, _for("--rank", "Their defence (default: veil).")] = None,
+    epochs: Annotated[OptInt, _for("--rank", EPOCHS)] = None,
+    top: Annotated[OptInt, _for("--rank", "Clients besides the named nets (default: 4).")] = None,
+    profile: Annotated[OptText, _for("--rank", BUDGET)] = None,
+    seed: Annotated[OptInt, _for("--rank", "Random seed of the training (default: 0).")] = None,
+    device: Annotated[OptText, _for("--rank", "Where to compute: auto, cpu or cuda.")] = None,
+    data_dir: Annotated[OptText, _for("--rank", "Folder of the datasets.")] = None,
+    runs_dir: Annotated[OptText, _for("--rank", "Folder of the runs (default: runs).")] = None,
     json_: console.JsonFlag = False,
 ) -> None:
-    """List thin clients that fit a budget, those that spend it on depth first.
+    """List clients that fit the compute and the bandwidth of a device.
 
-    With `--rank` the named nets and some of each family are trained briefly on `--dataset` (a
-    quarter of a full training) and attacked, and ranked by accuracy above chance × MSE of the
-    strongest attack over the ceiling, measured on validation images. Trials go to the folder
-    advisor of `--runs-dir`. Called again it goes on where it stopped.
+    Deep ones stand first: at equal cost, depth protects better than width.
 
-    With `--backbone` the cuts of a named net are listed, as `--net NAME@N` makes them, or those
-    of your own and, where too much would be sent, the bottleneck that mends it. Your function,
-    found from here, takes (image_shape, num_classes) or nothing, and returns an nn.Sequential; its
-    code is run.
+    With `--rank` the named nets and a few others that fit are trained briefly, attacked on
+    validation images and ranked by a score: accuracy above chance × error of the strongest attack,
+    as a share of the error that remains if the attacker knows the label alone. The runs go to the
+    folder `advisor` of `--runs-dir`; the same command again continues.
+
+    With `--backbone NET` the places where a net can be cut are listed, with a bottleneck where a
+    cut sends too much. NET is a name, which `splitveil train --net NAME@N` then takes, or a
+    function of yours, MODULE:FUNCTION. It takes (image_shape, num_classes) or nothing, and returns
+    an nn.Sequential; its code is run.
 
     Example: `splitveil clients --macs 21.9e6 --wire 512`
 
@@ -93,26 +102,26 @@ def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
     budget: Json = {"max_macs": macs, "wire_floats": wire, "max_params": params, "family": family}
     shape = parse_image(image or ANY_IMAGE)
     if rank:
-        others = only_listed | {"backbone": backbone, "classes": classes}
-        reject_options("--rank", "does not go", others)
-        if top is not None:
-            budget["top"] = top
+        _refuse(only_listed | {"backbone": backbone, "classes": classes}, without="--rank")
+        budget |= {} if top is None else {"top": top}
         show_ranking(run, budget, profile or "quick", image, json_=json_)
     elif backbone is not None:
         others = only_listed | only_ranked | {"params": params, "family": family}
-        reject_options("--backbone", "does not go", others)
+        _refuse(others, without="--backbone")
         show_cuts(backbone, shape, 10 if classes is None else classes, macs, wire, json_=json_)
     else:
-        reject_options("--rank", "was not given, but goes", only_ranked)
-        reject_options("--backbone", "was not given, but goes", {"classes": classes})
+        _refuse(only_ranked, needs="--rank")
+        _refuse({"classes": classes}, needs="--backbone")
         show_clients(shape, budget, 20 if limit is None else limit, smaller=smaller, json_=json_)
 
 
-def reject_options(owner: str, how: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that would do nothing."""
-    given = [f"--{name.replace('_', '-')}" for name, v in options.items() if v is not None]
+def _refuse(options: Mapping[str, Any], *, needs: str = "", without: str = "") -> None:
+    """Refuse options that would have no effect."""
+    given = ", ".join(f"--{k.replace('_', '-')}" for k, v in options.items() if v is not None)
+    if given and needs:
+        raise ConfigError(f"{given}: only with {needs}; add {needs}, or leave the option out")
     if given:
-        raise ConfigError(f"{owner} {how} with {', '.join(given)}; leave out the one or the other")
+        raise ConfigError(f"{given}: not together with {without}; leave one of them out")
 
 
 def show_clients(
@@ -139,7 +148,7 @@ def show_clients(
 
 
 def show_ranking(
-    run: Mapping[str, Any], budget: "Json", profile: str, image: str | None, *, json_: bool
+    run: Mapping[str, Any], budget: Json, profile: str, image: str | None, *, json_: bool
 ) -> None:
     """Train and attack clients that fit, and rank them."""
     console.start()
@@ -153,7 +162,7 @@ def show_ranking(
         raise ConfigError("--rank trains clients and needs --dataset; see `splitveil datasets`")
     given = {k: v for k, v in run.items() if v is not None}
     config = make_config({"epochs": brief_epochs(run["dataset"]), **given})
-    with console.progress_bar("data") as bar:  # the first time they are fetched
+    with console.progress_bar("data") as bar:  # the first time they are downloaded
         images = load(config.dataset, config.data_dir, bar).image_shape
     if image is not None and parse_image(image) != images:
         raise ConfigError(f"the images of '{config.dataset}' are {images}; leave out --image")
@@ -162,12 +171,12 @@ def show_ranking(
     for net, error in failed.items():
         console.warn(f"{net} failed: {error}")
     if json_:
-        said = {key: getattr(config, key) for key in ("dataset", "defence", "epochs", "seed")}
-        said |= {"profile": profile, "image_shape": images, "score": SCORE, "clients": rows}
-        said["failed"] = [{"net": net, "error": error} for net, error in failed.items()]
-        console.show_json(said)
+        content = {key: getattr(config, key) for key in ("dataset", "defence", "epochs", "seed")}
+        content |= {"profile": profile, "image_shape": images, "score": SCORE, "clients": rows}
+        content["failed"] = [{"net": net, "error": error} for net, error in failed.items()]
+        console.show_json(content)
         return
-    end = "none answers better than chance; give them more --epochs"
+    end = "no client answers better than chance; try more --epochs"
     if rows[0]["score"] > 0:
         end = f"splitveil train --net {rows[0]['net']} --dataset {config.dataset}"
         end += f" --defence {config.defence}"
@@ -184,37 +193,35 @@ def show_ranking(
 
 def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     dataset: console.Dataset = None,
-    defence: Annotated[
-        list[str] | None, Option(help="Again for others (default: none, noise and veil).")
-    ] = None,
-    vary: Annotated[
-        list[str] | None, Option(help="key=a,b or key=lin:low:high or key=log:low:high[:count].")
-    ] = None,
-    trials: Annotated[int | None, Option(help="Of each defence (default: a grid).")] = None,
-    sampler: Annotated[str | None, Option(help="grid, random or optuna.")] = None,
-    engine: Annotated[str, Option(help="local, or ray.")] = "local",
-    address: Annotated[str | None, Option(help="Of a Ray cluster (default: new).")] = None,
-    jobs: Annotated[int | None, Option(help="Trials at a time; several need Ray.")] = None,
-    epochs: Annotated[int | None, Option(help="Of a trial (default: a quarter).")] = None,
-    profile: Annotated[str | None, Option(help="Attack budget (default: quick).")] = None,
-    attack: Annotated[list[str] | None, Option(help="Only these of the profile.")] = None,
-    settings: Annotated[list[str] | None, Option("--set", help="key=value, in all trials.")] = None,
-    net: Annotated[str | None, Option(help="See `splitveil clients`.")] = None,
-    seed: Seed = None,
+    defence: Annotated[OptTexts, Option(help="Repeatable (default: none, noise, veil).")] = None,
+    vary: Annotated[OptTexts, Option(help="What differs; repeatable, see above.")] = None,
+    trials: Annotated[OptInt, Option(help="For each defence (default: the largest grid).")] = None,
+    sampler: Annotated[OptText, Option(help="grid, random or optuna; see above.")] = None,
+    engine: Annotated[Literal["local", "ray"], Option(help="This process, or Ray.")] = "local",
+    address: Annotated[OptText, Option(help="Of a Ray cluster (default: start one here).")] = None,
+    jobs: Annotated[OptInt, Option(help="Trials at a time; several need Ray.")] = None,
+    epochs: Annotated[OptInt, Option(help=EPOCHS)] = None,
+    profile: Annotated[OptText, Option(help=BUDGET)] = None,
+    attack: Annotated[OptTexts, Option(help="Only this one of the profile; repeatable.")] = None,
+    settings: console.Settings = None,
+    net: console.Net = None,
+    seed: Annotated[OptInt, Option(help="Random seed of proposals and runs (default: 0).")] = None,
     device: console.Device = None,
     data_dir: console.DataDir = None,
     runs_dir: console.RunsDir = None,
     name: Annotated[str, Option(help="Name of the sweep's folder.")] = "sweep",
-    resume: Annotated[bool, Option("--resume", help="Go on where it stopped.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue the sweep of this name.")] = False,
     json_: console.JsonFlag = False,
 ) -> None:
-    """Search settings of several defences under one budget, and show the front they reach.
+    """Try settings of several defences, and show the best trade-offs of accuracy and leakage.
 
-    Every trial is a run below `runs/NAME/trials`, trained briefly (a quarter of a full training)
-    and attacked on validation images. Each defence has the same number of trials; one with fewer
-    settings to try spends them on other seeds. Any setting of the run or of a defence can be
-    varied; where every value is listed the sampler is a grid, which takes `:count` values of a
-    range. A sweep that was stopped goes on with `--resume --name NAME`.
+    Every trial is a short training and an attack on validation images, in a run of its own below
+    `runs/NAME/trials`. All defences have the same number of trials; one with fewer settings to try
+    repeats them with other random seeds. A stopped sweep continues with `--resume --name NAME`.
+
+    `--vary` takes any setting of a run or of a defence: `key=a,b,c` lists its values,
+    `key=lin:low:high` and `key=log:low:high` are ranges, and `:count` after a range says how many
+    of its values a grid takes. If all are countable the sampler is a grid, otherwise Optuna.
 
     Example: `splitveil sweep --dataset digits --defence none --defence noise --defence veil
     --vary lambd=0.1,0.3,1 --vary noise_std=log:0.01:0.2 --trials 12`
@@ -224,10 +231,8 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.experiments.runner import LiveTable
     from splitveil.experiments.search import plan_of, run_sweep
 
-    if engine not in ("local", "ray"):
-        raise ConfigError(unknown("engine", engine, ("local", "ray")))
     if address is not None and engine != "ray":
-        raise ConfigError("--address is that of a Ray cluster; add --engine ray")
+        raise ConfigError("--address names a Ray cluster; add --engine ray")
     given: Json = {
         "defences": defence, "vary": vary, "trials": trials, "sampler": sampler,
         "profile": profile, "attacks": attack, "seed": seed,
@@ -236,7 +241,7 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
         "dataset": dataset, "epochs": epochs, "net": net, "device": device,
         "data_dir": None if data_dir is None else str(Path(data_dir).resolve()),
     }  # fmt: skip
-    # From the root: a worker on Ray may start elsewhere.
+    # Absolute paths: a worker of Ray may start in another folder.
     folder = RunConfig(runs_dir=str(Path(runs_dir or "runs").resolve()), name=name).folder
     plan = plan_of(given, options, settings or [], folder if resume else None)
     if engine == "ray":
@@ -249,14 +254,14 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     for row in failed:
         console.warn(f"{row['trial']} failed: {row['error']}")
     if failed:
-        console.warn("what failed is tried again with --resume")
+        console.warn("--resume tries the failed trials again")
     if json_:
         console.show_json(result)
     else:
         show_sweep(result)
 
 
-def show_sweep(result: "Json") -> None:
+def show_sweep(result: Json) -> None:
     """The result of a sweep as text."""
     plan, base, at = (result[k] for k in ("plan", "reference_accuracy", "reference_point"))
     console.print_lines(
@@ -290,8 +295,8 @@ def show_sweep(result: "Json") -> None:
         console.print_lines(f"next: splitveil audit {shown}")
 
 
-def _shown(row: "Json") -> "Json":
-    """A trial's row with its settings in words; below no leakage there is nothing left to win."""
+def _shown(row: Json) -> Json:
+    """A trial's row with its settings in words, and its leakage as at least 0."""
     from splitveil.experiments.runner import trial_words
 
     words = trial_words(row["settings"], row["seed"])
@@ -299,40 +304,34 @@ def _shown(row: "Json") -> "Json":
 
 
 def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants them
-    experiment: Annotated[str, Argument(help="Which experiment: seed-003.")],
-    only: Annotated[list[str] | None, Option(help="A row of it; again for others.")] = None,
-    seed: Seed = 0,
-    epochs: Annotated[int | None, Option(help="Fewer epochs for a rehearsal.")] = None,
-    profile: Annotated[str, Option(help="Attack budget.")] = "standard",
-    dataset: console.Dataset = None,
+    experiment: Annotated[str, Argument(help="Which experiment: gated-att-report.")],
+    only: Annotated[OptTexts, Option(help="Only this row; repeatable.")] = None,
+    seed: console.Seed = None,
+    epochs: Annotated[OptInt, Option(help="Passes over the data (default: as published).")] = None,
+    profile: console.Profile = "standard",
+    dataset: Annotated[OptText, Option(help="Other data than the experiment's.")] = None,
     device: console.Device = None,
     data_dir: console.DataDir = None,
     runs_dir: console.RunsDir = None,
     json_: console.JsonFlag = False,
 ) -> None:
-    """Run a published experiment, row by row, and print its table beside what was reported.
+    """Run a published experiment, and print its table next to the reported numbers.
 
-    Hours on one GPU; for a rehearsal take other data or fewer epochs. The same command again
-    repeats nothing that was finished and continues an interrupted row. The table is of all rows
-    finished with the same options in that folder, `runs/EXPERIMENT-sSEED` without `--runs-dir`.
+    This takes hours on one GPU; rehearse it with fewer epochs or other data. The same command
+    again keeps finished rows and continues an interrupted one. The table shows all rows of the
+    folder that were made with the same options; the folder is `runs/EXPERIMENT-sSEED` by default.
 
-    Example: `splitveil reproduce seed-003 --only cem --only gated-att`
+    Example: `splitveil reproduce gated-att-report --only cem --only gated-att`
     """
     console.start()
     from splitveil.experiments import reproduction
     from splitveil.experiments.runner import LiveTable
 
-    try:
-        with LiveTable(console.err) as table:
-            made, rows, page = reproduction.reproduce(
-                experiment, only=only or [], profile=profile, runs_dir=runs_dir, progress=table,
-                seed=seed, epochs=epochs, dataset=dataset, device=device, data_dir=data_dir,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        console.show_error(
-            "interrupted; what was complete is saved. The same command again continues"
-        )
-        raise Exit(INTERRUPTED) from None
+    with LiveTable(console.err) as table:
+        made, rows, page = reproduction.reproduce(
+            experiment, only=only or [], profile=profile, runs_dir=runs_dir, progress=table,
+            seed=seed, epochs=epochs, dataset=dataset, device=device, data_dir=data_dir,
+        )  # fmt: skip
     if json_:
         console.show_json(reproduction.shown_json(made, rows))
     else:

@@ -1,14 +1,11 @@
-"""The commands that list what there is: datasets, defences, attacks, recipes, cuts of a net."""
+"""The commands that list datasets, defences, attacks and recipes; the cuts of a net."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from splitveil.cli.console import JsonFlag, print_lines, show_catalogue, show_json
+from splitveil.io import Json
 from splitveil.table import DIGITS, Table, fixed, plain_column
-
-if TYPE_CHECKING:
-    from splitveil.io import Json
 
 Shape = tuple[int, int, int]
 
@@ -28,15 +25,15 @@ COSTS = ("macs", "params", "wire_floats")
 MEASURED = ("accuracy", "leakage", "mse", "attack")
 
 
-def show_listing(keys: Sequence[str], rows: Sequence["Json"], head: str, *notes: str) -> None:
-    """Print the columns of these keys, a line above and some below."""
+def show_listing(keys: Sequence[str], rows: Sequence[Json], head: str, *notes: str) -> None:
+    """Print these columns of the rows, with a line above and notes below."""
     print_lines(head, LISTING.only(*keys).render(rows, "terminal").rstrip(), *notes)
 
 
 def show_cuts(
     name: str, shape: Shape, num_classes: int, macs: float, wire: int, *, json_: bool
 ) -> None:
-    """Where a named net or a user's own can be cut, what that costs, and what would make it fit."""
+    """Print where a net can be cut, what each cut costs, and what would make it fit."""
     from splitveil.config.resolve import load_backbone
     from splitveil.nets.catalogue import NETS, every_cut, find_net
     from splitveil.nets.cost import cuts_of_nets, suggest_cuts
@@ -65,8 +62,8 @@ def show_cuts(
     )  # fmt: skip
 
 
-def _shown(row: "Json") -> "Json":
-    """A cut's row with the shape it sends, and in words what would make it fit."""
+def _shown(row: Json) -> Json:
+    """A cut's row with its shape and, in words, what would make it fit."""
     fits, narrow = "yes" if row["fits"] else "no", row["bottleneck"]
     if narrow is not None:
         fits = (
@@ -83,7 +80,7 @@ def in_words(shape: tuple[int, ...]) -> str:
 
 
 def datasets(json_: JsonFlag = False) -> None:
-    """List the datasets that can be trained on.
+    """List the datasets.
 
     Example: `splitveil datasets --json`
     """
@@ -94,9 +91,9 @@ def datasets(json_: JsonFlag = False) -> None:
 
 
 def defences(json_: JsonFlag = False) -> None:
-    """List the defences and, with `--json`, every setting of each.
+    """List the defences; with `--json` also their settings.
 
-    Different ones can be stacked, at most one with a penalty: `--defence noise+dropout`.
+    Several can be joined, as in `--defence noise+dropout`, but only one of them with a penalty.
 
     Example: `splitveil defences`
     """
@@ -107,7 +104,10 @@ def defences(json_: JsonFlag = False) -> None:
 
 
 def attacks(json_: JsonFlag = False) -> None:
-    """List the attacks and what each may touch.
+    """List the attacks, and what each needs.
+
+    `label` needs the image's label, `black-box` a client to send images of its own through,
+    `repeats` the same image sent several times, `white-box` the client's network.
 
     Example: `splitveil attacks`
     """
@@ -124,7 +124,7 @@ def attacks(json_: JsonFlag = False) -> None:
 
 
 def recipes(json_: JsonFlag = False) -> None:
-    """List the recipes of `splitveil train --recipe` and, with `--json`, the settings of each.
+    """List the recipes of `splitveil train --recipe`; with `--json` also their settings.
 
     Example: `splitveil recipes`
     """

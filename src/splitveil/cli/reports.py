@@ -9,27 +9,25 @@ from typing import Annotated
 from typer import Argument, BadParameter, Option
 
 from splitveil.cli import console
+from splitveil.cli.console import OptPath, OptText, OptTexts
 from splitveil.errors import ConfigError
 
 
 def given_path(text: str) -> Path:
-    """A path of the command line; an empty one, of a variable that is not set, is no folder."""
+    """A path of the command line; an unset shell variable gives an empty one, which is refused."""
     if not text.strip():
-        raise BadParameter("got an empty path; name a run folder, a record, or . for here")
+        raise BadParameter("got an empty path; give a run folder, a record, or . for this folder")
     return Path(text)
 
 
 def refuse_shared(files: Mapping[str, Path | None]) -> None:
-    """Refuse a file that two options name: one would replace the other."""
-    options: dict[str, list[str]] = {}
-    for option, path in files.items():
-        if path is not None:
-            options.setdefault(os.path.realpath(path), []).append(option)
-    for named in options.values():
-        if len(named) > 1:
+    """Refuse a file that two options name: the second would replace the first."""
+    places = {name: os.path.realpath(path) for name, path in files.items() if path is not None}
+    for place in places.values():
+        same = [name for name in places if places[name] == place]
+        if len(same) > 1:
             raise ConfigError(
-                f"{' and '.join(named)} name one file, {files[named[0]]}, and one would replace "
-                "the other; give each a file of its own"
+                f"{' and '.join(same)} name the same file, {place}; give each its own"
             )
 
 
@@ -39,8 +37,8 @@ def refuse_former(options: Mapping[str, object], paths: list[Path]) -> None:
     if given:
         named = ", ".join(f'"{path}"' for path in paths)
         raise ConfigError(
-            f"{' and '.join(given)} of compare: gone. Filter, sort and choose columns with pandas: "
-            f"`import splitveil as sv; sv.records([{named}]).to_frame()`"
+            f"compare no longer has {' and '.join(given)}; filter, sort and choose columns with "
+            f"pandas: `import splitveil as sv; sv.records([{named}]).to_frame()`"
         )
 
 
@@ -50,22 +48,24 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
         Argument(parser=given_path, help="Run folders, records, or folders of them."),
     ],
     published: console.Published = None,
-    against: Annotated[str | None, Option(help="Row to compare all with, seed by seed.")] = None,
-    markdown: Annotated[Path | None, Option("--md", help="Whole tables as Markdown.")] = None,
-    csv: Annotated[Path | None, Option(help="File for every number, not rounded.")] = None,
-    latex: Annotated[Path | None, Option(help="Tables for LaTeX (booktabs).")] = None,
-    json_: Annotated[bool, Option("--json", help="Print JSON: keys and numbers of --csv.")] = False,
-    where: Annotated[list[str] | None, Option(hidden=True)] = None,
-    sort: Annotated[str | None, Option(hidden=True)] = None,
-    columns: Annotated[str | None, Option(hidden=True)] = None,
+    against: Annotated[OptText, Option(help="Row to compare all others with.")] = None,
+    markdown: Annotated[OptPath, Option("--md", help="Markdown file for the tables.")] = None,
+    csv: Annotated[OptPath, Option(help="CSV file for every number, not rounded.")] = None,
+    latex: Annotated[OptPath, Option(help="LaTeX file for the tables (booktabs).")] = None,
+    json_: console.JsonFlag = False,
+    where: Annotated[OptTexts, Option(hidden=True)] = None,
+    sort: Annotated[OptText, Option(hidden=True)] = None,
+    columns: Annotated[OptText, Option(hidden=True)] = None,
 ) -> None:
-    """Compare audited runs: one row per defence, mean ± sd over its seeds, and differences.
+    """Compare audited runs: one row per defence, as mean ± sd over the seeds.
 
-    --csv and --json hold these: row, defence, dataset, net, aux, profile, by, seeds, accuracy, mse,
-    ssim, psnr, worst, leakage, rate, macs, params, wire, seconds, flags, remark, epochs, lambd,
-    noise, ceiling, rec-accuracy, ssim-zeropad, reported-accuracy, reported-mse. Accuracies are
-    shares. A remark says what makes an audit less than a standard one of test images. To filter and
-    sort in Python, `sv.records(paths).to_frame()` gives a pandas data frame.
+    `--against ROW` adds a table of differences, paired by seed where the seeds agree. A remark
+    says if a row is less than a standard audit of test images.
+
+    --csv and --json hold these columns: row, defence, dataset, net, aux, profile, by, seeds,
+    accuracy, mse, ssim, psnr, worst, leakage, rate, macs, params, wire, seconds, flags, remark,
+    epochs, lambd, noise, ceiling, rec-accuracy, ssim-zeropad, reported-accuracy, reported-mse.
+    Accuracies are shares. For pandas, use `sv.records(paths).to_frame()` in Python.
 
     Example: `splitveil compare results/cifar10 --published results/published.json`
 
@@ -79,9 +79,9 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     refuse_former({"--where": where, "--sort": sort, "--columns": columns}, paths)
     refuse_shared({"--published": published, "--md": markdown, "--csv": csv, "--latex": latex})
-    beside = {} if published is None else read_published(published)
+    reported = {} if published is None else read_published(published)
     found = find_records(paths)
-    made = compare_records(found, beside, against)
+    made = compare_records(found, reported, against)
     tables = [pair for comparison in made for pair in comparison.tables()]
     if markdown is not None:
         put(markdown, "\n".join(t.render(rows, "markdown") for t, rows in tables).encode())
@@ -96,29 +96,29 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
             console.show_table(table.title, *table.brief(rows))
     for comparison in made:
         if against is not None and against not in {g.name for g in comparison.track.groups}:
-            console.warn(f"{comparison.track.title}: no differences, for it has no row {against}")
+            console.warn(f"{comparison.track.title}: no differences, since it has no row {against}")
     datasets = {dataset_of(group) for group in found.groups}
-    for line in (*elsewhere(beside, datasets), *warnings(found)):
+    for line in (*elsewhere(reported, datasets), *warnings(found)):
         console.warn(line)
 
 
 def doctor(
     run: console.RunFolder,
-    plain: Annotated[Path | None, Option(help="Undefended run (default: one beside it).")] = None,
+    plain: Annotated[OptPath, Option(help="Undefended run (default: one next to it).")] = None,
     json_: console.JsonFlag = False,
 ) -> None:
-    """Read a run's log and say what to turn, and how far.
+    """Find problems in a run's training log, and say which setting to change and how far.
 
     Example: `splitveil doctor runs/first`
     """
     from splitveil.insight.diagnosis import RULES, diagnose, read_case
 
     findings = diagnose(read_case(run, plain))
-    told = [asdict(finding) for finding in findings]
-    lines = [f"{run}: nothing to mend" if not findings else f"{run}: {len(findings)} to mend"]
+    count = {0: "no problems", 1: "1 problem"}.get(len(findings), f"{len(findings)} problems")
+    lines = [f"{run}: {count} found"]
     for at, finding in enumerate(findings, start=1):
         lines += [f"{at}. {finding.name}", f"   seen: {finding.seen}", f"   do: {finding.advice}"]
-    found = {"run": str(run), "rules": list(RULES), "findings": told}
+    found = {"run": str(run), "rules": list(RULES), "findings": [asdict(f) for f in findings]}
     console.show_result(found, *lines, json_=json_)
 
 
@@ -127,9 +127,9 @@ def explain(
     out_dir: console.OutFolder = None,
     json_: console.JsonFlag = False,
 ) -> None:
-    """Draw what a run's defence looks at and what it does: `explain.html` and its pictures.
+    """Show in pictures what the defence of a run looks at, and what it does.
 
-    They go to the run's folder without `--out`.
+    The page `explain.html` and its pictures go to the run's folder, or to that of `--out`.
 
     Example: `splitveil explain runs/first --out page`
     """
@@ -145,18 +145,16 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     runs: Annotated[list[Path], Argument(help="Folders of audited runs.")],
     out_dir: console.OutFolder = None,
     lang: Annotated[str, Option(help="Language of the page: en or zh.")] = "en",
-    title: Annotated[str | None, Option(help="Title of the page.")] = None,
-    slides: Annotated[
-        bool, Option("--slides", help="Also slides.html: arrow keys turn them.")
-    ] = False,
+    title: Annotated[OptText, Option(help="Title of the page.")] = None,
+    slides: Annotated[bool, Option("--slides", help="Also slides, as slides.html.")] = False,
     published: console.Published = None,
     json_: console.JsonFlag = False,
 ) -> None:
     """Build one page with tables and pictures from audited runs.
 
-    The page goes to the first run's folder without `--out`. A folder that is broken or is no run is
-    named and left out. Beside the page: every figure as PNG and SVG. `splitveil compare`
-    writes tables as Markdown and LaTeX.
+    The page and its figures, as PNG and SVG, go to the first run's folder, or to that of `--out`. A
+    folder that is not a run, or a broken one, is named and left out. For tables in Markdown or
+    LaTeX use `splitveil compare`.
 
     Example: `splitveil report runs/demo/none runs/demo/veil --out page`
 

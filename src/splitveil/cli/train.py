@@ -1,49 +1,38 @@
-"""`splitveil train`."""
+"""The command `train`."""
 
 import shlex
-from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
 from splitveil.cli import console
+from splitveil.cli.console import OptInt, OptPath, OptText
 
 
 def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     dataset: console.Dataset = None,
-    defence: Annotated[
-        str | None, Option(help="See `splitveil defences`; join several by +.")
-    ] = None,
-    seed: Annotated[int | None, Option(help="Seed of the run.")] = None,
-    name: Annotated[str | None, Option(help="Name of the run's folder.")] = None,
-    epochs: Annotated[int | None, Option(help="Passes over the data.")] = None,
+    defence: Annotated[OptText, Option(help="From `splitveil defences`; a+b joins two.")] = None,
+    seed: console.Seed = None,
+    name: Annotated[OptText, Option(help="Name of the run's folder.")] = None,
+    epochs: Annotated[OptInt, Option(help="Passes over the data.")] = None,
     device: console.Device = None,
-    net: Annotated[
-        str | None,
-        Option(
-            help="auto, small, vgg11, thin-…; see `splitveil clients`. NAME@N cuts vgg11, resnet20 "
-            "or mobilenetv2 after entry N."
-        ),
-    ] = None,
+    net: console.Net = None,
     data_dir: console.DataDir = None,
     runs_dir: console.RunsDir = None,
-    recipe: Annotated[
-        str | None,
-        Option(help="Settings by name, see `splitveil recipes`; all other options override them."),
-    ] = None,
-    config: Annotated[Path | None, Option(help="TOML file of settings.")] = None,
-    settings: Annotated[
-        list[str] | None, Option("--set", help="key=value, for example lambd=0.3.")
-    ] = None,
-    final: Annotated[bool, Option("--final", help="Train on train+val, once.")] = False,
-    resume: Annotated[bool, Option("--resume", help="Continue where it stopped.")] = False,
+    recipe: Annotated[OptText, Option(help="Settings that `splitveil recipes` lists.")] = None,
+    config: Annotated[OptPath, Option(help="TOML file of settings.")] = None,
+    settings: console.Settings = None,
+    final: Annotated[bool, Option("--final", help="Train on all training images.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue the run of this name.")] = False,
     overwrite: console.Overwrite = False,
     json_: console.JsonFlag = False,
 ) -> None:
-    """Train a split model with a defence into `runs/NAME`.
+    """Train a split model with a defence, into the folder `runs/NAME`.
 
-    A recipe is overridden by `--config`, that by `--set`, and that by the options; its run is
-    called after it unless it has a `--name`.
+    Settings may come from several places: `--config` overrides `--recipe`, `--set` overrides both,
+    and the other options override all. Without `--name` a run is called after its recipe, or its
+    dataset, defence and seed. `--final` also trains on the validation images, by which settings
+    are chosen: use it once, when everything is chosen.
 
     Example: `splitveil train --dataset digits --defence veil --seed 0 --name first`
 
@@ -65,12 +54,11 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
             progress=bar,
         )  # fmt: skip
     last = last_epoch(run.path)
-    if json_:
-        console.show_json({"run": str(run.path), "last_epoch": last})
-        return
     val = last.get("val_accuracy")
     shown = "no validation split" if val is None else f"validation accuracy {100 * val:.2f} %"
-    console.print_lines(
+    console.show_result(
+        {"run": str(run.path), "last_epoch": last},
         f"{run.path}: {shown}; effective weight λ·w_lr·scale {last['weight']:.4g}",
         f"next: splitveil audit {shlex.quote(str(run.path))}",
+        json_=json_,
     )

@@ -41,12 +41,12 @@ DEFENCES: Mapping[str, Defence] = {
     "infoscissors": InfoScissors(summary="InfoScissors: CLUB's bound on the image's information"),
     "patrol": Patrol(summary="after PATROL: arl's decoder, and a client pruned late in the run"),
     "cem": Cem(summary="CEM (CVPR 2025): k-means per class, hinge on the cluster variance"),
-    "gated-att": GatedAttention(summary="seed 003: gated attention, gated softplus penalty"),
+    "gated-att": GatedAttention(summary="reference R3: gated attention, gated softplus penalty"),
     "gated-att-simple": GatedAttention(
-        summary="seed 000: gated attention, hinge on the log-variance", form="hinge"
+        summary="reference R0: gated attention, hinge on the log-variance", form="hinge"
     ),
     "gated-att-trace": GatedAttention(
-        summary="seed 002: gated attention, hinge on the log of the trace",
+        summary="reference R2: gated attention, hinge on the log of the trace",
         form="trace",
         attention_loss_scale=1.0,
         attention_warmup_epochs=0,
@@ -54,7 +54,7 @@ DEFENCES: Mapping[str, Defence] = {
         attention_gets_lambda=True,
         lambd=1.0,
     ),
-    "slot-cross": SlotCross(summary="seed 001: slots and gated cross-attention, early shut-off"),
+    "slot-cross": SlotCross(summary="reference R1: slots, gated cross-attention, early shut-off"),
     "veil": GatedAttention(
         summary="flagship: rate of raw z against the noise, adversarial attention, thin client",
         client="thin-deep",  # at equal cost depth protects better than width

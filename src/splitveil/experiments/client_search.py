@@ -1,15 +1,15 @@
-"""Which client to take: each is trained briefly, attacked quickly, and ranked by what came out."""
+"""Which client to take: each is trained briefly, attacked quickly, and ranked by the result."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from splitveil.config.resolve import SMALL_SIDE, resolve
 from splitveil.config.run_config import RunConfig
 from splitveil.data.catalogue import load
 from splitveil.errors import ConfigError, RunError
-from splitveil.experiments.runner import LiveTable, Trial, ranking_attacks, run_many
+from splitveil.experiments.runner import LiveTable, Trial, Work, ranking_attacks, run_many
 from splitveil.io import Json
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.clients import THIN_CLIENTS
@@ -19,17 +19,8 @@ from splitveil.runs import load_checked_teacher
 
 Shape = tuple[int, int, int]
 SCORE = "accuracy above chance × MSE of the strongest attack over the ceiling, at most 1"
+COSTS = ("macs", "params", "wire_floats")
 TOP = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contender:
-    """A client that may compete: its name for `--net` and its costs for one image."""
-
-    net: str
-    macs: int
-    params: int
-    wire_floats: int
 
 
 def contenders(
@@ -40,13 +31,24 @@ def contenders(
     max_params: int | None = None,
     family: str | None = None,
     top: int = TOP,
-) -> list[Contender]:
-    """The named nets that fit a budget, and `top` others: the first of `candidates`, spread.
+) -> dict[str, Candidate | CutCost]:
+    """The named nets that fit a budget, and `top` others, from the first of `candidates`.
 
-    The families take turns, and within a family the sizes of the map that is sent. Refused where
-    nothing fits.
+    The others are spread: the families take turns, and within a family the sizes of the map that
+    is sent.
 
-    >>> [c.net for c in contenders((3, 32, 32), max_macs=21.9e6, wire_floats=512, top=1)][-2:]
+    Args:
+        image_shape: Channels, height and width of an image.
+        max_macs: Multiply-adds that a client may spend on an image.
+        wire_floats: Numbers that it may send for an image.
+        max_params: Parameters that it may have; None: any number.
+        family: Only this family; None: all.
+        top: How many others, at least 1.
+
+    Returns:
+        The costs of each client for one image, by the client's name for `--net`.
+
+    >>> list(contenders((3, 32, 32), max_macs=21.9e6, wire_floats=512, top=1))[-2:]
     ['vgg11', 'client:strided-12-12x4.24x4.48x4.96x4-c32']
     """
     if top < 1:
@@ -61,18 +63,15 @@ def contenders(
             turns.append((places[kind], other))
             places[kind] += 1
     turns.sort(key=lambda turn: turn[0])  # stable: equals stay in the order of `candidates`
-    found: list[tuple[str, Candidate | CutCost]] = []
+    found: dict[str, Candidate | CutCost] = {}
     for net in _named(image_shape, family):
         [cost] = cuts_of_nets([NETS[net]], image_shape, 2, max_macs, wire_floats)
         if cost.fits and (max_params is None or cost.params <= max_params):
-            found.append((net, cost))
-    found += [(other.net, other) for _, other in turns[:top]]
+            found[net] = cost
+    found |= {other.net: other for _, other in turns[:top]}
     if not found:
         raise ConfigError(nothing_fits(image_shape, **budget))
-    return [
-        Contender(net=net, macs=c.macs, params=c.params, wire_floats=c.wire_floats)
-        for net, c in found
-    ]
+    return found
 
 
 def _named(image_shape: Shape, family: str | None) -> list[str]:
@@ -105,7 +104,7 @@ def ranked(clients: Sequence[Json]) -> list[Json]:
 
 
 def rank_clients(
-    clients: Sequence[Contender],
+    clients: Mapping[str, Candidate | CutCost],
     config: RunConfig,
     profile: str,
     progress: LiveTable | None = None,
@@ -113,34 +112,39 @@ def rank_clients(
     """Train and attack every client as `config` says, below `runs_dir`/advisor, and rank them.
 
     A trial that was finished with the same settings is read, not repeated, and one that was
-    stopped goes on; one that fails is named, and tried again the next time.
+    stopped continues. One that fails is named, and tried again the next time.
+
+    Args:
+        clients: Who competes and at what costs, from `contenders`.
+        config: Settings of all runs but `net`.
+        profile: Budget of the attacks.
+        progress: The table that shows what happens.
 
     Returns:
-        What was found on validation images, best score first: the client's costs, its numbers
-        (`mse` is that of the strongest attack, `attack` its name), its score and `run`, its folder;
-        `pareto`: no other is at least as accurate and as private, and better in one of them. And
-        the errors of trials that failed, by net.
+        What was found on validation images, best score first, and the errors of trials that
+        failed, by net. A client has its costs, its numbers (`mse` is that of the strongest attack,
+        `attack` its name), its `score`, its folder `run`, and `pareto`: no other client is at
+        least as accurate and as private, and better in one of them.
     """
     ranking_attacks(profile)
     dataset = load(config.dataset, config.data_dir)
     below = replace(config, runs_dir=str(Path(config.runs_dir) / "advisor"), name=None)
-    resolve(below, dataset)  # what no client can mend is said before the first one is trained
+    # Settings that are wrong for every client are refused before the first one is trained.
+    resolve(below, dataset)
     load_checked_teacher(below, dataset)
-    costs = {client.net: asdict(client) for client in clients}
-    trials = [Trial(label=net, config=replace(below, net=net)) for net in costs]
+    trials = [Trial(label=net, config=replace(below, net=net)) for net in clients]
     found: list[Json] = []
     failed: dict[str, str] = {}
-    for trial in run_many(trials, profile=profile, aux="val", progress=progress):
+    for trial in run_many(trials, Work(profile=profile, aux="val"), progress=progress):
         numbers = trial.found
         if numbers is None:
-            failed[trial.label] = str(trial.error).partition(": ")[
-                2
-            ]  # without its exception's name
+            failed[trial.label] = str(trial.error).partition(": ")[2]  # without the type of error
             continue
         merit = score(numbers["accuracy"], numbers["mse"], numbers["ceiling"], dataset.num_classes)
+        cost = {key: getattr(clients[trial.label], key) for key in COSTS}
         own = {"score": merit, "run": str(trial.config.folder)}
-        found.append(costs[trial.label] | numbers | own)
+        found.append({"net": trial.label} | cost | numbers | own)
     if not found:
-        told = "; ".join(f"{net}: {error}" for net, error in failed.items())
-        raise RunError(f"no trial came to an end: {told or 'there was no client to try'}")
+        errors = "; ".join(f"{net}: {error}" for net, error in failed.items())
+        raise RunError(f"every trial failed: {errors or 'there was no client to try'}")
     return ranked(found), failed

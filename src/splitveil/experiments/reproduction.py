@@ -1,17 +1,18 @@
-"""Published experiments as one command: the rows, trained and attacked as their authors did."""
+"""Published experiments as one command: their rows, trained and attacked as the authors did."""
 
 import logging
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from splitveil.attacks.profiles import find_profile
 from splitveil.config.resolve import build_defence, make_config
-from splitveil.config.run_config import RunConfig
 from splitveil.errors import CheckpointError, ConfigError, RunError, SplitVeilError, unknown
-from splitveil.experiments.runner import LiveTable, Trial, attacked, run_many
+from splitveil.experiments.runner import LiveTable, Trial, Work, run_many
 from splitveil.io import Json, write_text
 from splitveil.record.groups import Group, dataset_of, find_records
 from splitveil.report.columns import REFERENCE, Compared, Published, Reference
@@ -20,66 +21,8 @@ from splitveil.runs import read_folder
 from splitveil.table import Column, Table, fixed, json_cell
 
 log = logging.getLogger("splitveil")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """Rows, each called after its defence; what they have in common; who attacks them, and how.
-
-    `rough` are further reported rows, whose numbers are approximate.
-    """
-
-    summary: str
-    common: Mapping[str, Any]
-    rows: Sequence[str]
-    aux: str
-    attacks: Sequence[str]
-    against: str
-    reported: Mapping[str, Published]
-    rough: Sequence[Reference] = ()
-
-
-# What seed 003 reports; the task's accuracies stand in the public logs of those runs.
-_SOURCE = "seed 003; task accuracy from the run's public log"
-
-SEED_003: Mapping[str, Published] = {
-    "cem-test90": Published(
-        accuracy=0.8535, mse=0.0436, reconstruction_accuracy=0.2445, ssim_zeropad=0.4316,
-        psnr_pooled=13.60, aux="test90", source=_SOURCE, dataset="cifar10",
-    ),
-    "gated-att-test90": Published(
-        accuracy=0.8434, mse=0.0473, reconstruction_accuracy=0.2480, ssim_zeropad=0.4109,
-        psnr_pooled=13.25, aux="test90", source=_SOURCE, dataset="cifar10",
-    ),
-}  # fmt: skip
-# Printed with ≈ and without the settings; no log gives the task's accuracy.
-_TUNED: Reference = {
-    "row": "*gated-att tuned*", "net": ["vgg11"], "rec-accuracy": "≈26", "mse": "≈0.045",
-    "by": ["decoder"], "ssim-zeropad": "≈0.40", "psnr": "≈13.3",
-    "source": "seed 003, approximate; a larger λ and fine tuning, values not stated",
-}  # fmt: skip
-# λ, optimiser and length of the public scripts, which train on all training images.
-_SCRIPT = {
-    "dataset": "cifar10", "net": "vgg11", "epochs": 240, "batch_size": 128, "lr": 0.05,
-    "schedule": "cem", "lambd": 16.0, "final": True,
-}  # fmt: skip
-
-_PENALTIES = ("cem", "gated-att", "gated-att-simple", "slot-cross")
-LAYER = "sparse"  # the layer that the scripts switch on
-
-EXPERIMENTS: Mapping[str, Experiment] = {
-    "seed-003": Experiment(
-        summary="seed 003: CEM against gated attention and slots, with and without sparse coding",
-        common=_SCRIPT,
-        rows=(*_PENALTIES, *(f"{LAYER}+{name}" for name in _PENALTIES)),
-        aux="test90",
-        attacks=("decoder", "decoder-large"),
-        against="cem",
-        reported=SEED_003,
-        rough=(_TUNED,),
-    ),
-}
-
+OLD_NAMES = {"seed-003": "gated-att-report"}  # of 0.1.0; accepted for one version
+LAYER = "sparse"  # the layer that the authors' scripts switch on
 MEMORY = "training.peak_bytes"
 _LEFT_OUT = ("seeds", "by", "psnr")  # of 80 characters; that PSNR is −10 log10 of the MSE
 
@@ -91,32 +34,68 @@ _CAPTION = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A published experiment.
+
+    Args:
+        summary: Title of its table.
+        common: Settings that its runs share.
+        rows: Its rows, each called after its defence.
+        aux: What the attacker knows.
+        attacks: The attacks it was reported with.
+        against: The row that training time and memory are compared with.
+        reported: Reported rows.
+        rough: More reported rows, whose numbers are approximate.
+    """
+
+    summary: str
+    common: Mapping[str, Any]
+    rows: Sequence[str]
+    aux: str
+    attacks: Sequence[str]
+    against: str
+    reported: Mapping[str, Published]
+    rough: Sequence[Reference] = ()
+
+    def work(self, profile: str) -> Work:
+        """How its runs are attacked, by those of its attacks that the profile has."""
+        only = [name for name in self.attacks if name in find_profile(profile)]
+        return Work(profile=profile, aux=self.aux, only=only, keep_going=False)
+
+
+def _read_experiments() -> dict[str, Experiment]:
+    file = resources.files("splitveil.experiments").joinpath("published.toml")
+    tables = tomllib.loads(file.read_text("utf-8"))
+    for table in tables.values():
+        table["reported"] = {name: Published(**row) for name, row in table["reported"].items()}
+    return {name: Experiment(**table) for name, table in tables.items()}
+
+
+EXPERIMENTS: Mapping[str, Experiment] = _read_experiments()
+
+
 def find_experiment(name: str) -> Experiment:
-    """The experiment of this name."""
+    """The experiment of this name; an old name is accepted, with a warning."""
+    if name in OLD_NAMES:
+        log.warning("'%s' is now called '%s'; please use the new name", name, OLD_NAMES[name])
+    name = OLD_NAMES.get(name, name)
     if name not in EXPERIMENTS:
         raise ConfigError(unknown("experiment", name, EXPERIMENTS))
     return EXPERIMENTS[name]
 
 
-def chosen_rows(experiment: Experiment, only: Sequence[str]) -> list[str]:
-    """The rows to run: all, or those asked for."""
-    for name in only:
-        if name not in experiment.rows:
-            raise ConfigError(unknown("row", name, experiment.rows))
-    return [name for name in experiment.rows if not only or name in only]
-
-
-def folder_name(name: str, seed: int, dataset: str | None, epochs: int | None) -> str:
+def folder_name(name: str, experiment: Experiment, options: Mapping[str, Any]) -> str:
     """The folder of an experiment's runs; a rehearsal on other data or epochs has its own.
 
-    >>> folder_name("seed-003", 1, None, 240), folder_name("seed-003", 0, "folder:/a b", 2)
-    ('seed-003-s1', 'seed-003-s0-folder-a-b-e2')
+    >>> report = EXPERIMENTS["gated-att-report"]
+    >>> folder_name("gated-att-report", report, {"seed": 1, "dataset": "folder:/a b", "epochs": 2})
+    'gated-att-report-s1-folder-a-b-e2'
     """
-    common, stem = find_experiment(name).common, f"{name}-s{seed}"
-    if dataset not in (None, common["dataset"]):
-        stem += f"-{dataset}"
-    if epochs not in (None, common["epochs"]):
-        stem += f"-e{epochs}"
+    stem = f"{name}-s{options.get('seed', 0)}"
+    for key, mark in (("dataset", "-"), ("epochs", "-e")):
+        if options.get(key, experiment.common[key]) != experiment.common[key]:
+            stem += f"{mark}{options[key]}"
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", stem)
 
 
@@ -129,7 +108,7 @@ def reproduce(
     progress: LiveTable | None = None,
     **options: Any,  # noqa: ANN401 - settings of a run
 ) -> tuple[Table, list[Compared | Reference], Path]:
-    """Run an experiment's rows; what is finished is left, what was interrupted continues.
+    """Run an experiment's rows; finished ones are kept, interrupted ones continue.
 
     Args:
         name: The experiment.
@@ -137,28 +116,29 @@ def reproduce(
         profile: Budget of the attacks.
         runs_dir: Where its runs go; None: `runs/` and `folder_name`.
         progress: The table that shows what happens.
-        options: Settings of a run that replace the experiment's, None for its own; for a rehearsal.
+        options: Settings of a run that replace the experiment's, for a rehearsal; None: its own.
 
     Returns:
-        The table of all rows in that folder that were made alike, those rows, and the file it is
-        written to.
+        The table of all rows in that folder that were made with these options, those rows, and
+        the file that the table is written to.
     """
     experiment = find_experiment(name)
+    for row in only:
+        if row not in experiment.rows:
+            raise ConfigError(unknown("row", row, experiment.rows))
     options = {k: v for k, v in options.items() if v is not None}
-    place = folder_name(name, options.get("seed", 0), options.get("dataset"), options.get("epochs"))
-    folder = Path(runs_dir or f"runs/{place}")
+    # The old name keeps its old folder, so that the same command continues what it began.
+    folder = Path(runs_dir or f"runs/{folder_name(name, experiment, options)}")
     common = {**experiment.common, **options, "runs_dir": str(folder)}
     if common["dataset"] != experiment.common["dataset"]:
         common["net"] = "auto"
     trials = [
         Trial(label=row, config=make_config({**common, "defence": row, "name": row}))
-        for row in chosen_rows(experiment, only)
+        for row in experiment.rows
+        if not only or row in only
     ]
     try:
-        *_, last = run_many(
-            trials, profile=profile, aux=experiment.aux, only=_attacks(experiment, profile),
-            keep_going=False, progress=progress,
-        )  # fmt: skip
+        *_, last = run_many(trials, experiment.work(profile), progress=progress)
     except (RunError, CheckpointError) as error:
         raise type(error)(next_step(error)) from error
     made, rows = group_table(experiment, finished(experiment, last.config.folder, profile))
@@ -166,13 +146,8 @@ def reproduce(
     return made, rows, folder / "table.md"
 
 
-def _attacks(experiment: Experiment, profile: str) -> list[str]:
-    known = find_profile(profile)
-    return [name for name in experiment.attacks if name in known]
-
-
 def finished(experiment: Experiment, folder: Path, profile: str) -> list[Group]:
-    """A run and the rows beside it that were trained and attacked as it was."""
+    """A run and the rows in the same folder that were trained and attacked as it was."""
     config, built = read_folder(folder)
     found = []
     for row in experiment.rows:
@@ -186,24 +161,19 @@ def finished(experiment: Experiment, folder: Path, profile: str) -> list[Group]:
             log.warning("%s is left out of the table: %s", row, err)
             continue
         own = make_config({**experiment.common, "defence": row})
-        alike = (
-            (_shared(other), data, other.defence) == (_shared(config), built, row)
+        # The settings of the defence are compared below; where the data lie does not matter.
+        alike = replace(config, name=row, settings=other.settings, data_dir=other.data_dir)
+        if (
+            (other, data) == (replace(alike, defence=row), built)
             and build_defence(other).settings() == build_defence(own).settings()
-            and attacked(group.records[0], profile, experiment.aux, _attacks(experiment, profile))
-        )
-        if alike:
+            and experiment.work(profile).has_done(group.records[0])
+        ):
             found.append(group)
     return found
 
 
-def _shared(config: RunConfig) -> Json:
-    """What all rows of an experiment have in common."""
-    own = ("defence", "settings", "name", "data_dir", "runs_dir")
-    return {key: value for key, value in asdict(config).items() if key not in own}
-
-
 def next_step(error: SplitVeilError) -> str:
-    """The error with a next step that `reproduce` has, where it names an option of `train`.
+    """The error's message; a step that only `train` has is replaced by one of `reproduce`.
 
     >>> next_step(RunError("a is broken; train again with --overwrite")).partition(", or")[0]
     'a is broken; give the options as they were to continue'
@@ -220,15 +190,16 @@ def next_step(error: SplitVeilError) -> str:
 def group_table(
     experiment: Experiment, groups: Sequence[Group]
 ) -> tuple[Table, list[Compared | Reference]]:
-    """The experiment's table, with training time and memory as shares of the row it compares with.
+    """The experiment's table: our rows, then the reported ones.
 
-    Rows stand in the experiment's order, others after them.
+    Training time and memory are shares of the row `against`. Rows that are none of the
+    experiment's stand last.
     """
     rank = {name: place for place, name in enumerate(experiment.rows)}
     ordered = sorted(groups, key=lambda group: rank.get(group.name, len(rank)))
     track = Track(title=TEST90, groups=tuple(ordered), aux=experiment.aux)
-    beside = comparable(experiment, ordered)
-    rows = reference_rows(track, experiment.reported if beside else {})
+    same_data = comparable(experiment, ordered)
+    rows = reference_rows(track, experiment.reported if same_data else {})
     against = experiment.against
     base = next((group for group in ordered if group.name == against), None)
 
@@ -246,7 +217,7 @@ def group_table(
         title=experiment.summary,
         caption=f"{caption(ordered)} {_CAPTION}",
     )
-    return made, [*rows, *(experiment.rough if beside else ())]
+    return made, [*rows, *(experiment.rough if same_data else ())]
 
 
 def shown_json(made: Table, rows: Sequence[Compared | Reference]) -> Json:
@@ -267,7 +238,7 @@ def comparable(experiment: Experiment, groups: Sequence[Group]) -> bool:
 
 
 def _mean(group: Group, path: str) -> float | None:
-    """Mean over seeds; memory on a CPU is none, though older records state the process's."""
+    """Mean over seeds; none of memory on a CPU, where older records state that of the process."""
     if path == MEMORY and any(device.startswith("cpu") for device in group.distinct("device")):
         return None
     return group.mean(path)

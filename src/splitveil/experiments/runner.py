@@ -1,8 +1,8 @@
 """Many runs, one after the other or on Ray: trained or continued, attacked or read.
 
-A trial that chooses something (`aux="val"`) is measured on validation images, because what chooses
-must not see the test images. Its result is `trial.json` in its run's folder, the only journal there
-is; of a run that is audited in full, `record.json` says what is finished.
+A trial that helps to choose something (`aux="val"`) is measured on validation images, because a
+choice must not see the test images. Its result is `trial.json` in its run's folder, the only
+journal there is. A run that is audited in full needs none: its `record.json` says what is finished.
 """
 
 import gc
@@ -12,14 +12,14 @@ import math
 import os
 import re
 import socket
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from splitveil.audits.suite import accuracy, folder_store, run_attacks
 from splitveil.audits.summary import label_only_mse, strongest
 from splitveil.audits.trained_run import open_run
 from splitveil.config.resolve import find_device, resolve
-from splitveil.config.run_config import DATASET_DEFAULTS, OTHER_DATASETS, PLACES, RunConfig
+from splitveil.config.run_config import PLACES, RunConfig, defaults_for
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import fingerprint
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, unknown
@@ -48,21 +48,21 @@ from splitveil.threat import Attack
 
 FILE = "trial.json"
 MAX_MESSAGE = 500
-REACH_S = 5.0  # for a cluster to answer; Ray itself would try for minutes
+REACH_S = 5.0  # to wait for a cluster; Ray itself tries for minutes
 BRIEF_SHARE = 4  # a trial takes this part of the epochs of a full training
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A run to make, and once it has ended what came of it.
+    """A run to make and, once it has ended, what came of it.
 
     Args:
-        label: Unique among its like.
-        config: The run; one without a name gets a folder named after its settings and data.
-        settings: The varied ones.
-        found: What was measured; None before its end, and if it failed.
+        label: Unique among the trials; `group/number` where there are several of a group.
+        config: The run. One without a name gets a folder named after its settings and data.
+        settings: The settings that differ between the trials.
+        found: What was measured; None before the end, and if the trial failed.
         error: Why it failed.
-        seconds: How long a trial on validation images took, 0 where it is not known.
+        seconds: How long a trial on validation images took; 0 where it is not known.
     """
 
     label: str
@@ -83,7 +83,7 @@ class Trial:
 
     @property
     def point(self) -> tuple[float, float]:
-        """Accuracy, and leakage of at least 0: below, there is nothing left to win."""
+        """Accuracy and leakage; a leakage below 0 counts as 0, for there is nothing left to win."""
         if self.found is None:
             raise RunError(f"trial {self.label} failed and has no numbers: {self.error}")
         return float(self.found["accuracy"]), max(float(self.found["leakage"]), 0.0)
@@ -92,7 +92,7 @@ class Trial:
 class LiveTable(Bars):
     """What is done, one line per group of trials, and what runs, one line per trial.
 
-    It shows nothing without a console.
+    Without a console it shows nothing.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -104,15 +104,15 @@ class LiveTable(Bars):
         )  # fmt: skip
         self._groups: dict[str, TaskID] = {}
         self._running: dict[str, TaskID] = {}
-        self._ended: list[Trial] = []
+        self._ended: defaultdict[str, list[Trial]] = defaultdict(list)  # by group
 
     def expect(self, counts: Mapping[str, int]) -> None:
-        """So many trials of each group are to come."""
+        """Announce how many trials of each group there will be."""
         for name, count in counts.items():
             self._groups[name] = self.add_task(name, total=count, note="")
 
     def begin(self, trial: Trial) -> Progress:
-        """Show a trial as running; returns whom it tells how far it is."""
+        """Show a trial as running; returns its progress display."""
         words = f"  {trial.label}  {trial_words(trial.settings, trial.config.seed)}"
         self._running[trial.label] = task = self.add_task(words, total=None, note="")
         return lambda done, total, note="": self.update(
@@ -121,10 +121,10 @@ class LiveTable(Bars):
 
     def finish(self, trial: Trial) -> None:
         """Count a trial that has ended."""
-        self._ended.append(trial)
         if trial.label in self._running:
             self.remove_task(self._running.pop(trial.label))
-        own = [t for t in self._ended if t.group == trial.group]
+        own = self._ended[trial.group]
+        own.append(trial)
         points = [t.point for t in own if t.found is not None]
         note = f"{len(own) - len(points)} failed"
         if points:
@@ -144,35 +144,107 @@ def trial_words(settings: Mapping[str, Any], seed: int) -> str:
     return " ".join(words if "seed" in settings else [*words, f"seed={seed}"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """How a trial is trained and attacked; called with one, it returns what came of it.
+
+    Args:
+        profile: Budget of the attacks: smoke, quick, standard or paper.
+        aux: What the attacker knows: train, held-out, test90 or val. With "val" only what ranks
+            trials is measured, on validation images; otherwise the run is audited in full.
+        only: Some attacks of the profile, by name; empty: all.
+        resume: Read what is finished and continue what was begun, instead of starting anew.
+        keep_going: Note the error of a failing trial, instead of raising it.
+    """
+
+    profile: str
+    aux: str = "train"
+    only: Sequence[str] = ()
+    resume: bool = True
+    keep_going: bool = True
+
+    def __call__(self, trial: Trial, progress: Progress = silent) -> Trial:
+        """Train and attack a trial, or read what is finished."""
+        flush_denormals()
+        _free_memory()
+        try:
+            if trial.config.name is None:
+                trial = replace(trial, config=with_own_folder(trial.config))
+            if self.aux == "val":
+                return self._validated(trial, progress)
+            record = self._audited(trial.config, progress)
+        except Exception as err:  # a trial may fail in any way; the others continue
+            if not self.keep_going:
+                raise
+            trial = replace(trial, error=f"{type(err).__name__}: {err}"[:MAX_MESSAGE])
+            if self.aux == "val" and (trial.config.folder / "config.toml").is_file():
+                _write(trial, key="")  # a resumed sweep finds it and tries again
+            return trial
+        return replace(trial, found={"accuracy": record.accuracy, "leakage": record.leakage})
+
+    def has_done(self, record: Record) -> bool:
+        """Whether a record is of these attacks, on a training that had ended."""
+        made = record.audit.profile, record.audit.aux, sorted(record.audit.only)
+        wanted = self.profile, self.aux, sorted(self.only)
+        return made == wanted and UNFINISHED not in record.flag_names
+
+    def _validated(self, trial: Trial, progress: Progress) -> Trial:
+        started, folder = perf_counter(), trial.config.folder
+        attacks = ranking_attacks(self.profile, self.only)
+        key = _digest([folder.name, repr(attacks)])
+        saved = read_trial(folder / FILE) if self.resume else {}
+        if saved.get("key") == key:
+            # Version 0.1.0 did not note the seconds.
+            return replace(trial, found=saved["found"], seconds=saved.get("seconds", 0.0))
+        try:
+            run = self._trained(trial.config, progress)
+        except CheckpointError:
+            # The folder is named after the settings, so these fit: the checkpoint is broken.
+            run = replace(self, resume=False)._trained(trial.config, progress)
+        found = validate_on_val(run, attacks, ProgressPart(progress, "attacks", 0.5, 0.5, 1.0))
+        bad = [name for name in ("accuracy", "leakage") if not math.isfinite(found[name])]
+        if bad:
+            raise AuditError(f"{' and '.join(bad)} of the trial: not finite numbers; see {folder}")
+        trial = replace(trial, found=found, seconds=round(perf_counter() - started, 3))
+        _write(trial, key)
+        return trial
+
+    def _audited(self, config: RunConfig, progress: Progress) -> Record:
+        run = self._trained(config, progress)
+        if self.resume:
+            with suppress(RunError):  # a record that cannot be read counts as none
+                if (record := run.record) is not None and self.has_done(record):
+                    return record
+        half = ProgressPart(progress, "attacks", 0.5, 0.5, 1.0)
+        return run.audit(self.profile, aux=self.aux, only=self.only, progress=half)
+
+    def _trained(self, config: RunConfig, progress: Progress) -> Run:
+        """Train the run, or continue it; this is the first half of a trial's progress."""
+        begun = self.resume and (config.folder / "checkpoint.safetensors").is_file()
+        half = ProgressPart(progress, "training", 0.0, 0.5, 1.0)
+        return fit(config, resume=begun, overwrite=not begun, progress=half)
+
+
 def run_many(
     trials: Iterable[Trial],
+    work: Work,
     *,
-    profile: str,
-    aux: str = "train",
-    only: Sequence[str] = (),
     jobs: int | None = 1,
     address: str | None = None,
-    resume: bool = True,
-    keep_going: bool = True,
     progress: LiveTable | None = None,
 ) -> Iterator[Trial]:
     """Train and attack every trial; each is yielded as soon as it has ended.
 
-    Trials are taken from the iterable only when they can start, so that a generator may propose
-    them from what came of others.
+    A trial is taken from the iterable only when it can start. So a generator may propose trials
+    from what came of the ones before.
 
     Args:
         trials: What to run.
-        profile: Budget of the attacks.
-        aux: What the attacker knows; with "val" only what ranks trials is measured, on validation
-            images, and otherwise the run is audited in full.
-        only: Some attacks of the profile; empty: all.
+        work: How.
         jobs: How many run at a time; more than one needs Ray. None: as many as Ray has cores, or
             GPUs where the trials use them.
-        address: A Ray cluster to use, "local" for a new one on this machine; None: this process,
+        address: A Ray cluster to use, "local" for a new one on this machine. None: this process,
             unless there are several jobs.
-        resume: Read what is finished and continue what was begun, instead of starting anew.
-        keep_going: Note the error of a failing trial, instead of raising it.
         progress: The table that shows what happens.
 
     Returns:
@@ -181,118 +253,36 @@ def run_many(
     table = progress or LiveTable()
     if isinstance(trials, Sequence):
         table.expect(Counter(trial.group for trial in trials))
-    work = partial(
-        run_one, profile=profile, aux=aux, only=only, resume=resume, keep_going=keep_going
-    )
     ray = check_ray(jobs, address)
-    ended: Iterator[Trial] = (work(trial, progress=table.begin(trial)) for trial in trials)
+    ended: Iterator[Trial] = (work(trial, table.begin(trial)) for trial in trials)
     if ray is not None:
-        ended = _on_ray(ray, trials, work, jobs, address or "local", table)
+        ended = _on_ray(ray, iter(trials), work, jobs, address or "local", table)
     for trial in ended:
         table.finish(trial)
         yield trial
 
 
-def run_one(
-    trial: Trial,
-    *,
-    profile: str,
-    aux: str,
-    only: Sequence[str],
-    resume: bool,
-    keep_going: bool,
-    progress: Progress = silent,
-) -> Trial:
-    """Train and attack one trial, or read what is finished; see `run_many`."""
-    flush_denormals()
-    _free_memory()
-    try:
-        if trial.config.name is None:
-            trial = replace(trial, config=with_own_folder(trial.config))
-        if aux == "val":
-            return _validated(trial, ranking_attacks(profile, only), resume, progress)
-        record = _audited(trial.config, profile, aux, only, resume, progress)
-    except Exception as err:  # a trial may fail in any way; the others go on
-        if not keep_going:
-            raise
-        failed = replace(trial, error=f"{type(err).__name__}: {err}"[:MAX_MESSAGE])
-        if aux == "val" and (trial.config.folder / "config.toml").is_file():
-            _write(failed, key="")
-        return failed
-    return replace(trial, found={"accuracy": record.accuracy, "leakage": record.leakage})
-
-
 def _free_memory() -> None:
-    """Nothing of a run stays in memory while the next one trains."""
+    """Drop what is left of the run before; else two models are in memory while one trains."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def _validated(
-    trial: Trial, attacks: Mapping[str, Attack], resume: bool, progress: Progress
-) -> Trial:
-    started, folder = time.perf_counter(), trial.config.folder
-    key = _digest([folder.name, repr(attacks)])
-    saved = read_trial(folder / FILE) if resume else {}
-    if saved.get("key") == key:
-        seconds = saved.get("seconds", 0.0)  # version 0.1.0 did not note them
-        return replace(trial, found=saved["found"], seconds=seconds)
-    try:
-        run = _trained(trial.config, resume, progress)
-    except CheckpointError:  # the folder is named after the settings, so it is a broken one
-        run = _trained(trial.config, False, progress)
-    found = validate_on_val(run, attacks, ProgressPart(progress, "attacks", 0.5, 0.5, 1.0))
-    bad = [name for name in ("accuracy", "leakage") if not math.isfinite(found[name])]
-    if bad:
-        raise AuditError(f"{' and '.join(bad)} of the trial are not finite numbers; see {folder}")
-    seconds = round(time.perf_counter() - started, 3)
-    ended = replace(trial, found=found, seconds=seconds)
-    _write(ended, key)
-    return ended
-
-
-def _audited(  # noqa: PLR0917 - what an audit takes
-    config: RunConfig, profile: str, aux: str, only: Sequence[str], resume: bool, progress: Progress
-) -> Record:
-    run = _trained(config, resume, progress)
-    if resume:
-        with suppress(RunError):  # a record that cannot be read counts as none
-            record = run.record
-            if record is not None and attacked(record, profile, aux, only):
-                return record
-    told = ProgressPart(progress, "attacks", 0.5, 0.5, 1.0)
-    return run.audit(profile, aux=aux, only=only, progress=told)
-
-
-def _trained(config: RunConfig, resume: bool, progress: Progress) -> Run:
-    """Training is the first half of a trial."""
-    begun = resume and (config.folder / "checkpoint.safetensors").is_file()
-    told = ProgressPart(progress, "training", 0.0, 0.5, 1.0)
-    return fit(config, resume=begun, overwrite=not begun, progress=told)
-
-
-def attacked(record: Record, profile: str, aux: str, only: Sequence[str]) -> bool:
-    """Whether a record is of these attacks, on a training that had ended."""
-    there = record.audit.profile, record.audit.aux, sorted(record.audit.only)
-    return there == (profile, aux, sorted(only)) and UNFINISHED not in record.flag_names
-
-
 def _write(trial: Trial, key: str) -> None:
-    told = {
+    content = {
         "key": key, "found": trial.found, "label": trial.label, "settings": dict(trial.settings),
         "seed": trial.config.seed, "seconds": trial.seconds, "error": trial.error,
     }  # fmt: skip
-    write_text(trial.config.folder / FILE, json.dumps(told, indent=2, allow_nan=False) + "\n")
+    write_text(trial.config.folder / FILE, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def read_trial(file: Path) -> Json:
-    """A trial's file; empty where there is none, or it is broken."""
-    try:
+    """The content of a trial's file; empty where there is none, or it is broken."""
+    with suppress(OSError, ValueError):
         saved = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return saved if isinstance(saved, dict) else {}
+        return saved if isinstance(saved, dict) else {}
+    return {}
 
 
 def ranking_attacks(profile: str, only: Sequence[str] = ()) -> dict[str, Attack]:
@@ -309,7 +299,12 @@ def ranking_attacks(profile: str, only: Sequence[str] = ()) -> dict[str, Attack]
 
 
 def validate_on_val(run: Run, attacks: Mapping[str, Attack], progress: Progress = silent) -> Json:
-    """Accuracy and what the strongest attack got, on validation images, attacker knowing train."""
+    """Accuracy and what the strongest attack got, on validation images; the attacker knows train.
+
+    Returns:
+        `accuracy`, `mse` of the strongest `attack`, the `ceiling`, which is the error of an
+        attacker that knows the label alone, and `leakage`, which is 1 - mse / ceiling.
+    """
     target, _ = open_run(run, aux="val", seed=run.config.seed)
     store = folder_store(run.path / "audit", __version__)  # a trial's folder is of one version
     best = strongest(run_attacks(target, attacks, progress, store=store))
@@ -321,18 +316,16 @@ def validate_on_val(run: Run, attacks: Mapping[str, Attack], progress: Progress 
 
 
 def brief_epochs(dataset: str) -> int:
-    """Epochs of a trial unless the user says otherwise: a quarter of the dataset's own.
+    """Default epochs of a trial: a quarter of the dataset's own.
 
     >>> brief_epochs("digits")
     15
     """
-    return max(
-        1, DATASET_DEFAULTS.get(dataset.partition(":")[0], OTHER_DATASETS).epochs // BRIEF_SHARE
-    )
+    return max(1, defaults_for(RunConfig(dataset=dataset)).epochs // BRIEF_SHARE)
 
 
 def with_own_folder(config: RunConfig) -> RunConfig:
-    """The run with a name of its own: other settings or other data, another folder."""
+    """The run with a name of its own: other settings or other data have another folder."""
     dataset = _data(config.dataset, config.data_dir)
     settings = resolve(config, dataset).settings()
     same = {k: v for k, v in settings.items() if k not in (*PLACES, "name")}
@@ -343,43 +336,49 @@ def with_own_folder(config: RunConfig) -> RunConfig:
     return replace(config, name=f"{stem}-{_digest([same, fingerprint(dataset), __version__])}")
 
 
-_data = lru_cache(maxsize=1)(load)  # the trials of a search are on one dataset
+_data = lru_cache(maxsize=1)(load)  # all trials of a search use one dataset
 
 
 def _digest(parts: Sequence[object]) -> str:
-    text = json.dumps(parts, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _on_ray(  # noqa: PLR0917 - what `run_many` knows
     ray: Any,  # noqa: ANN401 - the module
-    trials: Iterable[Trial],
-    work: Callable[[Trial], Trial],
+    trials: Iterator[Trial],
+    work: Work,
     jobs: int | None,
     address: str,
     table: LiveTable,
 ) -> Iterator[Trial]:
     """Trials as tasks of a Ray cluster, whose machines see the same package and folders."""
-    waiting = iter(trials)
-    first = next(waiting, None)
+    first = next(trials, None)
     if first is None:  # everything is finished: no cluster is needed
         return
-    waiting = chain([first], waiting)
+    trials = chain([first], trials)
     home, gpus = Path.cwd(), int(find_device(first.config.device) == "cuda")
 
     def task(trial: Trial) -> Trial:
         with suppress(OSError):
-            os.chdir(home)  # relative paths of datasets mean what they mean here
-        torch.set_num_threads(1)
+            os.chdir(home)  # so that relative paths mean the same in a worker
+        torch.set_num_threads(1)  # a trial has one core
         return work(trial)
 
-    _start_ray(ray, jobs, address)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    new = {"num_cpus": jobs, "include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **new)
+    except (ConnectionError, RuntimeError, ValueError) as err:
+        raise ConfigError(
+            f"cannot reach Ray at '{address}': {err}; check --address, and set RAY_AUTH_TOKEN "
+            "if the cluster wants a token"
+        ) from err
     running: dict[Any, Trial] = {}
     try:
         slots = jobs or max(int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1)), 1)
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(task)
         while True:
-            for trial in islice(waiting, slots - len(running)):
+            for trial in islice(trials, slots - len(running)):
                 table.begin(trial)
                 running[remote.remote(trial)] = trial
             if not running:
@@ -389,50 +388,40 @@ def _on_ray(  # noqa: PLR0917 - what `run_many` knows
             try:
                 yield ray.get(ready)
             except ray.exceptions.RayError as err:  # its worker died
-                told = f"{type(err).__name__}: {str(err).splitlines()[0]}"
-                yield replace(trial, error=told)
+                reason = f"{type(err).__name__}: {str(err).splitlines()[0]}"
+                yield replace(trial, error=reason)
     finally:
-        ray.shutdown()  # a cluster that was started here ends, another one is left
-
-
-def _start_ray(ray: Any, jobs: int | None, address: str) -> None:  # noqa: ANN401 - the module
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    new = {"num_cpus": jobs, "include_dashboard": False} if address == "local" else {}
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **new)
-    except (ConnectionError, RuntimeError, ValueError) as err:
-        raise ConfigError(
-            f"cannot reach Ray at '{address}': {err}; check --address, and "
-            "the token where the cluster wants one (RAY_AUTH_TOKEN)"
-        ) from err
+        ray.shutdown()  # ends a cluster that was started here, and only leaves another one
 
 
 def check_ray(jobs: int | None, address: str | None) -> Any:  # noqa: ANN401 - the module
-    """Ray where it is needed, else None; refused if it is not installed or does not answer."""
+    """Ray where it is needed, else None; refused if it is not installed or nobody answers."""
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs must be at least 1, got {jobs}")
     if jobs == 1 and address is None:
         return None
-    try:
+    with sweep_extra("ray", "use --jobs 1 without --engine ray"):
         import ray
-    except ImportError as err:
-        raise ConfigError(
-            "several trials at a time need Ray, which is not installed; "
-            "pip install 'splitveil[sweep]', or use --jobs 1 without --engine ray"
-        ) from err
-    _reach(address or "local")
+    # Addresses such as "auto" are Ray's own; whether anybody listens at HOST:PORT we can find out.
+    host, _, port = (address or "local").removeprefix("ray://").rpartition(":")
+    if port.isdecimal() and "/" not in host:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
+        except (OSError, OverflowError, UnicodeError) as err:
+            raise ConfigError(
+                f"nobody answers at '{address}': {err}; check --address and that the cluster runs "
+                "(`ray status` there), or leave --address out for a new one on this machine"
+            ) from err
     return ray
 
 
-def _reach(address: str) -> None:
-    """Refuse the address of a machine where nobody listens; only Ray understands other ones."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdecimal() or "/" in host:
-        return
+@contextmanager
+def sweep_extra(library: str, instead: str) -> Iterator[None]:
+    """Import a library of the extra [sweep] inside; refused, with what else to do, if missing."""
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
-    except (OSError, OverflowError, UnicodeError) as err:
+        yield
+    except ImportError as err:
         raise ConfigError(
-            f"nobody answers at '{address}': {err}; check --address and that the cluster runs "
-            "(`ray status` there), or leave --address out for a new one on this machine"
+            f"this needs the library {library}, which is not installed: pip install "
+            f"'splitveil[sweep]', or {instead}"
         ) from err

@@ -1,9 +1,9 @@
-"""A sweep: settings of several defences tried under one budget, and the front they reach.
+"""A sweep: settings of several defences, tried under one budget, and the front they reach.
 
-`--vary` says what differs, a sampler proposes settings, `runner.run_many` trains and attacks them
-on validation images. Grid and random proposals are functions of the plan. Optuna's also depend on
-the trials that were finished before; each is asked of a fresh sampler with a seed of its own, so
-that a sweep that was killed goes on as if it had not been.
+`--vary` says what differs, a sampler proposes settings, and `runner.run_many` trains and attacks
+the trials on validation images. Grid and random proposals depend on the plan alone. Optuna's also
+depend on the trials finished before; each is asked of a fresh sampler with its own seed, so that a
+killed sweep continues as if nothing had happened.
 """
 
 import json
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
@@ -24,17 +24,19 @@ from splitveil.config.settings import converted, parse_pair, parse_pairs
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset
 from splitveil.defences.catalogue import find_defence
-from splitveil.errors import AuditError, ConfigError, RunError, unknown
+from splitveil.errors import AuditError, ConfigError, Range, RunError, check_ranges, unknown
 from splitveil.experiments.runner import (
     FILE,
     LiveTable,
     Trial,
+    Work,
     brief_epochs,
     check_ray,
     ranking_attacks,
     read_trial,
     run_many,
-)
+    sweep_extra,
+)  # fmt: skip
 from splitveil.io import Json, as_run_error, folder_lock, write_text
 from splitveil.nets.clients import require
 from splitveil.record.statistics import front, hypervolume, most_private
@@ -46,10 +48,10 @@ Settings = dict[str, Any]
 Sampler = Literal["grid", "random", "optuna"]
 DEFENCES = ("none", "noise", "veil")
 NAIVE = ("none", "noise")
-OWN = ("defence", "seed", "name", "runs_dir")  # of every trial's; the sweep's are options
-MOST = 10_000  # trials of a defence: what is counted first, so that nothing endless is begun
+OWN = ("defence", "seed", "name", "runs_dir")  # differ between the trials; the sweep has options
+MOST = 10_000  # trials of a defence; checked first, so that nothing endless begins
 
-FIXED = (  # one for the whole sweep, or its trials could not be compared or found again
+FIXED = (  # shared by the whole sweep, or its trials could not be compared or found again
     "dataset", "defence", "name", "data_dir", "runs_dir", "device", "compile", "final",
     "split_seed", "teacher",
 )  # fmt: skip
@@ -59,14 +61,24 @@ PLAN_FILE, RESULT_FILE, TRIALS = "sweep.json", "result.json", "trials"
 OLD_JOURNAL = "journal.jsonl"  # of version 0.1.0
 LOSS = 0.01  # accuracy that privacy may cost: one point
 _ROUNDING = 1e-9
-_SHAPE = "key=a,b,c or key=lin:low:high or key=log:low:high, with :count behind it for a grid"
+_SHAPE = (
+    "key=a,b,c or key=lin:low:high or key=log:low:high; a grid also needs a count, as in "
+    "key=lin:low:high:5"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dimension:
-    """A field, and the values it may take or, without any, the interval it is drawn from.
+    """A setting and the values it may take, or the interval it is drawn from.
 
-    `points` is how many values a grid takes of an interval; `whole`: they are whole numbers.
+    Args:
+        key: Name of the setting.
+        values: The listed values; empty for an interval.
+        low: Low end of the interval.
+        high: High end.
+        log: Whether it is drawn evenly in its logarithm.
+        points: How many values a grid takes of the interval.
+        whole: Whether its values are whole numbers.
     """
 
     key: str
@@ -78,17 +90,16 @@ class Dimension:
     whole: bool = False
 
     def at(self, share: float) -> float | int:
-        """The value a share of the way through the interval; through its logarithms for `log`.
+        """The value at a share in [0, 1] of the interval, or of its logarithms for `log`.
 
         >>> Dimension(key="lambd", low=0.01, high=1.0, log=True).at(0.5)
         0.1
         """
-        low, high = self.low, self.high
+        raw = self.low + share * (self.high - self.low)
         if self.log:
-            raw = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
-        else:
-            raw = low + share * (high - low)
-        raw = min(max(raw, low), high)
+            low, high = math.log(self.low), math.log(self.high)
+            raw = math.exp(low + share * (high - low))
+        raw = min(max(raw, self.low), self.high)  # exp and log round
         return round(raw) if self.whole else float(f"{raw:.12g}")
 
     def listed(self) -> list[Any]:
@@ -96,11 +107,10 @@ class Dimension:
         if self.values:
             return list(self.values)
         if self.points is None:
-            scale = "log" if self.log else "lin"
+            example = f"{'log' if self.log else 'lin'}:{self.low:g}:{self.high:g}:5"
             raise ConfigError(
-                f"a grid needs listed values, and {self.key} is a range; say how many points of "
-                f"it, as in {self.key}={scale}:{self.low:g}:{self.high:g}:5, or use --sampler "
-                "random or optuna"
+                f"--sampler grid must know how many values of {self.key} to try; write "
+                f"{self.key}={example} for 5 of them, or use --sampler random or optuna"
             )
         return list(dict.fromkeys(self.at(i / (self.points - 1)) for i in range(self.points)))
 
@@ -112,29 +122,46 @@ Space = tuple[Dimension, ...]
 class SearchPlan:
     """Everything that decides which trials a sweep has and how each is measured.
 
-    `options` are the run's common settings, `vary` the texts of what differs; `trials` is the
-    budget of every defence. `attacks` empty: all of the profile that see every image once.
-    `teacher` is the hash of the model that all trials learn from, if there is one.
+    Args:
+        defences: Names of the defences, each once.
+        vary: What differs, as `--vary` takes it.
+        options: Settings that all runs share.
+        trials: Number of trials of each defence, 1 to 10,000.
+        sampler: Who proposes the settings.
+        profile: Budget of the attacks.
+        attacks: Some attacks of the profile; empty: all that see every image once.
+        seed: Seed of the proposals, and of the first run.
+        teacher: Hash of the model that all runs learn from, if there is one.
     """
 
     defences: tuple[str, ...]
     vary: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    trials: int
+    trials: Annotated[int, Range(1, MOST, hint="this is the number for each defence")]
     sampler: Sampler
     profile: str = "quick"
     attacks: tuple[str, ...] = ()
     seed: int = 0
     teacher: str | None = None
 
+    def __post_init__(self) -> None:
+        twice = {name for name in self.defences if self.defences.count(name) > 1}
+        check_ranges(self, *(f"--defence {name} is given twice; give it once" for name in twice))
+
 
 # What is varied.
 
 
 def spaces(texts: Sequence[str], defences: Sequence[str]) -> dict[str, Space]:
-    """What is varied for each defence: the fields it has, with values of their types.
+    """What is varied for each defence: the settings it has, with values of their types.
 
-    A field that none of the defences has is refused, and so is one given twice.
+    Args:
+        texts: As `--vary` takes them: `key=a,b,c`, `key=lin:low:high` or `key=log:low:high`.
+        defences: Names of the defences; each setting must belong to one of them.
+
+    >>> found = spaces(["lambd=0.1,1", "noise_std=log:0.01:0.2"], ["noise", "veil"])
+    >>> [dimension.key for dimension in found["noise"]], found["veil"][0].values
+    (['noise_std'], (0.1, 1.0))
     """
     given: dict[str, str] = {}
     for text in texts:
@@ -142,42 +169,36 @@ def spaces(texts: Sequence[str], defences: Sequence[str]) -> dict[str, Space]:
         key = "noise_std" if key == "reg_strength" else key
         require(
             (bool(key and raw), f"--vary needs {_SHAPE}; got '{text}'"),
-            (key not in FIXED, f"{key} is one for the whole sweep and cannot be varied"),
+            (key not in FIXED, f"all trials of a sweep share {key}, so --vary cannot vary it"),
             (key not in given, f"--vary {key} is given twice; give it once"),
         )
         given[key] = raw
     _check_known(given, defences)
     return {
-        name: tuple(parse_dimension(k, raw, name) for k, raw in given.items() if applies(k, name))
+        name: tuple(_dimension(k, raw, name) for k, raw in given.items() if applies(k, name))
         for name in defences
     }
 
 
 def applies(key: str, defence: str) -> bool:
-    """Whether a defence has this field: noise is none of a defence that adds none."""
+    """Whether a defence has this setting; `noise_std` belongs to those that add noise."""
     found = find_defence(defence)
     return (key in RUN_KEYS or key in found.setting_types()) and (key != "noise_std" or found.noisy)
 
 
 def _check_known(keys: Iterable[str], defences: Sequence[str]) -> None:
-    """Refuse fields that no defence of the sweep has."""
+    """Refuse settings that no defence of the sweep has."""
+    names = ", ".join(defences)
     for key in keys:
         if not any(applies(key, name) for name in defences):
             known = {k for n in defences for k in (*find_defence(n).setting_types(), *RUN_KEYS)}
-            names = ", ".join(defences)
             if key in known:
-                raise ConfigError(f"{key} means nothing to {names}; leave it out")
-            raise ConfigError(unknown(f"field of {names}", key, known - {*FIXED}))
+                raise ConfigError(f"{key} has no effect with the defences {names}; leave it out")
+            raise ConfigError(unknown(f"setting of {names}", key, known - {*FIXED}))
 
 
-def parse_dimension(key: str, raw: str, defence: str) -> Dimension:
-    """What is varied of a field that the defence has, as `--vary key=raw` says it.
-
-    >>> parse_dimension("lambd", "0.1,1", "veil").values
-    (0.1, 1.0)
-    >>> parse_dimension("noise_std", "log:0.01:0.2", "veil").at(1.0)
-    0.2
-    """
+def _dimension(key: str, raw: str, defence: str) -> Dimension:
+    """A setting that the defence has, with what `--vary key=raw` says of it."""
     types: Mapping[str, Any] = {**find_defence(defence).setting_types(), **RUN_KEYS}
     if raw.startswith(("lin:", "log:")):
         return _span(key, raw, types[key])
@@ -191,54 +212,48 @@ def parse_dimension(key: str, raw: str, defence: str) -> Dimension:
     return Dimension(key=key, values=tuple(values))
 
 
-def _span(key: str, raw: str, kind: Any) -> Dimension:  # noqa: ANN401 - a field's type
-    scale, _, rest = raw.partition(":")
-    said = f"--vary {key}={raw}"
+def _span(key: str, raw: str, kind: Any) -> Dimension:  # noqa: ANN401 - a setting's type
+    scale, *words = raw.split(":")
     try:
-        low, high, *more = (float(word) for word in rest.split(":"))
-        points = int(more[0]) if more else None
-        if len(more) > 1 or (more and points != more[0]):
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise ConfigError(f"{said} is no range; give {_SHAPE}") from None
+        low, high = (float(word) for word in words[:2])
+        points = int(":".join(words[2:])) if words[2:] else None
+    except ValueError:
+        raise ConfigError(f"--vary {key}={raw} is not a range; give {_SHAPE}") from None
     numbers = {int, float} & {kind, *get_args(kind)}
     whole = int in numbers
+    wrong = f"--vary {key}={raw}: "
     require(
-        (bool(numbers), f"{key} is no number and has no range; list its values: {key}=a,b"),
-        (math.isfinite(high - low), f"{said}: both ends of a range and its width must be finite"),
-        (low < high, f"{said} is empty: its low end must be below its high end"),
-        (
-            scale == "lin" or low > 0,
-            f"{said}: a log range must start above 0; use lin, or raise it",
-        ),
+        (bool(numbers), f"{key} is not a number; list its values instead of a range: {key}=a,b"),
+        (0 < high - low < math.inf, f"{wrong}the low end must be below the high end, both finite"),
+        (scale == "lin" or low > 0, f"{wrong}a log range must start above 0; use lin, or raise it"),
         (
             not whole or (low.is_integer() and high.is_integer()),
-            f"{key} must be a whole number, got the range {low:g} to {high:g}",
+            f"{wrong}{key} is a whole number, and so must be both ends",
         ),
         (
             points is None or 2 <= points <= MOST,  # noqa: PLR2004 - the two ends
-            f"{said}: a grid takes from 2 to {MOST} points of a range, got {points}; give another "
-            "count, or leave it out and use --sampler random or optuna",
+            f"{wrong}the count must be from 2 to {MOST}, got {points}; or leave it out and use "
+            "--sampler random or optuna",
         ),
     )
     return Dimension(key=key, low=low, high=high, log=scale == "log", points=points, whole=whole)
 
 
 def grid_size(space: Space) -> int:
-    """How many points a grid has, counted before it is built; refused where it has too many."""
+    """How many points a grid has, counted before it is built; too many are refused."""
     counts = {d.key: len(d.listed()) for d in space}
     size = math.prod(counts.values())
     if size > MOST:
         words = " × ".join(f"{count} of {key}" for key, count in counts.items())
         raise ConfigError(
-            f"a grid of {words} has {size} points, and a defence has at most {MOST} trials; take "
+            f"a grid of {words} has {size} points, but a defence has at most {MOST} trials; list "
             "fewer values, or use --sampler random or optuna with --trials"
         )
     return size
 
 
 def grid(space: Space) -> list[Settings]:
-    """Every combination, the last field changing fastest.
+    """Every combination; the last setting changes fastest.
 
     >>> grid((Dimension(key="a", values=(1, 2)), Dimension(key="b", values=("x",))))
     [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'x'}]
@@ -249,7 +264,7 @@ def grid(space: Space) -> list[Settings]:
 
 
 def draw(space: Space, random: Random) -> Settings:
-    """One point of the space, each field drawn by itself."""
+    """One random point of the space; its settings are independent."""
     return {d.key: random.choice(d.values) if d.values else d.at(random.random()) for d in space}
 
 
@@ -260,67 +275,58 @@ def corners(space: Space) -> list[Settings]:
     return [{d.key: e[i % len(e)] for d, e in zip(space, ends, strict=True)} for i in range(rows)]
 
 
+# The plan.
+
+
 def plan_of(
     given: Mapping[str, Any],
     options: Mapping[str, Any],
     pairs: Sequence[str] = (),
     saved: Path | None = None,
 ) -> SearchPlan:
-    """A plan from what a user gave, None standing for nothing, over that of a saved sweep.
+    """A plan from what a user gave; what is None comes from a saved sweep, or has a default.
 
-    Where everything is listed a grid is taken, with the trials of the largest one; otherwise
-    Optuna, which needs a number of trials.
+    Where everything is listed the sampler is a grid, with as many trials as the largest grid has
+    points; otherwise it is Optuna, which needs a number of trials.
 
     Args:
         given: Fields of the plan.
-        options: Settings of all runs.
+        options: Settings that all runs share.
         pairs: More of them, as `key=value`.
-        saved: Folder of the sweep to go on with.
-
-    Returns:
-        The plan, with what was left open filled in.
+        saved: Folder of the sweep to continue.
     """
     common = one_noise_name(parse_pairs(pairs))
     for key in OWN:
         if key in common:
             option = f"--{key.replace('_', '-')}"
-            raise ConfigError(f"--set {key} would change nothing in a sweep; use {option}")
-    common |= {k: v for k, v in options.items() if v is not None}
-    plan: Json = {"defences": DEFENCES, "vary": ()}
-    if saved is None:
-        common = {"dataset": "digits"} | common
-        common.setdefault("epochs", brief_epochs(str(common["dataset"])))
-    else:
+            raise ConfigError(f"--set {key} does not work in a sweep; use {option} instead")
+    plan: Json = {"defences": DEFENCES, "vary": (), "options": {"dataset": "digits"}}
+    if saved is not None:
         plan = asdict(read_plan(saved))
-        common = plan["options"] | common
+    common = plan["options"] | common | {k: v for k, v in options.items() if v is not None}
+    if saved is None:
+        common.setdefault("epochs", brief_epochs(str(common["dataset"])))
     plan |= {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None}
     plan |= {"options": common, "teacher": None}
     if common.get("teacher") not in (None, "none"):
         place = teacher_folder(str(common["teacher"])).resolve()
         common["teacher"], plan["teacher"] = str(place), load_teacher(place).noted["model"]
-    return SearchPlan(**_filled_in(plan))
-
-
-def _filled_in(plan: Json) -> Json:
-    """The fields of a plan with a sampler and a number of trials."""
-    defences, vary = plan["defences"], plan["vary"]
-    for name in defences:
-        if defences.count(name) > 1:
-            raise ConfigError(f"--defence {name} is given twice; every defence has one budget")
-    found = spaces(vary, defences)
-    finite = all(d.values or d.points is not None for space in found.values() for d in space)
+    found = spaces(plan["vary"], plan["defences"]).values()
+    finite = all(d.values or d.points is not None for space in found for d in space)
     plan.setdefault("sampler", "grid" if finite else "optuna")
-    converted({"sampler": plan["sampler"]}, {"sampler": Sampler}, "field of a plan")
-    if plan["sampler"] == "grid":
-        plan.setdefault("trials", max(map(grid_size, found.values())))
-    trials = plan.get("trials")
-    if trials is None:
+    if _typed(plan)["sampler"] == "grid":
+        plan.setdefault("trials", max(map(grid_size, found)))
+    elif "trials" not in plan:
         raise ConfigError(
-            f"--sampler {plan['sampler']} needs --trials, the number for each defence"
+            f"--sampler {plan['sampler']} needs --trials, the number of trials of each defence"
         )
-    if not 1 <= trials <= MOST:
-        raise ConfigError(f"trials must be from 1 to {MOST} for each defence, got {trials}")
-    return plan
+    return SearchPlan(**plan)
+
+
+def _typed(plan: Json) -> Json:
+    """Some fields of a plan that comes from outside, checked and of their types."""
+    kinds = {"trials": int, "seed": int, "sampler": Sampler}
+    return converted({k: plan[k] for k in kinds if k in plan}, kinds, "field of a plan")
 
 
 def read_plan(folder: Path) -> SearchPlan:
@@ -330,14 +336,12 @@ def read_plan(folder: Path) -> SearchPlan:
         raise RunError(f"nothing to resume: {folder} holds no sweep; leave out --resume")
     try:
         saved: Json = dict(json.loads(file.read_text(encoding="utf-8")))
-        saved |= {k: tuple(saved[k]) for k in ("defences", "vary", "attacks")}
-        numbers = {"trials": int, "seed": int}
-        converted({k: saved[k] for k in numbers}, numbers, "field of a plan")
-        return SearchPlan(**saved)
+        lists = {k: tuple(saved[k]) for k in ("defences", "vary", "attacks")}
+        return SearchPlan(**saved | lists | _typed(saved))
     except (OSError, ValueError, KeyError, TypeError, ConfigError) as err:
         raise RunError(
-            f"{file} is not the plan of a sweep: {err}; mend it, or start a new sweep with "
-            "another --name"
+            f"{file} is not the plan of a sweep: {err}; correct the file, or start a new sweep "
+            "with another --name"
         ) from err
 
 
@@ -349,7 +353,7 @@ def check(plan: SearchPlan) -> Dataset:
         raise ConfigError(f"{', '.join(sorted(clash))} cannot be both varied and set; do one")
     ranking_attacks(plan.profile, plan.attacks)
     if plan.sampler == "optuna":
-        _need_optuna()
+        _optuna()
     configs = [
         config_of(plan, defence, settings, Path("unused"))
         for defence, space in found.items()
@@ -361,30 +365,29 @@ def check(plan: SearchPlan) -> Dataset:
         load_checked_teacher(config, data)
         if not len(splits_of(config, data).val):
             raise AuditError(
-                f"'{config.dataset}' has no validation images to choose by, and the test "
-                f"images must not be (final={str(config.final).lower()}, "
-                f"held_out={config.held_out}); leave these as they are, or add images"
+                f"a sweep chooses by validation images, and '{config.dataset}' has none with "
+                f"final={str(config.final).lower()} and held_out={config.held_out}; leave these "
+                "settings out, or add images"
             )
     return data
 
 
 def check_folder(folder: Path, plan: SearchPlan, *, resume: bool) -> None:
-    """Refuse a folder that is taken, or a sweep to go on with that has another plan."""
+    """Refuse a folder that is taken, or a sweep to continue that has another plan."""
     if not resume:
         if folder.exists():
             raise RunError(
-                f"{folder} exists already; go on with --resume, choose another --name, "
-                "or remove it yourself"
+                f"{folder} exists already; continue it with --resume, choose another --name, or "
+                "remove it yourself"
             )
         return
     old, new = asdict(read_plan(folder)), asdict(plan)
-    changed = [k for k in new if new[k] != old[k]]
-    if "trials" in changed and new["trials"] > old["trials"]:
-        changed.remove("trials")  # more of the same
+    # More trials of the same plan are welcome; fewer would leave finished ones out.
+    changed = [k for k in new if new[k] != old[k] and (k != "trials" or new[k] < old[k])]
     if changed:
-        told = "; ".join(f"{k} was {old[k]!r}, is {new[k]!r}" for k in changed)
+        listed = "; ".join(f"{k} was {old[k]!r}, is {new[k]!r}" for k in changed)
         raise ConfigError(
-            f"cannot resume {folder} with another plan: {told}; leave the options out (only "
+            f"cannot resume {folder} with another plan: {listed}; leave these options out (only "
             "--trials may grow), or start a new sweep with another --name"
         )
 
@@ -392,10 +395,13 @@ def check_folder(folder: Path, plan: SearchPlan, *, resume: bool) -> None:
 def config_of(
     plan: SearchPlan, defence: str, settings: Mapping[str, Any], folder: Path
 ) -> RunConfig:
-    """The run of a trial; common settings that its defence lacks are left out."""
+    """The run of a trial; shared settings that its defence lacks are left out."""
     common = {k: v for k, v in plan.options.items() if applies(k, defence)}
     own = {"defence": defence, "runs_dir": str(folder / TRIALS)}
     return make_config(common | {"seed": plan.seed} | dict(settings) | own)
+
+
+# The trials.
 
 
 def run_sweep(
@@ -412,24 +418,23 @@ def run_sweep(
     Args:
         plan: What to try.
         folder: The sweep's folder, which gets `sweep.json`, `trials/` and `result.json`.
-        resume: Go on with the sweep in that folder; trials that failed are tried again.
+        resume: Continue the sweep in that folder; trials that failed are tried again.
         jobs: Trials at a time, see `runner.run_many`.
         address: A Ray cluster, see `runner.run_many`.
         progress: The table that shows what happens.
 
     Returns:
-        What `result.json` holds; refused where no trial came to its end.
+        What `result.json` holds, see `summarise`.
     """
     table = progress or LiveTable()
-    check_folder(folder, plan, resume=resume)  # before any data is fetched
+    check_folder(folder, plan, resume=resume)  # before any data are downloaded
     check_ray(jobs, address)
     classes = check(plan).num_classes
     if not set(NAIVE) & set(plan.defences):
-        log.warning("no naive baseline takes part; add --defence none or --defence noise")
-    with folder_lock(
-        folder, f"another process is working on the sweep in {folder}; wait, or end it"
-    ):
-        check_folder(folder, plan, resume=resume)  # others may have been quicker
+        log.warning("no baseline to compare with; add --defence none or --defence noise")
+    busy = f"another process is working on the sweep in {folder}; wait for it, or end it"
+    with folder_lock(folder, busy):
+        check_folder(folder, plan, resume=resume)  # another process may have been quicker
         with as_run_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / PLAN_FILE, json.dumps(asdict(plan), indent=2) + "\n")
@@ -439,11 +444,10 @@ def run_sweep(
             if trial.error is None:
                 table.finish(trial)
         if failed := [label for label, trial in done.items() if trial.error is not None]:
-            log.warning("tried again, because they failed: %s", ", ".join(failed))
-        for trial in run_many(
-            _proposed(plan, folder, done), profile=plan.profile, aux="val", only=plan.attacks,
-            jobs=jobs, address=address, progress=table,
-        ):  # fmt: skip
+            log.warning("trying again what failed: %s", ", ".join(failed))
+        work = Work(profile=plan.profile, aux="val", only=plan.attacks)
+        trials = _proposed(plan, folder, done)
+        for trial in run_many(trials, work, jobs=jobs, address=address, progress=table):
             done[trial.label] = trial
         summary = summarise(plan, done.values(), folder, classes)
         write_text(folder / RESULT_FILE, json.dumps(summary, indent=2, allow_nan=False) + "\n")
@@ -451,19 +455,18 @@ def run_sweep(
 
 
 def ended_trials(plan: SearchPlan, folder: Path) -> dict[str, Trial]:
-    """The trials that lie in a sweep's folder, by label; of version 0.1.0 too."""
+    """The trials in a sweep's folder that have ended, by label; version 0.1.0's too."""
     saved = _old_journal(folder / OLD_JOURNAL)
     for file in sorted((folder / TRIALS).glob(f"*/{FILE}")):
         saved.append(read_trial(file) | {"run": file.parent.name})
-    found = {}
-    for told in saved:
-        if "label" in told:  # else the file is broken
-            own = {key: told[key] for key in ("label", "settings", "found", "error", "seconds")}
-            name = told["run"] if told["error"] is None else None
+    found = []
+    for entry in saved:
+        if "label" in entry:  # else the file is broken, and its trial is run again
+            own = {key: entry[key] for key in ("label", "settings", "found", "error", "seconds")}
+            name = entry["run"] if entry["error"] is None else None
             config = config_of(plan, own["label"].rpartition("/")[0], own["settings"], folder)
-            config = replace(config, seed=told["seed"], name=name)
-            found[own["label"]] = Trial(config=config, **own)
-    return {label: found[label] for label in sorted(found, key=_number)}
+            found.append(Trial(config=replace(config, seed=entry["seed"], name=name), **own))
+    return {trial.label: trial for trial in sorted(found, key=lambda t: _number(t.label))}
 
 
 def _old_journal(file: Path) -> list[Json]:
@@ -477,7 +480,7 @@ def _old_journal(file: Path) -> list[Json]:
         except (ValueError, TypeError, KeyError) as err:
             raise RunError(
                 f"{file}, line {number} is not a finished trial: {err}; remove that line, and its "
-                "trial will be run again"
+                "trial is run again"
             ) from err
     return found
 
@@ -485,7 +488,8 @@ def _old_journal(file: Path) -> list[Json]:
 def _proposed(plan: SearchPlan, folder: Path, done: Mapping[str, Trial]) -> Iterator[Trial]:
     """What is left to run: failed trials first, then new ones, the defences in turns.
 
-    Each is proposed when it is asked for, from what is in `done` by then.
+    A generator: each trial is proposed only when there is room for it, from what is in `done` by
+    then.
     """
     begun = dict(done)
     yield from [replace(trial, error=None) for trial in begun.values() if trial.error is not None]
@@ -501,61 +505,60 @@ def _proposed(plan: SearchPlan, folder: Path, done: Mapping[str, Trial]) -> Iter
         else:
             settings = _drawn(plan, label, found[defence])
         config = config_of(plan, defence, settings, folder)
-        while config in taken:  # few settings: the budget goes into seeds, and no trial is a twin
+        while config in taken:  # with few settings the budget goes into seeds: no trial is a twin
             config = replace(config, seed=config.seed + 1)
         taken.append(config)
         begun[label] = Trial(label=label, config=config, settings=settings)
         yield begun[label]
 
 
+def _number(label: str) -> int:
+    return int(label.rpartition("/")[2])
+
+
+def _random(plan: SearchPlan, name: str) -> Random:
+    return Random(derive_seed(plan.seed, f"sweep/{name}"))  # noqa: S311 - no secret
+
+
 def _drawn(plan: SearchPlan, label: str, space: Space) -> Settings:
     """What a sampler that does not learn proposes for the trial of this label."""
     if plan.sampler == "random":
-        return draw(space, Random(derive_seed(plan.seed, f"sweep/{label}")))  # noqa: S311 - no secret
+        return draw(space, _random(plan, label))
     points = grid(space)
     if plan.trials < len(points):
-        seed = derive_seed(plan.seed, f"sweep/{label.rpartition('/')[0]}")
-        Random(seed).shuffle(points)  # noqa: S311 - no secret
+        _random(plan, label.rpartition("/")[0]).shuffle(points)
     return points[_number(label) % len(points)]
 
 
-def _need_optuna() -> Any:  # noqa: ANN401 - the module
-    try:
+def _optuna() -> Any:  # noqa: ANN401 - the module
+    with sweep_extra("optuna", "use --sampler random"):
         import optuna
-    except ImportError as err:
-        raise ConfigError(
-            "--sampler optuna needs Optuna, which is not installed; "
-            "pip install 'splitveil[sweep]', or use --sampler random"
-        ) from err
     return optuna
 
 
 def _ask_optuna(plan: SearchPlan, label: str, space: Space, known: Sequence[Trial]) -> Settings:
     """Optuna's next point (multi-objective TPE): accuracy up, leakage down.
 
-    `known` are the trials that were proposed before; some of them may run.
+    `known` are the trials of the defence that were proposed before; some may still run.
     """
-    optuna = _need_optuna()
+    optuna = _optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(
         seed=derive_seed(plan.seed, f"sweep/{label}") % 2**32,
         n_startup_trials=min(STARTUP, max(1, plan.trials // 3)),
-        constant_liar=not all(t.found or t.error for t in known),  # what runs is not asked again
+        # While a trial runs, its surroundings count as bad, so that it is not proposed again.
+        constant_liar=not all(t.found or t.error for t in known),
     )
     study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
     kinds = {d.key: _distribution(optuna.distributions, d) for d in space}
     states = optuna.trial.TrialState
     for trial in known:
-        told: Json = {"state": states.FAIL if trial.error else states.RUNNING}
+        ended: Json = {"state": states.FAIL if trial.error else states.RUNNING}
         if trial.found is not None:
-            told = {"state": states.COMPLETE, "values": trial.point}
+            ended = {"state": states.COMPLETE, "values": trial.point}
         params = {key: trial.settings[key] for key in kinds}
-        study.add_trial(optuna.trial.create_trial(params=params, distributions=kinds, **told))
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=kinds, **ended))
     return dict(study.ask(kinds).params)
-
-
-def _number(label: str) -> int:
-    return int(label.rpartition("/")[2])
 
 
 def _distribution(kinds: Any, dimension: Dimension) -> Any:  # noqa: ANN401 - Optuna's, if it is there
@@ -567,29 +570,36 @@ def _distribution(kinds: Any, dimension: Dimension) -> Any:  # noqa: ANN401 - Op
     return kinds.FloatDistribution(low, high, log=dimension.log)
 
 
-# What was found.
+# The result.
 
 
 def _row(trial: Trial) -> Json:
     """A trial that has ended as JSON."""
-    told = {
+    row = {
         "trial": trial.label, "defence": trial.group, "settings": dict(trial.settings),
         "seed": trial.config.seed, "seconds": trial.seconds,
     }  # fmt: skip
     if trial.found is None:
-        return told | {"error": trial.error}
-    found = {k: v for k, v in trial.found.items() if k != "classes"}  # which 0.1.0 noted
-    return told | found | {"run": str(trial.config.folder)}
+        return row | {"error": trial.error}
+    found = {k: v for k, v in trial.found.items() if k != "classes"}  # 0.1.0 noted the classes
+    return row | found | {"run": str(trial.config.folder)}
 
 
 def summarise(plan: SearchPlan, trials: Iterable[Trial], folder: Path, classes: int) -> Json:
-    """Front, hypervolumes and the best of each defence; refused where no trial came to its end."""
+    """Front, hypervolumes and the best trial of each defence; refused where every trial failed.
+
+    Args:
+        plan: The sweep's plan.
+        trials: Trials that have ended.
+        folder: The sweep's folder.
+        classes: Number of classes of the data; guessing has accuracy 1 / classes.
+    """
     order = plan.defences.index
     every = sorted(trials, key=lambda t: (_number(t.label), order(t.group)))
     good = [t for t in every if t.found is not None]
     if not good:
-        told = "; ".join(f"{t.label}: {t.error}" for t in every[:3])
-        raise RunError(f"no trial came to an end: {told}; mend that, and try again with --resume")
+        errors = "; ".join(f"{t.label}: {t.error}" for t in every[:3])
+        raise RunError(f"every trial failed: {errors}; fix the cause and try again with --resume")
     base = max([t for t in good if t.group == "none"] or good, key=lambda t: t.point[0])
     best = {}
     for name in plan.defences:

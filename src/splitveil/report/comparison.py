@@ -25,7 +25,7 @@ from splitveil.table import CODE, NOTHING, P_VALUE, Cell, Column, Table, count, 
 ARCHITECTURE = "Same architecture: VGG11, cut 4, 8 channels"
 BUDGET = "Same budget: at most 21.9 MMAC and 512 numbers"
 REST = "Other clients"
-TEST90 = "Under the seeds' protocol test90"
+TEST90 = "Under the reference documents' protocol test90"
 MOST = {"client.macs": 21.9e6, "client.wire_floats": 512}  # the CEM paper's client and a little
 SEVERAL = 3  # training seeds of a result
 
