@@ -266,8 +266,9 @@ class Attack(Protocol):
     """Fits on aux and queries, then turns observations into images. Success is not its business.
 
     It may also carry `min_aux` (fewer aux images are refused), `limit` (it is expensive: score it
-    on that many images), `repeats` (how often each image is sent) and `effort` (its share of a
-    progress bar); 1, none, 1 and 1 unless said.
+    on that many images), `repeats` (how often each image is sent), `effort` (its share of a
+    progress bar) and `keeps_aux` (it answers with aux images, so that it is perfect on them);
+    1, none, 1, 1 and False unless said.
     """
 
     @property

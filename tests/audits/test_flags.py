@@ -206,7 +206,7 @@ SOUND: Mapping[str, list[Build]] = {
     ],
     "attack overfitted": [
         lambda: evidence(attempts={"linear": flat(0.05, aux_mse=0.036)}),
-        lambda: evidence(attempts={"nearest": flat(0.05, aux_mse=0.0)}),
+        lambda: evidence(attempts={"a": flat(0.05, aux_mse=0.0, keeps_aux=True)}),
         lambda: evidence(attempts={"mean": flat(0.05)}),
     ],
     "certificate beaten": [

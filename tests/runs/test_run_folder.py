@@ -65,7 +65,7 @@ def test_a_run_that_is_trained_anew_under_an_audit_keeps_no_record_of_it(tmp_pat
             seen.append(note or f"{done} of {total}")
             sv.fit(config(tmp_path, "noise", epochs=1, name="x"), overwrite=True)
 
-    with pytest.raises(RunError, match="trained anew; nothing was written"):
+    with pytest.raises(RunError, match="trained again meanwhile; nothing was written"):
         run.audit("smoke", only=["linear"], progress=meanwhile)
     assert sv.load_run(run.path).record is None
     assert not (run.path / "gallery.json").exists()

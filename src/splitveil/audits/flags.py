@@ -144,7 +144,7 @@ def linearly_invertible(target: Target, attempts: Attempts) -> str | None:
 def attack_overfitted(attempts: Attempts) -> str | None:
     """An attack far better on its own images than on new ones needs more images, not belief."""
     for name, attempt in comparable(attempts).items():
-        if attempt.aux_mse is None or name == "nearest":  # the nearest aux image is itself
+        if attempt.aux_mse is None or attempt.keeps_aux:
             continue
         own = attempt.scores().mse
         if attempt.aux_mse < OVERFIT * own:

@@ -170,6 +170,7 @@ def attempt(target: Target, name: str, attack: Attack, progress: Progress = sile
         repeats=repeats,
         curve=tuple(getattr(fitted, "curve", ())),
         aux_mse=_aux_mse(target, name, reconstruct) if access == Access.BLACK_BOX else None,
+        keeps_aux=bool(getattr(attack, "keeps_aux", False)),
         seconds=round(time.perf_counter() - started, 3),
     )
 

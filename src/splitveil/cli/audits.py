@@ -188,6 +188,7 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
             images=None if sent is None else load(sent, loaded.config.data_dir, whole=True),
             seed=seed,
             clean=captured_requests.int8_encoder(find_export(run)) if int8 else None,
+            earlier=loaded.record,
             store=run_store(loaded, fresh=fresh),
             progress=bar,
         )
