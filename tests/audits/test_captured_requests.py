@@ -245,7 +245,7 @@ def test_images_of_ones_own_are_scored_in_their_order(
         own_images(target, load(f"npz:{tmp_path}/known.npz"))
     two = own_images(target, load(f"npz:{tmp_path}/two.npz"))
     assert two.labels[:4].tolist() == [7, 3, 7, 3]  # by name
-    with pytest.raises(DataError, match="classes that the run does not know: cat; the run knows 0, 1"):
+    with pytest.raises(DataError, match="classes that the run does not know: cat; .* knows 0, 1"):
         own_images(target, load(f"npz:{tmp_path}/cats.npz"))
     with pytest.raises(DataError, match=r"shape \(1, 8, 4\), the run takes \(1, 8, 8\)"):
         own_images(target, load(f"npz:{tmp_path}/small.npz"))

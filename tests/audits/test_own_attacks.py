@@ -31,7 +31,7 @@ class Gives:
 @pytest.mark.parametrize(
     ("attack", "said"),
     [
-        (Gives(None), "must give a function from what was observed to images, got NoneType"),
+        (Gives(None), "must return a function from an Observation to images, got NoneType"),
         (Gives(lambda seen: np.zeros((len(seen.z), 1, 8, 8))), "images as ndarray, expected a ten"),
         (Gives(None, "both"), "must be a member of Access, got 'both'; write one of Access.NONE, "),
         (Gives(None, None), "must be a member of Access, got None"),
