@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from splitveil.audits.flags import UNFINISHED
 from splitveil.audits.trained_run import audit, fit_attacker
 from splitveil.config.resolve import (
     DataFacts,
@@ -298,11 +299,9 @@ def read_folder(folder: Path) -> tuple[RunConfig, DataFacts]:
         )
     flat = read_toml(path)
     try:
-        shape = tuple(int(v) for v in flat.pop("image_shape"))
-        built = DataFacts(
-            (shape[0], shape[1], shape[2]), int(flat.pop("num_classes")), flat.pop("data_hash")
-        )
-    except (KeyError, ValueError, TypeError, IndexError) as err:
+        c, h, w = (int(side) for side in flat.pop("image_shape"))
+        built = DataFacts((c, h, w), int(flat.pop("num_classes")), flat.pop("data_hash"))
+    except (KeyError, ValueError, TypeError) as err:
         raise RunError(
             f"{path} has a missing or wrong value ({err}), so it is not from a training run; give "
             "another folder, or train again"
@@ -353,8 +352,6 @@ def _set_aside(folder: Path) -> None:
 
     Its files become `record.unfinished.json` and `gallery.unfinished.json`.
     """
-    from splitveil.audits.flags import UNFINISHED
-
     try:
         names = read_record(folder / "record.json").flag_names
     except RunError:
@@ -372,14 +369,11 @@ def _check_same(folder: Path, plan: Plan) -> None:
     old, new = flat_config(saved) | asdict(saved_built), plan.settings() | asdict(plan.data)
     # These are places and may change; the teacher's model is compared by `check_same_teacher`.
     compared = new.keys() - {"data_dir", "runs_dir", "name", "teacher"}
-    changed = [
-        f"{k} was {old.get(k)!r}, is {new[k]!r}"
-        for k in new
-        if k in compared and old.get(k) != new[k]
-    ]
+    changed = [k for k in new if k in compared and old.get(k) != new[k]]
     if changed:
+        told = "; ".join(f"{k} was {old.get(k)!r}, is {new[k]!r}" for k in changed)
         raise CheckpointError(
-            f"cannot resume {folder} with other settings: {'; '.join(changed)}; "
+            f"cannot resume {folder} with other settings: {told}; "
             "give the settings it began with, or start a new run with another --name"
         )
 

@@ -261,7 +261,7 @@ def test_an_audit_without_attacks_or_images_is_refused() -> None:
 
 def test_images_without_a_label_are_refused_not_left_out() -> None:
     images, labels = torch.zeros(5, 1, 8, 8), torch.zeros(3, dtype=torch.long)
-    with pytest.raises(AuditError, match=r"every one of the scored .* 5 images and 3 labels"):
+    with pytest.raises(AuditError, match=r"each of the scored .* 5 images and 3 labels"):
         run_attacks(a_target(scored=Labelled(images, labels)), {"mean": MeanImage()})
 
 

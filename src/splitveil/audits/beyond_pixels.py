@@ -307,13 +307,14 @@ def repeat_leaks(target: Target) -> Json:
             f"repeated sendings are measured by a linear attack on at most {WIDEST} numbers per "
             f"image, but the client sends {numbers}; see the k-query attack instead"
         )
-    aux = _some(target.aux, attacked_rows(target.aux, AUX))
+    rows = attacked_rows(target.aux, AUX)
+    aux = Labelled(target.aux.images[rows], target.aux.labels[rows])
     if len(aux) < Linear.min_aux:
         raise AuditError(
             f"the linear attack needs at least {Linear.min_aux} aux images, got {len(aux)}"
         )
     rows = attacked_rows(target.scored, SCORED)
-    scored = _some(target.scored, rows)
+    scored = Labelled(target.scored.images[rows], target.scored.labels[rows])
     ceiling = label_only_mse(target.aux, scored, target.num_classes)
     if not ceiling > 0:
         raise AuditError("no leakage: every scored image is the mean image of its class")
@@ -331,10 +332,6 @@ def repeat_leaks(target: Target) -> Json:
         "leakage": {str(k): value for k, value in leakage.items()},
         "doubles": asdict(doubling(leakage)),
     }
-
-
-def _some(data: Labelled, rows: Tensor) -> Labelled:
-    return Labelled(data.images[rows], data.labels[rows])
 
 
 @torch.no_grad()

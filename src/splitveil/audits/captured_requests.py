@@ -299,11 +299,8 @@ def compare_with_audit(
         return {"refused": "the run's audit kept no errors per image"}
     ours = attempts[name].mse.double().cpu().numpy()
     found = difference(Sample.of(ours[None]), Sample.of(theirs[None]), paired=True)
+    limits = found.interval
     return {
-        "attack": name,
-        "mse": float(theirs.mean()),
-        "difference": found.interval.mean,
-        "difference_low": found.interval.low,
-        "difference_high": found.interval.high,
-        "p": found.p_value,
-    }
+        "attack": name, "mse": float(theirs.mean()), "difference": limits.mean,
+        "difference_low": limits.low, "difference_high": limits.high, "p": found.p_value,
+    }  # fmt: skip

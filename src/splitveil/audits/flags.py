@@ -186,13 +186,9 @@ def known_before(target: Target) -> str | None:
     if not target.own_data:
         return None
     known = [some.images for some in (target.aux, target.members) if isinstance(some, Labelled)]
-    count = count_copies(target.scored.images, known)
-    if not count:
-        return None
-    return (
-        f"{count} of {len(target.scored)} are copies of images that were trained on or that the "
-        "attacker has"
-    )
+    count, told = count_copies(target.scored.images, known), len(target.scored)
+    seen = f"{count} of {told} are copies of images that were trained on or that the attacker has"
+    return seen if count else None
 
 
 def _failed(wire: Json, *names: str) -> str | None:

@@ -124,15 +124,12 @@ def find_encoder(
     """Import the named functions; `name` and `server` are each MODULE:FUNCTION."""
     if given not in get_args(Given):
         raise ConfigError(unknown("input", given, get_args(Given)))
+    client = import_user_code(name, "what is audited")
+    answers = None if server is None else import_user_code(server, "--server")
     return OwnEncoder(
-        client=import_user_code(name, "what is audited"),
-        name=name,
-        server=None if server is None else import_user_code(server, "--server"),
-        server_name=server,
-        noise_std=noise,
-        white_box=white_box,
-        given=given,  # type: ignore[arg-type]  # one of them, as was checked
-    )
+        client=client, name=name, server=answers, server_name=server, noise_std=noise,
+        white_box=white_box, given=given,  # type: ignore[arg-type]  # checked above
+    )  # fmt: skip
 
 
 def read_images(
@@ -572,29 +569,22 @@ def audit_encoder(
             found = Cost.of(parts[0], tuple(few.shape[1:]))
             cost = {"macs": found.macs, "params": found.params}
         facts = Facts(
-            began=began,
-            train_seconds=None,
+            began=began, train_seconds=None,
             audit={
-                "threat": "white-box" if own.white_box else "black-box",
-                "left_out": left_out,
-                "noise": {"declared": own.noise_std, "measured": noise},
-                "input": sender.place,
-                "repeatable": repeatable,
-                **dict.fromkeys(("final", "model")),
+                "threat": "white-box" if own.white_box else "black-box", "left_out": left_out,
+                "noise": {"declared": own.noise_std, "measured": noise}, "input": sender.place,
+                "repeatable": repeatable, "final": None, "model": None,
             },
             fields={
                 "client": {**cost, "wire_floats": floats},
                 "config": {
-                    "dataset": images.name,
-                    "callable": own.name,
-                    "server": own.server_name,
-                    "noise_std": own.noise_std,
-                    **dict.fromkeys(("defence", "net", "seed")),
+                    "dataset": images.name, "callable": own.name, "server": own.server_name,
+                    "noise_std": own.noise_std, "defence": None, "net": None, "seed": None,
                 },
                 "splits": images.hashes,
                 "seeds": {"train": None, "attack": seed, "split": None},
             },
-        )
+        )  # fmt: skip
         run = {name: attack for name, attack in attacks.items() if name not in left_out}
         return measure(target, run, profile, facts, progress=progress)
 

@@ -78,32 +78,21 @@ def measure(
         target, attempts, certificates=certificates, leaks=leaks, wire=wire, left_out=facts.left_out
     )
     audit: Json = {
-        "profile": profile,
-        "aux": target.knowledge,
-        "aux_images": len(target.aux),
-        "scored": len(target.scored),
-        "not_finite": list(target.sent.broken),
-        "accuracy_draws": None if target.head is None else ACCURACY_DRAWS,
-        "command": command(),
-    }
+        "profile": profile, "aux": target.knowledge, "aux_images": len(target.aux),
+        "scored": len(target.scored), "not_finite": list(target.sent.broken),
+        "accuracy_draws": None if target.head is None else ACCURACY_DRAWS, "command": command(),
+    }  # fmt: skip
     if wire:
         audit["wire"] = wire
     if target.attributes is not None:
         audit["attributes"] = sorted(target.attributes.aux)
+    correct = accuracy(target, ACCURACY_DRAWS)
+    spent = round(time.perf_counter() - facts.began, 3)
     record = Record.of(
-        accuracy=accuracy(target, ACCURACY_DRAWS),
-        **summary,
-        true_rate_nats=rate,
-        certificates=certificates,
-        leaks=leaks,
-        flags=[asdict(flag) for flag in flags],
-        versions=versions(),
-        device=device_name(target.device),
-        audit=audit | facts.audit,
-        seconds={
-            "train": facts.train_seconds,
-            "audit": round(time.perf_counter() - facts.began, 3),
-        },
+        accuracy=correct, **summary, true_rate_nats=rate, certificates=certificates, leaks=leaks,
+        flags=[asdict(flag) for flag in flags], versions=versions(),
+        device=device_name(target.device), audit=audit | facts.audit,
+        seconds={"train": facts.train_seconds, "audit": spent},
         **facts.fields,
-    )
+    )  # fmt: skip
     return record, gallery(target, attempts)

@@ -174,18 +174,14 @@ def attempt(target: Target, name: str, attack: Attack, progress: Progress = sile
     sent = send(target.victim, guess, target.seed, f"reconstructions/{name}")
     right = answer(target.scores, sent) == target.scored.labels[rows]
     return Attempt(
-        access=str(access),
-        rows=rows,
-        scored=len(target.scored),
-        images=levels(guess),
+        access=str(access), rows=rows, scored=len(target.scored), images=levels(guess),
         **measured(x, guess),  # type: ignore[arg-type]  # None only where allowed
-        right=None if target.head is None else right,
-        repeats=repeats,
+        right=None if target.head is None else right, repeats=repeats,
         curve=tuple(getattr(fitted, "curve", ())),
         aux_mse=_aux_mse(target, name, reconstruct) if access == Access.BLACK_BOX else None,
         keeps_aux=bool(getattr(attack, "keeps_aux", False)),
         seconds=round(time.perf_counter() - started, 3),
-    )
+    )  # fmt: skip
 
 
 def measured(x: Tensor, guess: Tensor) -> dict[str, Tensor | None]:

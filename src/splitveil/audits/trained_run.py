@@ -25,6 +25,7 @@ from splitveil.data.splits import Splits, aux_view
 from splitveil.errors import AuditError, ConfigError, RunError
 from splitveil.io import Json, Progress, check_folder, file_version, folder_lock, silent
 from splitveil.nets.channel import before_noise
+from splitveil.nets.cost import Cost
 from splitveil.nets.split import SplitModel
 from splitveil.provenance import model_hash, versions
 from splitveil.record.files import write_record
@@ -112,23 +113,17 @@ def open_run(
     if teacher := trained["teacher"]:
         settings["teacher"] = teacher["run"]  # not the path to it
         training["teacher"] = teacher
-    facts = Facts(
-        began=began,
-        train_seconds=None if trained["seconds"] is None else round(trained["seconds"], 3),
-        audit={"final": config.final, "model": own_hash},
-        fields={
-            "client": {
-                "macs": model.macs(shape),
-                "params": model.client_params(),
-                "wire_floats": model.wire_floats(shape),
-            },
-            "config": settings,
-            "splits": hashes,
-            "seeds": {"train": config.seed, "attack": seed, "split": config.split_seed},
-            "training": training,
-        },
-    )
-    return target, facts
+    cost = Cost.of(model.encoder, shape)
+    fields = {
+        "client": {"macs": cost.macs, "params": cost.params, "wire_floats": cost.wire_floats},
+        "config": settings,
+        "splits": hashes,
+        "seeds": {"train": config.seed, "attack": seed, "split": config.split_seed},
+        "training": training,
+    }
+    seconds = None if trained["seconds"] is None else round(trained["seconds"], 3)
+    audit = {"final": config.final, "model": own_hash}
+    return target, Facts(began=began, train_seconds=seconds, audit=audit, fields=fields)
 
 
 def _identity(model: SplitModel, own_hash: str, hashes: Json, device: torch.device) -> str:
