@@ -43,7 +43,7 @@ def test_an_attack_that_is_not_made_as_one_is_told_how(attack: Any, said: str) -
 
 
 @pytest.mark.parametrize("access", list(Access))
-def test_the_text_of_an_access_is_given_the_same_view_as_its_member(access: Access) -> None:
+def test_an_access_written_as_text_gives_the_same_view(access: Access) -> None:
     views = []
     for given in (access, cast(Access, access.value)):
         spy = Spy(given)

@@ -142,7 +142,7 @@ def test_a_module_with_its_noise_inside_has_no_certificate(
     assert "tests that fail: louder" in found["gallery"]["refused"]
 
 
-def test_leaks_are_measured_and_members_only_where_they_are_named() -> None:
+def test_membership_is_measured_only_where_members_are_named() -> None:
     alone = audited(Bounded(), server=lambda z: z[:, :4])["leaks"]
     assert alone.keys() == {"attribute", "re-id", "repeats", "refused"}
     assert alone["refused"] == {"membership": UNKNOWN}

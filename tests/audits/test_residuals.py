@@ -140,7 +140,7 @@ def test_a_fault_of_the_noise_is_found_by_its_test(fault: str) -> None:
     assert test in heard(noise)["failed"]
 
 
-def test_two_starts_of_a_seeded_client_are_found_even_when_out_of_step() -> None:
+def test_two_starts_of_a_seeded_client_are_found_out_of_step() -> None:
     noise = STD * normals(N, D)
     assert heard(noise, again=noise[:30])["failed"] == ["starts"]
     assert heard(noise, again=noise[40:70])["failed"] == ["starts"]

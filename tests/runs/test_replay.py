@@ -70,9 +70,7 @@ def changed(record: sv.Record, **parts: Any) -> sv.Record:  # noqa: ANN401
     return sv.Record.from_dict(data)
 
 
-def test_the_record_holds_flags_the_black_box_headline_and_accuracies(
-    record: sv.Record, run: sv.Run
-) -> None:
+def test_the_record_holds_flags_headlines_and_accuracies(record: sv.Record, run: sv.Run) -> None:
     data = json.loads((run.path / "record.json").read_text())
     assert data == record.to_dict()
     assert {"one draw of a random channel"} <= {f["name"] for f in data["flags"]}
@@ -194,7 +192,7 @@ class Plugin(nn.Module):
 
 
 @pytest.mark.parametrize("version", [None, "2"])
-def test_a_run_with_code_of_others_has_an_identity_only_by_its_version(
+def test_code_from_outside_needs_a_version_for_an_identity(
     run: sv.Run, version: str | None
 ) -> None:
     own = sv.load_run(run.path)
@@ -244,9 +242,7 @@ def test_the_command_exits_with_0_1_or_2(run: sv.Run, record: sv.Record, tmp_pat
         (["runs/x", "more"], "no option or argument 'more'"),
     ],
 )
-def test_what_audit_no_longer_takes_exits_with_2_and_names_what_to_use(
-    words: list[str], said: str
-) -> None:
+def test_old_forms_of_audit_exit_with_2_and_name_the_new_ones(words: list[str], said: str) -> None:
     result = call("audit", *words)
     assert result.exit_code == 2
     assert said in text(result)

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from splitveil import __version__
 from splitveil.audits import metrics
 from splitveil.audits.target import (
     PER_IMAGE,
@@ -25,7 +24,6 @@ from splitveil.audits.target import (
 )
 from splitveil.errors import AuditError
 from splitveil.io import Progress, ProgressPart, as_run_error, atomic_file, silent
-from splitveil.provenance import commit
 from splitveil.rng import stream
 from splitveil.threat import Access, Attack, Observation, Reconstructor, check_images, chunk_for
 
@@ -65,12 +63,6 @@ def folder_store(folder: Path, code: str | None) -> Store:
             file.write(blob)
 
     return Store(read, write, code)
-
-
-def code_version() -> str | None:
-    """Version and commit of this package; None in a checkout with changes."""
-    found = commit()
-    return None if found and found.endswith("+") else f"{__version__} {found}"
 
 
 def attempt_key(target: Target, name: str, attack: Attack, code: str | None) -> str | None:

@@ -10,12 +10,13 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from splitveil import __version__
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.profiles import PROFILES, find_profile
 from splitveil.audits import metrics
 from splitveil.audits.certificates import certified_client, certify
 from splitveil.audits.pipeline import Facts, measure
-from splitveil.audits.suite import OWN_PACKAGE, Store, code_version, folder_store
+from splitveil.audits.suite import OWN_PACKAGE, Store, folder_store
 from splitveil.audits.target import Target, read_attributes
 from splitveil.config.resolve import DataFacts, flat_config, planned_steps
 from splitveil.config.run_config import PLACES, RunConfig
@@ -27,7 +28,7 @@ from splitveil.io import Json, Progress, check_folder, file_version, folder_lock
 from splitveil.nets.channel import before_noise
 from splitveil.nets.cost import Cost
 from splitveil.nets.split import SplitModel
-from splitveil.provenance import model_hash, versions
+from splitveil.provenance import commit, model_hash, versions
 from splitveil.record.files import write_record
 from splitveil.record.schema import Record
 from splitveil.rng import stream
@@ -206,6 +207,12 @@ def audit(
             )
         write_record(run.path, record, pictures, list(PROFILES))
     return record
+
+
+def code_version() -> str | None:
+    """Version and commit of this package; None in a checkout with changes."""
+    found = commit()
+    return None if found and found.endswith("+") else f"{__version__} {found}"
 
 
 def run_store(run: Audited, *, fresh: bool = False) -> Store:
