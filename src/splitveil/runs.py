@@ -222,7 +222,7 @@ def open_teacher(config: RunConfig) -> Teacher | None:
         for key in ("teacher_share", "teacher_temperature"):
             if getattr(config, key) != getattr(RunConfig, key):
                 raise ConfigError(
-                    f"{key} is {getattr(config, key)}, but the run has no teacher; add "
+                    f"{key} is {getattr(config, key)}, but there is no teacher; add "
                     f"--set teacher=RUN with the folder of a trained run, or leave {key} out"
                 )
         return None
