@@ -1,4 +1,4 @@
-"""A run from configuration to folder and back: `fit`, `load_run`, `Run`, `audit`, export."""
+"""Runs: trained by `fit`, read by `load_run`, attacked by `audit`, exported by `export_run`."""
 
 import logging
 import shutil
@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from splitveil.audits.trained_run import audit_run, fit_attacker
+from splitveil.audits.flags import UNFINISHED
+from splitveil.audits.trained_run import audit, fit_attacker
 from splitveil.config.resolve import (
     DataFacts,
     Plan,
@@ -20,6 +21,7 @@ from splitveil.config.resolve import (
     make_config,
     merge,
     plan_of,
+    preset,
     resolve,
 )
 from splitveil.config.run_config import NAME, NAME_RULE, RunConfig
@@ -27,7 +29,6 @@ from splitveil.config.settings import read_toml
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.data.splits import Splits, make_splits
-from splitveil.defences.catalogue import find_defence
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, SplitVeilError
 from splitveil.io import (
     Json,
@@ -51,19 +52,26 @@ from splitveil.threat import Victim
 from splitveil.train.distillation import Teacher, check_same_teacher, check_teacher
 from splitveil.train.state import CHECKPOINT, load_module, read_checkpoint, read_meta
 
-EARLIER = {"ramp": 0.0, "sparse_place": "wire"}  # what a setting was before folders named it
+EARLIER = {"ramp": 0.0, "sparse_place": "wire"}  # for older folders, which do not name these
 
 
 def flush_denormals() -> None:
-    """Flush denormals to zero: must be the process's first torch statement to reach all threads.
+    """Compute with zero in place of denormal numbers, in all threads started after this call.
 
-    The gated forms produce many; without this they train an order of magnitude slower on a CPU.
+    The gated surrogates produce many denormals; on a CPU they would train about ten times slower.
     """
     torch.set_flush_denormal(True)
 
 
 class Run:
-    """A trained split model and its folder."""
+    """A trained split model and its folder, from `fit` or `load_run`.
+
+    Args:
+        path: The run's folder.
+        config: Its settings, with nothing left to defaults.
+        built: What is known of its data: image shape, number of classes, hash.
+        model: The trained model; it is put into eval mode.
+    """
 
     def __init__(self, path: Path, config: RunConfig, built: DataFacts, model: SplitModel) -> None:
         self.path, self.config, self.built, self.model = path, config, built, model
@@ -76,24 +84,24 @@ class Run:
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise the deployed channel really adds."""
+        """Standard deviation of the Gaussian noise that the deployed channel adds; 0 without."""
         return float(getattr(self.model.channel, "noise_std", 0.0))
 
     @property
     def record(self) -> Record | None:
-        """What the last audit measured; None before one."""
+        """The record of the last audit; None if there was none."""
         path = self.path / "record.json"
         return read_record(path) if path.is_file() else None
 
     def data(self, progress: Progress = silent) -> tuple[Dataset, Splits]:
-        """The dataset and splits it was trained with; refuses data that have changed since."""
+        """The dataset and splits it was trained with; data that have changed since are an error."""
         config = self.config
         dataset = load(config.dataset, config.data_dir, progress)
         if fingerprint(dataset) != self.built.data_hash:
             raise AuditError(
-                f"the data of '{config.dataset}' are not those the run was trained on: hash "
-                f"{fingerprint(dataset)}, expected {self.built.data_hash}; point data_dir to the "
-                "original data or train again"
+                f"the data of '{config.dataset}' are not those the run was trained on: their hash "
+                f"is {fingerprint(dataset)}, expected {self.built.data_hash}; point data_dir to "
+                "the original data, or train again"
             )
         return dataset, splits_of(config, dataset)
 
@@ -107,62 +115,7 @@ class Run:
             "teacher": meta.get("passport", {}).get("teacher"),
         }
 
-    def audit(
-        self,
-        profile: str = "quick",
-        *,
-        aux: str = "train",
-        seed: int = 0,
-        progress: Progress = silent,
-        fresh: bool = False,
-        only: Sequence[str] = (),
-        compile: bool = False,
-        attributes: Path | None = None,
-    ) -> Record:
-        """Attack the run, write `record.json` and `gallery.json`, and return the record.
-
-        Attacks finished before on the same model and data are not repeated, unless `fresh`.
-        `only` some attacks of the profile, which the record says and flags; `compile` has torch
-        compile the decoders on a GPU. `attributes` is a table of attributes of the images.
-        """
-        return audit_run(
-            self, profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only,
-            compile=compile, attributes=attributes,
-        )  # fmt: skip
-
-
-def audit(
-    run: Run,
-    profile: str = "quick",
-    *,
-    aux: str = "train",
-    seed: int = 0,
-    progress: Progress = silent,
-    fresh: bool = False,
-    only: Sequence[str] = (),
-    compile: bool = False,
-    attributes: Path | None = None,
-) -> Record:
-    """Attack a run, write its `record.json`, and return the record.
-
-    Args:
-        run: A trained run, from `fit` or `load_run`.
-        profile: Budget of the attacks: smoke, quick, standard or paper.
-        aux: What the attacker knows: train, held-out, test90, or val to choose settings by.
-        seed: Seed of the attacks, 0 or more.
-        progress: Told of every attack.
-        fresh: Run every attack, also those finished before.
-        only: Some attacks of the profile, by name; the record says so and is flagged.
-        compile: Have torch compile the decoders, on a GPU.
-        attributes: A table of attributes of the images, CSV.
-
-    Returns:
-        The record; `record.strongest.mse` is the headline number.
-    """
-    return run.audit(
-        profile, aux=aux, seed=seed, progress=progress, fresh=fresh, only=only, compile=compile,
-        attributes=attributes,
-    )  # fmt: skip
+    audit = audit
 
 
 def fit(
@@ -174,17 +127,20 @@ def fit(
 ) -> Run:
     """Train a run into `runs/<name>/`.
 
-    An existing folder is refused unless `resume` (continue where it stopped, bit for bit on a
-    CPU) or `overwrite` is given.
-
     Args:
-        config: The run's settings; what is None is filled in from the dataset's recipe.
-        resume: Continue the run in the folder.
-        overwrite: Replace it.
+        config: The run's settings; each one that is None gets the default of its dataset.
+        resume: Continue the run in the folder where it stopped, bit for bit on a CPU.
+        overwrite: Replace the run in the folder. Without either, an existing folder is an error.
         progress: Told of every step.
+
+    Returns:
+        The trained run.
+
+    Example:
+        `run = splitveil.fit(splitveil.RunConfig(dataset="digits", defence="veil", name="first"))`
     """
     flush_denormals()
-    plan = resolve(config)  # what does not depend on the data is refused before they are fetched
+    plan = resolve(config)  # validates what does not depend on the data, before any download
     folder = plan.folder
     with as_run_error(folder):
         _check_folder(folder, resume=resume, overwrite=overwrite)
@@ -204,7 +160,8 @@ def fit(
     from splitveil.train.loop import train_run  # imports Fabric, which takes seconds
 
     with folder_lock(folder):
-        _check_folder(folder, resume=resume, overwrite=overwrite)  # others may have been quicker
+        # Again, under the lock: meanwhile another process may have made the folder.
+        _check_folder(folder, resume=resume, overwrite=overwrite)
         if resume:
             _set_aside(folder)
         else:
@@ -213,7 +170,7 @@ def fit(
             plan, parts, dataset, splits, progress, passport=passport, teacher=teacher,
             resume=resume,
         )  # fmt: skip
-        _set_aside(folder)  # somebody may have audited it meanwhile
+        _set_aside(folder)  # the run may have been audited while it was trained
     return Run(folder, plan.config, built, parts.model)
 
 
@@ -227,19 +184,29 @@ def fit_given(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Run:
-    """Train with settings of several sources, as `merge` takes them; see `fit`.
+    """Train with settings from several sources, which are those of `merge`; see `fit`.
 
-    A run that is resumed has its own settings before all others.
+    The settings of a run that is resumed are the base that all sources override.
     """
     config = merge(recipe, file, pairs, options)
-    if resume and not overwrite:  # both are refused together, by `fit`
+    if resume and not overwrite:  # `fit` refuses both together
         saved = flat_config(read_folder(config.folder)[0])
         config = merge(recipe, file, pairs, options, saved=saved)
     return fit(config, resume=resume, overwrite=overwrite, progress=progress)
 
 
 def load_run(path: str | Path) -> Run:
-    """Read a run folder back; the data are not needed."""
+    """Read a run from its folder; the dataset is not needed.
+
+    Args:
+        path: The folder, such as "runs/first".
+
+    Returns:
+        The run, on the GPU where there is one unless it was trained with device "cpu".
+
+    Example:
+        `run = splitveil.load_run("runs/first")`
+    """
     folder = Path(path)
     config, built = read_folder(folder)
     device = find_device("cpu" if config.device == "cpu" else "auto")
@@ -250,13 +217,13 @@ def load_run(path: str | Path) -> Run:
 
 
 def open_teacher(config: RunConfig) -> Teacher | None:
-    """The run that a configuration names as its teacher; None where it names none."""
+    """Load the teacher that a configuration names; None if it names none."""
     if config.teacher is None:
         for key in ("teacher_share", "teacher_temperature"):
             if getattr(config, key) != getattr(RunConfig, key):
                 raise ConfigError(
-                    f"{key} is {getattr(config, key)}, but there is no teacher; "
-                    "add --set teacher=RUN, the folder of a trained run, or leave it out"
+                    f"{key} is {getattr(config, key)}, but there is no teacher; add "
+                    f"--set teacher=RUN with the folder of a trained run, or leave {key} out"
                 )
         return None
     folder = teacher_folder(config.teacher)
@@ -268,23 +235,23 @@ def open_teacher(config: RunConfig) -> Teacher | None:
 
 
 def load_teacher(folder: Path) -> Teacher:
-    """A run as a teacher.
+    """Load a run as a teacher.
 
-    It may add noise to what it sends, and answers without it; whatever else its channel does, its
-    server has learnt to expect.
+    A teacher answers without its channel. Noise may be left out so; any other stage changes what
+    the server has learnt to expect, so a run with such a stage is refused.
     """
     try:
         run = load_run(folder)
     except SplitVeilError as err:
         raise ConfigError(
-            f"the teacher {folder} cannot be used: {err} (this is said of the teacher's folder)"
+            f"the teacher {folder} cannot be used: {err} (in the teacher's folder)"
         ) from err
     stages = cast(nn.ModuleList, run.model.channel.stages)
     more = [type(stage).__name__ for stage in stages if not isinstance(stage, GaussianNoise)]
     if more:
         raise ConfigError(
-            f"the teacher {folder} does more to what it sends than add noise ({', '.join(more)}), "
-            "so it cannot answer in one piece; train one with --defence none"
+            f"the teacher {folder} has channel stages other than noise ({', '.join(more)}), but a "
+            "teacher answers without its channel; train one with --defence none"
         )
     return Teacher(
         model=run.model,
@@ -297,14 +264,14 @@ def load_teacher(folder: Path) -> Teacher:
 
 
 def teacher_folder(text: str) -> Path:
-    """The folder that `teacher` names."""
+    """The folder that the setting `teacher` names."""
     if not text.strip():
-        raise ConfigError(f"teacher must be the folder of a trained run, or none, got '{text}'")
+        raise ConfigError(f"teacher must be the folder of a trained run, got '{text}'")
     return Path(text).expanduser()
 
 
 def load_checked_teacher(config: RunConfig, dataset: Dataset) -> Teacher | None:
-    """The teacher of a run on these data, checked; None where it has none."""
+    """Load the teacher of a run on these data and check it; None if the run has none."""
     teacher = open_teacher(config)
     if teacher is not None:
         check_teacher(teacher, config, dataset, fingerprint(dataset))
@@ -312,18 +279,18 @@ def load_checked_teacher(config: RunConfig, dataset: Dataset) -> Teacher | None:
 
 
 def splits_of(config: RunConfig, dataset: Dataset) -> Splits:
-    """Which images a run trains on, chooses by and is tested on."""
+    """The images that a run trains on, chooses settings by, and is tested on."""
     return make_splits(
         dataset, split_seed=config.split_seed, held_out=config.held_out, final=config.final
     )
 
 
 def read_folder(folder: Path) -> tuple[RunConfig, DataFacts]:
-    """Configuration and data facts of a run folder."""
+    """The settings of a run folder, and what is known of its data."""
     path = folder / "config.toml"
     try:
         there = path.is_file()
-    except OSError as err:  # below a folder that may not be searched
+    except OSError as err:  # without permission to search a folder above
         raise RunError(f"cannot look into {folder}: {err.strerror}; check the path") from err
     if not there:
         raise RunError(
@@ -332,15 +299,16 @@ def read_folder(folder: Path) -> tuple[RunConfig, DataFacts]:
         )
     flat = read_toml(path)
     try:
-        shape = tuple(int(v) for v in flat.pop("image_shape"))
-        built = DataFacts(
-            (shape[0], shape[1], shape[2]), int(flat.pop("num_classes")), flat.pop("data_hash")
-        )
-    except (KeyError, ValueError, TypeError, IndexError) as err:
-        raise RunError(f"{path} lacks {err}; it was not written by a training run") from err
-    defence = find_defence(str(flat.get("defence", RunConfig.defence)))
-    flat = {k: v for k, v in EARLIER.items() if k in defence.settings()} | flat
-    place = folder.resolve() if folder.name in ("", "..") else folder  # `.` has no name
+        c, h, w = (int(side) for side in flat.pop("image_shape"))
+        built = DataFacts((c, h, w), int(flat.pop("num_classes")), flat.pop("data_hash"))
+    except (KeyError, ValueError, TypeError) as err:
+        raise RunError(
+            f"{path} has a missing or wrong value ({err}), so it is not from a training run; give "
+            "another folder, or train again"
+        ) from err
+    own = preset(str(flat.get("defence", RunConfig.defence))).settings()
+    flat = {key: value for key, value in EARLIER.items() if key in own} | flat
+    place = folder.resolve() if folder.name in ("", "..") else folder  # Path(".") has no name
     flat["runs_dir"], flat["name"] = str(place.parent), place.name
     if not NAME.fullmatch(place.name):
         raise RunError(
@@ -356,12 +324,12 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
         raise RunError(
             f"nothing to resume: {folder} has no checkpoint; start it again with --overwrite"
         )
-    if _is_empty(folder):  # killed before its first file
+    if _is_empty(folder):  # of a training that was killed before its first file
         return
     if overwrite and folder.exists() and not (folder / "config.toml").is_file():
         raise RunError(
-            f"{folder} is not a run (it has no config.toml) and will not be overwritten; "
-            "choose another --name or remove it yourself"
+            f"{folder} is not a run (it has no config.toml) and is not overwritten; choose "
+            "another --name, or remove the folder yourself"
         )
     if not (resume or overwrite) and (folder.exists() or folder.is_symlink()):
         raise RunError(
@@ -371,27 +339,23 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether it is a folder, of its own, with nothing complete in it."""
+    """Whether it is a folder, not a link, without a complete file."""
+    half_written = {temporary_path(folder / "config.toml")}  # left where its writing was killed
     try:
-        begun = {
-            temporary_path(folder / "config.toml")
-        }  # as it is left where its writing is killed
-        return set(folder.iterdir()) <= begun and not folder.is_symlink()
+        return set(folder.iterdir()) <= half_written and not folder.is_symlink()
     except OSError:
         return False
 
 
 def _set_aside(folder: Path) -> None:
-    """What was measured of an unfinished training is not of the model that comes of it.
+    """Rename the record of an unfinished training: it is not of the model that comes out.
 
-    It is kept, as `record.unfinished.json` and `gallery.unfinished.json`.
+    Its files become `record.unfinished.json` and `gallery.unfinished.json`.
     """
-    from splitveil.audits.flags import UNFINISHED
-
     try:
         names = read_record(folder / "record.json").flag_names
     except RunError:
-        return  # none, or one that is refused wherever it is read
+        return  # there is no record, or a broken one, which every reader refuses
     for name in ("record", "gallery") if UNFINISHED in names else ():
         file = folder / f"{name}.json"
         with as_run_error(file):
@@ -400,19 +364,17 @@ def _set_aside(folder: Path) -> None:
 
 
 def _check_same(folder: Path, plan: Plan) -> None:
-    """Refuse to resume with other settings, naming each one."""
+    """Refuse to resume a run with other settings than it began with, and name each."""
     saved, saved_built = read_folder(folder)
     old, new = flat_config(saved) | asdict(saved_built), plan.settings() | asdict(plan.data)
-    free = ("data_dir", "runs_dir", "name", "teacher")  # the teacher itself is compared
-    changed = [
-        f"{k} was {old.get(k)!r}, is {new[k]!r}"
-        for k in new
-        if k not in free and old.get(k) != new[k]
-    ]
+    # These are places and may change; the teacher's model is compared by `check_same_teacher`.
+    compared = new.keys() - {"data_dir", "runs_dir", "name", "teacher"}
+    changed = [k for k in new if k in compared and old.get(k) != new[k]]
     if changed:
+        told = "; ".join(f"{k} was {old.get(k)!r}, is {new[k]!r}" for k in changed)
         raise CheckpointError(
-            f"cannot resume {folder} with other settings: {'; '.join(changed)}; "
-            "leave them as they were, or start a new run with another --name"
+            f"cannot resume {folder} with other settings: {told}; "
+            "give the settings it began with, or start a new run with another --name"
         )
 
 
@@ -439,15 +401,15 @@ def export_run(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Manifest:
-    """Export a run with its audit's verdict; warns when it has none.
+    """Export client and server of a run, with the verdict of its audit; warns if it has none.
 
     Args:
         run: A trained run.
-        target: Folder to write; appears when it is complete.
-        name: What the model is called on the wire; None: as the run.
-        int8: Also a client in eight bits, calibrated on images of the training set.
-        attacker: Also the strongest decoder of the run's audit, fitted again.
-        overwrite: Replace an existing export.
+        target: Folder to write; it appears when it is complete.
+        name: Name of the model on the wire; None for that of the run.
+        int8: Whether to add a client in eight bits, calibrated on images of the training set.
+        attacker: Whether to add the strongest decoder of the run's audit, fitted again.
+        overwrite: Whether to replace an existing export.
         progress: Told how far the attacker's fit has come.
 
     Returns:
@@ -458,8 +420,8 @@ def export_run(
     record = usable_record(run)
     if attacker and record is None:
         raise ConfigError(
-            f"--attacker needs an audit of this state of {run.path}; audit it first: "
-            f"splitveil audit {run.path}"
+            f"--attacker needs an audit of {run.path} as it is now; audit it first: splitveil "
+            f"audit {run.path}"
         )
     return export_model(
         run.model,
@@ -476,7 +438,7 @@ def export_run(
 
 
 def find_export(path: Path) -> Path:
-    """The export at `path`, or that of the run there, made now if it has none."""
+    """The export at `path`, or that of the run at `path`, which is made now if it has none."""
     if (path / FILE).is_file() or not (path / "config.toml").is_file():
         return path
     inside = path / EXPORT_FOLDER
@@ -484,8 +446,8 @@ def find_export(path: Path) -> Path:
         export_run(load_run(path), inside)
     elif not (path / CHECKPOINT).is_file():
         raise RunError(
-            f"{path} has no checkpoint to compare its export with; serve the export itself: "
-            f"splitveil serve {inside}"
+            f"{path} has no checkpoint, so nothing shows whether its export is up to date; serve "
+            f"the export itself: splitveil serve {inside}"
         )
     elif read_manifest(inside).source.get("checkpoint") != source_of(path)["checkpoint"]:
         raise RunError(
@@ -496,7 +458,7 @@ def find_export(path: Path) -> Path:
 
 
 def warn_unfinished(run: Run) -> None:
-    """Warn where the run's log says that its training has not ended."""
+    """Warn if the run's log says that its training has not ended."""
     try:
         done = last_epoch(run.path).get("epoch")
     except RunError:  # there is no log to ask
@@ -509,28 +471,28 @@ def warn_unfinished(run: Run) -> None:
 
 
 def usable_record(run: Run) -> Record | None:
-    """The record of this state of a run; None, with a warning, where there is none."""
+    """The record of a run as it is now; None, with a warning, if there is none."""
     record = run.record
     if record is None:
         log.warning(
-            f"{run.path} has no audit: nobody has measured what its wire gives away; audit it"
+            f"{run.path} has no audit: nobody has measured what leaks from what it sends; audit it "
+            f"with splitveil audit {run.path}"
         )
     elif record.training.get("steps") != run.trained()["steps"]:
         log.warning(
-            f"the audit of {run.path} is of another state of its training and is left out; "
-            "audit it again"
+            f"{run.path} was trained further after its audit, which is left out; audit it again"
         )
         return None
     elif record.audit.aux == "val":
         log.warning(
-            f"the audit of {run.path} is of validation images, by which settings are chosen; audit "
-            "its test images before anybody relies on it"
+            f"the audit of {run.path} scored validation images, by which settings are chosen; "
+            "audit its test images before you rely on it"
         )
     return record
 
 
 def source_of(run: Path) -> Json:
-    """Which run and which state of it an export is made from."""
+    """The run that an export is made from, and the hash of its checkpoint."""
     return {"run": run.resolve().name, "checkpoint": sha256((run / CHECKPOINT).read_bytes())}
 
 

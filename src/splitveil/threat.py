@@ -292,7 +292,8 @@ class Attack(Protocol):
 
     An attack may have more attributes: `min_aux`, the fewest aux images it accepts (default 1);
     `limit`, on how many images it is scored because it is expensive (default all); `repeats`, how
-    often each image is sent (default 1); `effort`, its share of the progress bar (default 1).
+    often each image is sent (default 1); `effort`, its share of the progress bar (default 1);
+    `keeps_aux`, whether it answers with aux images, so that it is perfect on them (default False).
     """
 
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 from torch import Generator, Tensor, nn
 
@@ -13,6 +14,12 @@ from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.threat import Access, BlackBox, FittedAttack, Labelled, Observation, Victim
 
 SHAPE = (1, 8, 8)
+
+
+def attacks_alone(patch: pytest.MonkeyPatch) -> None:
+    """Audits of runs and encoders without leaks and certificates, for tests of all the rest."""
+    patch.setattr("splitveil.audits.pipeline.leaks_beyond_pixels", lambda *_: {})
+    patch.setattr("splitveil.audits.trained_run.certify", lambda *_, **__: {})
 
 
 def labelled(n: int, seed: int) -> Labelled:

@@ -24,7 +24,7 @@ def seen_by(spy: Spy, seed: int = 5) -> Spy:
     return spy
 
 
-def test_every_access_sees_what_its_threat_model_says_and_no_more() -> None:
+def test_every_access_sees_what_its_threat_model_allows() -> None:
     case = a_target(seed=5)
     wire = case.sent
     assert len(set(wire.answer.tolist())) > 1
@@ -49,7 +49,7 @@ def test_only_repeats_come_with_draws() -> None:
     assert once.draws.shape == (1, 12, 1, 8, 8)
 
 
-def test_repeats_are_the_wire_and_further_independent_sendings_of_each_image() -> None:
+def test_repeats_are_the_wire_and_further_sendings() -> None:
     case = a_target(noise_std=0.5, seed=5)
     spy = Spy(Access.REPEATS, repeats=4)
     run_attacks(case, {"spy": spy})
@@ -94,7 +94,7 @@ def test_the_attacker_gets_the_servers_tensors_bit_for_bit(model: SplitModel) ->
     assert torch.equal(again, served.z_sent)
 
 
-def test_the_channel_is_drawn_anew_at_every_query_and_batchnorm_stays(model: SplitModel) -> None:
+def test_every_query_draws_anew_and_batchnorm_stays(model: SplitModel) -> None:
     case = a_target(model.encoder, channel=model.channel, head=model.head, seed=3)
     spy = Spy()
     before = {k: v.clone() for k, v in case.victim.encoder.state_dict().items()}
@@ -170,20 +170,20 @@ class ShapeByBatch(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["flat", "fewer", "cut", "mean"])
-def test_a_client_that_changes_its_shape_between_wire_and_query_is_refused(kind: str) -> None:
+def test_queries_of_another_shape_than_the_wire_are_refused(kind: str) -> None:
     case = a_target(ShapeByBatch(kind), channel=Channel())  # 12 scored images, 30 aux ones
     with pytest.raises(AuditError, match=r"changed its output shape: .* for 30 images, expected"):
         run_attacks(case, {"linear": Linear()})
 
 
 @pytest.mark.parametrize("kind", ["fewer", "mean"])
-def test_a_client_that_sends_the_wrong_number_of_rows_is_refused_on_the_wire(kind: str) -> None:
+def test_a_client_that_sends_a_wrong_number_of_rows_is_refused(kind: str) -> None:
     case = a_target(ShapeByBatch(kind), channel=Channel(), scored=labelled(25, 1))
     with pytest.raises(AuditError, match=r"changed its output shape: .* for 25 images"):
         run_attacks(case, {"mean": MeanImage()})
 
 
-def test_a_client_that_changes_its_shape_between_sendings_is_refused() -> None:
+def test_sendings_of_different_shapes_are_refused() -> None:
     case = a_target(ShapeByBatch("flat"), channel=Channel(), scored=labelled(1010, 1))
     with pytest.raises(AuditError, match=r"\(10, 1, 8, 8\) for 10 images, expected \(10, 64\)"):
         case.sent  # noqa: B018 - it is drawn when it is first asked for
@@ -204,7 +204,7 @@ def some_bright(n: int = 12) -> Labelled:
     return Labelled(images, torch.arange(n) % 3)
 
 
-def test_images_whose_sending_is_not_finite_are_named_and_still_scored() -> None:
+def test_images_sent_as_nan_are_named_and_still_scored() -> None:
     case = a_target(NanWhenBright(), scored=some_bright())
     assert case.sent.broken == (1, 4, 7)
     assert bool(torch.isfinite(case.sent.z).all())

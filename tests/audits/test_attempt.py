@@ -30,7 +30,7 @@ def same(one: Attempt, other: Attempt) -> bool:
     return all(equal(getattr(one, f.name), getattr(other, f.name)) for f in fields(Attempt))
 
 
-def test_pooled_psnr_is_of_the_mean_error_not_the_mean_of_decibels() -> None:
+def test_pooled_psnr_is_that_of_the_mean_error() -> None:
     scores = an_attempt([0.1, 0.001], [10.0, 30.0]).scores()
     assert scores.psnr == pytest.approx(20.0)
     assert scores.psnr_pooled == pytest.approx(-10 * math.log10(0.0505), abs=1e-4)

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from audits.made import attacks_alone
 from torch import Generator, Tensor
 
 import splitveil as sv
 from splitveil.attacks import profiles
 from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.linear import Linear
-from splitveil.audits import pipeline, trained_run
 from splitveil.audits.captured_requests import audit_wire, own_images, read_captured
 from splitveil.audits.certificates import KINDS
 from splitveil.audits.suite import folder_store
@@ -37,8 +37,7 @@ def tiny_profile() -> Iterator[None]:
     """The profile `smoke` without its slow attacks; no leaks beyond pixels, no certificates."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profiles, "PROFILES", {"smoke": TINY})
-        patch.setattr(pipeline, "leaks_beyond_pixels", lambda *_: {})
-        patch.setattr(trained_run, "certify", lambda *_, **__: {})
+        attacks_alone(patch)
         yield
 
 
@@ -81,7 +80,7 @@ def clean(target: Target) -> Tensor:
 
 
 def audited(run: sv.Run, *files: Path) -> Record:
-    return audit_wire(run, files, "smoke")[0]
+    return audit_wire(run, files, "smoke", earlier=run.record)[0]
 
 
 def names(record: Record) -> set[str]:
@@ -236,16 +235,16 @@ def test_images_of_ones_own_are_scored_in_their_order(
     there = replace(target, scored=own_images(target, images))
     assert len(there.scored) == 60
     sent = capture(tmp_path / "a", drawn(there, 1))
-    record, _ = audit_wire(run, [sent], "smoke", images=images)
+    record, _ = audit_wire(run, [sent], "smoke", images=images, earlier=run.record)
     assert names(record) == set()
     assert "no audit of this model" in record.audit.wire["offline"]["refused"]
     assert run.record is not None
     assert record.splits.scored != run.record.splits.scored
-    with pytest.raises(DataError, match="60 images of --sent are among the attacker's own"):
+    with pytest.raises(DataError, match="60 images of --sent are among the attacker's"):
         own_images(target, load(f"npz:{tmp_path}/known.npz"))
     two = own_images(target, load(f"npz:{tmp_path}/two.npz"))
     assert two.labels[:4].tolist() == [7, 3, 7, 3]  # by name
-    with pytest.raises(DataError, match="classes that the run has not: cat; the run has 0, 1"):
+    with pytest.raises(DataError, match=r"the run does not know: cat; the run knows 0, 1"):
         own_images(target, load(f"npz:{tmp_path}/cats.npz"))
     with pytest.raises(DataError, match=r"shape \(1, 8, 4\), the run takes \(1, 8, 8\)"):
         own_images(target, load(f"npz:{tmp_path}/small.npz"))

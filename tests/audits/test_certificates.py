@@ -218,7 +218,7 @@ def jacobian_trace(x: Tensor, noise_var: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def test_the_fisher_diagnostic_is_the_trace_of_the_explicit_jacobian() -> None:
+def test_the_fisher_diagnostic_is_the_jacobians_trace() -> None:
     x, noise = images(4, 0).images.double(), torch.linspace(0.1, 0.5, 5, dtype=torch.float64)
     oracle = jacobian_trace(x, noise)
     generator = Generator().manual_seed(0)

@@ -32,14 +32,14 @@ def information(z: Tensor, std: float, seed: int = 0, draws: int = 4000) -> tupl
     return float(found.mean()), float(found.std()) / math.sqrt(draws)
 
 
-def test_two_images_one_noise_apart_from_their_mean_give_half_log_two() -> None:
+def test_two_images_one_sigma_from_their_mean_give_half_log_two() -> None:
     z = torch.tensor([[-1.0], [1.0]])
     assert gallery_rate(z, 1.0) == pytest.approx(HALF_LOG_2)
     assert gallery_rate(2 * z, 4.0) == pytest.approx(HALF_LOG_2)
     assert gallery_rate(z, 1.0, repeats=3) == pytest.approx(math.log(2))
 
 
-def test_a_repeated_direction_counts_once_in_full_and_twice_in_the_diagonal() -> None:
+def test_full_covariance_counts_a_repeated_direction_once() -> None:
     z = torch.tensor([[-1.0, -1.0], [1.0, 1.0]])
     assert gallery_rate(z, 1.0) == pytest.approx(math.log(2))
     assert gallery_rate(z, 1.0, covariance="full") == pytest.approx(0.5 * math.log(3))
@@ -132,7 +132,7 @@ def test_more_sendings_tell_more_and_more_noise_less(n: int, d: int, seed: int) 
         assert gallery_rate(3 * z + 1, 0.9, covariance=kind) == pytest.approx(rates[0], abs=1e-9)
 
 
-def test_the_capacity_is_reached_by_the_corners_of_the_box_and_by_nothing_else() -> None:
+def test_only_the_corners_of_the_box_reach_the_capacity() -> None:
     noise = torch.tensor([0.5, 2.0], dtype=torch.float64)
     corners = torch.tensor([[0.0, 3.0], [3.0, 0.0], [0.0, 0.0], [3.0, 3.0]])
     most = capacity(noise, 0.0, 3.0, 2)

@@ -51,7 +51,7 @@ def test_the_best_matcher_errs_at_least_as_often_as_fano_says(std: float, repeat
     assert 0 < bound <= matcher_error(z, std, repeats)
 
 
-def test_the_best_matcher_within_a_class_errs_at_least_as_often_as_fano_says() -> None:
+def test_the_best_matcher_within_a_class_obeys_fano() -> None:
     z, y = points(80, 2, seed=1), torch.cat([torch.zeros(60), torch.ones(20)]).long()
     z = z + 20 * y[:, None]
     spectrum = gallery_spectrum(z, 2.25, y, "full")
@@ -110,7 +110,7 @@ def test_a_large_gallery_is_thinned_for_the_median_alone() -> None:
     assert found.least == pytest.approx(float(pair_error(torch.tensor(9.0))))
 
 
-def test_one_image_that_stands_apart_in_a_large_gallery_is_the_easiest_pair() -> None:
+def test_an_outlier_of_a_large_gallery_is_the_easiest_pair() -> None:
     z = torch.zeros(2500, 1)
     z[1] = 100.0
     assert pairwise_error(z, 1.0).least == pytest.approx(0.0, abs=1e-12)

@@ -119,7 +119,7 @@ def test_the_value_bounds_the_divergence_from_the_mixture_itself() -> None:
     assert (bound - true < math.log(5)).all()
 
 
-def test_a_stray_image_costs_no_more_than_the_capacity_and_the_guard() -> None:
+def test_an_outlier_costs_at_most_the_capacity_and_the_guard() -> None:
     z = 0.5 + 0.001 * uniform(100, 4, 0)
     wild = torch.ones(1, 4, dtype=F64)
     for guard, most in ((0.0, math.inf), (1e-3, capacity(1e-4, 0.0, 1.0, 4) - math.log(1e-3))):
@@ -186,7 +186,7 @@ def test_the_central_limit_does_not_cover_rare_outliers() -> None:
     assert float((limits >= true).double().mean()) < 0.5
 
 
-def test_the_whole_bound_covers_the_information_between_classes_and_within() -> None:
+def test_the_bound_covers_information_between_and_within_classes() -> None:
     support, chances = [0.1, 0.2, 0.7, 0.9], [0.25] * 4
     within = sum(information(support[i : i + 2], [0.5, 0.5], 0.01) for i in (0, 2)) / 2
     tight = 0
@@ -241,7 +241,7 @@ def test_the_bound_is_never_above_the_capacity() -> None:
     assert (found.value, found.kind) == (capacity(0.1, 0.0, 1.0, 2), "capacity")
 
 
-def test_a_class_that_only_the_fresh_split_has_is_measured_by_the_moments_of_all() -> None:
+def test_a_class_absent_from_the_fit_split_uses_all_moments() -> None:
     z, y = uniform(200, 2, 9), torch.zeros(200, dtype=torch.int64)
     box: Any = {"noise_var": 0.01, "low": 0.0, "high": 1.0}
     known = population_rate(z[:100], y[:100], z[100:], y[100:], **box)

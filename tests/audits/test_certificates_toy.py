@@ -119,7 +119,7 @@ def test_a_run_is_certified_through_its_channel() -> None:
     assert found["population"]["nats"] >= exact
 
 
-def test_clip_moves_values_to_the_ends_and_stops_the_gradient_there() -> None:
+def test_clip_moves_values_to_its_ends_without_a_gradient() -> None:
     z = torch.tensor([-2.0, 0.25, 3.0], requires_grad=True)
     sent = Clip(-1.0, 0.5)(z)
     sent.sum().backward()
@@ -175,6 +175,6 @@ def test_a_channel_nobody_knows_has_noise_of_unknown_scale(channel: nn.Module) -
 
 
 @pytest.mark.parametrize("encoder", [nn.Linear(2, 2), nn.Sequential(nn.Sigmoid(), nn.Linear(2, 2))])
-def test_an_encoder_that_does_not_end_in_a_bounded_layer_is_unbounded(encoder: nn.Module) -> None:
+def test_an_encoder_without_a_bounded_last_layer_is_unbounded(encoder: nn.Module) -> None:
     assert before_noise(encoder, Channel([NOISE])).bounds is None
     assert before_noise(encoder, Channel([Clip(0.0, 1.0), NOISE])).bounds == (0.0, 1.0)

@@ -206,7 +206,7 @@ SOUND: Mapping[str, list[Build]] = {
     ],
     "attack overfitted": [
         lambda: evidence(attempts={"linear": flat(0.05, aux_mse=0.036)}),
-        lambda: evidence(attempts={"nearest": flat(0.05, aux_mse=0.0)}),
+        lambda: evidence(attempts={"a": flat(0.05, aux_mse=0.0, keeps_aux=True)}),
         lambda: evidence(attempts={"mean": flat(0.05)}),
     ],
     "certificate beaten": [
@@ -253,7 +253,7 @@ def test_a_flag_says_what_was_seen_and_what_to_do() -> None:
     assert (broken.seen or "").startswith(f"{count} of 12 scored images: ")
 
 
-def test_many_broken_images_are_counted_and_the_first_eight_named() -> None:
+def test_of_many_broken_images_the_first_eight_are_named() -> None:
     dark = Labelled(torch.zeros(20, 1, 8, 8), torch.zeros(20, dtype=torch.long))
     given = evidence(a_target(NanWhenDark(), scored=dark), {"a": an_attempt([0.1] * 20)})
     seen = next(f.seen for f in raise_flags(**given) if f.name == "values not finite")

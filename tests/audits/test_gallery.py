@@ -65,7 +65,7 @@ def test_labels_answers_and_errors_belong_to_the_pictures() -> None:
     assert made["mse"]["copy"] == [0.0] * 3
 
 
-def test_a_subset_is_shown_with_its_own_errors_and_one_too_small_is_left_out() -> None:
+def test_a_subset_is_shown_and_one_too_small_is_left_out() -> None:
     made = built()
     np.testing.assert_allclose(made["mse"]["some"], [0.6, 0.7, 0.8], rtol=1e-6)
     assert list(made["mse"]) == list(made["reconstructions"]) == ["flat", "copy", "some"]

@@ -174,7 +174,7 @@ class Rounds(nn.Module):
         return z[:, :3] + 1e-9 * place[:, None] * torch.tensor([1.0, 2.0, 3.0])
 
 
-def test_a_dead_client_has_no_members_whatever_the_batches_round_to() -> None:
+def test_a_constant_client_reveals_no_members() -> None:
     case = a_target(Dead(), head=Rounds(), aux=images(60, 0), scored=images(40, 1), noise_std=0.0)
     found = of(case, members=images(700, 3), outsiders=images(650, 4))["membership"]
     for name, row in (found["outputs"] | found["wire"]).items():
@@ -191,7 +191,7 @@ def test_a_class_that_one_side_lacks_is_not_taken_for_membership() -> None:
     assert found["n"] + found["known"] == 2 * pairs
 
 
-def test_reconstructions_are_looked_for_by_distance_and_by_direction() -> None:
+def test_reconstructions_are_found_by_distance_and_by_direction() -> None:
     case = in_the_open()
     rows = torch.arange(0, 200, 2)
     x = case.scored.images[rows]

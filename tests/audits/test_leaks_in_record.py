@@ -112,7 +112,7 @@ def test_every_run_says_what_repeated_sendings_add(runs: dict[str, Run]) -> None
     assert noisy[0] < noisy[-1]
 
 
-def test_reconstructions_are_looked_up_as_the_audit_made_them_or_stored_them() -> None:
+def test_stored_reconstructions_are_re_identified_alike() -> None:
     known = {"members": labelled(30, 0), "outsiders": labelled(30, 0)}
     target = replace(a_target(identity="this"), **known)  # type: ignore[arg-type]
     attacks: dict[str, Attack] = {"mean": MeanImage(), "linear": Linear()}

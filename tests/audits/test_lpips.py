@@ -40,7 +40,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_images_enter_its_network_in_three_channels_between_minus_one_and_one(
+def test_images_enter_lpips_as_three_channels_in_its_range(
     installed: list[str], channels: int
 ) -> None:
     x = torch.zeros(2, channels, 32, 32)

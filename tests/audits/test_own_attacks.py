@@ -31,7 +31,7 @@ class Gives:
 @pytest.mark.parametrize(
     ("attack", "said"),
     [
-        (Gives(None), "must give a function from what was observed to images, got NoneType"),
+        (Gives(None), "must return a function from an Observation to images, got NoneType"),
         (Gives(lambda seen: np.zeros((len(seen.z), 1, 8, 8))), "images as ndarray, expected a ten"),
         (Gives(None, "both"), "must be a member of Access, got 'both'; write one of Access.NONE, "),
         (Gives(None, None), "must be a member of Access, got None"),
@@ -43,7 +43,7 @@ def test_an_attack_that_is_not_made_as_one_is_told_how(attack: Any, said: str) -
 
 
 @pytest.mark.parametrize("access", list(Access))
-def test_the_text_of_an_access_is_given_the_same_view_as_its_member(access: Access) -> None:
+def test_an_access_written_as_text_gives_the_same_view(access: Access) -> None:
     views = []
     for given in (access, cast(Access, access.value)):
         spy = Spy(given)

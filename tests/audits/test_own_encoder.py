@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from audits.made import BrightestQuarter, a_target, labelled
+from audits.made import BrightestQuarter, a_target, attacks_alone, labelled
 from torch import Tensor, nn
 
 from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest
@@ -43,6 +43,7 @@ TINY: dict[str, Attack] = {
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cast(dict[str, Any], PROFILES), "tiny", TINY)
     monkeypatch.setitem(cast(dict[str, Any], LEAK_BUDGETS), "tiny", LEAK_BUDGETS["smoke"])
+    attacks_alone(monkeypatch)
 
 
 def material() -> AuditImages:

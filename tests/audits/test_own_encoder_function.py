@@ -124,7 +124,7 @@ def test_a_function_that_writes_into_its_input_changes_no_image(place: str) -> N
     assert torch.equal(images, IMAGES)
 
 
-def test_a_function_that_reuses_its_output_changes_no_earlier_answer() -> None:
+def test_a_reused_output_changes_no_earlier_answer() -> None:
     for buffer in (np.zeros((6, 2), np.float32), torch.zeros(6, 2)):
 
         def count(x: object, kept: Any = buffer) -> Any:  # noqa: ANN401 - an array or a tensor
@@ -190,7 +190,7 @@ def test_a_module_is_audited_in_eval_mode_and_left_alone() -> None:
     assert net[2].weight.requires_grad
 
 
-def test_a_server_may_give_scores_or_classes_and_sees_the_clients_own_shape() -> None:
+def test_a_server_gives_scores_or_classes_for_the_clients_shape() -> None:
     seen = []
 
     def scores(z: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from audits.made import gallery_rate, labelled
+from audits.made import attacks_alone, gallery_rate, labelled
 from torch import Tensor, nn
 
 from splitveil.attacks.baseline import MeanImage
@@ -120,15 +120,20 @@ def test_a_population_is_certified_where_training_data_are_known() -> None:
     ids=["silent", "undeclared", "closed", "another encoder", "other noise", "shared", "mixed"],
 )
 def test_what_is_not_known_is_refused_with_its_reason(
-    client: Bounded, options: Json, said: str
+    client: Bounded, options: Json, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    attacks_alone(monkeypatch)
     for entry in audited(client, **options)["certificates"].values():
         assert entry.keys() == {"refused"}
         assert entry["refused"].startswith("no certificate: ")
         assert said in entry["refused"]
 
 
-def test_a_module_with_its_noise_inside_has_no_certificate() -> None:
+def test_a_module_with_its_noise_inside_has_no_certificate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attacks_alone(monkeypatch)
+
     class Noisy(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.flatten(1) + STD * torch.randn(len(x), 64)
@@ -137,7 +142,7 @@ def test_a_module_with_its_noise_inside_has_no_certificate() -> None:
     assert "tests that fail: louder" in found["gallery"]["refused"]
 
 
-def test_leaks_are_measured_and_members_only_where_they_are_named() -> None:
+def test_membership_is_measured_only_where_members_are_named() -> None:
     alone = audited(Bounded(), server=lambda z: z[:, :4])["leaks"]
     assert alone.keys() == {"attribute", "re-id", "repeats", "refused"}
     assert alone["refused"] == {"membership": UNKNOWN}

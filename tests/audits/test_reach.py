@@ -118,7 +118,7 @@ class Vandal(MeanImage):
         return super().fit(victim, aux, generator, progress)
 
 
-def test_what_a_white_box_attack_does_to_its_networks_changes_nothing() -> None:
+def test_a_white_box_attack_cannot_change_the_victim() -> None:
     encoder = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4))
     case, spy = a_target(encoder, noise_std=0.0), Spy()
     before = case.victim.send(case.scored.images)

@@ -123,7 +123,7 @@ def test_pairs_share_a_label_and_use_no_image_twice(a: list[int], b: list[int], 
     assert len(pairs) == sum(min(a.count(k), b.count(k)) for k in range(5))
 
 
-def test_guesses_that_ignore_the_truth_are_at_one_over_the_number_of_values() -> None:
+def test_random_guesses_have_the_balanced_accuracy_of_chance() -> None:
     covered = 0
     for seed in range(300):
         draws = torch.Generator().manual_seed(seed)

@@ -9,8 +9,9 @@ from audits.made import Counting, a_target, labelled
 from safetensors.torch import save
 
 from splitveil.attacks.baseline import MeanImage
-from splitveil.audits.suite import Store, attempt_key, code_version, folder_store, run_attacks
+from splitveil.audits.suite import Store, attempt_key, folder_store, run_attacks
 from splitveil.audits.target import Target
+from splitveil.audits.trained_run import code_version
 from splitveil.errors import RunError
 from splitveil.threat import Attack
 
@@ -131,7 +132,7 @@ class Stated(MeanImage):
     version = "3"
 
 
-def test_an_attack_that_cannot_be_told_from_another_is_never_stored() -> None:
+def test_an_attack_without_an_identity_is_never_stored() -> None:
     shelf = Shelf()
     for attack in (Mute(), Outside()):
         assert attempt_key(CASE, "a", attack, "code") is None
@@ -148,7 +149,7 @@ def test_another_version_of_an_attack_runs_again(monkeypatch: pytest.MonkeyPatch
     assert attempt_key(CASE, "a", Stated(), "code") != before
 
 
-def test_other_code_runs_again_and_code_with_changes_keeps_nothing() -> None:
+def test_other_code_runs_again_and_changed_code_keeps_nothing() -> None:
     shelf, attack = Shelf(), Counting()
     for code in ("one", "two", "two"):
         run_attacks(CASE, {"a": attack}, store=replace(shelf.store, code=code))

@@ -45,7 +45,7 @@ def test_an_attack_is_given_aux_and_the_wire() -> None:
     assert torch.equal(spy.seen[0].z, replace(case, seed=5).sent.z)
 
 
-def test_every_attack_meets_the_same_draw_and_has_a_stream_of_its_own() -> None:
+def test_attacks_share_the_draw_and_have_their_own_streams() -> None:
     case, one, other = a_target(), Spy(), Spy()
     run_attacks(replace(case, seed=5), {"one": one, "other": other})
     assert torch.equal(one.seen[0].z, other.seen[0].z)
@@ -147,7 +147,7 @@ class Listener:
         self.said.append((done, total, note))
 
 
-def test_progress_weighs_attacks_by_effort_and_passes_their_own_on() -> None:
+def test_progress_weighs_attacks_by_their_effort() -> None:
     heard = Listener()
     slow = Talks(((1, 4, "queries"), (4, 4, "")), effort=3.0)
     run_attacks(a_target(), {"slow": slow, "quick": Talks(())}, heard)
@@ -167,7 +167,7 @@ def test_an_attack_that_counts_too_far_does_not_push_the_bar_back() -> None:
     assert [done for done, _, _ in heard.said] == [0, 1000, 1000, 1000, 2000]
 
 
-def test_progress_of_real_attacks_starts_at_nothing_never_falls_and_ends_at_all() -> None:
+def test_progress_of_real_attacks_only_rises_to_its_end() -> None:
     heard = Listener()
     cheap = {n: a for n, a in PROFILES["smoke"].items() if n in ("mean", "class-mean", "linear")}
     run_attacks(a_target(), cheap, heard)
@@ -199,7 +199,7 @@ def test_a_reconstruction_that_is_no_image_is_refused_by_name(
         run_attacks(a_target(), {"forger": Returns(images, access)})
 
 
-def test_a_bad_reconstruction_of_its_own_images_is_refused_by_name_too() -> None:
+def test_a_bad_reconstruction_of_aux_images_is_refused() -> None:
     stubborn = Returns(torch.zeros(12, 1, 8, 8), Access.BLACK_BOX)  # there are 30 aux images
     with pytest.raises(AuditError, match=r"'forger'.*\(12, 1, 8, 8\), expected \(30, 1, 8, 8\)"):
         run_attacks(a_target(), {"forger": stubborn})
@@ -229,13 +229,13 @@ class Scribbler:
 
 
 @pytest.mark.parametrize("into", ["images", "labels", "z", "answer", "draws"])
-def test_an_attack_that_writes_into_what_it_is_given_is_refused_by_name(into: str) -> None:
+def test_an_attack_that_writes_into_its_input_is_refused(into: str) -> None:
     with pytest.raises(AuditError, match="attack 'pen' wrote into the tensors it was given"):
         run_attacks(a_target(), {"pen": Scribbler(into)})
     run_attacks(a_target(), {"pen": Scribbler("nothing")})
 
 
-def test_too_few_aux_images_are_refused_before_any_attack_naming_each_that_needs_more() -> None:
+def test_too_few_aux_images_are_refused_before_any_attack() -> None:
     spy = Spy()
     attacks: dict[str, Attack] = {
         "spy": spy,
@@ -261,7 +261,7 @@ def test_an_audit_without_attacks_or_images_is_refused() -> None:
 
 def test_images_without_a_label_are_refused_not_left_out() -> None:
     images, labels = torch.zeros(5, 1, 8, 8), torch.zeros(3, dtype=torch.long)
-    with pytest.raises(AuditError, match=r"every one of the scored .* 5 images and 3 labels"):
+    with pytest.raises(AuditError, match=r"each of the scored .* 5 images and 3 labels"):
         run_attacks(a_target(scored=Labelled(images, labels)), {"mean": MeanImage()})
 
 

@@ -42,7 +42,7 @@ def test_strongest_names_the_best_mean_of_each_metric() -> None:
     assert (best["ssim_valid"], best["ssim_valid_by"]) == (None, None)
 
 
-def test_the_values_of_each_image_are_the_strongest_attacks_within_a_half_float() -> None:
+def test_per_image_values_are_the_strongest_attacks() -> None:
     packed = per_image({"even": LUCKY, "lucky": EVEN})
     assert packed["attack"] == "lucky"
     values = np.frombuffer(base64.b64decode(packed["mse"]), dtype="<f2")
@@ -108,7 +108,7 @@ def test_strongest_blackbox_leaves_white_box_attacks_out() -> None:
     assert strongest_blackbox(more) == strongest(TWO)
 
 
-def test_a_subset_stands_beside_the_best_other_attack_on_the_same_rows() -> None:
+def test_a_subset_stands_beside_the_best_other_attack_there() -> None:
     best_there = an_attempt([0.9, 0.125], None, [0.1, 0.75])
     inside = an_attempt([0.0, 0.0], access="white-box")
     more = {**TWO, "there": best_there, "inside": inside, "k": K_QUERY, "some": SUBSET}
@@ -171,7 +171,7 @@ def test_the_oracle_is_never_weaker_than_any_attack(rows: Rows) -> None:
     repeats=st.integers(1, 3),
     cut=st.booleans(),
 )
-def test_another_attack_of_any_kind_never_makes_the_attacker_weaker(
+def test_another_attack_never_makes_the_attacker_weaker(
     rows: Rows, access: Access, repeats: int, cut: bool
 ) -> None:
     fewer = attempts_of(rows[:-1])
@@ -201,7 +201,7 @@ def test_the_ceiling_is_the_class_mean_of_the_true_label() -> None:
     assert label_only_mse(case.aux, case.scored, 4) == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_ceiling_follows_the_label_and_a_class_without_aux_gets_the_mean() -> None:
+def test_the_ceiling_of_a_class_without_aux_is_the_mean() -> None:
     case = a_target()
     wrong = Labelled(case.scored.images, (case.scored.labels + 1) % 3)
     assert label_only_mse(case.aux, case.scored, 4) != label_only_mse(case.aux, wrong, 4)

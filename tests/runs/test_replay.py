@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from audits.made import Counting
+from audits.made import Counting, attacks_alone
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -17,6 +17,9 @@ import splitveil as sv
 from splitveil.attacks import profiles
 from splitveil.attacks.baseline import ClassMean, MeanImage
 from splitveil.attacks.linear import Linear
+from splitveil.audits import pipeline, trained_run
+from splitveil.audits.beyond_pixels import leaks_beyond_pixels
+from splitveil.audits.certificates import certify
 from splitveil.audits.trained_run import differences, open_run, replay
 from splitveil.cli.app import app
 from splitveil.errors import AuditError, RunError
@@ -33,9 +36,10 @@ TINY: Mapping[str, Attack] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny_profile() -> Iterator[None]:
-    """The profile `smoke` without its slow attacks."""
+    """The profile `smoke` without its slow attacks; no leaks beyond pixels, no certificates."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profiles, "PROFILES", {"smoke": TINY})
+        attacks_alone(patch)
         yield
 
 
@@ -66,9 +70,7 @@ def changed(record: sv.Record, **parts: Any) -> sv.Record:  # noqa: ANN401
     return sv.Record.from_dict(data)
 
 
-def test_the_record_holds_flags_the_black_box_headline_and_accuracies(
-    record: sv.Record, run: sv.Run
-) -> None:
+def test_the_record_holds_flags_headlines_and_accuracies(record: sv.Record, run: sv.Run) -> None:
     data = json.loads((run.path / "record.json").read_text())
     assert data == record.to_dict()
     assert {"one draw of a random channel"} <= {f["name"] for f in data["flags"]}
@@ -83,17 +85,26 @@ def test_the_record_holds_flags_the_black_box_headline_and_accuracies(
     assert data["audit"]["model"] == model_hash(run.model)
 
 
-def test_a_replay_finds_no_difference_and_writes_nothing(run: sv.Run, record: sv.Record) -> None:
+@pytest.mark.usefixtures("record")
+def test_a_replay_runs_every_attack_and_writes_nothing(run: sv.Run) -> None:
     before = {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
-    assert replay(run, record) == []
+    SUBSET.fits.clear()
     assert replay(sv.load_run(run.path), read_record(run.path / "record.json")) == []
+    assert len(SUBSET.fits) == 1
     assert {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()} == before
 
 
-def test_a_replay_runs_every_attack_itself(run: sv.Run, record: sv.Record) -> None:
-    SUBSET.fits.clear()
-    replay(run, record)
-    assert len(SUBSET.fits) == 1
+def test_leaks_and_certificates_replay_too(
+    run: sv.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "leaks_beyond_pixels", leaks_beyond_pixels)
+    monkeypatch.setattr(trained_run, "certify", certify)
+    shutil.copytree(run.path, tmp_path / "copy")
+    own = sv.load_run(tmp_path / "copy")
+    made = own.audit("smoke", only=["linear"])
+    assert {"attribute", "membership", "re-id", "repeats"} <= made.leaks.keys()
+    assert made.certificates["gallery"].nats is not None
+    assert replay(own, made) == []
 
 
 def test_what_differs_is_named(run: sv.Run, record: sv.Record) -> None:
@@ -181,7 +192,7 @@ class Plugin(nn.Module):
 
 
 @pytest.mark.parametrize("version", [None, "2"])
-def test_a_run_with_code_of_others_has_an_identity_only_by_its_version(
+def test_code_from_outside_needs_a_version_for_an_identity(
     run: sv.Run, version: str | None
 ) -> None:
     own = sv.load_run(run.path)
@@ -231,9 +242,7 @@ def test_the_command_exits_with_0_1_or_2(run: sv.Run, record: sv.Record, tmp_pat
         (["runs/x", "more"], "no option or argument 'more'"),
     ],
 )
-def test_what_audit_no_longer_takes_exits_with_2_and_names_what_to_use(
-    words: list[str], said: str
-) -> None:
+def test_old_forms_of_audit_exit_with_2_and_name_the_new_ones(words: list[str], said: str) -> None:
     result = call("audit", *words)
     assert result.exit_code == 2
     assert said in text(result)

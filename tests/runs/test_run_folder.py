@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from audits.made import attacks_alone
 from short_runs import config
 
 import splitveil as sv
@@ -17,9 +18,12 @@ from splitveil.io import folder_lock
 from splitveil.record.schema import read_record
 
 
-def test_what_was_measured_of_half_a_training_is_flagged_and_set_aside_when_it_goes_on(
-    tmp_path: Path,
-) -> None:
+@pytest.fixture(autouse=True)
+def brief_audits(monkeypatch: pytest.MonkeyPatch) -> None:
+    attacks_alone(monkeypatch)
+
+
+def test_a_record_of_half_a_training_is_flagged_then_set_aside(tmp_path: Path) -> None:
     made = config(tmp_path, "none", epochs=3)
 
     def stop(done: int, total: int, note: str = "") -> None:
@@ -42,7 +46,7 @@ def test_what_was_measured_of_half_a_training_is_flagged_and_set_aside_when_it_g
     assert run.record == whole
 
 
-def test_what_was_measured_while_it_was_trained_is_set_aside_at_the_end(tmp_path: Path) -> None:
+def test_a_record_made_during_training_is_set_aside_at_the_end(tmp_path: Path) -> None:
     made = config(tmp_path, "none", epochs=1)
     flag = {"name": "training unfinished", "seen": "1 of 9 steps were trained"}
     record = {"strongest": {}, "config": {}, "flags": [flag]}
@@ -56,7 +60,7 @@ def test_what_was_measured_while_it_was_trained_is_set_aside_at_the_end(tmp_path
     assert json.loads((made.folder / "record.unfinished.json").read_text()) == record
 
 
-def test_a_run_that_is_trained_anew_under_an_audit_keeps_no_record_of_it(tmp_path: Path) -> None:
+def test_an_audit_of_a_run_trained_again_meanwhile_is_dropped(tmp_path: Path) -> None:
     run = sv.fit(config(tmp_path, "none", epochs=1, name="x"))
     seen: list[str] = []
 
@@ -65,7 +69,7 @@ def test_a_run_that_is_trained_anew_under_an_audit_keeps_no_record_of_it(tmp_pat
             seen.append(note or f"{done} of {total}")
             sv.fit(config(tmp_path, "noise", epochs=1, name="x"), overwrite=True)
 
-    with pytest.raises(RunError, match="trained anew; nothing was written"):
+    with pytest.raises(RunError, match="trained again meanwhile; nothing was written"):
         run.audit("smoke", only=["linear"], progress=meanwhile)
     assert sv.load_run(run.path).record is None
     assert not (run.path / "gallery.json").exists()
@@ -73,7 +77,7 @@ def test_a_run_that_is_trained_anew_under_an_audit_keeps_no_record_of_it(tmp_pat
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("left", [(), (".config.toml.tmp",)])
-def test_a_folder_without_a_whole_file_is_no_run_to_be_kept(
+def test_a_folder_without_a_complete_file_is_no_run(
     left: tuple[str, ...], overwrite: bool, tmp_path: Path
 ) -> None:
     """It is what a training leaves that was killed before its first file, or while it wrote it."""
@@ -92,7 +96,7 @@ def test_an_empty_folder_cannot_be_resumed(tmp_path: Path) -> None:
         sv.fit(made, resume=True)
 
 
-def test_a_folder_from_before_a_setting_had_a_name_is_read_as_it_was(tmp_path: Path) -> None:
+def test_an_older_folder_gets_the_settings_of_its_time(tmp_path: Path) -> None:
     made = config(tmp_path, "sparse", epochs=1, settings={"sparse_place": "wire"})
     run = sv.fit(made)
     file = run.path / "config.toml"
@@ -105,7 +109,7 @@ def test_a_folder_from_before_a_setting_had_a_name_is_read_as_it_was(tmp_path: P
     assert all(torch.equal(value, own[key]) for key, value in read.items())
 
 
-def test_a_run_is_read_from_within_its_folder_and_an_odd_name_is_explained(
+def test_a_run_is_read_from_inside_its_folder_and_odd_names_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = sv.fit(config(tmp_path, "none", name="inside", epochs=1))
@@ -129,7 +133,7 @@ def test_a_folder_below_a_file_is_explained(tmp_path: Path) -> None:
         sv.fit(config(tmp_path / "file"))
 
 
-def test_an_audit_keeps_an_earlier_record_that_it_does_not_cover(
+def test_an_audit_keeps_a_record_that_says_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = sv.fit(config(tmp_path, "none", epochs=1))
@@ -158,7 +162,7 @@ def test_an_audit_keeps_an_earlier_record_that_it_does_not_cover(
     assert kept() == {"record.smoke-train-seed0.json", *second, val}  # no copies pile up
 
 
-def test_a_run_that_may_not_be_written_is_to_be_copied_before_an_audit(
+def test_a_run_without_write_permission_must_be_copied_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = sv.fit(config(tmp_path, "none", epochs=1))

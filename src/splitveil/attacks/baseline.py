@@ -4,6 +4,7 @@ The first two never look at z; the third shows what a gallery and a distance on 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -105,6 +106,7 @@ class Nearest:
     neighbours: Count = 1
     min_aux: int = 1
     effort: float = 2.0
+    keeps_aux: ClassVar[bool] = True  # of an aux image the nearest is that image itself
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -1,6 +1,6 @@
 """Leaks beyond pixels: attributes, membership, identity, and what repeated sendings add.
 
-Every number stands beside what guessing gives, and has a 95 % interval over images.
+Each number comes with what guessing gives, and with a 95 % interval over images.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,16 +30,16 @@ from splitveil.rng import derive_seed, seeded_globals, stream
 from splitveil.threat import CHUNK, Access, Labelled, Send
 
 FPR = 0.01
-LEAST_PAIRS = 20  # members, and as many non-members
-ANSWERED = 5000  # aux images whose answers say what an answer tells of an attribute
+LEAST_PAIRS = 20  # pairs of a member and a non-member
+ANSWERED = 5000  # aux images from which is learned what an answer says of an attribute
 TOP = 5
-ALWAYS = "linear"  # whose reconstructions are looked up beside the strongest attack's
+ALWAYS = "linear"  # re-identified in every audit, besides the strongest attack
 SENDINGS = (1, 2, 4, 8, 16)
 AUX, SCORED = 10_000, 1000  # images at most: the cost does not grow with the dataset
-WIDEST = 4096  # numbers of z̃; solving takes their third power, once for each k
-HALF = 0.5  # of all that an image has
+WIDEST = 4096  # numbers of z̃; the time to solve grows with their third power
+HALF = 0.5  # a leakage above it cannot double
 STREAM = "leaks/repeats"
-_ROUNDING = 1e-12  # relative; a leakage that is exactly twice another must count as such
+_ROUNDING = 1e-12  # relative, so that a leakage of exactly twice another counts as twice
 
 
 def leaks_beyond_pixels(
@@ -47,8 +47,13 @@ def leaks_beyond_pixels(
 ) -> Json:
     """What z̃ says about attributes, membership and identity, and what repeated sendings add.
 
-    Deterministic under the target's seed. What cannot be measured is absent, and `refused` has its
-    reason.
+    Args:
+        target: What was attacked; its seed fixes the result.
+        attempts: What the attacks made of it, for re-identification.
+        budget: The budgets of the attacks.
+
+    Returns:
+        One entry per leak. A leak that cannot be measured has its reason under `refused`.
     """
     best = strongest_blackbox(attempts)["mse_by"]
     looked_up = {n: attempts[n] for n in dict.fromkeys((ALWAYS, best)) if n in attempts}
@@ -72,7 +77,7 @@ def leaks_beyond_pixels(
 
 
 def attribute_leaks(target: Target, attack: AttributeHead) -> Json:
-    """How well each attribute of the scored images is read off z̃, and off the answer alone."""
+    """How well each attribute of the scored images is guessed from z̃, and from the answer alone."""
     given = _simple(target) if target.attributes is None else target.attributes
     if not given.aux:
         return {}
@@ -116,7 +121,7 @@ def attribute_leaks(target: Target, attack: AttributeHead) -> Json:
 
 
 def _simple(target: Target) -> Attributes:
-    """The simple attributes of the images that take more than one value on aux."""
+    """Simple attributes computed from the images, without those that are constant on aux."""
     aux = image_attributes(target.aux.images, target.aux.images)
     scored = image_attributes(target.scored.images, target.aux.images)
     kept = [name for name, values in aux.items() if bool((values != values[0]).any())]
@@ -124,17 +129,17 @@ def _simple(target: Target) -> Attributes:
 
 
 def membership_leaks(target: Target, attack: Membership) -> Json:
-    """How well members are told from non-members of the same classes.
+    """How well training images (members) are told from other images of the same classes.
 
-    Half of the pairs are known to the attacker; the numbers are those of the other half. The
-    strongest score of each source is the one with the best AUC on the known half. Where nobody
-    answers, what was sent is the only source.
+    The attacker knows half of the pairs and is scored on the other half. Of each source, what was
+    sent and the server's outputs, the strongest score is the one with the best AUC on the known
+    half. Without a server there is only the first source.
     """
     members, nonmembers = target.members, target.outsiders
     if isinstance(members, str):
         raise AuditError(members)
     if nonmembers is None:
-        raise AuditError("membership needs images that were not trained on, and none are known")
+        raise AuditError("membership needs images that were not trained on, but none are known")
     lots = stream(target.seed, "leaks/pairs")
     pairs = metrics.matched_pairs(members.labels, nonmembers.labels, lots)[: attack.limit]
     if len(pairs) < LEAST_PAIRS:
@@ -148,7 +153,7 @@ def membership_leaks(target: Target, attack: Membership) -> Json:
     sides = zip((members, nonmembers), pairs.T, strict=True)
     both = [(data.images[rows], data.labels[rows]) for data, rows in sides]
     images, labels = (torch.cat(each) for each in zip(*both, strict=True))
-    # Rounding may depend on a row's place in its batch: no side gets places of its own.
+    # Rounding may depend on a row's place in its batch, so members and others are mixed.
     order = torch.randperm(len(labels), generator=lots)
     mixed = Labelled(images[order], labels[order])
     trace = attack.observe(box, target.scores, mixed, generator).at(order.argsort())
@@ -172,7 +177,7 @@ def membership_leaks(target: Target, attack: Membership) -> Json:
 
 
 def _judged(verdict: Verdict, member: Bool[Tensor, " n"], seed: int) -> Json:
-    """One score's row: members and non-members are equally many."""
+    """The numbers of one score; there are as many members as non-members."""
     scores = verdict.scores
     area, limits = metrics.auc_limits(scores[member], scores[~member])
     right = (scores >= verdict.threshold) == member
@@ -194,7 +199,8 @@ def _judged(verdict: Verdict, member: Bool[Tensor, " n"], seed: int) -> Json:
 def identity_leaks(target: Target, attempts: Mapping[str, Attempt], attack: ReId) -> Json:
     """How often the image that was sent is found among the scored ones.
 
-    `wire`: by z̃ alone. `NAME/mse` and `NAME/correlation`: by the reconstructions of an attack.
+    It is looked up by z̃ alone (`wire`), and by the reconstruction of an attack, by distance
+    (`NAME/mse`) and by direction (`NAME/correlation`).
     """
     device = target.device
     rows = attacked_rows(target.scored, attack.limit)
@@ -225,7 +231,7 @@ def identity_leaks(target: Target, attempts: Mapping[str, Attempt], attack: ReId
 
 
 def _identified(places: Int64[Tensor, " n"], gallery: int, access: str) -> Json:
-    """Shares of images found at once and among the first five."""
+    """Share of images found first, and share found among the first five."""
     said: Json = {}
     for top in (1, TOP):
         hits = int((places <= top).sum())
@@ -240,7 +246,7 @@ def _identified(places: Int64[Tensor, " n"], gallery: int, access: str) -> Json:
 
 @dataclass(frozen=True, kw_only=True)
 class Doubling:
-    """Leakage doubles after more than `after` sendings, and by `by`; None where it does not.
+    """Where leakage doubles: after more than `after` sendings and at most `by`; None if nowhere.
 
     `kind` is "between", "never" (within what was measured), "cannot" (more than half leaks already)
     or "nothing": then one sending leaks nothing, and `by` is the first number that leaks something.
@@ -253,7 +259,7 @@ class Doubling:
 
 
 def running_max(leakage: Mapping[int, float]) -> dict[int, float]:
-    """The most that k sendings give by k: whoever has them may use fewer.
+    """The most that k sendings or fewer leak, by k: an attacker may use fewer.
 
     >>> running_max({4: 0.3, 1: 0.1, 2: 0.4})
     {1: 0.1, 2: 0.4, 4: 0.4}
@@ -292,22 +298,23 @@ def repeat_leaks(target: Target) -> Json:
 
     .. math:: \max_{k' \le k} 1 - \mathrm{MSE}_{k'} / \mathrm{ceiling}
 
-    At each k the attack is fitted on means of k sendings of aux images, and scored on means of k
-    sendings of the scored ones, of which the first is the wire's. Its draws are of its own streams.
+    At each k the attack is fitted on means of k sendings of each aux image, and scored on means of
+    k sendings of each scored one. The first of these is what every attack got.
     """
     numbers = target.sent.z[0].numel()
     if numbers > WIDEST:
         raise AuditError(
-            f"sendings are counted with a linear attack on at most {WIDEST} numbers for each "
-            f"image, and the client sends {numbers}; read the k-query attack instead"
+            f"repeated sendings are measured by a linear attack on at most {WIDEST} numbers per "
+            f"image, but the client sends {numbers}; see the k-query attack instead"
         )
-    aux = _some(target.aux, attacked_rows(target.aux, AUX))
+    rows = attacked_rows(target.aux, AUX)
+    aux = Labelled(target.aux.images[rows], target.aux.labels[rows])
     if len(aux) < Linear.min_aux:
         raise AuditError(
             f"the linear attack needs at least {Linear.min_aux} aux images, got {len(aux)}"
         )
     rows = attacked_rows(target.scored, SCORED)
-    scored = _some(target.scored, rows)
+    scored = Labelled(target.scored.images[rows], target.scored.labels[rows])
     ceiling = label_only_mse(target.aux, scored, target.num_classes)
     if not ceiling > 0:
         raise AuditError("no leakage: every scored image is the mean image of its class")
@@ -327,13 +334,9 @@ def repeat_leaks(target: Target) -> Json:
     }
 
 
-def _some(data: Labelled, rows: Tensor) -> Labelled:
-    return Labelled(data.images[rows], data.labels[rows])
-
-
 @torch.no_grad()
 def _errors(target: Target, aux: Labelled, scored: Labelled, first: Tensor) -> dict[int, float]:
-    """MSE of the attack at each number of sendings, of which `first` is the scored images' own."""
+    """MSE of the attack at each number of sendings; `first` is what every attack got."""
     box, device, seed = target.view(Access.REPEATS), target.device, target.seed
     known = _means(box.sender(aux.images), aux.images, stream(seed, f"{STREAM}/aux", device))
     asked = _means(
@@ -347,7 +350,7 @@ def _errors(target: Target, aux: Labelled, scored: Labelled, first: Tensor) -> d
         if k not in SENDINGS:
             continue
         if last is None or not (torch.equal(z, last[0]) and torch.equal(sent, last[1])):
-            # Equal lots at every k: what differs between two of them is the sendings.
+            # With equal random splits at every k, only the sendings make a difference.
             lots = stream(seed, f"{STREAM}/held", device)
             made = rebuilt(z, aux.images.to(device), sent, lots)
             error = float(metrics.mse(scored.images.to(device), made).double().mean())
@@ -358,7 +361,7 @@ def _errors(target: Target, aux: Labelled, scored: Labelled, first: Tensor) -> d
 def _means(
     send: Send, images: Tensor, generator: Generator, first: Tensor | None = None
 ) -> Iterator[Float[Tensor, "n d"]]:
-    """The mean of the first k sendings, for k = 1, 2, …; only their sum is held."""
+    """The mean of the first k sendings, for k = 1, 2, …; only their sum is in memory."""
     rows = torch.split(torch.arange(len(images), device=images.device), CHUNK)
 
     def once() -> Tensor:
@@ -379,7 +382,7 @@ def rebuilt(
 ) -> Float[Tensor, "m c h w"]:
     """Images for `sent` by ridge regression on z̃ and images of aux.
 
-    Solved on nine tenths of aux; the penalty is the one that is best on the rest.
+    It is solved on nine tenths of aux; the penalty is the one that is best on the last tenth.
     """
     units = units_of(known)
     z, pixels = units(known).double(), images.flatten(1).double()

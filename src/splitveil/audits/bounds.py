@@ -1,11 +1,11 @@
-r"""Upper bounds, in nats, on what smashed data z̃ = z + n, n ~ N(0, D), tells of the image.
+r"""Upper bounds, in nats, on what smashed data z̃ = z + n, n ~ N(0, D), says about the image.
 
 .. math::
     I(x; \tilde z \mid y) \le E\, KL(N(z, D) \,\|\, q_y) \quad\text{for every fixed } q_y
 
-A gallery is a finite list, so its best Gaussian q is known exactly. A population is only sampled:
-q is fixed on one part of the data, and the mean over another part gets a confidence limit.
-From a rate follow errors of identification that no attacker can go below.
+A gallery is a finite list of images, so its best Gaussian q is known exactly. A population is only
+sampled: q is fitted on one part of the data, and the mean over another part gets a confidence
+limit. From a rate follow errors of identification that no attacker can go below.
 
 .. math:: KL(N(z, D) \,\|\, N(m, D + A)) = \tfrac12 [\log\det(I + D^{-1}A)
     - \mathrm{tr}((D + A)^{-1}A) + (z - m)^\top (D + A)^{-1} (z - m)]
@@ -31,13 +31,13 @@ Labels = Int64[Tensor, " n"]
 Covariance = Literal["diagonal", "full"]
 NoiseVar = float | Float[Tensor, " d"]
 
-PAIRED = 2000  # images; two million pairs
+PAIRED = 2000  # images, which make two million pairs
 CHUNK = 1000
-_ROUNDING = 1e-12  # relative; a rate that is exactly twice another must count as such
+_ROUNDING = 1e-12  # relative, so that a rate of exactly twice another counts as twice
 
-GUARD = 1e-3  # costs 0.001 nats where it is not needed, and divides the range by hundreds
-# How much of a class's covariance is its own and how much the classes' mean covariance; the rest
-# is the diagonal of that mean. One of them is picked on the fit split.
+GUARD = 1e-3  # costs 0.001 nats at most, and makes the range hundreds of times smaller
+# Shares of a class's own covariance and of the mean covariance of the classes; the rest is the
+# diagonal of that mean. One of these mixes is chosen on the fit split.
 MIXES = (
     (1.0, 0.0), (0.9, 0.1), (0.7, 0.3), (0.3, 0.7), (0.0, 1.0),
     (0.6, 0.3), (0.3, 0.4), (0.0, 0.9), (0.0, 0.6), (0.0, 0.3), (0.0, 0.0),
@@ -47,11 +47,11 @@ MIXES = (
 def noise_variance(
     noise_var: NoiseVar | None, dims: int, device: torch.device | str = "cpu"
 ) -> Float[Tensor, " d"]:
-    """The diagonal of D in float64; refuses a channel without noise, or of unknown noise."""
+    """The diagonal of D in float64; an error for a channel without noise, or of unknown noise."""
     if noise_var is None:
         raise AuditError(
-            "no certificate: noise of unknown scale; use a channel whose noise is Gaussian, of a "
-            "stated standard deviation, and independent of the image"
+            "no certificate: noise of unknown scale; use Gaussian noise of a stated standard "
+            "deviation that does not depend on the image"
         )
     spread = torch.as_tensor(noise_var, dtype=torch.float64, device=device).expand(dims)
     if bool((spread == 0).any()):
@@ -77,7 +77,7 @@ def whiten(z: Float[Tensor, "n d"], noise_var: NoiseVar | None) -> Float[Tensor,
 
 
 def by_class(rows: Rows, labels: Labels | None) -> dict[int, Float[Tensor, "_ d"]]:
-    """The rows of each label, labels ascending; all rows under 0 without labels."""
+    """The rows of each label, in ascending order; without labels all rows under 0."""
     if labels is None:
         return {0: rows}
     kinds, count = torch.unique(labels, return_counts=True)
@@ -89,7 +89,7 @@ def by_class(rows: Rows, labels: Labels | None) -> dict[int, Float[Tensor, "_ d"
 class Spectrum:
     """Signal-to-noise ratios of a gallery: eigenvalues (c, m) of D^-½ Cov_c D^-½, padded with 0.
 
-    `count` (c,) are the images of each class. Without labels there is one class.
+    `count` (c,) is the number of images of each class. Without labels there is one class.
     """
 
     snr: Float[Tensor, "c m"]
@@ -164,7 +164,7 @@ def capacity(noise_var: NoiseVar | None, low: float, high: float, dims: int) -> 
 
 
 def check_box(low: float, high: float) -> None:
-    """Refuse bounds that are none."""
+    """Refuse bounds that are infinite or in the wrong order."""
     if not -math.inf < low < high < math.inf:
         raise AuditError(
             f"no certificate: z is not bounded, got [{low}, {high}]; add a clip stage before the "
@@ -201,7 +201,7 @@ def central_limit(values: Float[Tensor, "*batch n"], delta: float) -> Float[Tens
 
 
 def _enough(values: Tensor, delta: float) -> int:
-    """How many values there are; refuses one, and a δ that is no probability."""
+    """How many values there are; refuses fewer than two, and a δ outside (0, 1)."""
     if not 0 < delta < 1:
         raise AuditError(f"delta must lie in (0, 1), got {delta}; 0.05 is usual")
     n = values.shape[-1]
@@ -214,9 +214,9 @@ def _enough(values: Tensor, delta: float) -> int:
 class PopulationRate:
     """Bound on the mean information about an image of the population, nats.
 
-    `value` is not exceeded by the true rate with probability 1 − δ over the `n` fresh images;
-    `mean` is what they measured, `range` how far apart two of them could lie. `asymptotic` is the
-    central-limit bound: no certificate.
+    With probability 1 − δ over the `n` fresh images the true rate is at most `value`. `mean` is
+    their mean divergence and `range` the largest possible difference of two of them. `asymptotic`
+    is the central-limit bound, which is no certificate.
     """
 
     value: float
@@ -262,9 +262,9 @@ class Reference:
 
     .. math:: q_y = (1 - \epsilon) N(m_y, D + A_y) + \epsilon N(\bar z, D + h^2 I)
 
-    The wide second part, of half-width h around the middle z̄ of the box, keeps a stray image from
-    costing more than the capacity: KL to a mixture is at most KL to a part less its log weight.
-    `absent` serves labels that the fit split does not have.
+    The wide second part, of half-width h around the middle z̄ of the box, makes an outlier cost at
+    most the capacity: KL to a mixture is at most KL to one part, less the log of its weight.
+    `absent` is for labels that the fit split does not have.
     """
 
     classes: Mapping[int, Gaussian]
@@ -275,7 +275,7 @@ class Reference:
     high: Float[Tensor, " d"]
 
     def divergence(self, rows: Rows, labels: Labels | None) -> Float[Tensor, " n"]:
-        """Bound on KL(N(z, I) ‖ q_y) of each row, in the order of the labels."""
+        """Bound on KL(N(z, I) ‖ q_y) of each row; the rows come out ordered by label."""
         parts = by_class(rows, labels)
         narrow = torch.cat(
             [self.classes.get(c, self.absent).divergence(part) for c, part in parts.items()]
@@ -287,7 +287,7 @@ class Reference:
 
     @property
     def range(self) -> float:
-        """No two values of `divergence` lie farther apart, whatever labels and z in the box."""
+        """Largest possible difference of two values of `divergence`, for any labels and z."""
         every = [*self.classes.values(), self.absent]
         most = max(g.worst(self.low, self.high) for g in every)
         least = min(g.constant for g in every)
@@ -356,10 +356,10 @@ def fit_reference(
     covariance: Covariance = "diagonal",
     guard: float = GUARD,
 ) -> Reference:
-    """Moments of the fit split in units of the noise.
+    """A reference from the moments of the fit split, in units of the noise.
 
-    Fitted on every second image, each mix of covariances is tried on the others; the best is
-    then fitted on all. `guard` is the weight of the wide part; 0 leaves it out.
+    Each mix of covariances is fitted on every second image and tried on the others; the best one
+    is then fitted on all. `guard` is the weight of the wide part; 0 leaves it out.
     """
     if not 0 <= guard < 1:
         raise AuditError(f"guard must lie in [0, 1), got {guard}; {GUARD} is usual")
@@ -380,7 +380,7 @@ def fit_reference(
 
 
 def inside_box(z: Rows, low: float, high: float) -> tuple[float, float]:
-    """The box as numbers of z's own type; refuses z outside it."""
+    """The box in the precision of z; refuses z outside it."""
     check_box(low, high)
     edges = torch.tensor([low, high], dtype=z.dtype).double().tolist()
     low, high = min(low, edges[0]), max(high, edges[1])  # 0.1 clips float32 to 0.100000001
@@ -406,10 +406,22 @@ def population_rate(
     covariance: Covariance = "diagonal",
     guard: float = GUARD,
 ) -> PopulationRate:
-    """Upper bound on I(x; z̃), or I(x; z̃ | y) with labels, at confidence 1 − δ.
+    """Upper bound on I(x; z̃), or on I(x; z̃ | y) with labels, at confidence 1 − δ.
 
-    The fresh images must be independent draws of the population that neither training nor
-    selection nor the fit split has seen; `certify` refuses those that overlap.
+    The fresh images must be independent draws from the population that were not used in training,
+    in selection or in the fit split; `certify` refuses those that overlap.
+
+    Args:
+        fit_z: Clean z of the fit split.
+        fit_y: Its labels, or None.
+        fresh_z: Clean z of the fresh images.
+        fresh_y: Their labels, or None.
+        noise_var: Variance of the noise, for all of z or one per number, > 0.
+        low: Least possible value of z.
+        high: Largest possible value of z.
+        delta: Chance that the bound does not hold, in (0, 1).
+        covariance: Of the reference: "diagonal" or "full".
+        guard: Weight of the reference's wide part, in [0, 1).
     """
     if (fit_y is None) != (fresh_y is None):
         raise AuditError("labels must be given for both splits, or for neither")
@@ -436,7 +448,7 @@ def identification_error(rate_nats: float, n: int) -> float:
 
     .. math:: P_{err} \ge 1 - (I + \log 2) / \log n
 
-    Refused as vacuous where it says nothing, I ≥ log n − log 2.
+    An error where it excludes nothing (vacuous): I ≥ log n − log 2.
 
     >>> identification_error(0.0, 4), identification_error(math.log(2), 16)
     (0.5, 0.5)
@@ -458,7 +470,7 @@ def same_class_error(spectrum: Spectrum, repeats: int = 1) -> float:
 
     .. math:: P_{err} \ge \sum_c \frac{N_c}{N} [1 - (I_c + \log 2) / \log N_c]_+
 
-    Refused as vacuous where every class's share of it is 0.
+    An error where it excludes nothing (vacuous): every class has a term of 0.
     """
     total = 0.0
     for rate, count in zip(spectrum.rates(repeats).tolist(), spectrum.count.tolist(), strict=True):
@@ -473,8 +485,8 @@ def same_class_error(spectrum: Spectrum, repeats: int = 1) -> float:
 class Pairs:
     """Errors of the optimal test between two images, over all pairs of `images` images.
 
-    `least` is that of the pair that is easiest to tell apart; 0.5 is a coin. The median is that of
-    evenly spread images where there are many.
+    `least` is the error for the pair that is easiest to tell apart; 0.5 is a coin flip. With many
+    images, `median` is over pairs of some that are evenly spread.
     """
 
     least: float
@@ -500,7 +512,7 @@ def pair_error(distance: Float[Tensor, "*pairs"], repeats: int = 1) -> Float[Ten
 def pairwise_error(
     z: Float[Tensor, "n d"], noise_var: NoiseVar | None, repeats: int = 1, limit: int = PAIRED
 ) -> Pairs:
-    """The optimal errors over the pairs of a gallery; the median over `limit` images at most.
+    """The optimal errors over all pairs of a gallery; the median over at most `limit` images.
 
     >>> z = torch.tensor([[0.0], [1.0], [4.0]])
     >>> found = pairwise_error(z, 1.0)
@@ -512,7 +524,7 @@ def pairwise_error(
     rows, n = whiten(z, noise_var), min(len(z), limit)
     chosen = torch.arange(n, device=z.device) * len(z) // n
     largest, smallest = _extremes(rows)
-    # The two ways to a distance round differently: the median stays between the extremes.
+    # `pdist` and `cdist` round differently; the median must stay between the extremes.
     middle = torch.nn.functional.pdist(rows[chosen]).median().clamp(smallest, largest)
     marks = torch.stack([largest, smallest, middle])
     least, most, median = pair_error(marks, repeats).tolist()
@@ -533,10 +545,10 @@ def _extremes(rows: Float[Tensor, "n d"]) -> tuple[Tensor, Tensor]:
 def matcher_errors(
     z: Float[Tensor, "n d"], noise_var: NoiseVar | None, generator: Generator, repeats: int = 1
 ) -> int:
-    """How many of n sent images the best matcher there is takes for another of the n.
+    """How many of n sent images the optimal matcher takes for another of the n.
 
-    Each image is sent `repeats` times; the nearest listed z, in units of the noise, is the optimal
-    guess where all images are equally likely. The attacker holds the list and the encoder.
+    The attacker holds the list of images and the encoder, and gets each image `repeats` times. If
+    all images are equally likely, the optimal guess is the nearest listed z, in units of the noise.
     """
     rows = whiten(z, noise_var)
     sent = rows + normal_like(rows, generator) / math.sqrt(repeats)
@@ -552,13 +564,13 @@ def matcher_errors(
 def beaten(errors: int, n: int, at_least: float, level: float = 0.95) -> bool:
     """Whether so few errors in n tries contradict an error probability of `at_least`.
 
-    The chance of as few or fewer is below 1 − level. Tries may have different probabilities if
-    `at_least` bounds their mean: equal ones make few errors likeliest (Hoeffding 1956).
+    They do if the chance of so few or fewer is below 1 − level. `at_least` may bound the mean of
+    unequal probabilities: few errors are likeliest if all are equal (Hoeffding 1956).
 
     >>> beaten(0, 28, 0.1), beaten(0, 29, 0.1)  # 0.9^28 = 0.052, 0.9^29 = 0.047
     (False, True)
     """
-    if errors >= at_least * n - 1:  # as many as expected; Hoeffding's comparison ends here
+    if errors >= at_least * n - 1:  # as many as expected; Hoeffding's theorem ends here
         return False
     return float(bdtr(errors, n, at_least)) < 1 - level
 
@@ -566,7 +578,7 @@ def beaten(errors: int, n: int, at_least: float, level: float = 0.95) -> bool:
 def repeats_until_double(rate: Callable[[int], float], limit: int = 1024) -> int | None:
     """The smallest number of sendings k ≤ limit with rate(k) ≥ 2·rate(1); None if there is none.
 
-    `rate` must not fall with k: the interval is halved.
+    `rate` must not fall with k, as k is found by bisection.
 
     >>> repeats_until_double(lambda k: math.log(1 + k))  # log 4 = 2 log 2
     3

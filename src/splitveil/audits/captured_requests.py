@@ -1,4 +1,4 @@
-"""Auditing the wire: attacks on bytes that really left a client, and tests of their noise."""
+"""Audit of captured requests: attacks on bytes that really left a client, tests of their noise."""
 
 import hashlib
 import json
@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from splitveil.attacks.profiles import find_profile
 from splitveil.audits.certificates import count_copies, refusals
-from splitveil.audits.noise_tests import Clean, channel_tests
+from splitveil.audits.noise_tests import NOT_THE_NOISE, Clean, channel_tests
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.suite import Store
 from splitveil.audits.target import Attempt, Target
@@ -31,9 +30,10 @@ from splitveil.serve.transport import Transport, read_capture
 from splitveil.serve.wire import TensorSpec, decode_request
 from splitveil.threat import Labelled
 
-AGAIN = 256  # images that a second start of the client sends
+AGAIN = 256  # images that the client sends again after a restart
 ADDRESS = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/infer")
 
+# All that the protocol asks for, part by part: any other field could carry the image itself.
 EXPECTED = {
     "a request": {"inputs", "outputs", "parameters"},
     "its parameters": {"binary_data_output"},
@@ -45,7 +45,7 @@ EXPECTED = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CapturedData:
-    """What a capture holds: z̃ (n, …) in the order it was sent, and facts about its bytes."""
+    """A capture: z̃ (n, …) in the order it was sent, facts about its bytes, and what is beside z̃."""
 
     z: Tensor
     facts: Json
@@ -53,7 +53,13 @@ class CapturedData:
 
 
 def read_captured(file: Path, shape: Sequence[int], most: int) -> CapturedData:
-    """The smashed data of a capture, of at most so many rows of this shape."""
+    """Read a capture.
+
+    Args:
+        file: The capture, one request per line.
+        shape: Shape of one row of z̃.
+        most: How many rows one request may hold.
+    """
     spec = TensorSpec(name=WIRE, shape=tuple(shape))
     rows: list[Tensor] = []
     digest, size, beside, paths = hashlib.sha256(), 0, set[str](), set[str]()
@@ -77,7 +83,7 @@ def read_captured(file: Path, shape: Sequence[int], most: int) -> CapturedData:
 
 
 def strange_paths(paths: Collection[str]) -> list[str]:
-    """What the paths of a client's calls could carry: one address of the protocol says nothing.
+    """What the paths of requests could carry; a single address of the protocol carries nothing.
 
     >>> strange_paths({"/v2/models/m/infer"}), strange_paths({"/photo-3.png"})
     ([], ["a path that is not the protocol's"])
@@ -93,7 +99,7 @@ def strange_paths(paths: Collection[str]) -> list[str]:
 
 
 def unexpected_fields(body: bytes, header_length: str | None) -> list[str]:
-    """Names in a request that the protocol does not ask for: each could carry the image itself.
+    """The fields of a request that the protocol does not ask for.
 
     >>> unexpected_fields(b'{"inputs": [{"name": "z", "exif": 1}], "note": ""}', None)
     ['note in a request', 'exif in its tensor']
@@ -101,7 +107,7 @@ def unexpected_fields(body: bytes, header_length: str | None) -> list[str]:
     twice: list[str] = []
 
     def unique(pairs: list[tuple[str, object]]) -> Json:
-        # A reader keeps the last of two values of one name, and never sees the first.
+        # Of two values with one name a JSON reader keeps the last, and nobody sees the first.
         names = [name for name, _ in pairs]
         twice.extend(f"{n} given twice" for n in dict.fromkeys(names) if names.count(n) > 1)
         return dict(pairs)
@@ -129,7 +135,20 @@ def send_and_capture(
     int8: bool = False,
     waiting: Callable[[str, float], None] = lambda problem, seconds: None,
 ) -> list[Path]:
-    """Captures in `folder` of the export's client: all images, and some by a second start of it."""
+    """Send images with the export's client; returns two captures in `folder`.
+
+    The first holds all images, the second the first `AGAIN` of them after a restart of the client.
+
+    Args:
+        export: Folder of the export.
+        server: The server's address, or what takes its place.
+        images: Images (n, c, h, w) in [0, 1].
+        folder: Where the captures go; those of an earlier audit are replaced.
+        token: Bearer token of the server.
+        ca_file: Certificates that the server's is checked with.
+        int8: Whether to use the client in eight bits.
+        waiting: Told of a problem and the seconds until the next try.
+    """
     from splitveil.serve.client import Client
 
     files = [folder / f"capture-{start}.jsonl" for start in (1, 2)]
@@ -144,14 +163,14 @@ def send_and_capture(
                 capture=Path(scratch) / file.name,
             ) as client:  # fmt: skip
                 client.infer(some.cpu().numpy())
-        for file in files:  # captures of an earlier audit go when both are complete
+        for file in files:  # an earlier audit's captures are replaced when both are complete
             (Path(scratch) / file.name).replace(file)
     return files
 
 
 @contextmanager
 def kept_if_used(folder: Path) -> Iterator[None]:
-    """A folder that is made here goes again when the block fails with nothing in it."""
+    """Make a folder; remove it again if the block fails and leaves nothing in it."""
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -164,23 +183,13 @@ def kept_if_used(folder: Path) -> Iterator[None]:
 
 
 def int8_encoder(export: Path) -> Clean:
-    """The client in eight bits of an export, without its channel."""
+    """The encoder of an export's client in eight bits, without its channel."""
     half = load_half(export, read_manifest(export), CLIENT_INT8)
     return lambda x: torch.from_numpy(half(x.numpy()))
 
 
-@runtime_checkable
-class AuditedBefore(Audited, Protocol):
-    """A run whose own audit, if there is one, is compared with what was captured."""
-
-    @property
-    def record(self) -> Record | None:
-        """What the last audit measured; None before one. A broken file raises when it is read."""
-        ...
-
-
 def audit_wire(
-    run: AuditedBefore,
+    run: Audited,
     captures: Sequence[Path] | Callable[[Tensor], Sequence[Path]],
     profile: str,
     *,
@@ -188,72 +197,78 @@ def audit_wire(
     images: Dataset | None = None,
     seed: int = 0,
     clean: Clean | None = None,
+    earlier: Record | None = None,
     store: Store | None = None,
     progress: Progress = silent,
 ) -> tuple[Record, Json]:
-    """The record of attacks on what was captured, and the pictures; writes nothing.
+    """Attack captured requests; writes nothing but what `store` keeps.
 
     Args:
-        run: The run whose client sent it.
+        run: The run whose client sent them.
         captures: One or two captures, or a function that sends the scored images and returns
             them. The first holds the scored images in their order; the second holds the first of
-            them again, sent by another start of the client.
-        profile: Name of the attacks' profile.
+            them again, sent after a restart of the client.
+        profile: Budget of the attacks, such as "quick".
         aux: What the attacker knows.
-        images: Those that were sent, in place of the run's own scored ones.
+        images: The images that were sent; None for the run's own scored ones.
         seed: Seed of the attacks.
-        clean: Gives z of images if the client's encoder is not the run's own, as in eight bits.
+        clean: Gives z of images if the client's encoder is not the run's, as in eight bits.
+        earlier: The record of the run's own audit, to compare with.
         store: Where finished attacks are kept.
         progress: Told how far the attacks have come.
+
+    Returns:
+        The record, and the pictures of `gallery.json`.
     """
     attacks = find_profile(profile)
     target, facts = open_run(run, aux=aux, seed=seed, progress=progress)
     if images is not None:
-        scored = own_images(target, images)
-        target = replace(target, scored=scored, own_data=True)
-        hashes = facts.fields["splits"] | {"scored": fingerprint(images)}
-        facts = replace(facts, fields=facts.fields | {"splits": hashes})
-    files = captures(target.scored.images) if callable(captures) else captures
+        target = replace(target, scored=own_images(target, images), own_data=True)
+        facts.fields["splits"] |= {"scored": fingerprint(images)}
+    scored = target.scored
+    files = captures(scored.images) if callable(captures) else captures
+    if len(files) > 2:  # noqa: PLR2004 - with more it is not clear which starts are compared
+        raise AuditError("give one capture, and at most one of another start of the client")
     shape = run.model.wire_shape(run.built.image_shape)
-    first, *others = (read_captured(file, shape, len(target.scored)) for file in files)
-    check_rows(first, others, len(target.scored))
-    tests = channel_tests(
-        clean or run.model.encoder, run.model.channel, first.z, target.scored.images.cpu(),
-        again=others[0].z if others else None, seed=seed,
-    )  # fmt: skip
+    read = [read_captured(file, shape, len(scored)) for file in files]
+    first, again = read[0], read[1].z if read[1:] else None
+    if len(first.z) != len(scored):
+        raise AuditError(
+            f"{first.facts['capture']} holds {len(first.z)} rows for {len(scored)} images; it must "
+            "hold each image once, in order: the run's scored ones, or those that --sent names"
+        )
+    encoder, channel = clean or run.model.encoder, run.model.channel
+    tests = channel_tests(encoder, channel, first.z, scored.images.cpu(), again=again, seed=seed)
+    reason = None
+    if clean is not None:
+        reason = "what was sent is not of the run's encoder but of its copy in eight bits"
+    elif tests["failed"]:
+        failed = ", ".join(tests["failed"])
+        reason = f"{NOT_THE_NOISE}{failed}"
     identity = json.dumps([target.identity, first.facts["sha256"]]) if target.identity else ""
-    target = replace(target, captured=first.z.to(target.device), identity=identity)
-    told = {
-        "captures": [data.facts for data in (first, *others)],
-        "beside": sorted({name for data in (first, *others) for name in data.beside}),
-        "accuracy": float((target.sent.answer == target.scored.labels).double().mean()),
-        **tests,
-    }
-    earlier = run.record
 
     def wire(attempts: Mapping[str, Attempt]) -> Json:
-        return told | {"offline": compare_with_audit(earlier, profile, facts, attempts)}
+        return {
+            "captures": [data.facts for data in read],
+            "beside": sorted({name for data in read for name in data.beside}),
+            "accuracy": float((target.sent.answer == scored.labels).double().mean()),
+            **tests,
+            "offline": compare_with_audit(earlier, profile, facts, attempts),
+        }
 
-    target = replace(target, wire=wire)
-    if reason := _not_the_runs(tests["failed"], eight_bits=clean is not None):
-        target = replace(target, certify=lambda target: (refusals(reason), None))
+    target = replace(
+        target, captured=first.z.to(target.device), identity=identity, wire=wire,
+        certify=target.certify if reason is None else lambda _: (refusals(reason), None),
+    )  # fmt: skip
     return measure(target, attacks, profile, facts, store=store, progress=progress)
 
 
-def _not_the_runs(failed: Sequence[str], *, eight_bits: bool) -> str | None:
-    """Why no certificate of the run holds for what was captured; None if one may."""
-    if eight_bits:
-        return "what was sent is not of the run's encoder but of its copy in eight bits"
-    told = "what was sent is not the encoder's z and the channel's noise; tests that fail: "
-    return told + ", ".join(failed) if failed else None
-
-
 def own_images(target: Target, images: Dataset) -> Labelled:
-    """The auditor's images in place of the scored ones; refuses those the attacker knows."""
+    """The user's images as scored ones, classes matched by name; none may be the attacker's."""
     classes, shape = list(target.classes), tuple(target.scored.images.shape[1:])
     if unknown := sorted(set(images.classes) - set(classes)):
         raise DataError(
-            f"--sent has classes that the run has not: {', '.join(unknown)}; the run has "
+            f"--sent has classes that the run does not know: {', '.join(unknown)}; the run knows "
             f"{', '.join(classes)}"
         )
     if images.image_shape != shape:
@@ -263,27 +278,16 @@ def own_images(target: Target, images: Dataset) -> Labelled:
     found = replace(found, labels=places.to(found.labels.device)[found.labels])
     if shared := count_copies(found.images, [target.aux.images]):
         raise DataError(
-            f"{shared} images of --sent are among the attacker's own; he may not know the images "
-            "that are scored: send others"
+            f"{shared} images of --sent are among the attacker's; the attacker must not know the "
+            "images that are scored: send others"
         )
     return found
-
-
-def check_rows(first: CapturedData, others: Sequence[CapturedData], images: int) -> None:
-    """Refuse captures whose rows cannot be told which image they are of."""
-    if len(others) > 1:
-        raise AuditError("give one capture, and at most one of another start of the client")
-    if len(first.z) != images:
-        raise AuditError(
-            f"{first.facts['capture']} holds {len(first.z)} rows for {images} images; it must hold "
-            "each image once, in order: the run's scored ones, or those that --sent names"
-        )
 
 
 def compare_with_audit(
     old: Record | None, profile: str, facts: Facts, attempts: Mapping[str, Attempt]
 ) -> Json:
-    """Compares attempts on captured requests with the run's own audit, image by image."""
+    """Compare attempts on captured requests with the run's own audit, image by image."""
     splits, seeds = facts.fields["splits"], facts.fields["seeds"]
     wanted = (profile, seeds["attack"], facts.audit["model"], splits["aux"], splits["scored"])
     if old is None or wanted != (
@@ -292,14 +296,11 @@ def compare_with_audit(
         return {"refused": "the run has no audit of this model, profile, seed and images"}
     theirs, name = per_image_mse(old), old.per_image.attack
     if theirs is None or name is None or name not in attempts:
-        return {"refused": "the run's audit kept no errors of single images"}
+        return {"refused": "the run's audit kept no errors per image"}
     ours = attempts[name].mse.double().cpu().numpy()
     found = difference(Sample.of(ours[None]), Sample.of(theirs[None]), paired=True)
+    limits = found.interval
     return {
-        "attack": name,
-        "mse": float(theirs.mean()),
-        "difference": found.interval.mean,
-        "difference_low": found.interval.low,
-        "difference_high": found.interval.high,
-        "p": found.p_value,
-    }
+        "attack": name, "mse": float(theirs.mean()), "difference": limits.mean,
+        "difference_low": limits.low, "difference_high": limits.high, "p": found.p_value,
+    }  # fmt: skip

@@ -1,6 +1,6 @@
 """Certificates of a deployed client: each one sound, or refused with its reason.
 
-`docs/reference/certificates.md` says what each claims. A refusal is an entry {"refused": reason}.
+`docs/reference/certificates.md` says what each claims. A refused one is {"refused": reason}.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ Clean = Callable[[Tensor, Generator | None], Tensor]
 PROBES = 32
 KINDS = ("capacity", "gallery", "population", "diagnostics")
 CHUNK = 1000
-DELTA = 0.05  # chance that the population's bound does not hold
-PROBED = 16  # images whose Jacobian is looked at
+DELTA = 0.05  # chance that the bound for the population does not hold
+PROBED = 16  # images whose Jacobian is estimated
 REPEATS = (1, 4, 16, 64)
-FULL_DIMS = 1024  # the full covariance of more numbers takes minutes
-LIMIT = 4096  # sendings of one image
+FULL_DIMS = 1024  # beyond, the full covariance takes minutes
+LIMIT = 4096  # sendings of one image that are looked at for a doubling
 _SAME = 1e-3  # standard deviations of the noise: less is rounding, not randomness
 
 
@@ -34,10 +34,12 @@ _SAME = 1e-3  # standard deviations of the noise: less is rounding, not randomne
 class CertifiedClient:
     """A client as certificates see it: z before the noise, and what is known of the noise.
 
-    `clean(x, generator)` gives z and lets gradients through. `noise_var` is the variance of the
-    Gaussian noise that follows, for all of z or one for each number; 0 if there is none, None if it
-    is not known. `bounds` hold for every image there can be, by construction, or are None.
-    `random` says whether `clean` draws.
+    Args:
+        clean: From images (n, c, h, w) and a generator to z; gradients pass through it.
+        noise_var: Variance of the Gaussian noise that follows, for all of z or one per number; 0
+            without noise, None if it is not known.
+        bounds: Least and largest value of z for every possible image, by construction; or None.
+        random: Whether `clean` draws random numbers.
     """
 
     clean: Clean
@@ -49,7 +51,7 @@ class CertifiedClient:
 def certified_client(
     encoder: nn.Module, channel: nn.Module, device: torch.device
 ) -> CertifiedClient:
-    """A client of known networks as certificates see it."""
+    """The client as certificates see it, from its encoder and channel."""
     front = before_noise(encoder, channel)
 
     def clean(x: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -65,14 +67,14 @@ def certified_client(
 
 
 def fingerprints(images: Float[Tensor, "n c h w"]) -> Int64[Tensor, " n"]:
-    """Ids of images by their content: 8 bytes of SHA-256 of their levels."""
+    """Ids of images by their content: 8 bytes of the SHA-256 of their pixels as bytes."""
     levels = images.mul(255).round().to(torch.uint8).cpu().flatten(1).numpy()
     digests = [hashlib.sha256(row.tobytes()).digest()[:8] for row in levels]
     return torch.tensor([int.from_bytes(d, "big", signed=True) for d in digests], dtype=torch.int64)
 
 
 def count_copies(images: Tensor, others: Sequence[Tensor]) -> int:
-    """How many of some images stand, level for level, among others.
+    """How many of some images are among others, pixel by pixel.
 
     >>> dark, light = torch.zeros(2, 1, 2, 2), torch.ones(3, 1, 2, 2)
     >>> count_copies(torch.cat([dark, light]), [dark])
@@ -85,11 +87,11 @@ def count_copies(images: Tensor, others: Sequence[Tensor]) -> int:
 def refuse_overlap(
     fresh: Int64[Tensor, " n"], others: Mapping[str, Int64[Tensor, " _"] | None]
 ) -> None:
-    """Refuse fresh images that stand twice, or that one of the other sets has seen."""
+    """Refuse fresh images that repeat, or that are also in one of the other sets."""
     fresh = fresh.cpu()
     if again := len(fresh) - len(torch.unique(fresh)):
         raise AuditError(
-            f"no certificate: {again} of the fresh images are repeats; independent draws are needed"
+            f"no certificate: {again} of the fresh images are repeats; give each image once"
         )
     for name, ids in others.items():
         if ids is None:
@@ -105,7 +107,7 @@ def refuse_overlap(
 
 
 def refusals(reason: str) -> Json:
-    """Every certificate refused for one reason."""
+    """Every certificate refused, all for one reason."""
     return {kind: {"refused": f"no certificate: {reason}"} for kind in KINDS}
 
 
@@ -129,7 +131,7 @@ def _bounds(client: CertifiedClient) -> tuple[float, float]:
 
 
 def _draws(client: CertifiedClient, z: Tensor, images: Tensor, generator: Generator) -> bool:
-    """Whether z before the noise is random, said or not: encoding again gives another z."""
+    """Whether z before the noise is random: stated, or seen when the images are encoded again."""
     scale = bounds.noise_variance(client.noise_var, z.shape[1], z.device).sqrt()
     moved = _encode(client, images, generator).double() - z.double()
     return client.random or bool((moved / scale).abs().max() > _SAME)
@@ -138,14 +140,14 @@ def _draws(client: CertifiedClient, z: Tensor, images: Tensor, generator: Genera
 def _rates(
     z: Tensor, noise_var: float | Tensor | None, labels: Tensor, covariance: bounds.Covariance
 ) -> tuple[bounds.Spectrum, float]:
-    """The spectrum of the listed images given their class, and their rate without it."""
+    """Spectrum of the listed images given their class, and the rate in nats without the class."""
     given = bounds.gallery_spectrum(z, noise_var, labels, covariance)
     alone = bounds.gallery_spectrum(z, noise_var, None, covariance)
     return given, min(alone.rate(), given.rate() + given.label_entropy)
 
 
 def _gallery(client: CertifiedClient, gallery: Labelled, z: Tensor, generator: Generator) -> Json:
-    """Everything that holds for the listed images alone, whose z is given."""
+    """The certificate of the listed images, whose clean z (n, d) is given."""
     noise_var = client.noise_var
     if _draws(client, z, gallery.images, generator):
         raise AuditError(
@@ -164,7 +166,7 @@ def _gallery(client: CertifiedClient, gallery: Labelled, z: Tensor, generator: G
         "images": len(z),
         "covariance": "diagonal",
         "nats": rate,
-        "vacuous": rate >= math.log(len(z)),  # x itself has no more
+        "vacuous": rate >= math.log(len(z)),  # the image itself has no more nats
         "nats_given_class": given.rate(),
         **tighter,
         "label_entropy": given.label_entropy,
@@ -195,7 +197,7 @@ def _population(  # noqa: PLR0917 - what is measured, on what, and how
     gallery: int,
     generator: Generator,
 ) -> Json:
-    """The bound for images like the fresh ones, and Fano's for i.i.d. galleries of them."""
+    """The bound for images like the fresh ones, and Fano's bound for galleries of such images."""
     known = None if seen is None else torch.cat([fingerprints(some.images) for some in seen])
     others = {"training": known, "fit": fingerprints(fit.images)}
     refuse_overlap(fingerprints(fresh.images), others)
@@ -234,11 +236,21 @@ def certify(
     num_classes: int,
     generator: Generator,
 ) -> Json:
-    """Every certificate of a client as JSON, or the sentence why it is refused.
+    """Every certificate of a client as JSON, or why it is refused.
 
-    `gallery` are the listed images; `fit` fixes the reference of the population's bound and may be
-    training data; `fresh` measures it. `seen` are all images that training and selection used;
-    None if they are not known. An image is known by its content.
+    Args:
+        client: The client.
+        gallery: The listed images, for the certificate of a finite gallery.
+        fit: Images on which the reference of the population's bound is fitted; training data
+            are allowed.
+        fresh: Images on which the population's bound is measured.
+        seen: All images that training and selection used; None if they are not known. Images
+            are compared by their content.
+        num_classes: How many classes there are.
+        generator: Source of the random numbers.
+
+    Returns:
+        One entry for each of `KINDS`.
     """
     for part in (gallery, fit, fresh):
         if len(part) and not 0 <= int(part.labels.min()) <= int(part.labels.max()) < num_classes:
@@ -286,7 +298,7 @@ def dfil(
 
     .. math:: \mathrm{tr}(J^\top D^{-1} J) / d_x = E_v \Vert J^\top D^{-1/2} v \Vert^2 / d_x
 
-    It bounds unbiased attacks only, and every attack worth its name is biased. Exact with
+    It bounds unbiased attacks only, and every good attack is biased. It is exact with
     `probes=None`, one backward pass for each number of z; else Hutchinson's estimate with that
     many random signs v.
     """

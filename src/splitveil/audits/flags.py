@@ -1,4 +1,4 @@
-"""Flags: signs that a number should not be believed. `docs/reference/flags.md` explains each."""
+"""Flags: signs that a number is not to be trusted. `docs/reference/flags.md` explains each."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,22 +14,22 @@ from splitveil.record.schema import Flag
 from splitveil.rng import normal_like, stream
 from splitveil.threat import Access, Labelled
 
-WEAKER = 1.05  # a white-box attack this much worse than the best black-box one is suspect
-FALLING = 0.02  # relative fall of the training loss per epoch at the end
-LARGER_LOSES = 1.02
-LINEAR_SHARE = 0.05  # of the mean image's error: what a linear map leaves of an open client
-OVERFIT = 0.7
+WEAKER = 1.05  # times the MSE of the best black-box attack: a worse white-box one is suspect
+FALLING = 0.02  # per epoch: a loss that still falls faster at the end has not converged
+LARGER_LOSES = 1.02  # times the MSE of the base decoder: a worse large one was not fitted
+LINEAR_SHARE = 0.05  # of the mean image's error: with less, ridge regression undoes the client
+OVERFIT = 0.7  # of the error on scored images: with less on its own images it overfits
 UNFINISHED = "training unfinished"
 PROBED = 64
-MASKED = 1e-3  # gradient over what a small change of the image really does
-SILENT = 0.01  # of the declared noise: less is none
+MASKED = 1e-3  # of the change that a small step of the image makes: a gradient below it is masked
+SILENT = 0.01  # of the declared noise: less counts as none
 UNDECLARED = ("louder", "farther", "shape", "next image", "next number", "other number")
 SURE = 1e-3  # p-value below which two audits differ
 Attempts = Mapping[str, Attempt]
 
 
 def white_box_weaker(attempts: Attempts) -> str | None:
-    """A white-box attack knows more than a black-box one; doing worse, it was led astray."""
+    """A white-box attack knows more than a black-box one; if it does worse, it failed."""
     rivals = {n: a for n, a in comparable(attempts).items() if a.access == Access.BLACK_BOX}
     for name, attempt in attempts.items():
         if attempt.access != Access.WHITE_BOX or not rivals:
@@ -45,7 +45,7 @@ def white_box_weaker(attempts: Attempts) -> str | None:
 def fall_per_epoch(curve: Sequence[float]) -> float:
     """Relative fall of a training loss per epoch, from its last tenth and the tenth before.
 
-    A tenth is at least one epoch; its mean is taken, as single epochs of few images are noisy.
+    Each tenth, at least one epoch, counts by its mean, because single epochs are noisy.
 
     >>> round(fall_per_epoch((1.0, 0.5, 0.45)), 6)
     0.1
@@ -58,10 +58,10 @@ def fall_per_epoch(curve: Sequence[float]) -> float:
 
 
 def not_converged(attempts: Attempts) -> str | None:
-    """A decoder whose loss still falls, or a larger one that does worse, was stopped early."""
+    """A decoder was stopped early if its loss still falls, or if the larger one does worse."""
     for name, attempt in attempts.items():
         if len(attempt.curve) == 1:
-            return f"{name} was trained for one epoch at most: nothing shows if its loss settled"
+            return f"{name} was trained for one epoch at most, so nothing shows that it converged"
         fall = fall_per_epoch(attempt.curve)
         if fall > FALLING:
             return f"the training loss of {name} still fell by {100 * fall:.1f} % per epoch"
@@ -74,7 +74,7 @@ def not_converged(attempts: Attempts) -> str | None:
 
 
 def gradient_masked(target: Target) -> str | None:
-    """An encoder that reacts to its input but hands back no gradient misleads white-box attacks."""
+    """An encoder that reacts to its input but has no gradient misleads white-box attacks."""
     box = target.victim.white_box()
     x = target.scored.images[:PROBED].to(box.device)
     generator = stream(target.seed, "flags/gradient", box.device)
@@ -100,7 +100,7 @@ def gradient_masked(target: Target) -> str | None:
 
 
 def one_draw(target: Target, attempts: Attempts) -> str | None:
-    """A random channel must also meet an attacker who sees several draws of one image."""
+    """A random channel must also be attacked with several draws of one image."""
     repeated = any(a.repeats > 1 for a in attempts.values())
     if not repeated and varies(target, training=False):
         return "two sendings of one image differ, and no attack with repeats was run"
@@ -131,7 +131,7 @@ def varies(target: Target, *, training: bool) -> bool:
 
 
 def linearly_invertible(target: Target, attempts: Attempts) -> str | None:
-    """A client that a fixed linear map undoes hides nothing, whatever other attacks say."""
+    """A client that a linear map undoes hides nothing, whatever other attacks find."""
     linear = attempts.get("linear")
     if linear is None:
         return None
@@ -142,9 +142,9 @@ def linearly_invertible(target: Target, attempts: Attempts) -> str | None:
 
 
 def attack_overfitted(attempts: Attempts) -> str | None:
-    """An attack far better on its own images than on new ones needs more images, not belief."""
+    """An attack that does far better on its own images than on new ones needs more images."""
     for name, attempt in comparable(attempts).items():
-        if attempt.aux_mse is None or name == "nearest":  # the nearest aux image is itself
+        if attempt.aux_mse is None or attempt.keeps_aux:
             continue
         own = attempt.scores().mse
         if attempt.aux_mse < OVERFIT * own:
@@ -153,7 +153,7 @@ def attack_overfitted(attempts: Attempts) -> str | None:
 
 
 def not_finite(target: Target) -> str | None:
-    """A client that sends NaN or infinity for some images."""
+    """The client sends NaN or infinity for some images."""
     broken = target.sent.broken
     if not broken:
         return None
@@ -162,9 +162,10 @@ def not_finite(target: Target) -> str | None:
 
 
 def certificate_beaten(certificates: Json, leaks: Json) -> str | None:
-    """Somebody identifies more images than a certificate allows: one of the two is wrong.
+    """An attacker identifies more images than a certificate allows: one of the two is wrong.
 
-    Tried are the best matcher of clean z, and every re-identification of the certified images.
+    The attackers are the best matcher of clean z, and every re-identification of the certified
+    images.
     """
     gallery = certificates.get("gallery", {})
     least = gallery.get("identification_error", {}).get("at_least")
@@ -181,21 +182,17 @@ def certificate_beaten(certificates: Json, leaks: Json) -> str | None:
 
 
 def known_before(target: Target) -> str | None:
-    """Scored images that are no new ones look better than images in use will."""
+    """Scored images that the model or the attacker knows are not like images in use."""
     if not target.own_data:
         return None
     known = [some.images for some in (target.aux, target.members) if isinstance(some, Labelled)]
-    count = count_copies(target.scored.images, known)
-    if not count:
-        return None
-    return (
-        f"{count} of {len(target.scored)} are copies of images that were trained on or that the "
-        "attacker has"
-    )
+    count, told = count_copies(target.scored.images, known), len(target.scored)
+    seen = f"{count} of {told} are copies of images that were trained on or that the attacker has"
+    return seen if count else None
 
 
 def _failed(wire: Json, *names: str) -> str | None:
-    """What the first failed test of some of the wire saw."""
+    """What the first of these tests that failed saw; None if none failed."""
     for name in wire.get("failed", ()):
         if name in names:
             test = wire["tests"][name]
@@ -204,14 +201,14 @@ def _failed(wire: Json, *names: str) -> str | None:
 
 
 def _noise_failed(wire: Json, *names: str) -> str | None:
-    """The same of tests of the noise: where none was added, none repeats or has another shape."""
+    """The same for tests of the noise, which mean nothing where there is almost no noise."""
     noise = wire.get("noise")
     silent = noise is not None and noise["measured"] < SILENT * noise["declared"]
     return None if silent else _failed(wire, *names)
 
 
 def wire_without_noise(wire: Json) -> str | None:
-    """A client whose noise is off, or weaker than the one that was audited."""
+    """The client's noise is off, or weaker than in the audit."""
     noise = wire.get("noise")
     seen = _failed(wire, "quieter", "nearer")
     if seen is None or noise is None:
@@ -223,7 +220,7 @@ def wire_without_noise(wire: Json) -> str | None:
 
 
 def wire_leaks_more(wire: Json) -> str | None:
-    """The same attack does better on the wire than it did in the run's audit."""
+    """The same attack does better on what was captured than in the run's audit."""
     found = wire.get("offline", {})
     if found.get("p", 1.0) >= SURE or found["difference"] >= 0:
         return None
@@ -243,8 +240,8 @@ FLAGS: Mapping[str, str] = {  # every flag, and what to do about it
     "noise only in training": "make the noise a channel stage, active in eval mode",
     "linearly invertible": "treat the client as sending the image itself",
     "attack overfitted": "give the attacker more aux images",
-    "certificate beaten": "believe neither: the channel is not what the certificate was told it is",
-    "values not finite": "mend the encoder; these images count as they are, attacked through zeros",
+    "certificate beaten": "trust neither: the channel is not the one that was certified",
+    "values not finite": "correct the encoder; these images were attacked with 0 for such values",
     UNFINISHED: (
         "continue it with --resume, then audit again: this is not the model that will be deployed"
     ),
@@ -277,12 +274,17 @@ def raise_flags(
     wire: Json,
     left_out: Sequence[str] = (),
 ) -> list[Flag]:
-    """Every flag whose check found something.
+    """Check for every flag; returns those that are raised.
 
-    `wire` is what captured requests say; `left_out` are the attacks of the profile that somebody
-    chose not to run.
+    Args:
+        target: What was attacked.
+        attempts: What the attacks made of it.
+        certificates: Its certificates, as in the record.
+        leaks: Its leaks beyond pixels, as in the record.
+        wire: What was found in captured requests; empty if there are none.
+        left_out: Attacks of the profile that the user chose not to run.
     """
-    beside = wire.get("beside", ())  # fields of a request that no attack looked at
+    beside = wire.get("beside", ())  # fields of a request that no attack looks at
     validated = "settings are chosen by them" if target.knowledge == "val" else None
     seen = {
         "white-box weaker than black-box": white_box_weaker(attempts),
@@ -299,7 +301,7 @@ def raise_flags(
         "validation images scored": validated,
         "scored images known before": known_before(target),
         "noise missing on the wire": wire_without_noise(wire),
-        # Noise that can be seen twice can be taken away: it came from a seed.
+        # The server can subtract noise that it sees twice: it came from a seed.
         "noise repeats on the wire": _noise_failed(wire, "repeats", "starts"),
         "noise not as declared on the wire": _noise_failed(wire, *UNDECLARED),
         "another client on the wire": _failed(wire, "offset", "slope", "different"),

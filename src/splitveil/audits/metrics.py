@@ -18,7 +18,7 @@ from splitveil.functional import SSIM_RADIUS, Padding
 from splitveil.io import Json
 from splitveil.threat import CHUNK, check_images
 
-MSE_FLOOR = 1e-10  # PSNR of a perfect copy is infinite; it is reported as 100 dB
+MSE_FLOOR = 1e-10  # a perfect copy has an infinite PSNR; it is reported as 100 dB
 LPIPS_SIDE = 32
 Images = Float[Tensor, "n c h w"]
 PerImage = Float[Tensor, " n"]
@@ -77,8 +77,8 @@ def _ssim(x: Images, guess: Images, padding: Padding) -> PerImage:
 def lpips(x: Images, guess: Images) -> PerImage | None:
     """Learned perceptual distance (AlexNet) of each image; low favours the attacker.
 
-    None unless the package `lpips` with its weights is installed, and under 32 pixels, where its
-    network has nothing left to compare. Grey images are shown to it in three equal channels.
+    None without the package `lpips` and its weights, and under 32 pixels, which are too few for
+    its network. A grey image enters it as three equal channels.
     """
     _check_pair(x, guess)
     if min(x.shape[2:]) < LPIPS_SIDE or (net := _lpips_net(x.device)) is None:
@@ -152,8 +152,8 @@ def auc_limits(members: Members, others: Others) -> tuple[float, Limits]:
 
     .. math:: \operatorname{var} A = \operatorname{var}(V_{10})/a + \operatorname{var}(V_{01})/b
 
-    V are the shares of the other side that a score beats. Where one side beats the other without
-    exception there is no variance to go by: then the limit is that of min(a, b) hits of as many.
+    V are the shares of the other side that a score beats. If every score of one side beats the
+    other, the variance is 0; the limit is then that of min(a, b) hits out of as many.
 
     >>> area, (low, high) = auc_limits(torch.tensor([3.0, 1.0]), torch.tensor([2.0, 0.0]))
     >>> area, round(low, 3), round(high, 3)
@@ -183,8 +183,8 @@ def tpr_limits(
 ) -> tuple[float, Limits] | None:
     """Share of members above the score that at most a share `fpr` of the others exceeds.
 
-    The interval is the bootstrap's over both sides, the threshold drawn with them. None where the
-    others are too few for one of them to be a share `fpr`. Runs on the CPU.
+    Its interval is a bootstrap over both sides, with a new threshold each time. None if there are
+    fewer than 1/fpr others. Runs on the CPU.
     """
     inside, outside = members.cpu(), others.cpu()
     over = math.floor(fpr * len(outside) + 1e-9)
@@ -211,7 +211,7 @@ def _tpr(
 def balanced_limits(
     predicted: Int64[Tensor, " n"], truth: Int64[Tensor, " n"]
 ) -> tuple[float, Limits]:
-    """Balanced accuracy and its interval: every value that occurs counts the same.
+    """Balanced accuracy and its 95 % interval: every value that occurs counts the same.
 
     The mean over values of the share of their images that were recognised; each share varies as
     if two more images had been recognised and two more had not (Agresti and Coull).
@@ -244,7 +244,7 @@ def from_answer(
     size = int(torch.cat([known, asked]).max()) + 1
     kinds = int(torch.maximum(values.max(), usual)) + 1
     counts = torch.zeros(size, kinds, dtype=torch.float64, device=known.device)
-    counts[:, usual] = 0.5  # decides where there is nothing else, and between equals
+    counts[:, usual] = 0.5  # wins where there is nothing else, and between equal counts
     counts.index_put_((known, values), counts.new_ones(len(known)), accumulate=True)
     return counts.argmax(1)[asked]
 
@@ -252,9 +252,9 @@ def from_answer(
 def matched_pairs(
     members: Int64[Tensor, " a"], others: Int64[Tensor, " b"], generator: Generator
 ) -> Int64[Tensor, "pairs 2"]:
-    """Positions of members and of others with the same label, paired and ordered by lot.
+    """Random pairs of a member and another image with the same label: their positions.
 
-    Without it a class that is more frequent on one side would pass for membership.
+    Without pairs a class that is more frequent among members would look like membership.
 
     >>> one = torch.tensor
     >>> matched_pairs(one([5, 0, 5]), one([2, 5]), torch.Generator())[:, 1].tolist()
@@ -272,10 +272,10 @@ def matched_pairs(
 
 
 def share(right: Bool[Tensor, " n"]) -> float:
-    """Share of what is true."""
+    """Share of True."""
     return float(right.double().mean())
 
 
 def named(name: str, limits: tuple[float | None, float | None]) -> Json:
-    """Both limits under the name of what they belong to."""
+    """Both limits of an interval, under `NAME_low` and `NAME_high`."""
     return {f"{name}_low": limits[0], f"{name}_high": limits[1]}

@@ -1,7 +1,7 @@
-"""Does the noise on the wire do what the channel says? Tests of z̃ less the clean z of the images.
+"""Statistical tests of the noise on the wire: of z̃ − z, what was sent less the clean z.
 
-Under a client that adds N(0, σ²) to every number of z, independently and afresh for every image,
-each p-value below is exact or errs upwards. All tests together raise a false alarm in at most
+Under a client that adds fresh independent N(0, σ²) to every number of z of every image, each
+p-value below is exact or too large. All tests together give a false alarm in at most a share
 `ALPHA` of audits.
 """
 
@@ -10,13 +10,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from scipy.special import chdtr, chdtrc, chdtri, kolmogorov, stdtr
 from torch import Tensor, nn
 
 from splitveil.audits.certificates import fingerprints
-from splitveil.audits.target import finite, first_rows, send
+from splitveil.audits.target import finite, send
 from splitveil.errors import AuditError
 from splitveil.io import Json
 from splitveil.nets.channel import (
@@ -39,33 +40,34 @@ from splitveil.surrogates.base import (
 from splitveil.threat import Labelled, Victim
 
 ALPHA = 1e-3
+NOT_THE_NOISE = "what was sent is not the encoder's z and the channel's noise; tests that fail: "
 SIMULATED = 32  # sendings that one is compared with where the noise is not Gaussian
-PAIRED = 20_000  # rows that are compared with each other
-SHAPED = 20_000_000  # values whose distribution is looked at
+PAIRED = 20_000  # rows of which every two are compared
+SHAPED = 20_000_000  # values whose distribution is tested
 MATTERS = 0.01  # of σ: a smaller offset or slope is arithmetic, whatever its p-value
 CROSSED = 2048  # numbers of z of which every two are compared
 CHUNK = 500
 _PAIR = 2
 Rows = Float[Tensor, "n d"]
 Clean = Callable[[Tensor], Tensor]
-LISTENED = 1000  # images that are sent twice to hear the noise
+LISTENED = 1000  # images that are sent twice to measure the noise
 DRAWS = 16  # sendings of each image for the rate
 LESS = 0.05  # share by which the noise may be smaller than declared
 ERRORS = 4  # standard errors of its estimate
-SIMULATED_IMAGES = 256  # each is sent offline as often as a random channel of any kind asks
+SIMULATED_IMAGES = 256  # images that are sent `SIMULATED` times offline
 SAME = 1e-3  # of z's size: what arithmetic may change where nothing is random
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was seen, and how likely a sound client shows at least that much."""
+    """What a test saw, and its p-value: how likely a sound client shows at least that much."""
 
     seen: float
     p: float
 
 
 def measure_noise(victim: Victim, x: Tensor, seed: int) -> tuple[float, bool]:
-    """Standard deviation between sendings of the same images, and whether a seed repeats one."""
+    """Standard deviation of the noise by two sendings, and whether equal seeds send the same."""
     first, again = (finite(send(victim, x, seed, "foreign/first")) for _ in range(2))
     other = finite(send(victim, x, seed, "foreign/other"))
     heard = float((first.double() - other).square().mean().div(2).sqrt())
@@ -73,16 +75,16 @@ def measure_noise(victim: Victim, x: Tensor, seed: int) -> tuple[float, bool]:
 
 
 def check_noise(declared: float, heard: float, values: int) -> None:
-    """Refuse declared noise that is not there: the rate would be too low.
+    """Refuse declared noise that is not there: the rate in nats would come out too low.
 
-    The measured one may be larger, as a client may draw elsewhere too; smaller by chance alone it
-    is by at most four standard errors of `values` differences.
+    More noise than declared is fine, since a client may draw elsewhere too. Less may be chance, up
+    to `ERRORS` standard errors of an estimate from so many `values`.
     """
     if heard < declared * (1 - max(LESS, ERRORS / math.sqrt(2 * values))):
         raise AuditError(
             f"noise of standard deviation {declared:.4g} was declared, but two sendings of the "
-            f"same images differ as by {heard:.4g}; declare what the client adds last, with "
-            "nothing behind it that clips or rounds, or leave --noise out"
+            f"same images differ as by {heard:.4g}; declare the noise that the client adds last, "
+            "with no clipping or rounding after it, or leave --noise out"
         )
 
 
@@ -93,8 +95,8 @@ def sent_rate(
 
     .. math:: \tfrac12 \sum_c p_c \sum_j \log(1 + (v_{cj} - \sigma^2)_+ / \sigma^2)
 
-    v is the variance of class c over images and `DRAWS` sendings of each; all of it that is not
-    the declared noise counts as signal. The estimate errs upwards where there is little.
+    v is the variance of class c over images and `DRAWS` sendings of each. All of it beyond the
+    declared noise counts as signal. With few images the estimate is too large, never too small.
     """
     means, squares = [], []
     for i in range(DRAWS):
@@ -118,11 +120,17 @@ def channel_tests(
     again: Tensor | None = None,
     seed: int = 0,
 ) -> Json:
-    """What z̃ sent for images x says of a client's noise: the tests that its channel allows.
+    """Test what was sent for images x against the encoder's z, with the tests its channel allows.
 
-    `again` is what another start of the client sent for the first images.
+    Args:
+        encoder: From images to clean z.
+        channel: What follows it on the client.
+        sent: What was sent (n, …), in the order of the images.
+        x: The images (n, c, h, w).
+        again: What the client sent for the first images after a restart.
+        seed: Seed of the simulated sendings.
     """
-    # On the CPU: a GPU's shortened products would pass for another client.
+    # On the CPU, because the shortened products of a GPU would look like another client.
     channel = copy.deepcopy(channel).cpu().eval()
     if isinstance(encoder, nn.Module):
         encoder = copy.deepcopy(encoder).cpu().eval()
@@ -143,9 +151,9 @@ def channel_tests(
 
 
 def expected(channel: nn.Module, z: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Mean and deviation of what a channel sends for z, if it ends in Gaussian noise.
+    """Mean and standard deviation of what a channel sends for z, if it ends in Gaussian noise.
 
-    The deviation is 0 without noise and None where a stage is of another kind or follows the noise.
+    The deviation is 0 without noise, and None if another random stage or any after the noise.
 
     >>> found = expected(Channel([Clip(0.0, 1.0), GaussianNoise(0.3)]), torch.tensor([[2.0]]))
     >>> found[0].item(), round(found[1].item(), 6)
@@ -167,7 +175,7 @@ def expected(channel: nn.Module, z: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def unlike(sent: Tensor, z: Tensor) -> Outcome:
-    """How far what was sent is from z where nothing is random, over z's size."""
+    """Largest distance of what was sent from z, over z's size, for a channel that draws nothing."""
     far = float((sent.double() - z.double()).abs().max())
     size = float(z.double().square().mean().sqrt())
     seen = far / size if size else far
@@ -181,16 +189,20 @@ def gaussian_tests(
     ids: Int64[Tensor, " n"],
     again: Float[Tensor, "m d"] | None = None,
 ) -> Json:
-    """Every test of what was sent for images whose clean z is known, and which of them fail.
+    """Every test for Gaussian noise, and which of them fail.
 
-    `std` is σ, for all of z or one for each number. Rows with equal `ids` are one image: it may be
-    sent by the same draw again, and counts once. `again` is what another start of the client sent
-    for the first m images.
+    Args:
+        sent: What was sent.
+        clean: Clean z of the same images.
+        std: The declared σ, for all of z or one per number.
+        ids: Rows with equal ids are one image, which counts once: the same noise is no fault there.
+        again: What the client sent for the first m images after a restart.
     """
     scale = torch.as_tensor(std, dtype=torch.float64, device=sent.device)
     if not bool(((scale > 0) & (scale < math.inf)).all()):
         raise AuditError(f"the noise's deviation must be a finite number > 0, got {std}")
-    rows = first_rows(ids).to(sent.device)
+    _, first = np.unique(ids.cpu().numpy(), return_index=True)
+    rows = torch.from_numpy(first).sort().values.to(sent.device)
     e = standardised(sent[rows], clean[rows], scale)
     tests = residual_tests(e, clean[rows].double())
     if again is not None:
@@ -213,10 +225,11 @@ def simulated_tests(
     draws: Float[Tensor, "k n d"],
     again: Float[Tensor, "m d"] | None = None,
 ) -> Json:
-    """The tests that hold for every random channel, by `draws` of it: sendings made offline.
+    """The tests that hold for every random channel, against k sendings made offline.
 
-    Of a sound client the mean squared distance from z is one more draw of a known distribution,
-    normal for so many numbers; and two starts send equal rows no more than two draws do.
+    Under a sound client the mean squared distance from z is one more draw from the distribution of
+    the offline ones, which is normal for so many numbers. Two starts of it send equal rows no more
+    often than two offline sendings do.
     """
 
     def distance(z: Tensor) -> Tensor:
@@ -243,7 +256,7 @@ def simulated_tests(
 
 
 def decide(tests: Mapping[str, Outcome]) -> Json:
-    """The tests as JSON, and which of them fail when `ALPHA` is shared by all."""
+    """The tests as JSON, and which of them fail; each gets an equal part of `ALPHA`."""
     least = ALPHA / len(tests)
     return {
         "tests": {name: asdict(test) for name, test in tests.items()},
@@ -257,7 +270,7 @@ def decide(tests: Mapping[str, Outcome]) -> Json:
 
 
 def residual_tests(e: Rows, z: Rows) -> dict[str, Outcome]:
-    """The tests of one capture: standardised residuals e and clean z, a row for each image."""
+    """The tests of one capture: standardised residuals e and clean z, one row per image."""
     found = {
         "quieter": quieter(e),
         "louder": louder(e),
@@ -281,7 +294,7 @@ def standardised(sent: Rows, clean: Rows, std: Tensor) -> Rows:
 
 
 def std_limits(count: int, alpha: float) -> tuple[float, float]:
-    r"""What the root mean square of so many standard normals leaves with probability alpha.
+    r"""Limits that the root mean square of `count` standard normals leaves with chance alpha.
 
     .. math:: \sqrt{\chi^2_{N,\,\alpha/2} / N}, \ \sqrt{\chi^2_{N,\,1-\alpha/2} / N}
 
@@ -315,15 +328,15 @@ def slope(e: Rows, z: Rows) -> Outcome:
 
     .. math:: \sum e (z - \bar z) \,/ \|z - \bar z\|
 
-    is standard normal whatever z is; `seen` is that over √N, in σ for one deviation of z.
+    is standard normal whatever z is; `seen` is that over √N: σ per standard deviation of z.
     """
     return follows(z - z.mean(), e)
 
 
 def follows(one: Rows, next_: Rows) -> Outcome:
-    """Whether noise goes on in its neighbour: the correlation of disjoint pairs of residuals.
+    """Whether neighbours share noise: the correlation of disjoint pairs of residuals.
 
-    Given one side, Σab/‖a‖ is standard normal, exactly, as no value stands in two pairs.
+    Given one side, Σab/‖a‖ is exactly standard normal, since no value is in two pairs.
     """
     length = float(one.square().sum().sqrt())
     if length == 0:
@@ -337,8 +350,8 @@ def together(e: Rows) -> Outcome:
 
     .. math:: \max_{j \ne k} \left| \textstyle\sum_i e_{ij} e_{ik} \right| / \lVert e_j \rVert
 
-    Given column j each is standard normal; the largest of so many is at most as many times less
-    likely. `seen` is the correlation.
+    Given column j each is standard normal, and the p-value of the largest is at most the sum of
+    all p-values. `seen` is the correlation.
     """
     d = e.shape[1]
     length = e.square().sum(0).sqrt()
@@ -356,8 +369,8 @@ def together(e: Rows) -> Outcome:
 def shape(e: Rows) -> Outcome:
     """Kolmogorov's largest distance of the residuals' distribution from the normal one.
 
-    They are divided by their own deviation, so that their size is not judged twice; the p-value is
-    then too large, never too small.
+    The residuals are divided by their own deviation, so that their size is not tested twice. The
+    p-value is then too large, never too small.
     """
     values = e.flatten()[:SHAPED]
     scale = values.square().mean().sqrt()
@@ -370,17 +383,17 @@ def shape(e: Rows) -> Outcome:
 
 
 def closest(e: Rows, other: Float[Tensor, "m d"] | None = None) -> Outcome:
-    """Noise that two images, or two starts of the client, share: their nearest two residuals.
+    """Noise shared by two images, or by two starts of the client: the two nearest residuals.
 
-    `seen` is the distance of the nearest rows per number, √2 for independent ones; half its square
-    is χ² with d degrees, and the smallest of so many pairs at most as many times less likely.
+    `seen` is their distance over √d, which is √2 for independent rows. Half the squared distance
+    is χ² with d degrees of freedom; the p-value of the nearest pair is at most the sum over pairs.
     """
     mine = e if other is None else other
     pairs = len(e) * (len(e) - 1) // 2 if other is None else len(e) * len(mine)
     size = mine.square().sum(1)
     best, which = math.inf, (0, 0)
     for start, part in enumerate(torch.split(e, CHUNK)):
-        # Products of doubles err by 1e-12 or so: enough to find the nearest, not to measure it.
+        # By products the distances err by about 1e-12: enough to find the nearest pair only.
         near = (part.square().sum(1)[:, None] + size).addmm_(part, mine.T, alpha=-2)
         if other is None:
             near.diagonal(CHUNK * start).fill_(math.inf)

@@ -1,11 +1,11 @@
-"""Audit of a user's encoder: a function or module, and images in; a record out."""
+"""Audit of a user's own encoder: a function or a module, and images in; a record out."""
 
 import copy
 import inspect
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,19 +15,21 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
+from splitveil.attacks.base import draw_seed
 from splitveil.attacks.profiles import find_profile
 from splitveil.audits.certificates import certified_client, certify, count_copies, refusals
 from splitveil.audits.noise_tests import (
     LISTENED,
+    NOT_THE_NOISE,
     channel_tests,
     check_noise,
     measure_noise,
     sent_rate,
 )
 from splitveil.audits.pipeline import Facts, measure
-from splitveil.audits.target import Target, finite
+from splitveil.audits.target import Target, finite, read_attributes
 from splitveil.config.resolve import import_user_code, unchanged
-from splitveil.data.attributes import Attributes, attributes_of, read_table
+from splitveil.data.attributes import Attributes
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.data.folder import file_names
@@ -38,7 +40,7 @@ from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.cost import Cost
 from splitveil.record.schema import Record
 from splitveil.rng import derive_seed, seeded_globals, stream
-from splitveil.threat import Access, Attack, Labelled, Send, Victim, by_rows, check_images
+from splitveil.threat import Access, Labelled, Send, Victim, by_rows, check_images
 
 Function = Callable[..., Any]
 Given = Literal["auto", "numpy", "torch"]
@@ -54,11 +56,18 @@ UNKNOWN = "no images are known to be training data; name them with --members"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnEncoder:
-    """What is audited: `client` gives what leaves the device, `server` answers it.
+    """What is audited: `client` computes what leaves the device, `server` answers it.
 
-    `noise_std` is the declared standard deviation of Gaussian noise that the client adds last.
-    With `white_box` the attacker also has the client's networks: the module itself, or `encoder`
-    and `channel` of the object.
+    Args:
+        client: A function or module that takes images (n, c, h, w) in [0, 1].
+        name: What messages and the record call it.
+        server: Takes what the client sent, and returns scores (n, classes) or class ids (n,).
+        server_name: What messages and the record call the server.
+        noise_std: Standard deviation of the Gaussian noise that the client adds last, > 0; None
+            if it adds none or if it is not known.
+        white_box: Whether the attacker also has the client's networks: the module itself, or
+            `encoder` and `channel` of the object.
+        given: What the client takes: "numpy" arrays, "torch" tensors, or "auto" to try both.
     """
 
     client: object
@@ -76,13 +85,26 @@ class OwnEncoder:
                 "client adds none, or if you do not know it"
             )
 
+    @property
+    def declared(self) -> Channel:
+        """The declared noise as a channel, without stages if none is declared."""
+        return Channel([] if self.noise_std is None else [GaussianNoise(self.noise_std)])
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AuditImages:
-    """The images of an audit: what the attacker fits on, what is scored, and `test` for accuracy.
+    """The images of an audit.
 
-    `knowledge` names the attacker's knowledge and `hashes` identify the images in a record.
-    `members` are all images that the client was trained or chosen on, where they are known.
+    Args:
+        name: The dataset's name, as the record has it.
+        classes: Names of the classes.
+        aux: Images the attacker fits on.
+        scored: Images that are attacked.
+        test: Images on which the accuracy is measured.
+        knowledge: Name of what the attacker knows, such as "train".
+        hashes: Identify the images in the record.
+        members: All images that the client was trained or chosen on; None if they are not known.
+        attributes: Attributes of the images, from a table.
     """
 
     name: str
@@ -99,18 +121,15 @@ class AuditImages:
 def find_encoder(
     name: str, server: str | None, noise: float | None, given: str, *, white_box: bool
 ) -> OwnEncoder:
-    """The callables that are named, as what is to be audited."""
+    """Import the named functions; `name` and `server` are each MODULE:FUNCTION."""
     if given not in get_args(Given):
         raise ConfigError(unknown("input", given, get_args(Given)))
+    client = import_user_code(name, "what is audited")
+    answers = None if server is None else import_user_code(server, "--server")
     return OwnEncoder(
-        client=import_user_code(name, "what is audited"),
-        name=name,
-        server=None if server is None else import_user_code(server, "--server"),
-        server_name=server,
-        noise_std=noise,
-        white_box=white_box,
-        given=given,  # type: ignore[arg-type]  # one of them, as was checked
-    )
+        client=client, name=name, server=answers, server_name=server, noise_std=noise,
+        white_box=white_box, given=given,  # type: ignore[arg-type]  # checked above
+    )  # fmt: skip
 
 
 def read_images(
@@ -122,7 +141,16 @@ def read_images(
     members: str | None = None,
     attributes: Path | None = None,
 ) -> AuditImages:
-    """The images of an audit, with those known to be training data and a table of attributes."""
+    """Load the images of an audit.
+
+    Args:
+        data: One dataset, which is divided into what the attacker knows and what is scored.
+        aux_data: In place of `data`, the attacker's images, and
+        test_data: the images that are scored.
+        aux: What the attacker knows of `data`: "train" or "test90".
+        members: A dataset of all images that the client was trained or chosen on.
+        attributes: A CSV table of attributes of the images.
+    """
     if data is not None and aux_data is None and test_data is None:
         found = _one_set(data, aux, attributes)
     elif data is None and aux_data is not None and test_data is not None:
@@ -139,8 +167,8 @@ def read_images(
     _check_agree("--members", trained, "--data or --test-data", found.classes, found.test)
     if count := count_copies(found.test.images, [known.images]):
         raise DataError(
-            f"{count} images of --members are among those that are scored; a client is not "
-            "scored on what it was trained on: divide the images yourself"
+            f"{count} images of --members are among those that are scored; a client must not be "
+            "scored on what it was trained on: split the images yourself"
         )
     return replace(found, members=known, hashes=found.hashes | {"members": fingerprint(trained)})
 
@@ -149,26 +177,19 @@ def _one_set(data: str, aux: str, attributes: Path | None) -> AuditImages:
     """One dataset divided into its parts."""
     if aux not in ("train", "test90"):
         raise ConfigError(
-            f"--aux must be train or test90 for a callable, got '{aux}'; for an attacker with "
-            "images of his own give --aux-data and --test-data"
+            f"--aux must be train or test90 for a callable, got '{aux}'; if the attacker has "
+            "other images, give --aux-data and --test-data"
         )
     dataset = load(data)
     splits = make_splits(dataset, final=True)
     view = aux_view(dataset, splits, aux)
-    table = None
-    if attributes is not None:
-        rows = read_table(attributes, len(dataset), file_names(data))
-        table = attributes_of(attributes, rows, view.aux, view.scored)
+    rows = (view.aux, view.scored, splits.test)
+    known, scored, test = (dataset.labelled(some) for some in rows)
     return AuditImages(
-        name=data,
-        classes=dataset.classes,
-        aux=dataset.labelled(view.aux),
-        scored=dataset.labelled(view.scored),
-        test=dataset.labelled(splits.test),
-        knowledge=aux,
+        name=data, classes=dataset.classes, aux=known, scored=scored, test=test, knowledge=aux,
         hashes=splits.hashes() | view.hashes() | {"data": fingerprint(dataset)},
-        attributes=table,
-    )
+        attributes=read_attributes(attributes, len(dataset), *rows[:2], lambda: file_names(data)),
+    )  # fmt: skip
 
 
 def _two_sets(known: Dataset, scored: Dataset, name: str, attributes: Path | None) -> AuditImages:
@@ -178,24 +199,18 @@ def _two_sets(known: Dataset, scored: Dataset, name: str, attributes: Path | Non
     _check_agree("--aux-data", known, "--test-data", scored.classes, test)
     if count := count_copies(test.images, [aux.images]):
         raise DataError(
-            f"{count} images of --test-data are in --aux-data too; the attacker may not know "
+            f"{count} images of --test-data are in --aux-data too; the attacker must not know "
             "the images that are scored"
         )
-    table = None
-    if attributes is not None:  # the rows of the attacker's images, then those of the others
-        lines = read_table(attributes, len(known) + len(scored))
-        table = attributes_of(attributes, lines, aux_rows, len(known) + rows)
     hashes = hash_all({"aux": aux_rows, "scored": rows, "test": rows})
+    hashes |= {"data": fingerprint(scored), "aux_data": fingerprint(known)}
+    # The table has the rows of the attacker's images first, then those of the scored ones.
+    places = (aux_rows, len(known) + rows)
     return AuditImages(
-        name=name,
-        classes=scored.classes,
-        aux=aux,
-        scored=test,
-        test=test,
-        knowledge="aux-data",
-        hashes=hashes | {"data": fingerprint(scored), "aux_data": fingerprint(known)},
-        attributes=table,
-    )
+        name=name, classes=scored.classes, aux=aux, scored=test, test=test, knowledge="aux-data",
+        hashes=hashes,
+        attributes=read_attributes(attributes, len(known) + len(scored), *places),
+    )  # fmt: skip
 
 
 def _check_agree(
@@ -209,7 +224,7 @@ def _check_agree(
 
 
 class CallError(AuditError):
-    """The user's function raised an exception of its own, `reason`."""
+    """The user's function raised an exception; `reason` says which."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"'{name}' failed: {reason}")
@@ -237,20 +252,19 @@ def seeded(seed: int) -> Iterator[None]:
         random.setstate(plain_state)
 
 
-def draw_seed(generator: Generator) -> int:
-    """A seed for a stream that is not ours."""
-    return int(torch.randint(2**62, (), generator=generator, device=generator.device))
-
-
 class UserFunction(nn.Module):
-    """Somebody else's function: rows (n, …) in, float32 rows on the CPU out.
+    """A user's function as a module: rows (n, …) in, float32 rows on the CPU out.
 
-    It gets copies of its input, in rows of shape `takes` where that is given, as arrays where
-    `place` is "numpy" and else as tensors on that device. An `nn.Module` is copied and put into
-    eval mode. Its randomness comes from `generator`: passed on if it takes an argument of that name
-    (to one that gets arrays as a NumPy generator), else by seeding the global streams around the
-    call. The first answer fixes the shape of a row; rows that are neither vectors nor maps
-    (c, h, w) are flattened.
+    The function gets a copy of its input. An `nn.Module` is copied too, and put into eval mode.
+    If the function has an argument called `generator`, it gets our stream, as a NumPy generator
+    where it takes arrays; otherwise the global streams are seeded around the call. Its first
+    answer fixes the shape of a row. Rows that are neither vectors nor maps (c, h, w) are flattened.
+
+    Args:
+        function: What is called.
+        name: What messages call it.
+        place: "numpy" to call it with arrays, or the device of the tensors it takes.
+        takes: The shape of one row of its input; None leaves the input as it is.
     """
 
     def __init__(
@@ -258,14 +272,14 @@ class UserFunction(nn.Module):
     ) -> None:
         super().__init__()
         self.net = own_copy(function, name) if isinstance(function, nn.Module) else None
-        # Copies share what a lambda holds, which need not be copyable.
+        # A deep copy of this module shares what the lambda holds, which need not be copyable.
         self._held: Callable[[], Function] = lambda: function
         self.name, self.place, self.takes = name, place, takes
         self.takes_generator = takes_generator(function)
         self.shape: Shape | None = None
 
     def forward(self, x: Tensor, generator: Generator | None = None) -> Tensor:
-        """What the function says of x, checked."""
+        """The function's answer for x, checked."""
         if self.takes is not None:
             x = x.reshape(len(x), *self.takes)
         rows = as_rows(self._call(x, generator), len(x), self.name)
@@ -314,7 +328,7 @@ def own_copy(module: nn.Module, name: str) -> nn.Module:
 
 
 def in_rows(z: Tensor) -> Tensor:
-    """Smashed data in a form that attacks take: vectors and maps as they are, the rest flat.
+    """Smashed data in a form that attacks take: vectors and maps as they are, all else flattened.
 
     >>> in_rows(torch.zeros(2, 3, 4)).shape, in_rows(torch.zeros(2)).shape
     (torch.Size([2, 12]), torch.Size([2, 1]))
@@ -379,26 +393,27 @@ def _wrong(name: str, got: str) -> AuditError:
 def wrap(  # noqa: PLR0917 - the function and how it is tried
     function: object, name: str, given: Given, x: Tensor, seed: int, takes: Shape | None = None
 ) -> UserFunction:
-    """The function as a module, after calls with x and its first row that tell what it takes.
+    """The function as a module; it is called with x and with one row of x, to see what it takes.
 
-    "auto" tries arrays, then tensors; an `nn.Module` gets tensors where its parameters lie.
+    "auto" tries arrays, then tensors; an `nn.Module` gets tensors on the device of its parameters.
     """
     if inspect.isclass(function) or not callable(function):
         kind = "class" if inspect.isclass(function) else type(function).__name__
         raise ConfigError(
             f"'{name}' must be a function or another object to call with images, got a {kind}"
         )
-    failures = {}
+    failures = []
     for place in places(function, given):
         wrapped = UserFunction(function, name, place, takes)
         try:
             for some in (x, x[:1]):
                 wrapped(some, stream(seed, "foreign/meet"))
         except CallError as err:
-            failures[f"{NUMPY} arrays" if place == NUMPY else f"tensors on {place}"] = err.reason
+            what = f"{NUMPY} arrays" if place == NUMPY else f"tensors on {place}"
+            failures.append(f"given {what}, {err.reason}")
             continue
         return wrapped
-    raise CallError(name, "; ".join(f"given {what}, {said}" for what, said in failures.items()))
+    raise CallError(name, "; ".join(failures))
 
 
 def places(function: Function, given: Given) -> list[str]:
@@ -411,10 +426,10 @@ def places(function: Function, given: Given) -> list[str]:
 
 
 class Server(nn.Module):
-    """A user's server: smashed data as the client sent it in, scores of the classes out.
+    """A user's server: takes smashed data as the client sent it, gives scores of the classes.
 
-    It may answer scores (n, classes) or class ids (n,); if it draws, then always the same. It gets
-    0 for what is not finite.
+    It may answer scores (n, classes) or class ids (n,). Values that are not finite reach it as 0.
+    A server that draws random numbers gets the same ones at every call.
     """
 
     def __init__(self, function: UserFunction, num_classes: int) -> None:
@@ -423,27 +438,31 @@ class Server(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Scores (n, classes)."""
-        name, kinds = self.function.name, self.num_classes
+        name, classes = self.function.name, self.num_classes
         said: Tensor = self.function(finite(z), Generator().manual_seed(SERVER_SEED))
-        if said.shape[1:] == (kinds,):
+        if said.shape[1:] == (classes,):
             if bool(said.isnan().any()):
                 raise AuditError(
-                    f"'{name}' answered with NaN as a score; mend it, or leave --server out"
+                    f"'{name}' answered with NaN as a score; correct it, or leave --server out"
                 )
             return said
-        ids = said.flatten()
-        whole = (ids == ids.round()) & (ids >= 0) & (ids < kinds)
-        if said.shape[1:] != (1,) or not bool(whole.all()):
-            value = f" as {float(ids[~whole][0]):.4g}" if said.shape[1:] == (1,) else ""
-            raise AuditError(
-                f"'{name}' must return scores (n, {kinds}) or class ids (n,) in 0..{kinds - 1}, "
-                f"got {self.function.shape} per image{value}"
-            )
-        return nn.functional.one_hot(ids.long(), kinds).float()
+        ids, value = said.flatten(), ""
+        if said.shape[1:] == (1,):
+            whole = (ids == ids.round()) & (ids >= 0) & (ids < classes)
+            if bool(whole.all()):
+                return nn.functional.one_hot(ids.long(), classes).float()
+            value = f" as {float(ids[~whole][0]):.4g}"
+        raise AuditError(
+            f"'{name}' must return scores (n, {classes}) or class ids (n,) in 0..{classes - 1}, "
+            f"got {self.function.shape} per image{value}"
+        )
 
 
 class UserVictim(Victim):
-    """A user's client whose networks are known; queries still go to the function itself."""
+    """A user's client: every query goes to the function itself.
+
+    A white-box attack also gets `encoder` and `channel`.
+    """
 
     def __init__(self, sender: UserFunction, encoder: nn.Module, channel: nn.Module) -> None:
         super().__init__(encoder, channel)
@@ -462,9 +481,9 @@ class UserVictim(Victim):
 
 
 def open_parts(own: OwnEncoder, sender: UserFunction, x: Tensor) -> tuple[nn.Sequential, nn.Module]:
-    """Encoder and channel of a client that can be opened; refuses one that cannot.
+    """Encoder and channel of a white-box client, or an error.
 
-    Without a `channel` of its own, what follows an object's `encoder` is the declared noise.
+    An object without a `channel` has its declared noise as the channel.
     """
     inner = getattr(own.client, "encoder", None)
     whole = isinstance(own.client, nn.Module) and not isinstance(inner, nn.Module)
@@ -475,10 +494,11 @@ def open_parts(own: OwnEncoder, sender: UserFunction, x: Tensor) -> tuple[nn.Seq
             f"'{own.name}' is a {type(own.client).__name__}: leave --white-box out"
         )
     encoder = own_copy(found, own.name).cpu()
-    noise = [GaussianNoise(own.noise_std)] if own.noise_std and not whole else []
-    channel: nn.Module = Channel(noise)  # of a whole module the noise, if any, is inside
+    # A whole module has its noise inside, if it has any: nothing follows it.
+    channel: nn.Module = Channel() if whole else own.declared
     theirs = None if whole else getattr(own.client, "channel", None)
-    probe = UserFunction(encoder, f"{own.name}.encoder", "cpu")  # says clearly what goes wrong
+    # As a `UserFunction` the encoder fails with a message of ours.
+    probe = UserFunction(encoder, f"{own.name}.encoder", "cpu")
     z = probe(x)
     if callable(theirs):
         channel = UserFunction(theirs, f"{own.name}.channel", "cpu", probe.shape)
@@ -486,22 +506,11 @@ def open_parts(own: OwnEncoder, sender: UserFunction, x: Tensor) -> tuple[nn.Seq
     wire = sender(x, stream(0, "foreign/open")).shape
     if not z.shape == made == wire:
         raise AuditError(
-            f"of '{own.name}' the encoder gives {tuple(z.shape[1:])} per image, the channel "
+            f"the encoder of '{own.name}' gives {tuple(z.shape[1:])} per image, its channel "
             f"{tuple(made[1:])}, and {tuple(wire[1:])} is sent; in a white-box audit all three "
             "must have one shape"
         )
     return nn.Sequential(encoder, InRows()), channel
-
-
-def runnable(own: OwnEncoder, attacks: Mapping[str, Attack]) -> tuple[dict[str, Attack], Json]:
-    """The attacks that can be run on the client, and why the others are left out."""
-    left_out: Json = {}
-    for name, attack in attacks.items():
-        if attack.access == Access.WHITE_BOX and not own.white_box:
-            left_out[name] = "white-box: the client's networks are not given"
-        elif attack.access == Access.LABEL and own.server is None:
-            left_out[name] = "needs the server's answers, and no server is given"
-    return {n: a for n, a in attacks.items() if n not in left_out}, left_out
 
 
 def audit_encoder(
@@ -512,133 +521,119 @@ def audit_encoder(
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuple[Record, Json]:
-    """The record of an audit and its pictures; writes nothing.
+    """Audit a user's encoder; writes nothing.
 
-    Attacks run on the CPU, wherever the callable does its work. What the record cannot know, as
-    the training or the client's multiply-adds, is null.
+    Attacks run on the CPU, wherever the client computes. What the record cannot know, such as the
+    training or the client's multiply-adds, is null.
+
+    Args:
+        own: The client and, if there is one, its server.
+        images: What the attacker knows and what is scored.
+        profile: Budget of the attacks, such as "quick".
+        seed: Seed of the attacks, 0 or more.
+        progress: Told how far the attacks have come.
+
+    Returns:
+        The record, and the pictures of `gallery.json`.
     """
     with seeded(derive_seed(seed, "foreign")):  # for what draws outside of a sending
-        began = time.perf_counter()
-        attacks, left_out = runnable(own, find_profile(profile))
+        began, attacks = time.perf_counter(), find_profile(profile)
+        missing: dict[str, str] = {}
+        if not own.white_box:
+            missing[Access.WHITE_BOX] = "white-box: the client's networks are not given"
+        if own.server is None:
+            missing[Access.LABEL] = "needs the server's answers, and no server is given"
+        left_out = {n: missing[a.access] for n, a in attacks.items() if a.access in missing}
         few = images.scored.images[:PROBED]
         sender = wrap(own.client, own.name, own.given, few, seed)
-        parts = open_parts(own, sender, few) if own.white_box else None
-        encoder = None if parts is None else parts[0]
-        victim = Victim(nn.Identity(), sender) if parts is None else UserVictim(sender, *parts)
+        parts = open_parts(own, sender, few) if own.white_box else (nn.Sequential(), sender)
+        victim, head = UserVictim(sender, *parts), None
+        if own.server is not None:
+            z = finite(sender(few, stream(seed, "foreign/server")))
+            name = own.server_name or f"{own.name}'s server"
+            server = wrap(own.server, name, "auto", z, seed, sender.shape)
+            head = Server(server, len(images.classes))
         noise, repeatable = measure_noise(victim, images.scored.images[:LISTENED], seed)
         target = Target(
-            victim=victim,
-            head=_head(own, sender, few, len(images.classes), seed),
-            classes=images.classes,
-            aux=images.aux,
-            scored=images.scored,
-            seed=seed,
-            knowledge=images.knowledge,
-            test=images.test,
+            victim=victim, head=head, classes=images.classes, aux=images.aux,
+            scored=images.scored, seed=seed, knowledge=images.knowledge, test=images.test,
             members=UNKNOWN if images.members is None else images.members,
-            outsiders=images.test,
-            certify=lambda target: (
-                _certificates(target, own, images, encoder, noise),
-                _rate(target, own),
-            ),
-            attributes=images.attributes,
-            own_data=":" in images.name,
-        )
+            outsiders=images.test, attributes=images.attributes, own_data=":" in images.name,
+            certify=lambda target: _certificates(target, own, images, parts[0], noise),
+        )  # fmt: skip
         floats = target.sent.z[0].numel()
         if own.noise_std is not None:
             check_noise(own.noise_std, noise, min(LISTENED, len(target.scored)) * floats)
-        cost = {} if encoder is None else vars(Cost.of(encoder, tuple(few.shape[1:])))
+        cost: Json = dict.fromkeys(("macs", "params"))
+        if own.white_box:
+            found = Cost.of(parts[0], tuple(few.shape[1:]))
+            cost = {"macs": found.macs, "params": found.params}
         facts = Facts(
-            began=began,
-            train_seconds=None,
+            began=began, train_seconds=None,
             audit={
-                "threat": "white-box" if own.white_box else "black-box",
-                "left_out": left_out,
-                "noise": {"declared": own.noise_std, "measured": noise},
-                "input": sender.place,
-                "repeatable": repeatable,
-                "final": None,
-                "model": None,
+                "threat": "white-box" if own.white_box else "black-box", "left_out": left_out,
+                "noise": {"declared": own.noise_std, "measured": noise}, "input": sender.place,
+                "repeatable": repeatable, "final": None, "model": None,
             },
             fields={
-                "client": {key: cost.get(key) for key in ("macs", "params")}
-                | {"wire_floats": floats},
+                "client": {**cost, "wire_floats": floats},
                 "config": {
-                    "dataset": images.name,
-                    "callable": own.name,
-                    "server": own.server_name,
-                    "noise_std": own.noise_std,
-                    "defence": None,
-                    "net": None,
-                    "seed": None,
+                    "dataset": images.name, "callable": own.name, "server": own.server_name,
+                    "noise_std": own.noise_std, "defence": None, "net": None, "seed": None,
                 },
                 "splits": images.hashes,
                 "seeds": {"train": None, "attack": seed, "split": None},
             },
-        )
-        return measure(target, attacks, profile, facts, progress=progress)
-
-
-def _head(
-    own: OwnEncoder, sender: UserFunction, x: Tensor, classes: int, seed: int
-) -> nn.Module | None:
-    if own.server is None:
-        return None
-    name = own.server_name or f"{own.name}'s server"
-    z = finite(sender(x, stream(seed, "foreign/server")))
-    return Server(wrap(own.server, name, "auto", z, seed, sender.shape), classes)
-
-
-def _rate(target: Target, own: OwnEncoder) -> float | None:
-    """The rate by what is sent alone; None where the noise is not declared, or z̃ not finite."""
-    if own.noise_std is None or target.sent.broken:
-        return None
-    return sent_rate(target.victim, target.scored, target.num_classes, own.noise_std, target.seed)
+        )  # fmt: skip
+        run = {name: attack for name, attack in attacks.items() if name not in left_out}
+        return measure(target, run, profile, facts, progress=progress)
 
 
 def _certificates(
-    target: Target,
-    own: OwnEncoder,
-    images: AuditImages,
-    encoder: nn.Sequential | None,
-    measured: float,
-) -> Json:
-    """The certificates of a client whose networks are given, or why there are none.
+    target: Target, own: OwnEncoder, images: AuditImages, encoder: nn.Sequential, measured: float
+) -> tuple[Json, float | None]:
+    """The certificates or why there are none, and the rate in nats by what is sent.
+
+    There is no rate where the noise is not declared, or where z̃ is not finite.
+    """
+    if reason := _no_certificate(target, own, encoder, measured):
+        found = refusals(reason)
+    else:
+        # Without `InRows`, behind which the bounds of z are not found.
+        client = certified_client(encoder[0], own.declared, target.device)
+        seen = None if images.members is None else [images.members]
+        found = certify(
+            client, target.scored, images.aux, images.test, seen, num_classes=target.num_classes,
+            generator=stream(target.seed, "certificates", target.device),
+        )  # fmt: skip
+    std, classes = own.noise_std, target.num_classes
+    if std is None or target.sent.broken:
+        return found, None
+    return found, sent_rate(target.victim, target.scored, classes, std, target.seed)
+
+
+def _no_certificate(
+    target: Target, own: OwnEncoder, encoder: nn.Sequential, measured: float
+) -> str | None:
+    """Why a client can have no certificates; None if it can.
 
     What was sent must be the encoder's z and the declared noise, as far as tests can tell.
     """
     if measured == 0:
-        return refusals("the channel is deterministic")
+        return "the channel is deterministic"
     if own.noise_std is None:
-        return refusals("noise of unknown scale; declare it with --noise SIGMA")
-    if encoder is None:
-        return refusals(
+        return "noise of unknown scale; declare it with --noise SIGMA"
+    if not own.white_box:
+        return (
             "what a callable computes before its noise is not known for certain; show its "
             "networks with --white-box"
         )
-    noise, x = Channel([GaussianNoise(own.noise_std)]), target.scored.images[:LISTENED]
-    failed = channel_tests(encoder, noise, target.sent.z[: len(x)], x, seed=target.seed)["failed"]
-    if failed:
-        return refusals(
-            "what is sent is not the encoder's z and the declared noise; tests that fail: "
-            f"{', '.join(failed)}"
-        )
-    if _mixes(encoder, x, own.noise_std):
-        return refusals("z of an image depends on the other images of its batch")
-    return certify(
-        # Behind the flattening no bounds are found.
-        certified_client(encoder[0], noise, target.device),
-        target.scored,
-        images.aux,
-        images.test,
-        None if images.members is None else [images.members],
-        num_classes=target.num_classes,
-        generator=stream(target.seed, "certificates", target.device),
-    )
-
-
-@torch.no_grad()
-def _mixes(encoder: nn.Module, x: Tensor, noise_std: float) -> bool:
-    """Whether an image alone is encoded otherwise than among others, beyond rounding."""
-    among, alone = encoder(x), torch.cat([encoder(one[None]) for one in x[:MET]])
-    return bool((among[:MET] - alone).abs().max() > SAME * noise_std)
+    x, sent = target.scored.images[:LISTENED], target.sent.z[:LISTENED]
+    if failed := channel_tests(encoder, own.declared, sent, x, seed=target.seed)["failed"]:
+        return NOT_THE_NOISE + ", ".join(failed)
+    with torch.no_grad():
+        among, alone = encoder(x)[:MET], torch.cat([encoder(one[None]) for one in x[:MET]])
+    # Beyond rounding, an image must be encoded alone as it is among others.
+    if bool((among - alone).abs().max() > SAME * own.noise_std):
+        return "z of an image depends on the other images of its batch"
+    return None

@@ -1,4 +1,4 @@
-"""An audit as a recipe: attacks, summary, certificates, leaks, flags, record."""
+"""An audit step by step: attacks, summary, certificates, leaks, flags, record."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,20 +16,20 @@ from splitveil.provenance import command, device_name, versions
 from splitveil.record.schema import Record
 from splitveil.threat import Attack
 
-ALIKE = 1e-13  # mean squared error of rounding alone
-ACCURACY_DRAWS = 4
+ALIKE = 1e-13  # a mean squared error this small is rounding
+ACCURACY_DRAWS = 4  # how often the test images are sent for the accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a record says of where its target is from: a run, somebody's encoder, or a capture.
+    """What a record says of the target's origin: a run, a user's encoder, or captured requests.
 
     Args:
-        began: When the audit began, by `time.perf_counter`.
+        began: When the audit began, by `time.perf_counter`, in seconds.
         train_seconds: How long the training took; None if it is not known.
-        audit: Keys of the record's `audit` beside those that every audit has.
+        audit: Keys of the record's `audit` that only this kind of audit has.
         fields: Other fields of the record.
-        left_out: Attacks of the profile that somebody chose not to run.
+        left_out: Attacks of the profile that the user chose not to run.
     """
 
     began: float
@@ -48,17 +48,24 @@ def measure(
     store: Store | None = None,
     progress: Progress = silent,
 ) -> tuple[Record, Json]:
-    """Attack a target; returns the record and the pictures of `gallery.json`.
+    """Attack a target and measure what leaks.
 
     Args:
         target: What is attacked.
         attacks: Those attacks of the profile that are run.
-        profile: Name of the profile, by which the other budgets are chosen too.
+        profile: Name of the profile; the budget of the leaks depends on it.
         facts: Where the target is from.
-        store: Where finished attacks are kept; None runs all of them.
+        store: Where finished attacks are kept; None to run all of them.
         progress: Told how far the attacks have come.
+
+    Returns:
+        The record, and the pictures of `gallery.json`.
     """
-    _check_classes_differ(target)
+    if label_only_mse(target.aux, target.scored, target.num_classes) < ALIKE:
+        raise AuditError(
+            "all images of a class are alike, so the class alone gives away the image and there is "
+            "nothing left to protect; use a dataset whose classes hold different images"
+        )
     sized = scale_search_budgets(
         attacks, target.scored.images.shape[1:].numel(), len(target.scored)
     )
@@ -70,46 +77,22 @@ def measure(
     flags = raise_flags(
         target, attempts, certificates=certificates, leaks=leaks, wire=wire, left_out=facts.left_out
     )
-    audit = _audit_facts(target, profile, wire) | facts.audit
+    audit: Json = {
+        "profile": profile, "aux": target.knowledge, "aux_images": len(target.aux),
+        "scored": len(target.scored), "not_finite": list(target.sent.broken),
+        "accuracy_draws": None if target.head is None else ACCURACY_DRAWS, "command": command(),
+    }  # fmt: skip
+    if wire:
+        audit["wire"] = wire
+    if target.attributes is not None:
+        audit["attributes"] = sorted(target.attributes.aux)
+    correct = accuracy(target, ACCURACY_DRAWS)
+    spent = round(time.perf_counter() - facts.began, 3)
     record = Record.of(
-        accuracy=accuracy(target, ACCURACY_DRAWS),
-        **summary,
-        true_rate_nats=rate,
-        certificates=certificates,
-        leaks=leaks,
-        flags=[asdict(flag) for flag in flags],
-        versions=versions(),
-        device=device_name(target.device),
-        audit=audit,
-        seconds={
-            "train": facts.train_seconds,
-            "audit": round(time.perf_counter() - facts.began, 3),
-        },
+        accuracy=correct, **summary, true_rate_nats=rate, certificates=certificates, leaks=leaks,
+        flags=[asdict(flag) for flag in flags], versions=versions(),
+        device=device_name(target.device), audit=audit | facts.audit,
+        seconds={"train": facts.train_seconds, "audit": spent},
         **facts.fields,
-    )
+    )  # fmt: skip
     return record, gallery(target, attempts)
-
-
-def _check_classes_differ(target: Target) -> None:
-    if label_only_mse(target.aux, target.scored, target.num_classes) < ALIKE:
-        raise AuditError(
-            "all images of a class are alike: who knows the class knows the image, and there is "
-            "nothing left to hide; use a dataset whose classes hold different images"
-        )
-
-
-def _audit_facts(target: Target, profile: str, wire: Json) -> Json:
-    """The keys of a record's `audit` that every audit has."""
-    return (
-        {
-            "profile": profile,
-            "aux": target.knowledge,
-            "aux_images": len(target.aux),
-            "scored": len(target.scored),
-            "not_finite": list(target.sent.broken),
-            "accuracy_draws": None if target.head is None else ACCURACY_DRAWS,
-            "command": command(),
-        }
-        | ({"wire": wire} if wire else {})
-        | ({} if target.attributes is None else {"attributes": sorted(target.attributes.aux)})
-    )

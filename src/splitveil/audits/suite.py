@@ -1,4 +1,4 @@
-"""The attacks, run on a target and cached."""
+"""Attacks run on a target, each one kept when it is finished."""
 
 import hashlib
 import time
@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from splitveil import __version__
 from splitveil.audits import metrics
 from splitveil.audits.target import (
     PER_IMAGE,
@@ -25,11 +24,10 @@ from splitveil.audits.target import (
 )
 from splitveil.errors import AuditError
 from splitveil.io import Progress, ProgressPart, as_run_error, atomic_file, silent
-from splitveil.provenance import commit
 from splitveil.rng import stream
 from splitveil.threat import Access, Attack, Observation, Reconstructor, check_images, chunk_for
 
-AUX_SHOWN = 1000  # images an attack was fitted on that it is scored on too: does it overfit?
+AUX_SHOWN = 1000  # aux images that an attack is scored on too, to see whether it overfits
 OWN_PACKAGE = __name__.partition(".")[0]
 
 
@@ -37,7 +35,11 @@ OWN_PACKAGE = __name__.partition(".")[0]
 class Store:
     """Where finished attacks are kept: bytes under a key.
 
-    `code` says which code made them; None, as in a checkout with changes: nothing is kept.
+    Args:
+        read: Gives the bytes under a key; None if there are none.
+        write: Keeps bytes under a key.
+        code: Version of the code that makes them; None, as in a checkout with changes, to keep
+            nothing.
     """
 
     read: Callable[[str], bytes | None]
@@ -63,17 +65,11 @@ def folder_store(folder: Path, code: str | None) -> Store:
     return Store(read, write, code)
 
 
-def code_version() -> str | None:
-    """Version and commit of this package; None in a checkout with changes."""
-    found = commit()
-    return None if found and found.endswith("+") else f"{__version__} {found}"
-
-
 def attempt_key(target: Target, name: str, attack: Attack, code: str | None) -> str | None:
-    """Content hash of everything an attempt depends on; None if some of it has no name.
+    """Content hash of everything an attempt depends on; None if a part of it cannot be named.
 
-    That is code with changes, a target without an identity, an attack that does not say how it is
-    set, or one from outside the package that states no `version`.
+    Such a part is code with changes, a target without an identity, an attack whose `repr` does not
+    show its settings, or one from outside the package without a `version`.
     """
     kind, version = type(attack), getattr(attack, "version", None)
     outside = kind.__module__.partition(".")[0] != OWN_PACKAGE
@@ -85,9 +81,11 @@ def attempt_key(target: Target, name: str, attack: Attack, code: str | None) -> 
 
 
 def accuracy(target: Target, draws: int) -> float | None:
-    """Share of right answers on the test images through the channel, mean over draws.
+    """Share of right answers on the test images, sent through the channel; None without a server.
 
-    None if nobody answers.
+    Args:
+        target: The client and its server.
+        draws: How often all images are sent; the result is the mean.
     """
     if target.head is None:
         return None
@@ -104,9 +102,16 @@ def run_attacks(
     *,
     store: Store | None = None,
 ) -> dict[str, Attempt]:
-    """Every attack on the same scored images and the same draw of the channel.
+    """Run attacks on the same scored images and the same draw of the channel.
 
-    With a store, an attack that was finished before on the same target is read, not run again.
+    Args:
+        target: What is attacked.
+        attacks: The attacks by name.
+        progress: Told how far they have come.
+        store: Where finished attacks are kept: those found there are not run again.
+
+    Returns:
+        The attempts by name, in the order of the attacks.
     """
     _check_target(target, attacks)
     efforts = {name: float(getattr(a, "effort", 1.0)) for name, a in attacks.items()}
@@ -124,7 +129,7 @@ def run_attacks(
 def _stored_attempt(
     target: Target, name: str, attack: Attack, progress: Progress, store: Store | None
 ) -> Attempt:
-    """The attempt from the store, or a new one, which is stored."""
+    """The attempt from the store, or a new one, which goes into the store."""
     key = None if store is None else attempt_key(target, name, attack, store.code)
     if store is None or key is None:
         return attempt(target, name, attack, progress)
@@ -141,41 +146,38 @@ def attempt(target: Target, name: str, attack: Attack, progress: Progress = sile
     started = time.perf_counter()
     rows = attacked_rows(target.scored, getattr(attack, "limit", None))
     repeats = int(getattr(attack, "repeats", 1))
-    access = Access(attack.access)  # somebody may have written its text
+    access = Access(attack.access)  # an attack may state it as plain text
     given = target.allowed(access, rows, repeats)
     generator = stream(target.seed, f"attack/{name}", target.device)
     before = _versions(target, given)
     fitted = attack.fit(target.view(access), target.aux, generator, progress)
     if not callable(fitted):
         raise AuditError(
-            f"attack '{name}' must give a function from what was observed to images, "
-            f"got {type(fitted).__name__}; return it from fit"
+            f"`fit` of attack '{name}' must return a function from an Observation to images, got "
+            f"{type(fitted).__name__}"
         )
     reconstruct = getattr(fitted, "reconstruct", fitted)
     x = target.scored.images[rows]
     guess = _checked(name, reconstruct(given), x)
     if _versions(target, given) != before:
         raise AuditError(
-            f"attack '{name}' wrote into the tensors it was given; it must copy them first"
+            f"attack '{name}' wrote into the tensors it was given; let it copy them first"
         )
     sent = send(target.victim, guess, target.seed, f"reconstructions/{name}")
     right = answer(target.scores, sent) == target.scored.labels[rows]
     return Attempt(
-        access=str(access),
-        rows=rows,
-        scored=len(target.scored),
-        images=levels(guess),
+        access=str(access), rows=rows, scored=len(target.scored), images=levels(guess),
         **measured(x, guess),  # type: ignore[arg-type]  # None only where allowed
-        right=None if target.head is None else right,
-        repeats=repeats,
+        right=None if target.head is None else right, repeats=repeats,
         curve=tuple(getattr(fitted, "curve", ())),
         aux_mse=_aux_mse(target, name, reconstruct) if access == Access.BLACK_BOX else None,
+        keeps_aux=bool(getattr(attack, "keeps_aux", False)),
         seconds=round(time.perf_counter() - started, 3),
-    )
+    )  # fmt: skip
 
 
 def measured(x: Tensor, guess: Tensor) -> dict[str, Tensor | None]:
-    """Per-image metrics, a part of the images at a time."""
+    """Metrics of each image, computed for a part of the images at a time to save memory."""
     chunk = chunk_for(x)
     pairs = list(zip(torch.split(x, chunk), torch.split(guess, chunk), strict=True))
     found: dict[str, Tensor | None] = {}
@@ -203,7 +205,7 @@ def _checked(name: str, guess: object, x: Tensor) -> Tensor:
 
 
 def _aux_mse(target: Target, name: str, reconstruct: Reconstructor) -> float:
-    """Error on the first aux images: far below that on the scored ones, the attack overfits."""
+    """Error on the first aux images; if it is far below that on the scored ones, it overfits."""
     x = target.aux.images[:AUX_SHOWN]
     z = finite(send(target.victim, x, target.seed, "aux"))
     guess = _checked(name, reconstruct(Observation(z, answer(target.scores, z))), x)
@@ -211,9 +213,9 @@ def _aux_mse(target: Target, name: str, reconstruct: Reconstructor) -> float:
 
 
 def _versions(target: Target, given: Observation) -> tuple[int, ...]:
-    """Counters that every write in place moves."""
+    """Torch's counters of writes in place, one per tensor."""
     tensors = (target.aux.images, target.aux.labels, given.z, given.answer, given.draws)
-    return tuple(t._version for t in tensors if t is not None)  # the only witness of a write
+    return tuple(t._version for t in tensors if t is not None)
 
 
 def _check_target(target: Target, attacks: Mapping[str, Attack]) -> None:
@@ -222,13 +224,13 @@ def _check_target(target: Target, attacks: Mapping[str, Attack]) -> None:
     for what, data in (("aux", target.aux), ("scored", target.scored)):
         if len(data.images) != len(data.labels):
             raise AuditError(
-                f"every one of the {what} images needs a label, got {len(data.images)} images and "
+                f"each of the {what} images needs a label, got {len(data.images)} images and "
                 f"{len(data.labels)} labels"
             )
     if len(target.scored) == 0:
         raise AuditError("there are no images to score; the test split is empty")
     for name, attack in attacks.items():
-        if attack.access not in list(Access):  # else it would be given some other one's view
+        if attack.access not in list(Access):
             raise AuditError(
                 f"access of attack '{name}' must be a member of Access, got {attack.access!r}; "
                 f"write one of {', '.join(f'Access.{one.name}' for one in Access)}"

@@ -1,4 +1,4 @@
-"""An audit in a few numbers: the strongest attack, the oracle's worst case, ceiling and floor."""
+"""An audit in a few numbers: strongest attack, worst case over attacks, ceiling and floor."""
 
 import base64
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from splitveil.audits.target import Attempt, Target
 from splitveil.io import Json
 from splitveil.threat import Access, Labelled
 
-HIGH_IS_BETTER = {
+BETTER = {  # for the attacker: 1 if high values are, −1 if low ones are
     "mse": -1, "psnr": 1, "psnr_pooled": 1, "ssim": 1, "ssim_zeropad": 1, "ssim_valid": 1,
     "lpips": -1,
 }  # fmt: skip
 
 
 def summarise(target: Target, attempts: Mapping[str, Attempt]) -> Json:
-    """The fields of a record that say what the attacks got."""
+    """The fields of a record on how well the attacks did."""
     ceiling = label_only_mse(target.aux, target.scored, target.num_classes)
     headline = strongest(attempts)
     return {
@@ -34,15 +34,15 @@ def summarise(target: Target, attempts: Mapping[str, Attempt]) -> Json:
 
 
 def comparable(attempts: Mapping[str, Attempt]) -> dict[str, Attempt]:
-    """Attacks that saw one draw of every scored image: only these are ranked together."""
+    """Attacks that got one draw of every scored image; only these are ranked."""
     return {n: a for n, a in attempts.items() if a.whole and a.repeats == 1}
 
 
 def strongest(attempts: Mapping[str, Attempt]) -> Json:
-    """Per metric the attack with the best mean, and which one it was: the headline."""
+    """Per metric the best mean of an attack and, under `METRIC_by`, its name: the headline."""
     scores = {name: a.scores() for name, a in comparable(attempts).items()}
     best: Json = {}
-    for metric, sign in HIGH_IS_BETTER.items():
+    for metric, sign in BETTER.items():
         values = {n: getattr(s, metric) for n, s in scores.items()}
         known = {n: v for n, v in values.items() if v is not None}
         name = max(known, key=lambda n: sign * known[n], default=None)
@@ -57,7 +57,10 @@ def strongest_blackbox(attempts: Mapping[str, Attempt]) -> Json:
 
 
 def worst_case(attempts: Mapping[str, Attempt]) -> Json:
-    """Per image the best over attacks, then mean and tails: an oracle's bound."""
+    """The mean and tails of the best error per image over all attacks.
+
+    No single attacker reaches it: only an oracle knows which attack is best on which image.
+    """
     every = list(comparable(attempts).values())
     if not every:
         return dict.fromkeys(("mse", "psnr", "ssim", "mse_q01", "mse_q05"))
@@ -77,7 +80,7 @@ def worst_case(attempts: Mapping[str, Attempt]) -> Json:
 
 
 def per_image(attempts: Mapping[str, Attempt]) -> Json:
-    """MSE of every scored image under the strongest attack, packed for a record.
+    """MSE of every scored image under the strongest attack, packed into text.
 
     Base64 of little-endian float16: 27 kB for 10,000 images, each within 0.05 % down to 6e-5.
     """
@@ -89,7 +92,7 @@ def per_image(attempts: Mapping[str, Attempt]) -> Json:
 
 
 def by_attack(attempts: Mapping[str, Attempt]) -> dict[str, Json]:
-    """Every attack's scores; one scored on a subset has the best of the others there beside it."""
+    """Scores of every attack; one on a subset has the best other attack there `beside` it."""
     whole = {n: a for n, a in comparable(attempts).items() if a.access != Access.WHITE_BOX}
     said = {}
     for name, attempt in attempts.items():
@@ -104,12 +107,18 @@ def by_attack(attempts: Mapping[str, Attempt]) -> dict[str, Json]:
 
 
 def label_only_mse(aux: Labelled, scored: Labelled, num_classes: int) -> float:
-    """MSE of the aux class mean of the *true* label: what knowing the answer alone gives."""
+    """MSE of guessing the aux mean of the *true* class: what the label alone gives away.
+
+    Args:
+        aux: Images the attacker knows.
+        scored: Images that are guessed.
+        num_classes: How many classes there are.
+    """
     means = class_means(aux, num_classes)
     return float(metrics.mse(scored.images, means[scored.labels].clamp(0, 1)).mean())
 
 
 def mean_image_mse(aux: Labelled, scored: Labelled) -> float:
-    """MSE of the aux mean image: what knowing nothing gives."""
+    """MSE of guessing the aux mean image, whatever was sent."""
     mean = aux.images.mean(0, keepdim=True).expand_as(scored.images)
     return float(metrics.mse(scored.images, mean.clamp(0, 1)).mean())

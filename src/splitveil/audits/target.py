@@ -1,4 +1,4 @@
-"""What is attacked, what each threat model sees of it, and what one attack made of it."""
+"""`Target`: what is attacked, and what each attack may see of it. `Attempt`: an attack's result."""
 
 import base64
 import copy
@@ -7,7 +7,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from splitveil.audits import metrics
 from splitveil.audits.certificates import refusals
-from splitveil.data.attributes import Attributes
+from splitveil.data.attributes import Attributes, attributes_of, read_table
 from splitveil.errors import AuditError
 from splitveil.io import Json
 from splitveil.record.schema import Scores
@@ -23,43 +25,43 @@ from splitveil.rng import stream
 from splitveil.threat import CHUNK, Access, BlackBox, Labelled, Observation, Send, Victim, opaque
 
 SHOWN = 10
-NO_ANSWER = "–"
+NO_ANSWER = "–"  # the class that stands for every answer where there is no server
 PER_IMAGE = ("mse", "psnr", "ssim", "ssim_zeropad", "ssim_valid", "lpips")
-META = ("access", "scored", "repeats", "curve", "aux_mse", "seconds")
+META = ("access", "scored", "repeats", "curve", "aux_mse", "keeps_aux", "seconds")
 
 
 @dataclass(frozen=True)
 class Interception(Observation):
-    """What the server holds of the scored images; `broken` are those whose z̃ was not finite."""
+    """What the server got for the scored images; `broken` are those whose z̃ was not finite."""
 
     broken: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Target:
-    """A deployed client under attack, what its attacker knows, and what is known beside it.
+    """A deployed client under attack, what its attacker knows, and what an audit needs besides.
 
-    The first fields are all that attacks need; an audit's record needs the others too.
+    Attacks need the fields up to `seed`; the others are for the record of an audit.
 
     Args:
         victim: The client.
-        head: The server's half, of which the target holds a copy in eval mode; None if nobody
-            answers.
+        head: The server's half, from z̃ to logits (n, classes); None if there is no server. The
+            target holds a copy in eval mode.
         classes: Names of the classes.
         aux: Images the attacker fits on; `knowledge` names them.
         scored: Images that are attacked.
         seed: Seed of the attacks.
-        identity: Names model and data by their content; with it, finished attacks can be stored.
-        captured: What was really sent for the scored images; None: the victim is asked.
-        test: Images of the accuracy; None: the scored ones.
+        identity: Names model and data by their content. Finished attacks can be stored under it.
+        captured: What was really sent for the scored images; None to send them through the victim.
+        test: Images on which the accuracy is measured; None for the scored ones.
         members: Images that were trained on, or why none are known.
         outsiders: Images that were not trained on.
         certify: Makes the certificates, or says why there are none, and the rate in nats.
-        attributes: Attributes from a table, in place of simple ones of the images themselves.
+        attributes: Attributes from a table; None for simple ones of the images themselves.
         own_data: Whether the images are a user's own, so that copies among them are counted.
-        unfinished: How far a training came that did not end.
-        wire: Says what captured requests show, and how the attempts on them compare with the run's
-            audit; empty where nothing was captured.
+        unfinished: How far the training came, if it did not end.
+        wire: Makes the part of the record on captured requests from the attempts on them; empty
+            where nothing was captured.
     """
 
     victim: Victim
@@ -99,9 +101,10 @@ class Target:
 
     @cached_property
     def sent(self) -> Interception:
-        """The one draw of the scored images that every attack is given.
+        """What was sent once for the scored images; every attack gets the same draw.
 
-        Values that are not finite are reported and count as 0: the image stays among the scored.
+        Values that are not finite become 0. Their images stay among the scored: leaving them out
+        would favour the client.
         """
         z = self.captured
         if z is None:
@@ -110,14 +113,17 @@ class Target:
         return Interception(finite(z), answer(self.scores, z), broken=tuple(broken))
 
     def scores(self, z: Tensor) -> Tensor:
-        """The server's scores (n, classes) for smashed data z; all 0 if nobody answers."""
+        """The server's scores (n, classes) for smashed data z; all 0 without a server."""
         if self.head is None:
             return z.new_zeros(len(z), self.num_classes)
         scores: Tensor = self.head(z)
         return scores
 
     def allowed(self, access: Access, rows: Tensor, repeats: int) -> Observation:
-        """The part of what the server holds that the threat model lets the attack see."""
+        """What an attack with this access sees of the scored images at `rows`.
+
+        `repeats` is how often each image is sent to an attack that averages over sendings.
+        """
         label = self.sent.answer[rows]
         if access in (Access.NONE, Access.LABEL):
             blind = torch.zeros_like(label) if access is Access.NONE else label
@@ -131,7 +137,10 @@ class Target:
         return Observation(z, label, torch.stack([z, *checked]))
 
     def view(self, access: Access) -> BlackBox:
-        """The victim as this threat model meets it; sends finite values of the wire's shape."""
+        """The victim as an attack with this access meets it.
+
+        What it sends is checked for its shape, and values that are not finite are 0.
+        """
         victim, shape = self.victim, self.sent.z.shape[1:]
         box = victim.white_box() if access is Access.WHITE_BOX else victim.black_box()
 
@@ -147,6 +156,27 @@ class Target:
         return replace(box, send=checked(box.send), prepare=opaque(prepare))
 
 
+def read_attributes(
+    path: Path | None,
+    images: int,
+    aux: Tensor,
+    scored: Tensor,
+    names: Callable[[], Sequence[str] | None] = lambda: None,
+) -> Attributes | None:
+    """Attributes of the aux and the scored images from a CSV table; None without a table.
+
+    Args:
+        path: The table.
+        images: How many images it must have rows for.
+        aux: Row numbers of the attacker's images.
+        scored: Row numbers of the scored images.
+        names: Gives the images' file names, if they have any; only asked when there is a table.
+    """
+    if path is None:
+        return None
+    return attributes_of(path, read_table(path, images, names()), aux, scored)
+
+
 @torch.no_grad()
 def answer(scores: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     """The server's predicted classes (n,) for smashed data z."""
@@ -154,7 +184,7 @@ def answer(scores: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
 
 
 def send(victim: Victim, x: Tensor, seed: int, name: str) -> Tensor:
-    """Smashed data of many images, one fresh draw each, from a named stream."""
+    """Smashed data of images x (n, c, h, w), with fresh noise for each from the named stream."""
     generator = stream(seed, name, victim.device)
     sent: list[Tensor] = []
     for part in torch.split(x, CHUNK):
@@ -164,7 +194,7 @@ def send(victim: Victim, x: Tensor, seed: int, name: str) -> Tensor:
 
 
 def same_shape(z: Tensor, images: int, shape: torch.Size) -> Tensor:
-    """Smashed data as it is; one row of `shape` for each image, or an error."""
+    """Smashed data z unchanged; an error if it is not one row of `shape` for each image."""
     if z.shape != (images, *shape):
         raise AuditError(
             f"the victim changed its output shape: {tuple(z.shape)} for {images} images, "
@@ -181,8 +211,8 @@ def finite(z: Tensor) -> Tensor:
 def attacked_rows(scored: Labelled, limit: int | None) -> Tensor:
     """Positions of the images an attack is scored on: all, or a fixed subset of `limit`.
 
-    The subset is the gallery's images and then images evenly spread over the rest; it depends on
-    the scored images alone.
+    The subset depends on the scored images alone: first the gallery's images, then others, evenly
+    spread.
     """
     every = torch.arange(len(scored), device=scored.labels.device)
     if limit is None or limit >= len(scored):
@@ -196,14 +226,20 @@ def attacked_rows(scored: Labelled, limit: int | None) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What one attack made of the images at `rows` of the `scored` ones, and its metrics (m,).
+    """One attack's result on m of the scored images: reconstructions and metrics, each (m,).
 
     Args:
-        images: Its reconstructions as bytes (m, c, h, w).
-        right: Whether the server answers right when they are sent; None if nobody answers.
-        curve: Training loss of each epoch.
-        aux_mse: Error on images the attack was fitted on.
+        access: What the attack could see, a value of `Access`.
+        rows: Positions of the m images among the scored ones.
+        scored: How many scored images there are.
+        images: The reconstructions, uint8 (m, c, h, w).
+        right: Whether the server's answer is right when they are sent; None without a server.
         repeats: How often each image was sent.
+        curve: Training loss of each epoch.
+        aux_mse: Error on images that the attack was fitted on.
+        keeps_aux: Whether the attack answers with images that it keeps from aux; then `aux_mse`
+            says nothing about overfitting.
+        seconds: How long it took.
     """
 
     access: str
@@ -220,15 +256,16 @@ class Attempt:
     repeats: int = 1
     curve: tuple[float, ...] = ()
     aux_mse: float | None = None
+    keeps_aux: bool = False
     seconds: float = 0.0
 
     @property
     def whole(self) -> bool:
-        """Whether every scored image was attacked, not a subset."""
+        """Whether every scored image was attacked, not only a subset."""
         return len(self.rows) == self.scored
 
     def scores(self, rows: Tensor | None = None) -> Scores:
-        """Means over the images at `rows` of the scored ones, or over all of its own.
+        """Mean scores over the scored images at `rows`; None for all that were attacked.
 
         `psnr_pooled` is −10 log10 of the mean MSE.
         """
@@ -242,13 +279,13 @@ class Attempt:
         return Scores(**means, psnr_pooled=float(pooled), accuracy=right)  # type: ignore[arg-type]
 
     def place(self, rows: Tensor) -> Tensor:
-        """Where in its own list the images at `rows` of the scored ones stand."""
+        """Positions, within its own m images, of the scored images at `rows`; −1 if not there."""
         place = torch.full((self.scored,), -1, device=self.rows.device)
         place[self.rows] = torch.arange(len(self.rows), device=self.rows.device)
         return place[rows]
 
     def to_json(self) -> Json:
-        """Its part of a record."""
+        """Its entry in a record."""
         said: Json = asdict(self.scores()) | {"access": self.access, "images": len(self.rows)}
         if not self.whole:
             said["subset"] = f"fixed-{len(self.rows)}"
@@ -262,7 +299,7 @@ class Attempt:
 
 
 def to_bytes(attempt: Attempt) -> bytes:
-    """The attempt as a safetensors file with its plain facts in the header."""
+    """The attempt as a safetensors file, its other facts and a content hash in the header."""
     tensors = {
         f.name: value.cpu().contiguous()
         for f in fields(attempt)
@@ -272,14 +309,9 @@ def to_bytes(attempt: Attempt) -> bytes:
     return save(tensors, {"attempt": meta, "sha256": _digest(tensors, meta)})
 
 
-def _digest(tensors: Mapping[str, Tensor], meta: str) -> str:
-    """Content hash: safetensors notices a broken header, not a broken number."""
-    digest = hashlib.sha256(meta.encode())
-    for name in sorted(tensors):
-        value = tensors[name]
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.numpy().tobytes())
-    return digest.hexdigest()
+def _digest(tensors: dict[str, Tensor], meta: str) -> str:
+    """Content hash: safetensors notices a broken header, but not a broken number."""
+    return hashlib.sha256(save(tensors, {"attempt": meta})).hexdigest()
 
 
 def from_bytes(blob: bytes, device: torch.device) -> Attempt | None:
@@ -287,10 +319,10 @@ def from_bytes(blob: bytes, device: torch.device) -> Attempt | None:
     try:
         tensors = load(blob)
         size = int.from_bytes(blob[:8], "little")
-        said = json.loads(blob[8 : 8 + size])["__metadata__"]
-        if said["sha256"] != _digest(tensors, said["attempt"]):
+        header = json.loads(blob[8 : 8 + size])["__metadata__"]
+        if header["sha256"] != _digest(tensors, header["attempt"]):
             return None
-        meta: Json = json.loads(said["attempt"])
+        meta: Json = json.loads(header["attempt"])
         meta |= {name: value.to(device) for name, value in tensors.items()}
         return Attempt(**meta | {"curve": tuple(meta["curve"])})
     except (SafetensorError, ValueError, KeyError, TypeError):
@@ -308,35 +340,23 @@ def gallery_rows(labels: Tensor, limit: int = SHOWN) -> Tensor:
     >>> gallery_rows(torch.tensor([1, 0, 1, 2]), limit=2)
     tensor([1, 0])
     """
-    rows = first_rows(labels).to(labels.device)
-    return rows[labels[rows].argsort()][:limit]
-
-
-def first_rows(ids: Tensor) -> Tensor:
-    """Position of the first row of every value, in order.
-
-    >>> first_rows(torch.tensor([7, 7, 3, 7, 3])).tolist()
-    [0, 2]
-    """
-    first: dict[int, int] = {}
-    for position, value in enumerate(ids.tolist()):
-        first.setdefault(value, position)
-    return torch.tensor(list(first.values()), dtype=torch.int64)
+    _, first = np.unique(labels.cpu().numpy(), return_index=True)
+    return torch.from_numpy(first[:limit]).to(labels.device)
 
 
 def gallery(target: Target, attempts: Mapping[str, Attempt]) -> Json:
     """Originals and reconstructions of one image per class, as base64 of raw uint8.
 
-    An attack that was not scored on all of these images (a small subset) is left out. Where nobody
-    answers, every answer is a class of its own that says so.
+    An attack on a subset that lacks one of these images is left out. Without a server every answer
+    is a class of its own, `NO_ANSWER`.
     """
     scored, classes = target.scored, list(target.classes)
     rows = gallery_rows(scored.labels)
     answers = target.sent.answer[rows].tolist()
     if target.head is None:
         answers, classes = [len(classes)] * len(rows), [*classes, NO_ANSWER]
-    places = {name: attempt.place(rows) for name, attempt in attempts.items()}
-    shown = {name: place for name, place in places.items() if bool((place >= 0).all())}
+    places = ((name, attempt.place(rows)) for name, attempt in attempts.items())
+    shown = {name: place for name, place in places if bool((place >= 0).all())}
     return {
         "image_shape": list(scored.images.shape[1:]),
         "indices": rows.tolist(),

@@ -1,4 +1,4 @@
-"""The audit of a trained run: its target, its finished attacks, replay, its fitted attacker."""
+"""The audit of a trained run, its replay, and its strongest decoder fitted again for export."""
 
 import json
 import time
@@ -8,26 +8,27 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from splitveil import __version__
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.profiles import PROFILES, find_profile
 from splitveil.audits import metrics
 from splitveil.audits.certificates import certified_client, certify
 from splitveil.audits.pipeline import Facts, measure
-from splitveil.audits.suite import OWN_PACKAGE, Store, code_version, folder_store
-from splitveil.audits.target import Target
+from splitveil.audits.suite import OWN_PACKAGE, Store, folder_store
+from splitveil.audits.target import Target, read_attributes
 from splitveil.config.resolve import DataFacts, flat_config, planned_steps
 from splitveil.config.run_config import PLACES, RunConfig
-from splitveil.data.attributes import attributes_of, read_table
 from splitveil.data.dataset import Dataset
 from splitveil.data.folder import file_names
 from splitveil.data.splits import Splits, aux_view
 from splitveil.errors import AuditError, ConfigError, RunError
 from splitveil.io import Json, Progress, check_folder, file_version, folder_lock, silent
 from splitveil.nets.channel import before_noise
+from splitveil.nets.cost import Cost
 from splitveil.nets.split import SplitModel
-from splitveil.provenance import model_hash, versions
+from splitveil.provenance import commit, model_hash, versions
 from splitveil.record.files import write_record
 from splitveil.record.schema import Record
 from splitveil.rng import stream
@@ -48,11 +49,6 @@ class Audited(Protocol):
     config: RunConfig
     built: DataFacts
 
-    @property
-    def noise_std(self) -> float:
-        """Standard deviation of the noise the deployed channel really adds."""
-        ...
-
     def data(self, progress: Progress = silent) -> tuple[Dataset, Splits]:
         """The dataset and splits it was trained with."""
         ...
@@ -70,63 +66,68 @@ def open_run(
     attributes: Path | None = None,
     progress: Progress = silent,
 ) -> tuple[Target, Facts]:
-    """Load a run's data; returns what is attacked, and what the record says of it."""
+    """Load a run's data; returns what is attacked, and what the record says of it.
+
+    Args:
+        run: The run.
+        aux: What the attacker knows: "train", "held-out", "test90" or "val".
+        seed: Seed of the attacks.
+        attributes: A CSV table of attributes of the images.
+        progress: Told how far a download has come.
+    """
     began = time.perf_counter()
-    config, model, built = run.config, run.model, run.built
+    config, model, shape = run.config, run.model, run.built.image_shape
     dataset, splits = run.data(progress)
     view = aux_view(dataset, splits, aux, config.split_seed)
-    table = None
-    if attributes is not None:
-        rows = read_table(attributes, len(dataset), file_names(config.dataset))
-        table = attributes_of(attributes, rows, view.aux, view.scored)
     victim, trained = model.victim(), run.trained()
     dataset = dataset.to(victim.device)
-    hashes = splits.hashes() | view.hashes() | {"data": built.data_hash}
-    test = splits.judged(view.knowledge)
-    steps, planned = trained["steps"], planned_steps(config, len(splits.train))
+    hashes = splits.hashes() | view.hashes() | {"data": run.built.data_hash}
+    test = dataset.labelled(splits.judged(view.knowledge))
+    known, members, val = (dataset.labelled(s) for s in (view.aux, splits.train, splits.val))
+    own_hash = model_hash(model)
+    steps, planned = trained["steps"], planned_steps(config, len(members))
+
+    def certificates(target: Target) -> tuple[Json, float | None]:
+        """The population's bound is measured on images that nothing was trained or chosen on."""
+        client = certified_client(model.encoder, model.channel, target.device)
+        found = certify(
+            client, target.scored, members, test, [members, val],
+            num_classes=target.num_classes,
+            generator=stream(seed, "certificates", target.device),
+        )  # fmt: skip
+        noise_std = float(getattr(model.channel, "noise_std", 0.0))
+        return found, rate_nats(victim, target.scored, target.num_classes, noise_std)
+
     target = Target(
-        victim=victim,
-        head=model.head,
-        classes=dataset.classes,
-        aux=dataset.labelled(view.aux),
-        scored=dataset.labelled(view.scored),
-        seed=seed,
-        identity=_identity(model, hashes, victim.device),
-        knowledge=view.knowledge,
-        test=dataset.labelled(test),
-        members=dataset.labelled(splits.train),
-        outsiders=dataset.labelled(splits.held_out if len(splits.held_out) else test),
-        certify=lambda target: (
-            _certificates(target, model, dataset, splits, test),
-            rate_nats(victim, target.scored, target.num_classes, run.noise_std),
+        victim=victim, head=model.head, classes=dataset.classes, aux=known,
+        scored=dataset.labelled(view.scored), seed=seed, knowledge=view.knowledge, test=test,
+        identity=_identity(model, own_hash, hashes, victim.device), members=members,
+        outsiders=dataset.labelled(splits.held_out) if len(splits.held_out) else test,
+        attributes=read_attributes(
+            attributes, len(dataset), view.aux, view.scored, lambda: file_names(config.dataset)
         ),
-        attributes=table,
-        own_data=":" in config.dataset,
+        own_data=":" in config.dataset, certify=certificates,
         unfinished=f"{steps} of {planned} steps were trained" if steps < planned else None,
-    )
-    teacher, seconds = trained["teacher"], trained["seconds"]
+    )  # fmt: skip
     settings = {k: v for k, v in flat_config(config).items() if k not in PLACES}
-    facts = Facts(
-        began=began,
-        train_seconds=None if seconds is None else round(seconds, 3),
-        audit={"final": config.final, "model": model_hash(model)},
-        fields={
-            "client": {
-                "macs": model.macs(built.image_shape),
-                "params": model.client_params(),
-                "wire_floats": model.wire_floats(built.image_shape),
-            },
-            "config": settings | ({"teacher": teacher["run"]} if teacher else {}),  # not its path
-            "splits": hashes,
-            "seeds": {"train": config.seed, "attack": seed, "split": config.split_seed},
-            "training": {"steps": steps, "peak_bytes": trained["peak_bytes"]}
-            | ({"teacher": teacher} if teacher else {}),
-        },
-    )
-    return target, facts
+    training = {"steps": steps, "peak_bytes": trained["peak_bytes"]}
+    if teacher := trained["teacher"]:
+        settings["teacher"] = teacher["run"]  # not the path to it
+        training["teacher"] = teacher
+    cost = Cost.of(model.encoder, shape)
+    fields = {
+        "client": {"macs": cost.macs, "params": cost.params, "wire_floats": cost.wire_floats},
+        "config": settings,
+        "splits": hashes,
+        "seeds": {"train": config.seed, "attack": seed, "split": config.split_seed},
+        "training": training,
+    }
+    seconds = None if trained["seconds"] is None else round(trained["seconds"], 3)
+    audit = {"final": config.final, "model": own_hash}
+    return target, Facts(began=began, train_seconds=seconds, audit=audit, fields=fields)
 
 
-def _identity(model: SplitModel, hashes: Json, device: torch.device) -> str:
+def _identity(model: SplitModel, own_hash: str, hashes: Json, device: torch.device) -> str:
     """Names model, data and libraries; empty if a module from outside states no `version`."""
     homes = ((type(module).__module__.partition(".")[0], module) for module in model.modules())
     outside = [module for home, module in homes if home not in (OWN_PACKAGE, "torch")]
@@ -134,26 +135,7 @@ def _identity(model: SplitModel, hashes: Json, device: torch.device) -> str:
     if None in stated:
         return ""
     known = {k: v for k, v in versions().items() if k != "commit"} | {"device": str(device)}
-    return json.dumps([model_hash(model), [str(v) for v in stated], hashes, known], sort_keys=True)
-
-
-def _certificates(
-    target: Target, model: SplitModel, dataset: Dataset, splits: Splits, test: Tensor
-) -> Json:
-    """A run's certificates.
-
-    The population's bound is measured on test images, which nothing was trained or chosen on.
-    """
-    train, val = dataset.labelled(splits.train), dataset.labelled(splits.val)
-    return certify(
-        certified_client(model.encoder, model.channel, target.device),
-        target.scored,
-        train,
-        dataset.labelled(test),
-        [train, val],
-        num_classes=target.num_classes,
-        generator=stream(target.seed, "certificates", target.device),
-    )
+    return json.dumps([own_hash, [str(v) for v in stated], hashes, known], sort_keys=True)
 
 
 @torch.no_grad()
@@ -174,9 +156,9 @@ def rate_nats(victim: Victim, data: Labelled, num_classes: int, noise_std: float
     return float(true_rate(batch, noise_std)) * z.shape[1]
 
 
-def audit_run(
+def audit(
     run: Audited,
-    profile: str,
+    profile: str = "quick",
     *,
     aux: str = "train",
     seed: int = 0,
@@ -186,13 +168,27 @@ def audit_run(
     compile: bool = False,
     attributes: Path | None = None,
 ) -> Record:
-    """Attack a run and write `record.json` and `gallery.json` into its folder.
+    """Attack a run, write `record.json` and `gallery.json` into its folder, return the record.
 
-    An earlier record that this one does not cover is kept: see `write_record`.
-    Attacks that were finished before on the same model and data are taken from `audit/` in the
-    run's folder, unless `fresh`: then all are run, and replace what was there. `only` names attacks
-    of the profile, which the record says and flags. `compile`: see `Run.audit`. `attributes` is a
-    table of them, see `splitveil.data.attributes`.
+    Attacks that were finished before on the same model and data are read from `audit/` in the
+    run's folder. An earlier record that this one does not cover is kept: see `write_record`.
+
+    Args:
+        run: A trained run, from `fit` or `load_run`.
+        profile: Budget of the attacks: smoke, quick, standard or paper.
+        aux: What the attacker knows: train, held-out, test90, or val to choose settings by.
+        seed: Seed of the attacks, 0 or more.
+        progress: Told of every attack.
+        fresh: Run every attack again, also those finished before.
+        only: Names of attacks of the profile, to run no others; the record says so and is flagged.
+        compile: Have torch compile the decoders, on a GPU.
+        attributes: A CSV table of attributes of the images.
+
+    Returns:
+        The record; `record.strongest.mse` is the headline number.
+
+    Example:
+        `record = splitveil.audit(splitveil.load_run("runs/first"), profile="smoke")`
     """
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"the seed of an audit is a whole number from 0 on, got {seed!r}")
@@ -204,10 +200,19 @@ def audit_run(
             run, profile, aux=aux, seed=seed, only=only, compile=compile, attributes=attributes,
             store=run_store(run, fresh=fresh), progress=progress,
         )  # fmt: skip
+        # Whoever trains does not take the audit's lock: the folder may hold another model by now.
         if file_version(run.path / "config.toml") != begun:
-            raise RunError(f"{run.path} was trained anew; nothing was written, audit it again")
+            raise RunError(
+                f"{run.path} was trained again meanwhile; nothing was written, audit it again"
+            )
         write_record(run.path, record, pictures, list(PROFILES))
     return record
+
+
+def code_version() -> str | None:
+    """Version and commit of this package; None in a checkout with changes."""
+    found = commit()
+    return None if found and found.endswith("+") else f"{__version__} {found}"
 
 
 def run_store(run: Audited, *, fresh: bool = False) -> Store:
@@ -229,18 +234,19 @@ def measure_run(
     progress: Progress = silent,
 ) -> tuple[Record, Json]:
     """The record of an audit and its pictures; writes nothing but what `store` keeps."""
-    attacks = find_profile(profile, only=only, compile=compile)  # before any data are loaded
+    # Unknown attacks are refused before any data are loaded.
+    attacks = find_profile(profile, only=only, compile=compile)
     if compile and run.model.victim().device.type == "cpu":
         raise ConfigError("--compile is for a GPU, and this audit is on the CPU; leave it out")
     target, facts = open_run(run, aux=aux, seed=seed, attributes=attributes, progress=progress)
-    told = ({"only": list(only)} if only else {}) | ({"compiled": True} if compile else {})
+    chosen = ({"only": list(only)} if only else {}) | ({"compiled": True} if compile else {})
     left_out = [name for name in find_profile(profile) if name not in attacks]
-    facts = replace(facts, audit=facts.audit | told, left_out=left_out)
+    facts = replace(facts, audit=facts.audit | chosen, left_out=left_out)
     return measure(target, attacks, profile, facts, store=store, progress=progress)
 
 
 def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:  # noqa: ANN401 - JSON values
-    """Every place where two JSON values differ, times and commands left out.
+    """Every place where two JSON values differ, apart from times, commands and commits.
 
     >>> list(differences({"a": [1, 2], "seconds": 3}, {"a": [1, 5], "seconds": 4}))
     ['a[1]: 2 was recorded, 5 was measured']
@@ -259,32 +265,33 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:  # noqa: 
 
 def check_replayable(record: Record) -> None:
     """Refuse a record that was made with more than its run and its data."""
-    told = record.audit
-    what = "captured requests" if told.wire else "a table of attributes"
-    if told.wire or told.attributes is not None:
+    made = record.audit
+    if made.wire or made.attributes is not None:
+        what = "captured requests" if made.wire else "a table of attributes"
         raise AuditError(
-            f"the record was made with {what} and cannot be replayed from the run alone; audit "
-            "again as it was made"
+            f"the record was made with {what}, so it cannot be replayed from the run alone; "
+            "repeat the audit with the same inputs"
         )
 
 
 def replay(run: Audited, record: Record, progress: Progress = silent) -> list[str]:
-    """Audit again as a record says, without anything stored; returns what differs.
+    """Repeat the audit of a record without stored attacks; returns one line per difference.
 
-    The bits are promised on the same type of machine with the same torch and number of threads.
+    The numbers are equal to the bit only on the same type of machine, with the same version of
+    torch and the same number of threads.
     """
-    told, seed = record.audit, record.seeds.attack
-    if told.profile is None or told.aux is None or seed is None:
+    made, seed = record.audit, record.seeds.attack
+    if made.profile is None or made.aux is None or seed is None:
         raise AuditError("the record does not say how it was made; audit the run again")
     check_replayable(record)
     own = model_hash(run.model)
-    if told.model is not None and told.model != own:
+    if made.model is not None and made.model != own:
         raise AuditError(
-            f"the record is of another model: its hash is {told.model}, the run's is {own}; "
+            f"the record is of another model: its hash is {made.model}, the run's is {own}; "
             "give the record of this run"
         )
     fresh, _ = measure_run(
-        run, told.profile, aux=told.aux, seed=seed, only=told.only, compile=bool(told.compiled),
+        run, made.profile, aux=made.aux, seed=seed, only=made.only, compile=bool(made.compiled),
         progress=progress,
     )  # fmt: skip
     old: Json = json.loads(json.dumps(record.to_dict()))  # NaN in a record differs, as it should
@@ -295,10 +302,10 @@ def replay(run: Audited, record: Record, progress: Progress = silent) -> list[st
 def fit_attacker(
     run: Audited, record: Record, progress: Progress = silent
 ) -> tuple[nn.Module, Json]:
-    """The decoder with the lowest error of an audit, and facts about it.
+    """The decoder with the lowest error of an audit, fitted again, and facts about it.
 
-    An audit keeps what its attacks made, not their networks. The decoder is fitted again on the
-    same aux and with the same seed: on the same machine the same, bit for bit on a CPU.
+    An audit keeps reconstructions, not networks. With the same aux and the same seed the decoder
+    comes out equal, to the bit on the same CPU.
     """
     profile, aux = str(record.audit.profile), str(record.audit.aux)
     name = strongest_decoder(record, profile)

@@ -173,7 +173,7 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
     with console.progress_bar("audit") as bar:
         record, pictures = captured_requests.audit_wire(
             loaded, captures, profile, aux=aux, images=images, seed=seed, clean=clean,
-            store=run_store(loaded, fresh=fresh), progress=bar,
+            earlier=loaded.record, store=run_store(loaded, fresh=fresh), progress=bar,
         )  # fmt: skip
     _show(folder, record, pictures, json_=json_)
     if not json_:
