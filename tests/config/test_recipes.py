@@ -106,10 +106,13 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_name() -> None:
     [
         (
             ("cifar10-arl-veil", "--defence", "none"),
-            "recipe 'cifar10-arl-veil' sets lambd of its defence 'arl.veil', but defence 'none' "
-            "has no such setting; leave that defence out, or use the recipe cifar10-none or",
+            "recipe 'cifar10-arl-veil' sets `lambd`, but defence 'none' has no such setting; keep "
+            "the recipe's defence 'arl.veil', or use recipe 'cifar10-none' or",
         ),
-        (("cifar100-veil", "--set", "defence=noise"), "sets bank .* or leave the recipe out"),
+        (
+            ("cifar100-veil", "--set", "defence=noise"),
+            "sets `bank`, but .* or train without a recipe",
+        ),
         (("cifar10-arl-veil", "--defence", "none", "--set", "lambd=1"), "unknown setting for def"),
     ],
 )

@@ -75,7 +75,7 @@ def test_seeds_names_reach_the_defence() -> None:
 
 def test_reg_strength_is_the_channels_noise() -> None:
     assert make_config({"reg_strength": 0.1}).noise_std == 0.1
-    with pytest.raises(ConfigError, match="one number"):
+    with pytest.raises(ConfigError, match="same number"):
         make_config({"reg_strength": 0.1, "noise_std": 0.1})
 
 
@@ -138,9 +138,12 @@ class Unset(Defence):
 @pytest.mark.parametrize(
     ("defence", "said"),
     [
-        (NamedAsTheRun(summary=""), "has a field 'noise_std', which is the name of a setting of"),
-        (Listing(summary=""), "has a field 'levels' of type tuple, which cannot be set; make it"),
-        (Unset(summary=""), "is set to what cannot be set: width must be a number, got None"),
+        (NamedAsTheRun(summary=""), "has a field 'noise_std', but that is a setting of every run"),
+        (
+            Listing(summary=""),
+            "has a field 'levels' of type tuple, which config.toml cannot store; use",
+        ),
+        (Unset(summary=""), "has a default of the wrong type: width must be a number, got None"),
     ],
 )
 def test_a_defence_whose_run_could_not_be_read_back_is_refused_before_it_is_trained(
