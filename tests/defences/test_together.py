@@ -147,7 +147,7 @@ def test_one_that_breaks_harms_no_other_and_is_counted(
     assert not all(torch.equal(value, plain[key]) for key, value in broken.items())
     assert skipped["sound"] == skipped["none"] == 0
     assert skipped["broken"] > 0
-    assert "Lower the strength and rate of what learns beside the model or" in caplog.text
+    assert "lower the companion's strength and learning rate or lr" in caplog.text
 
 
 def test_two_that_learn_both_learn_beside_a_penalty(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_teacher_that_is_not_trained_to_its_end_is_refused(
     shutil.copytree(teacher.path, place)
     text = (place / "config.toml").read_text()
     (place / "config.toml").write_text(text.replace("epochs = 6", "epochs = 7"))
-    with pytest.raises(ConfigError, match="half was not trained to its end: 60 of 70 steps"):
+    with pytest.raises(ConfigError, match="half is not fully trained: 60 of 70 steps"):
         sv.fit(config(tmp_path, name="pupil", teacher=str(place)))
 
 
@@ -224,7 +224,7 @@ def test_a_sweep_hears_of_its_teacher_before_it_starts_and_keeps_to_it(
     assert "but there is no teacher" in sweep(*brief, "--vary", "teacher_share=0.3,0.5")
     assert "one for the whole sweep" in sweep(*brief, "--vary", "teacher=wise,other")
     held = ("--set", "held_out=0.1")
-    assert "keeps from its training" in sweep(*brief, "--set", "teacher=wise", *held)
+    assert "images that this run does not train on" in sweep(*brief, "--set", "teacher=wise", *held)
     assert not (tmp_path / "runs").exists()
     assert "error" not in sweep(*brief, "--set", "teacher=wise", "--vary", "teacher_share=0.5,1.0")
     sv.fit(config(tmp_path, "noise", name="wise", epochs=1, seed=3), overwrite=True)

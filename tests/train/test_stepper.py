@@ -39,7 +39,9 @@ def prepared(
     data = TrainSet(
         images=images.to(fabric.device),
         labels=labels.to(fabric.device),
-        augment=lambda x, g: x + 0.01 * torch.rand(x.shape, generator=g, device=x.device),
+        augment=lambda x, generator: (
+            x + 0.01 * torch.rand(x.shape, generator=generator, device=x.device)
+        ),
     )
     model.train()
     loss = StepLoss(stepped, state, fabric, remembers=remembers)

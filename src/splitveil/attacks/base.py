@@ -18,12 +18,7 @@ from splitveil.cuda import Step, captured, set_rate
 from splitveil.errors import AuditError, Range
 from splitveil.io import Progress, silent
 from splitveil.rng import seeded_globals, stream
-from splitveil.threat import (
-    BlackBox,
-    Labelled,
-    Observation,
-    Reconstructor,
-)
+from splitveil.threat import BlackBox, Labelled, Observation, Reconstructor
 
 Count = Annotated[int, Range(1)]
 NonNegative = Annotated[float, Range(0)]

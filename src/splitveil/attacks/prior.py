@@ -19,13 +19,7 @@ from splitveil.attacks.base import (
     has_gradient,
     minimise,
 )
-from splitveil.attacks.rmle import (
-    LEAST_WEIGHT,
-    Energy,
-    ImageSearch,
-    measure_channel,
-    shrunk_spread,
-)
+from splitveil.attacks.rmle import LEAST_WEIGHT, Energy, ImageSearch, measure_channel, shrunk_spread
 from splitveil.errors import Range
 from splitveil.io import Progress, silent
 from splitveil.nets.decoder import ResidualDecoder

@@ -15,13 +15,7 @@ from torch import nn
 
 from splitveil.config.recipes import check_recipe, find_recipe, known_settings
 from splitveil.config.run_config import RUN_KEYS, RunConfig, defaults_for, one_noise_name
-from splitveil.config.settings import (
-    check_settable,
-    converted,
-    parse_pairs,
-    read_toml,
-    write_toml,
-)
+from splitveil.config.settings import check_settable, converted, parse_pairs, read_toml, write_toml
 from splitveil.data.catalogue import DATASETS
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.defences.base import Defence, PenaltyPlan
