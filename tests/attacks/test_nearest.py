@@ -154,5 +154,5 @@ class NanWhenBright(nn.Module):
 
 def test_a_client_that_sends_nan_for_aux_is_refused(make_aux: MakeAux) -> None:
     victim = Victim(NanWhenBright(), Channel())
-    with pytest.raises(AuditError, match="not finite for some aux images"):
+    with pytest.raises(AuditError, match="NaN or infinity for some aux images"):
         Nearest().fit(victim.black_box(), make_aux(20), generator())

@@ -185,7 +185,7 @@ def test_budgets_out_of_range_are_refused(name: str, wrong: float) -> None:
 
 
 def test_a_start_with_another_loss_is_refused() -> None:
-    with pytest.raises(ConfigError, match="start must have the loss 'mse', got 'ssim'"):
+    with pytest.raises(ConfigError, match="start must have loss 'mse', as published, got 'ssim'"):
         Wgan(start=Decoder(loss="ssim"))
 
 

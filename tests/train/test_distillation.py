@@ -52,7 +52,7 @@ def distance(run: sv.Run, teacher: sv.Run) -> float:
 def test_a_pupil_comes_to_answer_as_its_teacher(teacher: sv.Run, tmp_path: Path) -> None:
     settings = {"teacher": str(teacher.path), "teacher_share": 1.0, "teacher_temperature": 2.0}
     taught, alone = (
-        sv.fit(config(tmp_path, "none", name=name, epochs=12, seed=1, lr=0.02, **given))
+        sv.fit(config(tmp_path, "none", name=name, epochs=6, seed=1, lr=0.02, **given))
         for name, given in (("taught", settings), ("alone", {}))
     )
     assert distance(taught, teacher) < 0.5 * distance(alone, teacher)
@@ -91,7 +91,7 @@ def test_smoothed_labels_change_the_training_and_their_absence_does_not(tmp_path
 
 
 def test_the_record_names_the_teacher_and_no_place(teacher: sv.Run, pupil: sv.Run) -> None:
-    record = pupil.audit("smoke").to_dict()
+    record = pupil.audit("smoke", only=["linear"]).to_dict()
     assert record["config"]["teacher"] == "wise"
     assert record["training"]["teacher"] == {"run": "wise", "model": model_hash(teacher.model)}
     assert str(teacher.path.parent) not in json.dumps(record["config"])
@@ -248,7 +248,7 @@ def test_a_record_from_before_is_replayed_without_a_difference(
     place = tmp_path / "old"
     shutil.copytree(teacher.path, place)
     run = sv.load_run(place)
-    record = run.audit("smoke").to_dict()
+    record = run.audit("smoke", only=["linear"]).to_dict()
     for key in ("label_smoothing", "teacher_share", "teacher_temperature"):
         del record["config"][key]
     assert replay(run, sv.Record.from_dict(record)) == []
