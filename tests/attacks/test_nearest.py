@@ -36,7 +36,7 @@ def test_an_image_the_attacker_has_is_found_exactly(
     assert torch.equal(guess, aux.images[chosen])
 
 
-def test_an_unknown_image_is_answered_by_the_nearest_through_an_orthogonal_client(
+def test_an_orthogonal_client_keeps_the_nearest_image(
     make_aux: MakeAux, linear_victim: Victim
 ) -> None:
     aux, fresh = make_aux(200), make_aux(40, seed=1).images

@@ -63,7 +63,7 @@ def test_an_offset_hides_nothing(name: str) -> None:
     assert error(ATTACKS[name], 1.0, 1000.0) == pytest.approx(error(ATTACKS[name], 1.0), rel=0.1)
 
 
-def test_what_is_not_finite_does_not_spoil_the_units() -> None:
+def test_units_ignore_values_that_are_not_finite() -> None:
     class Holes(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             z = x.flatten(1).clone()

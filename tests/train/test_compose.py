@@ -158,7 +158,7 @@ def test_a_broken_penalty_leaves_the_task_gradient_exactly(kind: str) -> None:
         ),
     ],
 )
-def test_a_surrogate_that_gives_something_else_is_told_what_to_give(
+def test_a_wrong_output_of_a_surrogate_is_refused(
     given: Callable[[Tensor], SurrogateOutput], said: str
 ) -> None:
     encoder, _, x, y = parts()

@@ -77,7 +77,7 @@ class Linear:
         shape = aux.images.shape[1:]
 
         def reconstruct(seen: Observation) -> Tensor:
-            flat = units(seen.z.flatten(1)) @ weight + bias
+            flat: Tensor = units(seen.z.flatten(1)) @ weight + bias
             return flat.clamp(0, 1).view(len(flat), *shape)
 
         return reconstruct

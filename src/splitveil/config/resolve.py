@@ -84,22 +84,19 @@ class Plan:
 
     def on(self, dataset: Dataset) -> "Plan":
         """The same run on these data, with every default filled in."""
-        config, default, net = self.config, defaults_for(self.config), self.config.net
+        config, net = self.config, self.config.net
         built = DataFacts(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
         if net == "auto":
             small = min(built.image_shape[1:]) < SMALL_SIDE
             net = "small" if small else self.defence.client
-        filled = replace(
-            config,
-            name=self.folder.name,
-            epochs=config.epochs or default.epochs,
-            batch_size=config.batch_size or default.batch_size,
-            lr=config.lr or default.lr,
-            noise_std=noise_of(config, self.defence),
-            net=net,
-            device=find_device(config.device),
-        )
-        return Plan(filled, self.defence, built)
+        filled = {
+            **{k: v for k, v in defaults_for(config).items() if getattr(config, k) is None},
+            "name": self.folder.name,
+            "noise_std": noise_of(config, self.defence),
+            "net": net,
+            "device": find_device(config.device),
+        }
+        return Plan(replace(config, **filled), self.defence, built)
 
     def build(self) -> TrainParts:
         """Model, surrogate and companion with fresh weights.
@@ -159,19 +156,7 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> Plan:
     >>> resolve(RunConfig(defence="veil", settings={"lambd": 0.5})).settings()["lambd"]
     0.5
     """
-    plan = Plan(config, build_defence(config))
-    validate(plan)
-    return plan if dataset is None else plan.on(dataset)
-
-
-def plan_of(config: RunConfig, built: DataFacts) -> Plan:
-    """The plan of a run that was resolved before and read back from its folder."""
-    return Plan(config, build_defence(config), built)
-
-
-def validate(plan: Plan) -> None:
-    """Validate what does not depend on the data, before anything is downloaded."""
-    config, defence = plan.config, plan.defence
+    defence = build_defence(config)
     key = config.dataset.partition(":")[0]
     if key not in DATASETS:
         raise ConfigError(unknown("dataset", key, DATASETS))
@@ -188,6 +173,13 @@ def validate(plan: Plan) -> None:
         find_net(config.net)
     if find_device(config.device) == "cpu" and config.compile:
         raise ConfigError("compile=true needs a GPU, but this run is on the CPU; drop compile")
+    plan = Plan(config, defence)
+    return plan if dataset is None else plan.on(dataset)
+
+
+def plan_of(config: RunConfig, built: DataFacts) -> Plan:
+    """The plan of a run that was resolved before and read back from its folder."""
+    return Plan(config, build_defence(config), built)
 
 
 def merge(
@@ -262,8 +254,8 @@ def build_defence(config: RunConfig) -> Defence:
 
 def noise_of(config: RunConfig, defence: Defence) -> float:
     """Standard deviation of the channel's noise: as given, else the dataset's default."""
-    given = defaults_for(config).noise_std if config.noise_std is None else config.noise_std
-    return given if defence.noisy else 0.0
+    given = defaults_for(config)["noise_std"] if config.noise_std is None else config.noise_std
+    return float(given) if defence.noisy else 0.0
 
 
 def flat_config(config: RunConfig) -> Json:

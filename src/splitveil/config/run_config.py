@@ -9,26 +9,16 @@ from typing import Annotated, Any, Literal
 from splitveil.config.settings import converted, field_types
 from splitveil.errors import ConfigError, Range, check_ranges
 
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetDefaults:
-    """Default settings of the runs on one dataset; `noise_std` is in units of z."""
-
-    epochs: int
-    batch_size: int
-    lr: float
-    noise_std: float
-
-
-DATASET_DEFAULTS: Mapping[str, DatasetDefaults] = {
-    "digits": DatasetDefaults(epochs=60, batch_size=128, lr=0.1, noise_std=0.05),
-    "cifar10": DatasetDefaults(epochs=80, batch_size=512, lr=0.2, noise_std=0.025),
-    "cifar100": DatasetDefaults(epochs=80, batch_size=512, lr=0.2, noise_std=0.025),
-    "tiny-imagenet": DatasetDefaults(epochs=40, batch_size=256, lr=0.1, noise_std=0.025),
-    "fashion-mnist": DatasetDefaults(epochs=20, batch_size=256, lr=0.1, noise_std=0.025),
+CIFAR = {"epochs": 80, "batch_size": 512, "lr": 0.2, "noise_std": 0.025}
+DATASET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "digits": {"epochs": 60, "batch_size": 128, "lr": 0.1, "noise_std": 0.05},
+    "cifar10": CIFAR,
+    "cifar100": CIFAR,
+    "tiny-imagenet": {"epochs": 40, "batch_size": 256, "lr": 0.1, "noise_std": 0.025},
+    "fashion-mnist": {"epochs": 20, "batch_size": 256, "lr": 0.1, "noise_std": 0.025},
 }
+OTHER_DATASETS = {"epochs": 40, "batch_size": 128, "lr": 0.1, "noise_std": 0.025}
 
-OTHER_DATASETS = DatasetDefaults(epochs=40, batch_size=128, lr=0.1, noise_std=0.025)
 # A run's name becomes part of file names, of which most disks allow 255 bytes.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 NAME_RULE = (
@@ -123,8 +113,8 @@ class RunConfig:
 RUN_KEYS = {k: v for k, v in field_types(RunConfig).items() if k != "settings"}
 
 
-def defaults_for(config: RunConfig) -> DatasetDefaults:
-    """Defaults of the run's dataset: epochs, batch size, learning rate and noise."""
+def defaults_for(config: RunConfig) -> Mapping[str, Any]:
+    """Default epochs, batch size, learning rate and noise of the run's dataset, by setting."""
     return DATASET_DEFAULTS.get(config.dataset.partition(":")[0], OTHER_DATASETS)
 
 

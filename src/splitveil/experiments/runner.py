@@ -36,7 +36,7 @@ from splitveil.audits.suite import accuracy, folder_store, run_attacks
 from splitveil.audits.summary import label_only_mse, strongest
 from splitveil.audits.trained_run import open_run
 from splitveil.config.resolve import find_device, resolve
-from splitveil.config.run_config import DATASET_DEFAULTS, OTHER_DATASETS, PLACES, RunConfig
+from splitveil.config.run_config import PLACES, RunConfig, defaults_for
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import fingerprint
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, unknown
@@ -326,9 +326,7 @@ def brief_epochs(dataset: str) -> int:
     >>> brief_epochs("digits")
     15
     """
-    return max(
-        1, DATASET_DEFAULTS.get(dataset.partition(":")[0], OTHER_DATASETS).epochs // BRIEF_SHARE
-    )
+    return max(1, defaults_for(RunConfig(dataset=dataset))["epochs"] // BRIEF_SHARE)
 
 
 def with_own_folder(config: RunConfig) -> RunConfig:

@@ -93,6 +93,6 @@ def check_same_teacher(teacher: Teacher | None, folder: Path) -> None:
     was, now = noted and noted["model"], teacher and teacher.model_hash
     if was != now:
         raise CheckpointError(
-            f"the teacher is not the one this run began with: the hash of its model is {now}, but "
-            f"was {was}; restore that teacher, or start again with --overwrite"
+            f"the teacher is not the one this run began with: its model's hash was {was}, "
+            f"now it is {now}; restore that teacher, or start again with --overwrite"
         )
