@@ -52,7 +52,7 @@ def steps_of(name: str | None, net: str, fabric: Fabric, *, capture: bool) -> St
     state = new_state(TrainParts(model, surrogate, penalty=plan), RunConfig(), fabric.device)
     model.train()
     data = TrainSet(images=images, labels=labels, augment=lambda x, generator: x)
-    return Stepper(StepLoss(model, state, fabric), data, state, fabric, capture=capture)
+    return Stepper(StepLoss(model, state, fabric), data, capture=capture)
 
 
 def measure(

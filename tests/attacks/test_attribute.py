@@ -137,7 +137,7 @@ def test_long_inputs_do_not_blow_up() -> None:
     z = torch.randn(200, 20000, generator=generator())
     side = {"side": (z[:, :1000].sum(1) > 0).long()}
     budget = Budget(epochs=1, min_steps=20, batch_size=64)
-    probed = fit_probe(lambda x: x, z, side, budget=budget, generator=generator(), hidden=8)
+    probed = fit_probe(lambda x: x, z, side, budget=budget, generator=generator())
     assert float(probed(z)["side"].abs().max()) < 100
 
 

@@ -45,7 +45,7 @@ def prepared(
     )
     model.train()
     loss = StepLoss(stepped, state, fabric, remembers=remembers)
-    return Stepper(loss, data, state, fabric, capture=capture), state
+    return Stepper(loss, data, capture=capture), state
 
 
 def train(stepper: Stepper, steps: int, weights: Weights | None, device: str = "cpu") -> None:

@@ -10,13 +10,13 @@ from torch.nn import functional as F
 from splitveil.attacks.base import QUERIES, Budget, fresh_weights, minimise, need_aux
 from splitveil.data.attributes import MAX_VALUES
 from splitveil.errors import AuditError
-from splitveil.io import Progress, silent
 from splitveil.threat import Access, BlackBox, Labelled
 
 SHOWN = 5000  # images whose features give mean and spread
 HEADS = ("linear", "mlp")
 _HELD = 5  # one image in five is held out to choose between the heads
 _COLOURS = 3
+_HIDDEN = 128  # width of the hidden layer
 
 
 def image_attributes(images: Tensor, aux: Tensor) -> dict[str, Tensor]:
@@ -136,9 +136,6 @@ def fit_probe(
     *,
     budget: Budget,
     generator: Generator,
-    hidden: int = 128,
-    device: torch.device | str = "cpu",
-    progress: Progress = silent,
 ) -> Probed:
     """Fit heads that predict every target from what is sent.
 
@@ -148,9 +145,6 @@ def fit_probe(
         targets: By name, integers (n,) from 0 on.
         budget: How long to train.
         generator: The only source of randomness.
-        hidden: Width of the hidden layer of the second head.
-        device: Where to train.
-        progress: Called every few steps.
     """
     n, sizes = len(inputs), {name: int(values.max()) + 1 for name, values in targets.items()}
     columns, widths = torch.stack([*targets.values()], 1), [*sizes.values()]
@@ -158,8 +152,8 @@ def fit_probe(
     held, used = order[: n // _HELD], order[n // _HELD :]
     some = torch.split(inputs[used[:SHOWN]], QUERIES)
     z = torch.cat([send(x).flatten(1).float() for x in some])
-    with fresh_weights(generator, device):
-        net = Probe(z, sum(widths), hidden).to(device)
+    with fresh_weights(generator, z.device):
+        net = Probe(z, sum(widths), _HIDDEN).to(z.device)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             parts = torch.split(net(send(x)), widths, dim=2)
@@ -167,12 +161,12 @@ def fit_probe(
             return torch.stack([F.cross_entropy(*pair) for pair in pairs]).sum()
 
         data = (inputs[used], columns.to(inputs.device)[used])
-        minimise(loss, net, data, budget, generator, progress=progress)
+        minimise(loss, net, data, budget, generator)
     net.eval().requires_grad_(requires_grad=False)
     both = torch.cat([net(send(x)) for x in torch.split(inputs[held], QUERIES)], 1)
     picked = {}
     for name, part in zip(sizes, torch.split(both, widths, dim=2), strict=True):
-        right = part.argmax(2) == targets[name].to(device)[held.to(device)]
+        right = part.argmax(2) == targets[name].to(z.device)[held.to(z.device)]
         picked[name] = HEADS[int(right.double().mean(1).argmax())]
     return Probed(net, sizes, picked, held)
 
@@ -182,7 +176,6 @@ class AttributeHead:
     """Heads on z̃ fitted on aux, fresh channel noise at every step, all attributes at once."""
 
     access: Access = Access.BLACK_BOX
-    hidden: int = 128
     epochs: int = 4
     min_steps: int = 300
     batch_size: int = 128
@@ -190,12 +183,7 @@ class AttributeHead:
     min_aux: int = 10
 
     def fit(
-        self,
-        victim: BlackBox,
-        aux: Labelled,
-        targets: Mapping[str, Tensor],
-        generator: Generator,
-        progress: Progress = silent,
+        self, victim: BlackBox, aux: Labelled, targets: Mapping[str, Tensor], generator: Generator
     ) -> Probed:
         """Fit the heads on the aux images and their attributes, integers (n,) from 0 on."""
         need_aux("attribute", aux, self.min_aux)
@@ -212,9 +200,6 @@ class AttributeHead:
             {name: target.to(aux.images.device) for name, target in targets.items()},
             budget=Budget.of(self),
             generator=generator,
-            hidden=self.hidden,
-            device=victim.device,
-            progress=progress,
         )
 
 

@@ -280,7 +280,6 @@ class Membership:
             {"member": member.long()},
             budget=self.budget,
             generator=generator,
-            device=known.device,
         )
         theirs, ours = (probed(z)["member"].double().diff(dim=1).squeeze(1) for z in (asked, known))
         held = probed.held

@@ -155,7 +155,6 @@ def sharpened(
     steps: int,
     width: int = 32,
     blocks: int = 2,
-    progress: Progress = silent,
 ) -> FactorModel:
     """The model with a network that corrects its drawings.
 
@@ -167,7 +166,6 @@ def sharpened(
         steps: Steps of the fit.
         width: Channels of the network.
         blocks: Its residual blocks.
-        progress: Called every few steps.
     """
     device = model.means.device
     blur = 0.1  # of the latents in the fit, because a search does not find them exactly
@@ -180,7 +178,7 @@ def sharpened(
             return F.mse_loss(plain + correction(net, plain), x)
 
         budget = Budget(epochs=0, min_steps=steps, batch_size=128)
-        minimise(loss, net, (used.images, used.labels), budget, generator, progress=progress)
+        minimise(loss, net, (used.images, used.labels), budget, generator)
     net.eval().requires_grad_(requires_grad=False)
     x, y = held.images.to(device), held.labels.to(device)
     with torch.no_grad():

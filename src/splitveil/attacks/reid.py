@@ -9,7 +9,6 @@ from torch import Generator, Tensor
 
 from splitveil.attacks.base import QUERIES
 from splitveil.errors import AuditError, Range, check_ranges
-from splitveil.io import Progress, silent
 from splitveil.threat import Access, BlackBox
 
 _TIE = 1e-10  # distances closer than this, relative to the squared lengths, are equal
@@ -100,9 +99,7 @@ class ReId:
     def __post_init__(self) -> None:
         check_ranges(self)
 
-    def send(
-        self, victim: BlackBox, images: Tensor, generator: Generator, progress: Progress = silent
-    ) -> KnownImages:
+    def send(self, victim: BlackBox, images: Tensor, generator: Generator) -> KnownImages:
         """Send all images `draws` times."""
         parts, within = [], []
         for x in torch.split(images, QUERIES):
@@ -114,7 +111,6 @@ class ReId:
                 total, squares = total + moved, squares + moved.square()
             parts.append(first + total / self.draws)
             within.append((squares - total.square() / self.draws).sum(0) / (self.draws - 1))
-            progress(sum(map(len, parts)), len(images), "queries")
         mean = torch.cat(parts)
         noise = torch.stack(within).sum(0) / len(images)
         return KnownImages(mean, noise, mean.var(0, correction=0))

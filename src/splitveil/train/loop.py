@@ -162,16 +162,14 @@ class Schedule:
         return [float(cast(Companion, part).lr) * fall for part in companions]
 
 
-def epoch_order(
-    n: int, epoch: int, seed: int, device: torch.device | str = "cpu"
-) -> Int64[Tensor, " n"]:
+def epoch_order(n: int, epoch: int, seed: int) -> Int64[Tensor, " n"]:
     """A permutation (n,) that depends on seed and epoch alone, so that a resumed run repeats it.
 
     >>> epoch_order(5, epoch=0, seed=0).sort().values.tolist()
     [0, 1, 2, 3, 4]
     """
     # Drawn on the CPU: the order is the same on any device.
-    return torch.randperm(n, generator=stream(seed, f"order/{epoch}")).to(device)
+    return torch.randperm(n, generator=stream(seed, f"order/{epoch}"))
 
 
 def epoch_batches(
@@ -190,7 +188,7 @@ def epoch_batches(
     for step in range(first, schedule.total_steps):
         epoch, index = schedule.epoch_of(step), step % schedule.steps_per_epoch
         if index == 0 or step == first:
-            order = rows[epoch_order(len(rows), epoch, seed, rows.device)]
+            order = rows[epoch_order(len(rows), epoch, seed).to(rows.device)]
         yield epoch, order, order[index * size : (index + 1) * size]
 
 
@@ -257,7 +255,7 @@ def train_run(
         beside = companions(parts.companion)
         model = _compiled(parts.model, beside) if config.compile else parts.model
         loss = StepLoss(model, state, fabric, task=task, remembers=parts.penalty.lambd > 0)
-        step = Stepper(loss, data, state, fabric)
+        step = Stepper(loss, data)
         parts.model.train()
         clock, last = Clock(state.seconds), ""
         with catch_interrupt() as interrupted, MetricsLog(folder, state.log_offset) as metrics:

@@ -335,7 +335,7 @@ class StepLoss(nn.Module):
         remembers: bool = False,
     ) -> None:
         super().__init__()
-        self.model, self._state, self._fabric = model, state, fabric
+        self.model, self.state, self.fabric = model, state, fabric
         self._task, self._remembers = task, remembers
 
     def forward(self, x: Tensor, y: Tensor, weights: Weights | None) -> tuple[Tensor, Values]:
@@ -349,7 +349,7 @@ class StepLoss(nn.Module):
             y: Their labels (n,).
             weights: The penalty's weights; None while it is not active.
         """
-        state, fabric = self._state, self._fabric
+        state, fabric = self.state, self.fabric
         with fabric.autocast():
             z = self.model.encoder(x)
             whole, labels = gathered(z, fabric, sync_grads=True), gathered(y, fabric)
@@ -368,7 +368,7 @@ class StepLoss(nn.Module):
         self, z: Tensor, y: Tensor, weights: Weights | None
     ) -> tuple[list[Tensor], Values]:
         """The weighted penalty on z, if it is active, and the values to log."""
-        state = self._state
+        state = self.state
         if state.surrogate is None or weights is None:
             if self._remembers and isinstance(state.surrogate, HasBank):
                 state.surrogate.remember(z.detach(), y)
@@ -388,22 +388,13 @@ class Stepper:
     it runs as written.
 
     Args:
-        loss: The loss of one batch.
+        loss: The loss of one batch; the step changes its state.
         data: The training images, on the device.
-        state: What the step changes.
-        fabric: The device and its precision.
         capture: False runs the step as written everywhere.
     """
 
-    def __init__(
-        self,
-        loss: StepLoss,
-        data: TrainSet,
-        state: TrainState,
-        fabric: "Fabric",
-        *,
-        capture: bool = True,
-    ) -> None:
+    def __init__(self, loss: StepLoss, data: TrainSet, *, capture: bool = True) -> None:
+        state, fabric = loss.state, loss.fabric
         alone = fabric.world_size == 1
         self._loss = loss if alone else fabric.setup_module(loss)
         self._data, self._state, self._fabric = data, state, fabric
@@ -426,9 +417,14 @@ class Stepper:
             weights: The penalty's weights; None while it is not active.
         """
         self._rows = rows.clone() if self._rows is None else self._rows.copy_(rows)
-        set_rate(self._state.optimisers[0], lr)
-        step = self._replay if self._capture else self._step
-        step(weights)
+        model_optimiser = self._state.optimisers[0]
+        if self._capture:
+            set_rate(model_optimiser, lr)
+            self._replay(weights)
+        else:
+            for group in model_optimiser.param_groups:
+                group["lr"] = lr
+            self._step(weights)
         self._state.meters.counts.update(self._logged[weights is not None])
 
     def _replay(self, weights: Weights | None) -> None:
