@@ -1,5 +1,6 @@
 # Two commands a newcomer needs: `make demo` and `make test`. Both build .venv on first use; the
 # demo with the package alone, everything else with what development needs.
+# `make test` is the fast tier; `make test-all` adds browsers, fuzzing, clusters and real CIFAR-10.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 ORT := src/splitveil/serve/web/ort
 ORT_FILES := ort.wasm.min.mjs ort-wasm-simd-threaded.mjs ort-wasm-simd-threaded.wasm
 
-.PHONY: venv demo test check web clean
+.PHONY: venv demo test test-slow test-all check web clean
 
 venv: $(STAMP)
 
@@ -29,8 +30,16 @@ demo: $(BASE)
 	$(BIN)/splitveil demo
 
 # One thread per worker: two workers with two threads each would fight over two cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+SLOW := slow or browser
+
 test: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST) -m "not ($(SLOW))"
+
+test-slow: venv
+	$(PYTEST) -m "$(SLOW)"
+
+test-all: test test-slow
 
 check: venv
 	$(BIN)/ruff format --check .
