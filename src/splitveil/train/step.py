@@ -524,9 +524,9 @@ def _check_output(out: object) -> SurrogateOutput:
 
 
 def _says_something(loss: Tensor) -> bool:
-    """Whether a loss without a gradient is not just 0, as of a batch without any two of a class.
+    """Whether a loss without a gradient is finite and not 0.
 
-    A loss that is not finite is counted elsewhere.
+    A batch without two images of one class may well give the constant 0, which is no mistake.
     """
     # A capture must not read values; the eager steps before it have checked.
     if loss.is_cuda and torch.cuda.is_current_stream_capturing():
