@@ -40,7 +40,7 @@ from splitveil.io import (
 )
 from splitveil.nets.channel import GaussianNoise
 from splitveil.nets.split import SplitModel
-from splitveil.provenance import model_hash
+from splitveil.provenance import model_hash, versions
 from splitveil.record.files import class_names, last_epoch
 from splitveil.record.schema import Record, read_record
 from splitveil.rng import seeded_globals
@@ -198,7 +198,7 @@ def fit(
         _check_same(folder, plan)
         check_same_teacher(teacher, folder)
     parts = plan.build()
-    passport: Json = {"splits": splits.hashes()}
+    passport: Json = {"versions": versions(), "splits": splits.hashes()}
     if teacher is not None:
         passport["teacher"] = teacher.noted
     from splitveil.train.loop import train_run  # imports Fabric, which takes seconds

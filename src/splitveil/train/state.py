@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from splitveil.errors import CheckpointError
 from splitveil.io import Json, atomic_file
-from splitveil.provenance import versions
 from splitveil.rng import load_states, save_states
 from splitveil.train.step import TrainState
 
@@ -35,7 +34,7 @@ def snapshot(state: TrainState, passport: Json) -> "Checkpoint":
 
     Args:
         state: After a step.
-        passport: Where the run comes from, any JSON; the versions in use are added.
+        passport: Where the run comes from, any JSON.
     """
     tensors: dict[str, Tensor] = {}
     for name, part in state.parts().items():
@@ -53,7 +52,7 @@ def snapshot(state: TrainState, passport: Json) -> "Checkpoint":
         "optimisers": optimisers,
         "threads": torch.get_num_threads(),
         "peak_bytes": peak_bytes(state.guard.loss.device, state.peak_bytes),
-        "passport": {"versions": versions()} | passport,
+        "passport": passport,
     }
     return Checkpoint(tensors, meta)
 
