@@ -190,9 +190,7 @@ class AttributeHead:
         for name, target in targets.items():
             check_values(name, target, len(aux))
         if not targets:
-            raise AuditError(
-                "the attribute attack needs at least one attribute, got none; name one"
-            )
+            raise AuditError("the attribute attack needs at least one attribute, got none; add one")
         send = victim.sender(aux.images)
         return fit_probe(
             lambda rows: send(rows, generator),
