@@ -131,7 +131,7 @@ def test_another_number_of_sendings_is_refused(
         seen = Observation(seen.z, seen.answer)
     attack = KQuery(inner=Linear(), repeats=4)
     reconstruct = attack.fit(noisy_victim.black_box(), make_aux(20), generator())
-    with pytest.raises(AuditError, match=f"fitted for 4 sendings of each image, got {got}"):
+    with pytest.raises(AuditError, match=f"fitted on 4 sendings of each image, got {got}"):
         reconstruct(seen)
 
 

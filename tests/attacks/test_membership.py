@@ -273,7 +273,7 @@ def test_one_seed_gives_one_verdict() -> None:
 
 def test_infinite_outputs_and_settings_below_one_are_refused() -> None:
     victim = Victim(nn.Identity(), Channel())
-    with pytest.raises(AuditError, match="outputs are not finite"):
+    with pytest.raises(AuditError, match="outputs are NaN or infinite"):
         ATTACK.observe(
             victim.black_box(), lambda z: z.flatten(1) * math.nan, images(20, 0), generator()
         )
