@@ -210,7 +210,7 @@ def test_a_setting_that_no_part_has_is_refused() -> None:
 
 def test_noise_asked_of_a_stack_without_any_is_refused_with_the_stack_that_has_it() -> None:
     config = make_config({"defence": "topk+dropout", "noise_std": 0.1})
-    with pytest.raises(ConfigError, match=r"adds no noise.*the defence 'noise\+topk\+dropout'"):
+    with pytest.raises(ConfigError, match=r"adds no noise.*use defence 'noise\+topk\+dropout'"):
         resolve(config, load("digits", None))
 
 
