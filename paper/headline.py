@@ -1,13 +1,13 @@
 """Train and audit the rows of a table, and put their records into results/.
 
 python -m paper.headline                       the headline table, three seeds; hours without GPU
-python -m paper.headline --table table1        Table 1 of the CEM paper; or seed-003, controls
+python -m paper.headline --table table1        Table 1 of the CEM paper; or controls, documents
 python -m paper.headline --rows veil cem --seeds 0 --jobs 4 --runs-dir runs
 python -m paper.headline --stop-after 560      end in time, and save what is under way
 python -m paper.headline --dry-run             print the commands
 
-A record is stored as soon as it is made, a row that has its records is skipped, and what was
-interrupted continues: call it again until nothing is missing. One row may fail; the others go on.
+A record is stored as soon as it is made. A row that has its records is skipped, and an interrupted
+one continues: call it again until nothing is missing. If one row fails, the others go on.
 """
 
 import argparse
@@ -36,19 +36,19 @@ INTERRUPTED = 130  # as a shell says of Ctrl-C
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong
-    """The time that was given is over."""
+    """The time limit is reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One training and the audits that follow it: those that lack their record, with its place."""
+    """One training and its audits that have no record yet, each with the record's place."""
 
     run: Path
     train: tuple[str, ...]
     audits: tuple[tuple[tuple[str, ...], Path], ...]
 
     def commands(self, *, train: bool = True, audit: bool = True) -> list[tuple[str, ...]]:
-        """What is left to do; a run that is not trained cannot be audited."""
+        """The commands left to run; a run must be trained before it is audited."""
         trained = finished(self.run)
         needed = bool(self.audits) and train and not trained
         audited = audit and (train or trained)
@@ -56,18 +56,20 @@ class Job:
 
 
 def place(out: Path, row: Row, seed: int, audit: Audit) -> Path:
-    """Where the record of an audit goes; another knowledge than the row's main one is a row."""
+    """Where an audit's record goes; one with other attacker's knowledge is a row of its own."""
     folder = row.name if audit.aux == row.audits[0].aux else f"{row.name}-{audit.aux}"
     inner = f"attack{audit.seed}" if audit.seed else ""
     return out / folder / f"seed{seed}" / inner / "record.json"
 
 
 def profile_of(target: Path) -> str:
-    """The profile of the audit that a stored record is of."""
+    """The audit profile of a stored record."""
     try:
         return str(json.loads(target.read_text(encoding="utf-8"))["audit"]["profile"])
     except (OSError, ValueError, KeyError, TypeError) as err:
-        raise RunError(f"{target} is no record: {err!r}; remove it, or give --out") from err
+        raise RunError(
+            f"{target} is not a record: {err!r}; remove it, or choose another --out"
+        ) from err
 
 
 def plan(row: Row, seed: int, options: argparse.Namespace) -> Job:
@@ -94,24 +96,24 @@ def plan(row: Row, seed: int, options: argparse.Namespace) -> Job:
             audits.append((command, target))
         elif (profile := profile_of(target)) != options.profile:
             raise RunError(
-                f"{target} exists and is of the profile {profile}, not {options.profile}; "
-                "give --out another folder"
+                f"{target} exists and has the profile {profile}, not {options.profile}; "
+                "choose another --out"
             )
     return Job(run=run, train=tuple(train), audits=tuple(audits))
 
 
 @dataclass(frozen=True)
 class Times:
-    """Until when commands may begin, and run, on the monotonic clock."""
+    """Until when commands may begin, and until when they may run, on the monotonic clock."""
 
     begin: float
     end: float
 
 
 def call(command: Sequence[str], times: Times) -> None:
-    """Run a command of splitveil; its output is shown only if it fails.
+    """Run a command of splitveil; show its output only if it fails.
 
-    At its end time it is interrupted, so that a training saves itself.
+    At the end time it is interrupted, so that a training saves its state.
     """
     now = time.monotonic()
     left = times.end - now
@@ -165,9 +167,9 @@ def epochs(run: Path) -> tuple[int, int]:
             done -= 1
         return done, int(planned)
     except (SplitVeilError, KeyError, ValueError, TypeError) as err:
-        why = err if isinstance(err, SplitVeilError) else f"no training wrote this: {err!r}"
+        why = err if isinstance(err, SplitVeilError) else f"not files of a training: {err!r}"
         raise RunError(
-            f"the run {run} cannot be continued: {why}; or remove the folder to train it again"
+            f"cannot continue the run {run}: {why}; remove the folder to train it again"
         ) from err
 
 
@@ -207,7 +209,7 @@ def work(job: Job, options: argparse.Namespace, times: Times) -> str:
 
 
 def standing(rows: Sequence[Row], options: argparse.Namespace) -> str:
-    """What is done and what is missing, a line per row and seed."""
+    """What is done and what is missing, one line per row and seed."""
     lines = [("row", "seed", "epochs", "records", "missing")]
     for seed in options.seeds:
         for row in rows:
@@ -247,7 +249,7 @@ def make(options: argparse.Namespace) -> int:
     longest_first = sorted(rows, key=lambda row: -row.length)
     jobs = [plan(row, seed, options) for seed in options.seeds for row in longest_first]
     for job in jobs:
-        epochs(job.run)  # a broken run is refused before any other is trained
+        epochs(job.run)  # raises on a broken run before any other is trained
     if options.dry_run:
         todo = [
             each
@@ -256,7 +258,7 @@ def make(options: argparse.Namespace) -> int:
         ]
         sys.stdout.writelines(f"splitveil {shlex.join(each)}\n" for each in todo)
         sys.stderr.write(
-            "" if todo else "nothing to do: the records exist, or their runs are not trained yet\n"
+            "" if todo else "nothing to do: all records exist, or their runs are not trained yet\n"
         )
         return 0
     if shutil.which("nvidia-smi") is None and options.jobs > 1:
@@ -265,9 +267,11 @@ def make(options: argparse.Namespace) -> int:
         try:
             futures = [pool.submit(work, job, options, times) for job in jobs]
             code = 1 if tell(futures) else 0
-        except KeyboardInterrupt:  # what runs was interrupted too, and saves itself
+        except KeyboardInterrupt:  # the running commands got it too, and save their state
             pool.shutdown(wait=False, cancel_futures=True)
-            sys.stderr.write("interrupted: what runs is saved; the same command continues it\n")
+            sys.stderr.write(
+                "interrupted: running trainings are saved; the same command continues them\n"
+            )
             code = INTERRUPTED
     sys.stdout.write(f"\n{standing(rows, options)}\n")
     return code

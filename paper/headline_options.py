@@ -1,4 +1,4 @@
-"""The options of paper/headline.py, refused where they could not work."""
+"""The options of paper/headline.py, checked before anything is trained."""
 
 import argparse
 import math
@@ -11,12 +11,12 @@ from splitveil.errors import ConfigError, SplitVeilError
 from splitveil.io import check_folder
 
 ROOT = Path(__file__).parents[1]
-GRACE_S = 20.0  # for a training to save its state
-LONGEST_S = 2_000_000.0  # three weeks; the system waits little longer for a process
+GRACE_S = 20.0  # that a training gets to save its state after the limit
+LONGEST_S = 2_000_000.0  # three weeks; subprocess cannot wait much longer
 
 
 def from_(least: int) -> Callable[[str], int]:
-    """A reader of whole numbers from `least` on."""
+    """A reader of whole numbers of at least `least`."""
 
     def read(text: str) -> int:
         value = int(text)
@@ -24,12 +24,12 @@ def from_(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
         return value
 
-    read.__name__ = "whole number"  # as argparse calls it
+    read.__name__ = "whole number"  # argparse shows it in its message
     return read
 
 
 def seconds(text: str) -> float:
-    """A time from now on; `inf` is the same as none.
+    """A time from now on in seconds; `inf` is no limit.
 
     >>> seconds("560")
     560.0
@@ -43,7 +43,7 @@ def seconds(text: str) -> float:
 
 
 def parse() -> argparse.Namespace:
-    """The options; what a table says of itself is filled in."""
+    """The options; what is not given comes from the table."""
     parser = argparse.ArgumentParser(
         description="Train and audit the rows of a table, and put their records into results/."
     )
@@ -82,26 +82,26 @@ def parse() -> argparse.Namespace:
     options.seeds = table.seeds if options.seeds is None else options.seeds
     options.out = str(ROOT / "results" / table.folder) if options.out is None else options.out
     try:
-        refuse(options, [row for row in table.rows if row.name in options.rows])
+        check(options, [row for row in table.rows if row.name in options.rows])
     except SplitVeilError as err:
         parser.error(str(err))
     return options
 
 
-def refuse(options: argparse.Namespace, rows: Sequence[Row]) -> None:
-    """Refuse what would do work twice, or would be noticed only after a training."""
+def check(options: argparse.Namespace, rows: Sequence[Row]) -> None:
+    """Raise on what would do work twice, or fail only after a training."""
     for what in ("rows", "seeds"):
         given = getattr(options, what)
         if twice := sorted({str(one) for one in given if given.count(one) > 1}):
-            raise ConfigError(f"--{what} names {', '.join(twice)} more than once; once is enough")
+            raise ConfigError(f"--{what} names {', '.join(twice)} more than once; name each once")
     for audit in [audit for row in rows for audit in row.audits]:
         find_profile(options.profile, only=audit.attacks.split(",") if audit.attacks else ())
     for what in ("out", "runs_dir"):
-        refuse_place(f"--{what.replace('_', '-')}", getattr(options, what))
+        check_place(f"--{what.replace('_', '-')}", getattr(options, what))
 
 
-def refuse_place(option: str, text: str) -> None:
-    """Refuse a folder that nothing can be written to; it need not be there yet."""
+def check_place(option: str, text: str) -> None:
+    """Raise on a folder that cannot be written to; it need not exist yet."""
     if not text:
-        raise ConfigError(f"{option} must be a folder, or one that can be made, got ''")
+        raise ConfigError(f"{option} must be a folder, got ''; leave it out for the default")
     check_folder(Path(text), f"Choose another folder with {option}")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from paper.reference import claims
 from splitveil.cli.app import app
 from splitveil.cli.console import show_table
 from splitveil.config.run_config import RunConfig
@@ -241,10 +240,6 @@ def test_reported_rows_stand_only_beside_the_same_data() -> None:
     ]
     made, rows = made_of({"cem": record(dataset="digits")})
     assert [line[0] for line in made.cells(rows)] == ["`cem`"]
-    both = [
-        Group(name, ((record(dataset="digits"),),)) for name in ("cem", "gated-att", "sparse+cem")
-    ]
-    assert [line for line in claims(SEED, both) if "reported" in line] == []
 
 
 def test_the_documents_approximate_row_is_marked() -> None:

@@ -135,7 +135,8 @@ def cem(module: SlotCrossAttentionCEM, z: Tensor, y: Tensor) -> tuple[Tensor, Te
             fed = module.project(fed)
         slots = slots_of_class(module.slots, fed, module.slots.eval_noise)
         enriched = [cross(module, row, slots) for row in fed]
-        r = responsibilities(module, enriched, slots)
+        asked = enriched if module.assign_from == "enhanced" else list(fed)
+        r = responsibilities(module, asked, slots)
         x = list(members) if module.statistic == "raw" else enriched
         rob = rob + p * class_loss(module, x, r, p)
         stacked = torch.stack(x)

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from paper_tables.made import SCRIPT, Planned
+from paper_tables.made import Called, Planned
 
 
 @pytest.fixture
@@ -16,15 +16,27 @@ def script() -> ModuleType:
 
 
 @pytest.fixture
-def planned(
+def called(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Planned:
+) -> Called:
+    """What the script says when it is called: exit code, output, errors."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["headline.py", *words])
+        code = script.main()
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def planned(called: Called) -> Planned:
     """The commands that the script would run."""
 
     def run(*words: str) -> list[list[str]]:
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--dry-run", *words])
-        assert script.main() == 0
-        return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+        code, out, _ = called("--dry-run", *words)
+        assert code == 0
+        return [shlex.split(line) for line in out.splitlines()]
 
     return run
 

@@ -1,17 +1,10 @@
-"""Commands that paper/headline.py plans, and where it lies."""
+"""Commands that paper/headline.py plans, and their settings."""
 
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from splitveil.config.settings import parse_pair
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "paper" / "headline.py"
-COMMAND = [sys.executable, "-m", "paper.headline"]
-PATHS = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-ENVIRONMENT = os.environ | {"PYTHONPATH": PATHS.rstrip(os.pathsep)}  # from any folder
+Called = Callable[..., tuple[int, str, str]]
 Planned = Callable[..., list[list[str]]]
 
 

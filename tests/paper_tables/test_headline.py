@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -13,13 +12,13 @@ from types import ModuleType
 
 import pytest
 import torch
-from paper_tables.made import COMMAND, ENVIRONMENT, ROOT, Planned
+from paper_tables.made import Called, Planned
 from safetensors.torch import save_file
 from typer.main import get_command
 
 from splitveil.cli.app import app
 
-RECORD = ROOT / "results" / "digits" / "cem" / "seed0" / "record.json"
+RECORD = Path(__file__).parents[2] / "results" / "digits" / "cem" / "seed0" / "record.json"
 
 
 def options(folder: Path, **others: object) -> argparse.Namespace:
@@ -96,26 +95,20 @@ def test_a_record_that_exists_is_not_made_again(planned: Planned, tmp_path: Path
     [
         ("checkpoint.safetensors", b"torn", "checkpoint.safetensors is broken"),
         ("config.toml", b"epochs = ", "config.toml is not valid TOML"),
-        ("config.toml", b"seed = 1", "no training wrote this: KeyError('epochs')"),
+        ("config.toml", b"seed = 1", "not files of a training: KeyError('epochs')"),
     ],
 )
-def test_a_broken_run_is_refused_before_any_other_is_trained(
-    file: str, content: bytes, why: str, in_folder: Path
+def test_a_broken_run_stops_everything_before_training(
+    file: str, content: bytes, why: str, in_folder: Path, called: Called
 ) -> None:
     half_trained(in_folder / "r" / "none-s1", epoch=1, saved=10)
     (in_folder / "r" / "none-s1" / file).write_bytes(content)
-    done = subprocess.run(
-        [*COMMAND, "--rows", "none", "--runs-dir", "r", "--out", "o"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=ENVIRONMENT,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: the run r/none-s1 cannot be continued: ")
-    assert why in done.stderr
-    assert done.stderr.endswith("; or remove the folder to train it again\n")
-    assert done.stderr.count("\n") == 1
+    code, _, err = called("--rows", "none", "--runs-dir", "r", "--out", "o")
+    assert code == 2
+    assert err.startswith("error: cannot continue the run r/none-s1: ")
+    assert why in err
+    assert err.endswith("; remove the folder to train it again\n")
+    assert err.count("\n") == 1
     assert [folder.name for folder in (in_folder / "r").iterdir()] == ["none-s1"]
 
 
@@ -139,9 +132,7 @@ def test_a_run_is_finished_when_its_last_epoch_is_saved(
     assert script.epochs(tmp_path / "nothing") == (0, 0)
 
 
-def test_what_was_interrupted_continues_and_what_had_saved_nothing_starts_again(
-    script: ModuleType, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_continues_or_starts_again(script: ModuleType, tmp_path: Path) -> None:
     row = script.TABLES["table1"].rows[0]
     assert not {"--resume", "--overwrite"} & set(script.plan(row, 0, options(tmp_path)).train)
     run = tmp_path / "r" / "none-s0"
@@ -199,26 +190,23 @@ def test_nothing_begins_after_its_time(script: ModuleType, monkeypatch: pytest.M
         script.call(["audit"], script.Times(time.monotonic() + 60.0, float("inf")))
 
 
-def test_a_failing_row_is_named_and_the_exit_code_says_so(tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
-    missing.mkdir()
-    (missing / "cifar-10-binary.tar.gz").write_bytes(b"no archive")
-    done = subprocess.run(
-        [*COMMAND, "--rows", "none", "--seeds", "0",
-         "--out", str(tmp_path / "o"), "--runs-dir", str(tmp_path / "r"),
-         "--data-dir", str(missing)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=ENVIRONMENT,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "failed: splitveil train --recipe cifar10-none" in done.stderr
-    assert "none  0     –       0/1      train 0" in done.stdout
+def test_a_failing_row_is_named_and_the_exit_code_is_1(
+    tmp_path: Path, called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho no archive >&2\nexit 2\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    out, runs = str(tmp_path / "o"), str(tmp_path / "r")
+    code, said, err = called("--rows", "none", "--seeds", "0", "--out", out, "--runs-dir", runs)
+    assert code == 1
+    assert err.startswith("failed: splitveil train --recipe cifar10-none")
+    assert err.endswith("no archive\n\n")
+    assert "none  0     –       0/1      train 0" in said
     assert not (tmp_path / "o").exists()
 
 
-def test_a_row_is_trained_once_audited_and_its_records_stored(
+def test_a_row_is_trained_audited_and_its_records_stored(
     script: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -255,7 +243,7 @@ def test_a_row_is_trained_once_audited_and_its_records_stored(
     assert json.loads((out / "last_epoch.json").read_text())["epoch"] == 2
 
 
-def test_ctrl_c_ends_with_what_runs_and_begins_nothing_more(
+def test_ctrl_c_begins_nothing_more(
     script: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -278,15 +266,17 @@ def test_ctrl_c_ends_with_what_runs_and_begins_nothing_more(
     assert script.main() == 130
     assert told == ["train"]
     shown = capsys.readouterr()
-    assert shown.err == "interrupted: what runs is saved; the same command continues it\n"
+    assert (
+        shown.err == "interrupted: running trainings are saved; the same command continues them\n"
+    )
     assert "none  2     –       0/1      train 0" in shown.out
 
 
-def test_the_program_knows_the_options_of_both_commands(planned: Planned, tmp_path: Path) -> None:
+def test_the_commands_use_options_that_exist(planned: Planned, tmp_path: Path) -> None:
     known = {
         name: {word for param in command.params for word in param.opts}
         for name, command in get_command(app).commands.items()  # type: ignore[attr-defined]
     }
-    for table in ("headline", "table1", "seed-003"):
+    for table in ("headline", "table1", "documents"):
         for command in planned("--table", table, "--out", str(tmp_path), "--data-dir", "d"):
             assert {word for word in command if word.startswith("--")} <= known[command[1]]

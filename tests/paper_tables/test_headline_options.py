@@ -2,11 +2,10 @@
 
 import errno
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
-from paper_tables.made import COMMAND, ENVIRONMENT, Planned
+from paper_tables.made import Called, Planned
 
 
 def test_a_row_of_another_table_is_refused(
@@ -22,11 +21,11 @@ def test_a_row_of_another_table_is_refused(
     [
         (("--out", "file"), "cannot write file: Not a directory"),
         (("--out", "file/below"), "cannot write file/below: Not a directory"),
-        (("--out", ""), "--out must be a folder, or one that can be made, got ''"),
+        (("--out", ""), "--out must be a folder, got ''; leave it out for the default"),
         (("--runs-dir", "file"), "there. Choose another folder with --runs-dir"),
         (("--profile", "standart"), "unknown profile 'standart'; did you mean 'standard'?"),
         (
-            ("--table", "seed-003", "--profile", "quick"),
+            ("--table", "documents", "--profile", "quick"),
             "unknown attack of profile 'quick' 'decoder-large'",
         ),
         (("--stop-after", "nan"), "--stop-after: must be from 0 to 2000000, got nan; leave it out"),
@@ -37,7 +36,7 @@ def test_a_row_of_another_table_is_refused(
         (("--rows", "cem", "cem"), "--rows names cem more than once"),
     ],
 )
-def test_what_could_not_work_is_refused_before_any_training(
+def test_wrong_options_are_refused_before_training(
     words: tuple[str, ...],
     said: str,
     planned: Planned,
@@ -65,34 +64,25 @@ def test_a_folder_that_may_not_be_written_is_refused(
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ('{"audit": {"profile": "quick"}}', "is of the profile quick, not standard; give --out"),
-        ("{}", "is no record: KeyError('audit'); remove it, or give --out"),
+        (
+            '{"audit": {"profile": "quick"}}',
+            "has the profile quick, not standard; choose another --out",
+        ),
+        ("{}", "is not a record: KeyError('audit'); remove it, or choose another --out"),
     ],
 )
-def test_a_record_of_another_profile_is_no_record_of_this_one(
-    content: str, why: str, tmp_path: Path
+def test_a_record_of_another_profile_is_refused(
+    content: str, why: str, tmp_path: Path, called: Called
 ) -> None:
     place = tmp_path / "none" / "seed0" / "record.json"
     place.parent.mkdir(parents=True)
     place.write_text(content)
-    done = subprocess.run(
-        [*COMMAND, "--rows", "none", "--out", str(tmp_path), "--dry-run"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=ENVIRONMENT,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert why in done.stderr
+    code, out, err = called("--rows", "none", "--out", str(tmp_path), "--dry-run")
+    assert (code, out) == (2, "")
+    assert why in err
 
 
-def test_a_rehearsal_with_nothing_to_do_says_so() -> None:
-    done = subprocess.run(
-        [*COMMAND, "--table", "controls", "--dry-run"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=ENVIRONMENT,
-    )
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.startswith("nothing to do: the records exist")
+def test_a_dry_run_with_nothing_to_do_says_so(called: Called) -> None:
+    code, out, err = called("--table", "controls", "--dry-run")
+    assert (code, out) == (0, "")
+    assert err.startswith("nothing to do: all records exist")

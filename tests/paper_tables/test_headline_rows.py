@@ -5,15 +5,12 @@ from types import ModuleType
 
 from paper_tables.made import Planned, settings_of
 
-from paper.bases import TABLE1
+from paper.headline_rows import REPORT, TABLE1
 from splitveil.config.recipes import find_recipe
 from splitveil.config.resolve import build_defence, make_config
-from splitveil.experiments.reproduction import EXPERIMENTS
 
 
-def test_table1_has_every_row_of_the_built_page_and_each_is_a_run(
-    planned: Planned, tmp_path: Path
-) -> None:
+def test_every_row_of_table_1_is_a_run(planned: Planned, tmp_path: Path) -> None:
     commands = planned("--table", "table1", "--out", str(tmp_path))
     own = [c for c in commands if c[1] == "train" and "--recipe" not in c]
     shared = [c[c.index("--name") + 1] for c in commands if c[1] == "train" and "--recipe" in c]
@@ -21,8 +18,9 @@ def test_table1_has_every_row_of_the_built_page_and_each_is_a_run(
         "arl+cem-s0", "arl+veil-s0", "cem-s0", "noise-s0", "none-s0", "veil-vgg11-s0",
     ]  # fmt: skip
     names = [str(settings_of(c)["name"]) for c in own]
-    rows = [row for base in TABLE1[1:] for row in base.rows if f"{row}-s0" not in shared]
+    rows = [row.name for row in TABLE1 if f"{row.name}-s0" not in shared]
     assert sorted(names) == sorted(f"table1-{row}-s0" for row in rows)
+    assert len(TABLE1) == 4 + 6 * 3  # noise besides, and six defences, each alone and with two
     for command in own:
         config = make_config(settings_of(command))
         noise = 0.025 if config.noise_std is None else config.noise_std
@@ -35,9 +33,7 @@ def test_table1_has_every_row_of_the_built_page_and_each_is_a_run(
     assert all(c[-4:] == ["--aux", "train", "--seed", "0"] for c in commands if c[1] == "audit")
 
 
-def test_controls_have_the_net_and_the_training_of_the_row_they_stand_beside(
-    planned: Planned, tmp_path: Path
-) -> None:
+def test_controls_are_trained_like_the_rows_they_control(planned: Planned, tmp_path: Path) -> None:
     beside = {
         "noise-thin-deep-s0": "cifar10-veil",
         "cem-thin-deep-s0": "cifar10-veil",
@@ -55,29 +51,28 @@ def test_controls_have_the_net_and_the_training_of_the_row_they_stand_beside(
         assert made["defence"] != ours["defence"]
 
 
-def test_seed_003_is_the_experiment_that_the_command_runs(planned: Planned, tmp_path: Path) -> None:
-    experiment = EXPERIMENTS["seed-003"]
-    commands = planned("--table", "seed-003", "--out", str(tmp_path))
+def test_the_documents_rows_are_those_of_the_command(planned: Planned, tmp_path: Path) -> None:
+    commands = planned("--table", "documents", "--out", str(tmp_path))
     trained = {str(settings_of(c)["name"]): c for c in commands if c[1] == "train"}
-    layered = [row for row in experiment.rows if row.startswith("sparse+")]
+    layered = [row for row in REPORT.rows if row.startswith("sparse+")]
     assert len(layered) == 4
-    assert len(trained) == len(experiment.rows) + 1 + len(layered)
-    alone = settings_of(trained["seed-003-sparse-s0"])
+    assert len(trained) == len(REPORT.rows) + 1 + len(layered)
+    alone = settings_of(trained["documents-sparse-s0"])
     assert make_config(alone).defence == "sparse"
     for row in layered:
-        behind = settings_of(trained[f"seed-003-{row}-wire-s0"])
+        behind = settings_of(trained[f"documents-{row}-wire-s0"])
         assert behind.pop("sparse_place") == "wire"
-        before = settings_of(trained[f"seed-003-{row}-s0"])
+        before = settings_of(trained[f"documents-{row}-s0"])
         assert behind | {"name": before["name"]} == before
-    for row in experiment.rows:
-        name = f"seed-003-{row}-s0"
-        wanted = {**experiment.common, "defence": row, "seed": 0, "name": name}
+    for row in REPORT.rows:
+        name = f"documents-{row}-s0"
+        wanted = {**REPORT.common, "defence": row, "seed": 0, "name": name}
         made = {**settings_of(trained[name]), "final": "--final" in trained[name]}
         assert make_config(made) == make_config(wanted)
     audits = [c for c in commands if c[1] == "audit"]
     every = [c for c in audits if "--attacks" not in c]
     assert {c[2].rpartition("/")[2] for c in every} == {
-        f"seed-003-sparse+gated-att{form}-s0" for form in ("", "-simple", "-wire")
+        f"documents-sparse+gated-att{form}-s0" for form in ("", "-simple", "-wire")
     }
     assert all(c[c.index("--aux") + 1] == "train" for c in every)
     audits = [c for c in audits if c not in every]
@@ -91,9 +86,7 @@ def test_a_whole_table_can_be_trained_compiled(planned: Planned, tmp_path: Path)
     assert all("--compile" in c for c in commands if c[1] == "audit")
 
 
-def test_a_record_under_the_tables_own_knowledge_lies_in_the_rows_folder(
-    script: ModuleType, tmp_path: Path
-) -> None:
-    row = script.TABLES["seed-003"].rows[0]
+def test_the_main_audits_record_lies_in_the_rows_folder(script: ModuleType, tmp_path: Path) -> None:
+    row = script.TABLES["documents"].rows[0]
     place = script.place(tmp_path, row, 2, row.audits[0])
     assert place == tmp_path / "cem" / "seed2" / "record.json"

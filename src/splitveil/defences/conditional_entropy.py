@@ -79,6 +79,8 @@ class SlotCross(Penalised):
     num_iterations: int = 3
     slot_dim: int | None = None
     num_heads: int = 4
+    aggregate: Literal["mean", "sum"] = "mean"
+    assign_from: Literal["enhanced", "layernorm"] = "enhanced"
     attention: Literal["minimise", "maximise", "uniform"] = "minimise"
     statistic: Literal["layernorm", "raw"] | None = None
     penalty: Literal["rate"] | None = None

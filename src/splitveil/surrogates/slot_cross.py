@@ -39,6 +39,7 @@ from splitveil.surrogates.gates import (
 )
 from splitveil.surrogates.shutoff import EarlyShutoff
 from splitveil.surrogates.slots import (
+    Aggregate,
     GatedCrossAttention,
     Shares,
     SlotAttention,
@@ -97,10 +98,13 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         \mathrm{gate}_{kj}\, \mathrm{hard}_{kj}\, \mathrm{softplus}(\beta(e_{kj} - m))/\beta
 
     x = LN(z), projected to `slot_dim` if given, feeds slots and cross-attention, whose output x̃
-    decides the responsibilities r = softmax_k(β cos(x̃, s_k)). Statistics are those of x̃, or of
-    z itself (`statistic="raw"`). `penalty="rate"` is Σ_c p_c L_c with L_c from `slot_rate`, on
-    raw z unless told otherwise: no gates, no shut-off. On x̃ (`statistic="layernorm"`) that rate
-    can be lowered by shrinking the projection, which protects nothing.
+    decides the responsibilities r = softmax_k(β cos(x̃, s_k)), as in R4; with
+    `assign_from="layernorm"` x does, as in step 1 of R1 §3.3. `aggregate` is the slot update:
+    `"mean"` (the authors' code, the original slot attention) or `"sum"` (R1 eq. 6).
+    Statistics are those of x̃, or of z itself (`statistic="raw"`). `penalty="rate"` is Σ_c p_c
+    L_c with L_c from `slot_rate`, on raw z unless told otherwise: no gates, no shut-off. On x̃
+    (`statistic="layernorm"`) that rate can be lowered by shrinking the projection, which
+    protects nothing.
 
     `attention`: slots, projection and cross-attention lower the loss (`minimise`), raise it while
     everything else lowers it (`maximise`), or r = 1/S (`uniform`: slots still shape x̃; on raw z
@@ -126,6 +130,8 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         num_iterations: int = 3,
         slot_dim: int | None = None,
         num_heads: int = 4,
+        aggregate: Aggregate = "mean",
+        assign_from: Literal["enhanced", "layernorm"] = "enhanced",
         attention: Attention = "minimise",
         statistic: Statistic | None = None,
         penalty: Literal["rate"] | None = None,
@@ -150,6 +156,7 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         super().__init__(feature_dim, num_classes, bank)
         one_of("attention", attention, ("minimise", "maximise", "uniform"))
         one_of("penalty", penalty or "rate", ("rate",))
+        one_of("assign_from", assign_from, ("enhanced", "layernorm"))
         if statistic is None:
             statistic = "raw" if penalty == "rate" else "layernorm"
         one_of("statistic", statistic, ("layernorm", "raw"))
@@ -161,12 +168,12 @@ class SlotCrossAttentionCEM(BankedSurrogate):
         positive(zero=True, var_threshold=var_threshold, reg_strength=reg_strength)
         tau = var_threshold * reg_strength**2
         check_threshold(penalty, noise, tau + gamma)
-        self.num_slots = num_slots
+        self.num_slots, self.assign_from = num_slots, assign_from
         self.attention, self.statistic, self.penalty = attention, statistic, penalty
         self.noise_std, self.tau, self.gamma, self.eps = noise, tau, gamma, eps
         self.noise_generator: Generator | None = None
         self.project = None if slot_dim is None else nn.Linear(feature_dim, slot_dim)
-        self.slots = SlotAttention(width, num_slots, num_iterations, eps=eps)
+        self.slots = SlotAttention(width, num_slots, num_iterations, aggregate=aggregate, eps=eps)
         self.cross = GatedCrossAttention(width, num_heads)
         self.scalars = BoundedScalars(
             assign_temp=Bounded(assign_temp),
@@ -194,11 +201,12 @@ class SlotCrossAttentionCEM(BankedSurrogate):
             x = F.linear(x, held["weight"], held["bias"])
         noise = self.slots.noise(self.noise_generator)
         slots = self.slots(x, batch.y, batch.num_classes, noise=noise, sign=sign, skips=self.skips)
-        x = self.cross(x, slots, batch.y, sign, self.skips)
+        enhanced = self.cross(x, slots, batch.y, sign, self.skips)
         if self.attention == "uniform":
-            return x, uniform
-        resp = responsibilities(x, slots, batch.y, temperature, self.eps)
-        return (batch.z if self.statistic == "raw" else x), resp
+            return enhanced, uniform
+        asked = enhanced if self.assign_from == "enhanced" else x
+        resp = responsibilities(asked, slots, batch.y, temperature, self.eps)
+        return (batch.z if self.statistic == "raw" else enhanced), resp
 
     def gated(
         self,

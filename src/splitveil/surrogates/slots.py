@@ -62,7 +62,7 @@ class SlotAttention(nn.Module):
         h = \mathrm{GRU}(u_k, s_k), \qquad s_k \leftarrow h + \mathrm{MLP}(LN(h))
 
     with k, v = W LN(x), q = W_q LN(s)/√d (no biases), an MLP Linear to 2d, ReLU, Linear, and
-    LayerNorms without parameters. `aggregate="sum"` leaves the division out, as R1 does.
+    LayerNorms without parameters. `aggregate="sum"` leaves the division out, as R1 eq. 6 does.
 
     Slots start at μ + exp(logσ)·noise. The noise is (s, d) and the same for every class, so the
     classes' names do not matter; in eval mode it is the buffer `eval_noise`, fixed for all time,

@@ -1,4 +1,4 @@
-"""The commands that make a record again, as the built pages print them."""
+"""The commands that make a record again, as docs/project/results/commands.md prints them."""
 
 import json
 import shlex
@@ -8,15 +8,15 @@ from splitveil.defences.catalogue import find_defence
 from splitveil.record.schema import Record
 from splitveil.runs import EARLIER
 
-OPTIONS = ("dataset", "defence", "net", "epochs", "seed", "name")  # options of their own
-PLACES = ("device", "data_dir", "runs_dir", "final")  # the reader's own; `final` is a flag
+OPTIONS = ("dataset", "defence", "net", "epochs", "seed", "name")  # the others need --set
+PLACES = ("device", "data_dir", "runs_dir", "final")  # differ per machine; `final` is a flag
 TRAINING = tuple(key for key in RUN_KEYS if key not in OPTIONS + PLACES)
 
 
 def train_command(record: Record, name: str) -> str:
-    """The command that trains what a record measured: what is not said is the default.
+    """The command that trains what a record measured; it leaves out what is the default.
 
-    The run is called `name`: rows of two tables may have had runs of one name.
+    The run is called `name`, because rows of two tables may have had runs of the same name.
     """
     config = {**record.config, "name": name}
     recipe = DATASET_DEFAULTS.get(config["dataset"], OTHER_DATASETS)
@@ -42,7 +42,7 @@ def _plain(value: object) -> str:
 
 
 def audit_command(record: Record, name: str) -> str:
-    """The command that made a record, as it says itself, on the run `name`; else its like."""
+    """The audit's command on the run `name`: the one in the record, or one from its settings."""
     audit = record.audit
     start, run = "splitveil audit ", f"runs/{name}"
     if audit.command and audit.command.startswith(f"{start}runs/"):
