@@ -51,8 +51,8 @@ def steps_of(name: str | None, net: str, fabric: Fabric, *, capture: bool) -> St
         surrogate.refit(torch.rand(IMAGES, wire, device=fabric.device), labels)
     state = new_state(TrainParts(model, surrogate, penalty=plan), RunConfig(), fabric.device)
     model.train()
-    data = TrainSet(images=images, labels=labels, augment=lambda x, _: x)
-    return Stepper(StepLoss(model, state, fabric), data, state, fabric, capture=capture)
+    data = TrainSet(images=images, labels=labels, augment=lambda x, generator: x)
+    return Stepper(StepLoss(model, state, fabric), data, capture=capture)
 
 
 def measure(

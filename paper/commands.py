@@ -21,7 +21,7 @@ def train_command(record: Record, name: str) -> str:
     config = {**record.config, "name": name}
     recipe = DATASET_DEFAULTS.get(config["dataset"], OTHER_DATASETS)
     preset = find_defence(config["defence"])
-    usual = {key: getattr(recipe, key, getattr(RunConfig, key)) for key in TRAINING}
+    usual = {key: recipe.get(key, getattr(RunConfig, key)) for key in TRAINING}
     if not preset.noisy:
         usual["noise_std"] = 0.0
     usual |= preset.settings()

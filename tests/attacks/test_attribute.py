@@ -37,7 +37,7 @@ def test_thirds_are_those_of_aux_whatever_is_scored() -> None:
     assert found.tolist() == [2, 2, 0, 1, 0]
 
 
-def test_the_brighter_side_is_told_and_the_middle_column_is_left_out() -> None:
+def test_side_ignores_the_middle_column() -> None:
     rows = torch.tensor([[0.0, 1.0, 0.1], [0.3, 0.0, 0.2], [0.5, 0.0, 0.5]])
     found = image_attributes(rows.view(3, 1, 1, 3), rows.view(3, 1, 1, 3))
     assert found["side"].tolist() == [1, 0, 0]
@@ -113,7 +113,7 @@ def test_a_network_counts_where_a_line_cannot_tell() -> None:
     assert len(probed.held) == 200
 
 
-def test_one_seed_gives_one_reader_and_noise_is_fresh_at_every_step(make_aux: MakeAux) -> None:
+def test_one_seed_gives_one_probe_and_noise_is_fresh(make_aux: MakeAux) -> None:
     aux = make_aux(60)
     victim = Victim(nn.Identity(), Channel([GaussianNoise(0.1)]))
     sent: list[Tensor] = []
@@ -137,7 +137,7 @@ def test_long_inputs_do_not_blow_up() -> None:
     z = torch.randn(200, 20000, generator=generator())
     side = {"side": (z[:, :1000].sum(1) > 0).long()}
     budget = Budget(epochs=1, min_steps=20, batch_size=64)
-    probed = fit_probe(lambda x: x, z, side, budget=budget, generator=generator(), hidden=8)
+    probed = fit_probe(lambda x: x, z, side, budget=budget, generator=generator())
     assert float(probed(z)["side"].abs().max()) < 100
 
 

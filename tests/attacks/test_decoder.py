@@ -41,7 +41,7 @@ def rates(lr: float, schedule: Schedule) -> Budget:
     return Budget(epochs=1, batch_size=1, lr=lr, schedule=schedule)
 
 
-def test_one_cycle_rises_for_three_tenths_and_falls_to_a_hundredth() -> None:
+def test_one_cycle_rises_over_30_percent_and_falls_to_1_percent() -> None:
     budget = rates(2.0, "one-cycle")
     assert budget.rate_at(0.0) == pytest.approx(0.08)
     assert budget.rate_at(0.15) == pytest.approx(1.04)
@@ -82,7 +82,7 @@ def test_the_budget_is_epochs_or_the_least_number_of_steps(
     assert [len(x) for x, _ in heard] == [1, n] + [min(8, n)] * steps
 
 
-def test_an_epoch_shows_every_image_once_in_a_new_order_with_new_noise(
+def test_an_epoch_shows_every_image_once_with_new_noise(
     make_aux: MakeAux, noisy_victim: Victim
 ) -> None:
     aux = make_aux(24)
@@ -119,7 +119,7 @@ def test_a_flat_wire_is_attacked_too(make_aux: MakeAux, linear_victim: Victim) -
     assert guess.shape == aux.images.shape
 
 
-def test_reconstruction_does_not_depend_on_how_many_are_asked_for(
+def test_a_reconstruction_does_not_depend_on_the_others(
     make_aux: MakeAux, noisy_victim: Victim
 ) -> None:
     aux, many = make_aux(16), make_aux(1001, seed=1)
@@ -151,7 +151,7 @@ class Level(nn.Module):
         self.level = nn.Parameter(torch.tensor(level))
 
 
-def test_the_curve_is_the_mean_of_each_epoch_with_what_there_is_of_another() -> None:
+def test_the_curve_has_the_mean_loss_of_each_epoch() -> None:
     net, data = Level(0.0), torch.tensor([1.0, 2.0, 3.0, 4.0])
     shown: list[float] = []
 
@@ -169,7 +169,7 @@ def test_the_curve_is_the_mean_of_each_epoch_with_what_there_is_of_another() -> 
     assert curve == pytest.approx([whole, (2 * whole + rest) / 3])
 
 
-def test_fitting_one_number_finds_the_mean_and_leaves_no_gradient() -> None:
+def test_fitting_one_number_finds_the_mean() -> None:
     net, data = Level(0.0), torch.tensor([1.0, 2.0, 3.0, 4.0])
     budget = Budget(epochs=300, batch_size=4, lr=0.1, weight_decay=0.0)
     curve = minimise(lambda x: (x - net.level).square().mean(), net, (data,), budget, generator())
@@ -246,7 +246,7 @@ def test_the_ladder_has_three_sizes_on_one_schedule(profile: str) -> None:
 
 
 @pytest.mark.parametrize("profile", ["quick", "standard", "paper"])
-def test_the_other_losses_have_the_net_and_the_schedule_of_the_base(profile: str) -> None:
+def test_other_losses_keep_net_and_schedule_of_the_base(profile: str) -> None:
     for loss in ("ssim", "perceptual"):
         other = PROFILES[profile][f"decoder-{loss}"]
         assert isinstance(other, Decoder)

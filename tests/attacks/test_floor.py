@@ -41,7 +41,7 @@ def test_the_mean_attack_answers_numpys_mean(make_aux: MakeAux, linear_victim: V
     np.testing.assert_allclose(guess.numpy(), expected, atol=1e-6)
 
 
-def test_the_class_mean_attack_answers_the_mean_of_the_predicted_class(
+def test_class_mean_returns_the_mean_of_the_predicted_class(
     make_aux: MakeAux, linear_victim: Victim
 ) -> None:
     aux = make_aux(50)

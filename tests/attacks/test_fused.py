@@ -22,7 +22,7 @@ def decoders(attack: Attack) -> list[Decoder]:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_decoder_of_a_profile_is_fused_and_nothing_else_changes(profile: str) -> None:
+def test_compile_fuses_every_decoder_and_changes_nothing_else(profile: str) -> None:
     plain, given = find_profile(profile), find_profile(profile, compile=True)
     assert list(given) == list(plain)
     for name, attack in given.items():

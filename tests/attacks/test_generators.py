@@ -27,7 +27,7 @@ def test_the_model_draws_its_plane_and_finds_the_way_back() -> None:
     assert model.known(torch.tensor([0, 1, 7, -1])).tolist() == [0, 1, 1, 1]
 
 
-def test_the_fitted_model_knows_the_planted_plane_and_its_classes() -> None:
+def test_the_fitted_model_finds_the_planted_plane_and_classes() -> None:
     aux, x = planted(400, seed=1), planted(50, seed=2)
     model = fit_factors(aux, 6, torch.device("cpu"))
     drawn = model.redraw(x.images, x.labels)
@@ -74,7 +74,7 @@ def test_images_that_are_all_alike_leave_a_sound_model() -> None:
     torch.testing.assert_close(model.redraw(same.images, same.labels), same.images)
 
 
-def test_shrinkage_is_the_rule_of_ledoit_and_wolf_and_fades_with_images() -> None:
+def test_shrinkage_is_ledoit_wolf_and_fades_with_more_images() -> None:
     rows = torch.randn(30, 5, generator=generator(), dtype=torch.float64)
     rows[:, 0] *= 3
     covariance = rows.T @ rows / 30

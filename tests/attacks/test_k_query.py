@@ -87,7 +87,7 @@ def test_one_sending_is_the_inner_attack_itself(
     assert torch.equal(attack.fit(noisy_victim.black_box(), aux, generator())(seen), plain)
 
 
-def test_every_query_is_k_sendings_and_what_was_sent_stays_as_it_was() -> None:
+def test_a_query_averages_k_sendings_and_changes_none() -> None:
     sent: list[Tensor] = []
 
     def send(x: Tensor, stream: torch.Generator | None = None) -> Tensor:
@@ -131,7 +131,7 @@ def test_another_number_of_sendings_is_refused(
         seen = Observation(seen.z, seen.answer)
     attack = KQuery(inner=Linear(), repeats=4)
     reconstruct = attack.fit(noisy_victim.black_box(), make_aux(20), generator())
-    with pytest.raises(AuditError, match=f"fitted for 4 sendings of each image, got {got}"):
+    with pytest.raises(AuditError, match=f"fitted on 4 sendings of each image, got {got}"):
         reconstruct(seen)
 
 

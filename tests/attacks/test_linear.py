@@ -144,9 +144,7 @@ def denormals(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("denormals")
-def test_a_client_that_always_sends_the_same_gives_away_only_the_mean(
-    make_aux: MakeAux, dead_victim: Victim
-) -> None:
+def test_a_constant_client_gives_away_only_the_mean(make_aux: MakeAux, dead_victim: Victim) -> None:
     aux = make_aux(40)
     guess = attacked(dead_victim, aux, Linear(), make_aux(3, seed=1).images)
     torch.testing.assert_close(guess, aux.images.mean(0).expand(3, -1, -1, -1))

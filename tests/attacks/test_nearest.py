@@ -36,7 +36,7 @@ def test_an_image_the_attacker_has_is_found_exactly(
     assert torch.equal(guess, aux.images[chosen])
 
 
-def test_an_unknown_image_is_answered_by_the_nearest_through_an_orthogonal_client(
+def test_an_orthogonal_client_keeps_the_nearest_image(
     make_aux: MakeAux, linear_victim: Victim
 ) -> None:
     aux, fresh = make_aux(200), make_aux(40, seed=1).images
@@ -154,5 +154,5 @@ class NanWhenBright(nn.Module):
 
 def test_a_client_that_sends_nan_for_aux_is_refused(make_aux: MakeAux) -> None:
     victim = Victim(NanWhenBright(), Channel())
-    with pytest.raises(AuditError, match="not finite for some aux images"):
+    with pytest.raises(AuditError, match="NaN or infinity for some aux images"):
         Nearest().fit(victim.black_box(), make_aux(20), generator())

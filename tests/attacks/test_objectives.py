@@ -127,7 +127,7 @@ def test_perceptual_distance_of_two_vectors_by_hand() -> None:
     assert float(loss) == pytest.approx((25 + 4) / 2 + 0.1 * 0.08, rel=1e-6)
 
 
-def test_places_without_features_have_no_distance_and_a_finite_gradient() -> None:
+def test_zero_features_have_distance_0_and_a_finite_gradient() -> None:
     guess = torch.zeros(1, 2, 3, 3, requires_grad=True)
     distance = perceptual_distance(Given(2, 1), guess, torch.zeros(1, 2, 3, 3))
     distance.backward()  # type: ignore[no-untyped-call]
@@ -206,7 +206,7 @@ def attacked(attack: Decoder, aux: Labelled, x: Tensor, noise_std: float) -> Ten
     return attack.fit(victim.black_box(), aux, generator(0))(seen)
 
 
-def test_the_ssim_decoder_reaches_a_higher_ssim_and_the_mse_decoder_a_lower_mse(
+def test_each_decoder_is_best_at_its_own_loss(
     aux: Labelled,
 ) -> None:
     x = stripes(256, seed=2).images

@@ -47,7 +47,7 @@ def error(guess: Tensor, x: Labelled) -> float:
     return float((guess - x.images).square().mean())
 
 
-def test_sixty_images_teach_the_prior_what_they_do_not_teach_a_decoder() -> None:
+def test_the_prior_beats_a_decoder_fitted_on_sixty_images() -> None:
     victim, aux, x = bottleneck(), planted(60, seed=1), planted(16, seed=2)
     decoder = Decoder(width=16, blocks=1, epochs=1, min_steps=60, batch_size=32, lr=8e-3)
     search = Rmle(start=Linear(), steps=60, chunk=16)
@@ -56,7 +56,7 @@ def test_sixty_images_teach_the_prior_what_they_do_not_teach_a_decoder() -> None
     assert error(attacked(victim, attack, aux, x), x) < 0.6 * min(rivals)
 
 
-def test_restarts_are_judged_by_the_objective_not_by_the_true_error() -> None:
+def test_restarts_are_judged_by_the_objective() -> None:
     # z = s² of images 0.5 + 0.1·s·pattern: ±s look alike, and aux has s around 0.5
     pattern = torch.tensor([1.0, -1.0]).repeat(8).view(1, 1, 4, 4)
     victim = Victim(
@@ -114,7 +114,7 @@ def test_a_channel_that_drops_at_random_is_attacked_all_the_same() -> None:
     assert error(attacked(victim, replace(FAST, chunk=16), aux, x), x) < 0.6 * floor
 
 
-def test_an_answer_that_aux_never_held_is_met_with_the_mean_of_all() -> None:
+def test_a_class_without_aux_images_gets_the_mean_of_all() -> None:
     victim, aux, x = bottleneck(), planted(40, seed=1), planted(4, seed=2)
     reconstruct = FAST.fit(victim.white_box(), aux, generator())
     strange = Observation(observed(victim, x).z, torch.full((4,), 77))
@@ -137,7 +137,7 @@ def test_it_is_the_same_twice_and_leaves_no_trace() -> None:
         assert torch.equal(before, now)
 
 
-def test_scored_images_neither_reach_the_victim_nor_move_the_model(
+def test_scored_images_do_not_reach_the_victim_or_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     models: list[FactorModel] = []

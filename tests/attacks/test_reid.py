@@ -36,7 +36,7 @@ def places(victim: Victim, x: Tensor, seed: int = 0) -> Tensor:
     values=st.integers(2, 5),  # few values: many ties
     seed=st.integers(0, 2**31),
 )
-def test_a_place_is_that_of_brute_force_and_ties_stay_among_themselves(
+def test_ranks_are_those_of_brute_force_with_ties_by_lot(
     n: int, m: int, d: int, values: int, seed: int
 ) -> None:
     stream = generator(seed)
@@ -76,7 +76,7 @@ def test_an_offset_far_from_zero_costs_no_place(make_aux: MakeAux) -> None:
     assert found.tolist() == [1] * 50
 
 
-def test_an_open_client_gives_every_identity_away_and_pure_noise_none(make_aux: MakeAux) -> None:
+def test_identity_client_identifies_all_and_pure_noise_none(make_aux: MakeAux) -> None:
     x = make_aux(400).images
     clear = places(Victim(nn.Identity(), Channel([GaussianNoise(0.01)])), x)
     assert clear.tolist() == [1] * 400
@@ -105,7 +105,7 @@ def test_a_loud_feature_of_noise_is_weighed_down(make_aux: MakeAux) -> None:
     assert int((found == 1).sum()) > 290
 
 
-def test_many_sendings_of_the_gallery_find_what_knowing_the_encoder_finds(
+def test_many_sendings_identify_as_well_as_the_encoder_itself(
     make_aux: MakeAux,
 ) -> None:
     x = make_aux(400).images
@@ -140,7 +140,7 @@ def test_scalings_by_hand() -> None:
     assert made["spread"].tolist() == pytest.approx([(1 + least) ** -0.5, (3 + least) ** -0.5])
 
 
-def test_correlation_finds_what_a_shrunken_reconstruction_hides_from_distance(
+def test_correlation_identifies_shrunken_reconstructions(
     make_aux: MakeAux,
 ) -> None:
     x = make_aux(300).images
@@ -160,13 +160,9 @@ def test_one_seed_gives_one_answer(make_aux: MakeAux) -> None:
     assert not torch.equal(places(victim, x, 3), places(victim, x, 4))
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_nan_and_too_few_draws_are_refused() -> None:
     one = torch.zeros(1, 2)
     with pytest.raises(AuditError, match="got NaN or infinity"):
         ranks(torch.full((1, 2), torch.nan), one, torch.tensor([0]), generator())
-    with pytest.raises(AuditError, match=r"guesses \(1, 3\), gallery \(1, 2\)"):
-        ranks(torch.zeros(1, 3), one, torch.tensor([0]), generator())
-    with pytest.raises(AuditError, match="2 true rows"):
-        ranks(one, one, torch.tensor([0, 0]), generator())
     with pytest.raises(ConfigError, match="draws must be at least 2, got 1"):
         ReId(draws=1)

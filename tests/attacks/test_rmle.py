@@ -69,7 +69,7 @@ def test_the_gradient_goes_straight_through_a_rounding_channel() -> None:
     assert x.grad.flatten().tolist() == pytest.approx([-1.0, 0.0])  # 2·(sent − z̃)/2
 
 
-def test_a_channel_is_known_by_what_it_does(make_aux: MakeAux) -> None:
+def test_channel_facts_are_measured(make_aux: MakeAux) -> None:
     x = make_aux(500).images
 
     def facts(*stages: nn.Module) -> ChannelFacts:
@@ -96,7 +96,7 @@ def test_a_channel_is_known_by_what_it_does(make_aux: MakeAux) -> None:
     assert float(dropping.noise) == pytest.approx(4 / 5, rel=0.05)
 
 
-def test_it_inverts_what_twelve_images_do_not_teach(
+def test_it_beats_a_decoder_fitted_on_twelve_images(
     make_aux: MakeAux, linear_victim: Victim
 ) -> None:
     aux, x = make_aux(12), make_aux(8, seed=1).images
@@ -125,7 +125,7 @@ def test_a_rounding_channel_is_attacked_all_the_same(
     assert error(attacked(victim, FAST, aux, x), x) < min(0.003, 0.1 * left)
 
 
-def test_a_channel_that_drops_at_random_is_met_with_several_draws(
+def test_a_dropping_channel_is_searched_with_several_draws(
     make_aux: MakeAux, linear_victim: Victim
 ) -> None:
     calls = []

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitveil.attacks.base import Standardiser, fit_standardiser
+from splitveil.attacks.base import Units, fit_units
 from splitveil.attacks.baseline import Nearest
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.linear import Linear
@@ -63,7 +63,7 @@ def test_an_offset_hides_nothing(name: str) -> None:
     assert error(ATTACKS[name], 1.0, 1000.0) == pytest.approx(error(ATTACKS[name], 1.0), rel=0.1)
 
 
-def test_what_is_not_finite_does_not_spoil_the_units() -> None:
+def test_units_ignore_values_that_are_not_finite() -> None:
     class Holes(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             z = x.flatten(1).clone()
@@ -71,7 +71,7 @@ def test_what_is_not_finite_does_not_spoil_the_units() -> None:
             return z
 
     aux = images(5)
-    found = fit_standardiser(
+    found = fit_units(
         Victim(Holes(), Channel()).black_box(), aux.images, torch.Generator().manual_seed(0)
     )
     rest = aux.images[1:].flatten().double()
@@ -81,7 +81,7 @@ def test_what_is_not_finite_does_not_spoil_the_units() -> None:
 
 def test_constant_z_stays_finite() -> None:
     victim = Victim(Rescaled(0.0), Channel())
-    units = fit_standardiser(victim.black_box(), images().images, torch.Generator().manual_seed(0))
+    units = fit_units(victim.black_box(), images().images, torch.Generator().manual_seed(0))
     assert units(torch.zeros(2)).tolist() == [0.0, 0.0]
 
 
@@ -89,6 +89,6 @@ def test_units_are_measured_with_draws_of_their_own() -> None:
     g = torch.Generator().manual_seed(3)
     before = g.get_state()
     victim = Victim(Rescaled(1.0), Channel([GaussianNoise(0.1)]))
-    found = fit_standardiser(victim.black_box(), images().images, g)
-    assert isinstance(found, Standardiser)
+    found = fit_units(victim.black_box(), images().images, g)
+    assert isinstance(found, Units)
     assert torch.equal(g.get_state(), before)

@@ -47,7 +47,7 @@ class Bowl(nn.Module):
         return x.square().flatten(1).sum(1) / 2
 
 
-def test_the_penalty_of_a_straight_critic_and_its_own_gradient_by_hand() -> None:
+def test_the_penalty_of_a_linear_critic_by_hand() -> None:
     critic = Straight(torch.tensor([3.0, 4.0]))
     real, fake = torch.rand(2, 5, 1, 1, 2, generator=generator())
     value = gradient_penalty(critic, real, fake, torch.rand(5, generator=generator(1)))
@@ -58,13 +58,13 @@ def test_the_penalty_of_a_straight_critic_and_its_own_gradient_by_hand() -> None
     assert critic.weight.grad.tolist() == pytest.approx([8 * 0.6, 8 * 0.8])
 
 
-def test_the_penalty_is_taken_between_a_real_image_and_its_drawing() -> None:
+def test_the_penalty_is_taken_between_real_and_drawn_images() -> None:
     real, fake = torch.full((2, 1, 1, 1), 3.0), torch.full((2, 1, 1, 1), 1.0)
     value = gradient_penalty(Bowl(), real, fake, torch.tensor([1.0, 0.5]))
     assert value.tolist() == pytest.approx(((3 - 1) ** 2 + (2 - 1) ** 2) / 2)
 
 
-def test_a_critic_without_any_slope_is_punished_and_still_has_a_gradient() -> None:
+def test_a_flat_critic_is_penalised_and_has_a_gradient() -> None:
     critic, x = Straight(torch.zeros(2)), torch.rand(3, 1, 1, 2, generator=generator())
     value = gradient_penalty(critic, x, x, torch.zeros(3))
     assert value.tolist() == pytest.approx(1.0, abs=1e-5)
@@ -73,7 +73,7 @@ def test_a_critic_without_any_slope_is_punished_and_still_has_a_gradient() -> No
     assert bool(torch.isfinite(critic.weight.grad).all())
 
 
-def test_the_gradient_of_the_penalty_through_the_real_critic_is_the_true_one() -> None:
+def test_gradient_of_the_penalty_through_the_real_critic() -> None:
     torch.manual_seed(0)
     critic = Critic((1, 8, 8), width=2).double()
     real, fake = torch.rand(2, 3, 1, 8, 8, generator=generator(), dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_the_gradient_of_the_penalty_through_the_real_critic_is_the_true_one() -
         assert slope == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-3, abs=1e-7)
 
 
-def test_the_critic_is_paid_for_telling_apart_and_the_generator_for_fooling_it() -> None:
+def test_losses_of_critic_and_generator_oppose_each_other() -> None:
     real, fake = torch.tensor([2.0, 4.0]), torch.tensor([1.0, 0.0])
     assert float(critic_loss(real, fake)) == -2.5
     assert float(critic_loss(fake, real)) == 2.5
@@ -131,7 +131,7 @@ def test_without_a_contest_it_is_the_decoder_to_the_bit(
     assert not torch.equal(FAST.fit(box, aux, generator())(seen), decoded(seen))
 
 
-def test_the_generator_learns_at_every_tenth_step_and_every_sending_is_fresh(
+def test_the_generator_learns_every_tenth_step_from_fresh_noise(
     make_aux: MakeAux, noisy_victim: Victim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -185,7 +185,7 @@ def test_budgets_out_of_range_are_refused(name: str, wrong: float) -> None:
 
 
 def test_a_start_with_another_loss_is_refused() -> None:
-    with pytest.raises(ConfigError, match="start must have the loss 'mse', got 'ssim'"):
+    with pytest.raises(ConfigError, match="start must have loss 'mse', as published, got 'ssim'"):
         Wgan(start=Decoder(loss="ssim"))
 
 

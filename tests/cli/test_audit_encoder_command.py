@@ -200,7 +200,7 @@ def test_a_run_as_an_encoder_has_the_same_numbers(code: str) -> None:
         ("good", ("--aux", "held-out"), "--aux must be train or test90 for a callable"),
         ("good", ("--test-data", "digits"), "give --data, whose training part"),
         ("good", ("--attacks", "linear"), "No such option: --attacks"),
-        ("good", ("--server", "answer"), "--server must be MODULE:FUNCTION, as mycode:send"),
+        ("good", ("--server", "answer"), "--server must be MODULE:FUNCTION, for example"),
         ("good", ("--server", "{code}:answers_wrongly"), "in 0..9, got () per image as 10"),
         ("good", ("--server", "{code}:rises"), "failed: given numpy arrays, ValueError: weights"),
     ],

@@ -44,7 +44,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "a negative attack seed": (["audit", str(folder), "--seed", "-1"], "--seed"),
         "compiled on a CPU": (
             [*train, "--device", "cpu", "--set", "compile=true"],
-            "compile=true is for a GPU",
+            "compile=true needs a GPU",
         ),
         "noise without a noisy defence": (
             [*train, "--defence", "none", "--set", "noise_std=0.1"],
@@ -56,7 +56,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         ),
         "a name longer than disks take": (
             [*train, "--name", "n" * 300],
-            "name must be at most 200 letters",
+            "name must start with a letter or digit",
         ),
         "a folder longer than disks take": (
             ["train", "--epochs", "1", "--runs-dir", "n" * 300],
@@ -68,7 +68,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         ),
         "a path that is not UTF-8": (
             [*train, "--dataset", f"npz:{folder}/\udcff.npz"],
-            "dataset must be UTF-8, as it is written down",
+            "dataset must be valid UTF-8 for config.toml",
         ),
         "more than memory": ([*train, "--set", "hidden_dim=1000000000000"], "not enough memory"),
         "more than can be counted": ([*train, "--set", f"bank={10**30}"], "choose smaller sizes"),

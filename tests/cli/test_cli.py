@@ -210,7 +210,7 @@ def test_an_unknown_profile_costs_no_training(words: tuple[str, ...], tmp_path: 
         ("--net resnet21", "did you mean 'resnet20'"),
         ("--defence none --set noise_std=0.1", "adds no noise"),
         ("--defence arl --set explained_threshold=3", "in [0, 1], got 3.0"),
-        ("--device cpu --set compile=true", "compile=true is for a GPU"),
+        ("--device cpu --set compile=true", "compile=true needs a GPU"),
         ("--set noise_std=0", "needs channel noise"),
         ("--set bank=-2", "bank must be at least 0, got -2; rows kept of each class"),
         ("--defence slot-cross --set num_slots=0", "num_slots"),

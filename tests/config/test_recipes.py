@@ -37,7 +37,7 @@ def test_every_recipe_is_a_run_that_can_be_built(name: str) -> None:
     assert make_config({"name": f"{name}-s0"}).folder.name == f"{name}-s0"
 
 
-def test_every_dataset_and_every_backbone_has_a_plain_and_a_defended_recipe() -> None:
+def test_every_dataset_and_backbone_has_recipes() -> None:
     told = [recipe.options for recipe in RECIPES.values()]
     for defence in ("none", "veil"):
         chosen = [options for options in told if options["defence"] == defence]
@@ -86,7 +86,7 @@ def test_a_recipe_fits_its_images_and_classes(
         assert kept.held.tolist() == [1] * 6 + [0] * (classes - 6)
 
 
-def test_the_flagship_stands_beside_cem_on_the_same_architecture() -> None:
+def test_veil_and_cem_have_recipes_on_the_same_architecture() -> None:
     ours, theirs = find_recipe("cifar10-veil-vgg11").options, find_recipe("cifar10-cem").options
     assert {**ours, "defence": "cem"} == theirs
 
@@ -106,22 +106,23 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_name() -> None:
     [
         (
             ("cifar10-arl-veil", "--defence", "none"),
-            "recipe 'cifar10-arl-veil' sets lambd of its defence 'arl.veil', but defence 'none' "
-            "has no such setting; leave that defence out, or use the recipe cifar10-none or",
+            "recipe 'cifar10-arl-veil' sets `lambd`, but defence 'none' has no such setting; keep "
+            "the recipe's defence 'arl.veil', or use recipe 'cifar10-none' or",
         ),
-        (("cifar100-veil", "--set", "defence=noise"), "sets bank .* or leave the recipe out"),
+        (
+            ("cifar100-veil", "--set", "defence=noise"),
+            "sets `bank`, but .* or train without a recipe",
+        ),
         (("cifar10-arl-veil", "--defence", "none", "--set", "lambd=1"), "unknown setting for def"),
     ],
 )
-def test_a_defence_without_the_settings_of_a_recipe_is_told_so(
-    words: tuple[str, ...], said: str
-) -> None:
+def test_a_defence_without_a_recipes_setting_is_refused(words: tuple[str, ...], said: str) -> None:
     result = call("train", "--recipe", *words, "--data-dir", "nowhere")
     assert result.exit_code == 2
     assert re.search(said, re.sub(r"\s+", " ", result.stderr)), result.stderr
 
 
-def test_a_file_overrides_a_recipe_and_set_the_file_and_options_all(tmp_path: Path) -> None:
+def test_options_override_set_override_file_override_recipe(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("lambd = 5.0\nepochs = 3\nreg_strength = 0.1\n", encoding="utf-8")
     alone = merge("digits-veil", None, [], {})

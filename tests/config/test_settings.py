@@ -44,7 +44,7 @@ def test_a_number_may_begin_or_end_with_its_point(text: str, value: float | str)
 
 
 @pytest.mark.parametrize("text", ["lambd", "=3", ""])
-def test_what_is_no_pair_is_refused(text: str) -> None:
+def test_text_that_is_not_key_value_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="key=value"):
         parse_pairs([text])
 
@@ -64,7 +64,7 @@ def test_every_configuration_survives_toml(defence: str, tmp_path: Path) -> None
     assert back.name == "none"
 
 
-def test_seeds_names_reach_the_defence() -> None:
+def test_names_of_the_reference_documents_are_settings() -> None:
     config = make_config({"defence": "gated-att", "lambd": 8, "snr_thresh": 0.2, "hidden_dim": 32})
     assert config.settings == {"lambd": 8.0, "snr_thresh": 0.2, "hidden_dim": 32}
     known = {f.name for f in fields(DEFENCES["gated-att"])}
@@ -75,7 +75,7 @@ def test_seeds_names_reach_the_defence() -> None:
 
 def test_reg_strength_is_the_channels_noise() -> None:
     assert make_config({"reg_strength": 0.1}).noise_std == 0.1
-    with pytest.raises(ConfigError, match="one number"):
+    with pytest.raises(ConfigError, match="same number"):
         make_config({"reg_strength": 0.1, "noise_std": 0.1})
 
 
@@ -87,7 +87,7 @@ def test_a_path_is_a_text() -> None:
     assert make_config({"runs_dir": Path("a") / "b"}).runs_dir == str(Path("a") / "b")
 
 
-def test_a_run_made_by_hand_is_as_strict_and_as_kind() -> None:
+def test_a_run_config_made_in_python_is_checked_alike() -> None:
     assert RunConfig(runs_dir="a", lr=1.0) == make_config({"runs_dir": Path("a"), "lr": 1})
     program = "from splitveil.config import RunConfig; RunConfig(seed='0', epochs=1.5)"
     ran = subprocess.run(
@@ -105,7 +105,7 @@ def test_every_problem_is_reported_at_once() -> None:
         assert words in str(caught.value)
 
 
-def test_bad_files_are_refused(tmp_path: Path) -> None:
+def test_missing_and_invalid_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         read_toml(tmp_path / "absent.toml")
     bad = tmp_path / "bad.toml"
@@ -138,12 +138,15 @@ class Unset(Defence):
 @pytest.mark.parametrize(
     ("defence", "said"),
     [
-        (NamedAsTheRun(summary=""), "has a field 'noise_std', which is the name of a setting of"),
-        (Listing(summary=""), "has a field 'levels' of type tuple, which cannot be set; make it"),
-        (Unset(summary=""), "is set to what cannot be set: width must be a number, got None"),
+        (NamedAsTheRun(summary=""), "has a field 'noise_std', but that is a setting of every run"),
+        (
+            Listing(summary=""),
+            "has a field 'levels' of type tuple, which config.toml cannot store; use",
+        ),
+        (Unset(summary=""), "has a default of the wrong type: width must be a number, got None"),
     ],
 )
-def test_a_defence_whose_run_could_not_be_read_back_is_refused_before_it_is_trained(
+def test_a_defence_that_config_toml_cannot_store_is_refused(
     defence: Defence, said: str, tmp_path: Path
 ) -> None:
     config = RunConfig(dataset="digits", defence="mine", epochs=1, runs_dir=str(tmp_path / "runs"))

@@ -129,7 +129,7 @@ def test_it_leaves_no_trace(trial: Trial) -> None:
     assert trial.untouched
 
 
-def test_it_is_the_same_twice_also_without_anybody_listening(trial: Trial) -> None:
+def test_it_repeats_exactly_also_without_progress(trial: Trial) -> None:
     torch.rand(1)  # whoever else draws from the global stream must not matter
     attack = copy.deepcopy(trial.attack)
     again = attack.fit(view(trial.victim, attack), trial.aux, generator(0))(trial.seen)
@@ -200,7 +200,7 @@ def test_a_white_box_attack_refuses_a_black_box() -> None:
                 attack.fit(a_victim().black_box(), AUX, generator(0))
 
 
-def test_what_an_attack_asks_of_the_audit_is_in_range() -> None:
+def test_needs_of_attacks_are_in_range() -> None:
     for profile in PROFILES.values():
         for attack in profile.values():
             limit = getattr(attack, "limit", None)
@@ -219,7 +219,7 @@ def test_a_profile_names_its_attacks_as_the_catalogue_does(profile: str) -> None
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
-def test_every_profile_holds_the_floor_and_an_attack_that_looks_at_z(profile: str) -> None:
+def test_every_profile_has_the_floors_and_a_black_box_attack(profile: str) -> None:
     levels = {one.access for one in PROFILES[profile].values()}
     assert {Access.NONE, Access.LABEL, Access.BLACK_BOX} <= levels
 

@@ -300,5 +300,5 @@ def test_noise_that_is_no_noise_is_refused(name: str, noise_std: float) -> None:
 @pytest.mark.parametrize("name", sorted(n for n, d in ALL.items() if d.noisy))
 def test_reg_strength_is_another_name_of_the_noise(name: str) -> None:
     assert make_config({"defence": name, "reg_strength": 0.1}).noise_std == 0.1
-    with pytest.raises(ConfigError, match="one number; give only one"):
+    with pytest.raises(ConfigError, match="same number; give only one"):
         make_config({"defence": name, "reg_strength": 0.1, "noise_std": 0.1})

@@ -212,7 +212,7 @@ def test_a_setting_that_no_part_has_is_refused() -> None:
 
 def test_noise_std_of_a_quiet_stack_names_the_noisy_one() -> None:
     config = make_config({"defence": "topk+dropout", "noise_std": 0.1})
-    with pytest.raises(ConfigError, match=r"adds no noise.*the defence 'noise\+topk\+dropout'"):
+    with pytest.raises(ConfigError, match=r"adds no noise.*use defence 'noise\+topk\+dropout'"):
         resolve(config, load("digits", None))
 
 

@@ -147,7 +147,7 @@ def test_a_broken_companion_is_counted_and_harms_no_other(
     assert not all(torch.equal(value, plain[key]) for key, value in broken.items())
     assert skipped["sound"] == skipped["none"] == 0
     assert skipped["broken"] > 0
-    assert "Lower the strength and rate of what learns beside the model or" in caplog.text
+    assert "lower the companion's strength and learning rate or lr" in caplog.text
 
 
 def test_two_learners_and_a_penalty_are_all_trained(tmp_path: Path) -> None:

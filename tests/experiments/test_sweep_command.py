@@ -144,7 +144,7 @@ def test_a_sweep_without_a_baseline_warns(quick: Instant) -> None:
         (("--attack", "rmle"), "unknown attack of profile 'quick' 'rmle'"),
         (("--net", "client:strided-4-4.4.4.4.4-c1"), "needs images of at least 16×16"),
         (("--dataset", "digit"), "unknown dataset 'digit'"),
-        (("--name", "a/b"), "name must be at most 200 letters"),
+        (("--name", "a/b"), "name must start with a letter or digit"),
         (("--set", "seed=3"), "--set seed does not work in a sweep; use --seed"),
         (("--set", "runs_dir=here"), "use --runs-dir"),
         (("--resume",), "nothing to resume"),

@@ -183,7 +183,7 @@ def test_a_log_needs_no_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("harm", ["removed", "shortened", "damaged"])
-def test_a_log_that_lost_its_end_goes_on_with_what_is_left(
+def test_a_truncated_log_keeps_its_whole_lines(
     tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "metrics.jsonl"

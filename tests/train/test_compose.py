@@ -148,9 +148,9 @@ def test_a_broken_penalty_leaves_the_task_gradient_exactly(kind: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (lambda z: z.var(), "a surrogate must give a SurrogateOutput, got Tensor; return"),
+        (lambda z: z.var(), "a surrogate must return a SurrogateOutput, got Tensor; write"),
         (lambda z: said_of(z, loss=z.var(0)), r"must be one number, got shape \(4,\); take its"),
-        (lambda z: said_of(z, loss=z.detach().var()), "loss must have a gradient, got one that"),
+        (lambda z: said_of(z, loss=z.detach().var()), "loss must have a gradient, got one without"),
         (lambda z: said_of(z, loss=1.0), "a surrogate's loss must be a tensor, got float"),
         (
             lambda z: said_of(z, diagnostics={"note": 1.0}),
@@ -158,7 +158,7 @@ def test_a_broken_penalty_leaves_the_task_gradient_exactly(kind: str) -> None:
         ),
     ],
 )
-def test_a_surrogate_that_gives_something_else_is_told_what_to_give(
+def test_a_wrong_output_of_a_surrogate_is_refused(
     given: Callable[[Tensor], SurrogateOutput], said: str
 ) -> None:
     encoder, _, x, y = parts()

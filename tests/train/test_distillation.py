@@ -28,7 +28,7 @@ from splitveil.train.step import divergence
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> sv.Run:
-    return sv.fit(config(tmp_path_factory.mktemp("teachers"), "noise", name="wise", epochs=6))
+    return sv.fit(config(tmp_path_factory.mktemp("teachers"), "noise", name="wise", epochs=4))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def distance(run: sv.Run, teacher: sv.Run) -> float:
 def test_a_pupil_comes_to_answer_as_its_teacher(teacher: sv.Run, tmp_path: Path) -> None:
     settings = {"teacher": str(teacher.path), "teacher_share": 1.0, "teacher_temperature": 2.0}
     taught, alone = (
-        sv.fit(config(tmp_path, "none", name=name, epochs=12, seed=1, lr=0.02, **given))
+        sv.fit(config(tmp_path, "none", name=name, epochs=4, seed=1, lr=0.02, **given))
         for name, given in (("taught", settings), ("alone", {}))
     )
     assert distance(taught, teacher) < 0.5 * distance(alone, teacher)
@@ -81,7 +81,7 @@ SMOOTHINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_smoothed_labels_change_the_training_and_their_absence_does_not(tmp_path: Path) -> None:
+def test_only_smoothed_labels_change_the_training(tmp_path: Path) -> None:
     plain, zero, smooth = (
         weights(sv.fit(config(tmp_path, name=name, epochs=1, **given)))
         for name, given in SMOOTHINGS.items()
@@ -91,7 +91,7 @@ def test_smoothed_labels_change_the_training_and_their_absence_does_not(tmp_path
 
 
 def test_the_record_names_the_teacher_and_no_place(teacher: sv.Run, pupil: sv.Run) -> None:
-    record = pupil.audit("smoke").to_dict()
+    record = pupil.audit("smoke", only=["linear"]).to_dict()
     assert record["config"]["teacher"] == "wise"
     assert record["training"]["teacher"] == {"run": "wise", "model": model_hash(teacher.model)}
     assert str(teacher.path.parent) not in json.dumps(record["config"])
@@ -123,11 +123,11 @@ def test_it_answers_without_the_noise_of_its_channel(teacher: sv.Run) -> None:
         ({"teacher_share": 0.3}, ConfigError, "teacher_share is 0.3, but there is no teacher"),
         ({"teacher_temperature": 3.0}, ConfigError, "teacher_temperature is 3.0, but there is no"),
         ({"teacher": "{wise}", "held_out": 0.1}, ConfigError, r"trained on \d+ images that this"),
-        ({"teacher": "{wise}", "split_seed": 1}, ConfigError, "this run .*split_seed=1; train one"),
+        ({"teacher": "{wise}", "split_seed": 1}, ConfigError, "this run .*split_seed=1; train a"),
         ({"teacher": "{wise}", "dataset": "npz:{npz}"}, ConfigError, "trained on other data"),
     ],
 )
-def test_what_no_teacher_may_be(
+def test_an_unsuitable_teacher_is_refused(
     given: dict[str, Any], error: type[Exception], words: str, teacher: sv.Run, tmp_path: Path
 ) -> None:
     images = np.zeros((60, 8, 8), np.uint8)
@@ -151,7 +151,7 @@ def test_what_no_teacher_may_be(
         ("shredder", "LearnedNoise"),
     ],
 )
-def test_a_teacher_whose_server_expects_more_than_noise_is_refused(
+def test_a_teacher_that_does_more_than_add_noise_is_refused(
     defence: str, stage: str, tmp_path: Path
 ) -> None:
     settings = {"settings": {"sparse_place": "wire"}} if defence == "sparse" else {}
@@ -167,13 +167,13 @@ def test_a_teacher_that_is_not_trained_to_its_end_is_refused(
     place = tmp_path / "half"
     shutil.copytree(teacher.path, place)
     text = (place / "config.toml").read_text()
-    (place / "config.toml").write_text(text.replace("epochs = 6", "epochs = 7"))
-    with pytest.raises(ConfigError, match="half was not trained to its end: 60 of 70 steps"):
+    (place / "config.toml").write_text(text.replace("epochs = 4", "epochs = 5"))
+    with pytest.raises(ConfigError, match="half is not fully trained: 40 of 50 steps"):
         sv.fit(config(tmp_path, name="pupil", teacher=str(place)))
 
 
 @pytest.mark.parametrize("broken", ["checkpoint.safetensors", "config.toml"])
-def test_what_is_wrong_with_a_teacher_is_said_of_the_teacher(
+def test_a_broken_teacher_is_named_in_the_message(
     broken: str, teacher: sv.Run, tmp_path: Path
 ) -> None:
     place = tmp_path / "ill"
@@ -193,7 +193,7 @@ def test_a_pupil_may_go_on_when_its_teacher_was_moved(teacher: sv.Run, tmp_path:
     sv.fit(options)
     (tmp_path / "here").rename(tmp_path / "there")
     sv.fit(dataclasses.replace(options, teacher=str(tmp_path / "there")), resume=True)
-    with pytest.raises(CheckpointError, match="the hash of its model is None, it was"):
+    with pytest.raises(CheckpointError, match=r"hash was \w+, now it is None"):
         sv.fit(dataclasses.replace(options, teacher=None), resume=True)
 
 
@@ -207,7 +207,7 @@ def test_a_trial_under_another_teacher_is_another_trial(teacher: sv.Run, tmp_pat
     assert with_own_folder(options).name != first
 
 
-def test_a_sweep_hears_of_its_teacher_before_it_starts_and_keeps_to_it(
+def test_a_sweep_validates_its_teacher_first_and_keeps_it(
     teacher: sv.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -224,14 +224,14 @@ def test_a_sweep_hears_of_its_teacher_before_it_starts_and_keeps_to_it(
     assert "but there is no teacher" in sweep(*brief, "--vary", "teacher_share=0.3,0.5")
     assert "all trials of a sweep share teacher" in sweep(*brief, "--vary", "teacher=wise,other")
     held = ("--set", "held_out=0.1")
-    assert "keeps from its training" in sweep(*brief, "--set", "teacher=wise", *held)
+    assert "images that this run does not train on" in sweep(*brief, "--set", "teacher=wise", *held)
     assert not (tmp_path / "runs").exists()
     assert "error" not in sweep(*brief, "--set", "teacher=wise", "--vary", "teacher_share=0.5,1.0")
     sv.fit(config(tmp_path, "noise", name="wise", epochs=1, seed=3), overwrite=True)
     assert "teacher was" in sweep("--resume", "--trials", "3")
 
 
-def test_a_sweep_may_learn_from_a_run_of_the_name_that_runs_have_by_themselves(
+def test_a_sweep_may_learn_from_a_run_with_the_default_name(
     teacher: sv.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -248,7 +248,7 @@ def test_a_record_from_before_is_replayed_without_a_difference(
     place = tmp_path / "old"
     shutil.copytree(teacher.path, place)
     run = sv.load_run(place)
-    record = run.audit("smoke").to_dict()
+    record = run.audit("smoke", only=["linear"]).to_dict()
     for key in ("label_smoothing", "teacher_share", "teacher_temperature"):
         del record["config"][key]
     assert replay(run, sv.Record.from_dict(record)) == []

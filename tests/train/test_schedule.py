@@ -29,7 +29,7 @@ def test_published_effective_weights_of_cem() -> None:
     assert [w.effective for w in weights if w] == pytest.approx([0.032, 0.16, 0.8, 1.6, 1.6])
 
 
-def test_the_penalty_waits_for_the_warm_up_and_skips_the_first_epoch() -> None:
+def test_the_penalty_waits_for_warm_up_and_first_epoch() -> None:
     s = schedule(R3)
     active = [e for e in range(1, 11) if s.weights_at(2 * (e - 1)) is not None]
     assert active == [6, 7, 8, 9, 10]

@@ -39,11 +39,13 @@ def prepared(
     data = TrainSet(
         images=images.to(fabric.device),
         labels=labels.to(fabric.device),
-        augment=lambda x, g: x + 0.01 * torch.rand(x.shape, generator=g, device=x.device),
+        augment=lambda x, generator: (
+            x + 0.01 * torch.rand(x.shape, generator=generator, device=x.device)
+        ),
     )
     model.train()
     loss = StepLoss(stepped, state, fabric, remembers=remembers)
-    return Stepper(loss, data, state, fabric, capture=capture), state
+    return Stepper(loss, data, capture=capture), state
 
 
 def train(stepper: Stepper, steps: int, weights: Weights | None, device: str = "cpu") -> None:

@@ -47,7 +47,7 @@ def test_the_divergence_is_the_slow_one(temperature: float) -> None:
 
 
 @given(seed=st.integers(0, 99), shift=st.floats(-50, 50), temperature=st.floats(0.3, 20))
-def test_it_is_never_negative_and_nothing_for_the_teachers_own_answers(
+def test_divergence_is_nonnegative_and_0_for_equal_answers(
     seed: int, shift: float, temperature: float
 ) -> None:
     own, taught = logits(seed), logits(seed + 100)

@@ -1,12 +1,12 @@
-"""Attacks: one file each, a catalogue of names, and profiles that fix their budgets."""
+"""Attacks: one file each, `ATTACKS` by name, and `PROFILES` with their budgets."""
 
-from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest, class_means
+from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest
 from splitveil.attacks.catalogue import ATTACKS
-from splitveil.attacks.decoder import Decoder, with_compiled_decoders
+from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.prior import Prior
-from splitveil.attacks.profiles import PROFILES, scale_search_budgets
+from splitveil.attacks.profiles import PROFILES
 from splitveil.attacks.rmle import Rmle
 from splitveil.attacks.wgan import Wgan
 
@@ -22,7 +22,4 @@ __all__ = [
     "Prior",
     "Rmle",
     "Wgan",
-    "class_means",
-    "scale_search_budgets",
-    "with_compiled_decoders",
 ]

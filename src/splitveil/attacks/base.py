@@ -1,6 +1,6 @@
-"""What attacks share: fits under a budget, units of z, held-out aux, and descents image by image.
+"""What attacks share: fits under a budget, units of z̃, held-out aux images, searches by descent.
 
-On a GPU every step of a fit or a descent is replayed from a graph.
+On a GPU every step of a fit or a descent is replayed from a captured graph.
 """
 
 import math
@@ -18,28 +18,31 @@ from splitveil.cuda import Step, captured, set_rate
 from splitveil.errors import AuditError, Range
 from splitveil.io import Progress, silent
 from splitveil.rng import seeded_globals, stream
-from splitveil.threat import (
-    BlackBox,
-    Labelled,
-    Observation,
-    Reconstructor,
-)
+from splitveil.threat import BlackBox, Labelled, Observation, Reconstructor
 
 Count = Annotated[int, Range(1)]
 NonNegative = Annotated[float, Range(0)]
 Schedule = Literal["one-cycle", "cosine"]
 Search = Callable[[Observation], tuple[Tensor, Tensor]]  # prior means and guesses (n, …)
-SAY_EVERY = 50  # steps between two words to the progress display
+SAY_EVERY = 50  # steps between two updates of the progress bar
 QUERIES = 1000  # images per query
-PROBED = 1000  # aux images whose sendings are measured
-REFERENCE = 3 * 32 * 32  # values of the images for which `limit` and `chunk` are told
+PROBED = 1000  # aux images that units and channel are measured on
+REFERENCE = 3 * 32 * 32  # values of an image for which `limit` and `chunk` are given
 LEAST = 8
-PSEUDO_IMAGES = 10  # held-out images that a guess made without them counts for
+PSEUDO_IMAGES = 10  # weight of a prior guess against held-out images, in images
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """How long a fit may take: max(`epochs` · ⌊n/batch⌋, `min_steps`) steps for n samples.
+
+    Args:
+        epochs: Passes over the samples.
+        batch_size: Samples per step; fewer if there are fewer.
+        min_steps: Steps to take even if `epochs` would need fewer.
+        lr: Peak learning rate.
+        weight_decay: Decoupled (AdamW) with "one-cycle", L2 (Adam) with "cosine".
+        schedule: Course of the learning rate, see `rate_at`.
 
     >>> Budget(epochs=2, min_steps=5, batch_size=4).steps(10)
     5
@@ -54,23 +57,19 @@ class Budget:
 
     @classmethod
     def of(cls, attack: object) -> "Budget":
-        """The budget that an attack has under the same names; the defaults for what it lacks."""
+        """The budget in an attack's fields of the same names; defaults for those it lacks."""
         names = (field.name for field in fields(cls))
         return cls(**{name: getattr(attack, name) for name in names if hasattr(attack, name)})
 
-    def batch(self, n: int) -> int:
-        """Samples per step: never more than there are."""
-        return min(self.batch_size, n)
-
     def steps(self, n: int) -> int:
         """Steps for n samples."""
-        return max(self.epochs * (n // self.batch(n)), self.min_steps)
+        return max(self.epochs * (n // min(self.batch_size, n)), self.min_steps)
 
     def rate_at(self, done: float) -> float:
         """Learning rate after a share `done` of the steps.
 
-        "one-cycle" rises linearly from 4 % over the first 30 %, then falls by a cosine to 1 %;
-        "cosine" falls from the start.
+        "one-cycle" rises linearly from 4 % of the peak over the first 30 % of the steps, then falls
+        by a cosine to 1 %; "cosine" only falls.
 
         >>> Budget(epochs=1, batch_size=1, lr=2.0).rate_at(0.65)
         1.01
@@ -91,14 +90,24 @@ def minimise(
     *,
     progress: Progress = silent,
 ) -> tuple[float, ...]:
-    """Train `net` in place and return the mean loss of each epoch, the rest with the last one.
+    """Train a network in place.
 
-    `loss` takes a batch of every tensor of `data` (n, …) and gives a scalar. Each epoch has a new
-    order, and drops what does not fill a batch. On a GPU the loss is captured: it must never ask
-    the device for a value, and may draw from `generator` and torch's own stream alone.
+    Args:
+        loss: Takes a batch of every tensor of `data` and gives a scalar. On a GPU it is captured:
+            it must not read values from the device, and may draw random numbers only from
+            `generator` and torch's own stream.
+        net: What to train.
+        data: Tensors (n, …), one row for each sample.
+        budget: Number of steps and learning rate.
+        generator: Draws the order of every epoch.
+        progress: Called every few steps.
+
+    Returns:
+        The mean loss of each epoch. What does not fill a batch is left out of an epoch; a last,
+        incomplete epoch is counted with the one before.
     """
     n, device = len(data[0]), next(net.parameters()).device
-    batch, steps = budget.batch(n), budget.steps(n)
+    batch, steps = min(budget.batch_size, n), budget.steps(n)
     per_epoch = n // batch
     inputs = [_static(t, batch, device) for t in data]
     running = torch.zeros((), dtype=torch.float64, device=device)
@@ -133,9 +142,14 @@ def fed_steps(
     generator: Generator,
     progress: Progress,
 ) -> Iterator[int]:
-    """Number of each step, before which `inputs` (batch, …) hold the next rows of `data` (n, …).
+    """Yield the number of each step after the next batch was copied into `inputs`.
 
-    Every epoch has a new order and drops what fills no batch.
+    Args:
+        steps: How many.
+        inputs: Tensors (batch, …) that keep their place, for a captured graph.
+        data: Tensors (n, …) to take rows from, in a new order every epoch.
+        generator: Draws the orders.
+        progress: Called every few steps.
     """
     n, batch, device = len(data[0]), len(inputs[0]), data[0].device
     order = torch.empty(0)
@@ -152,16 +166,14 @@ def fed_steps(
 
 
 def captured_for(step: Step, device: torch.device, generator: Generator) -> Step:
-    """The step, replayed from a graph on a GPU if the generator is there too.
-
-    Noise from a generator on the host reaches the device by a copy, which stops a capture.
-    """
+    """The step, replayed from a graph on a GPU if the generator is there too."""
+    # Noise from a generator on the host reaches the device by a copy, which a capture forbids.
     same = generator.device.type == device.type
     return captured(step, device, [generator]) if same else step
 
 
 def _static(whole: Tensor, batch: int, device: torch.device) -> Tensor:
-    """Room for a batch of `whole`; on a GPU images have their channels last, as networks do."""
+    """An empty batch like `whole`; on a GPU images have their channels last, as networks do."""
     last = device.type == "cuda" and whole.ndim == 4  # noqa: PLR2004 - images
     layout = torch.channels_last if last else torch.contiguous_format
     shape = (batch, *whole.shape[1:])
@@ -169,9 +181,9 @@ def _static(whole: Tensor, batch: int, device: torch.device) -> Tensor:
 
 
 def _whole_epochs(means: list[float], rest: int, per_epoch: int) -> tuple[float, ...]:
-    """The curve with an incomplete last epoch, of `rest` batches, folded into the one before.
+    """The curve with an incomplete last epoch, of `rest` batches, averaged into the one before.
 
-    A few batches alone would be a noisy last point.
+    A few batches alone would be a noisy last point, and flags read the fall of the last epochs.
 
     >>> _whole_epochs([3.0, 1.0, 4.0], rest=1, per_epoch=2)
     (3.0, 2.0)
@@ -185,7 +197,7 @@ def _whole_epochs(means: list[float], rest: int, per_epoch: int) -> tuple[float,
 def capturable(
     make: Callable[..., torch.optim.Optimizer], net: nn.Module, lr: float
 ) -> torch.optim.Optimizer:
-    """An optimiser of a network's parameters; on a GPU fit to be captured."""
+    """An optimiser of a network's parameters; on a GPU one whose steps can be captured."""
     device = next(net.parameters()).device
     if device.type != "cuda":
         return make(net.parameters(), lr)
@@ -194,25 +206,25 @@ def capturable(
 
 
 def fresh_weights(generator: Generator, device: torch.device | str) -> AbstractContextManager[None]:
-    """Torch's own stream, which new networks draw from, begun by one draw of the attack's."""
+    """Inside, torch's global stream, which initialises networks, is seeded by the generator."""
     return seeded_globals(draw_seed(generator), device)
 
 
 def draw_seed(generator: Generator) -> int:
-    """A seed for a stream of its own."""
+    """A seed for another generator."""
     return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
 
 @contextmanager
 def no_capture_warning() -> Iterator[None]:
-    """Silences what Adam says of the eager steps that come before a capture."""
+    """Silences Adam's warning about the eager steps before a capture."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
         yield
 
 
 def progress_part(progress: Progress, before: int, of: int, name: str) -> Progress:
-    """The display of one part of a longer work, which follows `before` units of others."""
+    """The progress of one part of longer work, which follows `before` units of other parts."""
 
     def told(done: int, total: int, note: str = "") -> None:
         del total, note
@@ -222,64 +234,47 @@ def progress_part(progress: Progress, before: int, of: int, name: str) -> Progre
 
 
 def need_aux(name: str, aux: Labelled, least: int) -> None:
-    """Refuse fewer aux images than an attack can be fitted on."""
+    """Validate that there are enough aux images to fit an attack on."""
     if len(aux) < least:
         images = "image" if least == 1 else "images"
-        raise AuditError(f"the {name} attack needs at least {least} aux {images}, got {len(aux)}")
+        raise AuditError(
+            f"the {name} attack needs at least {least} aux {images}, got {len(aux)}; give it more, "
+            "or leave this attack out"
+        )
 
 
-def in_units(z: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(z − mean) / std in float64, given in float32.
-
-    >>> in_units(torch.tensor([4.0, 1.0]), torch.tensor(3.0), torch.tensor(0.5)).tolist()
-    [2.0, -4.0]
-    """
-    return ((z.double() - mean) / std).float()
-
-
-@dataclass(frozen=True)
-class Standardiser:
-    r"""Mean and deviation of all numbers of z̃ over aux, and z̃ in terms of them.
+class Units(nn.Module):
+    r"""z̃ less its mean, over its deviation: one mean and one deviation for all its numbers.
 
     .. math:: u = (\tilde z - m) / s
 
-    Computed in float64, given in float32: networks, distances and BatchNorm's ε then meet the same
-    numbers whatever the client's scale and offset are.
+    Networks, distances and BatchNorm's ε then meet the same numbers whatever scale and offset the
+    client has, so that neither is a defence.
 
-    >>> Standardiser(torch.tensor(3.0), torch.tensor(0.5))(torch.tensor([4.0, 1.0])).tolist()
+    Args:
+        mean: m, over all numbers of z̃ of aux images; float64.
+        std: s, float64.
+
+    >>> Units(torch.tensor(3.0), torch.tensor(0.5))(torch.tensor([4.0, 1.0])).tolist()
     [2.0, -4.0]
     """
 
     mean: Tensor
     std: Tensor
 
-    def __call__(self, z: Tensor) -> Tensor:
-        """U of the shape of z, float32."""
-        return in_units(z, self.mean, self.std)
-
-
-class StandardisedNet(nn.Module):
-    """A network behind its units: takes z̃ as it was sent."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, net: nn.Module, units: Standardiser) -> None:
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
         super().__init__()
-        self.net = net
-        self.register_buffer("mean", units.mean)
-        self.register_buffer("std", units.std)
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
 
     def forward(self, z: Tensor) -> Tensor:
-        """What the network makes of z̃ (n, …)."""
-        # Not through Units: the compilers of torch 2.11 and before cannot make a frozen dataclass.
-        out: Tensor = self.net(in_units(z, self.mean, self.std))
-        return out
+        """Units of z̃ (n, …), computed in float64 and given in float32."""
+        return ((z.double() - self.mean) / self.std).float()
 
 
 @torch.no_grad()
-def units_of(z: Tensor) -> Standardiser:
-    """The units of some z̃; what is not finite does not count.
+def units_of(z: Tensor) -> Units:
+    """The units of some z̃; numbers that are not finite are left out.
 
     >>> units_of(torch.tensor([1.0, 3.0, torch.inf]))(torch.tensor([3.0])).tolist()
     [1.0]
@@ -289,17 +284,19 @@ def units_of(z: Tensor) -> Standardiser:
     count = known.sum().clamp_min(1)
     mean = torch.where(known, z, 0.0).sum() / count
     std = (torch.where(known, z - mean, 0.0).square().sum() / count).sqrt()
-    return Standardiser(mean, torch.where(std > 0, std, torch.ones_like(std)))
+    return Units(mean, torch.where(std > 0, std, torch.ones_like(std)))
 
 
-def fit_standardiser(victim: BlackBox, images: Tensor, generator: Generator) -> Standardiser:
-    """The units of a victim's z̃, by draws of their own: those of the attack are not moved."""
+def fit_units(victim: BlackBox, images: Tensor, generator: Generator) -> Units:
+    """The units of what a victim sends for some images; `generator` keeps its state."""
     apart = stream(generator.initial_seed(), "units", generator.device)
     return units_of(victim.send(images[:PROBED], apart))
 
 
 def count_for(count: int, values: int) -> int:
-    """How many images of `values` numbers cost about as much as `count` of 3×32×32; at least 8.
+    """How many images of `values` numbers cost about as much as `count` of 3×32×32.
+
+    At least 8, unless `count` is less.
 
     >>> count_for(64, 64), count_for(64, 3072), count_for(64, 3 * 96 * 96), count_for(4, 9999)
     (3072, 64, 8, 4)
@@ -318,23 +315,21 @@ def sent_aux(victim: BlackBox, aux: Labelled, generator: Generator, progress: Pr
 
 
 def tenth(n: int, generator: Generator, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows of a random tenth of n images to measure on, and of the rest to fit on."""
+    """Row numbers of a random tenth of n images to measure on, and of the rest to fit on."""
     order = torch.randperm(n, generator=generator, device=generator.device).to(device)
     return order[: n // 10], order[n // 10 :]
 
 
 class Descent:
-    """Adam on guesses (k, n, …), from k starts for each of n images at once.
-
-    The tensors stay where they are, so that on a GPU one captured step serves every chunk.
+    """Adam on guesses, from several starts for each of n images at once.
 
     Args:
-        objective: Value (m,) of m guesses (minimise), called with the guesses, what is given of
-            each of them, and a generator.
-        seed: Of the objective's draws.
-        lr: Peak rate; it falls by a cosine to nothing.
-        bounded: Whether guesses are clamped to [0, 1] after every step, as images are: a sigmoid
-            could never reach the ends.
+        objective: Value (m,) of m guesses, to minimise. It is called with the guesses (m, …), the
+            tensors (m, …) that are given for them, and a generator.
+        seed: Seed of the objective's draws.
+        lr: Peak learning rate; it falls by a cosine to 0.
+        bounded: Whether guesses are clamped to [0, 1] after every step, as images are. A sigmoid
+            instead could never reach the ends.
     """
 
     def __init__(
@@ -350,10 +345,14 @@ class Descent:
         steps: int,
         judge: Callable[..., Tensor] | None = None,
     ) -> Tensor:
-        """Of the starts (k, n, …) and where `steps` lead from them, the best for each image (n, …).
+        """The best guess for each image (n, …), among the starts and where the steps lead.
 
-        By the least value of `judge`, by default the objective, on the same draws for all of them;
-        `given` are tensors (n, …).
+        Args:
+            starts: k starts for each image, (k, n, …).
+            given: Tensors (n, …) for the objective.
+            steps: Steps of Adam.
+            judge: Picks the best, on the same draws for all guesses; default the objective. It
+                never sees the true image.
         """
         candidates = torch.cat([starts, self._run(starts, given, steps)]) if steps else starts
         judge = judge or self._objective
@@ -363,6 +362,7 @@ class Descent:
 
     @torch.enable_grad()
     def _run(self, starts: Tensor, given: Sequence[Tensor], steps: int) -> Tensor:
+        # The tensors keep their place, so that on a GPU one captured step serves every chunk.
         guess = self._prepare(starts, given) if self._guess is None else self._guess
         guess.detach().copy_(starts.flatten(0, 1))
         for static, value in zip(self._given, given, strict=True):
@@ -377,7 +377,7 @@ class Descent:
         return guess.detach().view_as(starts).clone()
 
     def _prepare(self, starts: Tensor, given: Sequence[Tensor]) -> Tensor:
-        """Room for the guesses and what is given of them, at the first run."""
+        """Allocate the guesses and the tensors given for them, at the first run."""
         device, on_gpu = starts.device, starts.device.type == "cuda"
         self._guess = guess = torch.empty_like(starts.flatten(0, 1)).requires_grad_()
         self._given = [t.new_empty(len(starts), *t.shape) for t in given]
@@ -401,9 +401,9 @@ class Descent:
 
 
 def least(values: Tensor, of: Tensor) -> Tensor:
-    """Of k candidates (k, n, …) the one with the least value (k, n) for each of n images.
+    """Of k candidates (k, n, …), the one with the least value (k, n) for each of n images.
 
-    A value that is not a number never wins over one that is.
+    NaN loses against every number.
 
     >>> least(torch.tensor([[2.0, math.nan], [1.0, 3.0]]), torch.tensor([[5, 6], [7, 8]])).tolist()
     [7, 8]
@@ -422,12 +422,12 @@ def has_gradient(encoder: nn.Module, x: Tensor) -> bool:
 def in_chunks(
     search: Search, chunk: int, seen: Observation, progress: Progress
 ) -> tuple[Tensor, Tensor]:
-    """What `search` finds for all n images, `chunk` at a time."""
+    """Prior means and guesses (n, …) of a search for all n images, `chunk` at a time."""
     n, found = len(seen.z), []
     for first in range(0, n, chunk):
         progress(n + first, 2 * n, "descending")
-        # Always `chunk` rows: one captured step serves all of them, and the arithmetic of an
-        # image does not depend on how many others are asked for.
+        # Always `chunk` rows, the last one repeated: one captured step serves all chunks, and the
+        # rounding for an image does not depend on how many others there are.
         rows = torch.arange(first, first + chunk, device=seen.z.device).clamp_max(n - 1)
         found.append(search(Observation(seen.z[rows], seen.answer[rows])))
     means, guesses = (torch.cat(parts)[:n] for parts in zip(*found, strict=True))
@@ -440,10 +440,14 @@ def calibrated(
     held: tuple[Tensor, Observation] | None,
     progress: Progress,
 ) -> Reconstructor:
-    """Answers on the way from the prior mean to what a search finds, `chunk` images at a time.
+    """A reconstructor that goes a share of the way from the prior mean to what a search finds.
 
-    At the share that is best for held-out images (n, c, h, w), observed as said; without them at
-    the end. What is random in a search is the same in each.
+    Args:
+        make_search: Makes a search; all of them draw the same random numbers.
+        chunk: Images to search for at a time.
+        held: Held-out images (n, c, h, w) and what was observed of them, to pick the best share;
+            None goes all the way.
+        progress: Called after every chunk.
     """
     share: Tensor | float = 1.0
     if held is not None:
@@ -458,7 +462,7 @@ def calibrated(
 
 
 def best_share(x: Tensor, x0: Tensor, found: Tensor) -> Tensor:
-    r"""Share of the way from x₀ to x̂ that ends nearest to x, drawn to 1 where images are few.
+    r"""Share of the way from x₀ to x̂ that ends nearest to x; nearer to 1 if images are few.
 
     .. math:: \alpha = \frac{n a + k}{n + k}, \quad k = 10, \quad
               a = \langle x - x_0, \hat x - x_0 \rangle / \lVert \hat x - x_0 \rVert^2 \in [0, 1.5]

@@ -1,6 +1,6 @@
-"""What every real attack must beat: the mean image, the class mean, the nearest known image.
+"""The baselines that every attack must beat: mean image, class mean, nearest known image.
 
-The first two never look at z; the third shows what a gallery and a distance on the wire give away.
+The first two never look at z̃. The third shows what known images and a distance on the wire tell.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MAX_DISTANCES = 2**24  # 64 MB of float32
 
 
 def class_means(aux: Labelled, num_classes: int) -> Tensor:
-    """Mean aux image of each class (classes, c, h, w); the overall mean where a class is absent."""
+    """Mean aux image of each class (classes, c, h, w); the mean of all for an absent class."""
     count = torch.zeros(num_classes, device=aux.images.device)
     count.scatter_add_(0, aux.labels, torch.ones_like(aux.labels, dtype=count.dtype))
     total = torch.zeros(num_classes, *aux.images.shape[1:], device=aux.images.device)
@@ -39,7 +39,7 @@ class MeanImage:
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Reconstructor:
-        """The mean of aux."""
+        """Take the mean of aux; the victim is never asked."""
         del victim, generator
         need_aux("mean", aux, self.min_aux)
         mean = aux.images.mean(0).clamp(0, 1)
@@ -62,7 +62,7 @@ class ClassMean:
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Reconstructor:
-        """The class means of aux."""
+        """Keep aux; the victim is never asked."""
         del victim, generator
         need_aux("class-mean", aux, self.min_aux)
         progress(1, 1)
@@ -77,10 +77,16 @@ class ClassMean:
 def nearest_indices(
     z: Tensor, known: Tensor, neighbours: int, max_distances: int = MAX_DISTANCES
 ) -> Tensor:
-    """Rows of `known` (m, d) nearest to each row of z (n, d), nearest first: (n, neighbours).
+    """Rows of `known` that are nearest to each row of z, by Euclidean distance.
 
-    Euclidean; of rows equally near the first counts. At most `max_distances` distances are held
-    at a time.
+    Args:
+        z: Rows (n, d).
+        known: Rows (m, d); of equally near ones the first counts.
+        neighbours: How many to find.
+        max_distances: Distances that are held in memory at a time.
+
+    Returns:
+        Row numbers (n, neighbours), nearest first.
 
     >>> nearest_indices(torch.tensor([[1.0]]), torch.tensor([[9.0], [2.0], [0.0]]), 2)
     tensor([[1, 2]])
@@ -88,7 +94,7 @@ def nearest_indices(
     rows = max(1, min(QUERIES, max_distances // len(known)))
     found = []
     for part in torch.split(z, rows):
-        # Matrix products would be faster and round: ties would hang on the size of the part.
+        # By matrix products it would be faster, but ties would depend on the size of the part.
         distances = torch.cdist(part, known, compute_mode="donot_use_mm_for_euclid_dist")
         picks = []
         for _ in range(neighbours):
@@ -114,11 +120,13 @@ class Nearest:
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Reconstructor:
-        """Query every aux image once."""
+        """Send every aux image once and keep what was sent."""
         need_aux("nearest", aux, max(self.min_aux, self.neighbours))
         sent, images = sent_aux(victim, aux, generator, progress), aux.images.to(victim.device)
         if not bool(sent.isfinite().all()):
-            raise AuditError("the victim sent values that are not finite for some aux images")
+            raise AuditError(
+                "the victim sent NaN or infinity for some aux images; train it with a lower lr"
+            )
         units = units_of(sent)
         known = units(sent)
 

@@ -1,7 +1,7 @@
 """Attacks by name.
 
-To add an attack: a file with a frozen dataclass that has `access` and `fit`, a line in `ATTACKS`,
-and one in the profiles it belongs to. An attack never measures its own success.
+To add an attack: write a file with a frozen dataclass that has `access` and `fit`, add a line to
+`ATTACKS` and one to each profile it belongs to. An attack never measures its own success.
 """
 
 from collections.abc import Mapping

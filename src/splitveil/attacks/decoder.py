@@ -1,4 +1,4 @@
-"""The decoding attack: a residual network trained to invert the client from queries on aux."""
+"""The decoder attack: a residual network trained on queries to invert the client."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from splitveil.attacks.base import (
     Budget,
     Schedule,
-    StandardisedNet,
-    fit_standardiser,
+    fit_units,
     fresh_weights,
     minimise,
     need_aux,
@@ -42,14 +41,14 @@ def ssim_loss(guess: Tensor, x: Tensor) -> Tensor:
 def anchored_ssim_loss(guess: Tensor, x: Tensor) -> Tensor:
     """1 − SSIM and a little MSE.
 
-    SSIM compares means by their ratio and weighs them by the structure it found, so it hardly
-    feels a shift in colour of a bright or rough place; the anchor holds it.
+    SSIM compares means by their ratio, so it hardly notices a shift in colour where an image is
+    bright or has much structure. The MSE prevents such shifts.
     """
     return ssim_loss(guess, x) + ANCHOR * F.mse_loss(guess, x)
 
 
 class Features(nn.Module):
-    """A small classifier whose three layers are the features: 32, 64 and 128 channels."""
+    """A small classifier; its three layers (32, 64, 128 channels) are the features."""
 
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
@@ -75,7 +74,7 @@ class Features(nn.Module):
 def fit_features(
     aux: Labelled, generator: Generator, budget: Budget, device: torch.device, progress: Progress
 ) -> Features:
-    """A classifier the attacker fits on aux, frozen in eval mode; the victim plays no part."""
+    """A classifier fitted on aux, frozen in eval mode; the victim is never asked."""
     on_gpu = device.type == "cuda"
     with fresh_weights(generator, device):
         net = Features(aux.images.shape[1], int(aux.labels.max()) + 1).to(device)
@@ -96,8 +95,8 @@ def perceptual_distance(features: Features, guess: Tensor, x: Tensor) -> Tensor:
 
     .. math:: \frac{1}{L} \sum_l \big\langle \| \hat f_l(g) - \hat f_l(x) \|^2 \big\rangle
 
-    f̂ is the feature vector at one place, of length 1; ⟨⟩ the mean over images and places. In
-    [0, 2]: features after ReLU never oppose each other.
+    f̂ is the feature vector at one place, scaled to length 1; ⟨⟩ is the mean over images and
+    places. In [0, 2], because features after ReLU have no opposite directions.
     """
     with torch.no_grad():
         targets = [_unit(f) for f in features.maps(x)]
@@ -107,12 +106,12 @@ def perceptual_distance(features: Features, guess: Tensor, x: Tensor) -> Tensor:
 
 
 def _unit(feature: Tensor) -> Tensor:
-    """Vectors along the channels scaled to length 1, smoothly to 0 where there is none."""
+    """Vectors along the channels scaled to length 1; a vector of zeros stays 0."""
     return feature * torch.rsqrt(feature.square().sum(1, keepdim=True) + _TINY)
 
 
 def perceptual_loss(features: Features) -> Objective:
-    """MSE and the distance between features."""
+    """MSE and a tenth of the distance between features."""
 
     def loss(guess: Tensor, x: Tensor) -> Tensor:
         distance = perceptual_distance(features, guess, x)
@@ -126,7 +125,7 @@ def _decode(net: nn.Module, z: Tensor) -> Tensor:
     on_gpu = z.device.type == "cuda"
     if on_gpu and z.ndim == 4:  # noqa: PLR2004 - maps, not vectors
         z = z.contiguous(memory_format=torch.channels_last)
-    # Casts of weights that are kept across calls would go stale in a replayed step.
+    # Cached casts of the weights would be out of date in a replayed step.
     with torch.autocast(z.device.type, torch.bfloat16, enabled=on_gpu, cache_enabled=False):
         images: Tensor = net(z)
     return images.float()
@@ -170,13 +169,13 @@ class Decoder:
 
     @property
     def budget(self) -> Budget:
-        """How long the decoder is trained."""
+        """Steps and learning rate of the fit."""
         return Budget.of(self)
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> FittedAttack:
-        """Train on aux; the last weights are used, nothing is picked on the scored images."""
+        """Train on aux. The last weights are used: nothing is chosen on the scored images."""
         need_aux("decoder", aux, self.min_aux)
         device, n = victim.device, len(aux)
         first = self.feature_steps if self.loss == "perceptual" else 0
@@ -192,7 +191,7 @@ class Decoder:
             if device.type == "cuda":
                 net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-            reader = StandardisedNet(net, fit_standardiser(victim, aux.images, generator))
+            reader = nn.Sequential(fit_units(victim, aux.images, generator), net)
             send = victim.sender(aux.images)
             fitted = compiled(reader) if self.fused and device.type == "cuda" else reader
 
@@ -214,25 +213,23 @@ class Decoder:
     def _objective(
         self, aux: Labelled, generator: Generator, device: torch.device, progress: Progress
     ) -> Objective:
-        """What to minimise.
-
-        Features have a stream of their own, so that decoders of one seed differ by loss alone.
-        """
+        """The loss of guesses and true images."""
         if self.loss == "ssim":
             return anchored_ssim_loss
         if self.loss == "mse":
             return F.mse_loss
+        # A stream of its own: decoders of one seed then differ by their loss alone.
         apart = stream(generator.initial_seed(), "features", generator.device)
         budget = Budget(epochs=0, min_steps=self.feature_steps, batch_size=self.batch_size)
         return perceptual_loss(fit_features(aux, apart, budget, device, progress))
 
 
-# What other attacks start from or wrap.
+# The decoder that other attacks start from or wrap.
 SMALL = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
 
 
 def with_compiled_decoders(attack: Attack) -> Attack:
-    """The same attack; on a GPU torch compiles its decoders, wherever it has some.
+    """The same attack with every decoder in it compiled by torch on a GPU.
 
     >>> with_compiled_decoders(Decoder()).fused
     True

@@ -1,4 +1,4 @@
-"""Repeated queries: the same image sent k times; the mean has a k-th of the noise's variance."""
+"""The k-query attack: the mean of k sendings has a k-th of the noise's variance."""
 
 from dataclasses import dataclass
 
@@ -14,16 +14,16 @@ from splitveil.threat import Access, Attack, BlackBox, FittedAttack, Labelled, O
 
 
 def averaged(send: Send, repeats: int) -> Send:
-    r"""Sends the same images `repeats` times, with fresh randomness each, and gives the mean.
+    r"""A sender that averages `repeats` sendings of the same images, each with fresh randomness.
 
     .. math:: \bar z = \frac{1}{k} \sum_{i=1}^k \tilde z_i, \qquad
               \mathrm{Var}[\bar z \mid x] = \frac{1}{k} \mathrm{Var}[\tilde z \mid x]
 
-    Sendings are summed one by one: no more than two are held at a time.
+    At most two sendings are held in memory.
     """
 
     def send_all(x: Tensor, generator: Generator | None = None) -> Tensor:
-        total = send(x, generator).clone()  # the sum must not be written into what was sent
+        total = send(x, generator).clone()  # += must not change what was sent
         for _ in range(repeats - 1):
             total += send(x, generator)
         return total.div_(repeats)
@@ -48,13 +48,14 @@ class KQuery:
         check_ranges(self)
         if self.inner.access != Access.BLACK_BOX:
             raise ConfigError(
-                f"inner must be a black-box attack, got one with access '{self.inner.access}'"
+                f"inner must be a black-box attack, got one with access '{self.inner.access}'; "
+                "use for example a Decoder"
             )
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> FittedAttack:
-        """Fit `inner` on the averages of aux; sendings that do not differ are their own average."""
+        """Fit `inner` on averages; where sendings never differ, one sending is the average."""
         probe = aux.images[:8]
         apart = stream(generator.initial_seed(), "k-query", generator.device)
         same = torch.equal(victim.send(probe, apart), victim.send(probe, apart))
@@ -70,8 +71,8 @@ class KQuery:
             got = "none" if seen.draws is None else str(len(seen.draws))
             if seen.draws is None or len(seen.draws) != self.repeats:
                 raise AuditError(
-                    f"the k-query attack was fitted for {self.repeats} sendings of each image, "
-                    f"got {got}; observe the images {self.repeats} times"
+                    f"the k-query attack was fitted on {self.repeats} sendings of each image, got "
+                    f"{got}; send each image {self.repeats} times"
                 )
             return inner(Observation(seen.draws.mean(0), seen.answer))
 

@@ -1,4 +1,4 @@
-"""Ridge regression from smashed data to pixels: instant, and strong on weak encoders."""
+"""The linear attack, ridge regression z̃ → x: instant, and strong on weak encoders."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,21 +14,30 @@ from splitveil.threat import Access, BlackBox, Labelled, Observation, Reconstruc
 def ridge(
     features: Tensor, targets: Tensor, penalties: Sequence[float]
 ) -> list[tuple[Tensor, Tensor]]:
-    r"""Ridge solutions (W, b) of targets ≈ features·W + b, one per penalty, in float64.
+    r"""Ridge solutions of targets ≈ features·W + b, in float64.
 
     .. math:: W = (X^\top X / n + \lambda \bar v I)^{-1} X^\top Y / n
 
-    X, Y centred; v̄ the mean feature variance, so a penalty is relative to the data's scale.
-    One eigendecomposition serves all penalties: of XᵀX, or of XXᵀ where images are fewer than
-    features, as W = Xᵀ(XXᵀ/n + λv̄I)⁻¹Y/n too.
+    X and Y are centred; v̄ is the mean variance of a feature, so that a penalty λ is relative to the
+    scale of the data.
+
+    Args:
+        features: Rows (n, d).
+        targets: Rows (n, p).
+        penalties: Values of λ.
+
+    Returns:
+        W (d, p) and b (p,) for each penalty.
     """
     x, y = features.double(), targets.double()
     x_mean, y_mean = x.mean(0), y.mean(0)
     x, y = x - x_mean, y - y_mean
     n, d = x.shape
+    # One eigendecomposition serves all penalties: of XᵀX, or of the smaller XXᵀ where there are
+    # fewer images than features, because W = Xᵀ(XXᵀ/n + λv̄I)⁻¹Y/n as well.
     values, vectors = torch.linalg.eigh((x.T @ x if n >= d else x @ x.T) / n)
     rotated = vectors.T @ ((x.T @ y if n >= d else y) / n)  # (d or n, p)
-    scale = (values.sum() / d).clamp_min(1e-30)  # constant features: any scale will do
+    scale = (values.sum() / d).clamp_min(1e-30)  # for constant features any scale will do
     solutions = []
     for penalty in penalties:
         weight = vectors @ (rotated / (values.clamp_min(0) + penalty * scale)[:, None])
@@ -68,7 +77,7 @@ class Linear:
         shape = aux.images.shape[1:]
 
         def reconstruct(seen: Observation) -> Tensor:
-            flat = units(seen.z.flatten(1)) @ weight + bias
+            flat: Tensor = units(seen.z.flatten(1)) @ weight + bias
             return flat.clamp(0, 1).view(len(flat), *shape)
 
         return reconstruct

@@ -1,7 +1,7 @@
-"""Membership: was this image among those the model was trained on?
+"""The membership attack: was the model trained on this image?
 
-The attacker knows half of the members and half of the non-members, and is asked about the rest.
-Every score is high for members; none of them looks at the asked half before it answers.
+The attacker knows for half of the images whether they are members, and answers for the other half.
+Every score is high for members. No score is fitted on the images asked about.
 """
 
 from collections.abc import Callable
@@ -18,16 +18,20 @@ from splitveil.threat import Access, BlackBox, Labelled
 
 OUTPUTS = ("loss", "confidence", "lrt", "reference")
 WIRE = ("distance", "classifier")
-_PRIOR = 10.0  # images of all classes together that a class's own statistics are mixed with
+_PRIOR = 10.0  # weight of the statistics over all classes in those of a class, in images
 Serve = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What some images leave behind, each the mean over several sendings.
+    """What the server sees of some images, each the mean over several sendings.
 
-    `z` (n, d) smashed data; of the server's outputs `margin` (n,), the logit of the probability of
-    the true class, `loss` (n,), its cross-entropy, `confidence` (n,), the largest probability.
+    Args:
+        z: Smashed data (n, d).
+        margin: Logit of the probability of the true class (n,).
+        loss: Cross-entropy (n,).
+        confidence: The largest probability (n,).
+        labels: The true classes (n,).
     """
 
     z: Tensor
@@ -43,7 +47,13 @@ class Trace:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Scores (n,) of the images asked about; `threshold` and `known_auc` come from known ones."""
+    """One score of the images asked about.
+
+    Args:
+        scores: Scores (n,), high for members.
+        threshold: The score from which on an image is called a member, from known images.
+        known_auc: Area under the curve on known images.
+    """
 
     scores: Tensor
     threshold: float
@@ -64,14 +74,14 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def placements(scores: Tensor, others: Tensor) -> Tensor:
-    """Share of `others` (m,) below each score (n,); of equal ones half."""
+    """Share of `others` (m,) below each score (n,); equal ones count half."""
     ranked = others.sort().values
     sides = [torch.searchsorted(ranked, scores.contiguous(), right=r) for r in (False, True)]
     return torch.stack(sides).double().mean(0) / len(others)
 
 
 def auc(members: Tensor, others: Tensor) -> float:
-    """Chance that a member scores above a non-member, ties counted half.
+    """Chance that a member scores above a non-member; ties count half.
 
     >>> auc(torch.tensor([3.0, 1.0]), torch.tensor([2.0, 1.0]))
     0.625
@@ -101,9 +111,15 @@ def class_llr(
 
     .. math:: \log N(v; \mu_{y1}, s_{y1}^2) - \log N(v; \mu_{y0}, s_{y0}^2)
 
-    The Gaussians are those of the `known` values (m,) with their `classes` and `member` (m,) bool.
-    A class's mean and variance are mixed with those of its side over all classes, which count as
+    Mean and variance of a class are mixed with those of its side over all classes, which count as
     ten images.
+
+    Args:
+        values: Values v (n,) of the images asked about.
+        labels: Their classes y (n,).
+        known: Values (m,) that the Gaussians are fitted to.
+        classes: Their classes (m,).
+        member: Whether they are members, bool (m,).
     """
     size = int(torch.cat([labels, classes]).max()) + 1
     sides = []
@@ -118,7 +134,8 @@ def class_llr(
 
 
 def crossed_llr(known: Tensor, classes: Tensor, member: Tensor) -> Tensor:
-    """`class_llr` of each half (by turns, on either side) of the known values under the other."""
+    """`class_llr` of the known values, each half under Gaussians fitted to the other half."""
+    # Every second image of either side, so that both halves have members and non-members.
     turn = torch.where(member, member.cumsum(0), (~member).cumsum(0)) % 2 == 0
     ratio = torch.empty_like(known)
     for half in (turn, ~turn):
@@ -134,11 +151,13 @@ def _sums(values: Tensor, kind: Tensor, size: int) -> Tensor:
 
 
 def class_residuals(trace: Trace, known: Trace, member: Tensor) -> tuple[Tensor, Tensor]:
-    """z̃ less the mean of its class over the known members.
+    """z̃ less the mean of its class over the known members, in units of each feature's spread.
 
-    For the images asked about (n, d) and for the known ones (m, d). A known member does not count
-    in its own mean; features are divided by their spread; the mean of all members counts as one
-    more image of each class.
+    A known member does not count in its own mean. The mean of all members counts as one more image
+    of each class.
+
+    Returns:
+        Residuals of the images asked about (n, d) and of the known ones (m, d).
     """
     spread = known.z.std(0, correction=0)
     scale = 1 / spread.clamp_min(1e-3 * spread.mean() + 1e-12)
@@ -178,14 +197,14 @@ class Membership:
 
     @property
     def budget(self) -> Budget:
-        """How long the heads are trained."""
+        """Steps and learning rate of the heads."""
         return Budget(epochs=4, min_steps=self.min_steps, batch_size=self.batch_size, lr=1e-2)
 
     @torch.no_grad()
     def observe(
         self, victim: BlackBox, serve: Serve, data: Labelled, generator: Generator
     ) -> Trace:
-        """Send every image `draws` times and note what the server holds; `serve` gives logits."""
+        """Send every image `draws` times; `serve` turns smashed data into logits."""
         sums: list[list[Tensor]] = []
         labels = data.labels.to(victim.device)
         batches = (torch.split(t, QUERIES) for t in (data.images, labels))
@@ -200,13 +219,23 @@ class Membership:
             sums.append([torch.stack(each).mean(0) for each in zip(*draws, strict=True)])
         z, lean, loss, top = (torch.cat(each) for each in zip(*sums, strict=True))
         if not bool(torch.stack([lean, loss, top]).isfinite().all() & z.isfinite().all()):
-            raise AuditError("the server's outputs are not finite for some images; mend the model")
+            raise AuditError(
+                "the server's outputs are NaN or infinite for some images; train the model again, "
+                "with a lower lr"
+            )
         return Trace(z, lean, loss, top, labels)
 
     def judge(
         self, asked: Trace, known: Trace, member: Tensor, generator: Generator
     ) -> dict[str, Verdict]:
-        """All scores of the images asked about; `member` (m,) says which known images are."""
+        """All scores of the images asked about.
+
+        Args:
+            asked: What the server sees of them.
+            known: What it sees of the known images.
+            member: Whether the known images are members, bool (m,).
+            generator: The only source of randomness.
+        """
         given = (known.margin, known.labels, member)
         rest = class_residuals(asked, known, member)
         far, away = (-r.double().norm(dim=1) for r in rest)
@@ -225,11 +254,13 @@ class Membership:
     def _reference(
         self, asked: Trace, known: Trace, member: Tensor, generator: Generator
     ) -> tuple[Tensor, Tensor]:
-        """Margins above the line that non-members follow, against margins of reference heads."""
+        """Margins above those expected from reference heads, on the line of known non-members."""
         m, heads = len(known.z), 2 * self.references
         lots = torch.rand(self.references, m, generator=generator, device=generator.device)
         low = lots.argsort(1).argsort(1) < m // 2
-        inside = torch.cat([low, ~low]).T.to(known.z.device)  # (m, heads): who is fitted on whom
+        inside = torch.cat([low, ~low]).T.to(
+            known.z.device
+        )  # (m, heads): which heads are fitted on an image
         size = int(torch.cat([asked.labels, known.labels]).max()) + 1
         net = _fit_heads(known, inside, max(size, 2), self.budget, generator)
         ours, theirs = (_head_margins(net, t, heads) for t in (known, asked))
@@ -242,18 +273,17 @@ class Membership:
     def _classifier(
         self, asked: Tensor, known: Tensor, member: Tensor, generator: Generator
     ) -> Verdict:
-        """A linear head and a small network; the better on a held fifth counts."""
+        """Scores of a linear head or a small network, whichever is better on a held-out fifth."""
         probed = fit_probe(
             lambda z: z,
             known,
             {"member": member.long()},
             budget=self.budget,
             generator=generator,
-            device=known.device,
         )
         theirs, ours = (probed(z)["member"].double().diff(dim=1).squeeze(1) for z in (asked, known))
         held = probed.held
-        if bool(member[held].all() | ~member[held].any()):  # one side only
+        if bool(member[held].all() | ~member[held].any()):  # no members, or nobody else
             held = torch.arange(len(member), device=known.device)
         return _verdict(theirs, ours[held], member[held])
 

@@ -1,4 +1,4 @@
-"""Search in the latent space of a generative prior, then in the images around its range."""
+"""The prior attack: a search in the latents of a generative prior, then among images near it."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -19,34 +19,34 @@ from splitveil.attacks.base import (
     has_gradient,
     minimise,
 )
-from splitveil.attacks.rmle import (
-    LEAST_WEIGHT,
-    Energy,
-    ImageSearch,
-    measure_channel,
-    shrunk_spread,
-)
+from splitveil.attacks.rmle import LEAST_WEIGHT, Energy, ImageSearch, measure_channel, shrunk_spread
 from splitveil.errors import Range
 from splitveil.io import Progress, silent
 from splitveil.nets.decoder import ResidualDecoder
 from splitveil.rng import normal_like
 from splitveil.threat import BlackBox, Labelled, Observation, Reconstructor, WhiteBox
 
-# Of the overall mean, added to every class: few images say little of a class.
+# Weight of the overall mean in the mean of a class, in images: a class may have few of them.
 CLASS_PSEUDO_IMAGES = 10
-FACTORED = 20000  # aux images the factors are fitted on, at most
-WIDE = 4096  # images of more pixels: no more of them, for the sake of the smaller matrix
-LEAST_SHRINKAGE = 1e-6  # keeps the covariance of images that hardly differ invertible
+FACTORED = 20000  # aux images that the factors are fitted on, at most
+WIDE = 4096  # most images if they have more pixels than this: the smaller matrix is n × n
+LEAST_SHRINKAGE = 1e-6  # keeps the covariance invertible if images hardly differ
 
 
 def shrinkage(centred: Tensor, moments: Tensor) -> Tensor:
-    r"""How far a covariance of few samples is best drawn towards a multiple of the identity.
+    r"""How far a covariance of few samples is best pulled towards a multiple of the identity.
 
     .. math:: \rho = \min\Big(1, \frac{\sum_i \lVert r_i r_i^\top - S \rVert^2}
               {n^2 \lVert S - m I \rVert^2}\Big), \quad m = \overline{S_{jj}}
 
-    The rule of Ledoit and Wolf (2004); centred (n, p) with S = rᵀr/n gives a scalar. `moments` is
-    S, or rrᵀ/n, which has the same trace and norm.
+    The rule of Ledoit and Wolf (2004).
+
+    Args:
+        centred: Samples r less their mean, (n, p).
+        moments: S = rᵀr/n, or rrᵀ/n, which has the same trace and norm.
+
+    Returns:
+        ρ, a scalar in [1e-6, 1].
 
     >>> r = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
     >>> round(float(shrinkage(r, r.T @ r / 4)), 4)  # (34/4 − 17/4) / 4 over 9/8
@@ -62,13 +62,19 @@ def shrinkage(centred: Tensor, moments: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FactorModel:
-    r"""A class-conditional factor model, and a network that may sharpen what it draws.
+    r"""A factor model of images of each class, and a network that may sharpen its drawings.
 
     .. math:: x = \mu_y + A v, \quad v \sim N(0, I_k), \qquad
               G(v, y) = x + \alpha\,(2\,net(x) - 1)
 
-    Clamped to [0, 1]. `means` (classes, p), `basis` A (p, k) with orthogonal columns, for images
-    of `shape`.
+    Drawings are clamped to [0, 1].
+
+    Args:
+        means: μ of each class, then the mean of all images, (classes + 1, p).
+        basis: A (p, k) with orthogonal columns.
+        shape: Channels, height and width of the images.
+        net: Sharpens a drawing; None leaves it as it is.
+        blend: Share α of the network.
     """
 
     means: Tensor
@@ -85,30 +91,32 @@ class FactorModel:
         return (plain + self.blend * correction(self.net, plain)).clamp(0, 1)
 
     def encode(self, x: Tensor, y: Tensor) -> Tensor:
-        """The latents (n, k) of the point of the model's plane nearest to x (n, c, h, w)."""
+        """Latents (n, k) whose drawings are nearest to images x (n, c, h, w), before the clamp."""
         return (x.flatten(1) - self.means[y]) @ (self.basis / self.basis.square().sum(0))
 
     def redraw(self, x: Tensor, y: Tensor) -> Tensor:
-        """What the model can draw of x."""
+        """The drawings nearest to images x."""
         return self.draw(self.encode(x, y), y)
 
     def known(self, y: Tensor) -> Tensor:
-        """Classes as the model counts them: its last row, the overall mean, for all others."""
+        """Rows of `means` for classes y (n,): the last row, of all images, for an unknown class."""
         last = len(self.means) - 1
         return torch.where((y >= 0) & (y < last), y, last)
 
 
 def correction(net: nn.Module, plain: Tensor) -> Tensor:
-    """What a network with outputs in [0, 1] adds to a drawing: from −1 to 1."""
+    """What a network with outputs in [0, 1] adds to a drawing, in [−1, 1]."""
     added: Tensor = 2 * net(plain) - 1
     return added
 
 
 def fit_factors(aux: Labelled, factors: int, device: torch.device) -> FactorModel:
-    """The model in closed form: shrunk class means, and the largest `factors` of what is left.
+    """Fit the model in closed form: shrunk class means, and the largest factors of the rest.
 
-    The covariance within classes is shrunk, which leaves its eigenvectors where they are. Never
-    more factors than half the pixels, nor than images: the rest is left to the pixels themselves.
+    Args:
+        aux: Images and labels.
+        factors: Latents, at most half the pixels and fewer than the images.
+        device: Where to fit.
     """
     most = FACTORED if aux.images[:1].numel() <= WIDE else WIDE
     x = aux.images[:most].to(device).flatten(1).double()
@@ -121,7 +129,7 @@ def fit_factors(aux: Labelled, factors: int, device: torch.device) -> FactorMode
     means = totals / (one_hot.sum(0)[:, None] + CLASS_PSEUDO_IMAGES)
     left = x - means[y]
     k = max(1, min(factors, pixels // 2, n - 1))
-    # Of few images of many pixels the smaller matrix tells the same: rᵀu of its eigenvectors u.
+    # For fewer images than pixels the smaller matrix gives the same: rᵀu for its eigenvectors u.
     moments = left.T @ left / n if n >= pixels else left @ left.T / n
     values, vectors = torch.linalg.eigh(moments)
     values, vectors = values[-k:], vectors[:, -k:]
@@ -130,6 +138,7 @@ def fit_factors(aux: Labelled, factors: int, device: torch.device) -> FactorMode
         length = turned.norm(dim=0)
         unit = torch.eye(pixels, k, dtype=x.dtype, device=device)  # where nothing varies
         vectors = torch.where(length > 0, turned / length.clamp_min(1e-300), unit)
+    # Shrinking changes the eigenvalues of a covariance, not its eigenvectors.
     shrunk = torch.lerp(values, moments.trace() / pixels, shrinkage(left, moments))
     basis = vectors * shrunk.clamp_min(1e-12).sqrt()
     return FactorModel(
@@ -146,15 +155,20 @@ def sharpened(
     steps: int,
     width: int = 32,
     blocks: int = 2,
-    progress: Progress = silent,
 ) -> FactorModel:
-    """The model with a network fitted to mend its drawings of `used`.
+    """The model with a network that corrects its drawings.
 
-    Latents are blurred while it learns, as a search will not find them exactly. The share α that
-    the network gets is the one that redraws `held` best, 0 if it does not help there.
+    Args:
+        model: Without a network.
+        used: Images to train on.
+        held: Images on which the best share α is found; 0 if the network does not help.
+        generator: The only source of randomness.
+        steps: Steps of the fit.
+        width: Channels of the network.
+        blocks: Its residual blocks.
     """
     device = model.means.device
-    blur = 0.1
+    blur = 0.1  # of the latents in the fit, because a search does not find them exactly
     with fresh_weights(generator, device):
         net = ResidualDecoder(model.shape, model.shape, width=width, blocks=blocks).to(device)
 
@@ -164,7 +178,7 @@ def sharpened(
             return F.mse_loss(plain + correction(net, plain), x)
 
         budget = Budget(epochs=0, min_steps=steps, batch_size=128)
-        minimise(loss, net, (used.images, used.labels), budget, generator, progress=progress)
+        minimise(loss, net, (used.images, used.labels), budget, generator)
     net.eval().requires_grad_(requires_grad=False)
     x, y = held.images.to(device), held.labels.to(device)
     with torch.no_grad():
@@ -176,15 +190,19 @@ def sharpened(
 
 @dataclass(frozen=True)
 class Posterior:
-    r"""How badly latents explain what was observed, one number per image (minimise).
+    r"""How badly latents explain what was observed; one number per image, to minimise.
 
     .. math:: J(v) = \frac{1}{s} E\,\overline{(channel(f(G(v, y))) - \tilde z)^2}
               + w \lVert v \rVert^2 / pixels
 
-    s is the variance of z̃ and w = (σ² + ε²)/s · pixels / smashed values: σ² is the channel's
-    variance, ε² what the smashed data of aux change by when G redraws them. Up to a factor the
-    negative log posterior of v. In `refined`, the image itself is judged, by `Energy` around
-    x₀ = G(v, y), and v by its length.
+    Up to a factor this is the negative log posterior of v. s is the variance of z̃ and
+    w = (σ² + ε²)/s · pixels / smashed values, with σ² the variance of the channel and ε² the change
+    of the smashed data when G redraws aux images.
+
+    Args:
+        model: G.
+        energy: The misfit, and in `refined` the distance to x₀ = G(v, y).
+        slack: ε²/s.
     """
 
     model: FactorModel
@@ -200,7 +218,7 @@ class Posterior:
     def refined(
         self, x: Tensor, v: Tensor, y: Tensor, z_sent: Tensor, generator: Generator
     ) -> Tensor:
-        """The same (n,) of images x (n, c, h, w) that need not be drawn by the model exactly."""
+        """The same (n,) for images x (n, c, h, w) near the drawings of v."""
         around = self.energy(x, z_sent, self.model.draw(v, y), generator)
         return around + self.length(v, z_sent, self.energy.facts.noise)
 
@@ -232,7 +250,7 @@ class Prior(ImageSearch):
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Reconstructor:
-        """Fit the prior and the starts on nine tenths of aux and measure them on the rest."""
+        """Fit the prior and the starts on nine tenths of aux; measure them on the rest."""
         box, held, used, guides = self.guided(victim, aux, generator, progress)
         model = fit_factors(used, self.factors, box.device)
         if self.net_steps:
@@ -281,7 +299,7 @@ class Prior(ImageSearch):
         held: Labelled,
         generator: Generator,
     ) -> Posterior:
-        """The objective; what the model misses is measured on held-out images and labels."""
+        """The objective; what the model cannot draw is measured on held-out images."""
         facts = measure_channel(box, images, generator, self.draws)
         x = held.images
         drawn = model.redraw(x, model.known(held.labels))

@@ -1,11 +1,12 @@
 """Profiles: the budgets of an audit, from `smoke` to `paper`.
 
-The decoder comes in three sizes, small N4C32, base N8C64 and large N12C128, and the base with
-three losses; under `paper` all five follow one schedule, under `standard` the small one and the
-perceptual one half of it. `quick` has smaller nets for two CPU cores and no `decoder-large`;
-`smoke` only shows that every attack runs, and fits for as many steps whatever the number of images.
-`rmle` and `prior` are expensive and run on a fixed subset, the larger the smaller the images are;
-`gan`, the CEM paper's, belongs to `paper`; `k-query` sees several draws of each image.
+The decoder has three sizes (small N4C32, base N8C64, large N12C128), and the base has three losses.
+Under `paper` all five have the same schedule; under `standard` the small and the perceptual one
+have half of it. `quick` has smaller networks, for two CPU cores, and no `decoder-large`. `smoke`
+only shows that every attack runs: its fits take the same steps for any number of images. `rmle` and
+`prior` are expensive and run on a fixed subset, which is larger for smaller images. `gan`, from the
+CEM paper, belongs to `paper` (and to `smoke`, as everything does). `k-query` sees several sendings
+of each image.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,22 +35,20 @@ _CHEAP: Mapping[str, Attack] = {
 
 
 def _decoders(
-    base: Decoder, *, small: Decoder, large: Decoder | None, feature_steps: int
+    base: Decoder, *, small: Decoder, perceptual: Decoder, large: Decoder | None = None
 ) -> dict[str, Attack]:
-    """The ladder of sizes, and the base with its other losses."""
+    """The decoder in several sizes, and the base with the two other losses."""
     sizes = {"decoder-small": replace(small, effort=5.0), "decoder": base}
     if large is not None:
         sizes["decoder-large"] = replace(large, effort=20.0)
-    features = replace(base, loss="perceptual", feature_steps=feature_steps, effort=15.0)
+    features = replace(perceptual, loss="perceptual", effort=15.0)
     return {**sizes, "decoder-ssim": replace(base, loss="ssim"), "decoder-perceptual": features}
 
 
 def _full_size(base: Decoder, brief: Decoder) -> dict[str, Attack]:
     """N4C32, N8C64 and N12C128; the smallest and the perceptual one have the brief schedule."""
     small, large = replace(brief, blocks=4, width=32), replace(base, blocks=12, width=128)
-    sizes = _decoders(base, small=small, large=large, feature_steps=1000)
-    features = replace(brief, loss="perceptual", feature_steps=1000, effort=15.0)
-    return sizes | {"decoder-perceptual": features}
+    return _decoders(base, small=small, large=large, perceptual=brief)
 
 
 _TINY = Decoder(width=16, blocks=1, epochs=0, min_steps=60, batch_size=32, lr=1e-2)
@@ -61,7 +60,10 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
     "smoke": {
         **_CHEAP,
         **_decoders(
-            _TINY, small=replace(_TINY, width=8), large=replace(_TINY, width=24), feature_steps=20
+            _TINY,
+            small=replace(_TINY, width=8),
+            large=replace(_TINY, width=24),
+            perceptual=replace(_TINY, feature_steps=20),
         ),
         "decoder": Decoder(width=16, blocks=1, epochs=0, min_steps=100, batch_size=64),
         "rmle": Rmle(start=_TINY, steps=20, restarts=0, chunk=32, limit=32, most=32),
@@ -74,7 +76,9 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
     "quick": {
         **_CHEAP,
         **_decoders(
-            _QUICK, small=replace(_QUICK, blocks=1, width=32), large=None, feature_steps=200
+            _QUICK,
+            small=replace(_QUICK, blocks=1, width=32),
+            perceptual=replace(_QUICK, feature_steps=200),
         ),
         "rmle": Rmle(start=_QUICK, steps=150, chunk=64, limit=64),
         "prior": Prior(start=_QUICK, factors=64, steps=100, refine=60, chunk=64, limit=64),
@@ -103,9 +107,13 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
 def scale_search_budgets(
     attacks: Mapping[str, Attack], values: int, scored: int
 ) -> dict[str, Attack]:
-    """The attacks for `scored` images of `values` numbers: searches take about as long for any.
+    """The attacks with searches that take about as long for images of any size.
 
-    They take more images where these are small, all of them if they can, and are then ranked.
+    Args:
+        attacks: By name, as a profile has them.
+        values: Numbers in an image: channels · height · width.
+        scored: Images that are scored. A search that can afford all of them is ranked with the
+            other attacks.
     """
 
     def fitting(attack: Attack) -> Attack:
@@ -119,7 +127,7 @@ def scale_search_budgets(
 
 @dataclass(frozen=True, kw_only=True)
 class LeakBudget:
-    """The budget of each attack on more than pixels."""
+    """The attacks on other secrets than pixels, with their budgets."""
 
     attribute: AttributeHead
     membership: Membership
@@ -147,15 +155,21 @@ LEAK_BUDGETS: Mapping[str, LeakBudget] = {
     "paper": _FULL,
 }
 
-FLOORS = ("mean", "class-mean")  # every audit has them: they cost nothing
+FLOORS = ("mean", "class-mean")  # part of every audit: they cost nothing
 
 
 def find_profile(
     name: str, *, only: Sequence[str] = (), compile: bool = False
 ) -> Mapping[str, Attack]:
-    """The attacks of this profile with their budgets.
+    """The attacks of a profile with their budgets.
 
-    `only` some of them, and the floors; `compile`: with compiled decoders.
+    Args:
+        name: smoke, quick, standard or paper.
+        only: Names of some of its attacks; default all. The floors are always there.
+        compile: Whether torch compiles the decoders on a GPU.
+
+    >>> list(find_profile("smoke", only=["linear"]))
+    ['mean', 'class-mean', 'linear']
     """
     if name not in PROFILES:
         raise ConfigError(unknown("profile", name, PROFILES))
@@ -163,8 +177,4 @@ def find_profile(
         if wanted not in PROFILES[name]:
             raise ConfigError(unknown(f"attack of profile '{name}'", wanted, PROFILES[name]))
     attacks = {k: v for k, v in PROFILES[name].items() if not only or k in (*only, *FLOORS)}
-    return (
-        {key: with_compiled_decoders(attack) for key, attack in attacks.items()}
-        if compile
-        else attacks
-    )
+    return {k: with_compiled_decoders(v) for k, v in attacks.items()} if compile else attacks

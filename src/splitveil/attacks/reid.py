@@ -1,4 +1,4 @@
-"""Re-identification: which of N known images was sent?"""
+"""The re-identification attack: which of N known images was sent?"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,31 +9,32 @@ from torch import Generator, Tensor
 
 from splitveil.attacks.base import QUERIES
 from splitveil.errors import AuditError, Range, check_ranges
-from splitveil.io import Progress, silent
 from splitveil.threat import Access, BlackBox
 
 _TIE = 1e-10  # distances closer than this, relative to the squared lengths, are equal
 
 
 def ranks(guess: Tensor, gallery: Tensor, truth: Tensor, generator: Generator) -> Tensor:
-    """Place (n,) of the true image among all, nearest first; 1 means it was found.
+    """Rank of the true image in the gallery by Euclidean distance; 1 means it was found.
 
-    `guess` (n, d) is compared with `gallery` (m, d) by Euclidean distance; row i of the guesses
-    belongs to row truth[i]. Equally near images share their places by lot, so that a guess that
-    says nothing finds one in m. Blocks of 1,000 × 1,000 distances in float64 are held at a time.
+    Equally near images are ordered by lot, so that a guess which says nothing finds one in m.
+
+    Args:
+        guess: Guesses (n, d), finite.
+        gallery: All images (m, d), finite.
+        truth: Row in the gallery that each guess belongs to (n,).
+        generator: Draws the lots.
+
+    Returns:
+        Ranks (n,) from 1 to m.
 
     >>> gallery = torch.tensor([[0.0], [1.0], [5.0]])
     >>> ranks(torch.tensor([[0.9], [4.0]]), gallery, torch.tensor([0, 2]), torch.Generator())
     tensor([2, 1])
     """
-    if guess.shape[1:] != gallery.shape[1:] or len(truth) != len(guess):
-        raise AuditError(
-            f"each guess needs its true row and as many features as the gallery, got guesses "
-            f"{tuple(guess.shape)}, gallery {tuple(gallery.shape)}, {len(truth)} true rows"
-        )
     if not bool(guess.isfinite().all() & gallery.isfinite().all()):
-        raise AuditError("re-identification needs finite values, got NaN or infinity")
-    # Far from the origin, differences of squares lose their digits.
+        raise AuditError("re-identification needs finite values, got NaN or infinity; leave it out")
+    # Differences of squares lose their digits far from the origin.
     middle = gallery.mean(0, dtype=torch.float64)
     places = []
     for part, own in zip(torch.split(guess, QUERIES), torch.split(truth, QUERIES), strict=True):
@@ -54,9 +55,9 @@ def ranks(guess: Tensor, gallery: Tensor, truth: Tensor, generator: Generator) -
 
 
 def centred(images: Tensor, middle: Tensor) -> Tensor:
-    """Images (n, …) less the mean image, each of length 1: nearest is then best correlated.
+    """Images (n, …) less the mean image, scaled to length 1: the nearest is the best correlated.
 
-    A reconstruction that shrinks towards the mean keeps its direction.
+    A reconstruction that shrinks towards the mean keeps its direction, and so its rank.
 
     >>> centred(torch.tensor([[[3.0, 4.0]], [[0.0, 0.0]]]), torch.zeros(1, 2)).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
@@ -68,9 +69,12 @@ def centred(images: Tensor, middle: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class KnownImages:
-    """What an attacker holds of N images: the mean (N, d) of several sendings of each.
+    """What an attacker keeps of N images after sending each several times.
 
-    `noise` and `spread` (d,) are the variances within the sendings of one image and over images.
+    Args:
+        mean: Mean over the sendings (N, d).
+        noise: Variance over the sendings of one image (d,).
+        spread: Variance over the images (d,).
     """
 
     mean: Tensor
@@ -88,37 +92,34 @@ class ReId:
     """
 
     access: Access = Access.BLACK_BOX
-    draws: Annotated[int, Range(2)] = (
-        32  # the noise that is left in the gallery is 1/32 of the channel's
-    )
+    draws: Annotated[int, Range(2)] = 32  # leaves 1/32 of the channel's noise in the gallery
     limit: int | None = None
     tried: int = 500  # aux images the scaling is picked on
 
     def __post_init__(self) -> None:
         check_ranges(self)
 
-    def send(
-        self, victim: BlackBox, images: Tensor, generator: Generator, progress: Progress = silent
-    ) -> KnownImages:
-        """Send all images, `draws` times."""
+    def send(self, victim: BlackBox, images: Tensor, generator: Generator) -> KnownImages:
+        """Send all images `draws` times."""
         parts, within = [], []
         for x in torch.split(images, QUERIES):
             send, rows = victim.sender(x), torch.arange(len(x), device=victim.device)
             first = send(rows, generator).flatten(1).float()
             total, squares = torch.zeros_like(first), torch.zeros_like(first)
-            for _ in range(self.draws - 1):  # about the first one: sums of squares stay small
+            for _ in range(self.draws - 1):  # around the first sending: sums of squares stay small
                 moved = send(rows, generator).flatten(1).float() - first
                 total, squares = total + moved, squares + moved.square()
             parts.append(first + total / self.draws)
             within.append((squares - total.square() / self.draws).sum(0) / (self.draws - 1))
-            progress(sum(map(len, parts)), len(images), "queries")
         mean = torch.cat(parts)
         noise = torch.stack(within).sum(0) / len(images)
         return KnownImages(mean, noise, mean.var(0, correction=0))
 
     def pick(self, victim: BlackBox, aux: Tensor, generator: Generator) -> tuple[str, Tensor]:
         """Name and factors (d,) of the scaling under which aux images are found best."""
-        images = aux[:: max(1, len(aux) // self.tried)][: self.tried]  # of all classes
+        images = aux[:: max(1, len(aux) // self.tried)][
+            : self.tried
+        ]  # evenly spread: of all classes
         gallery = self.send(victim, images, generator)
         seen = torch.cat(
             [victim.send(x, generator).flatten(1).float() for x in torch.split(images, QUERIES)]

@@ -1,4 +1,4 @@
-"""Regularised maximum likelihood: search, image by image, for what the client would have sent."""
+"""The rmle attack: a search for the image whose smashed data would explain what was sent."""
 
 import math
 from dataclasses import dataclass
@@ -35,9 +35,9 @@ from splitveil.threat import (
     WhiteBox,
 )
 
-OFFSET_ROWS = 4096  # sendings over which its mean is taken: 1.6 % of the noise stays in it
-LEAST_WEIGHT = 1e-3  # of the priors where there is no noise: settles what z does not show
-LEAST_SPREAD = 1e-6  # squared error under which a start counts as exact
+OFFSET_ROWS = 4096  # sendings averaged for the offset; 1.6 % of the noise stays in it
+LEAST_WEIGHT = 1e-3  # of the priors without noise: they decide what z does not show
+LEAST_SPREAD = 1e-6  # squared error below which a start counts as exact
 
 
 def total_variation(x: Tensor) -> Tensor:
@@ -58,10 +58,12 @@ def total_variation(x: Tensor) -> Tensor:
 class ChannelFacts:
     """What the attacker measures of the channel on aux.
 
-    `scale` is the variance of z̃ over images, mean over dimensions; `noise` the share of it that
-    is drawn afresh at every sending. `offset` is E[channel(z)] − z where the channel adds the same
-    to every z, as additive noise does: the expectation is then exact without a draw. Else None,
-    and `draws` realisations stand for it; 1 if the channel draws nothing.
+    Args:
+        scale: Variance of z̃ over images, mean over dimensions.
+        noise: Share of it that differs between two sendings of an image, in [0, 1].
+        offset: E[channel(z)] − z if the channel adds the same to every z, as additive noise does:
+            the expectation is then exact without a draw. Else None.
+        draws: Realisations that stand for the expectation; 1 if the channel is deterministic.
     """
 
     scale: Tensor
@@ -74,14 +76,14 @@ class ChannelFacts:
 def measure_channel(
     box: WhiteBox, images: Tensor, generator: Generator, draws: int
 ) -> ChannelFacts:
-    """Send some images (n, c, h, w) a few times and see what the channel does to them."""
+    """Send some images (n, c, h, w) a few times and compare what the channel does to them."""
     z = box.encoder(images[:PROBED].to(box.device)).nan_to_num(0.0, 0.0, 0.0)
     state = generator.get_state()
     sent, again = (box.channel(z, generator) for _ in range(2))
     generator.set_state(state)
-    added = box.channel(z.flip(0), generator) - z.flip(0)  # the noise of `sent`, other images
+    added = box.channel(z.flip(0), generator) - z.flip(0)  # the noise of `sent` on other images
     random = not torch.equal(sent, again)
-    slack = 1e-5 * max(float(z.abs().max()), float(sent.abs().max()))  # float32 rounding
+    slack = 1e-5 * max(float(z.abs().max()), float(sent.abs().max()))  # rounding of float32
     offset = None
     if float((added - (sent - z)).abs().max()) <= slack:
         times = math.ceil(OFFSET_ROWS / len(z)) if random else 1
@@ -94,15 +96,22 @@ def measure_channel(
 
 @dataclass(frozen=True)
 class Energy:
-    r"""How badly a guess explains what was observed, one number per image (minimise).
+    r"""How badly a guess explains what was observed; one number per image, to minimise.
 
     .. math:: J(\hat x) = \frac{1}{v} E\,\overline{(channel(f(\hat x)) - \tilde z)^2}
               + w \Big(tv\,TV(\hat x) + prior\,\overline{(\hat x - x_0)^2 / \tau^2}\Big)
 
-    v is the variance of z̃, w = σ²/v · pixels / smashed values with σ² the channel's variance. At
-    prior = 1 and tv = 0 this is, up to a factor, the negative log posterior of Gaussian noise and
-    a Gaussian prior around x₀ whose variance τ² (c, h, w) is the squared error of x₀ on held-out
-    aux: the more noise, the less the observation is followed.
+    v is the variance of z̃ and w = σ²/v · pixels / smashed values, with σ² the variance of the
+    channel: the more noise, the less the observation counts. At prior = 1 and tv = 0 this is, up to
+    a factor, the negative log posterior under Gaussian noise and a Gaussian prior around x₀.
+
+    Args:
+        encoder: f.
+        channel: Takes z and a generator.
+        facts: What was measured of the channel.
+        spread: τ² (c, h, w), the squared error of x₀ on held-out aux images.
+        tv: Weight of the total variation.
+        prior: Weight of the distance to x₀.
     """
 
     encoder: nn.Module
@@ -127,13 +136,13 @@ class Energy:
             return (z + self.facts.offset - z_sent)[None]
         clean = z.detach()
         sent = torch.stack([self.channel(clean, generator) for _ in range(self.facts.draws)])
-        # Straight through: a channel that rounds or selects has no useful gradient of its own.
-        # z − clean is exactly 0, so that a guess which fits to the bit stays where it is.
+        # Straight-through gradient: a channel that rounds or selects has no useful one of its own.
+        # z − clean is exactly 0, so that a guess that fits to the bit stays where it is.
         return (sent - z_sent).detach() + (z - clean)
 
 
 def shrunk_spread(errors: Tensor) -> Tensor:
-    r"""Mean squared error of each pixel (c, h, w), drawn to that of all where images are few.
+    r"""Mean squared error of each pixel (c, h, w), pulled to that of all pixels if images are few.
 
     .. math:: \tau^2_p = \frac{\sum_i e_{ip} + k \bar e}{n + k}, \quad k = 10
 
@@ -146,12 +155,22 @@ def shrunk_spread(errors: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSearch:
-    """What the searches image by image share.
+    """Base of the attacks that search for every image on its own.
 
-    They begin at the reconstructions of `start` and of the linear attack and at `restarts` random
-    places, and take `steps` of Adam at `lr`. `draws` realisations per step stand for a channel
-    whose randomness is not additive. `chunk` images are worked on at a time, of `limit` in all;
-    both are told for images of 3×32×32 (`for_images`), and `most` is for any.
+    Args:
+        access: Always white-box.
+        start: Attack whose reconstructions are one start; the linear attack's are another.
+        steps: Steps of Adam.
+        lr: Its peak learning rate.
+        draws: Realisations per step of a channel whose randomness is not additive.
+        restarts: Random starts besides.
+        calibrate: Whether the answer lies a share of the way from start to result, as far as is
+            best on held-out aux images; else at the end.
+        chunk: Images of 3×32×32 searched for at a time, see `scale_search_budgets`.
+        limit: Images of 3×32×32 in all.
+        most: Images of any size in all.
+        min_aux: Ten images for the linear attack and one held out, or more.
+        effort: Share of a progress bar.
     """
 
     access: Access = Access.WHITE_BOX
@@ -164,18 +183,20 @@ class ImageSearch:
     chunk: Count = 128
     limit: Count = 256
     most: Count = 10_000
-    min_aux: Annotated[int, Range(11)] = 11  # ten for the linear attack, one held out
+    min_aux: Annotated[int, Range(11)] = 11
     effort: float = 10.0
 
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.start.access == Access.REPEATS:
-            raise ConfigError("start must work from one sending per image, got one with repeats")
+            raise ConfigError(
+                "start must use one sending per image; give the attack inside k-query"
+            )
 
     def guided(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress
     ) -> tuple[WhiteBox, Labelled, Labelled, tuple[Reconstructor, Reconstructor]]:
-        """The white-box view, a tenth of aux, the rest, and both attacks fitted on the rest."""
+        """The white-box view, a held-out tenth of aux, the rest, and both starts fitted on it."""
         name = type(self).__name__.lower()
         if not isinstance(victim, WhiteBox):
             kind = type(victim).__name__
@@ -207,7 +228,7 @@ class Rmle(ImageSearch):
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> Reconstructor:
-        """Fit the starts on nine tenths of aux and measure them on the rest."""
+        """Fit the starts on nine tenths of aux; measure them on the rest."""
         box, held, used, guides = self.guided(victim, aux, generator, progress)
         facts = measure_channel(box, used.images, generator, self.draws)
         z = torch.cat([box.send(x, generator) for x in torch.split(held.images, QUERIES)])

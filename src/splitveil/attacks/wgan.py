@@ -1,4 +1,4 @@
-"""The published GAN stage: a fitted decoder that a critic pushes towards images that look real."""
+"""The gan attack of the CEM paper: a critic pushes a fitted decoder towards realistic images."""
 
 import math
 from dataclasses import dataclass
@@ -13,11 +13,10 @@ from splitveil.attacks.base import (
     Budget,
     Count,
     NonNegative,
-    StandardisedNet,
     capturable,
     captured_for,
     fed_steps,
-    fit_standardiser,
+    fit_units,
     fresh_weights,
     minimise,
     need_aux,
@@ -32,14 +31,14 @@ from splitveil.threat import Access, BlackBox, FittedAttack, Labelled, Observati
 
 START = Decoder(epochs=16, min_steps=3000)
 BETAS = (0.5, 0.999)
-LAST_SIDE = 4  # the critic halves its maps while they stay at least this wide
-TINY = 1e-12  # under the root of a gradient's squared length: its slope at 0 is infinite
+LAST_SIDE = 4  # pixels; the critic halves its maps as long as they stay this wide
+TINY = 1e-12  # added under a square root, whose slope at 0 is infinite
 
 
 class Critic(nn.Module):
     """Scores images: 5×5 convolutions of `width`, 2·`width`, 4·`width` channels, stride 2, 4×4.
 
-    LeakyReLU 0.2, InstanceNorm from the second layer on. A map of less than 8 pixels is not halved.
+    LeakyReLU 0.2, InstanceNorm from the second layer on. Maps under 8 pixels wide are not halved.
     """
 
     def __init__(self, image_shape: tuple[int, ...], *, width: int = 64) -> None:
@@ -64,12 +63,18 @@ class Critic(nn.Module):
 
 
 def gradient_penalty(critic: nn.Module, real: Tensor, fake: Tensor, share: Tensor) -> Tensor:
-    r"""How far the critic is from slope 1 between real and drawn images (minimise).
+    r"""How far the critic's slope between real and drawn images is from 1, to minimise.
 
     .. math:: E\big(\lVert \nabla_{\hat x} D(\hat x) \rVert_2 - 1\big)^2, \qquad
               \hat x = s\,x + (1 - s)\,G(\tilde z)
 
-    real, fake (n, c, h, w), share s (n,) in [0, 1]. Gulrajani et al. 2017.
+    The penalty of Gulrajani et al. (2017).
+
+    Args:
+        critic: D.
+        real: Images x (n, c, h, w).
+        fake: Drawn images G(z̃), same shape.
+        share: s (n,), random in [0, 1].
     """
     between = torch.lerp(fake, real, share.view(-1, 1, 1, 1)).detach().requires_grad_()
     (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
@@ -78,7 +83,7 @@ def gradient_penalty(critic: nn.Module, real: Tensor, fake: Tensor, share: Tenso
 
 
 def critic_loss(real: Tensor, fake: Tensor) -> Tensor:
-    r"""What the critic minimises: the negative gap between its scores (n,).
+    r"""The critic's loss: the negative gap between its scores (n,) of real and drawn images.
 
     .. math:: -\big(E\,D(x) - E\,D(G(\tilde z))\big)
 
@@ -89,7 +94,7 @@ def critic_loss(real: Tensor, fake: Tensor) -> Tensor:
 
 
 def generator_loss(fake: Tensor, guess: Tensor, x: Tensor, pixel_weight: float) -> Tensor:
-    r"""What the generator minimises: scores that are low, and pixels that are wrong.
+    r"""The generator's loss: low scores of its images, and wrong pixels.
 
     .. math:: -E\,D(G(\tilde z)) + w\,\overline{(G(\tilde z) - x)^2}
 
@@ -126,7 +131,7 @@ class Wgan:
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.start.loss != "mse":
-            raise ConfigError(f"start must have the loss 'mse', got '{self.start.loss}'")
+            raise ConfigError(f"start must have loss 'mse', as published, got '{self.start.loss}'")
 
     @property
     def summary(self) -> str:
@@ -145,7 +150,7 @@ class Wgan:
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> FittedAttack:
-        """Fit the decoder, then let it and the critic learn from each other; aux alone is seen."""
+        """Fit the decoder, then train it against the critic, all on aux."""
         need_aux("gan", aux, self.min_aux)
         n = len(aux)
         device, shape = victim.device, tuple(aux.images.shape[1:])
@@ -158,7 +163,7 @@ class Wgan:
             net = ResidualDecoder(wire, shape, width=self.start.width, blocks=self.start.blocks)
             net, critic = net.to(device), Critic(shape, width=self.width).to(device)
 
-            reader = StandardisedNet(net, fit_standardiser(victim, aux.images, generator))
+            reader = nn.Sequential(fit_units(victim, aux.images, generator), net)
             send = victim.sender(aux.images)
 
             def loss(x: Tensor, rows: Tensor) -> Tensor:
@@ -225,12 +230,12 @@ class Wgan:
             run_critic()
             if (index + 1) % self.n_critic == 0:
                 run_generator()
-        for optimiser in (judge, forge):  # the last gradients live in the graphs' memory
+        for optimiser in (judge, forge):  # frees the graphs' memory
             optimiser.zero_grad(set_to_none=True)
 
 
 def half_cosine(done: float) -> float:
-    """Share of the peak rate after a share `done` of a run that ends half-way down the cosine.
+    """Share of the peak rate after a share `done` of a fit that ends half-way down the cosine.
 
     >>> [round(half_cosine(t), 4) for t in (0.0, 0.5, 1.0)]
     [1.0, 0.8536, 0.5]

@@ -1,4 +1,4 @@
-"""Recipes: the settings of named trainings, read from `recipes.toml`."""
+"""Recipes: named sets of settings, read from `recipes.toml`."""
 
 import tomllib
 from collections.abc import Mapping
@@ -15,7 +15,12 @@ Setting = str | int | float | bool
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A recipe: what it is for, and flat settings, the run's and the defence's mixed."""
+    """A named set of settings.
+
+    Args:
+        summary: One line for `splitveil recipes`.
+        options: Settings of the run and of its defence, in one flat table.
+    """
 
     summary: str
     options: Mapping[str, Setting]
@@ -31,7 +36,7 @@ RECIPES: Mapping[str, Recipe] = _read_recipes()
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of this name.
+    """The recipe of this name; an unknown one raises a ConfigError with the nearest name.
 
     >>> find_recipe("digits-veil").options["defence"]
     'veil'
@@ -42,25 +47,33 @@ def find_recipe(name: str) -> Recipe:
 
 
 def check_recipe(recipe: str, given: Mapping[str, Any]) -> None:
-    """Refuse another defence than the recipe's if it lacks settings that the recipe makes."""
-    told = find_recipe(recipe).options
-    defence = str(given.get("defence", told["defence"]))
-    foreign = [key for key in told if key not in known_settings(defence) and key not in given]
+    """Validate that the recipe's settings exist for the defence that the user chose.
+
+    Args:
+        recipe: Its name.
+        given: What the user set, which overrides the recipe.
+
+    Raises:
+        ConfigError: The chosen defence lacks a setting that the recipe makes.
+    """
+    options = find_recipe(recipe).options
+    dataset, defence = ({**options, **given}[key] for key in ("dataset", "defence"))
+    known = known_settings(str(defence))
+    foreign = [f"`{key}`" for key in options if key not in known and key not in given]
     if not foreign:
         return
-    dataset = given.get("dataset", told["dataset"])
     fitting = [
-        name
+        f"'{name}'"
         for name, other in RECIPES.items()
         if (other.options["dataset"], other.options["defence"]) == (dataset, defence)
     ]
-    instead = f"use the recipe {' or '.join(fitting)}" if fitting else "leave the recipe out"
+    instead = f"use recipe {' or '.join(fitting)}" if fitting else "train without a recipe"
     raise ConfigError(
-        f"recipe '{recipe}' sets {', '.join(foreign)} of its defence '{told['defence']}', but "
-        f"defence '{defence}' has no such setting; leave that defence out, or {instead}"
+        f"recipe '{recipe}' sets {' and '.join(foreign)}, but defence '{defence}' has no such "
+        f"setting; keep the recipe's defence '{options['defence']}', or {instead}"
     )
 
 
 def known_settings(defence: str) -> set[str]:
-    """The settings of a run with this defence."""
+    """Names of the settings of a run with this defence."""
     return {*RUN_KEYS, *find_defence(defence).setting_types()}

@@ -1,4 +1,4 @@
-"""`resolve(config)` gives a `Plan`: settings checked, every name looked up, once per run."""
+"""`resolve(config)` makes a `Plan`: it validates the settings and looks up every name, once."""
 
 import inspect
 import os
@@ -15,13 +15,7 @@ from torch import nn
 
 from splitveil.config.recipes import check_recipe, find_recipe, known_settings
 from splitveil.config.run_config import RUN_KEYS, RunConfig, defaults_for, one_noise_name
-from splitveil.config.settings import (
-    check_settable,
-    converted,
-    parse_pairs,
-    read_toml,
-    write_toml,
-)
+from splitveil.config.settings import check_settable, converted, parse_pairs, read_toml, write_toml
 from splitveil.data.catalogue import DATASETS
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.defences.base import Defence, PenaltyPlan
@@ -32,15 +26,20 @@ from splitveil.nets.catalogue import NETS, find_net
 from splitveil.nets.split import SplitModel, cut, with_channel
 from splitveil.rng import derive_seed, seeded_globals
 
-SMALL_SIDE = 32  # images under this go through the small net
-ANY_WIRE = 512  # numbers: a penalty's settings are sound for one size or for none
-DEVICES = ("auto", "cpu", "cuda")
+SMALL_SIDE = 32  # pixels; net "auto" takes the small net for images with a shorter side
+ANY_WIRE = 512  # numbers on the wire; no setting of a penalty is valid for some sizes only
 Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a run folder must remember of its data to rebuild the model without them."""
+    """What a run folder stores of its data, to rebuild the model without them.
+
+    Args:
+        image_shape: Channels, height and width.
+        num_classes: Classes of the labels.
+        data_hash: Fingerprint of images and labels; an audit refuses other data.
+    """
 
     image_shape: Shape
     num_classes: int
@@ -49,7 +48,14 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class TrainParts:
-    """What a run trains: the model, what a defence sets beside it, and how its penalty acts."""
+    """What a run trains.
+
+    Args:
+        model: Encoder, channel and head.
+        surrogate: Computes the defence's penalty on z; None for no penalty.
+        companion: Trains beside the model, as an adversary does; None for nothing.
+        penalty: When and how strongly the surrogate acts.
+    """
 
     model: SplitModel
     surrogate: nn.Module | None = None
@@ -59,12 +65,12 @@ class TrainParts:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that can be built: its settings, its defence, and the sizes of its data.
+    """A validated run: its settings, its defence, and the sizes of its data.
 
     Args:
         config: The run's settings.
         defence: The defence with the run's settings applied.
-        built: What is known of its data; None until they are known.
+        built: Sizes and fingerprint of the data; None until `on` adds them.
     """
 
     config: RunConfig
@@ -73,30 +79,31 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """Where the run lives."""
+        """The run's folder."""
         return self.config.folder
 
     def on(self, dataset: Dataset) -> "Plan":
-        """The same run on these data, with nothing left to defaults."""
-        config, recipe, net = self.config, defaults_for(self.config), self.config.net
+        """The same run on these data, with every default filled in."""
+        config, net = self.config, self.config.net
         built = DataFacts(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
         if net == "auto":
             small = min(built.image_shape[1:]) < SMALL_SIDE
             net = "small" if small else self.defence.client
-        filled = replace(
-            config,
-            name=self.folder.name,
-            epochs=recipe.epochs if config.epochs is None else config.epochs,
-            batch_size=recipe.batch_size if config.batch_size is None else config.batch_size,
-            lr=recipe.lr if config.lr is None else config.lr,
-            noise_std=noise_of(config, self.defence),
-            net=net,
-            device=find_device(config.device),
-        )
-        return Plan(filled, self.defence, built)
+        filled = {
+            **{k: v for k, v in defaults_for(config).items() if getattr(config, k) is None},
+            "name": self.folder.name,
+            "noise_std": noise_of(config, self.defence),
+            "net": net,
+            "device": find_device(config.device),
+        }
+        return Plan(replace(config, **filled), self.defence, built)
 
     def build(self) -> TrainParts:
-        """Model, surrogate and companion, each from its own stream: one never changes another."""
+        """Model, surrogate and companion with fresh weights.
+
+        Each is drawn from a random stream of its own, so runs of one seed with different defences
+        begin with the same model.
+        """
         seed, noise_std, data = self.config.seed, self.config.noise_std or 0.0, self.data
         with seeded_globals(derive_seed(seed, "init/model")):
             model = self.build_model()
@@ -108,7 +115,7 @@ class Plan:
         return TrainParts(model, surrogate, companion, self.defence.penalty_plan())
 
     def build_model(self) -> SplitModel:
-        """The split model alone, freshly initialised from torch's global stream."""
+        """The split model alone; its weights are drawn from torch's global stream."""
         net, data = find_net(self.config.net), self.data
         model = cut(net.build(data.image_shape, data.num_classes), net.cut_at)
         model.encoder = self.defence.encoder(model.encoder, model.wire_shape(data.image_shape))
@@ -116,44 +123,40 @@ class Plan:
         return with_channel(model, channel, data.image_shape)
 
     def settings(self) -> Json:
-        """The run's and the defence's settings in one flat table."""
+        """Settings of the run and of its defence in one flat table."""
         run = {k: v for k, v in asdict(self.config).items() if k != "settings" and v is not None}
         return run | self.defence.settings()
 
     def to_toml(self) -> str:
-        """Text of `config.toml`: the settings, and what is known of the data."""
+        """Text of `config.toml`: the settings and the facts of the data."""
         return write_toml(self.settings() | asdict(self.data))
 
     @property
     def data(self) -> DataFacts:
-        """What is known of its data, which must be known by now."""
+        """Sizes and fingerprint of the data; raises a ConfigError before they are known."""
         if self.built is None:
-            raise ConfigError("this run knows no data yet; resolve it with its dataset")
+            raise ConfigError("this plan has no dataset yet; call resolve(config, dataset)")
         return self.built
 
 
 def resolve(config: RunConfig, dataset: Dataset | None = None) -> Plan:
-    """The plan of a run: validated, its defence built, the only one there is.
+    """Validate a configuration and build its defence.
 
-    Without a dataset, what does not depend on one is validated, so that none is fetched for a run
-    that cannot be; `Plan.on` adds it.
+    Args:
+        config: The run's settings.
+        dataset: Its data. Without them, everything that does not depend on the data is validated,
+            before anything is downloaded; `Plan.on` adds them later.
+
+    Returns:
+        The plan; with a dataset, every default is filled in.
+
+    Raises:
+        ConfigError: An unknown name, or settings that contradict each other.
+
+    >>> resolve(RunConfig(defence="veil", settings={"lambd": 0.5})).settings()["lambd"]
+    0.5
     """
-    plan = Plan(config, build_defence(config))
-    validate(plan)
-    return plan if dataset is None else plan.on(dataset)
-
-
-def plan_of(config: RunConfig, built: DataFacts) -> Plan:
-    """The plan of a run that was resolved before, say one read from its folder."""
-    return Plan(config, build_defence(config), built)
-
-
-def validate(plan: Plan) -> None:
-    """Refuse what does not depend on the data.
-
-    The penalty is made once, for a wire of any size, to hear what it says of its settings.
-    """
-    config, defence = plan.config, plan.defence
+    defence = build_defence(config)
     key = config.dataset.partition(":")[0]
     if key not in DATASETS:
         raise ConfigError(unknown("dataset", key, DATASETS))
@@ -161,14 +164,22 @@ def validate(plan: Plan) -> None:
         noisy = "noise" if config.defence == "none" else f"noise+{config.defence}"
         raise ConfigError(
             f"defence '{config.defence}' adds no noise, but noise_std is {config.noise_std}; "
-            f"leave it out, or use the defence '{noisy}'"
+            f"drop noise_std, or use defence '{noisy}'"
         )
+    # A surrogate checks its settings when it is made; the real one needs the size of the wire.
     with seeded_globals(0):
         defence.surrogate(ANY_WIRE, 2, noise_of(config, defence))
     if config.net != "auto":
         find_net(config.net)
     if find_device(config.device) == "cpu" and config.compile:
-        raise ConfigError("compile=true is for a GPU, and this run is on the CPU; leave it out")
+        raise ConfigError("compile=true needs a GPU, but this run is on the CPU; drop compile")
+    plan = Plan(config, defence)
+    return plan if dataset is None else plan.on(dataset)
+
+
+def plan_of(config: RunConfig, built: DataFacts) -> Plan:
+    """The plan of a run that was resolved before and read back from its folder."""
+    return Plan(config, build_defence(config), built)
 
 
 def merge(
@@ -179,17 +190,17 @@ def merge(
     *,
     saved: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """One configuration of several sources; each overrides those before it.
+    """One configuration from several sources; each overrides those before it.
 
     Args:
-        recipe: A recipe's name. Its run is called after it, unless it is given a name.
+        recipe: Name of a recipe. The run is named after it, unless it is given a name.
         file: A TOML file of settings.
         pairs: `key=value`, as `--set` takes them.
-        options: Options of the command line that were given.
-        saved: The flat settings of a run that is resumed; they come before all others.
+        options: Options that were given on the command line.
+        saved: Flat settings of a resumed run; all other sources override them.
 
     Returns:
-        The configuration, not resolved.
+        The configuration, not yet resolved.
     """
     given = {} if file is None else one_noise_name(read_toml(file))
     given |= one_noise_name(parse_pairs(pairs)) | dict(options)
@@ -201,17 +212,22 @@ def merge(
             merged["name"] = f"{recipe}-s{make_config(merged).seed}"
     if saved is not None:
         merged = {"defence": saved["defence"]} | merged
-        # Settings of the saved defence alone would be unknown to another; `fit` refuses that one.
+        # With another defence, the saved one's settings would be reported as unknown. `fit` has
+        # the better message: a run cannot be resumed with another defence.
         known = known_settings(str(merged["defence"]))
         merged = {key: value for key, value in saved.items() if key in known} | merged
     return make_config(merged)
 
 
 def make_config(options: Mapping[str, Any]) -> RunConfig:
-    """A `RunConfig` from flat keys, the run's and the defence's mixed.
+    """A `RunConfig` from one flat table.
 
-    `reg_strength`, the reference documents' name of the channel's noise, is accepted for
-    `noise_std`.
+    Args:
+        options: Settings of the run and of its defence by name. `reg_strength`, the name in the
+            reference documents, is accepted for `noise_std`.
+
+    >>> make_config({"defence": "veil", "seed": 1, "lambd": 0.5}).settings
+    {'lambd': 0.5}
     """
     options = one_noise_name(options)
     name = str(options.get("defence", RunConfig.defence))
@@ -222,7 +238,7 @@ def make_config(options: Mapping[str, Any]) -> RunConfig:
 
 
 def preset(name: str) -> Defence:
-    """The defence of this name; refuses one whose settings a flat file would not give back."""
+    """The defence of this name, before the run's settings; `config.toml` can store its settings."""
     found = find_defence(name)
     taken = (*RUN_KEYS, "reg_strength")
     check_settable(found.settings(), found.setting_types(), taken, f"defence '{name}'")
@@ -230,25 +246,25 @@ def preset(name: str) -> Defence:
 
 
 def build_defence(config: RunConfig) -> Defence:
-    """The run's defence, with its settings applied."""
+    """The run's defence with the run's settings applied."""
     found = preset(config.defence)
     what = f"setting for defence '{config.defence}'"
     return found.with_settings(converted(config.settings, found.setting_types(), what))
 
 
 def noise_of(config: RunConfig, defence: Defence) -> float:
-    """The channel's noise: as given, else the dataset's; none where the defence adds none."""
-    given = defaults_for(config).noise_std if config.noise_std is None else config.noise_std
-    return given if defence.noisy else 0.0
+    """Standard deviation of the channel's noise: as given, else the dataset's default."""
+    given = defaults_for(config)["noise_std"] if config.noise_std is None else config.noise_std
+    return float(given) if defence.noisy else 0.0
 
 
 def flat_config(config: RunConfig) -> Json:
-    """The run's and the defence's settings in one flat table."""
+    """Settings of the run and of its defence in one flat table, defaults not filled in."""
     return Plan(config, build_defence(config)).settings()
 
 
 def planned_steps(config: RunConfig, images: int) -> int:
-    """Steps of a resolved run that is trained on so many images to its end.
+    """Steps of a finished run on this many training images.
 
     >>> planned_steps(RunConfig(epochs=3, batch_size=128), 1000)
     21
@@ -257,35 +273,15 @@ def planned_steps(config: RunConfig, images: int) -> int:
 
 
 def find_device(name: str) -> Literal["cpu", "cuda"]:
-    """`auto` is the GPU where there is one."""
-    if name not in DEVICES:
-        raise ConfigError(unknown("device", name, DEVICES))
+    """The device of a run: "auto" is the GPU if torch sees one, else the CPU."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device 'cuda' was asked for but torch sees no GPU; use --device cpu")
+        raise ConfigError("device is 'cuda', but torch sees no GPU; use --device cpu or auto")
     return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
-
-
-def import_object(name: str, what: str, example: str = "mycode:send") -> Any:  # noqa: ANN401 - the user's own
-    """What MODULE:NAME stands for; `what` asked for it.
-
-    >>> import_object("math:sqrt", "--server")(4.0)
-    2.0
-    """
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
-        raise ConfigError(f"{what} must be MODULE:FUNCTION, as {example}; got '{name}'")
-    try:
-        return pkgutil.resolve_name(name)
-    except Exception as err:  # the user's module may raise anything
-        raise ConfigError(
-            f"cannot import '{attribute}' from '{module}': {type(err).__name__}: {err}; run "
-            "this where the module lies, or install it"
-        ) from err
 
 
 @contextmanager
 def current_folder_first() -> Iterator[None]:
-    """Modules of the current folder can be imported, as under `python -m`."""
+    """Inside, modules of the current folder can be imported, as with `python -m`."""
     before = list(sys.path)
     sys.path.insert(0, os.getcwd())
     try:
@@ -296,7 +292,7 @@ def current_folder_first() -> Iterator[None]:
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """What changes of torch's default type, its gradients and the current folder lasts inside."""
+    """Afterwards torch's default type and gradient mode and the current folder are as before."""
     dtype, gradients, folder = torch.get_default_dtype(), torch.is_grad_enabled(), os.getcwd()
     try:
         yield
@@ -306,34 +302,56 @@ def unchanged() -> Iterator[None]:
         os.chdir(folder)
 
 
-def import_user_code(name: str, what: str) -> object:
-    """What MODULE:FUNCTION stands for; its import may neither end this process nor change torch."""
+def import_user_code(name: str, what: str, example: str = "mycode:send") -> Any:  # noqa: ANN401 - the user's own
+    """Import what MODULE:FUNCTION names; the import can neither end this process nor change torch.
+
+    Args:
+        name: A module and a name in it, joined by a colon.
+        what: Which option or argument asks for it, for messages.
+        example: What one could have written.
+
+    >>> import_user_code("math:sqrt", "--server")(4.0)
+    2.0
+    """
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise ConfigError(f"{what} must be MODULE:FUNCTION, for example {example}; got '{name}'")
     try:
         with unchanged():
-            found: object = import_object(name, what)
+            return pkgutil.resolve_name(name)
     except SystemExit as err:
         raise ConfigError(
-            f"'{name.partition(':')[0]}' ends the process when it is imported (exit {err.code}); "
-            "put what it does as a script below: if __name__ == '__main__':"
+            f"'{module}' ends the process when it is imported (exit {err.code}); "
+            "move the script's own work below `if __name__ == '__main__':`"
         ) from err
-    return found
+    except Exception as err:  # the user's module may raise anything
+        raise ConfigError(
+            f"cannot import '{attribute}' from '{module}': {type(err).__name__}: {err}; "
+            "run this in the module's folder, or install the module"
+        ) from err
 
 
 def load_backbone(name: str, shape: Shape, num_classes: int) -> nn.Sequential:
-    """What the user's MODULE:FUNCTION returns, which may lie in this folder."""
+    """The network that the user's MODULE:FUNCTION makes.
+
+    Args:
+        name: A function of (image_shape, num_classes), or of nothing; its module may lie in the
+            current folder.
+        shape: Channels, height and width of the images.
+        num_classes: Outputs of the network.
+    """
     if ":" not in name:
         raise ConfigError(
-            f"{unknown('backbone', name, NETS)}; or give your own as MODULE:FUNCTION, as "
+            f"{unknown('backbone', name, NETS)}; or give your own as MODULE:FUNCTION, for example "
             "mynets:resnet"
         )
     with current_folder_first():
-        make = import_object(name, "--backbone", "mynets:resnet")
+        make = import_user_code(name, "--backbone", "mynets:resnet")
         if not callable(make) or isinstance(make, nn.Module):
             raise ConfigError(f"'{name}' must be a function, got a {type(make).__name__}")
+        given = arguments(make, name, shape, num_classes)
         try:
-            net = make(*arguments(make, name, shape, num_classes))
-        except ConfigError:
-            raise
+            net = make(*given)
         except (Exception, SystemExit) as err:
             raise ConfigError(f"'{name}' failed: {type(err).__name__}: {err}") from err
     if not isinstance(net, nn.Sequential):
@@ -345,7 +363,7 @@ def load_backbone(name: str, shape: Shape, num_classes: int) -> nn.Sequential:
 
 
 def arguments(make: Callable[..., Any], name: str, shape: Shape, classes: int) -> tuple[Any, ...]:
-    """(image_shape, num_classes) or nothing, whichever the function takes."""
+    """What to call the user's function with: (image_shape, num_classes) or nothing."""
     signature = inspect.signature(make)
     for given in ((shape, classes), ()):
         try:

@@ -9,44 +9,58 @@ from typing import Annotated, Any, Literal
 from splitveil.config.settings import converted, field_types
 from splitveil.errors import ConfigError, Range, check_ranges
 
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetDefaults:
-    """How a dataset is trained unless the user says otherwise."""
-
-    epochs: int
-    batch_size: int
-    lr: float
-    noise_std: float
-
-
-DATASET_DEFAULTS: Mapping[str, DatasetDefaults] = {
-    "digits": DatasetDefaults(epochs=60, batch_size=128, lr=0.1, noise_std=0.05),
-    "cifar10": DatasetDefaults(epochs=80, batch_size=512, lr=0.2, noise_std=0.025),
-    "cifar100": DatasetDefaults(epochs=80, batch_size=512, lr=0.2, noise_std=0.025),
-    "tiny-imagenet": DatasetDefaults(epochs=40, batch_size=256, lr=0.1, noise_std=0.025),
-    "fashion-mnist": DatasetDefaults(epochs=20, batch_size=256, lr=0.1, noise_std=0.025),
+CIFAR = {"epochs": 80, "batch_size": 512, "lr": 0.2, "noise_std": 0.025}
+DATASET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "digits": {"epochs": 60, "batch_size": 128, "lr": 0.1, "noise_std": 0.05},
+    "cifar10": CIFAR,
+    "cifar100": CIFAR,
+    "tiny-imagenet": {"epochs": 40, "batch_size": 256, "lr": 0.1, "noise_std": 0.025},
+    "fashion-mnist": {"epochs": 20, "batch_size": 256, "lr": 0.1, "noise_std": 0.025},
 }
+OTHER_DATASETS = {"epochs": 40, "batch_size": 128, "lr": 0.1, "noise_std": 0.025}
 
-OTHER_DATASETS = DatasetDefaults(epochs=40, batch_size=128, lr=0.1, noise_std=0.025)
-# Files are called after a run, with more around its name; most disks take 255 bytes.
+# A run's name becomes part of file names, of which most disks allow 255 bytes.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
-NAME_RULE = "name must be at most 200 letters, digits, '.', '_', '+' and '-'"
-NOT_UTF8 = re.compile("[\ud800-\udfff]")  # how Python writes bytes of a path that are none
+NAME_RULE = (
+    "name must start with a letter or digit and hold at most 200 letters, digits and . _ + -"
+)
+NOT_UTF8 = re.compile("[\ud800-\udfff]")  # how Python spells bytes of a path that are not UTF-8
 Finite = Annotated[float, Range(0)]
 BelowOne = Annotated[float, Range(0, 1, below=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything that defines a run; None is filled in from the dataset's recipe.
+    """Everything that defines a run. What is None gets the default of the dataset.
 
-    `settings` are the defence's own arguments under their flat names (`lambd`, `form`, …).
-    `held_out` reserves a share of the training images for an attacker; `final` trains on
-    train+val, once, after everything was chosen. `compile` fuses the kernels of both halves on a
-    GPU: slower to start, faster per epoch. `teacher` is the folder of a run whose answers count
-    beside the labels, by the share `teacher_share`; `label_smoothing` is the share of a label that
-    is spread over all classes.
+    Args:
+        dataset: A name from `splitveil datasets`, or `folder:PATH`, `npz:PATH`.
+        defence: A name from `splitveil defences`; join several by `+`.
+        seed: Seed of the training, 0 or more.
+        name: Name of the run's folder; default `dataset-defence-sSEED`.
+        epochs: Passes over the training images, 1 or more.
+        device: "auto" is the GPU if there is one, else the CPU.
+        data_dir: Folder of the datasets' files; default $SPLITVEIL_DATA, else the user's cache.
+        runs_dir: Folder of all runs.
+        net: A name from `splitveil nets`; "auto" fits the size of the images.
+        batch_size: Images per step, 2 or more.
+        lr: Peak learning rate, above 0.
+        schedule: Course of the learning rate: "one-cycle", or "cem" as in the CEM code.
+        momentum: Of SGD, in [0, 1).
+        weight_decay: Of SGD, 0 or more.
+        noise_std: Standard deviation of the channel's Gaussian noise, in units of z.
+        label_smoothing: Share of each label that is spread over all classes, in [0, 1).
+        teacher: Folder of a trained run whose answers are learned beside the labels.
+        teacher_share: Weight of the teacher's answers against the labels, in (0, 1].
+        teacher_temperature: Softens both answers before they are compared, in (0, 100].
+        held_out: Share of the training images kept for the attacker alone, in [0, 1).
+        final: Train on train and val together, once all choices are made.
+        split_seed: Seed of the split into train and val; the same for all seeds of a comparison.
+        compile: Fuse the kernels on a GPU: slower to start, faster per epoch.
+        settings: The defence's own settings by name (`lambd`, `form`, …).
+
+    >>> RunConfig(dataset="cifar10", defence="veil", seed=1).folder.name
+    'cifar10-veil-s1'
     """
 
     dataset: str = "digits"
@@ -78,10 +92,10 @@ class RunConfig:
         own = {key: getattr(self, key) for key in RUN_KEYS}
         for key, value in converted(own, RUN_KEYS, "setting of a run").items():
             object.__setattr__(self, key, value)  # a path as text, a whole lr as a float
-        if self.teacher == "none":  # as `config.toml` spells it; --set overrides a file so
+        if self.teacher == "none":  # how config.toml spells None; --set uses it to drop a teacher
             object.__setattr__(self, "teacher", None)
         problems = [
-            f"{key} must be UTF-8, as it is written down, got {value!r}; rename the file or folder"
+            f"{key} must be valid UTF-8 for config.toml, got {value!r}; rename the file or folder"
             for key in RUN_KEYS
             if isinstance(value := getattr(self, key), str) and NOT_UTF8.search(value)
         ]
@@ -91,7 +105,7 @@ class RunConfig:
 
     @property
     def folder(self) -> Path:
-        """Where the run lives."""
+        """Folder of the run, below `runs_dir`."""
         stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", f"{self.dataset}-{self.defence}-s{self.seed}")
         return Path(self.runs_dir) / (self.name or stem)
 
@@ -99,19 +113,19 @@ class RunConfig:
 RUN_KEYS = {k: v for k, v in field_types(RunConfig).items() if k != "settings"}
 
 
-def defaults_for(config: RunConfig) -> DatasetDefaults:
-    """How long, in which batches and with which noise runs on this dataset are trained."""
+def defaults_for(config: RunConfig) -> Mapping[str, Any]:
+    """Default epochs, batch size, learning rate and noise of the run's dataset, by setting."""
     return DATASET_DEFAULTS.get(config.dataset.partition(":")[0], OTHER_DATASETS)
 
 
 def one_noise_name(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with `reg_strength` under the name it has here, `noise_std`."""
+    """The options with `reg_strength`, the reference documents' name, renamed to `noise_std`."""
     options = dict(options)
     if "reg_strength" in options:
         if "noise_std" in options:
-            raise ConfigError("reg_strength and noise_std are one number; give only one of them")
+            raise ConfigError("reg_strength and noise_std are the same number; give only one")
         options["noise_std"] = options.pop("reg_strength")
     return options
 
 
-PLACES = ("data_dir", "runs_dir")  # where files lay says nothing about a result
+PLACES = ("data_dir", "runs_dir")  # settings that do not change a result

@@ -321,7 +321,7 @@ def brief_epochs(dataset: str) -> int:
     >>> brief_epochs("digits")
     15
     """
-    return max(1, defaults_for(RunConfig(dataset=dataset)).epochs // BRIEF_SHARE)
+    return max(1, int(defaults_for(RunConfig(dataset=dataset))["epochs"]) // BRIEF_SHARE)
 
 
 def with_own_folder(config: RunConfig) -> RunConfig:

@@ -1,4 +1,4 @@
-"""A teacher: a trained model whose answers to the training images count beside the labels."""
+"""A teacher: a trained model whose answers are learned beside the labels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,16 @@ from splitveil.train.state import CHECKPOINT, read_meta
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """A loaded model, and what is known of its run: folder, settings, data, how far it came."""
+    """A trained run as a teacher.
+
+    Args:
+        model: The loaded model.
+        folder: Its run's folder.
+        config: Its run's settings.
+        data_hash: Fingerprint of the data it was trained on.
+        model_hash: Hash of its weights.
+        steps: Steps it was trained for.
+    """
 
     model: SplitModel
     folder: Path
@@ -31,21 +40,21 @@ class Teacher:
 
     @property
     def noted(self) -> Json:
-        """What the run that it teaches keeps of it."""
+        """What the taught run stores about it."""
         return {"run": self.folder.resolve().name, "model": self.model_hash}
 
     def on(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """What answers images, on a device: in one piece, nothing is sent and nothing disturbed."""
+        """The model on a device as one network of images, without the channel."""
         model = self.model.requires_grad_(requires_grad=False).eval()
         to_device(model, device)
         return nn.Sequential(model.encoder, model.head)
 
 
 def check_teacher(teacher: Teacher, config: RunConfig, dataset: Dataset, data_hash: str) -> None:
-    """Refuse one of other data, one not trained to its end, one that has seen what it must not.
+    """Validate a teacher: same data, fully trained, and no image that this run must not train on.
 
-    What a teacher was trained on would reach the run by its answers: images to choose by, or for
-    an attacker alone, would be neither.
+    A teacher passes on what it has seen: images that this run keeps for validation, or for the
+    attacker, would no longer be unseen.
     """
     theirs, name = teacher.config, teacher.folder
     if teacher.data_hash != data_hash:
@@ -61,15 +70,15 @@ def check_teacher(teacher: Teacher, config: RunConfig, dataset: Dataset, data_ha
     planned = planned_steps(theirs, len(seen))
     if teacher.steps < planned:
         raise ConfigError(
-            f"the teacher {name} was not trained to its end: {teacher.steps} of {planned} steps; "
-            "continue it with --resume first"
+            f"the teacher {name} is not fully trained: {teacher.steps} of {planned} steps; "
+            "finish it with --resume first"
         )
     beyond = int((~torch.isin(seen, own)).sum())
     if beyond:
         raise ConfigError(
-            f"the teacher {name} was trained on {beyond} images that this run keeps from its "
-            f"training: it has {_splitting(theirs)}, this run {_splitting(config)}; train one "
-            "with the same"
+            f"the teacher {name} was trained on {beyond} images that this run does not train on: "
+            f"it has {_splitting(theirs)}, this run has {_splitting(config)}; train a teacher with "
+            "the settings of this run"
         )
 
 
@@ -79,11 +88,11 @@ def _splitting(config: RunConfig) -> str:
 
 
 def check_same_teacher(teacher: Teacher | None, folder: Path) -> None:
-    """Refuse to resume a run under another teacher than the one it began with."""
+    """Validate that a resumed run still has the teacher it began with."""
     noted = read_meta(folder / CHECKPOINT)["passport"].get("teacher")
     was, now = noted and noted["model"], teacher and teacher.model_hash
     if was != now:
         raise CheckpointError(
-            f"the teacher is not the one this run began with: the hash of its model is {now}, it "
-            f"was {was}; bring that one back, or start again with --overwrite"
+            f"the teacher is not the one this run began with: its model's hash was {was}, "
+            f"now it is {now}; restore that teacher, or start again with --overwrite"
         )

@@ -1,4 +1,4 @@
-"""A plan trained: the order of an epoch, the loop, what it writes down, and Ctrl-C."""
+"""The training loop: schedule, order of the images, steps, log, checkpoints, and Ctrl-C."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 import torch
 from jaxtyping import Int64
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from splitveil.config.resolve import Plan, TrainParts
 from splitveil.cuda import compile_methods, set_rates
@@ -47,16 +47,20 @@ from splitveil.train.step import (
 log = logging.getLogger("splitveil")
 CHUNK = 1000  # images per pass where no gradient is needed
 LOG_EVERY = 50  # steps
-CHECKPOINT_SECONDS = 60.0
-SAVING_SHARE = 50
-COLLAPSE_STEPS = 100
+CHECKPOINT_SECONDS = 60.0  # at least one checkpoint in this time
+SAVING_SHARE = 50  # checkpoints at ends of epochs take at most a fiftieth of the time
+COLLAPSE_STEPS = 100  # steps with a low rate before the warning
 
 
 ScheduleKind = Literal["one-cycle", "cem"]
 
 
 def one_cycle(progress: float, peak: float) -> float:
-    """Learning rate that rises linearly for a fifth of the run, then falls by a cosine to 0.
+    """Learning rate that rises linearly over a fifth of the run, then falls by a cosine to 0.
+
+    Args:
+        progress: Share of the run that is done, in [0, 1].
+        peak: The highest learning rate.
 
     >>> one_cycle(0.2, 0.5), round(one_cycle(0.6, 0.5), 6), round(one_cycle(1.0, 0.5), 6)
     (0.5, 0.25, 0.0)
@@ -68,7 +72,7 @@ def one_cycle(progress: float, peak: float) -> float:
 
 
 def multi_step(progress: float, peak: float) -> float:
-    """The published CEM schedule: ×0.2 at 25, 50, 75 and 87.5 % of the epochs.
+    """Learning rate of the published CEM code: ×0.2 at 25, 50, 75 and 87.5 % of the epochs.
 
     >>> round(multi_step(0.5, 0.05), 6)
     0.002
@@ -78,7 +82,7 @@ def multi_step(progress: float, peak: float) -> float:
 
 
 def lr_weight(lr: float, kind: Literal["constant", "cem"]) -> float:
-    """w_lr: 1, or as in the CEM code 0.001/lr while lr ≥ 4.1e-4 and 1 below.
+    """Weight w_lr of the penalty: 1, or as in the CEM code 0.001/lr while lr ≥ 4.1e-4.
 
     >>> lr_weight(0.05, "cem"), lr_weight(8e-5, "cem"), lr_weight(0.05, "constant")
     (0.02, 1.0, 1.0)
@@ -97,7 +101,15 @@ def ramp_up(progress: float, ramp: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Learning rate and penalty weight of every step of a run; epochs count from 1."""
+    """Learning rate and penalty weights of every step of a run.
+
+    Args:
+        kind: Course of the learning rate, see `one_cycle` and `multi_step`.
+        peak_lr: Its highest value.
+        epochs: Epochs of the run; they count from 1.
+        steps_per_epoch: Steps of an epoch; they count from 0 over the whole run.
+        penalty: When and how strongly the penalty acts.
+    """
 
     kind: ScheduleKind
     peak_lr: float
@@ -111,7 +123,7 @@ class Schedule:
         return self.epochs * self.steps_per_epoch
 
     def epoch_of(self, step: int) -> int:
-        """Epoch of a step, from 1."""
+        """Epoch of a step, 1 or more."""
         return step // self.steps_per_epoch + 1
 
     def lr_at(self, step: int) -> float:
@@ -123,7 +135,7 @@ class Schedule:
     def weights_at(self, step: int) -> Weights | None:
         """Weights of the penalty at a step; None while it is not active.
 
-        Active iff λ > 0, the epoch is past the warm-up, and it is not a skipped first epoch.
+        It is active if λ > 0 and the epoch is neither part of the warm-up nor a skipped first one.
         """
         plan, epoch = self.penalty, self.epoch_of(step)
         first = plan.skip_first_epoch and epoch == 1
@@ -135,7 +147,7 @@ class Schedule:
         return Weights(plan.lambd * w_lr, plan.scale)
 
     def companion_rates(self, step: int, companions: Sequence[nn.Module]) -> list[float]:
-        """Learning rates of companions at a step: ×0.2 at 25 and at 62.5 % of the run, as ResSFL's.
+        """Learning rates of companions at a step: ×0.2 at 25 and 62.5 % of the run, as in ResSFL.
 
         >>> beside = nn.Module()
         >>> beside.lr = 1e-3
@@ -150,28 +162,33 @@ class Schedule:
         return [float(cast(Companion, part).lr) * fall for part in companions]
 
 
-def epoch_order(
-    n: int, epoch: int, seed: int, device: torch.device | str = "cpu"
-) -> Int64[Tensor, " n"]:
-    """A permutation (n,) that depends on seed and epoch only, so a resumed run repeats it.
-
-    Drawn on the CPU, then moved: the same order on any device.
+def epoch_order(n: int, epoch: int, seed: int) -> Int64[Tensor, " n"]:
+    """A permutation (n,) that depends on seed and epoch alone, so that a resumed run repeats it.
 
     >>> epoch_order(5, epoch=0, seed=0).sort().values.tolist()
     [0, 1, 2, 3, 4]
     """
-    return torch.randperm(n, generator=stream(seed, f"order/{epoch}")).to(device)
+    # Drawn on the CPU: the order is the same on any device.
+    return torch.randperm(n, generator=stream(seed, f"order/{epoch}"))
 
 
 def epoch_batches(
     rows: Tensor, size: int, schedule: Schedule, seed: int, first: int
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Of every step from `first` on: its epoch, the order of that epoch, and the batch's rows."""
+    """For every step from `first` on: its epoch, that epoch's order, and the rows of the batch.
+
+    Args:
+        rows: Row numbers of the training images.
+        size: Rows of a batch; what does not fill one at the end of an epoch is left out.
+        schedule: Number of steps and epochs.
+        seed: The run's seed.
+        first: Steps done before.
+    """
     order = torch.empty(0)
     for step in range(first, schedule.total_steps):
         epoch, index = schedule.epoch_of(step), step % schedule.steps_per_epoch
         if index == 0 or step == first:
-            order = rows[epoch_order(len(rows), epoch, seed, rows.device)]
+            order = rows[epoch_order(len(rows), epoch, seed).to(rows.device)]
         yield epoch, order, order[index * size : (index + 1) * size]
 
 
@@ -188,17 +205,21 @@ def train_run(
 ) -> None:
     """Train the parts in place; the run's folder gets `metrics.jsonl` and checkpoints.
 
-    The same arguments give the same bits on a CPU, whether or not the run was interrupted between.
+    On a CPU the same arguments give the same bits, whether or not the run was interrupted.
 
     Args:
         plan: The resolved run.
         parts: What it built.
-        dataset: The images and labels.
-        splits: Which of them to train on, and which to validate on.
-        progress: Told of every step.
-        passport: What checkpoints say of where the run comes from.
-        teacher: Whose answers count beside the labels.
-        resume: Whether to go on from the folder's checkpoint.
+        dataset: Images and labels.
+        splits: Rows to train on, and rows to validate on.
+        progress: Called after every step.
+        passport: Where the run comes from; checkpoints store it.
+        teacher: A trained run whose answers are learned beside the labels.
+        resume: Continue from the folder's checkpoint.
+
+    Raises:
+        RunError: The training diverged, or a file cannot be written.
+        KeyboardInterrupt: After Ctrl-C, once the step is finished and saved.
     """
     config, folder, on_gpu = plan.config, plan.folder, plan.config.device == "cuda"
     fabric = Fabric(
@@ -211,9 +232,7 @@ def train_run(
     data = TrainSet(
         images=dataset.images.to(device),
         labels=dataset.labels.to(device),
-        augment=lambda x, generator: crop_and_flip(
-            x, crop_pad=dataset.crop_pad, flip=dataset.flip, generator=generator
-        ),
+        augment=partial(crop_and_flip, crop_pad=dataset.crop_pad, flip=dataset.flip),
     )
     batch = min(config.batch_size or len(rows), len(rows))
     schedule = Schedule(
@@ -236,13 +255,13 @@ def train_run(
         beside = companions(parts.companion)
         model = _compiled(parts.model, beside) if config.compile else parts.model
         loss = StepLoss(model, state, fabric, task=task, remembers=parts.penalty.lambd > 0)
-        step = Stepper(loss, data, state, fabric)
+        step = Stepper(loss, data)
         parts.model.train()
         clock, last = Clock(state.seconds), ""
         with catch_interrupt() as interrupted, MetricsLog(folder, state.log_offset) as metrics:
             batches = epoch_batches(rows, batch, schedule, config.seed, state.step)
             for epoch, order, chosen in batches:
-                if beside:  # their optimiser is the last one
+                if beside:  # the last optimiser is theirs
                     set_rates(state.optimisers[-1], schedule.companion_rates(state.step, beside))
                 lr, weights = schedule.lr_at(state.step), schedule.weights_at(state.step)
                 step(own_rows(chosen, fabric), lr, weights)
@@ -280,47 +299,44 @@ def _refit(
     state: TrainState, data: TrainSet, rows: Tensor, schedule: Schedule, fabric: Fabric
 ) -> None:
     """Fit a surrogate that asks for it to the epoch's clean features; nothing at λ = 0."""
-    if isinstance(state.surrogate, RefitsEachEpoch) and schedule.penalty.lambd > 0:
+    if not isinstance(state.surrogate, RefitsEachEpoch) or schedule.penalty.lambd == 0:
+        return
+
+    def features() -> Iterator[tuple[Tensor, Tensor]]:
         encoder = cast(nn.Module, state.model.encoder)
-        features = partial(clean_features, encoder, data, rows, fabric)
-        state.surrogate.refit_stream(features, state.streams["surrogate"])
+        for z, y in _outputs(encoder, data, rows, fabric):
+            yield z.float().flatten(1), y
+
+    state.surrogate.refit_stream(features, state.streams["surrogate"])
 
 
-@torch.no_grad()
 def accuracy(
     model: nn.Module, data: TrainSet, rows: Tensor, seed: int, fabric: Fabric
 ) -> float | None:
-    """Share of correct answers through the channel in eval mode; None without rows."""
+    """Share of correct answers through the channel, in [0, 1]; None without rows."""
     if len(rows) == 0:
         return None
-    was_training = model.training
-    model.eval()
     generator = stream(seed, "evaluate", rows.device)
-    correct = torch.zeros((), dtype=torch.long, device=rows.device)
-    for part in torch.split(rows, CHUNK):
-        with fabric.autocast():
-            answers = model(data.images[part].float() / 255, generator).argmax(1)
-        correct += (answers == data.labels[part]).sum()
-    model.train(was_training)
-    return int(correct) / len(rows)
+    answered = _outputs(model, data, rows, fabric, generator)
+    return int(sum((logits.argmax(1) == y).sum() for logits, y in answered)) / len(rows)
 
 
 @torch.no_grad()
-def clean_features(
-    encoder: nn.Module, data: TrainSet, rows: Tensor, fabric: Fabric
+def _outputs(
+    net: nn.Module, data: TrainSet, rows: Tensor, fabric: Fabric, *given: Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Features (n, d) and labels of training images: eval mode, no augmentation, no noise."""
-    was_training = encoder.training
-    encoder.eval()
+    """Outputs in eval mode for training images, not augmented, and their labels, in chunks."""
+    was_training = net.training
+    net.eval()
     for part in torch.split(rows, CHUNK):
         with fabric.autocast():
-            z = encoder(data.images[part].float() / 255)
-        yield z.float().flatten(1), data.labels[part]
-    encoder.train(was_training)
+            outputs = net(data.images[part].float() / 255, *given)
+        yield outputs, data.labels[part]
+    net.train(was_training)
 
 
 class Clock:
-    """Seconds of training, over all sittings, and what the last checkpoint took."""
+    """Seconds of training over all sittings, and when to write the next checkpoint."""
 
     def __init__(self, before: float) -> None:
         self._start = self._saved = time.perf_counter()
@@ -331,9 +347,10 @@ class Clock:
         return round(self._before + time.perf_counter() - self._start, 3)
 
     def save_now(self, schedule: Schedule, step: int) -> bool:
-        """At the end, after a while, and at the ends of about fifty epochs unless that takes long.
+        """Whether a checkpoint is due after `step` steps.
 
-        That is, unless writing takes more than a fiftieth of the time since the last checkpoint.
+        It is at the end, a minute after the last one, and at the ends of about fifty epochs, unless
+        checkpoints would take more than a fiftieth of the time.
         """
         waited = time.perf_counter() - self._saved
         every = max(1, schedule.epochs // 50) * schedule.steps_per_epoch
@@ -345,7 +362,7 @@ class Clock:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """A checkpoint is written inside."""
+        """Measures what writing a checkpoint takes."""
         begun = time.perf_counter()
         yield
         self._saved = time.perf_counter()
@@ -353,9 +370,16 @@ class Clock:
 
 
 def log_line(kind: str, state: TrainState, schedule: Schedule, clock: Clock) -> Json:
-    """What is logged after a step; refuses to go on once the task loss is not finite.
+    """The log line of a step; warns where the penalty is broken.
 
-    Reads the counters on the device, and lets the surrogate speak.
+    Args:
+        kind: "step", or "epoch" after the last step of one.
+        state: After the step. Its counters are read from the device, which makes the host wait.
+        schedule: Learning rate and weights of the step.
+        clock: Seconds of training.
+
+    Raises:
+        RunError: The task loss is not finite.
     """
     step = state.step - 1
     epoch, weights = schedule.epoch_of(step), schedule.weights_at(step)
@@ -368,21 +392,21 @@ def log_line(kind: str, state: TrainState, schedule: Schedule, clock: Clock) -> 
     if line["task_loss"] is None:
         raise RunError(
             f"training diverged in epoch {epoch}: the task loss is not finite; "
-            "lower lr or lambd and train again"
+            "lower lr or lambd, then train again"
         )
     return line
 
 
 def warn_skipped(state: TrainState) -> int:
-    """Warn at the first skipped penalty and at every hundredth; returns the count."""
+    """Warn at the first skipped penalty and after every hundred; returns their number."""
     skipped = state.skipped()
     if skipped and (state.warned == 0 or skipped // 100 > state.warned // 100):
         knobs = ["lambd"] if state.surrogate is not None else []
         if state.companion is not None:
-            knobs.append("the strength and rate of what learns beside the model")
+            knobs.append("the companion's strength and learning rate")
         log.warning(
-            "the penalty's loss or gradient was not finite %d times and was left out; the task's "
-            "own gradient was kept. Lower %s or the learning rate if this goes on",
+            "the penalty or its gradient was not finite %d times and was left out of the step; if "
+            "this goes on, lower %s or lr",
             skipped,
             ", ".join(knobs),
         )
@@ -391,20 +415,20 @@ def warn_skipped(state: TrainState) -> int:
 
 
 def warn_collapsed(state: TrainState) -> None:
-    """Warn once when the surrogate has reported under half of the true rate for long enough."""
+    """Warn once when the surrogate has reported under half of the true rate for 100 steps."""
     low = int(state.guard.low)
     if low >= COLLAPSE_STEPS and not state.collapsed:
         log.warning(
             "estimator collapsed: for %d steps the surrogate has reported less than half of the "
-            "true rate, and what it does not see is not protected. Use attention=maximise or "
-            "uniform and statistic=raw; with cem, fewer clusters",
+            "true rate, so most of what z tells is not penalised; set attention=maximise or "
+            "uniform and statistic=raw, or fewer clusters with cem",
             low,
         )
     state.collapsed = low >= COLLAPSE_STEPS
 
 
 def in_short(line: Json) -> str:
-    """The numbers that fit behind a progress bar."""
+    """The numbers of a log line that fit behind a progress bar."""
     parts = [f"loss {line['task_loss']:.3f}"]
     for key, name in (("rob_loss", "rob"), ("val_accuracy", "val")):
         if line.get(key) is not None:
@@ -414,10 +438,9 @@ def in_short(line: Json) -> str:
 
 @contextmanager
 def catch_interrupt() -> Iterator[threading.Event]:
-    """Turn the first SIGINT into a request; a second one stops at once.
+    """Turn the first Ctrl-C into a request to finish the step and save; a second stops at once.
 
-    The step in hand is finished and the state saved. Outside the main thread signals cannot be
-    caught, and nothing is changed.
+    Outside the main thread Python cannot catch signals, and nothing changes.
     """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -437,16 +460,18 @@ def catch_interrupt() -> Iterator[threading.Event]:
 
 
 class MetricsLog:
-    """`metrics.jsonl`, one JSON object a line, and the TensorBoard events made from it.
+    """`metrics.jsonl`, one JSON object per line, and TensorBoard events made from it.
 
-    The events are a function of the lines: after a rewind they are written anew. They need the
-    extra `loggers`; without it there are none.
+    Events need the extra `loggers`. They are written anew when a run is resumed, so that they never
+    show steps that the log no longer has.
     """
 
     def __init__(self, folder: Path, offset: int = 0) -> None:
-        """Open for appending after `offset` bytes; what follows them is dropped.
+        """Open the log of a run for appending.
 
-        Of a log that has lost its end, or was damaged, the lines before that are kept.
+        Args:
+            folder: The run's folder.
+            offset: Bytes to keep; lines after them, or from the first broken line on, are dropped.
         """
         self._path = folder / "metrics.jsonl"
         with as_run_error(self._path):
@@ -457,7 +482,7 @@ class MetricsLog:
             kept = sum(len(raw) for raw, _ in lines)
             if kept < offset:
                 log.warning(
-                    "%s has lost lines that were written before the checkpoint; the run goes on "
+                    "%s has lost lines that were written before the checkpoint; the run continues "
                     "without them",
                     self._path,
                 )
@@ -473,7 +498,7 @@ class MetricsLog:
         return self._file.tell()
 
     def append(self, line: Json) -> None:
-        """Add one line, on disk at once."""
+        """Add one line and flush it to the disk."""
         with as_run_error(self._path):
             self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
             self._file.flush()
@@ -506,7 +531,7 @@ def _events(folder: Path) -> Any:  # noqa: ANN401 - a class of an extra
 
 
 def _whole_lines(content: bytes) -> list[tuple[bytes, Json]]:
-    """The lines of a log, raw and read, up to the first that is torn or no line of a log."""
+    """The lines of a log, raw and parsed, up to the first broken one."""
     lines = []
     for raw in content.splitlines(keepends=True):
         try:

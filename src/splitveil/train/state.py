@@ -1,10 +1,11 @@
-"""Checkpoints: everything that changes while a run trains, kept and put back.
+"""Checkpoints: the state of a training, saved and restored bit for bit.
 
 A checkpoint is one safetensors file with JSON in its header; nothing is ever unpickled.
 """
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,12 @@ COUNTERS = ("step", "seconds", "warned", "collapsed", "log_offset")
 
 
 def snapshot(state: TrainState, passport: Json) -> "Checkpoint":
-    """The whole state as a checkpoint; `passport` is stored beside it."""
+    """The whole state of a training as a checkpoint.
+
+    Args:
+        state: After a step.
+        passport: Where the run comes from, any JSON.
+    """
     tensors: dict[str, Tensor] = {}
     for name, part in state.parts().items():
         tensors |= prefixed(name, part.state_dict())
@@ -52,22 +58,23 @@ def snapshot(state: TrainState, passport: Json) -> "Checkpoint":
 
 
 def peak_bytes(device: torch.device, before: int | None = None) -> int | None:
-    """Most memory that tensors held at once on a GPU since `forget_peak`, or `before` if more.
+    """Most bytes that tensors held at once on a GPU since `forget_peak`, or `before` if more.
 
-    None elsewhere: the peak of a process cannot be taken back, so it may be of what ran before.
+    None on a CPU.
     """
+    # The peak of a process cannot be reset, so on a CPU it may be that of earlier work.
     if device.type != "cuda":
         return None
     return max(before or 0, torch.cuda.max_memory_allocated(device))
 
 
 def restore(state: TrainState, checkpoint: "Checkpoint") -> None:
-    """Put a snapshot back, bit for bit (the same number of threads is needed for the bits)."""
+    """Put a snapshot back into a fresh state; sums are the same bits only with as many threads."""
     meta = checkpoint.meta
     if meta.get("threads") != torch.get_num_threads():
         log.warning(
             "the checkpoint was written with %s threads, this process has %d: the run continues, "
-            "but not bit for bit",
+            "but rounds differently",
             meta.get("threads"),
             torch.get_num_threads(),
         )
@@ -82,37 +89,37 @@ def restore(state: TrainState, checkpoint: "Checkpoint") -> None:
         for name, counter in vars(state.guard).items():
             counter.copy_(checkpoint.tensors[f"guard.{name}"])
         state.meters.sums = {k: v.to(device) for k, v in checkpoint.part("meter").items()}
-        state.meters.counts = dict(meta["meter_counts"])
+        state.meters.counts = Counter(meta["meter_counts"])
         for name in COUNTERS:
             setattr(state, name, type(getattr(state, name))(meta[name]))
         state.peak_bytes = meta.get("peak_bytes")
     except (KeyError, IndexError, ValueError, TypeError) as err:
         raise CheckpointError(
-            f"the checkpoint lacks part of the training state ({err!r}); "
+            f"the checkpoint lacks a part of the training state ({err!r}); "
             "train again with --overwrite"
         ) from err
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Named tensors and plain JSON; enough to continue a run bit for bit."""
+    """All that is needed to continue a run: tensors by name, and JSON."""
 
     tensors: dict[str, Tensor]
     meta: Json
 
     def part(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors below `prefix.`, without it."""
+        """The tensors whose names begin with `prefix.`, under the rest of their names."""
         start = f"{prefix}."
         return {k.removeprefix(start): v for k, v in self.tensors.items() if k.startswith(start)}
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors below `prefix.`."""
+    """The same tensors under names that begin with `prefix.`."""
     return {f"{prefix}.{k}": v for k, v in tensors.items()}
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write atomically: a crash leaves the previous checkpoint whole."""
+    """Write a checkpoint; a crash leaves the previous one as it was."""
     tensors = {k: v.detach().cpu().contiguous() for k, v in checkpoint.tensors.items()}
     meta = {"format": FORMAT, "state": json.dumps(checkpoint.meta, allow_nan=False)}
     with atomic_file(path) as file:
@@ -120,20 +127,20 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read what `write_checkpoint` wrote; anything else is refused with its reason."""
+    """Read what `write_checkpoint` wrote; another or a broken file raises a CheckpointError."""
     with _opened(path) as (file, meta):
         return Checkpoint({key: file.get_tensor(key) for key in file.keys()}, meta)  # noqa: SIM118
 
 
 def read_meta(path: Path) -> Json:
-    """The JSON of a checkpoint alone, without its tensors."""
+    """Read the JSON of a checkpoint without its tensors."""
     with _opened(path) as (_, meta):
         return meta
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Json]]:
-    """A checkpoint's file, and the JSON in its header."""
+    """An open checkpoint, and the JSON in its header."""
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}; train the run first")
     try:
@@ -141,18 +148,18 @@ def _opened(path: Path) -> Iterator[tuple[Any, Json]]:
             meta = file.metadata() or {}
             if meta.get("format") != FORMAT:
                 raise CheckpointError(
-                    f"{path} is not a SplitVeil checkpoint: format is "
-                    f"{meta.get('format')!r}, expected {FORMAT!r}"
+                    f"{path} is not a SplitVeil checkpoint: its format is {meta.get('format')!r}, "
+                    f"expected {FORMAT!r}; choose the folder of a run"
                 )
             yield file, dict(json.loads(meta["state"]))
     except (SafetensorError, KeyError, ValueError, OSError) as err:
         raise CheckpointError(
-            f"{path} is broken: {err}; restore it from a copy or train again with --overwrite"
+            f"{path} is broken: {err}; restore it from a backup, or train again with --overwrite"
         ) from err
 
 
 def load_module(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
-    """Load a state dict, naming every key and shape that does not fit before changing anything."""
+    """Load a state dict; names all missing keys and wrong shapes before anything is changed."""
     own = module.state_dict()
     problems = [f"lacks {k}" for k in own if k not in tensors]
     problems += [f"has an extra {k}" for k in tensors if k not in own]
@@ -167,7 +174,7 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> 
             shown += f"; and {len(problems) - SHOWN} more"
         raise CheckpointError(
             f"the checkpoint belongs to another architecture ({what}): it {shown}; "
-            "use the net, dataset and defence it was trained with (its config.toml says)"
+            "use the net, dataset and defence that its config.toml names"
         )
     module.load_state_dict(dict(tensors))
 
@@ -188,7 +195,7 @@ def optimiser_state(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
 def load_optimiser(
     optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], meta: Json
 ) -> None:
-    """Put back what `optimiser_state` saved."""
+    """Put back what `optimiser_state` returned."""
     slots: dict[int, dict[str, Any]] = {}
     for name, value in (*tensors.items(), *meta["scalars"].items()):
         index, key = name.split(".", 1)
@@ -196,10 +203,11 @@ def load_optimiser(
     rates = [group["lr"] for group in optimiser.param_groups]
     optimiser.load_state_dict({"state": slots, "param_groups": meta["param_groups"]})
     for param, kept in optimiser.state.items():
-        for name, value in kept.items():  # a file has no strides, and fused steps want them equal
+        # A file has no strides, but a fused step wants those of the parameter.
+        for name, value in kept.items():
             alike = isinstance(value, Tensor) and value.shape == param.shape
             if alike and value.stride() != param.stride():
                 kept[name] = torch.empty_like(param, dtype=value.dtype).copy_(value)
     for group, rate in zip(optimiser.param_groups, rates, strict=True):
-        if isinstance(rate, Tensor):  # the tensor a replayed step reads stays the same one
+        if isinstance(rate, Tensor):  # a captured graph reads this very tensor
             group["lr"] = rate.fill_(group["lr"])

@@ -2,7 +2,7 @@ r"""One training step.
 
     images ─augment─▶ x ─client─▶ z ─channel─▶ z̃ ─server─▶ answers ─▶ task loss ─────────────┐
                                   ├─scale_gradient─▶ surrogate ─▶ penalty ───────────────────┤
-                                  └─▶ companions ─▶ what they learn, what the encoder pays ──┤
+                                  └─▶ companions ─▶ own losses, penalties ───────────────────┤
                                                        one backward pass, one step ◀─────────┘
 
 .. math:: L = L_{task} + s \cdot \mathrm{rob}(\mathrm{scale\_gradient}(z, k)), \quad
@@ -10,7 +10,9 @@ r"""One training step.
     \nabla_{att} = s \nabla \mathrm{rob}, \quad \nabla_{head} = \nabla L_{task}
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -32,21 +34,25 @@ from splitveil.rng import stream
 from splitveil.surrogates.base import HasBank, Surrogate, SurrogateOutput
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric  # which takes seconds, and only a training needs it
+    from lightning_fabric import Fabric  # its import takes seconds; only a training needs it
 
 Logits = Float[Tensor, "n k"]
 Values = dict[str, Tensor]
 
 STREAMS = ("augment", "channel", "surrogate")
-LOW_RATIO = 0.5
+LOW_RATIO = 0.5  # surrogate-to-true rate below which a surrogate may have collapsed
 
 
 @dataclass(frozen=True)
 class Weights:
-    """How one step composes its losses: the gradient of z is scaled by `encoder`, rob by `scale`.
+    """How strongly the penalty acts in one step.
 
-    Effective weight on the encoder: encoder · scale. Numbers, or tensors for a step that is
-    replayed.
+    Args:
+        encoder: Factor k on the penalty's gradient at z; the surrogate's parameters are not
+            affected.
+        scale: Factor s on the penalty itself. The encoder is trained with encoder · scale.
+
+    Both are numbers, or 0-dimensional tensors for a step that is replayed from a graph.
     """
 
     encoder: float | Tensor
@@ -60,10 +66,12 @@ class Weights:
 
 @dataclass(frozen=True)
 class NonFiniteCounter:
-    """Counters on the device, read at the logging cadence: a broken penalty is never silent.
+    """Counters on the device of what went wrong with the penalty, read when a line is logged.
 
-    `loss` counts steps whose rob was not finite, `gradient` those whose gradient at z was not,
-    `low` the steps in a row in which the surrogate reported less than half of the true rate.
+    Args:
+        loss: Steps whose penalty was not finite.
+        gradient: Steps whose gradient of the penalty at z was not finite.
+        low: Steps in a row in which the surrogate reported under half of the true rate.
     """
 
     loss: Tensor
@@ -76,38 +84,33 @@ class NonFiniteCounter:
         zero = torch.zeros((), dtype=torch.long, device=device)
         return cls(zero, zero.clone(), zero.clone())
 
-    def watch(self, ratio: Tensor) -> None:
-        """Count another step with a low surrogate-to-true ratio, or start anew."""
-        self.low.copy_(torch.where(ratio < LOW_RATIO, self.low + 1, 0))
-
 
 class Meters:
-    """Running sums on the device; reading one costs a sync, so it is done at the log cadence."""
+    """Means of logged values since the last reset.
+
+    The sums stay on the device, because reading one makes the host wait. `counts` is kept by the
+    host apart from `add`, which a captured graph replays without Python.
+    """
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = device
         self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
 
     def add(self, values: Mapping[str, Tensor]) -> None:
-        """Add one observation of each value to its sum, on the device."""
+        """Add each value to its sum, on the device."""
         for name, value in values.items():
             if name not in self.sums:
                 self.sums[name] = torch.zeros((), dtype=torch.float64, device=self._device)
             self.sums[name].add_(value.detach())
 
-    def tick(self, names: Iterable[str]) -> None:
-        """Count the observation of these values: apart from `add`, which a graph may replay."""
-        for name in names:
-            self.counts[name] = self.counts.get(name, 0) + 1
-
     def means(self) -> dict[str, float | None]:
-        """Mean of each value since the last reset; null where it is not finite."""
+        """Mean of each value since the last reset; None where it is not finite."""
         read = {name: float(self.sums[name]) / count for name, count in self.counts.items()}
-        return {k: v if abs(v) < float("inf") else None for k, v in read.items()}
+        return {name: mean if math.isfinite(mean) else None for name, mean in read.items()}
 
     def reset(self) -> None:
-        """Start anew; the sums stay where they are."""
+        """Start anew. The sums keep their place in memory: a captured graph writes into it."""
         for total in self.sums.values():
             total.zero_()
         self.counts.clear()
@@ -115,7 +118,24 @@ class Meters:
 
 @dataclass
 class TrainState:
-    """The moving parts of a run."""
+    """Everything that changes while a run trains; a checkpoint stores all of it.
+
+    Args:
+        model: The split model.
+        surrogate: Computes the penalty; None without one.
+        companion: Trains beside the model; None without one.
+        optimisers: The model's first, a companion's last.
+        streams: Random generators by name, see `STREAMS`.
+        guard: Counters of broken penalties.
+        meters: Means for the log.
+        aside: On a GPU, where the penalty is computed while the head works.
+        step: Steps done.
+        seconds: Seconds of training, over all sittings.
+        warned: Skipped penalties at the last warning.
+        collapsed: Whether the user was warned that the surrogate has collapsed.
+        log_offset: Bytes of `metrics.jsonl` at the last checkpoint.
+        peak_bytes: Most GPU memory of earlier sittings; None on a CPU.
+    """
 
     model: nn.Module
     surrogate: nn.Module | None
@@ -133,27 +153,31 @@ class TrainState:
     peak_bytes: int | None = None
 
     def parts(self) -> dict[str, nn.Module]:
-        """Model, surrogate and companion, those that there are."""
+        """Model, surrogate and companion by name, without those that are None."""
         every = {"model": self.model, "surrogate": self.surrogate, "companion": self.companion}
         return {name: part for name, part in every.items() if part is not None}
 
     def skipped(self) -> int:
-        """How often a penalty's loss or gradient was not finite and was left out (syncs)."""
+        """Penalties or gradients that were not finite and were left out; the host waits for it."""
         own = getattr(self.surrogate, "skips", None)
         return int(self.guard.loss) + int(self.guard.gradient) + int(0 if own is None else own)
 
 
 def new_state(parts: TrainParts, config: RunConfig, device: torch.device) -> TrainState:
-    """A run before its first step, its parts moved to the device.
+    """The state of a run before its first step, on the device.
 
-    SGD for the model; the surrogate's own parameters join it as a second group with the same
-    settings (the reference documents), or get Adam at the penalty's `attention_lr`. A companion's
-    optimiser is the last one.
+    The model is trained by SGD. The surrogate's own parameters join it as a second group, as in the
+    reference documents, or get Adam at the penalty's `attention_lr`. A companion gets Adam.
+
+    Args:
+        parts: Freshly built model, surrogate and companion; they are moved in place.
+        config: The resolved settings: seed, momentum and weight decay.
+        device: Where to train.
     """
     model, surrogate, companion = parts.model, parts.surrogate, parts.companion
     on_gpu = device.type == "cuda"
     for part in (model, surrogate, companion):
-        if part is not None and on_gpu:
+        if part is not None:
             to_device(part, device)
     forget_peak(device)
     attention_lr = parts.penalty.attention_lr
@@ -188,7 +212,7 @@ def new_state(parts: TrainParts, config: RunConfig, device: torch.device) -> Tra
 
 
 def _adam(parts: Sequence[list[nn.Parameter]], lr: float, device: torch.device) -> torch.optim.Adam:
-    """One for all parts; each has a rate of its own, and a part may have no parameters."""
+    """One Adam with a group, and so a learning rate, for each part; a part may be empty."""
     on_gpu = device.type == "cuda"
     groups = [
         {"params": own, "lr": torch.full((), lr, device=device) if on_gpu else lr} for own in parts
@@ -197,7 +221,7 @@ def _adam(parts: Sequence[list[nn.Parameter]], lr: float, device: torch.device) 
 
 
 def companions(companion: nn.Module | None) -> list[nn.Module]:
-    """Those that stand in one: its `parts`, itself if it has none, nothing of None."""
+    """The companions in a stack of them: its `parts`, or itself; none for None."""
     if companion is None:
         return []
     parts = getattr(companion, "parts", None)
@@ -205,23 +229,31 @@ def companions(companion: nn.Module | None) -> list[nn.Module]:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Let the peak of a GPU's memory start from what is held now: what ran before is no part."""
+    """Measure a GPU's peak memory from now on: work before this run is not part of its peak."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def divergence(own: Logits, taught: Logits, temperature: float) -> Float[Tensor, ""]:
-    r"""How far answers are from a teacher's, both softened (Hinton, Vinyals and Dean, 2015).
+    r"""Distance of answers to a teacher's, both softened (Hinton, Vinyals and Dean, 2015).
 
     .. math:: T^2\,\mathrm{KL}(\mathrm{softmax}(t/T)\,\|\,\mathrm{softmax}(s/T))
 
-    Logits s of its own and t taught, both (n, k); the mean over n. T² keeps gradients as large.
+    T² keeps the size of the gradients independent of T.
+
+    Args:
+        own: Logits s of the model, (n, k).
+        taught: Logits t of the teacher, (n, k).
+        temperature: T > 0.
+
+    Returns:
+        The mean over the n images, in nats, 0 or more.
 
     >>> even, sure = torch.zeros(1, 2), torch.tensor([[3.0, 1.0]]).log()
     >>> round(float(divergence(even, sure, 1.0)), 6)
     0.130812
     """
-    # In float32 at least: differences of logarithms are small.
+    # At least float32: the divergence is a small difference of logarithms.
     own, taught = (v.to(torch.promote_types(v.dtype, torch.float32)) for v in (own, taught))
     softened, answers = (F.log_softmax(v / temperature, 1) for v in (taught, own))
     return temperature**2 * F.kl_div(answers, softened, reduction="batchmean", log_target=True)
@@ -229,14 +261,18 @@ def divergence(own: Logits, taught: Logits, temperature: float) -> Float[Tensor,
 
 @dataclass(frozen=True, kw_only=True)
 class TaskLoss:
-    r"""The loss of the answers to a batch.
+    r"""The loss of the server's answers.
 
     .. math:: L = (1 - w)\,\mathrm{CE}_\varepsilon(s, y)
         + w\,T^2\,\mathrm{KL}(\mathrm{softmax}(t/T)\,\|\,\mathrm{softmax}(s/T))
 
-    CE_ε is the cross entropy against labels of which the share ε = `smoothing` is spread over all
-    classes; t are the answers of the `teacher`, w is its `share` and T its `temperature`. Without
-    a teacher w is 0.
+    Without a teacher w is 0.
+
+    Args:
+        smoothing: Share ε of each label that is spread over all classes, in [0, 1).
+        teacher: Gives logits t (n, k) for images (n, c, h, w).
+        share: Weight w of the teacher's answers, in (0, 1].
+        temperature: T > 0.
 
     >>> TaskLoss().loss(torch.zeros(1, 2), torch.tensor([0]), None).item()  # log 2
     0.6931471824645996
@@ -249,27 +285,33 @@ class TaskLoss:
 
     @torch.no_grad()
     def taught(self, x: Tensor) -> Tensor | None:
-        """The teacher's answers to images x; None without one."""
+        """The teacher's logits for images x; None without a teacher."""
         return None if self.teacher is None else self.teacher(x)
 
     def loss(self, own: Logits, y: Int64[Tensor, " n"], taught: Logits | None) -> Float[Tensor, ""]:
-        """Of the logits `own` for images with labels y."""
+        """The loss of logits `own` (n, k) for labels y (n,) and the teacher's logits."""
         labels = F.cross_entropy(own, y, label_smoothing=self.smoothing)
         if taught is None:
             return labels
         return (1 - self.share) * labels + self.share * divergence(own, taught, self.temperature)
 
 
-LABELS = TaskLoss()  # the labels as they are, and nobody's answers
+LABELS = TaskLoss()  # plain cross-entropy
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSet:
-    """uint8 images (n, c, h, w) and labels (n,) on the device, and how a batch is augmented."""
+    """The training data on the device.
+
+    Args:
+        images: uint8 images (n, c, h, w).
+        labels: Labels (n,).
+        augment: Changes a batch of images in [0, 1] at random; takes it and `generator=`.
+    """
 
     images: Tensor
     labels: Tensor
-    augment: Callable[[Tensor, Generator], Tensor]
+    augment: Callable[..., Tensor]
 
 
 class StepLoss(nn.Module):
@@ -277,10 +319,10 @@ class StepLoss(nn.Module):
 
     Args:
         model: The split model, or its compiled twin.
-        state: What the step moves; its surrogate and its companion look at z.
+        state: Its surrogate and companion look at z.
         fabric: The device and its precision.
-        task: What the answers are held against.
-        remembers: Whether a surrogate with a memory keeps batches until the penalty starts.
+        task: The loss of the server's answers.
+        remembers: Whether a surrogate with a bank stores batches until the penalty starts.
     """
 
     def __init__(
@@ -293,83 +335,66 @@ class StepLoss(nn.Module):
         remembers: bool = False,
     ) -> None:
         super().__init__()
-        self.model, self._state, self._fabric = model, state, fabric
+        self.model, self.state, self.fabric = model, state, fabric
         self._task, self._remembers = task, remembers
 
     def forward(self, x: Tensor, y: Tensor, weights: Weights | None) -> tuple[Tensor, Values]:
-        """The loss of one batch, and what to log of it.
+        """The loss of one batch, and the values to log.
 
-        With several processes the task's loss is that of this rank's images; penalty and
-        companions see the whole batch.
+        With several processes the task loss is that of this rank's images; penalty and companions
+        see the whole batch, because class statistics of half a batch are other numbers.
 
         Args:
-            x: Images (n, c, h, w) as floats in [0, 1], augmented.
+            x: Augmented images (n, c, h, w) in [0, 1].
             y: Their labels (n,).
             weights: The penalty's weights; None while it is not active.
         """
-        with self._fabric.autocast():
+        state, fabric = self.state, self.fabric
+        with fabric.autocast():
             z = self.model.encoder(x)
-            terms, values = self._beside(z, x, y, weights)
-            sent = self.model.channel(z, self._state.streams["channel"])
+            whole, labels = gathered(z, fabric, sync_grads=True), gathered(y, fabric)
+            rob, log = self._penalty(whole, labels, weights)
+            extra, more = companion_losses(state, whole, gathered(x, fabric), labels)
+            sent = self.model.channel(z, state.streams["channel"])
             answers = self.model.head(sent).float()
             taught = self._task.taught(x)
-        loss = self._task.loss(answers, y, taught)
-        if self._state.aside is not None and "rob_loss" in values:
-            self._state.aside.join()
+        task = self._task.loss(answers, y, taught)
+        if state.aside is not None and rob:
+            state.aside.join()
         right = (answers.detach().argmax(1) == y).float().mean()
-        return sum(terms, loss), {"task_loss": loss, "train_accuracy": right} | values
+        return sum(rob + extra, task), {"task_loss": task, "train_accuracy": right} | log | more
 
-    def _beside(
-        self, z: Tensor, x: Tensor, y: Tensor, weights: Weights | None
+    def _penalty(
+        self, z: Tensor, y: Tensor, weights: Weights | None
     ) -> tuple[list[Tensor], Values]:
-        """Losses on z beside the server's answer: the penalty and the companions'."""
-        state, fabric = self._state, self._fabric
-        terms: list[Tensor] = []
-        values: Values = {}
-        labels = gathered(y, fabric)
-        if state.surrogate is not None and weights is not None:
-            whole = gathered(z, fabric, sync_grads=True)
-            aside = state.aside  # on a GPU: while the head works
-            with aside.beside(whole) if aside else nullcontext(whole) as seen:
-                rob, out = penalty(
-                    seen, labels, state.surrogate, weights=weights, guard=state.guard
-                )
-            terms.append(rob)
-            values |= {"rob_loss": out.loss, "intra_mse": out.intra_mse}
-            values |= {k: v for k, v in out.diagnostics.items() if v.ndim == 0}
-        elif self._remembers and isinstance(state.surrogate, HasBank):
-            state.surrogate.remember(gathered(z.detach(), fabric), labels)
-        if state.companion is not None:
-            whole, images = gathered(z, fabric, sync_grads=True), gathered(x, fabric)
-            own, said = companion_losses(state.companion, whole, images, labels, state.guard)
-            terms, values = terms + own, values | said
-        return terms, values
+        """The weighted penalty on z, if it is active, and the values to log."""
+        state = self.state
+        if state.surrogate is None or weights is None:
+            if self._remembers and isinstance(state.surrogate, HasBank):
+                state.surrogate.remember(z.detach(), y)
+            return [], {}
+        # On a GPU its many small kernels run beside the head's large ones.
+        with state.aside.beside(z) if state.aside else nullcontext(z) as seen:
+            rob, out = penalty(seen, y, state.surrogate, weights=weights, guard=state.guard)
+        scalars = {k: v for k, v in out.diagnostics.items() if v.ndim == 0}
+        return [rob], {"rob_loss": out.loss, "intra_mse": out.intra_mse} | scalars
 
 
 class Stepper:
-    """Batch, loss, one backward pass and the update, for given rows, learning rate and weights.
+    """One training step: batch, loss, one backward pass, and the update.
 
-    On one GPU the step is captured, once with the penalty and once without, and replayed: what
-    changes between steps (rows, learning rate, weights) lies in tensors. Elsewhere it runs as
-    written.
+    On one GPU the step is captured in a graph, once with the penalty and once without, and
+    replayed: what changes between steps (rows, learning rate, weights) lies in tensors. Elsewhere
+    it runs as written.
 
     Args:
-        loss: Of one batch.
+        loss: The loss of one batch; the step changes its state.
         data: The training images, on the device.
-        state: What the step moves.
-        fabric: The device and its precision.
-        capture: False runs the step as written anywhere.
+        capture: False runs the step as written everywhere.
     """
 
-    def __init__(
-        self,
-        loss: StepLoss,
-        data: TrainSet,
-        state: TrainState,
-        fabric: "Fabric",
-        *,
-        capture: bool = True,
-    ) -> None:
+    def __init__(self, loss: StepLoss, data: TrainSet, *, capture: bool = True) -> None:
+        state, fabric = loss.state, loss.fabric
         alone = fabric.world_size == 1
         self._loss = loss if alone else fabric.setup_module(loss)
         self._data, self._state, self._fabric = data, state, fabric
@@ -384,17 +409,23 @@ class Stepper:
         self._logged: dict[bool, tuple[str, ...]] = {}
 
     def __call__(self, rows: Tensor, lr: float, weights: Weights | None) -> None:
-        """Train on the images of `rows`; every call has equally many."""
+        """Train on one batch.
+
+        Args:
+            rows: Row numbers of its images (n,); n is the same in every call.
+            lr: Learning rate of the model.
+            weights: The penalty's weights; None while it is not active.
+        """
         self._rows = rows.clone() if self._rows is None else self._rows.copy_(rows)
-        main = self._state.optimisers[0]
+        model_optimiser = self._state.optimisers[0]
         if self._capture:
-            set_rate(main, lr)
+            set_rate(model_optimiser, lr)
             self._replay(weights)
         else:
-            for group in main.param_groups:
+            for group in model_optimiser.param_groups:
                 group["lr"] = lr
             self._step(weights)
-        self._state.meters.tick(self._logged[weights is not None])
+        self._state.meters.counts.update(self._logged[weights is not None])
 
     def _replay(self, weights: Weights | None) -> None:
         penalised = weights is not None
@@ -411,7 +442,8 @@ class Stepper:
         for optimiser in self._optimisers:
             optimiser.zero_grad()
         data, state = self._data, self._state
-        x = data.augment(data.images[self._rows].float().div_(255), state.streams["augment"])
+        images = data.images[self._rows].float().div_(255)
+        x = data.augment(images, generator=state.streams["augment"])
         if self._on_gpu:
             x = x.contiguous(memory_format=torch.channels_last)
         loss, values = self._loss(x, data.labels[self._rows], weights)
@@ -425,49 +457,63 @@ class Stepper:
 def penalty(
     z: Tensor, y: Tensor, surrogate: Surrogate, *, weights: Weights, guard: NonFiniteCounter
 ) -> tuple[Tensor, SurrogateOutput]:
-    """scale·rob of smashed data z, whose gradient reaches z `weights.encoder` times as large.
+    """The weighted penalty on z; a value or gradient that is not finite becomes 0.
 
-    A rob that is not finite counts as 0, and so does its gradient: the task's survives exactly.
+    The task's gradient is then exactly what it is without a penalty.
+
+    Args:
+        z: Smashed data (n, …) before the channel.
+        y: Labels (n,).
+        surrogate: Estimates how much z tells about the image.
+        weights: See `Weights`.
+        guard: Counts what was not finite.
+
+    Returns:
+        scale · rob, whose gradient reaches z `weights.encoder` times as large; and all that the
+        surrogate reported.
     """
     out = _check_output(surrogate(scale_gradient(z, weights.encoder, guard.gradient), y))
     if z.requires_grad and not out.loss.requires_grad and _says_something(out.loss):
         raise ConfigError(
-            "a surrogate's loss must have a gradient, got one that the encoder cannot follow; "
-            "compute it from z without detach, no_grad or numpy"
+            "a surrogate's loss must have a gradient, got one without, so the encoder cannot learn "
+            "from it; compute it from z without detach, no_grad or numpy"
         )
     finite = torch.isfinite(out.loss.detach())
     guard.loss.add_(~finite)
     if "surrogate_to_true" in out.diagnostics:
-        guard.watch(out.diagnostics["surrogate_to_true"])
+        low = out.diagnostics["surrogate_to_true"] < LOW_RATIO
+        guard.low.copy_(torch.where(low, guard.low + 1, 0))
     rob = torch.where(finite, out.loss, torch.zeros_like(out.loss))
     return weights.scale * rob, out
 
 
 def companion_losses(
-    companion: nn.Module, z: Tensor, x: Tensor, y: Tensor, guard: NonFiniteCounter
+    state: TrainState, z: Tensor, x: Tensor, y: Tensor
 ) -> tuple[list[Tensor], Values]:
-    """What a companion learns by, and what the encoder pays to each one that stands in it."""
-    own = cast(Companion, companion).own_loss(z.detach(), x, y)
+    """A companion's own loss, then the penalty of each companion in it; and the values to log."""
+    if state.companion is None:
+        return [], {}
+    own = cast(Companion, state.companion).own_loss(z.detach(), x, y)
     paid = []
-    for part in companions(companion):  # each on its own: one that breaks harms no other
-        guarded = scale_gradient(z, 1.0, guard.gradient)
+    for part in companions(state.companion):  # guarded one by one: a broken one harms no other
+        guarded = scale_gradient(z, 1.0, state.guard.gradient)
         paid.append(cast(Companion, part).penalty(guarded, x, y))
-    sound = [torch.where(torch.isfinite(p), p, torch.zeros_like(p)) for p in paid]
-    return [own, *sound], {"companion_loss": own, "companion_penalty": torch.stack(paid).sum()}
+    finite = [torch.where(torch.isfinite(p), p, torch.zeros_like(p)) for p in paid]
+    return [own, *finite], {"companion_loss": own, "companion_penalty": torch.stack(paid).sum()}
 
 
 def _check_output(out: object) -> SurrogateOutput:
-    """What a surrogate gave, where it is what one must give."""
+    """The output of a surrogate; anything else raises a ConfigError."""
     if not isinstance(out, SurrogateOutput):
         raise ConfigError(
-            f"a surrogate must give a SurrogateOutput, got {type(out).__name__}; "
-            "return SurrogateOutput(loss=…, intra_mse=…, diagnostics={})"
+            f"a surrogate must return a SurrogateOutput, got {type(out).__name__}; "
+            "write return SurrogateOutput(loss=…, intra_mse=…, diagnostics={})"
         )
     for name, value in {"loss": out.loss, "intra_mse": out.intra_mse, **out.diagnostics}.items():
         if not isinstance(value, Tensor):
             raise ConfigError(
                 f"a surrogate's {name} must be a tensor, got {type(value).__name__}; "
-                "it stays on the device, so call neither float nor item"
+                "leave it on the device: drop float() or .item()"
             )
     if out.loss.ndim:
         raise ConfigError(
@@ -478,27 +524,26 @@ def _check_output(out: object) -> SurrogateOutput:
 
 
 def _says_something(loss: Tensor) -> bool:
-    """Whether a loss without a gradient is more than the 0 of a surrogate that has nothing to say.
+    """Whether a loss without a gradient is finite and not 0.
 
-    What is not finite is counted as such. A step under capture was asked before, while it was warm.
+    A batch without two images of one class may well give the constant 0, which is no mistake.
     """
+    # A capture must not read values; the eager steps before it have checked.
     if loss.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     return bool(torch.isfinite(loss) & (loss != 0))
 
 
 def own_rows(rows: Tensor, fabric: "Fabric") -> Tensor:
-    """This rank's share of a batch's rows: every world_size-th one; all ranks get equally many."""
+    """This rank's rows of a batch: every world_size-th one, so that all ranks get equally many."""
     world = fabric.world_size
     return rows[: len(rows) // world * world][fabric.global_rank :: world]
 
 
 def gathered(data: Tensor, fabric: "Fabric", *, sync_grads: bool = False) -> Tensor:
-    """Rows of all ranks, with `sync_grads` their gradients flow back to their owners.
-
-    Class statistics then are those of the whole batch on every rank. The gather's backward sums
-    over ranks and DDP's averaging divides by their number, so nothing needs rescaling.
-    """
+    """The rows of all ranks; with `sync_grads` gradients flow back to the rank of each row."""
+    # The gather's backward sums over ranks and DDP's averaging divides by their number, so nothing
+    # needs rescaling.
     if fabric.world_size == 1:
         return data
     return cast(Tensor, fabric.all_gather(data, sync_grads=sync_grads)).flatten(0, 1)
