@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from splitveil import attacks, data, defences, errors, nets, report, surrogates, train
+    from splitveil.audits.trained_run import audit
     from splitveil.config import RunConfig
     from splitveil.record.groups import records
     from splitveil.record.schema import Record
-    from splitveil.runs import Run, audit, fit, load_run
+    from splitveil.runs import Run, fit, load_run
     from splitveil.threat import Victim
 
 __version__ = "0.1.0"
@@ -47,7 +48,7 @@ _HOME = {
     "Run": "runs",
     "RunConfig": "config",
     "Victim": "threat",
-    "audit": "runs",
+    "audit": "audits.trained_run",
     "fit": "runs",
     "load_run": "runs",
     "records": "record.groups",

@@ -125,7 +125,7 @@ def test_a_folder_has_one_training_at_a_time(tmp_path: Path) -> None:
     """A second training, however it is asked for, is refused; the first one is not disturbed."""
     place = ["--dataset", "digits", "--runs-dir", str(tmp_path), "--name", "one"]
     log = tmp_path / "one" / "metrics.jsonl"
-    refused = []
+    refused: list[tuple[int, str]] = []
 
     def meanwhile(done: int, total: int, note: str = "") -> None:
         if done != total - 1 or refused:  # the first epoch has left a checkpoint

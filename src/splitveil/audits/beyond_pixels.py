@@ -392,4 +392,5 @@ def rebuilt(
     errors = [(z[held] @ w + b - pixels[held]).square().mean() for w, b in solved]
     weight, bias = solved[int(torch.stack(errors).argmin())]
     made = (units(sent).double() @ weight + bias).clamp(0, 1)
-    return made.to(images.dtype).view(len(sent), *images.shape[1:])
+    rebuilt: Tensor = made.to(images.dtype).view(len(sent), *images.shape[1:])
+    return rebuilt
