@@ -101,7 +101,7 @@ def test_an_audit_with_attributes_is_not_replayed() -> None:
     assert json.loads(result.stdout)["leaks"]["attribute"].keys() == {"dark"}
     replayed = call("replay", run.path / "record.json")
     assert replayed.exit_code == 2
-    assert "was made with a table of attributes and cannot be replayed" in text(replayed)
+    assert "was made with a table of attributes, so it cannot be replayed" in text(replayed)
 
 
 def test_members_are_found_or_refused(place: str) -> None:
@@ -122,7 +122,7 @@ def test_members_are_found_or_refused(place: str) -> None:
     [
         (lambda t: t.replace("a/000.png", "a/999.png"), "unknown file 'a/999.png'"),
         (lambda t: t.rsplit("\n", 1)[0], "no row for 1 of 100 images: 'b/099.png'"),
-        (lambda t: t.replace("no", "yes"), "attribute 'dark' in table.csv has one value only"),
+        (lambda t: t.replace("no", "yes"), "attribute 'dark' in table.csv has only one value"),
         (lambda t: t.replace("file,dark", "file"), "2 values for 1 columns"),
     ],
 )

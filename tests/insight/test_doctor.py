@@ -111,7 +111,7 @@ def test_the_command_says_what_was_seen_and_what_to_do(tmp_path: Path) -> None:
         ("config.toml", None, "is not a run: it has no config.toml"),
         ("config.toml", "defence = 'vell'\nimage_shape = [1, 8, 8]\nnum_classes = 10\n"
          "data_hash = 'x'", "unknown defence 'vell'"),
-        ("config.toml", "dataset = 'digits'", "it was not written by a training run"),
+        ("config.toml", "dataset = 'digits'", "so it is not from a training run"),
         ("metrics.jsonl", None, "has no finished epoch"),
         ("metrics.jsonl", "{\n{}", "is not valid JSON"),
         ("metrics.jsonl", '{"kind": "epoch", "epoch": 1, "rob_loss": "much"}', "must be a number"),

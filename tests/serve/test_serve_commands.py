@@ -116,7 +116,7 @@ def test_export_warns_of_an_audit_to_choose_by(
         monkeypatch.setattr(sv.Run, "record", sv.Record.from_dict(record))
         result = call("export", str(run), "--out", str(tmp_path / aux))
         assert result.exit_code == 0, text(result)
-        assert ("of validation images, by which settings are chosen" in text(result)) is warned
+        assert ("scored validation images, by which settings are chosen" in text(result)) is warned
         told = read_manifest(tmp_path / aux).audit
         assert told is not None
         assert told["audit"]["aux"] == aux
@@ -142,7 +142,7 @@ def test_export_has_the_audits_verdict_and_calibrates_int8(
     assert "int8 client: same answer for 100.00 % of 512 images" in text(shown)
     stale = sv.Record.from_dict(record | {"training": {"steps": 8}})
     monkeypatch.setattr(sv.Run, "record", stale)
-    assert "is of another state of its training and is left out" in text(
+    assert "was trained further after its audit, which is left out" in text(
         call(*words, "--overwrite")
     )
     assert read_manifest(target).audit is None
