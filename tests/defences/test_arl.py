@@ -60,6 +60,7 @@ def test_the_penalty_moves_the_encoder_alone() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("as_users_run")  # the compiler cannot trace the tests' shape checks
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler's own
 def test_compiled_losses_and_gradients_are_the_same() -> None:
     found = []
