@@ -184,3 +184,13 @@ def test_a_field_outside_the_range_it_declares_is_refused(
     with pytest.raises(ConfigError, match=re.escape(said)):
         Ranged(summary="").with_settings(settings)
     assert Ranged(summary="", share=0.0, rate=1e-9, rounds=1).setting_types()["share"] is float
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("use_attention_cem", "gated-att"), ("random_ini_centers", "skip_first_epoch"),
+     ("λ", "lambd"), ("num_epochs", "epochs")],
+)  # fmt: skip
+def test_names_of_the_documents_are_answered(name: str, instead: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}' has another name here; .*{instead}"):
+        make_config({"defence": "slot-cross", name: "1"})

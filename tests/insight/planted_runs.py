@@ -185,7 +185,7 @@ PLANTED: list[tuple[str, Plan, Plan, str, str]] = [
         {"lines": edited({"skipped": 7}, last=2)},
         {},
         "left out 7 times in 200 steps",
-        "lambd 0.3 → 0.15 or lr 0.1 → 0.05; if it goes on, eps 1e-06 → 1e-05",
+        "lambd 0.3 → 0.15 or lr 0.1 → 0.05; if it goes on, look for NaN in the images",
     ),
     (
         "estimator collapsed",

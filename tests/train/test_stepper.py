@@ -12,7 +12,18 @@ from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.split import SplitModel
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.rate import Rate
-from splitveil.train.step import StepLoss, Stepper, TrainSet, TrainState, Weights, new_state
+from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
+from splitveil.train.step import (
+    Meters,
+    NonFiniteCounter,
+    StepLoss,
+    Stepper,
+    TrainSet,
+    TrainState,
+    Weights,
+    new_state,
+    penalty,
+)
 
 CLASSES, WIRE = 3, 8
 PENALISED = Weights(0.3, 1.0)
@@ -130,3 +141,38 @@ def test_a_replayed_step_is_the_step_as_written(weights: Weights | None) -> None
     for start, written, replayed in zip(before, *found, strict=True):
         way = (written - start).norm()
         assert float((replayed - written).norm()) <= 0.05 * float(way) + 1e-6
+
+
+SURROGATES = {
+    "rate": lambda: Rate(WIRE, CLASSES, noise_std=0.05),
+    "gated attention": lambda: GatedAttentionCEM(WIRE, CLASSES, reg_strength=0.05),
+    "slots": lambda: SlotCrossAttentionCEM(WIRE, CLASSES, early_shut_steps=0),
+}
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_nan_features_at_the_first_step_are_left_out(name: str) -> None:
+    """Counted, and the task's gradient is exact: as at any later step."""
+    torch.manual_seed(0)
+    z = torch.randn(12, WIRE, requires_grad=True)
+    broken = torch.where(torch.arange(12)[:, None] == 0, torch.nan, z)
+    guard = NonFiniteCounter.on("cpu")
+    rob, _ = penalty(
+        broken, torch.arange(12) % CLASSES, SURROGATES[name](), weights=PENALISED, guard=guard
+    )
+    (z.square().sum() + rob).backward()
+    assert z.grad is not None
+    torch.testing.assert_close(z.grad, 2 * z.detach(), rtol=0, atol=0)
+    assert int(guard.loss) + int(guard.gradient) >= 1
+
+
+def test_a_bad_step_does_not_hide_the_mean_of_the_others() -> None:
+    meters = Meters("cpu")
+    for rob in (1.0, float("nan"), 2.0):
+        meters.add({"rob_loss": torch.tensor(rob), "task_loss": torch.tensor(rob)})
+        meters.counts.update(("rob_loss", "task_loss"))
+    assert meters.means() == {"rob_loss": 1.5, "task_loss": None}
+    meters.reset()
+    meters.add({"rob_loss": torch.tensor(float("inf"))})
+    meters.counts.update(("rob_loss",))
+    assert meters.means() == {"rob_loss": None}

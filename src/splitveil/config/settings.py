@@ -87,6 +87,16 @@ def field_types(cls: type) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in fields(cls)}
 
 
+# Names that the reference documents use for what has another name here.
+DOCUMENT_NAMES = {
+    "use_attention_cem": "choose a defence by its name: gated-att, slot-cross, or none",
+    "random_ini_centers": "set skip_first_epoch",
+    "num_epochs": "set epochs",
+    "λ": "set lambd",
+    "assign.temp": "set assign_temp",
+}
+
+
 def converted(settings: Mapping[str, Any], allowed: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Convert each setting to the type of its field.
 
@@ -101,7 +111,10 @@ def converted(settings: Mapping[str, Any], allowed: Mapping[str, Any], what: str
     problems, good = [], {}
     for key, value in settings.items():
         if key not in allowed:
-            problems.append(unknown(what, key, allowed))
+            known = DOCUMENT_NAMES.get(key)
+            problems.append(
+                f"'{key}' has another name here; {known}" if known else unknown(what, key, allowed)
+            )
             continue
         try:
             good[key] = _convert(value, allowed[key])

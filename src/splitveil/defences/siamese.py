@@ -46,7 +46,7 @@ class SiameseEmbedding(nn.Module):
         super().__init__()
         self.feature_dim, self.num_classes = feature_dim, num_classes
         self.noise_std, self.siamese_margin = noise_std, siamese_margin
-        self._first = FirstCallCheck()
+        self._first = FirstCallCheck(finite=False)
 
     def forward(self, z: Tensor, y: Tensor) -> SurrogateOutput:
         """Loss of the batch z (n, d) or (n, c, h, w) with labels y (n,)."""

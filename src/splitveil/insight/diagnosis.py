@@ -396,14 +396,10 @@ def not_finite(case: RunHistory) -> Seen | None:
     weaker = [scale(case, "lambd", 1 / 2)] if case.penalised else []
     slower = [scale(case, key, 1 / 10) for key in BESIDE_RATES if key in case.config]
     advice = " or ".join([*weaker, scale(case, "lr", 1 / 2), *slower])
-    if "eps" in case.config:
-        advice += f"; if it goes on, {scale(case, 'eps', 10)}"
-    if "margin_m" in case.config and case.config.get("penalty") is None:
-        advice += f" and {scale(case, 'margin_m', 2)}"
     return (
         f"the penalty or its gradient was not finite and left out {skipped:.0f} times "
         f"in {steps:.0f} steps",
-        advice,
+        f"{advice}; if it goes on, look for NaN in the images: eps and margin_m do not help",
     )
 
 

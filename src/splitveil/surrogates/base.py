@@ -213,12 +213,15 @@ def effective_sample_size(weight: PerSample, batch: ClassBatch) -> Number:
 
 @dataclass
 class FirstCallCheck:
-    """Checks values on the first call of a surrogate only.
+    """Checks labels, and features where `finite` is set, on the first call only.
 
-    On an accelerator, reading values stalls the stream, so later calls are not checked.
+    On an accelerator, reading values stalls the stream, so later calls are not checked. A
+    surrogate in training does not check its features: a loss that is not finite is counted,
+    warned of and left out at the first step as at any other.
     """
 
     over: bool = False
+    finite: bool = True
 
     def check(self, z: Rows, y: Kinds, num_classes: int) -> None:
         """Reject features that are not finite, and labels outside 0..num_classes − 1."""
@@ -229,7 +232,7 @@ class FirstCallCheck:
                     f"labels must lie in 0..{num_classes - 1} (num_classes={num_classes}), "
                     f"got {low}..{high}"
                 )
-        if not self.over and not bool(torch.isfinite(z).all()):
+        if self.finite and not self.over and not bool(torch.isfinite(z).all()):
             bad = int((~torch.isfinite(z)).any(1).sum())
             raise DataError(
                 f"z must be finite, got NaN or infinity in {bad} of {len(z)} samples; "
@@ -400,7 +403,7 @@ class BankedSurrogate(nn.Module):
         self.feature_dim, self.num_classes = feature_dim, num_classes
         self.bank = ClassBank(num_classes, bank, feature_dim) if bank else None
         self.register_buffer("skips", torch.zeros((), dtype=torch.long))
-        self._first = FirstCallCheck()
+        self._first = FirstCallCheck(finite=False)
 
     def batch_of(self, z: Tensor, y: Tensor) -> ClassBatch:
         """Batch z (n, …), y (n,) joined with the bank, which stores it in train mode."""

@@ -41,6 +41,7 @@ def snapshot(state: TrainState, passport: Json) -> "Checkpoint":
         tensors |= prefixed(name, part.state_dict())
     tensors |= prefixed("rng", save_states(state.streams))
     tensors |= prefixed("meter", state.meters.sums)
+    tensors |= prefixed("missed", state.meters.missed)
     tensors |= prefixed("guard", vars(state.guard))
     optimisers = []
     for index, optimiser in enumerate(state.optimisers):
@@ -89,6 +90,9 @@ def restore(state: TrainState, checkpoint: "Checkpoint") -> None:
         for name, counter in vars(state.guard).items():
             counter.copy_(checkpoint.tensors[f"guard.{name}"])
         state.meters.sums = {k: v.to(device) for k, v in checkpoint.part("meter").items()}
+        missed = {name: torch.zeros((), dtype=torch.long) for name in state.meters.sums}
+        missed |= checkpoint.part("missed")  # which checkpoints of 0.1.0 do not have
+        state.meters.missed = {k: v.to(device) for k, v in missed.items()}
         state.meters.counts = Counter(meta["meter_counts"])
         for name in COUNTERS:
             setattr(state, name, type(getattr(state, name))(meta[name]))

@@ -89,29 +89,40 @@ class Meters:
     """Means of logged values since the last reset.
 
     The sums stay on the device, because reading one makes the host wait. `counts` is kept by the
-    host apart from `add`, which a captured graph replays without Python.
+    host apart from `add`, which a captured graph replays without Python. `missed` counts the
+    values that were not finite: one bad step must not hide a whole epoch of the penalty. Only the
+    task loss is never left out, because a run must stop when it is not finite.
     """
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = device
         self.sums: dict[str, Tensor] = {}
+        self.missed: dict[str, Tensor] = {}
         self.counts: Counter[str] = Counter()
 
     def add(self, values: Mapping[str, Tensor]) -> None:
-        """Add each value to its sum, on the device."""
+        """Add each finite value to its sum, on the device; count the others."""
         for name, value in values.items():
             if name not in self.sums:
                 self.sums[name] = torch.zeros((), dtype=torch.float64, device=self._device)
-            self.sums[name].add_(value.detach())
+            if name not in self.missed:
+                self.missed[name] = torch.zeros((), dtype=torch.long, device=self._device)
+            left_out = ~torch.isfinite(value.detach()) & (name != "task_loss")
+            self.sums[name].add_(torch.where(left_out, 0.0, value.detach()))
+            self.missed[name].add_(left_out)
 
     def means(self) -> dict[str, float | None]:
-        """Mean of each value since the last reset; None where it is not finite."""
-        read = {name: float(self.sums[name]) / count for name, count in self.counts.items()}
-        return {name: mean if math.isfinite(mean) else None for name, mean in read.items()}
+        """Mean of the finite values since the last reset; None where there was none."""
+        means: dict[str, float | None] = {}
+        for name, count in self.counts.items():
+            finite = count - int(self.missed[name])
+            mean = float(self.sums[name]) / finite if finite else math.nan
+            means[name] = mean if math.isfinite(mean) else None
+        return means
 
     def reset(self) -> None:
         """Start anew. The sums keep their place in memory: a captured graph writes into it."""
-        for total in self.sums.values():
+        for total in [*self.sums.values(), *self.missed.values()]:
             total.zero_()
         self.counts.clear()
 
