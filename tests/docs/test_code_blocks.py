@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from documents import FENCE, python_blocks, read, sections
+from documents import FENCE, ROOT, python_blocks, read, sections
 from typer.testing import CliRunner
 
 from splitveil.attacks.profiles import PROFILES
@@ -66,6 +66,11 @@ def follow(text: str, folder: Path) -> None:
             marks=pytest.mark.slow, id="tutorial, audit, report",
         ),
         pytest.param(
+            ("zh/tutorial.md", "zh/methods.md", "zh/tuning.md", "../README.zh.md"),
+            ("page/report.html", "runs/gated/explain.html", "runs/zh-slots/record.json"),
+            marks=pytest.mark.slow, id="Chinese pages",
+        ),
+        pytest.param(
             ("start/own-data.md",),
             ("runs/arrays/config.toml", "runs/shapes/record.json", "small/disc/00.png"),
             id="own data",
@@ -93,3 +98,12 @@ def test_pages_can_be_followed(
     finally:
         sys.modules.pop("mymodel", None)
     assert not [path for path in left if not (tmp_path / path).is_file()]
+
+
+def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {attack: PROFILES["quick"][attack] for attack in ("mean", "class-mean", "linear")}
+    monkeypatch.setitem(cast("dict[str, Any]", PROFILES), "quick", few)
+    monkeypatch.chdir(tmp_path)
+    (block,) = python_blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+    exec(block.replace("seed=0", "seed=0, epochs=1"), {})  # noqa: S102
+    assert (tmp_path / "runs" / "first" / "record.json").is_file()

@@ -14,7 +14,8 @@ from splitveil.cli.app import app
 PACKAGE = ROOT / "src" / "splitveil"
 PAGES = sorted(DOCS.glob("*/**/*.md"))
 OLD_ADDRESSES = sorted(set(DOCS.glob("*.md")) - {DOCS / "README.md"})
-CHECKED = [*PAGES, DOCS / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+FRONT = [ROOT / "README.md", ROOT / "README.zh.md", DOCS / "README.md"]
+CHECKED = [*PAGES, *FRONT, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 ROOMS = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 FILE_TYPES = {"csv", "html", "json", "jsonl", "md", "npz", "onnx", "pdf", "png", "py", "svg", "tex"}
