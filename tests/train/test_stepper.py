@@ -1,5 +1,7 @@
 """One training step: what it remembers, what it counts, and that its replay is the same."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from lightning_fabric import Fabric
@@ -10,6 +12,7 @@ from splitveil.config.run_config import RunConfig
 from splitveil.defences.base import PenaltyPlan
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.split import SplitModel
+from splitveil.surrogates.base import Surrogate
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.rate import Rate
 from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
@@ -143,7 +146,7 @@ def test_a_replayed_step_is_the_step_as_written(weights: Weights | None) -> None
         assert float((replayed - written).norm()) <= 0.05 * float(way) + 1e-6
 
 
-SURROGATES = {
+SURROGATES: dict[str, Callable[[], Surrogate]] = {
     "rate": lambda: Rate(WIRE, CLASSES, noise_std=0.05),
     "gated attention": lambda: GatedAttentionCEM(WIRE, CLASSES, reg_strength=0.05),
     "slots": lambda: SlotCrossAttentionCEM(WIRE, CLASSES, early_shut_steps=0),
@@ -160,7 +163,7 @@ def test_nan_features_at_the_first_step_are_left_out(name: str) -> None:
     rob, _ = penalty(
         broken, torch.arange(12) % CLASSES, SURROGATES[name](), weights=PENALISED, guard=guard
     )
-    (z.square().sum() + rob).backward()
+    (z.square().sum() + rob).backward()  # type: ignore[no-untyped-call]
     assert z.grad is not None
     torch.testing.assert_close(z.grad, 2 * z.detach(), rtol=0, atol=0)
     assert int(guard.loss) + int(guard.gradient) >= 1
