@@ -1,18 +1,20 @@
 """How many images a search takes on: about as long for large images as for small ones."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitveil.attacks.base import LEAST, REFERENCE, count_for
 from splitveil.attacks.catalogue import ATTACKS
 from splitveil.attacks.prior import Prior
-from splitveil.attacks.profiles import PROFILES, scale_search_budgets
-from splitveil.attacks.rmle import Rmle
+from splitveil.attacks.profiles import PROFILES
+from splitveil.attacks.rmle import LEAST, REFERENCE, Rmle, count_for
+from splitveil.audits.suite import scaled_searches
 from splitveil.errors import ConfigError
-from splitveil.threat import Attack
+from splitveil.threat import Attack, Labelled
 
 SEARCHES = ("rmle", "prior")
 
@@ -20,6 +22,11 @@ SEARCHES = ("rmle", "prior")
 def sizes(attack: Attack) -> tuple[int, int]:
     assert isinstance(attack, Rmle | Prior)
     return attack.limit, attack.chunk
+
+
+def scaled(attacks: Mapping[str, Attack], values: int, scored: int) -> dict[str, Attack]:
+    images = torch.zeros(()).expand(scored, 1, 1, values)
+    return scaled_searches(attacks, Labelled(images, torch.zeros(scored, dtype=torch.long)))
 
 
 @given(count=st.integers(1, 500), values=st.integers(1, 10**6))
@@ -33,7 +40,7 @@ def test_a_budget_is_neither_exceeded_nor_zero(count: int, values: int) -> None:
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_images_of_cifars_size_change_nothing(profile: str) -> None:
     attacks = PROFILES[profile]
-    assert scale_search_budgets(attacks, REFERENCE, 10_000) == attacks
+    assert scaled(attacks, REFERENCE, 10_000) == attacks
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,7 @@ def test_images_of_cifars_size_change_nothing(profile: str) -> None:
 def test_small_images_are_more_and_large_ones_fewer(
     profile: str, values: int, scored: int, wanted: tuple[int, int]
 ) -> None:
-    made = scale_search_budgets(PROFILES[profile], values, scored)
+    made = scaled(PROFILES[profile], values, scored)
     assert [sizes(made[name]) for name in SEARCHES] == [wanted, wanted]
     others = set(made) - set(SEARCHES)
     assert all(made[name] is PROFILES[profile][name] for name in others)

@@ -19,7 +19,7 @@ SHAPE = (1, 8, 8)
 def attacks_alone(patch: pytest.MonkeyPatch) -> None:
     """Audits of runs and encoders without leaks and certificates, for tests of all the rest."""
     patch.setattr("splitveil.audits.pipeline.leaks_beyond_pixels", lambda *_: {})
-    patch.setattr("splitveil.audits.trained_run.certify", lambda *_, **__: {})
+    patch.setattr("splitveil.audits.certificates.certify", lambda *_, **__: {})
 
 
 def labelled(n: int, seed: int) -> Labelled:

@@ -12,8 +12,7 @@ from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.linear import Linear
 from splitveil.audits.flags import raise_flags
-from splitveil.audits.suite import run_attacks
-from splitveil.audits.summary import strongest
+from splitveil.audits.suite import run_attacks, strongest
 from splitveil.audits.target import Attempt, Target
 from splitveil.io import Progress, silent
 from splitveil.nets.channel import Channel, GaussianNoise

@@ -16,7 +16,7 @@ from splitveil.audits.flags import (
     raise_flags,
     varies,
 )
-from splitveil.audits.summary import mean_image_mse
+from splitveil.audits.suite import mean_image_mse
 from splitveil.audits.target import Attempt, Target
 from splitveil.nets.channel import Channel
 from splitveil.rng import normal_like

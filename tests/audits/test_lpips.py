@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from splitveil.audits import metrics
-from splitveil.audits.suite import measured
 
 
 class FarthestPixel(nn.Module):
@@ -50,7 +49,7 @@ def test_images_enter_lpips_as_three_channels_in_its_range(
     assert value is not None
     assert value.tolist() == [0.0, 0.5]
     assert installed == ["alex"]
-    found = measured(x, guess)["lpips"]
+    found = metrics.measured(x, guess)["lpips"]
     assert found is not None
     assert torch.equal(found, value)
     assert installed == ["alex"]  # fetched once

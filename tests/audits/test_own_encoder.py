@@ -16,11 +16,11 @@ from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.profiles import LEAK_BUDGETS, PROFILES
 from splitveil.attacks.rmle import Rmle
+from splitveil.audits.certificates import rate_nats
 from splitveil.audits.noise_tests import check_noise, measure_noise, sent_rate
 from splitveil.audits.own_encoder import AuditImages, OwnEncoder, audit_encoder, seeded
-from splitveil.audits.suite import run_attacks
-from splitveil.audits.summary import by_attack
-from splitveil.audits.trained_run import differences, rate_nats
+from splitveil.audits.suite import by_attack, run_attacks
+from splitveil.audits.trained_run import differences
 from splitveil.errors import AuditError, ConfigError
 from splitveil.io import Json
 from splitveil.nets.channel import Channel, GaussianNoise

@@ -13,8 +13,7 @@ from torch import Generator, Tensor, nn
 from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
 from splitveil.audits.beyond_pixels import SENDINGS, WIDEST, doubling, repeat_leaks, running_max
-from splitveil.audits.suite import run_attacks
-from splitveil.audits.summary import label_only_mse
+from splitveil.audits.suite import label_only_mse, run_attacks
 from splitveil.audits.target import Target
 from splitveil.errors import AuditError
 from splitveil.io import Json

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.linear import Linear
-from splitveil.audits.suite import run_attacks
-from splitveil.audits.summary import (
+from splitveil.audits.suite import (
     by_attack,
     label_only_mse,
     mean_image_mse,
     per_image,
+    run_attacks,
     strongest,
     strongest_blackbox,
     worst_case,

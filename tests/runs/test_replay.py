@@ -17,7 +17,7 @@ import splitveil as sv
 from splitveil.attacks import profiles
 from splitveil.attacks.baseline import ClassMean, MeanImage
 from splitveil.attacks.linear import Linear
-from splitveil.audits import pipeline, trained_run
+from splitveil.audits import certificates, pipeline, trained_run
 from splitveil.audits.beyond_pixels import leaks_beyond_pixels
 from splitveil.audits.certificates import certify
 from splitveil.audits.trained_run import differences, open_run, replay
@@ -98,7 +98,7 @@ def test_leaks_and_certificates_replay_too(
     run: sv.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "leaks_beyond_pixels", leaks_beyond_pixels)
-    monkeypatch.setattr(trained_run, "certify", certify)
+    monkeypatch.setattr(certificates, "certify", certify)
     shutil.copytree(run.path, tmp_path / "copy")
     own = sv.load_run(tmp_path / "copy")
     made = own.audit("smoke", only=["linear"])

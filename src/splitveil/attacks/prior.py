@@ -7,19 +7,18 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.attacks.base import (
-    Budget,
-    Count,
+from splitveil.attacks.base import Budget, Count, NonNegative, draw_seed, fresh_weights, minimise
+from splitveil.attacks.rmle import (
+    LEAST_WEIGHT,
     Descent,
-    NonNegative,
+    Energy,
+    ImageSearch,
     Search,
     calibrated,
-    draw_seed,
-    fresh_weights,
     has_gradient,
-    minimise,
+    measure_channel,
+    shrunk_spread,
 )
-from splitveil.attacks.rmle import LEAST_WEIGHT, Energy, ImageSearch, measure_channel, shrunk_spread
 from splitveil.errors import Range
 from splitveil.io import Progress, silent
 from splitveil.nets.decoder import ResidualDecoder

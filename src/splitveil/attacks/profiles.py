@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from splitveil.attacks.attribute import AttributeHead
-from splitveil.attacks.base import count_for
 from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest
 from splitveil.attacks.decoder import Decoder, with_compiled_decoders
 from splitveil.attacks.k_query import KQuery
@@ -21,7 +20,7 @@ from splitveil.attacks.linear import Linear
 from splitveil.attacks.membership import Membership
 from splitveil.attacks.prior import Prior
 from splitveil.attacks.reid import ReId
-from splitveil.attacks.rmle import ImageSearch, Rmle
+from splitveil.attacks.rmle import Rmle
 from splitveil.attacks.wgan import Wgan
 from splitveil.errors import ConfigError, unknown
 from splitveil.threat import Attack
@@ -102,27 +101,6 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
         "k-query": KQuery(repeats=16, inner=_PAPER),
     },
 }
-
-
-def scale_search_budgets(
-    attacks: Mapping[str, Attack], values: int, scored: int
-) -> dict[str, Attack]:
-    """The attacks with searches that take about as long for images of any size.
-
-    Args:
-        attacks: By name, as a profile has them.
-        values: Numbers in an image: channels · height · width.
-        scored: Images that are scored. A search that can afford all of them is ranked with the
-            other attacks.
-    """
-
-    def fitting(attack: Attack) -> Attack:
-        if not isinstance(attack, ImageSearch):
-            return attack
-        limit = min(count_for(attack.limit, values), attack.most, scored)
-        return replace(attack, limit=limit, chunk=min(count_for(attack.chunk, values), limit))
-
-    return {name: fitting(attack) for name, attack in attacks.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

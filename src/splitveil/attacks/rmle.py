@@ -1,28 +1,30 @@
-"""The rmle attack: a search for the image whose smashed data would explain what was sent."""
+"""The rmle attack: a search for the image whose smashed data would explain what was sent.
+
+`prior` shares the objective, the descent and the rules for held-out images. On a GPU every step of
+a descent is replayed from a captured graph.
+"""
 
 import math
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
 
 from splitveil.attacks.base import (
     PROBED,
-    PSEUDO_IMAGES,
     QUERIES,
     Count,
-    Descent,
     NonNegative,
-    Search,
-    calibrated,
     draw_seed,
-    has_gradient,
     need_aux,
+    no_capture_warning,
     tenth,
 )
 from splitveil.attacks.decoder import SMALL
 from splitveil.attacks.linear import Linear
+from splitveil.cuda import captured, set_rate
 from splitveil.errors import AuditError, ConfigError, Range, check_ranges
 from splitveil.io import Progress, silent
 from splitveil.threat import (
@@ -35,6 +37,10 @@ from splitveil.threat import (
     WhiteBox,
 )
 
+Search = Callable[[Observation], tuple[Tensor, Tensor]]  # prior means and guesses (n, …)
+REFERENCE = 3 * 32 * 32  # values of an image for which `limit` and `chunk` are given
+LEAST = 8  # images of any size that a search takes on, unless it is given fewer
+PSEUDO_IMAGES = 10  # weight of a prior guess against held-out images, in images
 OFFSET_ROWS = 4096  # sendings averaged for the offset; 1.6 % of the noise stays in it
 LEAST_WEIGHT = 1e-3  # of the priors without noise: they decide what z does not show
 LEAST_SPREAD = 1e-6  # squared error below which a start counts as exact
@@ -153,6 +159,172 @@ def shrunk_spread(errors: Tensor) -> Tensor:
     return (total / (len(errors) + PSEUDO_IMAGES)).clamp_min(LEAST_SPREAD)
 
 
+class Descent:
+    """Adam on guesses, from several starts for each of n images at once.
+
+    Args:
+        objective: Value (m,) of m guesses, to minimise. It is called with the guesses (m, …), the
+            tensors (m, …) that are given for them, and a generator.
+        seed: Seed of the objective's draws.
+        lr: Peak learning rate; it falls by a cosine to 0.
+        bounded: Whether guesses are clamped to [0, 1] after every step, as images are. A sigmoid
+            instead could never reach the ends.
+    """
+
+    def __init__(
+        self, objective: Callable[..., Tensor], seed: int, lr: float, *, bounded: bool = False
+    ) -> None:
+        self._objective, self._seed, self._peak, self._bounded = objective, seed, lr, bounded
+        self._guess: Tensor | None = None
+
+    def best(
+        self,
+        starts: Tensor,
+        given: Sequence[Tensor],
+        steps: int,
+        judge: Callable[..., Tensor] | None = None,
+    ) -> Tensor:
+        """The best guess for each image (n, …), among the starts and where the steps lead.
+
+        Args:
+            starts: k starts for each image, (k, n, …).
+            given: Tensors (n, …) for the objective.
+            steps: Steps of Adam.
+            judge: Picks the best, on the same draws for all guesses; default the objective. It
+                never sees the true image.
+        """
+        candidates = torch.cat([starts, self._run(starts, given, steps)]) if steps else starts
+        judge = judge or self._objective
+        with torch.no_grad():
+            values = [judge(guess, *given, self._draws(starts)) for guess in candidates]
+        return least(torch.stack(values), candidates)
+
+    @torch.enable_grad()
+    def _run(self, starts: Tensor, given: Sequence[Tensor], steps: int) -> Tensor:
+        # The tensors keep their place, so that on a GPU one captured step serves every chunk.
+        guess = self._prepare(starts, given) if self._guess is None else self._guess
+        guess.detach().copy_(starts.flatten(0, 1))
+        for static, value in zip(self._given, given, strict=True):
+            static.copy_(value.expand_as(static))
+        for value in (v for moments in self._adam.state.values() for v in moments.values()):
+            value.zero_()
+        with no_capture_warning():
+            for step in range(steps):
+                fall = 0.5 * (1 + math.cos(math.pi * step / steps))
+                set_rate(self._adam, self._peak * fall)
+                self._step()
+        return guess.detach().view_as(starts).clone()
+
+    def _prepare(self, starts: Tensor, given: Sequence[Tensor]) -> Tensor:
+        """Allocate the guesses and the tensors given for them, at the first run."""
+        device, on_gpu = starts.device, starts.device.type == "cuda"
+        self._guess = guess = torch.empty_like(starts.flatten(0, 1)).requires_grad_()
+        self._given = [t.new_empty(len(starts), *t.shape) for t in given]
+        rate = torch.full((), self._peak, device=device)
+        self._adam = torch.optim.Adam([guess], rate, (0.9, 0.99), fused=on_gpu, capturable=on_gpu)
+        draws = self._draws(starts)
+
+        def move() -> None:
+            guess.grad = None
+            flat = (t.flatten(0, 1) for t in self._given)
+            self._objective(guess, *flat, draws).sum().backward()  # type: ignore[no-untyped-call]
+            self._adam.step()
+            if self._bounded:
+                guess.detach().clamp_(0, 1)
+
+        self._step = captured(move, device, [draws])
+        return guess
+
+    def _draws(self, like: Tensor) -> Generator:
+        return Generator(device=like.device).manual_seed(self._seed)
+
+
+def least(values: Tensor, of: Tensor) -> Tensor:
+    """Of k candidates (k, n, …), the one with the least value (k, n) for each of n images.
+
+    NaN loses against every number.
+
+    >>> least(torch.tensor([[2.0, math.nan], [1.0, 3.0]]), torch.tensor([[5, 6], [7, 8]])).tolist()
+    [7, 8]
+    """
+    best = values.nan_to_num(torch.inf, torch.inf).argmin(0)
+    return of[best, torch.arange(of.shape[1], device=of.device)]
+
+
+def has_gradient(encoder: nn.Module, x: Tensor) -> bool:
+    """Whether a gradient reaches images (n, c, h, w) through the encoder."""
+    with torch.enable_grad():
+        z: Tensor = encoder(x.clone().requires_grad_())
+    return z.requires_grad
+
+
+def in_chunks(
+    search: Search, chunk: int, seen: Observation, progress: Progress
+) -> tuple[Tensor, Tensor]:
+    """Prior means and guesses (n, …) of a search for all n images, `chunk` at a time."""
+    n, found = len(seen.z), []
+    for first in range(0, n, chunk):
+        progress(n + first, 2 * n, "descending")
+        # Always `chunk` rows, the last one repeated: one captured step serves all chunks, and the
+        # rounding for an image does not depend on how many others there are.
+        rows = torch.arange(first, first + chunk, device=seen.z.device).clamp_max(n - 1)
+        found.append(search(Observation(seen.z[rows], seen.answer[rows])))
+    means, guesses = (torch.cat(parts)[:n] for parts in zip(*found, strict=True))
+    return means, guesses
+
+
+def calibrated(
+    make_search: Callable[[], Search],
+    chunk: int,
+    held: tuple[Tensor, Observation] | None,
+    progress: Progress,
+) -> Reconstructor:
+    """A reconstructor that goes a share of the way from the prior mean to what a search finds.
+
+    Args:
+        make_search: Makes a search; all of them draw the same random numbers.
+        chunk: Images to search for at a time.
+        held: Held-out images (n, c, h, w) and what was observed of them, to pick the best share;
+            None goes all the way.
+        progress: Called after every chunk.
+    """
+    share: Tensor | float = 1.0
+    if held is not None:
+        x, seen = held
+        share = best_share(x, *in_chunks(make_search(), chunk, seen, silent))
+
+    def reconstruct(seen: Observation) -> Tensor:
+        x0, found = in_chunks(make_search(), chunk, seen, progress)
+        return torch.lerp(x0, found, share).clamp(0, 1)
+
+    return reconstruct
+
+
+def best_share(x: Tensor, x0: Tensor, found: Tensor) -> Tensor:
+    r"""Share of the way from x₀ to x̂ that ends nearest to x; nearer to 1 if images are few.
+
+    .. math:: \alpha = \frac{n a + k}{n + k}, \quad k = 10, \quad
+              a = \langle x - x_0, \hat x - x_0 \rangle / \lVert \hat x - x_0 \rVert^2 \in [0, 1.5]
+
+    >>> best_share(torch.full((30, 1), 0.5), torch.zeros(30, 1), torch.ones(30, 1))
+    tensor(0.6250)
+    """
+    way = found - x0
+    share = (((x - x0) * way).sum() / way.square().sum().clamp_min(1e-12)).clamp(0, 1.5)
+    return (len(x) * share + PSEUDO_IMAGES) / (len(x) + PSEUDO_IMAGES)
+
+
+def count_for(count: int, values: int) -> int:
+    """How many images of `values` numbers cost about as much as `count` of 3×32×32.
+
+    At least 8, unless `count` is less.
+
+    >>> count_for(64, 64), count_for(64, 3072), count_for(64, 3 * 96 * 96), count_for(4, 9999)
+    (3072, 64, 8, 4)
+    """
+    return max(min(count, LEAST), count * REFERENCE // values)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageSearch:
     """Base of the attacks that search for every image on its own.
@@ -166,7 +338,7 @@ class ImageSearch:
         restarts: Random starts besides.
         calibrate: Whether the answer lies a share of the way from start to result, as far as is
             best on held-out aux images; else at the end.
-        chunk: Images of 3×32×32 searched for at a time, see `scale_search_budgets`.
+        chunk: Images of 3×32×32 searched for at a time, see `scaled`.
         limit: Images of 3×32×32 in all.
         most: Images of any size in all.
         min_aux: Ten images for the linear attack and one held out, or more.
@@ -208,6 +380,22 @@ class ImageSearch:
             victim, used, generator, lambda done, total, note="": progress(done, 2 * total, note)
         )
         return victim, held, used, (start, Linear().fit(victim, used, generator))
+
+
+S = TypeVar("S", bound=ImageSearch)
+
+
+def scaled(search: S, values: int, scored: int) -> S:
+    """The search that takes about as long for images of another size.
+
+    Args:
+        search: With `chunk` and `limit` for images of 3×32×32.
+        values: Numbers in an image: channels · height · width.
+        scored: Images that are scored. A search that can afford all of them is ranked with the
+            other attacks.
+    """
+    limit = min(count_for(search.limit, values), search.most, scored)
+    return replace(search, limit=limit, chunk=min(count_for(search.chunk, values), limit))
 
 
 @dataclass(frozen=True, kw_only=True)

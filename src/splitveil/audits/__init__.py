@@ -1,7 +1,6 @@
 """The audits: attacks on a deployed client, and what they got."""
 
-from splitveil.audits.suite import run_attacks
-from splitveil.audits.summary import label_only_mse, strongest
+from splitveil.audits.suite import label_only_mse, run_attacks, strongest
 from splitveil.audits.target import Attempt, Target
 
 __all__ = ["Attempt", "Target", "label_only_mse", "run_attacks", "strongest"]

@@ -20,7 +20,7 @@ from splitveil.attacks.profiles import LeakBudget
 from splitveil.attacks.reid import ReId, centred, ranks
 from splitveil.audits import metrics
 from splitveil.audits.metrics import named, share
-from splitveil.audits.summary import label_only_mse, strongest_blackbox
+from splitveil.audits.suite import label_only_mse, strongest_blackbox
 from splitveil.audits.target import Attempt, Target, answer, attacked_rows, finite, send
 from splitveil.data.attributes import Attributes
 from splitveil.errors import AuditError

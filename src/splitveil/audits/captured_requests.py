@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from splitveil.attacks.profiles import find_profile
-from splitveil.audits.certificates import count_copies, refusals
+from splitveil.audits.certificates import count_copies
 from splitveil.audits.noise_tests import NOT_THE_NOISE, Clean, channel_tests
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.suite import Store
@@ -258,7 +258,7 @@ def audit_wire(
 
     target = replace(
         target, captured=first.z.to(target.device), identity=identity, wire=wire,
-        certify=target.certify if reason is None else lambda _: (refusals(reason), None),
+        certify=reason or target.certify,
     )  # fmt: skip
     return measure(target, attacks, profile, facts, store=store, progress=progress)
 

@@ -13,10 +13,14 @@ from jaxtyping import Float, Int64
 from torch import Generator, Tensor, nn
 
 from splitveil.audits import bounds
+from splitveil.audits.target import Target
 from splitveil.errors import AuditError
 from splitveil.io import Json
 from splitveil.nets.channel import before_noise
-from splitveil.threat import Labelled
+from splitveil.nets.split import SplitModel
+from splitveil.rng import stream
+from splitveil.surrogates.base import FirstCallCheck, class_batch, true_rate
+from splitveil.threat import Labelled, Victim
 
 Clean = Callable[[Tensor, Generator | None], Tensor]
 PROBES = 32
@@ -284,6 +288,49 @@ def certify(
         "diagnostics": slope,
     }
     return {kind: _or_refused(make) for kind, make in makers.items()}
+
+
+def certify_networks(  # noqa: PLR0917 - the client, and images for its certificates
+    target: Target,
+    encoder: nn.Module,
+    channel: nn.Module,
+    fit: Labelled,
+    fresh: Labelled,
+    seen: Sequence[Labelled] | None,
+) -> Json:
+    """`certify` for the scored images of a target whose client has these networks."""
+    return certify(
+        certified_client(encoder, channel, target.device), target.scored, fit, fresh, seen,
+        num_classes=target.num_classes,
+        generator=stream(target.seed, "certificates", target.device),
+    )  # fmt: skip
+
+
+def certify_split(
+    target: Target, model: SplitModel, fit: Labelled, fresh: Labelled, seen: Sequence[Labelled]
+) -> tuple[Json, float | None]:
+    """The certificates of a split model's client, and its rate in nats; see `certify`."""
+    found = certify_networks(target, model.encoder, model.channel, fit, fresh, seen)
+    noise_std = float(getattr(model.channel, "noise_std", 0.0))
+    return found, rate_nats(target.victim, target.scored, target.num_classes, noise_std)
+
+
+@torch.no_grad()
+def rate_nats(victim: Victim, data: Labelled, num_classes: int, noise_std: float) -> float | None:
+    """Upper bound on I(x; z̃ | y) of the scored images, total nats; None without noise.
+
+    Clean z in eval mode, class-conditional, diagonal.
+    """
+    if noise_std == 0:
+        return None
+    box = victim.white_box()
+    before = before_noise(box.encoder, box.channel).stages  # a dictionary could magnify z
+    parts = [before(victim.encoder(x.to(victim.device))) for x in torch.split(data.images, CHUNK)]
+    z = torch.cat(parts).flatten(1).double()
+    if not bool(torch.isfinite(z).all()):
+        return None
+    batch = class_batch(z, data.labels.to(z.device), z.shape[1], num_classes, FirstCallCheck())
+    return float(true_rate(batch, noise_std)) * z.shape[1]
 
 
 def dfil(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from splitveil.audits.bounds import beaten
 from splitveil.audits.certificates import count_copies
-from splitveil.audits.summary import comparable, mean_image_mse
+from splitveil.audits.suite import comparable, mean_image_mse
 from splitveil.audits.target import Attempt, Target, finite
 from splitveil.io import Json
 from splitveil.record.schema import Flag

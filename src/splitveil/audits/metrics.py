@@ -6,6 +6,7 @@ PSNRs are in use in this field and differ by up to .15 and several dB on the sam
 
 import functools
 import math
+from collections.abc import Callable, Mapping
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -16,7 +17,7 @@ from splitveil.attacks.membership import placements
 from splitveil.errors import AuditError
 from splitveil.functional import SSIM_RADIUS, Padding
 from splitveil.io import Json
-from splitveil.threat import CHUNK, check_images
+from splitveil.threat import CHUNK, check_images, chunk_for
 
 MSE_FLOOR = 1e-10  # a perfect copy has an infinite PSNR; it is reported as 100 dB
 LPIPS_SIDE = 32
@@ -98,6 +99,27 @@ def _lpips_net(device: torch.device) -> nn.Module | None:
         return None
     net: nn.Module = package.LPIPS(net="alex", verbose=False)
     return net.eval().requires_grad_(requires_grad=False).to(device)
+
+
+PER_IMAGE: Mapping[str, Callable[[Images, Images], PerImage | None]] = {
+    "mse": mse,
+    "psnr": psnr,
+    "ssim": ssim,
+    "ssim_zeropad": ssim_zeropad,
+    "ssim_valid": ssim_valid,
+    "lpips": lpips,
+}
+
+
+def measured(x: Images, guess: Images) -> dict[str, PerImage | None]:
+    """Every metric of each image, computed for a part of the images at a time to save memory."""
+    chunk = chunk_for(x)
+    pairs = list(zip(torch.split(x, chunk), torch.split(guess, chunk), strict=True))
+    found: dict[str, PerImage | None] = {}
+    for name, metric in PER_IMAGE.items():
+        parts = [value for pair in pairs if (value := metric(*pair)) is not None]
+        found[name] = torch.cat(parts) if parts else None
+    return found
 
 
 def _check_pair(x: Tensor, guess: Tensor) -> None:

@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn
 
 from splitveil.attacks.base import draw_seed
 from splitveil.attacks.profiles import find_profile
-from splitveil.audits.certificates import certified_client, certify, count_copies, refusals
+from splitveil.audits.certificates import certify_networks, count_copies, refusals
 from splitveil.audits.noise_tests import (
     LISTENED,
     NOT_THE_NOISE,
@@ -600,12 +600,8 @@ def _certificates(
         found = refusals(reason)
     else:
         # Without `InRows`, behind which the bounds of z are not found.
-        client = certified_client(encoder[0], own.declared, target.device)
         seen = None if images.members is None else [images.members]
-        found = certify(
-            client, target.scored, images.aux, images.test, seen, num_classes=target.num_classes,
-            generator=stream(target.seed, "certificates", target.device),
-        )  # fmt: skip
+        found = certify_networks(target, encoder[0], own.declared, images.aux, images.test, seen)
     std, classes = own.noise_std, target.num_classes
     if std is None or target.sent.broken:
         return found, None

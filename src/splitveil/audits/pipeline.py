@@ -4,11 +4,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from splitveil.attacks.profiles import LEAK_BUDGETS, scale_search_budgets
+from splitveil.attacks.profiles import LEAK_BUDGETS
 from splitveil.audits.beyond_pixels import leaks_beyond_pixels
+from splitveil.audits.certificates import refusals
 from splitveil.audits.flags import raise_flags
-from splitveil.audits.suite import Store, accuracy, run_attacks
-from splitveil.audits.summary import label_only_mse, summarise
+from splitveil.audits.suite import (
+    Store,
+    accuracy,
+    label_only_mse,
+    run_attacks,
+    scaled_searches,
+    summarise,
+)
 from splitveil.audits.target import Target, gallery
 from splitveil.errors import AuditError
 from splitveil.io import Json, Progress, silent
@@ -66,12 +73,13 @@ def measure(
             "all images of a class are alike, so the class alone gives away the image and there is "
             "nothing left to protect; use a dataset whose classes hold different images"
         )
-    sized = scale_search_budgets(
-        attacks, target.scored.images.shape[1:].numel(), len(target.scored)
-    )
-    attempts = run_attacks(target, sized, progress, store=store)
+    attempts = run_attacks(target, scaled_searches(attacks, target.scored), progress, store=store)
     summary = summarise(target, attempts)
-    certificates, rate = target.certify(target)
+    rate: float | None = None
+    if isinstance(target.certify, str):
+        certificates = refusals(target.certify)
+    else:
+        certificates, rate = target.certify(target)
     leaks = leaks_beyond_pixels(target, attempts, LEAK_BUDGETS[profile])
     wire = target.wire(attempts)
     flags = raise_flags(

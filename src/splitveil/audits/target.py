@@ -16,7 +16,6 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from splitveil.audits import metrics
-from splitveil.audits.certificates import refusals
 from splitveil.data.attributes import Attributes, attributes_of, read_table
 from splitveil.errors import AuditError
 from splitveil.io import Json
@@ -26,7 +25,6 @@ from splitveil.threat import CHUNK, Access, BlackBox, Labelled, Observation, Sen
 
 SHOWN = 10
 NO_ANSWER = "–"  # the class that stands for every answer where there is no server
-PER_IMAGE = ("mse", "psnr", "ssim", "ssim_zeropad", "ssim_valid", "lpips")
 META = ("access", "scored", "repeats", "curve", "aux_mse", "keeps_aux", "seconds")
 
 
@@ -56,7 +54,7 @@ class Target:
         test: Images on which the accuracy is measured; None for the scored ones.
         members: Images that were trained on, or why none are known.
         outsiders: Images that were not trained on.
-        certify: Makes the certificates, or says why there are none, and the rate in nats.
+        certify: Makes the certificates and the rate in nats, or says why there are none.
         attributes: Attributes from a table; None for simple ones of the images themselves.
         own_data: Whether the images are a user's own, so that copies among them are counted.
         unfinished: How far the training came, if it did not end.
@@ -76,9 +74,8 @@ class Target:
     test: Labelled | None = None
     members: Labelled | str = "no images are known to be training data"
     outsiders: Labelled | None = None
-    certify: "Callable[[Target], tuple[Json, float | None]]" = lambda target: (
-        refusals("nothing is known of the client"),
-        None,
+    certify: "Callable[[Target], tuple[Json, float | None]] | str" = (
+        "nothing is known of the client"
     )
     attributes: Attributes | None = None
     own_data: bool = False
@@ -272,7 +269,7 @@ class Attempt:
         at = slice(None) if rows is None else self.place(rows)
         means = {
             name: None if (value := getattr(self, name)) is None else float(value[at].mean())
-            for name in PER_IMAGE
+            for name in metrics.PER_IMAGE
         }
         pooled = -10.0 * torch.log10(self.mse[at].mean().clamp_min(metrics.MSE_FLOOR))
         right = None if self.right is None else float(self.right[at].double().mean())

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +15,7 @@ from splitveil import __version__
 from splitveil.attacks.decoder import Decoder
 from splitveil.attacks.profiles import PROFILES, find_profile
 from splitveil.audits import metrics
-from splitveil.audits.certificates import certified_client, certify
+from splitveil.audits.certificates import certify_split
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.suite import OWN_PACKAGE, Store, folder_store
 from splitveil.audits.target import Target, read_attributes
@@ -25,15 +26,13 @@ from splitveil.data.folder import file_names
 from splitveil.data.splits import Splits, aux_view
 from splitveil.errors import AuditError, ConfigError, RunError
 from splitveil.io import Json, Progress, check_folder, file_version, folder_lock, silent
-from splitveil.nets.channel import before_noise
 from splitveil.nets.cost import Cost
 from splitveil.nets.split import SplitModel
 from splitveil.provenance import commit, model_hash, versions
 from splitveil.record.files import write_record
 from splitveil.record.schema import Record
 from splitveil.rng import stream
-from splitveil.surrogates.base import FirstCallCheck, class_batch, true_rate
-from splitveil.threat import FittedAttack, Labelled, Victim
+from splitveil.threat import FittedAttack
 
 COPY = "Copy the run's folder to a place where you may write, and audit the copy"
 RECENT = ("label_smoothing", "teacher_share", "teacher_temperature")  # older records lack them
@@ -85,19 +84,10 @@ def open_run(
     test = dataset.labelled(splits.judged(view.knowledge))
     known, members, val = (dataset.labelled(s) for s in (view.aux, splits.train, splits.val))
     own_hash = model_hash(model)
-    steps, planned = trained["steps"], planned_steps(config, len(members))
+    steps, planned = trained["steps"], planned_steps(config, len(splits.train))
 
-    def certificates(target: Target) -> tuple[Json, float | None]:
-        """The population's bound is measured on images that nothing was trained or chosen on."""
-        client = certified_client(model.encoder, model.channel, target.device)
-        found = certify(
-            client, target.scored, members, test, [members, val],
-            num_classes=target.num_classes,
-            generator=stream(seed, "certificates", target.device),
-        )  # fmt: skip
-        noise_std = float(getattr(model.channel, "noise_std", 0.0))
-        return found, rate_nats(victim, target.scored, target.num_classes, noise_std)
-
+    # The population's bound is measured on images that nothing was trained or chosen on.
+    certificates = partial(certify_split, model=model, fit=members, fresh=test, seen=[members, val])
     target = Target(
         victim=victim, head=model.head, classes=dataset.classes, aux=known,
         scored=dataset.labelled(view.scored), seed=seed, knowledge=view.knowledge, test=test,
@@ -136,24 +126,6 @@ def _identity(model: SplitModel, own_hash: str, hashes: Json, device: torch.devi
         return ""
     known = {k: v for k, v in versions().items() if k != "commit"} | {"device": str(device)}
     return json.dumps([own_hash, [str(v) for v in stated], hashes, known], sort_keys=True)
-
-
-@torch.no_grad()
-def rate_nats(victim: Victim, data: Labelled, num_classes: int, noise_std: float) -> float | None:
-    """Upper bound on I(x; z̃ | y) of the scored images, total nats; None without noise.
-
-    Clean z in eval mode, class-conditional, diagonal.
-    """
-    if noise_std == 0:
-        return None
-    box = victim.white_box()
-    before = before_noise(box.encoder, box.channel).stages  # a dictionary could magnify z
-    parts = [before(victim.encoder(x.to(victim.device))) for x in torch.split(data.images, 1000)]
-    z = torch.cat(parts).flatten(1).double()
-    if not bool(torch.isfinite(z).all()):
-        return None
-    batch = class_batch(z, data.labels.to(z.device), z.shape[1], num_classes, FirstCallCheck())
-    return float(true_rate(batch, noise_std)) * z.shape[1]
 
 
 def audit(

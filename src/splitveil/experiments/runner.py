@@ -32,8 +32,7 @@ from splitveil import __version__
 from splitveil.attacks.profiles import find_profile
 from splitveil.audits.flags import UNFINISHED
 from splitveil.audits.pipeline import ACCURACY_DRAWS
-from splitveil.audits.suite import accuracy, folder_store, run_attacks
-from splitveil.audits.summary import label_only_mse, strongest
+from splitveil.audits.suite import accuracy, folder_store, label_only_mse, run_attacks, strongest
 from splitveil.audits.trained_run import open_run
 from splitveil.config.resolve import find_device, resolve
 from splitveil.config.run_config import PLACES, RunConfig, defaults_for
