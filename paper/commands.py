@@ -3,10 +3,10 @@
 import json
 import shlex
 
+from splitveil.config.resolve import EARLIER
 from splitveil.config.run_config import DATASET_DEFAULTS, OTHER_DATASETS, RUN_KEYS, RunConfig
 from splitveil.defences.catalogue import find_defence
 from splitveil.record.schema import Record
-from splitveil.runs import EARLIER
 
 OPTIONS = ("dataset", "defence", "net", "epochs", "seed", "name")  # the others need --set
 PLACES = ("device", "data_dir", "runs_dir", "final")  # differ per machine; `final` is a flag

@@ -18,14 +18,12 @@ from splitveil.config.resolve import (
     Plan,
     find_device,
     flat_config,
-    make_config,
     merge,
     plan_of,
-    preset,
+    read_folder,
     resolve,
 )
-from splitveil.config.run_config import NAME, NAME_RULE, RunConfig
-from splitveil.config.settings import read_toml
+from splitveil.config.run_config import RunConfig
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.data.splits import Splits, make_splits
@@ -51,8 +49,6 @@ from splitveil.serve.wire import Rows
 from splitveil.threat import Victim
 from splitveil.train.distillation import Teacher, check_same_teacher, check_teacher
 from splitveil.train.state import CHECKPOINT, load_module, read_checkpoint, read_meta
-
-EARLIER = {"ramp": 0.0, "sparse_place": "wire"}  # for older folders, which do not name these
 
 
 def flush_denormals() -> None:
@@ -283,38 +279,6 @@ def splits_of(config: RunConfig, dataset: Dataset) -> Splits:
     return make_splits(
         dataset, split_seed=config.split_seed, held_out=config.held_out, final=config.final
     )
-
-
-def read_folder(folder: Path) -> tuple[RunConfig, DataFacts]:
-    """The settings of a run folder, and what is known of its data."""
-    path = folder / "config.toml"
-    try:
-        there = path.is_file()
-    except OSError as err:  # without permission to search a folder above
-        raise RunError(f"cannot look into {folder}: {err.strerror}; check the path") from err
-    if not there:
-        raise RunError(
-            f"{folder} is not a run: it has no config.toml; `splitveil train` makes runs, "
-            "by default below ./runs"
-        )
-    flat = read_toml(path)
-    try:
-        c, h, w = (int(side) for side in flat.pop("image_shape"))
-        built = DataFacts((c, h, w), int(flat.pop("num_classes")), flat.pop("data_hash"))
-    except (KeyError, ValueError, TypeError) as err:
-        raise RunError(
-            f"{path} has a missing or wrong value ({err}), so it is not from a training run; give "
-            "another folder, or train again"
-        ) from err
-    own = preset(str(flat.get("defence", RunConfig.defence))).settings()
-    flat = {key: value for key, value in EARLIER.items() if key in own} | flat
-    place = folder.resolve() if folder.name in ("", "..") else folder  # Path(".") has no name
-    flat["runs_dir"], flat["name"] = str(place.parent), place.name
-    if not NAME.fullmatch(place.name):
-        raise RunError(
-            f"cannot read the run {folder}: its {NAME_RULE}, got '{place.name}'; rename the folder"
-        )
-    return make_config(flat), built
 
 
 def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:

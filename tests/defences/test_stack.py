@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 import splitveil as sv
 from splitveil.cli.app import app
-from splitveil.config.resolve import build_defence, flat_config, make_config, resolve
+from splitveil.config.resolve import build_defence, flat_config, make_config, read_folder, resolve
 from splitveil.config.settings import read_toml
 from splitveil.data.catalogue import load
 from splitveil.defences.base import Defence, PenaltyPlan, Stack, stack
 from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.errors import CheckpointError, ConfigError
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.runs import load_run, read_folder
+from splitveil.runs import load_run
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.kmeans_cem import KMeansCEM
 from splitveil.train.state import read_checkpoint

@@ -7,8 +7,7 @@ from torch import nn
 from splitveil.errors import ConfigError
 from splitveil.nets.backbones import mobilenetv2, resnet20, small, vgg11
 from splitveil.nets.catalogue import NETS
-from splitveil.nets.cost import Cost
-from splitveil.nets.split import SplitModel, cut
+from splitveil.nets.split import Cost, SplitModel, cut
 
 IMAGE = (3, 32, 32)
 CUTLAYERS = range(1, 13)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from splitveil.errors import ConfigError
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.clients import FAMILIES, THIN_CLIENTS, build_client, parse_client
-from splitveil.nets.cost import Candidate, Cost, candidates, grid, nothing_fits, weigh
-from splitveil.nets.split import cut
+from splitveil.nets.cost import Candidate, candidates, grid, nothing_fits, weigh
+from splitveil.nets.split import Cost, cut
 
 IMAGE = (3, 32, 32)
 Shape = tuple[int, int, int]

@@ -19,8 +19,7 @@ from splitveil.nets.clients import (
     parse_client,
     parse_image,
 )
-from splitveil.nets.cost import Cost
-from splitveil.nets.split import cut
+from splitveil.nets.split import Cost, cut
 
 IMAGE = (3, 32, 32)
 Shape = tuple[int, int, int]

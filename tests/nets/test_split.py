@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from splitveil.errors import ConfigError
 from splitveil.nets.backbones import small, vgg11
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.nets.cost import Cost
-from splitveil.nets.split import SplitModel, cut
+from splitveil.nets.split import Cost, SplitModel, cut
 
 
 def mlp() -> nn.Sequential:

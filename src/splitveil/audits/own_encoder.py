@@ -37,7 +37,7 @@ from splitveil.data.splits import aux_view, hash_all, make_splits
 from splitveil.errors import AuditError, ConfigError, DataError, unknown
 from splitveil.io import Json, Progress, silent
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.nets.cost import Cost
+from splitveil.nets.split import Cost
 from splitveil.record.schema import Record
 from splitveil.rng import derive_seed, seeded_globals, stream
 from splitveil.threat import Access, Labelled, Send, Victim, by_rows, check_images

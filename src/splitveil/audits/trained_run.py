@@ -26,8 +26,7 @@ from splitveil.data.folder import file_names
 from splitveil.data.splits import Splits, aux_view
 from splitveil.errors import AuditError, ConfigError, RunError
 from splitveil.io import Json, Progress, check_folder, file_version, folder_lock, silent
-from splitveil.nets.cost import Cost
-from splitveil.nets.split import SplitModel
+from splitveil.nets.split import Cost, SplitModel
 from splitveil.provenance import commit, model_hash, versions
 from splitveil.record.files import write_record
 from splitveil.record.schema import Record

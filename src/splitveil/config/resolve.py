@@ -14,13 +14,20 @@ import torch
 from torch import nn
 
 from splitveil.config.recipes import check_recipe, find_recipe, known_settings
-from splitveil.config.run_config import RUN_KEYS, RunConfig, defaults_for, one_noise_name
+from splitveil.config.run_config import (
+    NAME,
+    NAME_RULE,
+    RUN_KEYS,
+    RunConfig,
+    defaults_for,
+    one_noise_name,
+)
 from splitveil.config.settings import check_settable, converted, parse_pairs, read_toml, write_toml
 from splitveil.data.catalogue import DATASETS
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.defences.base import Defence, PenaltyPlan
 from splitveil.defences.catalogue import find_defence
-from splitveil.errors import ConfigError, unknown
+from splitveil.errors import ConfigError, RunError, unknown
 from splitveil.io import Json
 from splitveil.nets.catalogue import NETS, find_net
 from splitveil.nets.split import SplitModel, cut, with_channel
@@ -28,6 +35,7 @@ from splitveil.rng import derive_seed, seeded_globals
 
 SMALL_SIDE = 32  # pixels; net "auto" takes the small net for images with a shorter side
 ANY_WIRE = 512  # numbers on the wire; no setting of a penalty is valid for some sizes only
+EARLIER = {"ramp": 0.0, "sparse_place": "wire"}  # for older folders, which do not name these
 Shape = tuple[int, int, int]
 
 
@@ -235,6 +243,38 @@ def make_config(options: Mapping[str, Any]) -> RunConfig:
     good = converted(options, {**own, **RUN_KEYS}, f"setting for defence '{name}'")
     run = {k: v for k, v in good.items() if k in RUN_KEYS}
     return RunConfig(**run, settings={k: v for k, v in good.items() if k in own})
+
+
+def read_folder(folder: Path) -> tuple[RunConfig, DataFacts]:
+    """The settings of a run folder, and what is known of its data."""
+    path = folder / "config.toml"
+    try:
+        there = path.is_file()
+    except OSError as err:  # without permission to search a folder above
+        raise RunError(f"cannot look into {folder}: {err.strerror}; check the path") from err
+    if not there:
+        raise RunError(
+            f"{folder} is not a run: it has no config.toml; `splitveil train` makes runs, "
+            "by default below ./runs"
+        )
+    flat = read_toml(path)
+    try:
+        c, h, w = (int(side) for side in flat.pop("image_shape"))
+        built = DataFacts((c, h, w), int(flat.pop("num_classes")), flat.pop("data_hash"))
+    except (KeyError, ValueError, TypeError) as err:
+        raise RunError(
+            f"{path} has a missing or wrong value ({err}), so it is not from a training run; give "
+            "another folder, or train again"
+        ) from err
+    own = preset(str(flat.get("defence", RunConfig.defence))).settings()
+    flat = {key: value for key, value in EARLIER.items() if key in own} | flat
+    place = folder.resolve() if folder.name in ("", "..") else folder  # Path(".") has no name
+    flat["runs_dir"], flat["name"] = str(place.parent), place.name
+    if not NAME.fullmatch(place.name):
+        raise RunError(
+            f"cannot read the run {folder}: its {NAME_RULE}, got '{place.name}'; rename the folder"
+        )
+    return make_config(flat), built
 
 
 def preset(name: str) -> Defence:

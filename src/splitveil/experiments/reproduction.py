@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.attacks.profiles import find_profile
-from splitveil.config.resolve import build_defence, make_config
+from splitveil.config.resolve import build_defence, make_config, read_folder
 from splitveil.errors import CheckpointError, ConfigError, RunError, SplitVeilError, unknown
 from splitveil.experiments.runner import LiveTable, Trial, Work, run_many
 from splitveil.io import Json, write_text
 from splitveil.record.groups import Group, dataset_of, find_records
 from splitveil.report.columns import REFERENCE, Compared, Published, Reference
 from splitveil.report.comparison import TEST90, Track, caption, reference_rows
-from splitveil.runs import read_folder
 from splitveil.table import Column, Table, fixed, json_cell
 
 log = logging.getLogger("splitveil")

@@ -492,8 +492,7 @@ def read_case(folder: Path, plain: Path | None = None) -> RunHistory:
 
 
 def _read(folder: Path) -> RunHistory:
-    from splitveil.config.resolve import flat_config
-    from splitveil.runs import read_folder
+    from splitveil.config.resolve import flat_config, read_folder
 
     files = read_run(folder, audited=False)
     config, built = read_folder(folder)

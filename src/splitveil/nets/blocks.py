@@ -3,18 +3,15 @@
 A backbone is a flat `nn.Sequential` of stages, so that it can be cut after each of them.
 """
 
-import copy
 from collections.abc import Sequence
 from typing import TypeGuard
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError, Range
 
 Shape = tuple[int, int, int]
-AnyShape = tuple[int, ...]
 
 
 def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
@@ -75,50 +72,6 @@ def xavier_init(module: nn.Module) -> None:
 def is_plain(module: nn.Module) -> TypeGuard[nn.Sequential]:
     """Whether a module applies its children in order: an `nn.Sequential` with its own `forward`."""
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-
-
-def stages_of(backbone: nn.Module) -> list[nn.Module]:
-    """The stages between which a backbone can be cut: the children of a plain `nn.Sequential`.
-
-    >>> len(stages_of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2))))
-    2
-    """
-    advice = "wrap its stages: nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
-    if not is_plain(backbone):
-        raise ConfigError(
-            f"cut needs a plain nn.Sequential, got {type(backbone).__name__}; {advice}"
-        )
-    # Not children(): that yields a module that is used twice, such as one ReLU, only once.
-    stages = list(backbone)
-    if len(stages) <= 1:
-        many = "one child" if stages else "no children"
-        raise ConfigError(f"a backbone of {many} cannot be cut; {advice}")
-    return stages
-
-
-@torch.no_grad()
-def wire_shape(client: nn.Module, shape: AnyShape, name: str = "the client") -> AnyShape:
-    """Shape of a module's output for one input of this shape, for example an image (c, h, w).
-
-    `name` is what an error calls the module.
-    """
-    # A copy in eval mode, because BatchNorm's statistics must not move. Of a compiled module the
-    # original, because operations inside a compiled graph cannot be counted.
-    probe: nn.Module = copy.deepcopy(getattr(client, "_orig_mod", client)).eval()
-    weight = next(probe.parameters(), torch.zeros(()))
-    try:
-        out = probe(torch.zeros(1, *shape).to(weight))
-    except (RuntimeError, TypeError, ValueError, IndexError) as err:
-        raise ConfigError(
-            f"{name} cannot process an input of shape {shape!r}: {err}; change the layer, or the "
-            "image's channels, height and width, for example (3, 32, 32)"
-        ) from err
-    if not isinstance(out, Tensor) or out.ndim < 2:  # noqa: PLR2004 - rows and their features
-        raise ConfigError(
-            f"{name} returns a {type(out).__name__}, not a tensor with one row per image; wrap it "
-            "together with the layer that reads it"
-        )
-    return tuple(out.shape[1:])
 
 
 def check_side(

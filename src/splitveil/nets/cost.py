@@ -1,13 +1,12 @@
-"""What a client costs for one image, and which clients and cuts fit a budget.
+"""Which clients and cuts fit a budget.
 
-`Cost.of` counts a built client. The costs of a `ClientSpec` come from a list of its convolutions,
-so that thousands of specs can be compared without building one; tests check both against each
-other.
+`split.Cost.of` counts a built client. The costs of a `ClientSpec` come from a list of its
+convolutions, so that thousands of specs can be compared without building one; tests check both
+against each other.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import zip_longest
@@ -15,11 +14,8 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets.blocks import stages_of, wire_shape
 from splitveil.nets.catalogue import Net
 from splitveil.nets.clients import (
     CLIENT_PREFIX,
@@ -30,8 +26,8 @@ from splitveil.nets.clients import (
     ClientSpec,
     require,
 )
+from splitveil.nets.split import Cost, Shape, stages_of
 
-Shape = tuple[int, ...]
 ImageShape = tuple[int, int, int]
 
 _TAPS = 9  # of a 3×3 kernel
@@ -39,56 +35,6 @@ _MAP = 3  # dimensions of a map: channels, height, width
 _WIDTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96)
 _EXPANSIONS = (2, 4, 6)
 _DEEPEST = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """What a client costs for one image.
-
-    Args:
-        macs: Multiply-adds of convolutions and matrix products.
-        params: Parameters to store.
-        wire_shape: Shape of the smashed data.
-        wire_floats: How many numbers that is.
-    """
-
-    macs: int
-    params: int
-    wire_shape: Shape
-    wire_floats: int
-
-    @classmethod
-    def of(cls, client: nn.Module, image_shape: Shape, name: str = "the client") -> "Cost":
-        """Count a client by passing one image of zeros through a copy of it.
-
-        Attention is counted by its matrix products, whichever fused kernel would run. `name` is
-        what an error calls the module.
-
-        >>> Cost.of(nn.Linear(4, 3), (4,))
-        Cost(macs=12, params=15, wire_shape=(3,), wire_floats=3)
-        >>> Cost.of(nn.Conv1d(3, 5, 3), (3, 10)).macs  # 8 places, 5 channels, 3·3 weights
-        360
-        """
-        with _counted() as counter:
-            shape = wire_shape(client, image_shape, name)
-        return cls(
-            macs=int(counter.get_total_flops()) // 2,  # a multiply-add is two operations
-            params=sum(p.numel() for p in client.parameters()),
-            wire_shape=shape,
-            wire_floats=math.prod(shape),
-        )
-
-
-@contextmanager
-def _counted() -> Iterator[FlopCounterMode]:
-    """Count operations inside the block; fused kernels, which are not counted, are off."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            yield counter
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def check_budget(max_macs: float | int, wire_floats: int, max_params: int | None = None) -> None:

@@ -1,18 +1,118 @@
-"""A model in two halves, client and server, made by cutting a backbone."""
+"""A model in two halves, client and server, made by cutting a backbone; what the client costs."""
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from splitveil.cuda import compiled
 from splitveil.errors import ConfigError
-from splitveil.nets.blocks import stages_of, wire_shape
+from splitveil.nets.blocks import is_plain
 from splitveil.nets.channel import Channel, learned_stages
-from splitveil.nets.cost import Cost, Shape
 from splitveil.threat import Victim
+
+Shape = tuple[int, ...]
+
+
+def stages_of(backbone: nn.Module) -> list[nn.Module]:
+    """The stages between which a backbone can be cut: the children of a plain `nn.Sequential`.
+
+    >>> len(stages_of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2))))
+    2
+    """
+    advice = "wrap its stages: nn.Sequential(stem, stage1, …, nn.Flatten(), classifier)"
+    if not is_plain(backbone):
+        raise ConfigError(
+            f"cut needs a plain nn.Sequential, got {type(backbone).__name__}; {advice}"
+        )
+    # Not children(): that yields a module that is used twice, such as one ReLU, only once.
+    stages = list(backbone)
+    if len(stages) <= 1:
+        many = "one child" if stages else "no children"
+        raise ConfigError(f"a backbone of {many} cannot be cut; {advice}")
+    return stages
+
+
+@torch.no_grad()
+def wire_shape(client: nn.Module, shape: Shape, name: str = "the client") -> Shape:
+    """Shape of a module's output for one input of this shape, for example an image (c, h, w).
+
+    `name` is what an error calls the module.
+    """
+    # A copy in eval mode, because BatchNorm's statistics must not move. Of a compiled module the
+    # original, because operations inside a compiled graph cannot be counted.
+    probe: nn.Module = copy.deepcopy(getattr(client, "_orig_mod", client)).eval()
+    weight = next(probe.parameters(), torch.zeros(()))
+    try:
+        out = probe(torch.zeros(1, *shape).to(weight))
+    except (RuntimeError, TypeError, ValueError, IndexError) as err:
+        raise ConfigError(
+            f"{name} cannot process an input of shape {shape!r}: {err}; change the layer, or the "
+            "image's channels, height and width, for example (3, 32, 32)"
+        ) from err
+    if not isinstance(out, Tensor) or out.ndim < 2:  # noqa: PLR2004 - rows and their features
+        raise ConfigError(
+            f"{name} returns a {type(out).__name__}, not a tensor with one row per image; wrap it "
+            "together with the layer that reads it"
+        )
+    return tuple(out.shape[1:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a client costs for one image.
+
+    Args:
+        macs: Multiply-adds of convolutions and matrix products.
+        params: Parameters to store.
+        wire_shape: Shape of the smashed data.
+        wire_floats: How many numbers that is.
+    """
+
+    macs: int
+    params: int
+    wire_shape: Shape
+    wire_floats: int
+
+    @classmethod
+    def of(cls, client: nn.Module, image_shape: Shape, name: str = "the client") -> "Cost":
+        """Count a client by passing one image of zeros through a copy of it.
+
+        Attention is counted by its matrix products, whichever fused kernel would run. `name` is
+        what an error calls the module.
+
+        >>> Cost.of(nn.Linear(4, 3), (4,))
+        Cost(macs=12, params=15, wire_shape=(3,), wire_floats=3)
+        >>> Cost.of(nn.Conv1d(3, 5, 3), (3, 10)).macs  # 8 places, 5 channels, 3·3 weights
+        360
+        """
+        with _counted() as counter:
+            shape = wire_shape(client, image_shape, name)
+        return cls(
+            macs=int(counter.get_total_flops()) // 2,  # a multiply-add is two operations
+            params=sum(p.numel() for p in client.parameters()),
+            wire_shape=shape,
+            wire_floats=math.prod(shape),
+        )
+
+
+@contextmanager
+def _counted() -> Iterator[FlopCounterMode]:
+    """Count operations inside the block; fused kernels, which are not counted, are off."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            yield counter
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 class SplitOutput(NamedTuple):
