@@ -17,7 +17,7 @@ from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.linear import Linear
 from splitveil.audits.captured_requests import audit_wire, own_images, read_captured
 from splitveil.audits.certificates import KINDS
-from splitveil.audits.suite import folder_store
+from splitveil.audits.suite import Store
 from splitveil.audits.target import Target
 from splitveil.audits.trained_run import open_run
 from splitveil.data.catalogue import load
@@ -271,7 +271,7 @@ def test_captures_that_cannot_be_matched_with_images_are_refused(
 def test_stored_attacks_are_those_of_the_same_bytes(
     run: sv.Run, target: Target, tmp_path: Path
 ) -> None:
-    store = folder_store(tmp_path / "store", "code")
+    store = Store(tmp_path / "store", "code")
     first, second = (capture(tmp_path / str(s), drawn(target, s)) for s in (1, 2))
     runs = [audit_wire(run, [f], "smoke", store=store)[0] for f in (first, second, first)]
     assert runs[0].strongest == runs[2].strongest != runs[1].strongest

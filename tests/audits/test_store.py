@@ -1,6 +1,6 @@
 """Finished attacks are not run again, and nothing else is taken for a finished attack."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -9,19 +9,32 @@ from audits.made import Counting, a_target, labelled
 from safetensors.torch import save
 
 from splitveil.attacks.baseline import MeanImage
-from splitveil.audits.suite import Store, attempt_key, folder_store, run_attacks
+from splitveil.audits.suite import Store, attempt_key, run_attacks
 from splitveil.audits.target import Target
 from splitveil.audits.trained_run import code_version
 from splitveil.errors import RunError
 from splitveil.threat import Attack
 
 
+@dataclass(frozen=True)
+class InMemory(Store):
+    """A store that keeps its bytes in a dictionary."""
+
+    kept: dict[str, bytes] = field(default_factory=dict)
+
+    def read(self, key: str) -> bytes | None:
+        return self.kept.get(key)
+
+    def write(self, key: str, blob: bytes) -> None:
+        self.kept[key] = blob
+
+
 class Shelf(dict[str, bytes]):
-    """A store in memory."""
+    """What a store holds."""
 
     @property
     def store(self) -> Store:
-        return Store(self.get, self.__setitem__, "code")
+        return InMemory(Path(), "code", kept=self)
 
 
 CASE = a_target(identity="model and data")
@@ -166,7 +179,7 @@ def test_the_code_of_a_checkout_with_changes_has_no_name(monkeypatch: pytest.Mon
 
 
 def test_a_folder_keeps_files_and_forgives_what_it_cannot_read(tmp_path: Path) -> None:
-    store = folder_store(tmp_path / "audit", "code")
+    store = Store(tmp_path / "audit", "code")
     assert store.read("k") is None
     store.write("k", b"one")
     store.write("k", b"two")
@@ -179,4 +192,4 @@ def test_a_folder_keeps_files_and_forgives_what_it_cannot_read(tmp_path: Path) -
 def test_a_folder_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write"):
-        folder_store(tmp_path / "file" / "audit", "code").write("k", b"")
+        Store(tmp_path / "file" / "audit", "code").write("k", b"")

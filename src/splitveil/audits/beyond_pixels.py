@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Generator, Tensor
 
 from splitveil.attacks.attribute import AttributeHead, image_attributes
-from splitveil.attacks.base import units_of
+from splitveil.attacks.base import tenth, units_of
 from splitveil.attacks.linear import Linear, ridge
 from splitveil.attacks.membership import OUTPUTS, WIRE, Membership, Verdict
 from splitveil.attacks.profiles import LeakBudget
@@ -386,8 +386,7 @@ def rebuilt(
     """
     units = units_of(known)
     z, pixels = units(known).double(), images.flatten(1).double()
-    order = torch.randperm(len(z), generator=lots, device=lots.device).to(z.device)
-    held, used = order[: len(z) // 10], order[len(z) // 10 :]
+    held, used = tenth(len(z), lots, z.device)
     solved = ridge(z[used], pixels[used], Linear.penalties)
     errors = [(z[held] @ w + b - pixels[held]).square().mean() for w, b in solved]
     weight, bias = solved[int(torch.stack(errors).argmin())]

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,36 +46,32 @@ BETTER = {  # for the attacker: 1 if high values are, −1 if low ones are
 
 @dataclass(frozen=True)
 class Store:
-    """Where finished attacks are kept: bytes under a key.
+    """Finished attacks as files of a folder; a broken file counts as absent.
 
     Args:
-        read: Gives the bytes under a key; None if there are none.
-        write: Keeps bytes under a key.
+        folder: Where they are kept.
         code: Version of the code that makes them; None, as in a checkout with changes, to keep
             nothing.
+        fresh: Whether none is read.
     """
 
-    read: Callable[[str], bytes | None]
-    write: Callable[[str, bytes], None]
+    folder: Path
     code: str | None
+    fresh: bool = False
 
-
-def folder_store(folder: Path, code: str | None) -> Store:
-    """Finished attacks as files of a folder; a broken file counts as absent."""
-
-    def read(key: str) -> bytes | None:
+    def read(self, key: str) -> bytes | None:
+        """The bytes under a key; None if there are none."""
         try:
-            return (folder / f"{key}.safetensors").read_bytes()
+            return None if self.fresh else (self.folder / f"{key}.safetensors").read_bytes()
         except OSError:
             return None
 
-    def write(key: str, blob: bytes) -> None:
-        with as_run_error(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(folder / f"{key}.safetensors") as file:
+    def write(self, key: str, blob: bytes) -> None:
+        """Keep bytes under a key."""
+        with as_run_error(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_file(self.folder / f"{key}.safetensors") as file:
             file.write(blob)
-
-    return Store(read, write, code)
 
 
 def attempt_key(target: Target, name: str, attack: Attack, code: str | None) -> str | None:

@@ -17,7 +17,7 @@ from splitveil.attacks.profiles import PROFILES, find_profile
 from splitveil.audits import metrics
 from splitveil.audits.certificates import certify_split
 from splitveil.audits.pipeline import Facts, measure
-from splitveil.audits.suite import OWN_PACKAGE, Store, folder_store
+from splitveil.audits.suite import OWN_PACKAGE, Store
 from splitveil.audits.target import Target, read_attributes
 from splitveil.config.resolve import DataFacts, flat_config, planned_steps
 from splitveil.config.run_config import PLACES, RunConfig
@@ -188,8 +188,7 @@ def code_version() -> str | None:
 
 def run_store(run: Audited, *, fresh: bool = False) -> Store:
     """Where a run's finished attacks are kept; a fresh audit reads none of them."""
-    store = folder_store(run.path / "audit", code_version())
-    return replace(store, read=lambda key: None) if fresh else store
+    return Store(run.path / "audit", code_version(), fresh)
 
 
 def measure_run(

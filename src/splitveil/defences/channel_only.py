@@ -1,7 +1,8 @@
 """Defences without a penalty: a stage on the wire, or a layer of the client."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -12,6 +13,7 @@ from splitveil.nets.channel import (
     Dropout,
     Quantise,
     SparseCoding,
+    Stage,
     TopK,
     insert_before_sigmoid,
 )
@@ -19,11 +21,17 @@ from splitveil.nets.channel import (
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelOnly(Defence):
-    """Base of defences that are one stage, which checks their settings itself."""
+    """Base of defences that are one `stage`, made with their settings in order; no noise."""
+
+    stage: ClassVar[Callable[..., Stage]]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.channel(0.0)  # raises for a value outside the stage's range
+
+    def channel(self, noise_std: float) -> Channel:
+        """The stage."""
+        return Channel([type(self).stage(*self.settings().values())])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,45 +42,33 @@ class Clipping(ChannelOnly):
     tighter.
     """
 
+    stage: ClassVar = Clip
     clip_low: float = 0.25
     clip_high: float = 0.75
-
-    def channel(self, noise_std: float) -> Channel:
-        """The clip; no noise."""
-        return Channel([Clip(self.clip_low, self.clip_high)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureDropout(ChannelOnly):
     """Zeroes each smashed value with probability `dropout`, in training and in deployment."""
 
+    stage: ClassVar = Dropout
     dropout: float = 0.2
-
-    def channel(self, noise_std: float) -> Channel:
-        """The one stage; no noise."""
-        return Channel([Dropout(self.dropout)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantisation(ChannelOnly):
     """Rounds smashed values to 2^bits levels before the wire."""
 
+    stage: ClassVar = Quantise
     bits: int = 4
-
-    def channel(self, noise_std: float) -> Channel:
-        """The one stage; no noise."""
-        return Channel([Quantise(self.bits)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopKPruning(ChannelOnly):
     """Zeroes the share `prune` of each image's smashed values, the smallest, before the wire."""
 
+    stage: ClassVar = TopK
     prune: float = 0.5
-
-    def channel(self, noise_std: float) -> Channel:
-        """The one stage; no noise."""
-        return Channel([TopK(self.prune)])
 
 
 @dataclass(frozen=True, kw_only=True)

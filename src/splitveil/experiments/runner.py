@@ -32,7 +32,7 @@ from splitveil import __version__
 from splitveil.attacks.profiles import find_profile
 from splitveil.audits.flags import UNFINISHED
 from splitveil.audits.pipeline import ACCURACY_DRAWS
-from splitveil.audits.suite import accuracy, folder_store, label_only_mse, run_attacks, strongest
+from splitveil.audits.suite import Store, accuracy, label_only_mse, run_attacks, strongest
 from splitveil.audits.trained_run import open_run
 from splitveil.config.resolve import find_device, resolve
 from splitveil.config.run_config import PLACES, RunConfig, defaults_for
@@ -305,7 +305,7 @@ def validate_on_val(run: Run, attacks: Mapping[str, Attack], progress: Progress 
         attacker that knows the label alone, and `leakage`, which is 1 - mse / ceiling.
     """
     target, _ = open_run(run, aux="val", seed=run.config.seed)
-    store = folder_store(run.path / "audit", __version__)  # a trial's folder is of one version
+    store = Store(run.path / "audit", __version__)  # a trial's folder is of one version
     best = strongest(run_attacks(target, attacks, progress, store=store))
     ceiling = label_only_mse(target.aux, target.scored, target.num_classes)
     return {
