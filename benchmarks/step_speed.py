@@ -51,7 +51,7 @@ def steps_of(name: str | None, net: str, fabric: Fabric, *, capture: bool) -> St
         surrogate.refit(torch.rand(IMAGES, wire, device=fabric.device), labels)
     state = new_state(TrainParts(model, surrogate, penalty=plan), RunConfig(), fabric.device)
     model.train()
-    data = TrainSet(images=images, labels=labels, augment=lambda x, generator: x)
+    data = TrainSet(images=images, labels=labels, crop_pad=0, flip=False)
     return Stepper(StepLoss(model, state, fabric), data, capture=capture)
 
 

@@ -53,9 +53,8 @@ def prepared(
     data = TrainSet(
         images=images.to(fabric.device),
         labels=labels.to(fabric.device),
-        augment=lambda x, generator: (
-            x + 0.01 * torch.rand(x.shape, generator=generator, device=x.device)
-        ),
+        crop_pad=1,
+        flip=True,
     )
     model.train()
     loss = StepLoss(stepped, state, fabric, remembers=remembers)

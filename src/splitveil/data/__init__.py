@@ -1,9 +1,8 @@
-"""Datasets: a catalogue, readers of the official files, disjoint splits, augmentation.
+"""Datasets: a catalogue, readers of the official files, disjoint splits.
 
 `load("digits")` or `load("folder:photos")` gives a `Dataset`; `make_splits` divides it.
 """
 
-from splitveil.data.augment import crop_and_flip
 from splitveil.data.catalogue import DATASETS, load
 from splitveil.data.dataset import Dataset, ReadRequest, Source, make_dataset
 from splitveil.data.splits import AuxView, Splits, aux_view, make_splits
@@ -16,7 +15,6 @@ __all__ = [
     "Source",
     "Splits",
     "aux_view",
-    "crop_and_flip",
     "load",
     "make_dataset",
     "make_splits",

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from splitveil.config.resolve import plan_of
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
-from splitveil.functional import plain_layernorm
 from splitveil.insight import pictures
 from splitveil.insight.pictures import Words
 from splitveil.io import Json, put_all
@@ -24,7 +23,14 @@ from splitveil.report.canvas import png_uri
 from splitveil.report.flow_chart import Flow, FlowStep, draw_flow_chart, run_flow
 from splitveil.rng import stream
 from splitveil.runs import Run, load_run
-from splitveil.surrogates.base import ClassBatch, FirstCallCheck, class_batch, class_moments, join
+from splitveil.surrogates.base import (
+    ClassBatch,
+    FirstCallCheck,
+    class_batch,
+    class_moments,
+    join,
+    plain_layernorm,
+)
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.gates import snr_gate
 from splitveil.surrogates.kmeans import assign

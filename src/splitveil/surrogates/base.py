@@ -12,9 +12,11 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
+from torch.nn import functional as F
 
+from splitveil.cuda import tensor_cores
 from splitveil.errors import ConfigError, DataError, Range
-from splitveil.functional import scale_gradient
+from splitveil.functional import Context, guard_together, scale_gradient
 
 Attention = Literal["minimise", "maximise", "uniform"]
 Statistic = Literal["layernorm", "raw"]
@@ -288,6 +290,52 @@ def positive(*, zero: bool = False, **numbers: float) -> None:
     """Reject numbers that are not finite and positive; `zero=True` allows 0."""
     for name, got in numbers.items():
         Range(0, above=not zero).check(name, float(got))
+
+
+class _FastLinear(torch.autograd.Function):
+    """A linear map whose products run on a GPU's tensor cores, in both directions."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.biased = bias is not None
+        with tensor_cores():
+            return F.linear(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        with tensor_cores():
+            return grad @ weight, grad.T @ x, grad.sum(0) if ctx.biased else None
+
+
+class GuardedParameters(dict[str, Tensor]):
+    """The parameters of a module by name, all behind one `guard_together`.
+
+    They receive `sign` times their gradient, or 0 if any of it is not finite. The sign flips at the
+    parameters only: with −1 they ascend the loss, while the gradient of the inputs is untouched.
+    """
+
+    def __init__(self, module: nn.Module, sign: float = 1.0, skips: Tensor | None = None) -> None:
+        names, parameters = zip(*module.named_parameters(), strict=True)
+        super().__init__(zip(names, guard_together(parameters, sign, skips), strict=True))
+
+    def linear(self, name: str, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
+        """The module's linear layer `name` applied to x.
+
+        On a GPU its products are rounded to TF32, which attention tolerates. Never send statistics
+        of z through here: the rounding would exceed small variances.
+        """
+        weight, bias = self[f"{name}.weight"], self.get(f"{name}.bias")
+        make = _FastLinear.apply if x.is_cuda else F.linear
+        made: Tensor = make(x, weight, bias)
+        return made
+
+
+def plain_layernorm(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """LayerNorm over features, without affine parameters."""
+    return F.layer_norm(x, x.shape[1:])
 
 
 class ClassBank(nn.Module):

@@ -8,9 +8,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
-from splitveil.functional import GuardedParameters, plain_layernorm
 from splitveil.surrogates import base
-from splitveil.surrogates.base import ByClass, ClassBatch, PerClass, PerSample, Rows
+from splitveil.surrogates.base import (
+    ByClass,
+    ClassBatch,
+    GuardedParameters,
+    PerClass,
+    PerSample,
+    Rows,
+    plain_layernorm,
+)
 from splitveil.surrogates.gates import DimensionGate, class_gate, snr_gate, soft_threshold
 
 Form = Literal["gated", "hinge", "trace"]

@@ -7,8 +7,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
-from splitveil.functional import GuardedParameters, plain_layernorm, scale_gradient
-from splitveil.surrogates.base import ByClass, Number, PerClass, positive
+from splitveil.functional import scale_gradient
+from splitveil.surrogates.base import (
+    ByClass,
+    GuardedParameters,
+    Number,
+    PerClass,
+    plain_layernorm,
+    positive,
+)
 
 Scalar = float | Tensor
 

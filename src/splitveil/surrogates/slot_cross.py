@@ -9,9 +9,15 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from splitveil.functional import GuardedParameters, plain_layernorm
 from splitveil.surrogates import base
-from splitveil.surrogates.base import ClassBatch, Number, PerClass, segment_sum
+from splitveil.surrogates.base import (
+    ClassBatch,
+    GuardedParameters,
+    Number,
+    PerClass,
+    plain_layernorm,
+    segment_sum,
+)
 from splitveil.surrogates.gated_attention import check_threshold, log_excess
 from splitveil.surrogates.gates import (
     Bounded,

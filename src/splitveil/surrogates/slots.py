@@ -13,15 +13,16 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
-from splitveil.functional import GuardedParameters, plain_layernorm
 from splitveil.rng import normal_like, stream
 from splitveil.surrogates.base import (
+    GuardedParameters,
     Kinds,
     Moments,
     Number,
     Rows,
     at_least_one,
     one_of,
+    plain_layernorm,
     positive,
     segment_sum,
 )

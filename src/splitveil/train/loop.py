@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, cast
@@ -21,7 +20,6 @@ from torch import Generator, Tensor, nn
 
 from splitveil.config.resolve import Plan, TrainParts
 from splitveil.cuda import compile_methods, set_rates
-from splitveil.data.augment import crop_and_flip
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
 from splitveil.defences.base import ActsBetweenSteps, Companion, PenaltyPlan
@@ -232,7 +230,8 @@ def train_run(
     data = TrainSet(
         images=dataset.images.to(device),
         labels=dataset.labels.to(device),
-        augment=partial(crop_and_flip, crop_pad=dataset.crop_pad, flip=dataset.flip),
+        crop_pad=dataset.crop_pad,
+        flip=dataset.flip,
     )
     batch = min(config.batch_size or len(rows), len(rows))
     schedule = Schedule(

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from splitveil.data.augment import crop_and_flip
+from splitveil.train.step import crop_and_flip
 
 
 def slow_augment(x: Tensor, crop_pad: int, flip: bool, generator: Generator) -> Tensor:
