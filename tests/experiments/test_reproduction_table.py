@@ -104,12 +104,12 @@ def test_what_is_finished_is_not_repeated(runs: Path) -> None:
     ("old", "new"), [("epochs = 1\n", "epochs = 2\n"), ("lambd = 16.0", "lambd = 8.0")]
 )
 def test_rows_with_other_settings_stay_out(old: str, new: str, runs: Path) -> None:
-    assert [row.name for row in finished(REPORT, runs / "cem", "smoke")] == ["cem", "gated-att"]
+    assert [row.name for row in finished(REPORT, [runs / "cem"], "smoke")] == ["cem", "gated-att"]
     path = runs / "gated-att" / "config.toml"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-    assert [row.name for row in finished(REPORT, runs / "cem", "smoke")] == ["cem"]
+    assert [row.name for row in finished(REPORT, [runs / "cem"], "smoke")] == ["cem"]
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_rows_with_other_settings_stay_out(old: str, new: str, runs: Path) -> No
 )
 def test_rows_attacked_otherwise_stay_out(audit: Json, runs: Path) -> None:
     change_record(runs / "gated-att", "audit", audit)
-    assert [row.name for row in finished(REPORT, runs / "cem", "smoke")] == ["cem"]
+    assert [row.name for row in finished(REPORT, [runs / "cem"], "smoke")] == ["cem"]
 
 
 def test_a_broken_record_of_another_row_is_named_and_left_out(
     runs: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (runs / "gated-att" / "record.json").write_text("{")
-    assert [row.name for row in finished(REPORT, runs / "cem", "smoke")] == ["cem"]
+    assert [row.name for row in finished(REPORT, [runs / "cem"], "smoke")] == ["cem"]
     assert "gated-att is left out of the table" in caplog.text
 
 
@@ -137,7 +137,9 @@ def test_a_record_of_other_attacks_is_made_again(kind: str, runs: Path) -> None:
         record = json.loads((runs / "cem" / "record.json").read_text())
         flags = [{"name": "training unfinished", "seen": "9 of 99 steps were trained"}]
         (runs / "cem" / "record.json").write_text(json.dumps(record | {"flags": flags}))
-        assert [row.name for row in finished(REPORT, runs / "gated-att", "smoke")] == ["gated-att"]
+        assert [row.name for row in finished(REPORT, [runs / "gated-att"], "smoke")] == [
+            "gated-att"
+        ]
     else:
         change_record(runs / "cem", "audit", {"only": ["linear"]})
     assert command(runs, "--only", "cem").exit_code == 0
@@ -183,7 +185,8 @@ def test_a_rehearsal_has_a_folder_of_its_own(
 ) -> None:
     assert folder_name("a", REPORT, {"dataset": "cifar10", "epochs": 240}) == "a-s0"
     assert folder_name("a", REPORT, {"epochs": 2}) == "a-s0-e2"
-    assert folder_name("a", REPORT, {"dataset": "digits", "seed": 1}) == "a-s1-digits"
+    assert folder_name("a", REPORT, {"dataset": "digits"}, [1]) == "a-s1-digits"
+    assert folder_name("a", REPORT, {"epochs": 2}, [0, 2]) == "a-s0-2-e2"
     places: list[Path] = []
 
     def asked(config: RunConfig, **_: object) -> Run:
