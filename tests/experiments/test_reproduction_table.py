@@ -4,6 +4,7 @@ import gc
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -161,6 +162,48 @@ def test_nothing_of_a_row_is_held_while_the_next_one_trains(
     assert command(runs, "--only", "cem", "--only", "gated-att").exit_code == 0
     assert len(held) == 2
     assert held[1] <= held[0]
+
+
+def test_several_seeds_give_one_table_with_means(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "cem", tmp_path / "both" / "s0" / "cem")
+    made = rows(command(tmp_path / "both", "--only", "cem", "--seeds", "0,1", "--json"))
+    assert [row["row"] for row in made] == ["cem"]
+    assert made[0]["seeds"] == 2
+    folders = [tmp_path / "both" / seed / "cem" for seed in ("s0", "s1")]
+    accuracies = [json.loads((f / "record.json").read_text())["accuracy"] for f in folders]
+    mean = 100 * sum(accuracies) / 2
+    table = (tmp_path / "both" / "table.md").read_text()
+    assert f"{mean:.2f} ± " in table
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--seeds", "0,x"], "--seeds must be whole numbers from 0, such as 0,1,2, got '0,x'"),
+        (["--seeds", "1,1"], "each only once, got [1, 1]"),
+        (["--seeds", "0", "--seed", "1"], "give one of them"),
+        (["--aux", "tset"], "tset"),
+    ],
+)
+def test_wrong_seeds_and_attackers_are_refused_first(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    result = command(tmp_path / "runs", "--only", "cem", *words)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_another_attacker_is_not_set_beside_the_reported_rows() -> None:
+    by_train = replace(REPORT, aux="train")
+    groups = [Group("cem", ((record(dataset="cifar10"),),))]
+    made, shown = group_table(by_train, groups)
+    assert [line[0] for line in made.cells(shown)] == ["`cem`"]
+
+
+def test_the_table_says_which_model_the_authors_attack() -> None:
+    text = made_of({"cem": record(dataset="cifar10")})[0].caption
+    assert "The authors attack the model of the best epoch on the test images" in text
 
 
 def test_the_terminal_shows_accuracy_time_and_memory(rehearsed: Path) -> None:

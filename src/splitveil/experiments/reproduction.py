@@ -23,7 +23,7 @@ from splitveil.table import Column, Table, fixed, json_cell
 
 log = logging.getLogger("splitveil")
 OLD_NAMES = {"seed-003": "gated-att-report"}  # of 0.1.0; accepted for one version
-LAYER = "sparse"  # the layer that the authors' scripts switch on
+ATTACKERS = ("test90", "train")  # the trainings hold no image back for another one
 MEMORY = "training.peak_bytes"
 _LEFT_OUT = ("seeds", "by", "psnr")  # of 80 characters; that PSNR is −10 log10 of the MSE
 
@@ -128,8 +128,8 @@ def reproduce(
         seeds: Random seeds of the trainings; every row is trained once with each.
         only: Some of its rows; empty: all.
         profile: Budget of the attacks.
-        aux: What the attacker knows; None: as in the experiment. Another one audits the same runs
-            again, and the reported rows, which it cannot be compared with, are left out.
+        aux: What the attacker knows, train or test90; None: as in the experiment. Another one
+            audits the same runs again and leaves the reported rows out.
         runs_dir: Where its runs go, with several seeds below `s0`, `s1`, …; None: a folder of
             `runs/` for each seed, see `folder_name`.
         progress: The table that shows what happens.
@@ -141,6 +141,8 @@ def reproduce(
     """
     experiment = find_experiment(name)
     experiment = replace(experiment, aux=aux or experiment.aux)
+    if experiment.aux not in ATTACKERS:
+        raise ConfigError(unknown("attacker's knowledge", experiment.aux, ATTACKERS))
     for row in only:
         if row not in experiment.rows:
             raise ConfigError(unknown("row", row, experiment.rows))
