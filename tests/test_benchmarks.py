@@ -11,7 +11,9 @@ import pytest
 from splitveil.defences.catalogue import DEFENCES
 
 ROOT = Path(__file__).parents[1]
-RESULTS = sorted((ROOT / "benchmarks" / "results").glob("**/*.json"))
+STORE = ROOT / "benchmarks" / "results"
+STEPS = sorted((STORE / "gpu").glob("*.json"))  # of benchmarks/gpu.py
+RESULTS = sorted(set(STORE.glob("**/*.json")) - {*STEPS})
 
 
 def check(found: dict[str, Any]) -> None:
@@ -40,6 +42,20 @@ def check(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize("path", RESULTS, ids=lambda p: p.name)
 def test_stored_results_have_the_schema(path: Path) -> None:
     check(json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail))
+
+
+@pytest.mark.parametrize("path", STEPS, ids=lambda p: p.name)
+def test_a_stored_step_of_the_gpu_says_how_it_was_made(path: Path) -> None:
+    step = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert step["step"] == path.stem
+    assert step["command"].startswith("python ")
+    assert "cuda" in step["device"]
+    assert step["seconds"] > 0
+    if "suite" in step["found"]:
+        check(step["found"])
+    if "record" in step["found"]:
+        record = json.loads((ROOT / step["found"]["record"]).read_text(encoding="utf-8"))
+        assert record["strongest"]["mse"] == step["found"]["mse"]
 
 
 def test_there_are_results() -> None:

@@ -23,16 +23,19 @@ REPORT = EXPERIMENTS["gated-att-report"]
 
 @pytest.mark.parametrize("row", REPORT.rows)
 def test_every_row_has_the_settings_of_the_public_scripts(row: str) -> None:
-    config = make_config({**REPORT.common, "defence": row})
+    config = make_config(REPORT.settings(row))
     assert (config.dataset, config.epochs, config.net) == ("cifar10", 240, "vgg11")
-    assert build_defence(config).penalty_plan().lambd == 16
     assert config.final  # the public scripts hold no training image back
+    weight = build_defence(config).penalty_plan().lambd
+    assert weight == {"sparse": 0, "sparse+gated-att-tuned": 32}.get(row, 16)
+    assert config.defence == row.replace("tuned", "simple")
 
 
 def test_every_row_exists_with_and_without_the_sparse_layer() -> None:
-    plain = [row for row in REPORT.rows if not row.startswith("sparse+")]
+    plain = [row for row in REPORT.rows if not row.startswith("sparse")]
     assert plain == ["cem", "gated-att", "gated-att-simple", "slot-cross"]
-    assert list(REPORT.rows) == plain + [f"sparse+{row}" for row in plain]
+    layered = [row for row in REPORT.rows if row.startswith("sparse") and "tuned" not in row]
+    assert layered == ["sparse", *(f"sparse+{row}" for row in plain)]
 
 
 def test_unknown_names_are_refused() -> None:

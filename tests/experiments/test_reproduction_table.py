@@ -4,6 +4,7 @@ import gc
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -104,12 +105,12 @@ def test_what_is_finished_is_not_repeated(runs: Path) -> None:
     ("old", "new"), [("epochs = 1\n", "epochs = 2\n"), ("lambd = 16.0", "lambd = 8.0")]
 )
 def test_rows_with_other_settings_stay_out(old: str, new: str, runs: Path) -> None:
-    assert [row.name for row in finished(REPORT, runs / "cem", "smoke")] == ["cem", "gated-att"]
+    assert [row.name for row in finished(REPORT, [runs / "cem"], "smoke")] == ["cem", "gated-att"]
     path = runs / "gated-att" / "config.toml"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-    assert [row.name for row in finished(REPORT, runs / "cem", "smoke")] == ["cem"]
+    assert [row.name for row in finished(REPORT, [runs / "cem"], "smoke")] == ["cem"]
 
 
 @pytest.mark.parametrize(
@@ -117,14 +118,14 @@ def test_rows_with_other_settings_stay_out(old: str, new: str, runs: Path) -> No
 )
 def test_rows_attacked_otherwise_stay_out(audit: Json, runs: Path) -> None:
     change_record(runs / "gated-att", "audit", audit)
-    assert [row.name for row in finished(REPORT, runs / "cem", "smoke")] == ["cem"]
+    assert [row.name for row in finished(REPORT, [runs / "cem"], "smoke")] == ["cem"]
 
 
 def test_a_broken_record_of_another_row_is_named_and_left_out(
     runs: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (runs / "gated-att" / "record.json").write_text("{")
-    assert [row.name for row in finished(REPORT, runs / "cem", "smoke")] == ["cem"]
+    assert [row.name for row in finished(REPORT, [runs / "cem"], "smoke")] == ["cem"]
     assert "gated-att is left out of the table" in caplog.text
 
 
@@ -137,7 +138,9 @@ def test_a_record_of_other_attacks_is_made_again(kind: str, runs: Path) -> None:
         record = json.loads((runs / "cem" / "record.json").read_text())
         flags = [{"name": "training unfinished", "seen": "9 of 99 steps were trained"}]
         (runs / "cem" / "record.json").write_text(json.dumps(record | {"flags": flags}))
-        assert [row.name for row in finished(REPORT, runs / "gated-att", "smoke")] == ["gated-att"]
+        assert [row.name for row in finished(REPORT, [runs / "gated-att"], "smoke")] == [
+            "gated-att"
+        ]
     else:
         change_record(runs / "cem", "audit", {"only": ["linear"]})
     assert command(runs, "--only", "cem").exit_code == 0
@@ -159,6 +162,48 @@ def test_nothing_of_a_row_is_held_while_the_next_one_trains(
     assert command(runs, "--only", "cem", "--only", "gated-att").exit_code == 0
     assert len(held) == 2
     assert held[1] <= held[0]
+
+
+def test_several_seeds_give_one_table_with_means(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "cem", tmp_path / "both" / "s0" / "cem")
+    made = rows(command(tmp_path / "both", "--only", "cem", "--seeds", "0,1", "--json"))
+    assert [row["row"] for row in made] == ["cem"]
+    assert made[0]["seeds"] == 2
+    folders = [tmp_path / "both" / seed / "cem" for seed in ("s0", "s1")]
+    accuracies = [json.loads((f / "record.json").read_text())["accuracy"] for f in folders]
+    mean = 100 * sum(accuracies) / 2
+    table = (tmp_path / "both" / "table.md").read_text()
+    assert f"{mean:.2f} ± " in table
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--seeds", "0,x"], "--seeds must be whole numbers from 0, such as 0,1,2, got '0,x'"),
+        (["--seeds", "1,1"], "each only once, got [1, 1]"),
+        (["--seeds", "0", "--seed", "1"], "give one of them"),
+        (["--aux", "tset"], "tset"),
+    ],
+)
+def test_wrong_seeds_and_attackers_are_refused_first(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    result = command(tmp_path / "runs", "--only", "cem", *words)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_another_attacker_is_not_set_beside_the_reported_rows() -> None:
+    by_train = replace(REPORT, aux="train")
+    groups = [Group("cem", ((record(dataset="cifar10"),),))]
+    made, shown = group_table(by_train, groups)
+    assert [line[0] for line in made.cells(shown)] == ["`cem`"]
+
+
+def test_the_table_says_which_model_the_authors_attack() -> None:
+    text = made_of({"cem": record(dataset="cifar10")})[0].caption
+    assert "The authors attack the model of the best epoch on the test images" in text
 
 
 def test_the_terminal_shows_accuracy_time_and_memory(rehearsed: Path) -> None:
@@ -183,7 +228,8 @@ def test_a_rehearsal_has_a_folder_of_its_own(
 ) -> None:
     assert folder_name("a", REPORT, {"dataset": "cifar10", "epochs": 240}) == "a-s0"
     assert folder_name("a", REPORT, {"epochs": 2}) == "a-s0-e2"
-    assert folder_name("a", REPORT, {"dataset": "digits", "seed": 1}) == "a-s1-digits"
+    assert folder_name("a", REPORT, {"dataset": "digits"}, [1]) == "a-s1-digits"
+    assert folder_name("a", REPORT, {"epochs": 2}, [0, 2]) == "a-s0-2-e2"
     places: list[Path] = []
 
     def asked(config: RunConfig, **_: object) -> Run:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paper.tables import BLOCK, PAGES, ROOT, found, last_epochs, published, rows_of
-from splitveil.record.groups import Group, mean_of
+from splitveil.record.groups import Group, aux_of, mean_of
 from splitveil.report.columns import LEAKS
 from splitveil.report.comparison import compare_records
 
@@ -23,7 +23,7 @@ WRITTEN = [*PAGES, RESULTS]
 NUMBER = re.compile(r"(?<![\w.,-])[-+]?\d+(?:,\d{3})*(?:\.\d+)?")  # CIFAR-10 is a name
 CODE = re.compile(r"`[^`]*`")
 # Shares in a record, printed in per cent or in points.
-SHARES = ("accuracy", "leakage", "re-id-wire", "re-id-encoder")
+SHARES = ("accuracy", "attacks.decoder.accuracy", "leakage", "re-id-wire", "re-id-encoder")
 LEAK_COLUMNS = {column.key: column for column in LEAKS.columns}
 BASES = ("DistCorr", "dropout", "patrol", "ResSFL", "nopeek", "arl")  # with a row `+cem`, `+veil`
 PAIRS = [("cem", "veil-vgg11"), *((f"{base}+cem", f"{base}+veil") for base in BASES)]
@@ -222,7 +222,27 @@ def test_what_is_said_of_the_documents_rows_holds() -> None:
     assert flagged == set(rows) - behind
     assert "sparse" not in rows  # the layer without a penalty
     errors = {name: mean(f"cifar10-seed-003/{name}", "strongest.mse") for name in rows}
-    bare = [error for name, error in errors.items() if not name.startswith("sparse")]
-    assert max(bare) == errors["cem"]
-    assert min(bare) == errors["slot-cross"]
-    assert errors["sparse+gated-att"] < errors["sparse+cem"]
+    assert max(errors[name] for name in errors if not name.startswith("sparse")) == errors["cem"]
+    assert all(len(g.seeds) == 1 for g in rows.values())
+    assert {g.name for g in rows.values() if aux_of(g) == "train"} == {
+        "sparse+gated-att-wire-train"
+    }
+
+
+# R3's directions: whether gated attention has more of a field than CEM has.
+REPORTED = {
+    "strongest.mse": True, "strongest.ssim_zeropad": False, "strongest.psnr_pooled": False,
+    "accuracy": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("form", "hold"), [("gated-att-simple", set(REPORTED)), ("gated-att", {"accuracy"})]
+)
+def test_which_of_the_reported_directions_hold_with_the_layer(form: str, hold: set[str]) -> None:
+    own, other = f"cifar10-seed-003/sparse+{form}", "cifar10-seed-003/sparse+cem"
+    kept = {f for f, more in REPORTED.items() if (mean(own, f) > mean(other, f)) == more}
+    assert kept == hold
+    rebuilt = "attacks.decoder.accuracy"
+    equal = abs(mean(own, rebuilt) - mean(other, rebuilt)) < 1.0  # points
+    assert equal == (form == "gated-att-simple")

@@ -306,9 +306,11 @@ def _shown(row: Json) -> Json:
 def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants them
     experiment: Annotated[str, Argument(help="Which experiment: gated-att-report.")],
     only: Annotated[OptTexts, Option(help="Only this row; repeatable.")] = None,
-    seed: console.Seed = None,
+    seeds: Annotated[OptText, Option(help="Random seeds, such as 0,1,2 (default: 0).")] = None,
+    seed: Annotated[OptInt, Option(help="One random seed.")] = None,
     epochs: Annotated[OptInt, Option(help="Passes over the data (default: as published).")] = None,
     profile: console.Profile = "standard",
+    aux: Annotated[OptText, Option(help="What the attacker knows (default: as published).")] = None,
     dataset: Annotated[OptText, Option(help="Other data than the experiment's.")] = None,
     device: console.Device = None,
     data_dir: console.DataDir = None,
@@ -320,20 +322,36 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
     This takes hours on one GPU; rehearse it with fewer epochs or other data. The same command
     again keeps finished rows and continues an interrupted one. The table shows all rows of the
     folder that were made with the same options; the folder is `runs/EXPERIMENT-sSEED` by default.
+    Several seeds give one table with mean ± sd.
 
-    Example: `splitveil reproduce gated-att-report --only cem --only gated-att`
+    Example: `splitveil reproduce gated-att-report --only cem --only gated-att --seeds 0,1,2`
     """
     console.start()
+    if seeds is not None and seed is not None:
+        raise ConfigError("--seed and --seeds say the same; give one of them")
     from splitveil.experiments import reproduction
     from splitveil.experiments.runner import LiveTable
 
     with LiveTable(console.err) as table:
         made, rows, page = reproduction.reproduce(
-            experiment, only=only or [], profile=profile, runs_dir=runs_dir, progress=table,
-            seed=seed, epochs=epochs, dataset=dataset, device=device, data_dir=data_dir,
+            experiment, seeds=_seeds(seeds or str(seed or 0)), only=only or [], profile=profile,
+            aux=aux, runs_dir=runs_dir, progress=table, epochs=epochs, dataset=dataset,
+            device=device, data_dir=data_dir,
         )  # fmt: skip
     if json_:
         console.show_json(reproduction.shown_json(made, rows))
     else:
         console.show_table(made.title, *made.brief(rows))
         console.print_lines(f"table: {page}")
+
+
+def _seeds(text: str) -> list[int]:
+    """Seeds from the command line.
+
+    >>> _seeds("0,1, 2")
+    [0, 1, 2]
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"--seeds must be whole numbers from 0, such as 0,1,2, got {text!r}")
+    return [int(word) for word in words]

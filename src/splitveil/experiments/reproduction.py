@@ -3,7 +3,7 @@
 import logging
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -13,15 +13,16 @@ from splitveil.attacks.profiles import find_profile
 from splitveil.config.resolve import build_defence, make_config, read_folder
 from splitveil.errors import CheckpointError, ConfigError, RunError, SplitVeilError, unknown
 from splitveil.experiments.runner import LiveTable, Trial, Work, run_many
-from splitveil.io import Json, write_text
-from splitveil.record.groups import Group, dataset_of, find_records
+from splitveil.io import Json, as_run_error, write_text
+from splitveil.record.groups import Group, dataset_of
+from splitveil.record.schema import Record, read_record
 from splitveil.report.columns import REFERENCE, Compared, Published, Reference
-from splitveil.report.comparison import TEST90, Track, caption, reference_rows
+from splitveil.report.comparison import Track, caption, reference_rows
 from splitveil.table import Column, Table, fixed, json_cell
 
 log = logging.getLogger("splitveil")
 OLD_NAMES = {"seed-003": "gated-att-report"}  # of 0.1.0; accepted for one version
-LAYER = "sparse"  # the layer that the authors' scripts switch on
+ATTACKERS = ("test90", "train")  # the trainings hold no image back for another one
 MEMORY = "training.peak_bytes"
 _LEFT_OUT = ("seeds", "by", "psnr")  # of 80 characters; that PSNR is −10 log10 of the MSE
 
@@ -39,8 +40,9 @@ class Experiment:
 
     Args:
         summary: Title of its table.
+        note: What a reader of the table must know of the rows, and of what was reported.
         common: Settings that its runs share.
-        rows: Its rows, each called after its defence.
+        rows: Its rows by name, each with the settings of its own.
         aux: What the attacker knows.
         attacks: The attacks it was reported with.
         against: The row that training time and memory are compared with.
@@ -49,13 +51,18 @@ class Experiment:
     """
 
     summary: str
+    note: str
     common: Mapping[str, Any]
-    rows: Sequence[str]
+    rows: Mapping[str, Mapping[str, Any]]
     aux: str
     attacks: Sequence[str]
     against: str
     reported: Mapping[str, Published]
     rough: Sequence[Reference] = ()
+
+    def settings(self, row: str) -> dict[str, Any]:
+        """All settings of a row's runs, without name and seed."""
+        return {**self.common, **self.rows[row]}
 
     def work(self, profile: str) -> Work:
         """How its runs are attacked, by those of its attacks that the profile has."""
@@ -84,14 +91,18 @@ def find_experiment(name: str) -> Experiment:
     return EXPERIMENTS[name]
 
 
-def folder_name(name: str, experiment: Experiment, options: Mapping[str, Any]) -> str:
+def folder_name(
+    name: str, experiment: Experiment, options: Mapping[str, Any], seeds: Sequence[int] = (0,)
+) -> str:
     """The folder of an experiment's runs; a rehearsal on other data or epochs has its own.
 
     >>> report = EXPERIMENTS["gated-att-report"]
-    >>> folder_name("gated-att-report", report, {"seed": 1, "dataset": "folder:/a b", "epochs": 2})
-    'gated-att-report-s1-folder-a-b-e2'
+    >>> folder_name("report", report, {"dataset": "folder:/a b", "epochs": 2}, [1])
+    'report-s1-folder-a-b-e2'
+    >>> folder_name("report", report, {}, [0, 1, 2])
+    'report-s0-1-2'
     """
-    stem = f"{name}-s{options.get('seed', 0)}"
+    stem = f"{name}-s{'-'.join(map(str, seeds))}"
     for key, mark in (("dataset", "-"), ("epochs", "-e")):
         if options.get(key, experiment.common[key]) != experiment.common[key]:
             stem += f"{mark}{options[key]}"
@@ -101,8 +112,10 @@ def folder_name(name: str, experiment: Experiment, options: Mapping[str, Any]) -
 def reproduce(
     name: str,
     *,
+    seeds: Sequence[int] = (0,),
     only: Sequence[str] = (),
     profile: str = "standard",
+    aux: str | None = None,
     runs_dir: str | None = None,
     progress: LiveTable | None = None,
     **options: Any,  # noqa: ANN401 - settings of a run
@@ -111,64 +124,106 @@ def reproduce(
 
     Args:
         name: The experiment.
+        seeds: Random seeds of the trainings; every row is trained once with each.
         only: Some of its rows; empty: all.
         profile: Budget of the attacks.
-        runs_dir: Where its runs go; None: `runs/` and `folder_name`.
+        aux: What the attacker knows, train or test90; None: as in the experiment. Another one
+            audits the same runs again and leaves the reported rows out.
+        runs_dir: Where its runs go, with several seeds below `s0`, `s1`, …; None: a folder of
+            `runs/` for each seed, see `folder_name`.
         progress: The table that shows what happens.
         options: Settings of a run that replace the experiment's, for a rehearsal; None: its own.
 
     Returns:
-        The table of all rows in that folder that were made with these options, those rows, and
+        The table of all rows with these seeds that were made with these options, those rows, and
         the file that the table is written to.
     """
     experiment = find_experiment(name)
+    experiment = replace(experiment, aux=aux or experiment.aux)
+    if experiment.aux not in ATTACKERS:
+        raise ConfigError(unknown("attacker's knowledge", experiment.aux, ATTACKERS))
     for row in only:
         if row not in experiment.rows:
             raise ConfigError(unknown("row", row, experiment.rows))
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigError(
+            f"seeds must be at least one and each only once, got {[*seeds]}; for example 0,1,2"
+        )
     options = {k: v for k, v in options.items() if v is not None}
     # The old name keeps its old folder, so that the same command continues what it began.
-    folder = Path(runs_dir or f"runs/{folder_name(name, experiment, options)}")
-    common = {**experiment.common, **options, "runs_dir": str(folder)}
-    if common["dataset"] != experiment.common["dataset"]:
-        common["net"] = "auto"
+    folders = {seed: f"runs/{folder_name(name, experiment, options, [seed])}" for seed in seeds}
+    folder = Path(runs_dir or f"runs/{folder_name(name, experiment, options, seeds)}")
+    if runs_dir:
+        folders = {seed: str(folder / (f"s{seed}" * (len(seeds) > 1))) for seed in seeds}
+    if options.get("dataset", experiment.common["dataset"]) != experiment.common["dataset"]:
+        options["net"] = "auto"
     trials = [
-        Trial(label=row, config=make_config({**common, "defence": row, "name": row}))
+        Trial(
+            label=row if len(seeds) == 1 else f"{row}/{seed}",
+            config=make_config(
+                {**experiment.settings(row), **options, "name": row, "seed": seed,
+                 "runs_dir": folders[seed]}
+            ),
+        )
+        for seed in seeds
         for row in experiment.rows
         if not only or row in only
-    ]
+    ]  # fmt: skip
     try:
-        *_, last = run_many(trials, experiment.work(profile), progress=progress)
+        ended = [*run_many(trials, experiment.work(profile), progress=progress)]
     except (RunError, CheckpointError) as error:
         raise type(error)(next_step(error)) from error
-    made, rows = group_table(experiment, finished(experiment, last.config.folder, profile))
+    last = {trial.config.seed: trial.config.folder for trial in ended}
+    groups = finished(experiment, list(last.values()), profile)
+    made, rows = group_table(experiment, groups)
+    with as_run_error(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "table.md", made.render(rows, "markdown"))
     return made, rows, folder / "table.md"
 
 
-def finished(experiment: Experiment, folder: Path, profile: str) -> list[Group]:
-    """A run and the rows in the same folder that were trained and attacked as it was."""
+def finished(experiment: Experiment, folders: Sequence[Path], profile: str) -> list[Group]:
+    """The rows made alike: those of runs, one per seed, and of others beside them.
+
+    Args:
+        experiment: The experiment.
+        folders: A run folder for each seed, trained and attacked as asked.
+        profile: Budget of the attacks.
+    """
+    found: dict[str, list[Record]] = {row: [] for row in experiment.rows}
+    for folder in folders:
+        for row, record in _beside(experiment, folder, profile):
+            found[row].append(record)
+    return [
+        Group(row, tuple((record,) for record in records)) for row, records in found.items()
+        if records
+    ]  # fmt: skip
+
+
+def _beside(experiment: Experiment, folder: Path, profile: str) -> Iterator[tuple[str, Record]]:
+    """The rows whose runs lie beside a run and were trained and attacked as it was."""
     config, built = read_folder(folder)
-    found = []
     for row in experiment.rows:
         file = folder.parent / row / "record.json"
         if not file.is_file():
             continue
         try:
             other, data = read_folder(file.parent)
-            [group] = find_records([file]).groups
+            record = read_record(file)
         except SplitVeilError as err:
             log.warning("%s is left out of the table: %s", row, err)
             continue
-        own = make_config({**experiment.common, "defence": row})
+        own = make_config(experiment.settings(row))
         # The settings of the defence are compared below; where the data lie does not matter.
-        alike = replace(config, name=row, settings=other.settings, data_dir=other.data_dir)
+        alike = replace(
+            config, name=row, defence=own.defence, settings=other.settings, data_dir=other.data_dir
+        )
         if (
-            (other, data) == (replace(alike, defence=row), built)
+            (other, data) == (alike, built)
             and build_defence(other).settings() == build_defence(own).settings()
-            and experiment.work(profile).has_done(group.records[0])
+            and experiment.work(profile).has_done(record)
         ):
-            found.append(group)
-    return found
+            yield row, record
 
 
 def next_step(error: SplitVeilError) -> str:
@@ -196,9 +251,9 @@ def group_table(
     """
     rank = {name: place for place, name in enumerate(experiment.rows)}
     ordered = sorted(groups, key=lambda group: rank.get(group.name, len(rank)))
-    track = Track(title=TEST90, groups=tuple(ordered), aux=experiment.aux)
-    same_data = comparable(experiment, ordered)
-    rows = reference_rows(track, experiment.reported if same_data else {})
+    track = Track(title=experiment.summary, groups=tuple(ordered), aux=experiment.aux)
+    like_reported = comparable(experiment, ordered)
+    rows = reference_rows(track, experiment.reported if like_reported else {})
     against = experiment.against
     base = next((group for group in ordered if group.name == against), None)
 
@@ -214,9 +269,9 @@ def group_table(
         share("training time", "time", "seconds.train"),
         share("memory", "mem", MEMORY),
         title=experiment.summary,
-        caption=f"{caption(ordered)} {_CAPTION}",
+        caption=f"{caption(ordered)} {experiment.note} {_CAPTION}",
     )
-    return made, [*rows, *(experiment.rough if same_data else ())]
+    return made, [*rows, *(experiment.rough if like_reported else ())]
 
 
 def shown_json(made: Table, rows: Sequence[Compared | Reference]) -> Json:
@@ -232,8 +287,10 @@ def shown_json(made: Table, rows: Sequence[Compared | Reference]) -> Json:
 
 
 def comparable(experiment: Experiment, groups: Sequence[Group]) -> bool:
-    """Whether the rows are of the data that the reported ones are of."""
-    return {dataset_of(group) for group in groups} <= {experiment.common["dataset"]}
+    """Whether the rows are of the data and the attacker that the reported ones are of."""
+    same_attacker = experiment.aux in {row.aux for row in experiment.reported.values()}
+    datasets = {dataset_of(group) for group in groups}
+    return same_attacker and datasets <= {experiment.common["dataset"]}
 
 
 def _mean(group: Group, path: str) -> float | None:
