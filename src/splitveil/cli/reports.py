@@ -123,22 +123,53 @@ def doctor(
 
 
 def explain(
-    run: console.RunFolder,
+    run: Annotated[OptPath, Argument(help="Folder of a trained run, such as runs/first.")] = None,
     out_dir: console.OutFolder = None,
+    flow: Annotated[
+        OptText,
+        Option(help="Flow chart of a method, without a run: gated-att, slot-cross, cem, veil …"),
+    ] = None,
+    lang: Annotated[str, Option(help="Language of a flow chart: en or zh.")] = "en",
     json_: console.JsonFlag = False,
 ) -> None:
-    """Show in pictures what the defence of a run looks at, and what it does.
+    """Show in pictures what the defence of a run looks at, or how a method works.
 
-    The page `explain.html` and its pictures go to the run's folder, or to that of `--out`.
+    With a run, the page `explain.html` and its pictures go to the run's folder, or to that of
+    `--out`. With `--flow NAME` and no run, the method's flow chart is written as SVG and PDF to
+    this folder, or to that of `--out`. Names: split, attention, gated-att, gated-att-simple,
+    gated-att-trace, slot-cross, cem, veil.
 
     Example: `splitveil explain runs/first --out page`
+
+    Example: `splitveil explain --flow slot-cross --lang zh --out page`
     """
+    if run is None:
+        if flow is None:
+            raise ConfigError("explain needs a run folder, or --flow NAME for a method's chart")
+        _flow_chart(flow, lang, out_dir or Path(), json_=json_)
+        return
+    if flow is not None:
+        raise ConfigError(
+            f"got both the run {run} and --flow {flow}; give a run folder to explain the run, or "
+            "--flow NAME alone for a method's chart"
+        )
     console.start()
     from splitveil.insight.explanation import explain_run
 
     paths, numbers = explain_run(run, out_dir)
     found = {"run": str(run), "files": [str(path) for path in paths], "numbers": numbers}
     console.show_result(found, f"page: {paths[0]}", json_=json_)
+
+
+def _flow_chart(name: str, lang: str, folder: Path, *, json_: bool) -> None:
+    from splitveil.report.method_charts import write_charts
+    from splitveil.report.words import language
+
+    paths, remark = write_charts(name, folder, language(lang))
+    if remark:
+        console.warn(remark)
+    found = {"flow": name, "files": [str(path) for path in paths]}
+    console.show_result(found, *(f"chart: {path}" for path in paths), json_=json_)
 
 
 def report(  # noqa: PLR0917 - every option of the command, as typer wants them
