@@ -9,9 +9,9 @@ from splitveil import __version__
 from splitveil.cli import audits, deploy, experiments, lists, reports
 from splitveil.cli.console import show_error
 from splitveil.cli.train import train
-from splitveil.errors import ConfigError, SplitVeilError
+from splitveil.errors import ConfigError, SplitVeilError, Terminated
 
-EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
+EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_TERMINATED = 2, 130, 143  # 128 + the signal
 TOO_LARGE = ("can't allocate memory", "out of memory", "verflow")  # torch's words
 RESUMED = ("train", "sweep")  # commands that continue with --resume only
 
@@ -36,7 +36,10 @@ def explained(error: Exception) -> str | None:
 
 
 class _Group(TyperGroup):
-    """Turns errors that a user can correct into a message and exit code 2, and Ctrl-C into 130."""
+    """Turns errors that a user can correct into a message and exit code 2, and Ctrl-C into 130.
+
+    SIGTERM during a training becomes 143.
+    """
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer keeps a click of its own
         try:
@@ -47,10 +50,10 @@ class _Group(TyperGroup):
                 raise
             show_error(message)
             ctx.exit(EXIT_USER_ERROR)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             again = "add --resume" if ctx.invoked_subcommand in RESUMED else "repeat the command"
             show_error(f"interrupted; what was complete is saved. To continue, {again}")
-            ctx.exit(EXIT_INTERRUPTED)
+            ctx.exit(EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED)
 
 
 app = typer.Typer(

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from splitveil.cuda import compile_methods, set_rates
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
 from splitveil.defences.base import ActsBetweenSteps, Companion, PenaltyPlan
-from splitveil.errors import RunError
+from splitveil.errors import RunError, Terminated
 from splitveil.io import Json, Progress, as_run_error
 from splitveil.nets.split import SplitModel
 from splitveil.rng import derive_seed, seeded_globals, stream
@@ -218,6 +218,7 @@ def train_run(
     Raises:
         RunError: The training diverged, or a file cannot be written.
         KeyboardInterrupt: After Ctrl-C, once the step is finished and saved.
+        Terminated: The same after SIGTERM, which schedulers and `kill` send.
     """
     config, folder, on_gpu = plan.config, plan.folder, plan.config.device == "cuda"
     fabric = Fabric(
@@ -257,7 +258,7 @@ def train_run(
         step = Stepper(loss, data)
         parts.model.train()
         clock, last = Clock(state.seconds), ""
-        with catch_interrupt() as interrupted, MetricsLog(folder, state.log_offset) as metrics:
+        with catch_interrupt() as interruption, MetricsLog(folder, state.log_offset) as metrics:
             batches = epoch_batches(rows, batch, schedule, config.seed, state.step)
             for epoch, order, chosen in batches:
                 if beside:  # the last optimiser is theirs
@@ -279,12 +280,12 @@ def train_run(
                 if epoch_ends:
                     _refit(state, data, order, schedule, fabric)
                 progress(state.step, schedule.total_steps, f"epoch {epoch}/{schedule.epochs}{last}")
-                if interrupted.is_set() or clock.save_now(schedule, state.step):
+                if interruption.came or clock.save_now(schedule, state.step):
                     state.seconds, state.log_offset = clock.seconds(), metrics.offset
                     with clock.saving():
                         write_checkpoint(folder / CHECKPOINT, snapshot(state, passport))
-                if interrupted.is_set():
-                    raise KeyboardInterrupt
+                if interruption.came:
+                    raise interruption.came
 
 
 def _compiled(model: SplitModel, beside: Sequence[nn.Module]) -> SplitModel:
@@ -435,27 +436,46 @@ def in_short(line: Json) -> str:
     return " " + " ".join(parts)
 
 
-@contextmanager
-def catch_interrupt() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C into a request to finish the step and save; a second stops at once.
+INTERRUPTIONS: Mapping[int, type[KeyboardInterrupt]] = {
+    signal.SIGINT: KeyboardInterrupt,
+    signal.SIGTERM: Terminated,
+}
 
-    Outside the main thread Python cannot catch signals, and nothing changes.
+
+@dataclass
+class Interruption:
+    """What to raise once the step is saved; None: nobody has asked to stop."""
+
+    came: type[KeyboardInterrupt] | None = None
+
+
+@contextmanager
+def catch_interrupt() -> Iterator[Interruption]:
+    """Turn the first Ctrl-C or SIGTERM into a request to finish the step and save.
+
+    A second one acts at once. Outside the main thread Python cannot catch signals, and nothing
+    changes.
     """
-    asked = threading.Event()
+    asked = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in INTERRUPTIONS}
+
+    def restore_handlers() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def ask(number: int, frame: FrameType | None) -> None:
-        asked.set()
-        signal.signal(signal.SIGINT, before)
+        asked.came = INTERRUPTIONS[number]
+        restore_handlers()
 
-    signal.signal(signal.SIGINT, ask)
+    for number in INTERRUPTIONS:
+        signal.signal(number, ask)
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore_handlers()
 
 
 class MetricsLog:
