@@ -10,8 +10,6 @@ SplitVeilError
 ├── WireError        bytes that are not a valid request or answer; has the HTTP status of the reply
 └── ServerError      a server that cannot be reached, stays too busy, or refuses
 
-`Terminated` is not among them: it is what Ctrl-C raises, for SIGTERM.
-
 A message says what is wrong, what was given, what is allowed, and what to do next. The client on a
 device imports this module, so it uses the standard library only.
 """
@@ -66,10 +64,6 @@ class WireError(SplitVeilError):
 
 class ServerError(SplitVeilError):
     """A server that cannot be reached, stays too busy, or refuses."""
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came; handled like Ctrl-C, but the command line then exits with code 143."""
 
 
 def unknown(what: str, got: str, allowed: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """The app: its commands, and how errors become messages and exit codes."""
 
+import signal
 from typing import Annotated, Any
 
 import typer
@@ -9,9 +10,9 @@ from splitveil import __version__
 from splitveil.cli import audits, deploy, experiments, lists, reports
 from splitveil.cli.console import show_error
 from splitveil.cli.train import train
-from splitveil.errors import ConfigError, SplitVeilError, Terminated
+from splitveil.errors import ConfigError, SplitVeilError
 
-EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_TERMINATED = 2, 130, 143  # 128 + the signal
+EXIT_USER_ERROR, EXIT_SIGNAL = 2, 128  # to which the number of the signal is added
 TOO_LARGE = ("can't allocate memory", "out of memory", "verflow")  # torch's words
 RESUMED = ("train", "sweep")  # commands that continue with --resume only
 
@@ -53,7 +54,8 @@ class _Group(TyperGroup):
         except KeyboardInterrupt as stop:
             again = "add --resume" if ctx.invoked_subcommand in RESUMED else "repeat the command"
             show_error(f"interrupted; what was complete is saved. To continue, {again}")
-            ctx.exit(EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED)
+            number = stop.args[0] if stop.args else signal.SIGINT
+            ctx.exit(EXIT_SIGNAL + number)
 
 
 app = typer.Typer(

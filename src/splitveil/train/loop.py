@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from splitveil.cuda import compile_methods, set_rates
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
 from splitveil.defences.base import ActsBetweenSteps, Companion, PenaltyPlan
-from splitveil.errors import RunError, Terminated
+from splitveil.errors import RunError
 from splitveil.io import Json, Progress, as_run_error
 from splitveil.nets.split import SplitModel
 from splitveil.rng import derive_seed, seeded_globals, stream
@@ -217,8 +217,8 @@ def train_run(
 
     Raises:
         RunError: The training diverged, or a file cannot be written.
-        KeyboardInterrupt: After Ctrl-C, once the step is finished and saved.
-        Terminated: The same after SIGTERM, which schedulers and `kill` send.
+        KeyboardInterrupt: After Ctrl-C, or SIGTERM, which schedulers send, once the step is
+            finished and saved. Its argument is the signal.
     """
     config, folder, on_gpu = plan.config, plan.folder, plan.config.device == "cuda"
     fabric = Fabric(
@@ -285,7 +285,7 @@ def train_run(
                     with clock.saving():
                         write_checkpoint(folder / CHECKPOINT, snapshot(state, passport))
                 if interruption.came:
-                    raise interruption.came
+                    raise KeyboardInterrupt(interruption.came)
 
 
 def _compiled(model: SplitModel, beside: Sequence[nn.Module]) -> SplitModel:
@@ -436,17 +436,11 @@ def in_short(line: Json) -> str:
     return " " + " ".join(parts)
 
 
-INTERRUPTIONS: Mapping[int, type[KeyboardInterrupt]] = {
-    signal.SIGINT: KeyboardInterrupt,
-    signal.SIGTERM: Terminated,
-}
-
-
 @dataclass
 class Interruption:
-    """What to raise once the step is saved; None: nobody has asked to stop."""
+    """The signal that asks to stop once the step is saved; None: there was none."""
 
-    came: type[KeyboardInterrupt] | None = None
+    came: signal.Signals | None = None
 
 
 @contextmanager
@@ -460,17 +454,17 @@ def catch_interrupt() -> Iterator[Interruption]:
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = {number: signal.getsignal(number) for number in INTERRUPTIONS}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def restore_handlers() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
 
     def ask(number: int, frame: FrameType | None) -> None:
-        asked.came = INTERRUPTIONS[number]
+        asked.came = signal.Signals(number)
         restore_handlers()
 
-    for number in INTERRUPTIONS:
+    for number in before:
         signal.signal(number, ask)
     try:
         yield asked
