@@ -49,7 +49,7 @@ class Walk:
 
     def __init__(self) -> None:
         self.seen: set[tuple[str, str]] = set()
-        self.hops: set[tuple[str, str]] = set()
+        self.hops: dict[tuple[str, str], list[str]] = {}  # from file to file, with the calls
         self.files: set[str] = set()
 
     def start(self) -> None:
@@ -76,12 +76,17 @@ class Walk:
         self.seen.add(function)
         self.files |= {caller.f_code.co_filename, code.co_filename}
         if caller.f_code.co_filename != code.co_filename:
-            self.hops.add((caller.f_code.co_filename, code.co_filename))
+            hop = (caller.f_code.co_filename, code.co_filename)
+            call = f"{caller.f_code.co_qualname} → {code.co_qualname}"
+            self.hops.setdefault(hop, []).append(call)
 
     def numbers(self) -> dict[str, Any]:
-        """How many hops and files, and the hops by name."""
-        named = sorted(" → ".join(file.removeprefix(PACKAGE) for file in hop) for hop in self.hops)
-        return {"hops": len(named), "files": len(self.files), "named": named}
+        """How many hops and files, and the calls of every hop."""
+        named = {
+            " → ".join(file.removeprefix(PACKAGE) for file in hop): calls
+            for hop, calls in sorted(self.hops.items())
+        }
+        return {"hops": len(named), "files": len(self.files), "calls": named}
 
 
 def command(*words: object) -> None:
@@ -166,9 +171,11 @@ def walks(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Print the table, or with --json also every hop."""
+    """Print the table, or with --json also every call from file to file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print JSON with every hop by name")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON with the calls of every hop"
+    )
     as_json = parser.parse_args().json
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -32,8 +32,10 @@ TOP_LEVEL = {"__init__", "__main__", *GROUND, "runs"}
 
 # What runs on the device is light: these import each other, `errors` and two libraries.
 DEVICE = tuple(
-    f"serve.{name}" for name in ("client", "manifest", "noise", "stages", "transport", "wire")
+    f"serve.{name}"
+    for name in ("client", "manifest", "noise", "runtime", "stages", "transport", "wire")
 )
+ORT_HOME = "serve.runtime"  # switches the library's telemetry off before it is loaded
 DEVICE_LIBRARIES = ("numpy", "onnxruntime")
 
 BANNED_LIBRARIES = {
@@ -98,6 +100,8 @@ def import_fault(name: str, module: str) -> str | None:
     top, _, rest = name.partition(".")
     if top in BANNED_LIBRARIES:
         return f"{top} is banned: {BANNED_LIBRARIES[top]}"
+    if top == "onnxruntime" and module != ORT_HOME:
+        return f"onnxruntime is imported by {ORT_HOME} only, which switches its telemetry off"
     if module in DEVICE:
         return device_fault(name, module)
     if top != "splitveil":
@@ -253,6 +257,8 @@ PLANTED = [
     ("io.py", "from splitveil.table import Table", 1, "io may import lower layers only"),
     ("errors.py", "from splitveil.rng import stream", 1, "not splitveil.rng.stream"),
     ("nets/spy.py", "import torchvision", 1, "torchvision is banned"),
+    ("serve/client.py", "import onnxruntime", 1, "which switches its telemetry off"),
+    ("serve/spy.py", "def f():\n    from onnxruntime import quantization", 2, "serve.runtime only"),
     ("data/spy.py", "def f():\n    from torchvision.datasets import CIFAR10", 2, "torchvision"),
     ("serve/client.py", "import torch", 1, "numpy and onnxruntime, not torch"),
     ("serve/client.py", "from splitveil.io import Json", 1, "it may not import splitveil.io"),

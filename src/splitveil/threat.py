@@ -7,7 +7,7 @@ that no attack can bypass the defence. A `WhiteBox` adds copies of the client's 
 import copy
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
@@ -235,6 +235,36 @@ class WhiteBox(BlackBox):
 
     encoder: nn.Module
     channel: nn.Module
+
+
+def checked(box: BlackBox, shape: torch.Size) -> BlackBox:
+    """The view with answers of one shape per image, in which values that are not finite are 0."""
+
+    def guarded(send: Send) -> Send:
+        def query(x: Tensor, generator: Generator | None = None) -> Tensor:
+            return finite(same_shape(send(x, generator), len(x), shape))
+
+        return opaque(query)
+
+    def prepare(images: Tensor) -> Send:
+        return guarded(box.sender(images))
+
+    return replace(box, send=guarded(box.send), prepare=opaque(prepare))
+
+
+def same_shape(z: Tensor, images: int, shape: torch.Size) -> Tensor:
+    """Smashed data z unchanged; an error if it is not one row of `shape` for each image."""
+    if z.shape != (images, *shape):
+        raise AuditError(
+            f"the victim changed its output shape: {tuple(z.shape)} for {images} images, "
+            f"expected {(images, *shape)}; a client sends one shape per image"
+        )
+    return z
+
+
+def finite(z: Tensor) -> Tensor:
+    """Smashed data with 0 in place of NaN and infinity."""
+    return torch.nan_to_num(z, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import balanced_accuracy_score
 
-from splitveil.audits.metrics import (
+from splitveil.audits.beyond_pixels import (
     auc_limits,
     balanced_limits,
-    exact,
     from_answer,
     matched_pairs,
     tpr_limits,
-    wilson,
 )
 from splitveil.errors import AuditError
+from splitveil.record.statistics import exact, wilson
 
 
 def normal(n: int, seed: int, shift: float = 0.0) -> torch.Tensor:

@@ -1,8 +1,11 @@
 """Many runs: trained or continued, attacked or read; here, or handed to Ray."""
 
+import ast
 import json
 import math
+import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,6 +21,7 @@ from splitveil.config.resolve import make_config
 from splitveil.errors import ConfigError, DataError
 from splitveil.experiments import runner
 from splitveil.experiments.runner import (
+    RAY_BEYOND_LOOPBACK,
     LiveTable,
     Trial,
     Work,
@@ -294,6 +298,52 @@ def test_several_jobs_start_ray_on_this_machine(
     ray.told = {}
     assert on_val(jobs=2) == []  # nothing to do: no cluster is started
     assert ray.told == {}
+
+
+def test_a_cluster_started_here_listens_on_loopback_unless_told_otherwise(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(RAY_BEYOND_LOOPBACK, raising=False)
+    assert check_ray(None, "auto") is ray  # somebody else's cluster: it listens where it listens
+    assert RAY_BEYOND_LOOPBACK not in os.environ
+    assert check_ray(2, None) is ray
+    assert os.environ[RAY_BEYOND_LOOPBACK] == "0"
+    monkeypatch.setenv(RAY_BEYOND_LOOPBACK, "1")
+    check_ray(2, "local")
+    assert os.environ[RAY_BEYOND_LOOPBACK] == "1"
+
+
+LISTENERS = """
+import os, sys
+from pathlib import Path
+from splitveil.experiments.runner import check_ray, start_ray
+start_ray(check_ray(1, "local"), 1, "local")
+import psutil  # Ray brings it
+own = set()
+for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+    for fd in Path(f"/proc/{process.pid}/fd").iterdir():
+        try:
+            own.add(os.readlink(fd))
+        except OSError:
+            pass  # closed meanwhile
+rows = [r.split() for n in ("tcp", "tcp6") for r in Path(f"/proc/net/{n}").open() if ":" in r]
+print({r[1].split(":")[0] for r in rows if r[3] == "0A" and f"socket:[{r[9]}]" in own})
+"""
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1, the second for IPv6
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_port_of_a_real_cluster_is_open_to_others() -> None:
+    pytest.importorskip("ray")
+    environment = {k: v for k, v in os.environ.items() if k != RAY_BEYOND_LOOPBACK}
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENERS], capture_output=True, text=True, check=True, timeout=120,
+        env=environment,
+    )  # fmt: skip
+    found = ast.literal_eval(done.stdout.strip().splitlines()[-1])
+    assert found
+    assert found <= LOOPBACK
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])

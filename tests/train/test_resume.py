@@ -24,6 +24,13 @@ TRAIN = [sys.executable, "-m", "splitveil", "train"]
 OPTIONS = ["--dataset", "digits", "--defence", "gated-att", "--epochs", str(EPOCHS),
            "--set", "attention_warmup_epochs=1", "--set", "batch_size=128"]  # fmt: skip
 
+# A killed run goes on from its last checkpoint; the others write one when they are stopped.
+STOPS = [
+    ("killed", signal.SIGKILL, -signal.SIGKILL),
+    ("interrupted", signal.SIGINT, 130),
+    ("terminated", signal.SIGTERM, 143),
+]
+
 
 def start(folder: Path, name: str, *words: str) -> subprocess.Popen[bytes]:
     place = ["--runs-dir", str(folder), "--name", name]
@@ -59,15 +66,14 @@ def stop_midway(process: subprocess.Popen[bytes], run: Path, number: int) -> Non
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs with the same settings: whole, killed and interrupted, the last two resumed."""
+    """Four runs with the same settings: one whole, the others stopped by a signal and resumed."""
     place = tmp_path_factory.mktemp("runs")
     whole = start(place, "whole", *OPTIONS)
     assert whole.wait(timeout=300) == 0, said(place, "whole")
-    for name, number in (("killed", signal.SIGKILL), ("interrupted", signal.SIGINT)):
+    for name, number, code in STOPS:
         process = start(place, name, *OPTIONS)
         stop_midway(process, place / name, number)
-        expected = -signal.SIGKILL if number == signal.SIGKILL else 130
-        assert process.returncode == expected, said(place, name)
+        assert process.returncode == code, said(place, name)
         # A crash may come between a log line and its checkpoint: the line must be rewound.
         with (place / name / "metrics.jsonl").open("a") as log:
             log.write('{"kind": "epoch", "step": 10000, "task_loss": 9}\n{"torn')
@@ -77,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["killed", "interrupted"])
+@pytest.mark.parametrize("name", ["killed", "interrupted", "terminated"])
 def test_same_weights_bit_for_bit(folder: Path, name: str) -> None:
     whole, other = (read_checkpoint(folder / n / "checkpoint.safetensors") for n in ("whole", name))
     assert set(whole.tensors) == set(other.tensors)
@@ -87,7 +93,7 @@ def test_same_weights_bit_for_bit(folder: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["killed", "interrupted"])
+@pytest.mark.parametrize("name", ["killed", "interrupted", "terminated"])
 def test_same_log_without_repeats(folder: Path, name: str) -> None:
     def lines(run: str) -> list[dict[str, float]]:
         text = (folder / run / "metrics.jsonl").read_text().splitlines()
@@ -97,7 +103,7 @@ def test_same_log_without_repeats(folder: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["whole", "killed", "interrupted"])
+@pytest.mark.parametrize("name", ["whole", "killed", "interrupted", "terminated"])
 def test_tensorboard_shows_each_epoch_once(folder: Path, name: str) -> None:
     events = EventAccumulator(str(folder / name)).Reload()
     steps = [e.step for e in events.Scalars("epoch/val_accuracy")]

@@ -3,6 +3,7 @@
 Each number comes with what guessing gives, and with a 95 % interval over images.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -15,21 +16,21 @@ from torch import Generator, Tensor
 from splitveil.attacks.attribute import AttributeHead, image_attributes
 from splitveil.attacks.base import tenth, units_of
 from splitveil.attacks.linear import Linear, ridge
-from splitveil.attacks.membership import OUTPUTS, WIRE, Membership, Verdict
+from splitveil.attacks.membership import OUTPUTS, WIRE, Membership, Verdict, placements
 from splitveil.attacks.profiles import LeakBudget
 from splitveil.attacks.reid import ReId, centred, ranks
 from splitveil.audits import metrics
-from splitveil.audits.metrics import named, share
 from splitveil.audits.suite import label_only_mse, strongest_blackbox
-from splitveil.audits.target import Attempt, Target, answer, attacked_rows, finite, send
+from splitveil.audits.target import Attempt, Target, answer, attacked_rows, send
 from splitveil.data.attributes import Attributes
 from splitveil.errors import AuditError
 from splitveil.io import Json
-from splitveil.record.statistics import Sample, interval
+from splitveil.record.statistics import TAIL, Z95, Limits, Sample, exact, interval, wilson
 from splitveil.rng import derive_seed, seeded_globals, stream
-from splitveil.threat import CHUNK, Access, Labelled, Send
+from splitveil.threat import CHUNK, Access, Labelled, Send, finite
 
 FPR = 0.01
+ROUNDS = 500  # of the bootstrap
 LEAST_PAIRS = 20  # pairs of a member and a non-member
 ANSWERED = 5000  # aux images from which is learned what an answer says of an attribute
 TOP = 5
@@ -40,6 +41,8 @@ WIDEST = 4096  # numbers of z̃; the time to solve grows with their third power
 HALF = 0.5  # a leakage above it cannot double
 STREAM = "leaks/repeats"
 _ROUNDING = 1e-12  # relative, so that a leakage of exactly twice another counts as twice
+Members = Float[Tensor, " a"]
+Others = Float[Tensor, " b"]
 
 
 def leaks_beyond_pixels(
@@ -76,6 +79,16 @@ def leaks_beyond_pixels(
     return said | ({"refused": refused} if refused else {})
 
 
+def share(right: Bool[Tensor, " n"]) -> float:
+    """Share of True."""
+    return float(right.double().mean())
+
+
+def named(name: str, limits: tuple[float | None, float | None]) -> Json:
+    """Both limits of an interval, under `NAME_low` and `NAME_high`."""
+    return {f"{name}_low": limits[0], f"{name}_high": limits[1]}
+
+
 def attribute_leaks(target: Target, attack: AttributeHead) -> Json:
     """How well each attribute of the scored images is guessed from z̃, and from the answer alone."""
     given = _simple(target) if target.attributes is None else target.attributes
@@ -98,16 +111,16 @@ def attribute_leaks(target: Target, attack: AttributeHead) -> Json:
         predicted = logits.argmax(1)
         aux, truth = given.aux[name].to(device), given.scored[name].to(device)
         usual = aux.bincount().argmax()
-        by_answer = metrics.from_answer(told, aux[some.to(device)], target.sent.answer, usual)
+        by_answer = from_answer(told, aux[some.to(device)], target.sent.answer, usual)
         right = predicted == truth
-        balanced, balanced_limits = metrics.balanced_limits(predicted, truth)
+        balanced, limits = balanced_limits(predicted, truth)
         gained = right.double() - (by_answer == truth).double()
         beyond = interval(Sample.of(gained[None].cpu().numpy()))
         said[name] = {
             "accuracy": share(right),
-            **named("accuracy", metrics.wilson(int(right.sum()), len(right))),
+            **named("accuracy", wilson(int(right.sum()), len(right))),
             "balanced_accuracy": balanced,
-            **named("balanced_accuracy", balanced_limits),
+            **named("balanced_accuracy", limits),
             "chance": share(usual == truth),
             "chance_balanced": 1.0 / int((truth.bincount() > 0).sum()),
             "from_answer": share(by_answer == truth),
@@ -128,6 +141,47 @@ def _simple(target: Target) -> Attributes:
     return Attributes({n: aux[n] for n in kept}, {n: scored[n] for n in kept})
 
 
+def balanced_limits(
+    predicted: Int64[Tensor, " n"], truth: Int64[Tensor, " n"]
+) -> tuple[float, Limits]:
+    """Balanced accuracy and its 95 % interval: every value that occurs counts the same.
+
+    The mean over values of the share of their images that were recognised; each share varies as
+    if two more images had been recognised and two more had not (Agresti and Coull).
+
+    >>> found, (low, high) = balanced_limits(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 1]))
+    >>> found, round(low, 3), high
+    (0.75, 0.475, 1.0)
+    """
+    count = truth.bincount().double()
+    hits = truth[predicted == truth].bincount(minlength=len(count)).double()
+    there = count > 0
+    count, hits = count[there], hits[there]
+    mean, p = float((hits / count).mean()), (hits + 2) / (count + 4)
+    error = Z95 * math.sqrt(float((p * (1 - p) / (count + 4)).sum())) / len(count)
+    return mean, (max(mean - error, 0.0), min(mean + error, 1.0))
+
+
+def from_answer(
+    known: Int64[Tensor, " m"],
+    values: Int64[Tensor, " m"],
+    asked: Int64[Tensor, " n"],
+    usual: Int64[Tensor, ""],
+) -> Int64[Tensor, " n"]:
+    """The most frequent value among known images of the same answer; `usual` if there is none.
+
+    >>> one = torch.tensor
+    >>> from_answer(one([0, 0, 1]), one([2, 2, 1]), one([1, 0, 5]), one(0)).tolist()
+    [1, 2, 0]
+    """
+    size = int(torch.cat([known, asked]).max()) + 1
+    kinds = int(torch.maximum(values.max(), usual)) + 1
+    counts = torch.zeros(size, kinds, dtype=torch.float64, device=known.device)
+    counts[:, usual] = 0.5  # wins where there is nothing else, and between equal counts
+    counts.index_put_((known, values), counts.new_ones(len(known)), accumulate=True)
+    return counts.argmax(1)[asked]
+
+
 def membership_leaks(target: Target, attack: Membership) -> Json:
     """How well training images (members) are told from other images of the same classes.
 
@@ -141,7 +195,7 @@ def membership_leaks(target: Target, attack: Membership) -> Json:
     if nonmembers is None:
         raise AuditError("membership needs images that were not trained on, but none are known")
     lots = stream(target.seed, "leaks/pairs")
-    pairs = metrics.matched_pairs(members.labels, nonmembers.labels, lots)[: attack.limit]
+    pairs = matched_pairs(members.labels, nonmembers.labels, lots)[: attack.limit]
     if len(pairs) < LEAST_PAIRS:
         raise AuditError(
             f"membership needs at least {LEAST_PAIRS} members and as many non-members of the same "
@@ -179,21 +233,102 @@ def membership_leaks(target: Target, attack: Membership) -> Json:
 def _judged(verdict: Verdict, member: Bool[Tensor, " n"], seed: int) -> Json:
     """The numbers of one score; there are as many members as non-members."""
     scores = verdict.scores
-    area, limits = metrics.auc_limits(scores[member], scores[~member])
+    area, limits = auc_limits(scores[member], scores[~member])
     right = (scores >= verdict.threshold) == member
-    found = metrics.tpr_limits(
-        scores[member], scores[~member], FPR, stream(seed, "leaks/bootstrap")
-    )
+    found = tpr_limits(scores[member], scores[~member], FPR, stream(seed, "leaks/bootstrap"))
     tpr, tpr_at = (None, (None, None)) if found is None else found
     return {
         "auc": area,
         **named("auc", limits),
         "balanced_accuracy": share(right),
-        **named("balanced_accuracy", metrics.wilson(int(right.sum()), len(right))),
+        **named("balanced_accuracy", wilson(int(right.sum()), len(right))),
         "tpr": tpr,
         **named("tpr", tpr_at),
         "known_auc": verdict.known_auc,
     }
+
+
+def matched_pairs(
+    members: Int64[Tensor, " a"], others: Int64[Tensor, " b"], generator: Generator
+) -> Int64[Tensor, "pairs 2"]:
+    """Random pairs of a member and another image with the same label: their positions.
+
+    Without pairs a class that is more frequent among members would look like membership.
+
+    >>> one = torch.tensor
+    >>> matched_pairs(one([5, 0, 5]), one([2, 5]), torch.Generator())[:, 1].tolist()
+    [1]
+    """
+    sides = [members.cpu(), others.cpu()]
+    mixed = [torch.randperm(len(side), generator=generator) for side in sides]
+    pairs = [torch.empty(0, 2, dtype=torch.long)]
+    for kind in range(max((int(side.max()) + 1 for side in sides if len(side)), default=0)):
+        left, right = (m[side[m] == kind] for side, m in zip(sides, mixed, strict=True))
+        few = min(len(left), len(right))
+        pairs.append(torch.stack([left[:few], right[:few]], 1))
+    found = torch.cat(pairs)
+    return found[torch.randperm(len(found), generator=generator)]
+
+
+def auc_limits(members: Members, others: Others) -> tuple[float, Limits]:
+    r"""Area under the ROC curve and its interval after DeLong, on the logit scale.
+
+    .. math:: \operatorname{var} A = \operatorname{var}(V_{10})/a + \operatorname{var}(V_{01})/b
+
+    V are the shares of the other side that a score beats. If every score of one side beats the
+    other, the variance is 0; the limit is then that of min(a, b) hits out of as many.
+
+    >>> area, (low, high) = auc_limits(torch.tensor([3.0, 1.0]), torch.tensor([2.0, 0.0]))
+    >>> area, round(low, 3), round(high, 3)
+    (0.75, 0.069, 0.992)
+    """
+    if min(len(members), len(others)) <= 1:
+        raise AuditError(
+            f"an AUC needs at least 2 scores on each side, got {len(members)} and {len(others)}"
+        )
+    if not bool(members.isfinite().all() & others.isfinite().all()):
+        raise AuditError("an AUC needs finite scores, got NaN or infinity")
+    up, down = placements(members, others), 1 - placements(others, members)
+    area = float(up.mean())
+    few = min(len(members), len(others))
+    if area >= 1:
+        return 1.0, (exact(few, few)[0], 1.0)
+    if area <= 0:
+        return 0.0, (0.0, exact(0, few)[1])
+    error = math.sqrt(float(up.var()) / len(up) + float(down.var()) / len(down))
+    middle, reach = math.log(area / (1 - area)), Z95 * error / (area * (1 - area))
+    low, high = (1 / (1 + math.exp(-middle - side * reach)) for side in (-1, 1))
+    return area, (low, high)
+
+
+def tpr_limits(
+    members: Members, others: Others, fpr: float, generator: Generator
+) -> tuple[float, Limits] | None:
+    """Share of members above the score that at most a share `fpr` of the others exceeds.
+
+    Its interval is a bootstrap over both sides, with a new threshold each time. None if there are
+    fewer than 1/fpr others. Runs on the CPU.
+    """
+    inside, outside = members.cpu(), others.cpu()
+    over = math.floor(fpr * len(outside) + 1e-9)
+    if over < 1:
+        return None
+    rate = _tpr(inside[None], outside[None], over)
+    drawn = [
+        side[torch.randint(len(side), (ROUNDS, len(side)), generator=generator)]
+        for side in (inside, outside)
+    ]
+    rates = _tpr(drawn[0], drawn[1], over)
+    low, high = torch.quantile(rates, torch.tensor([TAIL, 1 - TAIL], dtype=rates.dtype)).tolist()
+    return float(rate), (low, high)
+
+
+def _tpr(
+    members: Float[Tensor, "r a"], others: Float[Tensor, "r b"], over: int
+) -> Float[Tensor, " r"]:
+    """Share of each row's members above the (over + 1)-th highest of its others."""
+    bar = others.kthvalue(others.shape[1] - over, dim=1, keepdim=True).values
+    return (members > bar).double().mean(1)
 
 
 def identity_leaks(target: Target, attempts: Mapping[str, Attempt], attack: ReId) -> Json:
@@ -237,7 +372,7 @@ def _identified(places: Int64[Tensor, " n"], gallery: int, access: str) -> Json:
         hits = int((places <= top).sum())
         said |= {
             f"rank_{top}": hits / len(places),
-            **named(f"rank_{top}", metrics.exact(hits, len(places))),
+            **named(f"rank_{top}", exact(hits, len(places))),
             f"chance_{top}": min(top / gallery, 1.0),
         }
     median = float(places.double().median())

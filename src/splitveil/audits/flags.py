@@ -8,11 +8,11 @@ from torch import Tensor
 from splitveil.audits.bounds import beaten
 from splitveil.audits.certificates import count_copies
 from splitveil.audits.suite import comparable, mean_image_mse
-from splitveil.audits.target import Attempt, Target, finite
+from splitveil.audits.target import Attempt, Target
 from splitveil.io import Json
 from splitveil.record.schema import Flag
 from splitveil.rng import normal_like, stream
-from splitveil.threat import Access, Labelled
+from splitveil.threat import Access, Labelled, finite
 
 WEAKER = 1.05  # times the MSE of the best black-box attack: a worse white-box one is suspect
 FALLING = 0.02  # per epoch: a loss that still falls faster at the end has not converged

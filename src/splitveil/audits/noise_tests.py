@@ -17,7 +17,7 @@ from scipy.special import chdtr, chdtrc, chdtri, kolmogorov, stdtr
 from torch import Tensor, nn
 
 from splitveil.audits.certificates import fingerprints
-from splitveil.audits.target import finite, send
+from splitveil.audits.target import send
 from splitveil.errors import AuditError
 from splitveil.io import Json
 from splitveil.nets.channel import (
@@ -37,7 +37,7 @@ from splitveil.surrogates.base import (
     diagonal_rate,
     uniform_weights,
 )
-from splitveil.threat import Labelled, Victim
+from splitveil.threat import Labelled, Victim, finite
 
 ALPHA = 1e-3
 NOT_THE_NOISE = "what was sent is not the encoder's z and the channel's noise; tests that fail: "

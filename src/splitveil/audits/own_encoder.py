@@ -27,7 +27,7 @@ from splitveil.audits.noise_tests import (
     sent_rate,
 )
 from splitveil.audits.pipeline import Facts, measure
-from splitveil.audits.target import Target, finite, read_attributes
+from splitveil.audits.target import Target, read_attributes
 from splitveil.config.resolve import import_user_code, unchanged
 from splitveil.data.attributes import Attributes
 from splitveil.data.catalogue import load
@@ -40,7 +40,7 @@ from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.split import Cost
 from splitveil.record.schema import Record
 from splitveil.rng import derive_seed, seeded_globals, stream
-from splitveil.threat import Access, Labelled, Send, Victim, by_rows, check_images
+from splitveil.threat import Access, Labelled, Send, Victim, by_rows, check_images, finite
 
 Function = Callable[..., Any]
 Given = Literal["auto", "numpy", "torch"]

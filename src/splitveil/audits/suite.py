@@ -18,7 +18,6 @@ from splitveil.audits.target import (
     Target,
     answer,
     attacked_rows,
-    finite,
     from_bytes,
     levels,
     send,
@@ -34,6 +33,7 @@ from splitveil.threat import (
     Observation,
     Reconstructor,
     check_images,
+    finite,
 )
 
 AUX_SHOWN = 1000  # aux images that an attack is scored on too, to see whether it overfits

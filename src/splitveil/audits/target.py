@@ -5,7 +5,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 
@@ -17,11 +17,20 @@ from torch import Tensor, nn
 
 from splitveil.audits import metrics
 from splitveil.data.attributes import Attributes, attributes_of, read_table
-from splitveil.errors import AuditError
 from splitveil.io import Json
 from splitveil.record.schema import Scores
 from splitveil.rng import stream
-from splitveil.threat import CHUNK, Access, BlackBox, Labelled, Observation, Send, Victim, opaque
+from splitveil.threat import (
+    CHUNK,
+    Access,
+    BlackBox,
+    Labelled,
+    Observation,
+    Victim,
+    checked,
+    finite,
+    same_shape,
+)
 
 SHOWN = 10
 NO_ANSWER = "–"  # the class that stands for every answer where there is no server
@@ -130,27 +139,17 @@ class Target:
             return Observation(z, label)
         x = self.scored.images[rows]
         more = [send(self.victim, x, self.seed, f"repeat/{i}") for i in range(1, repeats)]
-        checked = [finite(same_shape(each, len(x), z.shape[1:])) for each in more]
-        return Observation(z, label, torch.stack([z, *checked]))
+        repeated = [finite(same_shape(each, len(x), z.shape[1:])) for each in more]
+        return Observation(z, label, torch.stack([z, *repeated]))
 
     def view(self, access: Access) -> BlackBox:
         """The victim as an attack with this access meets it.
 
         What it sends is checked for its shape, and values that are not finite are 0.
         """
-        victim, shape = self.victim, self.sent.z.shape[1:]
-        box = victim.white_box() if access is Access.WHITE_BOX else victim.black_box()
-
-        def checked(send: Send) -> Send:
-            def query(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-                return finite(same_shape(send(x, generator), len(x), shape))
-
-            return opaque(query)
-
-        def prepare(images: Tensor) -> Send:
-            return checked(box.sender(images))
-
-        return replace(box, send=checked(box.send), prepare=opaque(prepare))
+        white = access is Access.WHITE_BOX
+        box = self.victim.white_box() if white else self.victim.black_box()
+        return checked(box, self.sent.z.shape[1:])
 
 
 def read_attributes(
@@ -188,21 +187,6 @@ def send(victim: Victim, x: Tensor, seed: int, name: str) -> Tensor:
         z = victim.send(part, generator)
         sent.append(same_shape(z, len(part), (sent[0] if sent else z).shape[1:]))
     return torch.cat(sent)
-
-
-def same_shape(z: Tensor, images: int, shape: torch.Size) -> Tensor:
-    """Smashed data z unchanged; an error if it is not one row of `shape` for each image."""
-    if z.shape != (images, *shape):
-        raise AuditError(
-            f"the victim changed its output shape: {tuple(z.shape)} for {images} images, "
-            f"expected {(images, *shape)}; a client sends one shape per image"
-        )
-    return z
-
-
-def finite(z: Tensor) -> Tensor:
-    """Smashed data with 0 in place of NaN and infinity."""
-    return torch.nan_to_num(z, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def attacked_rows(scored: Labelled, limit: int | None) -> Tensor:

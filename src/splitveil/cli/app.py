@@ -1,5 +1,6 @@
 """The app: its commands, and how errors become messages and exit codes."""
 
+import signal
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from splitveil.cli.console import show_error
 from splitveil.cli.train import train
 from splitveil.errors import ConfigError, SplitVeilError
 
-EXIT_USER_ERROR, EXIT_INTERRUPTED = 2, 130
+EXIT_USER_ERROR, EXIT_SIGNAL = 2, 128  # to which the number of the signal is added
 TOO_LARGE = ("can't allocate memory", "out of memory", "verflow")  # torch's words
 RESUMED = ("train", "sweep")  # commands that continue with --resume only
 
@@ -36,7 +37,10 @@ def explained(error: Exception) -> str | None:
 
 
 class _Group(TyperGroup):
-    """Turns errors that a user can correct into a message and exit code 2, and Ctrl-C into 130."""
+    """Turns errors that a user can correct into a message and exit code 2, and Ctrl-C into 130.
+
+    SIGTERM during a training becomes 143.
+    """
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer keeps a click of its own
         try:
@@ -47,10 +51,11 @@ class _Group(TyperGroup):
                 raise
             show_error(message)
             ctx.exit(EXIT_USER_ERROR)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             again = "add --resume" if ctx.invoked_subcommand in RESUMED else "repeat the command"
             show_error(f"interrupted; what was complete is saved. To continue, {again}")
-            ctx.exit(EXIT_INTERRUPTED)
+            number = stop.args[0] if stop.args else signal.SIGINT
+            ctx.exit(EXIT_SIGNAL + number)
 
 
 app = typer.Typer(

@@ -47,6 +47,7 @@ from splitveil.threat import Attack
 
 FILE = "trial.json"
 MAX_MESSAGE = 500
+RAY_BEYOND_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's name for it, on every system
 REACH_S = 5.0  # to wait for a cluster; Ray itself tries for minutes
 BRIEF_SHARE = 4  # a trial takes this part of the epochs of a full training
 
@@ -363,15 +364,7 @@ def _on_ray(  # noqa: PLR0917 - what `run_many` knows
         torch.set_num_threads(1)  # a trial has one core
         return work(trial)
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    new = {"num_cpus": jobs, "include_dashboard": False} if address == "local" else {}
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **new)
-    except (ConnectionError, RuntimeError, ValueError) as err:
-        raise ConfigError(
-            f"cannot reach Ray at '{address}': {err}; check --address, and set RAY_AUTH_TOKEN "
-            "if the cluster wants a token"
-        ) from err
+    start_ray(ray, jobs, address)
     running: dict[Any, Trial] = {}
     try:
         slots = jobs or max(int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1)), 1)
@@ -393,12 +386,29 @@ def _on_ray(  # noqa: PLR0917 - what `run_many` knows
         ray.shutdown()  # ends a cluster that was started here, and only leaves another one
 
 
+def start_ray(ray: Any, jobs: int | None, address: str) -> None:  # noqa: ANN401 - the module
+    """Start Ray on this machine, or join the cluster at an address; it reports nothing home."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    new = {"num_cpus": jobs, "include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **new)
+    except (ConnectionError, RuntimeError, ValueError) as err:
+        raise ConfigError(
+            f"cannot reach Ray at '{address}': {err}; check --address, and set RAY_AUTH_TOKEN "
+            "if the cluster wants a token"
+        ) from err
+
+
 def check_ray(jobs: int | None, address: str | None) -> Any:  # noqa: ANN401 - the module
     """Ray where it is needed, else None; refused if it is not installed or nobody answers."""
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs must be at least 1, got {jobs}")
     if jobs == 1 and address is None:
         return None
+    if address in (None, "local"):
+        # On Linux Ray binds to all interfaces, on other systems to loopback; this decides it, when
+        # Ray is imported. Whoever wants the former sets the variable to 1.
+        os.environ.setdefault(RAY_BEYOND_LOOPBACK, "0")
     with sweep_extra("ray", "use --jobs 1 without --engine ray"):
         import ray
     # Addresses such as "auto" are Ray's own; whether anybody listens at HOST:PORT we can find out.

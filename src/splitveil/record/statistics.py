@@ -1,4 +1,4 @@
-r"""Intervals and tests over seeds and images, Holm's correction, and the Pareto front.
+r"""Intervals of means and shares, tests over seeds and images, Holm's correction, the Pareto front.
 
 A table y (seeds, images) is a crossed design: every training seed is scored on the same images.
 
@@ -20,6 +20,7 @@ is 1 if the attacker has the image and 0 if it knows no more than the answer. Be
 nothing left to win, so it counts as 0.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -32,12 +33,15 @@ from splitveil.errors import AuditError
 
 Tables = Float[np.ndarray, "batch seeds images"]
 Numbers = Float[np.ndarray, " batch"]
+Limits = tuple[float, float]
 # Cochran and Cox (1950) mix the t quantiles by shares of variance: exponent 1. With three seeds and
 # a level of 95 % that covers 95.0-97.1 %, depending on the shares. Satterthwaite's degrees of
 # freedom cover 92.2-95.0 %, exponent 1.25 covers 94.7-96.5 %.
 _EXPONENT = 1.25
 _HALVINGS = 64
 _SMALLEST_TAIL = 1e-200
+TAIL = 0.025  # on each side of a 95 % interval
+Z95 = 1.959963984540054  # Φ⁻¹(1 − TAIL)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -309,6 +313,40 @@ def difference(a: Sample, b: Sample, *, paired: bool, level: float = 0.95) -> Di
         d_z=made.mean / sd if sd else None,
         rank_biserial=_rank_biserial(images),
     )
+
+
+def wilson(hits: int, n: int) -> Limits:
+    r"""Wilson's interval of a share.
+
+    .. math:: \frac{p + z^2/2n \pm z \sqrt{p(1-p)/n + z^2/4n^2}}{1 + z^2/n}
+
+    >>> [round(limit, 4) for limit in wilson(8, 10)]
+    [0.4902, 0.9433]
+    """
+    _check_share(hits, n)
+    p, c = hits / n, Z95**2 / n
+    half = Z95 * math.sqrt(p * (1 - p) / n + c / (4 * n))
+    low, high = ((p + c / 2 + side * half) / (1 + c) for side in (-1, 1))
+    return max(low, 0.0), min(high, 1.0)
+
+
+def exact(hits: int, n: int) -> Limits:
+    """The exact binomial interval of a share (Clopper and Pearson).
+
+    >>> [round(limit, 4) for limit in exact(0, 10)]  # 1 − 0.025^(1/10)
+    [0.0, 0.3085]
+    """
+    from scipy.special import betaincinv
+
+    _check_share(hits, n)
+    low = float(betaincinv(hits, n - hits + 1, TAIL)) if hits else 0.0
+    high = float(betaincinv(hits + 1, n - hits, 1 - TAIL)) if hits < n else 1.0
+    return low, high
+
+
+def _check_share(hits: int, n: int) -> None:
+    if not 0 <= hits <= n or n < 1:
+        raise AuditError(f"a share needs 0 ≤ hits ≤ n and n ≥ 1, got {hits} of {n}")
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:

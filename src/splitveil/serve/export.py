@@ -40,6 +40,7 @@ from splitveil.serve.manifest import (
     new_folder,
     open_half,
 )
+from splitveil.serve.runtime import onnxruntime, onnxruntime_quantisation
 from splitveil.serve.stages import STAGES, mean_std, pack_noise
 from splitveil.serve.wire import Json, Rows, Shape
 
@@ -212,9 +213,8 @@ def wire_name(run: str) -> str:
 def versions() -> Json:
     """Versions of the libraries that made the files."""
     import onnx
-    import onnxruntime  # type: ignore[import-untyped]
 
-    made = {lib.__name__: str(lib.__version__) for lib in (torch, onnx, onnxruntime)}
+    made = {lib.__name__: str(lib.__version__) for lib in (torch, onnx, onnxruntime())}
     return {"splitveil": version("splitveil"), **made, "opset": OPSET}
 
 
@@ -307,16 +307,15 @@ def quantise_client(source: Path, target: Path, images: Rows) -> None:
     """Static int8 quantisation of a client, calibrated on images (n, c, h, w) in [0, 1]."""
     if not len(images):
         raise ExportError("an int8 client needs images for its calibration, got none")
-    from onnxruntime.quantization import QuantType, quantize_static  # type: ignore[import-untyped]
-
+    quantisation = onnxruntime_quantisation()
     with quiet():  # it recommends a preprocessing that changes nothing here
-        quantize_static(
+        quantisation.quantize_static(
             source,
             target,
             CalibrationImages(images),
             per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
+            activation_type=quantisation.QuantType.QUInt8,
+            weight_type=quantisation.QuantType.QInt8,
         )
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from splitveil.errors import ExportError
+from splitveil.serve.runtime import onnxruntime
 from splitveil.serve.stages import Stage, check_stages, total_noise, with_noise
 from splitveil.serve.wire import DATATYPE, Json, Rows, Shape, TensorSpec
 
@@ -207,9 +208,7 @@ def load_half(folder: Path, manifest: Manifest, file: str, threads: int = 0) -> 
 
 def open_half(model: bytes, threads: int = 0, *, where: str = "the model") -> OnnxHalf:
     """An ONNX model with one input and one output as a function of rows."""
-    # A manifest can be read where onnxruntime is not installed.
-    import onnxruntime as ort  # type: ignore[import-untyped]
-
+    ort = onnxruntime()  # not at the top: a manifest can be read where it is not installed
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = ERRORS_ONLY

@@ -217,7 +217,8 @@ def train_run(
 
     Raises:
         RunError: The training diverged, or a file cannot be written.
-        KeyboardInterrupt: After Ctrl-C, once the step is finished and saved.
+        KeyboardInterrupt: After Ctrl-C, or SIGTERM, which schedulers send, once the step is
+            finished and saved. Its argument is the signal.
     """
     config, folder, on_gpu = plan.config, plan.folder, plan.config.device == "cuda"
     fabric = Fabric(
@@ -257,7 +258,7 @@ def train_run(
         step = Stepper(loss, data)
         parts.model.train()
         clock, last = Clock(state.seconds), ""
-        with catch_interrupt() as interrupted, MetricsLog(folder, state.log_offset) as metrics:
+        with catch_interrupt() as interruption, MetricsLog(folder, state.log_offset) as metrics:
             batches = epoch_batches(rows, batch, schedule, config.seed, state.step)
             for epoch, order, chosen in batches:
                 if beside:  # the last optimiser is theirs
@@ -279,12 +280,12 @@ def train_run(
                 if epoch_ends:
                     _refit(state, data, order, schedule, fabric)
                 progress(state.step, schedule.total_steps, f"epoch {epoch}/{schedule.epochs}{last}")
-                if interrupted.is_set() or clock.save_now(schedule, state.step):
+                if interruption.came or clock.save_now(schedule, state.step):
                     state.seconds, state.log_offset = clock.seconds(), metrics.offset
                     with clock.saving():
                         write_checkpoint(folder / CHECKPOINT, snapshot(state, passport))
-                if interrupted.is_set():
-                    raise KeyboardInterrupt
+                if interruption.came:
+                    raise KeyboardInterrupt(interruption.came)
 
 
 def _compiled(model: SplitModel, beside: Sequence[nn.Module]) -> SplitModel:
@@ -435,27 +436,40 @@ def in_short(line: Json) -> str:
     return " " + " ".join(parts)
 
 
-@contextmanager
-def catch_interrupt() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C into a request to finish the step and save; a second stops at once.
+@dataclass
+class Interruption:
+    """The signal that asks to stop once the step is saved; None: there was none."""
 
-    Outside the main thread Python cannot catch signals, and nothing changes.
+    came: signal.Signals | None = None
+
+
+@contextmanager
+def catch_interrupt() -> Iterator[Interruption]:
+    """Turn the first Ctrl-C or SIGTERM into a request to finish the step and save.
+
+    A second one acts at once. Outside the main thread Python cannot catch signals, and nothing
+    changes.
     """
-    asked = threading.Event()
+    asked = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore_handlers() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def ask(number: int, frame: FrameType | None) -> None:
-        asked.set()
-        signal.signal(signal.SIGINT, before)
+        asked.came = signal.Signals(number)
+        restore_handlers()
 
-    signal.signal(signal.SIGINT, ask)
+    for number in before:
+        signal.signal(number, ask)
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore_handlers()
 
 
 class MetricsLog:
