@@ -193,10 +193,10 @@ _HALVES: Mapping[str, str] = {
 
 
 @cache
-def table(kind: str) -> NDArray[np.uint64]:
+def cell_ends(kind: str) -> NDArray[np.uint64]:
     """The cells' upper ends (2m,), ascending; `kind` is gaussian (m = 160) or laplace (m = 640).
 
-    >>> len(table("gaussian")), hex(table("gaussian")[159])
+    >>> len(cell_ends("gaussian")), hex(cell_ends("gaussian")[159])
     (320, '0x7ccf196345a272ba')
     """
     half = np.array([int(word, 16) for word in _HALVES[kind].split()], np.uint64)
@@ -211,7 +211,7 @@ def rounded(words: NDArray[np.uint64], kind: str) -> NDArray[np.int64]:
     >>> rounded(np.array([0, 1 << 63, 2**64 - 1], np.uint64), "gaussian").tolist()
     [-145, 0, 160]
     """
-    cells = table(kind)
+    cells = cell_ends(kind)
     return np.searchsorted(cells, words, side="right").astype(np.int64) - len(cells) // 2
 
 
@@ -224,10 +224,10 @@ def step_of(scale: float | NDArray[np.float32]) -> NDArray[np.float32]:
     return np.asarray(np.asarray(scale, np.float32) / np.float32(STEPS))
 
 
-def on_grid(z: NDArray[np.floating], step: NDArray[np.float32]) -> NDArray[np.int64]:
+def nearest(z: NDArray[np.floating], step: NDArray[np.float32]) -> NDArray[np.int64]:
     """The integers q = rint(z / h), clipped to ±`REACH`; halves go to the even neighbour.
 
-    >>> on_grid(np.array([0.4, -0.25]), step_of(1.6)).tolist()
+    >>> nearest(np.array([0.4, -0.25]), step_of(1.6)).tolist()
     [4, -2]
     """
     q = np.rint(z.astype(np.float64) / step.astype(np.float64))

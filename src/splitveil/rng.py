@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Generator, Tensor
 
-from splitveil.grid import table
+from splitveil.grid import cell_ends
 
 
 def derive_seed(seed: int, name: str) -> int:
@@ -61,7 +61,7 @@ def rounded_like(like: Tensor, kind: str, generator: Generator | None) -> Tensor
 
 @cache  # so that a captured CUDA graph copies nothing from the host
 def _signed_cells(kind: str, device: torch.device) -> Tensor:
-    return torch.from_numpy((table(kind) ^ (1 << 63)).view("int64")).to(device)
+    return torch.from_numpy((cell_ends(kind) ^ (1 << 63)).view("int64")).to(device)
 
 
 @contextmanager
