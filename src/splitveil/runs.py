@@ -40,10 +40,16 @@ from splitveil.io import (
 from splitveil.nets.channel import GaussianNoise
 from splitveil.nets.split import SplitModel
 from splitveil.provenance import model_hash, versions
-from splitveil.record.files import class_names, last_epoch
+from splitveil.record.files import last_epoch, saved_class_names
 from splitveil.record.schema import Record, read_record
 from splitveil.rng import seeded_globals
-from splitveil.serve.export import check_target, check_verdict, export_model, verdict, wire_name
+from splitveil.serve.export import (
+    audit_summary,
+    check_target,
+    check_verdict,
+    export_model,
+    wire_name,
+)
 from splitveil.serve.manifest import FILE, Manifest, read_manifest, sha256
 from splitveil.serve.wire import Rows
 from splitveil.threat import Victim
@@ -387,7 +393,7 @@ def export_run(
             f"--attacker needs an audit of {run.path} as it is now; audit it first: splitveil "
             f"audit {run.path}"
         )
-    told = None if record is None else verdict(record.to_dict())
+    told = None if record is None else audit_summary(record.to_dict())
     if told is not None:
         check_verdict(told, run.model)  # before an attacker is fitted, which takes long
     return export_model(
@@ -399,7 +405,7 @@ def export_run(
         source=source_of(run.path),
         calibration=calibration_images(run) if int8 else None,
         attacker=fit_attacker(run, record, progress) if attacker and record else None,
-        classes=class_names(run.path, run.built.num_classes),
+        classes=saved_class_names(run.path, run.built.num_classes),
         overwrite=overwrite,
     )
 
