@@ -190,6 +190,7 @@ _HALVES: Mapping[str, str] = {
     609e9586225c57a5 66d9d3e3cbcf5eae 6d7bf4a7c930989e 748b9a8065f00acd 7c0fd5aa22d75e45
     """,
 }
+KINDS = tuple(_HALVES)
 
 
 @cache

@@ -30,7 +30,8 @@ def smashed() -> Tensor:
 def words_of(z: Tensor, seed: int = 0) -> np.ndarray:
     """The 64-bit words that the channel takes from a generator: upper halves, then lower ones."""
     high, low = torch.randint(1 << 32, (2, *z.shape), generator=generator(seed)).numpy()
-    return (high.astype(np.uint64) << np.uint64(32)) | low.astype(np.uint64)
+    words: np.ndarray = (high.astype(np.uint64) << np.uint64(32)) | low.astype(np.uint64)
+    return words
 
 
 @pytest.mark.parametrize("std", [0.025, 0.5, 5.0])

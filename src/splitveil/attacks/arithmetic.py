@@ -81,7 +81,7 @@ def excluded(
         return out
     rows, columns = (~out).nonzero(as_tuple=True)
     for j in range(sent.shape[1]):  # pairs that are excluded need no further look
-        some = zip(rows.split(PAIRS), columns.split(PAIRS), strict=True)
+        some = zip(torch.split(rows, PAIRS), torch.split(columns, PAIRS), strict=True)
         kept = [MODELS[model](sent[r, j], z[c, j], std) for r, c in some]
         possible = torch.cat(kept) if kept else torch.zeros_like(rows, dtype=torch.bool)
         out[rows[~possible], columns[~possible]] = True

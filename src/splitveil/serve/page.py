@@ -4,6 +4,7 @@ The page and its scripts need no token, so that a user can enter one; files of t
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from splitveil.errors import ExportError, WireError
+from splitveil.grid import KINDS, cell_ends
 from splitveil.serve.manifest import ATTACKER, CLIENT, FILE, Manifest, read_verified, sha256
 
 FOLDER = Path(__file__).parent / "web"
@@ -87,6 +89,13 @@ async def pieces(content: bytes) -> AsyncIterator[bytes]:
         yield content[start : start + PIECE]
 
 
+def tables_script() -> str:
+    """The tables of the noise, as the page's script reads them: the first half, in hexadecimal."""
+    halves = {kind: cell_ends(kind)[: len(cell_ends(kind)) // 2] for kind in KINDS}
+    words = {kind: [f"{int(word):016x}" for word in half] for kind, half in halves.items()}
+    return f"export const TABLES = {json.dumps(words)};\n"
+
+
 def routes(manifest: Manifest, folder: Path, *, token: bool) -> list[BaseRoute]:
     """The page, its files, and those of the export in `folder` that it needs."""
     noise = [s["file"] for s in manifest.stages if s["kind"] == "learned"]
@@ -100,6 +109,10 @@ def routes(manifest: Manifest, folder: Path, *, token: bool) -> list[BaseRoute]:
         page = page.replace("{{token}}", "needed" if token else "none")
         content = page.encode()
         return file_response(request, content, "text/html; charset=utf-8", sha256(content))
+
+    async def tables(request: Request) -> Response:
+        content = tables_script().encode()
+        return file_response(request, content, JAVASCRIPT, sha256(content))
 
     async def file(request: Request) -> Response:
         name = request.path_params["file"]
@@ -115,4 +128,9 @@ def routes(manifest: Manifest, folder: Path, *, token: bool) -> list[BaseRoute]:
         return file_response(request, content, "application/octet-stream", manifest.files[name])
 
     own = OwnFiles(directory=FOLDER, follow_symlink=True)  # installers may link files
-    return [Route("/", index), Mount(OWN, own), Route(f"{EXPORT}{{file}}", file)]
+    return [
+        Route("/", index),
+        Route(f"{OWN}tables.js", tables),  # before the other scripts
+        Mount(OWN, own),
+        Route(f"{EXPORT}{{file}}", file),
+    ]

@@ -30,7 +30,7 @@ from splitveil.errors import ServerError, WireError
 from splitveil.serve import admission, page
 from splitveil.serve.admission import RETRY, BusyError, ClosingError, Limits, refuse
 from splitveil.serve.manifest import SERVER, Manifest, OnnxHalf, load_half, open_export
-from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_answer
+from splitveil.serve.wire import FLOATS, HEADER_LENGTH, Json, decode_request, encode_answer
 
 VERSION = "1"  # an export holds one version of its model
 BACKLOG = 1024  # connections the system holds before they are accepted
@@ -133,8 +133,10 @@ class Service:
             raise WireError(f"the only model is '{self.manifest.name}', version {VERSION}", 404)
 
     async def model(self, request: Request) -> Response:
-        """The model's metadata."""
+        """The model's metadata; `grid` is what the integers of the input are multiplied by."""
         self._known(request)
+        step = self.manifest.wire.step
+        grid = {} if step is None else {"grid": step}
         return JSONResponse(
             {
                 "name": self.manifest.name,
@@ -142,7 +144,7 @@ class Service:
                 "platform": "onnxruntime_onnx",
                 "inputs": [self.manifest.wire.metadata()],
                 "outputs": [self.manifest.logits.metadata()],
-                "parameters": {"export": self.manifest.identity},
+                "parameters": {"export": self.manifest.identity} | grid,
             }
         )
 
@@ -192,6 +194,8 @@ def document(manifest: Manifest, release: str, max_rows: int, *, token: bool) ->
     found: Json = json.loads(
         text.replace("{{name}}", manifest.name)
         .replace("{{version}}", release)
+        .replace("{{datatype}}", manifest.datatype)
+        .replace("{{number}}", "number" if manifest.datatype == FLOATS else "integer")
         .replace('"{{wire_shape}}"', _shape_schema(max_rows, manifest.wire_shape))
         .replace('"{{logits_shape}}"', _shape_schema(max_rows, (manifest.num_classes,)))
     )
