@@ -9,10 +9,11 @@ import math
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from splitveil.errors import ExportError
 from splitveil.serve.runtime import onnxruntime
@@ -202,12 +203,22 @@ def read_stages(folder: Path, manifest: Manifest) -> tuple[Stage, ...]:
 
 
 def load_half(folder: Path, manifest: Manifest, file: str, threads: int = 0) -> OnnxHalf:
-    """One half of an export, its hash checked; `threads` 0 lets onnxruntime choose."""
-    return open_half(read_verified(folder, manifest, file), threads, where=str(folder / file))
+    """One half of an export, its hash and tensors checked; `threads` 0 lets onnxruntime choose."""
+    image = TensorSpec(name=IMAGE, shape=manifest.image_shape)
+    client = (image, manifest.wire)
+    tensors = {CLIENT: client, CLIENT_INT8: client, SERVER: (manifest.wire, manifest.logits)}
+    content = read_verified(folder, manifest, file)
+    return open_half(content, threads, where=str(folder / file), tensors=tensors.get(file))
 
 
-def open_half(model: bytes, threads: int = 0, *, where: str = "the model") -> OnnxHalf:
-    """An ONNX model with one input and one output as a function of rows."""
+def open_half(
+    model: bytes,
+    threads: int = 0,
+    *,
+    where: str = "the model",
+    tensors: tuple[TensorSpec, TensorSpec] | None = None,
+) -> OnnxHalf:
+    """An ONNX model as a function of rows; `tensors` are what it must take and give."""
     ort = onnxruntime()  # not at the top: a manifest can be read where it is not installed
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -216,13 +227,32 @@ def open_half(model: bytes, threads: int = 0, *, where: str = "the model") -> On
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as err:  # onnxruntime's own errors have no common parent below this
         raise ExportError(f"{where} cannot be loaded by onnxruntime: {err}; export again") from err
-    (name,) = (i.name for i in session.get_inputs())
+    if tensors is not None:
+        _check_tensors(where, "takes", session.get_inputs(), tensors[0])
+        _check_tensors(where, "gives", session.get_outputs(), tensors[1])
+    name = session.get_inputs()[0].name
 
     def half(rows: Rows) -> Rows:
         found: Rows = session.run(None, {name: rows})[0]
         return found
 
     return half
+
+
+def _check_tensors(where: str, verb: str, found: Sequence[Any], spec: TensorSpec) -> None:
+    """Refuse a network whose tensor is not float32 of shape (any number of rows, *spec.shape)."""
+    told = ", ".join(f"{tensor.type} {list(tensor.shape)}" for tensor in found)
+    shape = list(found[0].shape) if len(found) == 1 and found[0].type == "tensor(float)" else []
+    # A size that is only known when the network runs is a name, or None.
+    wanted = (None, *spec.shape)
+    fits = len(shape) == len(wanted) and all(
+        own == size or not isinstance(own, int) for own, size in zip(shape, wanted, strict=True)
+    )
+    if not fits:
+        raise ExportError(
+            f"{where} {verb} {told or 'nothing'}, but the manifest says {DATATYPE} "
+            f"[rows, {', '.join(map(str, spec.shape))}] for '{spec.name}'; export the run again"
+        )
 
 
 def hashes(place: Path) -> dict[str, str]:
