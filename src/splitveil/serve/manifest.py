@@ -18,10 +18,13 @@ from splitveil.errors import ExportError
 from splitveil.serve.runtime import onnxruntime
 from splitveil.serve.stages import Stage, check_stages, total_noise, with_noise
 from splitveil.serve.wire import DATATYPE, Json, Rows, Shape, TensorSpec
+from splitveil.untrusted import parse_json, read_bytes, read_text
 
 OnnxHalf = Callable[[Rows], Rows]  # the client's or the server's network
 FORMAT = "splitveil-export-1"
 FILE = "manifest.json"
+MAX_MANIFEST = 1 << 24  # bytes
+MAX_FILE = 1 << 31  # bytes of an ONNX file, which cannot hold more
 CLIENT, CLIENT_INT8, SERVER = "client.onnx", "client-int8.onnx", "server.onnx"
 ATTACKER = "attacker.onnx"
 IMAGE, WIRE, LOGITS = "image", "z", "logits"  # names of the tensors
@@ -145,7 +148,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} is not an export: it has no {FILE}; make one: splitveil export RUN"
         )
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(read_text(path, MAX_MANIFEST))
         if data["format"] != FORMAT:
             raise ExportError(f"{path} has format {data['format']!r}, expected {FORMAT!r}")
         data = {"attacker": None, "classes": (), **data}  # missing in the first exports
@@ -153,7 +156,7 @@ def read_manifest(folder: Path) -> Manifest:
         for name in ("image_shape", "wire_shape", "stages", "classes"):
             own[name] = tuple(own[name])
         manifest = Manifest(**own | {"files": dict(own["files"])})
-    except (ValueError, KeyError, TypeError) as err:
+    except (OSError, ValueError, KeyError, TypeError) as err:
         raise ExportError(f"{path} is broken: {err!r}; export the run again") from err
     # A manipulated total would promise noise that no stage adds.
     if data.get("noise_std") != manifest.noise_std or data.get("datatype") != DATATYPE:
@@ -180,7 +183,7 @@ def read_verified(folder: Path, manifest: Manifest, file: str) -> bytes:
             "--attacker for the attacker"
         )
     try:
-        content = (folder / file).read_bytes()
+        content = read_bytes(folder / file, MAX_FILE)
     except OSError as err:
         raise ExportError(f"cannot read {folder / file}: {err.strerror}; export again") from err
     if sha256(content) != expected:
@@ -216,7 +219,13 @@ def open_half(model: bytes, threads: int = 0, *, where: str = "the model") -> On
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as err:  # onnxruntime's own errors have no common parent below this
         raise ExportError(f"{where} cannot be loaded by onnxruntime: {err}; export again") from err
-    (name,) = (i.name for i in session.get_inputs())
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    if (len(inputs), len(outputs)) != (1, 1):
+        raise ExportError(
+            f"{where} has {len(inputs)} inputs and {len(outputs)} outputs, expected one of each; "
+            "export the run again"
+        )
+    name = inputs[0].name
 
     def half(rows: Rows) -> Rows:
         found: Rows = session.run(None, {name: rows})[0]
