@@ -99,7 +99,9 @@ def test_a_full_disk_ends_a_capture_at_once_and_leaves_it_whole(
         return Reply(200, b"{}")
 
     file = tmp_path / "sent.jsonl"
-    call = RetryingTransport(RecordingTransport(once, file), sleep=lambda _: pytest.fail("retried"))
+    call = RetryingTransport(
+        once=RecordingTransport(once, file), sleep=lambda _: pytest.fail("retried")
+    )
     call("POST", "/v2/models/m/infer", b"{}", {})
     real = Path.open
 
