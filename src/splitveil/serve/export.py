@@ -94,6 +94,9 @@ def export_model(
 
     Raises:
         ExportError: If a channel stage cannot be exported, or ONNX and torch disagree.
+
+    Example:
+        `export_model(run.model, run.built.image_shape, Path("export"), name="first")`
     """
     check_name(name)
     check_target(folder, overwrite=overwrite)
