@@ -133,6 +133,7 @@ def send_and_capture(
     token: str | None = None,
     ca_file: Path | None = None,
     int8: bool = False,
+    allow_no_noise: bool = False,
     waiting: Callable[[str, float], None] = lambda problem, seconds: None,
 ) -> list[Path]:
     """Send images with the export's client; returns two captures in `folder`.
@@ -147,6 +148,7 @@ def send_and_capture(
         token: Bearer token of the server.
         ca_file: Certificates that the server's is checked with.
         int8: Whether to use the client in eight bits.
+        allow_no_noise: Whether the export may send features without noise, as the run does.
         waiting: Told of a problem and the seconds until the next try.
     """
     from splitveil.serve.client import Client
@@ -160,7 +162,7 @@ def send_and_capture(
         for file, some in zip(files, (images, images[:AGAIN]), strict=True):
             with Client(
                 export, server, token=token, ca_file=ca_file, int8=int8, waiting=waiting,
-                capture=Path(scratch) / file.name,
+                allow_no_noise=allow_no_noise, capture=Path(scratch) / file.name,
             ) as client:  # fmt: skip
                 client.infer(some.cpu().numpy())
         for file in files:  # an earlier audit's captures are replaced when both are complete

@@ -252,8 +252,7 @@ class Stack(Defence):
 
     The other arguments are those of `Defence`; `stack` fills them in.
 
-    >>> from splitveil.defences import DEFENCES
-    >>> Stack(summary="", parts=(("topk", DEFENCES["topk"]), ("veil", DEFENCES["veil"]))).noisy
+    >>> Stack(summary="", parts=(("noise", NoiseOnly(summary="")),)).noisy
     True
     """
 

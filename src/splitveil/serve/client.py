@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import ServerError, WireError
-from splitveil.serve.manifest import CLIENT, CLIENT_INT8, load_half, read_manifest, read_stages
+from splitveil.serve.manifest import CLIENT, CLIENT_INT8, load_half, open_export, read_stages
 from splitveil.serve.noise import DrawCache
 from splitveil.serve.stages import apply_stages
 from splitveil.serve.transport import (
@@ -52,6 +52,7 @@ class Client:
         batch: int = 32,
         binary: bool = True,
         capture: str | Path | None = None,
+        allow_no_noise: bool = False,
         waiting: Callable[[str, float], None] = lambda problem, seconds: None,
     ) -> None:
         """Load the client's half in `folder` and check its hashes.
@@ -69,13 +70,14 @@ class Client:
             batch: Images sent in one request, at most the server's `max_batch`.
             binary: Whether to send raw bytes instead of JSON numbers.
             capture: New file for everything that is sent, for `audit-wire`.
+            allow_no_noise: Whether the export may send features without noise.
             waiting: Called before each retry with the problem and the seconds spent so far.
         """
         if token is not None and not (token and printable(token)):
             raise ServerError("a token must be printable ASCII without spaces; use the server's")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         place = Path(folder)
-        self.manifest = read_manifest(place)
+        self.manifest = open_export(place, allow_no_noise=allow_no_noise)
         self._stages = read_stages(place, self.manifest)
         self._encoder = load_half(place, self.manifest, CLIENT_INT8 if int8 else CLIENT, threads)
         if isinstance(server, str):

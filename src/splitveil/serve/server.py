@@ -29,7 +29,7 @@ from starlette.types import ASGIApp
 from splitveil.errors import ServerError, WireError
 from splitveil.serve import admission, page
 from splitveil.serve.admission import RETRY, BusyError, ClosingError, Limits, refuse
-from splitveil.serve.manifest import SERVER, Manifest, OnnxHalf, load_half, read_manifest
+from splitveil.serve.manifest import SERVER, Manifest, OnnxHalf, load_half, open_export
 from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_answer
 
 VERSION = "1"  # an export holds one version of its model
@@ -253,11 +253,16 @@ class Tls:
 
 
 def load_app(
-    folder: str | Path, *, limits: Limits | None = None, token: str | None = None, threads: int = 0
+    folder: str | Path,
+    *,
+    limits: Limits | None = None,
+    token: str | None = None,
+    threads: int = 0,
+    allow_no_noise: bool = False,
 ) -> ASGIApp:
     """The application of an export, with its page, for any ASGI server; checks the head's hash."""
     place = Path(folder)
-    manifest = read_manifest(place)
+    manifest = open_export(place, allow_no_noise=allow_no_noise)
     head = load_half(place, manifest, SERVER, threads)
     return make_app(manifest, head, limits or Limits(), token, folder=place)
 

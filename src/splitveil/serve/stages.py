@@ -96,6 +96,12 @@ def check_stages(stages: Sequence[Any]) -> None:
                 f"unknown channel stage {stage!r}; this client knows {', '.join(STAGES)}. "
                 "Install the version of splitveil that exported the model"
             )
+        known = {"kind", *STAGES[kind][1], *(("noise", "file") if kind == "learned" else ())}
+        if unknown := sorted(stage.keys() - known):
+            raise ExportError(
+                f"channel stage {stage!r:.200} has {', '.join(unknown)!r:.80}, which this client "
+                "does not know. Install the version of splitveil that exported the model"
+            )
         numbers = [stage.get(key) for key in STAGES[kind][1]]
         if not all(type(v) in (int, float) and math.isfinite(v) for v in numbers):
             needed = ", ".join(STAGES[kind][1])
