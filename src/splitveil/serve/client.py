@@ -32,6 +32,9 @@ class Client:
     Every image gets fresh noise from the operating system's generator; there is no seed and no way
     to switch it off. An image that is among the last `cache` ones sent gets its earlier draw again,
     because repeating a draw tells an eavesdropper nothing new.
+
+    Example:
+        `logits = Client("runs/first/export", "http://localhost:8000").infer(images)`
     """
 
     def __init__(

@@ -183,7 +183,20 @@ def check_name(name: str) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check `manifest.json`; other files are checked when they are read."""
+    """Read and check `manifest.json`; other files are checked when they are read.
+
+    Args:
+        folder: An export.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ExportError: The folder is no export, or its manifest is broken.
+
+    Example:
+        `read_manifest(Path("runs/first/export")).noise_std`
+    """
     path = folder / FILE
     if not path.is_file():
         raise ExportError(

@@ -226,6 +226,12 @@ def make_app(
         token: Bearer token that all requests need, except `OPEN_PATHS` and the page's own files;
             None: no token.
         folder: The export, for a page at `/`; None: no page.
+
+    Returns:
+        The application, for `serve`, `running` or any ASGI server.
+
+    Example:
+        `make_app(read_manifest(folder), load_half(folder, manifest, "server.onnx"))`
     """
     service = Service(manifest, head, limits or Limits(), token=token is not None)
     pages = [] if folder is None else page.routes(manifest, folder, token=token is not None)
@@ -326,6 +332,9 @@ def serve(
         port: Port; 0 takes a free one.
         tls: Certificate and key; None: no TLS.
         ready: Called with the server's address once it accepts connections.
+
+    Example:
+        `serve(load_app("runs/first/export"), port=8000, ready=print)`
     """
     server = make_server(app, tls)
     with listen(host, port) as listening:
@@ -339,7 +348,20 @@ def serve(
 def running(
     app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0, tls: Tls | None = None
 ) -> Iterator[str]:
-    """Serve from a thread while the block runs; yields the address. For tests and notebooks."""
+    """Serve from a thread while the block runs, for tests and notebooks.
+
+    Args:
+        app: An application of `make_app` or `load_app`.
+        host: Address to listen on.
+        port: Port; 0 takes a free one.
+        tls: Certificate and key; None: no TLS.
+
+    Returns:
+        A context manager that gives the server's address.
+
+    Example:
+        `with running(app) as url: Client(folder, url).infer(images)`
+    """
     server = make_server(app, tls)
     with listen(host, port) as listening:
         thread = threading.Thread(
