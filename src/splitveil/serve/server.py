@@ -31,7 +31,7 @@ from splitveil.serve import admission, kserve, page
 from splitveil.serve.admission import CROWDED, RETRY, CrowdedError, Limits, refuse
 from splitveil.serve.batching import Batcher, BusyError, ClosingError, Statistics, StoppedError
 from splitveil.serve.kserve import VERSION
-from splitveil.serve.manifest import SERVER, Manifest, OnnxHalf, load_half, read_manifest
+from splitveil.serve.manifest import SERVER, Manifest, OnnxHalf, load_half, open_export
 from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_answer
 
 LOG = logging.getLogger(__name__)
@@ -252,6 +252,12 @@ def make_app(
         token: Bearer token that all requests need, except `OPEN_PATHS` and the page's own files;
             None: no token.
         folder: The export, for a page at `/`; None: no page.
+
+    Returns:
+        The application, for `serve`, `running` or any ASGI server.
+
+    Example:
+        `make_app(read_manifest(folder), load_half(folder, manifest, "server.onnx"))`
     """
     service = Service(manifest, head, limits or Limits(), token=token is not None)
     pages = [] if folder is None else page.routes(manifest, folder, token=token is not None)
@@ -280,11 +286,16 @@ class Tls:
 
 
 def load_app(
-    folder: str | Path, *, limits: Limits | None = None, token: str | None = None, threads: int = 0
+    folder: str | Path,
+    *,
+    limits: Limits | None = None,
+    token: str | None = None,
+    threads: int = 0,
+    allow_no_noise: bool = False,
 ) -> ASGIApp:
     """The application of an export, with its page, for any ASGI server; checks the head's hash."""
     place = Path(folder)
-    manifest = read_manifest(place)
+    manifest = open_export(place, allow_no_noise=allow_no_noise)
     head = load_half(place, manifest, SERVER, threads)
     found = head(np.zeros((1, *manifest.wire_shape), np.float32))
     if found.shape != (1, manifest.num_classes):
@@ -360,6 +371,9 @@ def serve(
         port: Port; 0 takes a free one.
         tls: Certificate and key; None: no TLS.
         ready: Called with the server's address once it accepts connections.
+
+    Example:
+        `serve(load_app("runs/first/export"), port=8000, ready=print)`
     """
     server = make_server(app, tls)
     with listen(host, port) as listening:
@@ -373,7 +387,20 @@ def serve(
 def running(
     app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0, tls: Tls | None = None
 ) -> Iterator[str]:
-    """Serve from a thread while the block runs; yields the address. For tests and notebooks."""
+    """Serve from a thread while the block runs, for tests and notebooks.
+
+    Args:
+        app: An application of `make_app` or `load_app`.
+        host: Address to listen on.
+        port: Port; 0 takes a free one.
+        tls: Certificate and key; None: no TLS.
+
+    Returns:
+        A context manager that gives the server's address.
+
+    Example:
+        `with running(app) as url: Client(folder, url).infer(images)`
+    """
     server = make_server(app, tls)
     with listen(host, port) as listening:
         thread = threading.Thread(

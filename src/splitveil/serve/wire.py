@@ -9,12 +9,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import WireError
+from splitveil.untrusted import parse_json
 
 Rows = NDArray[np.float32]
 Shape = tuple[int, ...]
@@ -89,10 +90,19 @@ def _encode(head: Json, key: str, rows: Rows, name: str, *, binary: bool) -> Mes
 
 
 def decode_request(
-    body: bytes, header_length: str | None, spec: TensorSpec, output: str, max_rows: int
+    body: bytes,
+    header_length: str | None,
+    spec: TensorSpec,
+    output: str,
+    max_rows: int,
+    *,
+    twice: list[str] | None = None,
 ) -> InferRequest:
-    """The rows of an infer call; raises `WireError` for anything else."""
-    head, raw = _split(body, header_length)
+    """The rows of an infer call; raises `WireError` for anything else.
+
+    `twice` collects the keys that an object has twice, which are refused without it.
+    """
+    head, raw = _split(body, header_length, twice)
     rows = _one_tensor(head, "inputs", raw, spec, max_rows)
     request_id = head.get("id")
     if request_id is not None and not (isinstance(request_id, str) and len(request_id) <= MAX_ID):
@@ -110,7 +120,9 @@ def decode_answer(body: bytes, header_length: str | None, spec: TensorSpec, rows
     return found
 
 
-def _split(body: bytes, header_length: str | None) -> tuple[Json, bytes]:
+def _split(
+    body: bytes, header_length: str | None, twice: list[str] | None = None
+) -> tuple[Json, bytes]:
     """The JSON at the start of a body, and the bytes after it."""
     size = len(body)
     if header_length is not None:
@@ -120,16 +132,12 @@ def _split(body: bytes, header_length: str | None) -> tuple[Json, bytes]:
         if size > len(body):
             raise WireError(f"{HEADER_LENGTH} is {size}, but the body has {len(body)} bytes")
     try:
-        head = json.loads(body[:size].decode("utf-8"), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as err:
+        head = parse_json(body[:size], twice=twice)
+    except ValueError as err:
         raise WireError(f"the body is not JSON: {str(err)[:80]}") from err
     if not isinstance(head, dict):
         raise WireError(f"the body must be a JSON object, got {type(head).__name__}")
     return head, body[size:]
-
-
-def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
 
 
 def _one_tensor(head: Json, key: str, raw: bytes, spec: TensorSpec, max_rows: int) -> Rows:
