@@ -53,7 +53,8 @@ def replace_head(
 
 
 GOOD_IN, GOOD_OUT = ("z", FLOAT, ["n", *SHAPE]), ("logits", FLOAT, ["n", CLASSES])
-BAD = {
+Tensors = list[tuple[str, int, list[Any]]]
+BAD: dict[str, tuple[Tensors, Tensors]] = {
     "doubles": ([("z", DOUBLE, ["n", *SHAPE])], [("logits", DOUBLE, ["n", CLASSES])]),
     "another shape": ([("z", FLOAT, ["n", 6])], [GOOD_OUT]),
     "one row only": ([("z", FLOAT, [1, *SHAPE])], [("logits", FLOAT, [1, CLASSES])]),
