@@ -73,6 +73,9 @@ class Run:
         config: Its settings, with nothing left to defaults.
         built: What is known of its data: image shape, number of classes, hash.
         model: The trained model; it is put into eval mode.
+
+    Example:
+        `splitveil.load_run("runs/first").victim.send(images)`
     """
 
     def __init__(self, path: Path, config: RunConfig, built: DataFacts, model: SplitModel) -> None:

@@ -108,6 +108,9 @@ def export_model(
     Raises:
         ExportError: If a channel stage cannot be exported, ONNX and torch disagree, or the audit is
             of another model.
+
+    Example:
+        `export_model(run.model, run.built.image_shape, Path("export"), name="first")`
     """
     check_name(name)
     check_target(folder, overwrite=overwrite)
