@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from serve.test_serve_commands import call, error, run, without_exporter
+from serve.test_serve_commands import call, error, own_hash, run, without_exporter
 from test_public_api import RECORD
 from torch import nn
 
@@ -62,12 +62,12 @@ def test_the_attacker_is_the_audits_own(run: Path) -> None:
 def test_class_names_come_from_the_audits_gallery(run: Path) -> None:
     gallery = run / "gallery.json"
     try:
-        assert files.class_names(run, 10) == ()
+        assert files.saved_class_names(run, 10) == ()
         for text in ("{", "[]", '{"classes": ["a"]}', '{"classes": 3}'):
             gallery.write_text(text)
-            assert files.class_names(run, 10) == ()
+            assert files.saved_class_names(run, 10) == ()
         gallery.write_text('{"classes": ["0", "1", "2", "3", "4", "5", "6", "7", "8", "nine"]}')
-        assert files.class_names(run, 10)[-1] == "nine"
+        assert files.saved_class_names(run, 10)[-1] == "nine"
     finally:
         gallery.unlink(missing_ok=True)
 
@@ -94,7 +94,8 @@ def test_export_takes_the_attacker_along(
         (place / ATTACKER).write_bytes(b"attacker")
         return {"attacker_max_abs_diff": 0.0}
 
-    monkeypatch.setattr(sv.Run, "record", record())
+    audit = {"profile": "smoke", "aux": "train", "model": own_hash(run)}
+    monkeypatch.setattr(sv.Run, "record", record(audit=audit))
     monkeypatch.setattr(serving, "write_attacker", write)
     result = call(*words)
     assert result.exit_code == 0, result.output

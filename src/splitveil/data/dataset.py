@@ -35,7 +35,7 @@ Arrays = tuple[np.ndarray, np.ndarray]  # images (n, c, h, w) uint8 and labels (
 class Dataset:
     """Images (n, c, h, w) uint8 and labels (n,) int64, checked when built.
 
-    Attributes:
+    Args:
         name: The name that `load` was given.
         images: Bytes 0 to 255, grey (c = 1) or RGB (c = 3).
         labels: From 0 to the number of classes minus 1.
@@ -48,6 +48,11 @@ class Dataset:
         flip: Whether mirroring keeps the label.
         whole: Whether all images are used together and nothing is trained, so that the parts may
             be of any size.
+
+    >>> from splitveil.data import load
+    >>> digits = load("digits")
+    >>> len(digits), digits.image_shape, digits.num_classes
+    (1797, (1, 8, 8), 10)
     """
 
     name: str
@@ -62,7 +67,7 @@ class Dataset:
     whole: bool = False
 
     def __post_init__(self) -> None:
-        check(self.images, self.labels, self.classes, self.name)
+        check_dataset(self.images, self.labels, self.classes, self.name)
         check_parts(len(self.labels), self.pool, self.test, self.name)
         if not self.whole:
             check_enough(self.labels.cpu(), self.classes, self.pool, self.test, self.name)
@@ -100,11 +105,11 @@ def unit_floats(images: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return images.float() / LEVELS
 
 
-def check(images: Tensor, labels: Tensor, classes: Sequence[str], name: str) -> None:
+def check_dataset(images: Tensor, labels: Tensor, classes: Sequence[str], name: str) -> None:
     """Raise DataError for images and labels that are not a dataset, saying what is wrong where.
 
     >>> pixels = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
-    >>> check(pixels, torch.tensor([0, 2]), ("a", "b"), "toy")
+    >>> check_dataset(pixels, torch.tensor([0, 2]), ("a", "b"), "toy")
     Traceback (most recent call last):
     splitveil.errors.DataError: toy: label 2 at index 1 is out of range (1 such labels); allowed \
 are 0..1, one for each class; number the classes from 0
@@ -237,7 +242,7 @@ def make_dataset(
     images = torch.from_numpy(np.require(data[0], requirements=["C", "W"]))
     labels = torch.from_numpy(data[1].astype(np.int64))
     if first is None:
-        check(images, labels, classes, name)
+        check_dataset(images, labels, classes, name)
         test, pool = stratified(labels, TEST_FRACTION, stream(PART_SEED, "parts/test"))
     else:
         pool, test = torch.arange(first), torch.arange(first, len(images))
@@ -342,11 +347,14 @@ class Counts:
 class ReadRequest:
     """What a reader is given.
 
-    Attributes:
+    Args:
         root: The data folder, with archives.
         path: The user's own files, from `name:PATH`.
         progress: Called while files are downloaded or decoded.
         whole: As in `Dataset`.
+
+    >>> ReadRequest(root=Path("/data")).path is None
+    True
     """
 
     root: Path
@@ -363,7 +371,17 @@ class ReadRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """An entry of the catalogue: a description, the reader, and whether it needs a path."""
+    """An entry of the catalogue.
+
+    Args:
+        summary: One line for `splitveil datasets`.
+        read: Makes the dataset.
+        needs_path: Whether it is named with a path, as in `folder:PATH`.
+
+    >>> from splitveil.data import DATASETS
+    >>> [name for name, source in DATASETS.items() if source.needs_path]
+    ['folder', 'npz']
+    """
 
     summary: str
     read: Callable[[ReadRequest], Dataset]

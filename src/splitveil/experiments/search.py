@@ -32,6 +32,7 @@ from splitveil.experiments.runner import (
     Work,
     brief_epochs,
     check_ray,
+    checked_trial,
     ranking_attacks,
     read_trial,
     run_many,
@@ -42,6 +43,7 @@ from splitveil.nets.clients import require
 from splitveil.record.statistics import front, hypervolume, most_private
 from splitveil.rng import derive_seed
 from splitveil.runs import load_checked_teacher, load_teacher, splits_of, teacher_folder
+from splitveil.untrusted import parse_json, read_bytes, read_text
 
 log = logging.getLogger("splitveil")
 Settings = dict[str, Any]
@@ -252,10 +254,10 @@ def grid_size(space: Space) -> int:
     return size
 
 
-def grid(space: Space) -> list[Settings]:
+def grid_settings(space: Space) -> list[Settings]:
     """Every combination; the last setting changes fastest.
 
-    >>> grid((Dimension(key="a", values=(1, 2)), Dimension(key="b", values=("x",))))
+    >>> grid_settings((Dimension(key="a", values=(1, 2)), Dimension(key="b", values=("x",))))
     [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'x'}]
     """
     grid_size(space)
@@ -263,7 +265,7 @@ def grid(space: Space) -> list[Settings]:
     return [dict(zip(keys, row, strict=True)) for row in product(*(d.listed() for d in space))]
 
 
-def draw(space: Space, random: Random) -> Settings:
+def random_settings(space: Space, random: Random) -> Settings:
     """One random point of the space; its settings are independent."""
     return {d.key: random.choice(d.values) if d.values else d.at(random.random()) for d in space}
 
@@ -278,7 +280,7 @@ def corners(space: Space) -> list[Settings]:
 # The plan.
 
 
-def plan_of(
+def make_plan(
     given: Mapping[str, Any],
     options: Mapping[str, Any],
     pairs: Sequence[str] = (),
@@ -335,7 +337,7 @@ def read_plan(folder: Path) -> SearchPlan:
     if not file.is_file():
         raise RunError(f"nothing to resume: {folder} holds no sweep; leave out --resume")
     try:
-        saved: Json = dict(json.loads(file.read_text(encoding="utf-8")))
+        saved: Json = dict(parse_json(read_text(file)))
         lists = {k: tuple(saved[k]) for k in ("defences", "vary", "attacks")}
         return SearchPlan(**saved | lists | _typed(saved))
     except (OSError, ValueError, KeyError, TypeError, ConfigError) as err:
@@ -345,7 +347,7 @@ def read_plan(folder: Path) -> SearchPlan:
         ) from err
 
 
-def check(plan: SearchPlan) -> Dataset:
+def check_plan(plan: SearchPlan) -> Dataset:
     """Refuse what could not work before anything starts; returns the data of the sweep."""
     found = spaces(plan.vary, plan.defences)
     _check_known(plan.options.keys() - {"dataset"}, plan.defences)
@@ -372,7 +374,7 @@ def check(plan: SearchPlan) -> Dataset:
     return data
 
 
-def check_folder(folder: Path, plan: SearchPlan, *, resume: bool) -> None:
+def check_sweep_folder(folder: Path, plan: SearchPlan, *, resume: bool) -> None:
     """Refuse a folder that is taken, or a sweep to continue that has another plan."""
     if not resume:
         if folder.exists():
@@ -424,17 +426,17 @@ def run_sweep(
         progress: The table that shows what happens.
 
     Returns:
-        What `result.json` holds, see `summarise`.
+        What `result.json` holds, see `sweep_result`.
     """
     table = progress or LiveTable()
-    check_folder(folder, plan, resume=resume)  # before any data are downloaded
+    check_sweep_folder(folder, plan, resume=resume)  # before any data are downloaded
     check_ray(jobs, address)
-    classes = check(plan).num_classes
+    classes = check_plan(plan).num_classes
     if not set(NAIVE) & set(plan.defences):
         log.warning("no baseline to compare with; add --defence none or --defence noise")
     busy = f"another process is working on the sweep in {folder}; wait for it, or end it"
     with folder_lock(folder, busy):
-        check_folder(folder, plan, resume=resume)  # another process may have been quicker
+        check_sweep_folder(folder, plan, resume=resume)  # another process may have been quicker
         with as_run_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / PLAN_FILE, json.dumps(asdict(plan), indent=2) + "\n")
@@ -449,7 +451,7 @@ def run_sweep(
         trials = _proposed(plan, folder, done)
         for trial in run_many(trials, work, jobs=jobs, address=address, progress=table):
             done[trial.label] = trial
-        summary = summarise(plan, done.values(), folder, classes)
+        summary = sweep_result(plan, done.values(), folder, classes)
         write_text(folder / RESULT_FILE, json.dumps(summary, indent=2, allow_nan=False) + "\n")
     return summary
 
@@ -461,23 +463,28 @@ def ended_trials(plan: SearchPlan, folder: Path) -> dict[str, Trial]:
         saved.append(read_trial(file) | {"run": file.parent.name})
     found = []
     for entry in saved:
-        if "label" in entry:  # else the file is broken, and its trial is run again
-            own = {key: entry[key] for key in ("label", "settings", "found", "error", "seconds")}
-            name = entry["run"] if entry["error"] is None else None
-            config = config_of(plan, own["label"].rpartition("/")[0], own["settings"], folder)
+        group, _, number = entry.get("label", "").rpartition("/")
+        # Else the file is broken or of another plan, and its trial is run again.
+        if group in plan.defences and number.isdecimal():
+            own: Json = {
+                k: entry.get(k) for k in ("label", "settings", "found", "error", "seconds")
+            }
+            name = entry.get("run") if own["error"] is None else None
+            config = config_of(plan, group, own["settings"], folder)
             found.append(Trial(config=replace(config, seed=entry["seed"], name=name), **own))
     return {trial.label: trial for trial in sorted(found, key=lambda t: _number(t.label))}
 
 
 def _old_journal(file: Path) -> list[Json]:
     """Trials as version 0.1.0 kept them, a line each; a killed process left the last one torn."""
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    text = read_bytes(file).decode("utf-8", errors="replace") if file.is_file() else ""
     found = []
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         try:
-            entry = json.loads(line)
-            found.append(entry | {"label": f"{entry['defence']}/{entry['number']}"})
-        except (ValueError, TypeError, KeyError) as err:
+            entry = parse_json(line)
+            label = {"label": f"{entry['defence']}/{entry['number']}"}
+            found.append(checked_trial(entry | label))
+        except (ValueError, TypeError, KeyError, RunError) as err:
             raise RunError(
                 f"{file}, line {number} is not a finished trial: {err}; remove that line, and its "
                 "trial is run again"
@@ -523,8 +530,8 @@ def _random(plan: SearchPlan, name: str) -> Random:
 def _drawn(plan: SearchPlan, label: str, space: Space) -> Settings:
     """What a sampler that does not learn proposes for the trial of this label."""
     if plan.sampler == "random":
-        return draw(space, _random(plan, label))
-    points = grid(space)
+        return random_settings(space, _random(plan, label))
+    points = grid_settings(space)
     if plan.trials < len(points):
         _random(plan, label.rpartition("/")[0]).shuffle(points)
     return points[_number(label) % len(points)]
@@ -585,7 +592,7 @@ def _row(trial: Trial) -> Json:
     return row | found | {"run": str(trial.config.folder)}
 
 
-def summarise(plan: SearchPlan, trials: Iterable[Trial], folder: Path, classes: int) -> Json:
+def sweep_result(plan: SearchPlan, trials: Iterable[Trial], folder: Path, classes: int) -> Json:
     """Front, hypervolumes and the best trial of each defence; refused where every trial failed.
 
     Args:

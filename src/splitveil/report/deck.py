@@ -78,10 +78,20 @@ EXPERIMENT = "splitveil reproduce gated-att-report --seeds 0,1,2"
 
 
 def write_deck(content: ReportContent, folder: Path) -> Path:
-    """Write the deck as `deck.pptx` into a folder (made when absent); returns its path.
+    """Write the deck into a folder as `deck.pptx`, a file for PowerPoint that can be edited.
+
+    Args:
+        content: What the report is about.
+        folder: Where it goes; made when absent.
+
+    Returns:
+        The path of the deck.
 
     Raises:
         RunError: python-pptx is not installed, or the folder cannot be written.
+
+    Example:
+        `write_deck(read_runs([Path("runs/first")]), Path("report"))`
     """
     deck = render_deck(content)
     return put_all(folder, {folder / DECK: deck})[0]
@@ -254,7 +264,7 @@ def _tradeoff(deck: Deck, content: ReportContent, notes: str) -> None:
                                  marker=canvas.marker(at)))  # fmt: skip
     if not series:
         return
-    for name, row in figures.comparable(runs, content.published).items():
+    for name, row in figures.comparable_rows(runs, content.published).items():
         said = sentence("deck.published", name=name).plain(lang)
         series.append(Series(name=said, points=[(100 * row.accuracy, row.mse)], ink=canvas.INK,
                              dash="", marker="o", hollow=True))  # fmt: skip

@@ -33,6 +33,9 @@ class ReportContent:
         lang: Language of the report.
         title: Its title; None for the usual one.
         published: Rows of others by name, drawn as hollow marks.
+
+    >>> ReportContent(runs=(), title="Our client").heading
+    'Our client'
     """
 
     runs: Sequence[RunFiles]
@@ -49,7 +52,9 @@ class ReportContent:
     @property
     def sources(self) -> Sentence | None:
         """Who published the hollow marks, if there are any."""
-        said_by = [row.source for row in figures.comparable(self.runs, self.published).values()]
+        said_by = [
+            row.source for row in figures.comparable_rows(self.runs, self.published).values()
+        ]
         names = {source.rpartition(", ")[0] or source for source in said_by}  # “paper, row”
         return sentence("caption.published", sources=tuple(sorted(names))) if names else None
 
@@ -77,17 +82,17 @@ class ReportContent:
         """
         if len(self.runs) <= MANY_CARDS:
             return self.runs
-        ordered = sorted(front(self.runs), key=lambda run: -(run.record.strongest.mse or 0.0))
+        ordered = sorted(best_runs(self.runs), key=lambda run: -(run.record.strongest.mse or 0.0))
         last, chosen = len(ordered) - 1, min(len(ordered), MANY_CARDS)
         return [ordered[round(at * last / max(chosen - 1, 1))] for at in range(chosen)]
 
     @cached_property
     def pictures(self) -> figures.Pictures:
         """Every picture for which the runs have data."""
-        return figures.draw(self.runs, self.published)
+        return figures.draw_pictures(self.runs, self.published)
 
 
-def front(runs: Sequence[RunFiles]) -> list[RunFiles]:
+def best_runs(runs: Sequence[RunFiles]) -> list[RunFiles]:
     """Runs that no other run beats in both accuracy and error, in the order given."""
     scored = [(run, run.record.accuracy, run.record.strongest.mse) for run in runs]
     known = [(run, (a, mse)) for run, a, mse in scored if a is not None and mse is not None]
@@ -118,6 +123,9 @@ def read_runs(
     Raises:
         RunError: No folder is left; it gives every reason.
         ConfigError: There is no such language.
+
+    Example:
+        `write_report(read_runs([Path("runs/first"), Path("runs/second")]), Path("report"))`
     """
     chosen = words.language(lang)
     beside = {} if published is None else columns.read_published(published)
@@ -131,7 +139,7 @@ def read_runs(
             run = read_run(path)
             # The log and the leaks are not checked with the record: odd ones fail here.
             figures.phases(run)
-            LEAKS.cells(leaking([run]))
+            LEAKS.cells(runs_with_leaks([run]))
         except RunError as err:
             skipped.append((str(path), str(err)))
         else:
@@ -146,13 +154,23 @@ def read_runs(
     )
 
 
-def leaking(runs: Sequence[RunFiles]) -> list[Group]:
+def runs_with_leaks(runs: Sequence[RunFiles]) -> list[Group]:
     """The runs with leaks beyond pixels, each a row of its own."""
     return columns.leaking([Group(run.name, ((run.record,),)) for run in runs])
 
 
 def render(content: ReportContent) -> str:
-    """The page as HTML text: one small script inside, no network, pictures inside."""
+    """The page as HTML text: one small script inside, no network, pictures inside.
+
+    Args:
+        content: What the report is about.
+
+    Returns:
+        A whole HTML document.
+
+    Example:
+        `html = render(read_runs([Path("runs/first")]))`
+    """
     return fill_page(content, content.pictures)
 
 
@@ -165,6 +183,9 @@ def write_report(content: ReportContent, target: Path) -> list[Path]:
 
     Returns:
         The paths, the page first. Every file is complete or not there.
+
+    Example:
+        `page, *figures = write_report(read_runs([Path("runs/first")]), Path("report"))`
     """
     page = target if target.suffix == ".html" else target / PAGE
     files = {page: render(content).encode("utf-8")}
@@ -177,7 +198,7 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
     """The template of the page with everything in its place."""
     runs, lang = content.runs, content.lang
     shown, cut = figures.strips(runs)
-    leaks = leaking(runs)
+    leaks = runs_with_leaks(runs)
     repeats, repeated = columns.sendings(runs)
     return fill(
         "page.html.j2",
@@ -204,7 +225,7 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
             for run in runs
             for flag in columns.flags_of(run) or ()
         ],
-        refusals=columns.refusals(runs, lang),
+        refusals=columns.refused_certificates(runs, lang),
         leaks=LEAKS.render(leaks, "html", lang) if leaks else "",
         repeats=repeats.render(repeated, "html", lang) if repeated else "",
         terms=words.TERMS,
