@@ -15,7 +15,8 @@ SOURCE = Path(splitveil.__file__).parent
 # From the ground up. A module may import its own room and everything in a lower layer, lazily or
 # not, and nothing else. The ground is single modules: there the order of the list counts.
 GROUND = (
-    "errors", "untrusted", "grid", "rng", "io", "cuda", "functional", "provenance", "table", "threat"
+    "errors", "untrusted", "grid", "rng", "io", "cuda", "functional", "provenance", "table",
+    "threat",
 )  # fmt: skip
 LAYERS: tuple[tuple[str, ...], ...] = (
     GROUND,
