@@ -9,9 +9,10 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from splitveil.errors import ExportError
 from splitveil.serve.runtime import onnxruntime
@@ -307,12 +308,22 @@ def read_stages(folder: Path, manifest: Manifest) -> tuple[Stage, ...]:
 
 
 def load_half(folder: Path, manifest: Manifest, file: str, threads: int = 0) -> OnnxHalf:
-    """One half of an export, its hash checked; `threads` 0 lets onnxruntime choose."""
-    return open_half(read_verified(folder, manifest, file), threads, where=str(folder / file))
+    """One half of an export, its hash and tensors checked; `threads` 0 lets onnxruntime choose."""
+    image = TensorSpec(name=IMAGE, shape=manifest.image_shape)
+    client = (image, manifest.wire)
+    tensors = {CLIENT: client, CLIENT_INT8: client, SERVER: (manifest.wire, manifest.logits)}
+    content = read_verified(folder, manifest, file)
+    return open_half(content, threads, where=str(folder / file), tensors=tensors.get(file))
 
 
-def open_half(model: bytes, threads: int = 0, *, where: str = "the model") -> OnnxHalf:
-    """An ONNX model with one input and one output as a function of rows."""
+def open_half(
+    model: bytes,
+    threads: int = 0,
+    *,
+    where: str = "the model",
+    tensors: tuple[TensorSpec, TensorSpec] | None = None,
+) -> OnnxHalf:
+    """An ONNX model as a function of rows; `tensors` are what it must take and give."""
     ort = onnxruntime()  # not at the top: a manifest can be read where it is not installed
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -327,6 +338,9 @@ def open_half(model: bytes, threads: int = 0, *, where: str = "the model") -> On
             f"{where} has {len(inputs)} inputs and {len(outputs)} outputs, expected one of each; "
             "export the run again"
         )
+    if tensors is not None:
+        _check_tensors(where, "takes", inputs, tensors[0])
+        _check_tensors(where, "gives", outputs, tensors[1])
     name = inputs[0].name
 
     def half(rows: Rows) -> Rows:
@@ -334,3 +348,19 @@ def open_half(model: bytes, threads: int = 0, *, where: str = "the model") -> On
         return found
 
     return half
+
+
+def _check_tensors(where: str, verb: str, found: Sequence[Any], spec: TensorSpec) -> None:
+    """Refuse a network whose tensor is not float32 of shape (any number of rows, *spec.shape)."""
+    told = ", ".join(f"{tensor.type} {list(tensor.shape)}" for tensor in found)
+    shape = list(found[0].shape) if len(found) == 1 and found[0].type == "tensor(float)" else []
+    # A size that is only known when the network runs is a name, or None.
+    wanted = (None, *spec.shape)
+    fits = len(shape) == len(wanted) and all(
+        own == size or not isinstance(own, int) for own, size in zip(shape, wanted, strict=True)
+    )
+    if not fits:
+        raise ExportError(
+            f"{where} {verb} {told or 'nothing'}, but the manifest says {DATATYPE} "
+            f"[rows, {', '.join(map(str, spec.shape))}] for '{spec.name}'; export the run again"
+        )

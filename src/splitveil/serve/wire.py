@@ -7,7 +7,7 @@ what is expected, and rejected with a reason; nothing in it is ever executed.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -54,11 +54,12 @@ class Message:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """A checked request: its rows, its id, and whether to answer in raw bytes."""
+    """A checked request: rows, id, whether to answer in raw bytes, and its other parameters."""
 
     rows: Rows
     id: str | None
     binary_answer: bool
+    parameters: Json = field(default_factory=dict)
 
 
 def encode_request(rows: Rows, spec: TensorSpec, output: str, *, binary: bool = True) -> Message:
@@ -106,7 +107,8 @@ def decode_request(
     request_id = head.get("id")
     if request_id is not None and not (isinstance(request_id, str) and len(request_id) <= MAX_ID):
         raise WireError(f"id must be a string of at most {MAX_ID} characters")
-    return InferRequest(rows, request_id, _wants_binary(head, output))
+    others = {k: v for k, v in _parameters(head).items() if k != "binary_data_output"}
+    return InferRequest(rows, request_id, _wants_binary(head, output), others)
 
 
 def decode_answer(body: bytes, header_length: str | None, spec: TensorSpec, rows: int) -> Rows:
