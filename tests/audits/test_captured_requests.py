@@ -163,9 +163,7 @@ def test_an_encoder_in_eight_bits_has_no_certificate_of_the_runs(
     file = capture(tmp_path / "a", drawn(target, 1))
     record, _ = audit_wire(run, [file], "smoke", clean=run.model.encoder)
     assert record.audit.wire["failed"] == []
-    assert "the client in 8-bit integers sent this" in str(
-        record.certificates["population"].refused
-    )
+    assert "the 8-bit client sent this" in str(record.certificates["population"].refused)
     assert record.true_rate_nats is None
 
 

@@ -242,7 +242,7 @@ def audit_wire(
     tests = channel_tests(encoder, channel, first.z, scored.images.cpu(), again=again, seed=seed)
     reason = None
     if clean is not None:
-        reason = "the client in 8-bit integers sent this; certificates hold for the run's own encoder only"
+        reason = "the 8-bit client sent this; certificates hold only for the run's own encoder"
     elif tests["failed"]:
         failed = ", ".join(tests["failed"])
         reason = f"{NOT_THE_NOISE}{failed}"
