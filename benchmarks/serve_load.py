@@ -61,6 +61,7 @@ def server(folder: Path, *options: str) -> Iterator[tuple[str, int]]:
     finally:
         process.terminate()
         process.wait()
+        process.stdout.close()
 
 
 def resident(process: int) -> float:
