@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 import torch
 from torch import Generator, Tensor, nn
 
+from splitveil.cuda import to_device
 from splitveil.errors import AuditError
 from splitveil.io import Progress, silent
 
@@ -108,6 +109,7 @@ class Victim:
         self._channel = copy.deepcopy(channel).eval().requires_grad_(requires_grad=False)
         first = next(self.encoder.parameters(), None)
         self.device = torch.device("cpu") if first is None else first.device
+        to_device(self.encoder, self.device)
         self._clean: dict[int, LastClean] = {}  # by id of the images, while they live
 
     @torch.no_grad()
@@ -205,8 +207,6 @@ class Victim:
     def white_box(self) -> "WhiteBox":
         """The view for a white-box attack: queries, and copies of encoder and channel."""
         encoder, channel = copy.deepcopy((self.encoder, self._channel))
-        if self.device.type == "cuda":  # a search goes through it thousands of times
-            encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         box = self.black_box()
         return WhiteBox(box.send, self.device, encoder, channel, prepare=box.prepare)
 

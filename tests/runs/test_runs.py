@@ -15,6 +15,7 @@ from short_runs import config
 import splitveil as sv
 from splitveil.attacks.profiles import PROFILES
 from splitveil.config import resolve
+from splitveil.config.machine import has_bf16
 from splitveil.config.resolve import build_defence, flat_config
 from splitveil.defences.base import Defence
 from splitveil.errors import AuditError, CheckpointError, ConfigError, DataError, RunError
@@ -71,6 +72,22 @@ def test_lambda_zero_is_bit_equal_to_plain_training(
     on = sv.fit(config(tmp_path, defence, name="on", settings=now))
     assert all(torch.equal(v, plain[k]) for k, v in weights(off).items())
     assert not all(torch.equal(v, plain[k]) for k, v in weights(on).items())
+
+
+@pytest.mark.skipif(not has_bf16(), reason="the processor has no bf16")
+def test_a_run_and_its_audit_in_bf16_say_so_and_learn_alike(
+    tmp_path: Path, plain: dict[str, torch.Tensor]
+) -> None:
+    run = sv.fit(config(tmp_path, "noise", precision="bf16", name="short"))
+    record = run.audit("smoke", only=["decoder"], precision="bf16")
+    assert record.config["precision"] == record.audit.precision == "bf16"
+    other = run.audit("smoke", only=["decoder"], precision="float32")
+    assert other.audit.precision == "float32"
+    assert other.attacks["decoder"].mse != record.attacks["decoder"].mse
+    assert other.attacks["decoder"].mse == pytest.approx(record.attacks["decoder"].mse, rel=0.2)
+    learned = weights(run)
+    assert all(value.dtype == plain[key].dtype for key, value in learned.items())
+    assert not all(torch.equal(value, plain[key]) for key, value in learned.items())
 
 
 def test_a_seed_fixes_every_bit_and_leaves_the_callers_state_alone(tmp_path: Path) -> None:
