@@ -14,7 +14,6 @@ from typing import NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 import torch
 from torch import Generator, Tensor, nn
 
-from splitveil.cuda import to_device
 from splitveil.errors import AuditError
 from splitveil.io import Progress, silent
 
@@ -109,7 +108,6 @@ class Victim:
         self._channel = copy.deepcopy(channel).eval().requires_grad_(requires_grad=False)
         first = next(self.encoder.parameters(), None)
         self.device = torch.device("cpu") if first is None else first.device
-        to_device(self.encoder, self.device)
         self._clean: dict[int, LastClean] = {}  # by id of the images, while they live
 
     @torch.no_grad()

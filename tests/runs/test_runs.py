@@ -19,6 +19,8 @@ from splitveil.config.machine import has_bf16
 from splitveil.config.resolve import build_defence, flat_config
 from splitveil.defences.base import Defence
 from splitveil.errors import AuditError, CheckpointError, ConfigError, DataError, RunError
+from splitveil.serve.manifest import LOGITS, WIRE
+from splitveil.serve.wire import TensorSpec, encode_request
 from splitveil.threat import Labelled
 from splitveil.train.state import read_checkpoint
 
@@ -322,3 +324,14 @@ def test_classes_of_equal_images_are_refused_before_any_attack(tmp_path: Path) -
     run = sv.fit(config(tmp_path, "none", dataset=f"npz:{tmp_path / 'flat.npz'}", epochs=1))
     with pytest.raises(AuditError, match="all images of a class are alike"):
         run.audit("smoke")
+
+
+def test_what_is_sent_lies_channels_last_and_reads_in_the_usual_order(veil: sv.Run) -> None:
+    """The wire's order is that of `flatten`, whatever lies in memory."""
+    z = veil.model.encoder(torch.rand(2, 1, 8, 8))
+    assert z.is_contiguous(memory_format=torch.channels_last)
+    by_hand = torch.stack([z[:, c, i, j] for c in range(4) for i in range(4) for j in range(4)], 1)
+    assert torch.equal(z.flatten(1), by_hand)
+    spec = TensorSpec(WIRE, (4, 4, 4))
+    body, raw = encode_request(z.detach().numpy(), spec, LOGITS).body, by_hand.detach().numpy()
+    assert body.endswith(raw.astype("<f4").tobytes())
