@@ -27,6 +27,7 @@ from splitveil.record.schema import (
     text,
 )
 from splitveil.table import NOTHING
+from splitveil.untrusted import read_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -144,7 +145,7 @@ def find_records(paths: Sequence[Path]) -> Records:
             files.setdefault(file.resolve(), file)
     for file in files.values():
         try:
-            record = parse_record(file.read_text(encoding="utf-8"))
+            record = parse_record(read_text(file))
             per_image_mse(record)
         except (OSError, ValueError, RunError) as err:
             broken[str(file)] = str(err)
