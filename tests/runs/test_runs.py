@@ -332,6 +332,6 @@ def test_what_is_sent_lies_channels_last_and_reads_in_the_usual_order(veil: sv.R
     assert z.is_contiguous(memory_format=torch.channels_last)
     by_hand = torch.stack([z[:, c, i, j] for c in range(4) for i in range(4) for j in range(4)], 1)
     assert torch.equal(z.flatten(1), by_hand)
-    spec = TensorSpec(WIRE, (4, 4, 4))
+    spec = TensorSpec(name=WIRE, shape=(4, 4, 4))
     body, raw = encode_request(z.detach().numpy(), spec, LOGITS).body, by_hand.detach().numpy()
     assert body.endswith(raw.astype("<f4").tobytes())
