@@ -3,6 +3,7 @@
 import inspect
 import os
 import pkgutil
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,10 +14,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from splitveil.config.machine import check_precision, check_threads, find_precision
 from splitveil.config.recipes import check_recipe, find_recipe, known_settings
 from splitveil.config.run_config import (
     NAME,
     NAME_RULE,
+    PLACES,
     RUN_KEYS,
     RunConfig,
     defaults_for,
@@ -92,7 +95,7 @@ class Plan:
 
     def on(self, dataset: Dataset) -> "Plan":
         """The same run on these data, with every default filled in."""
-        config, net = self.config, self.config.net
+        config, net, device = self.config, self.config.net, find_device(self.config.device)
         built = DataFacts(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
         if net == "auto":
             small = min(built.image_shape[1:]) < SMALL_SIDE
@@ -102,7 +105,8 @@ class Plan:
             "name": self.folder.name,
             "noise_std": noise_of(config, self.defence),
             "net": net,
-            "device": find_device(config.device),
+            "device": device,
+            "precision": find_precision(config.precision, device, built.image_shape),
         }
         return Plan(replace(config, **filled), self.defence, built)
 
@@ -179,7 +183,10 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> Plan:
         defence.surrogate(ANY_WIRE, 2, noise_of(config, defence))
     if config.net != "auto":
         find_net(config.net)
-    if find_device(config.device) == "cpu" and config.compile:
+    device = find_device(config.device)
+    check_precision(config.precision, device)
+    check_threads(config.threads)
+    if device == "cpu" and config.compile:
         raise ConfigError("compile=true needs a GPU, but this run is on the CPU; drop compile")
     plan = Plan(config, defence)
     return plan if dataset is None else plan.on(dataset)
@@ -268,6 +275,8 @@ def read_folder(folder: Path) -> tuple[RunConfig, DataFacts]:
         ) from err
     own = preset(str(flat.get("defence", RunConfig.defence))).settings()
     flat = {key: value for key, value in EARLIER.items() if key in own} | flat
+    # Before there was a choice, a GPU computed in bf16 and a CPU in float32.
+    flat = {"precision": "bf16" if flat.get("device") == "cuda" else "float32"} | flat
     place = folder.resolve() if folder.name in ("", "..") else folder  # Path(".") has no name
     flat["runs_dir"], flat["name"] = str(place.parent), place.name
     if not NAME.fullmatch(place.name):
@@ -301,6 +310,38 @@ def noise_of(config: RunConfig, defence: Defence) -> float:
 def flat_config(config: RunConfig) -> Json:
     """Settings of the run and of its defence in one flat table, defaults not filled in."""
     return Plan(config, build_defence(config)).settings()
+
+
+def train_command(flat: Mapping[str, Any], name: str) -> str:
+    """The command that trains a run with these settings again, where they are not the default.
+
+    Args:
+        flat: Settings of a run and of its defence, as a record has them; unknown ones are left out.
+        name: Name of the new run.
+
+    Raises:
+        ConfigError: The defence is unknown, or a value has the wrong type.
+
+    >>> train_command({"defence": "veil", "seed": 1, "epochs": 60, "lambd": 0.5}, "again")
+    'splitveil train --dataset digits --defence veil --seed 1 --name again --set lambd=0.5'
+    """
+    known = {**preset(str(flat.get("defence", RunConfig.defence))).setting_types(), **RUN_KEYS}
+    config = make_config({k: v for k, v in one_noise_name(flat).items() if k in known})
+    usual = RunConfig(dataset=config.dataset, defence=config.defence)
+    default = {**flat_config(usual), **defaults_for(usual)}
+    default["noise_std"] = noise_of(usual, build_defence(usual))
+    own = {key: config.__dict__[key] for key in ("dataset", "defence", "seed")} | {"name": name}
+    rest = {k: v for k, v in flat_config(config).items() if v != default.get(k)}
+    options = {key: rest[key] for key in ("net", "epochs") if key in rest}
+    words = [word for key, value in (own | options).items() for word in (f"--{key}", str(value))]
+    words += ["--final"] if config.final else []
+    # Where it runs, and on what, is the reader's choice.
+    told = {*own, *options, *PLACES, "final", "device", "compile"}
+    for key, value in rest.items():
+        if key not in told:
+            shown = write_toml({key: value}).strip().replace(" = ", "=", 1)
+            words += ["--set", shown.replace('"', "")]
+    return shlex.join(["splitveil", "train", *words])
 
 
 def planned_steps(config: RunConfig, images: int) -> int:

@@ -16,6 +16,7 @@ import struct
 import time
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from ipaddress import ip_network
 from itertools import chain
 from typing import Any, cast
 
@@ -347,7 +348,7 @@ class Doorkeeper:
 
     def _let_in(self, found: socket.socket, address: Any) -> None:  # noqa: ANN401
         found.setblocking(False)
-        guest = self._server.connection(str(address[0]))
+        guest = self._server.connection(neighbourhood(str(address[0])))
         if not self._server.room.enter(guest):
             LOG.warning("no room for a connection of %s", guest.address)
             if self._server.config.ssl is None:
@@ -433,6 +434,17 @@ class BoundedServer(uvicorn.Server):
         while True:
             await asyncio.sleep(0.1)
             self.room.sweep()
+
+
+def neighbourhood(address: str) -> str:
+    """What counts as one address: of IPv6 the first 64 bits, because one household has the rest.
+
+    >>> neighbourhood("127.0.0.1"), neighbourhood("2001:db8:1:2:3:4:5:6")
+    ('127.0.0.1', '2001:db8:1:2::/64')
+    """
+    if ":" not in address:
+        return address
+    return str(ip_network((address.partition("%")[0], 64), strict=False))
 
 
 def plain_answer(status: int, reason: str) -> bytes:
