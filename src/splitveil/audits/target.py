@@ -31,6 +31,7 @@ from splitveil.threat import (
     same_shape,
     without_nan,
 )
+from splitveil.untrusted import parse_json
 
 SHOWN = 10
 NO_ANSWER = "–"  # the class that stands for every answer where there is no server
@@ -313,10 +314,10 @@ def from_bytes(blob: bytes, device: torch.device) -> Attempt | None:
     try:
         tensors = load(blob)
         size = int.from_bytes(blob[:8], "little")
-        header = json.loads(blob[8 : 8 + size])["__metadata__"]
+        header = parse_json(blob[8 : 8 + size])["__metadata__"]
         if header["sha256"] != _digest(tensors, header["attempt"]):
             return None
-        meta: Json = json.loads(header["attempt"])
+        meta: Json = parse_json(header["attempt"])
         meta |= {name: value.to(device) for name, value in tensors.items()}
         return Attempt(**meta | {"curve": tuple(meta["curve"])})
     except (SafetensorError, ValueError, KeyError, TypeError):

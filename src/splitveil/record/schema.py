@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import Range, RunError
-from splitveil.io import Json, parse
+from splitveil.io import Json
+from splitveil.untrusted import parse_json, read_text
 
 Part = TypeVar("Part")
 Share = Annotated[float, Range(0, 1)]  # also errors: images and reconstructions lie in [0, 1]
@@ -268,7 +269,7 @@ class Record:
 def parse_record(content: str) -> Record:
     """The record in a text; raises ValueError if it holds none, RunError for a wrong value."""
     try:
-        data = parse(content)
+        data = parse_json(content, lenient=True)
     except ValueError as err:
         raise ValueError(f"not valid JSON: {err}") from err
     if not isinstance(data, dict):
@@ -282,7 +283,7 @@ def parse_record(content: str) -> Record:
 def read_record(path: Path) -> Record:
     """The record in a file; raises RunError if it cannot be read or is not a record."""
     try:
-        return parse_record(path.read_text(encoding="utf-8"))
+        return parse_record(read_text(path))
     except OSError as err:
         raise RunError(
             f"cannot read {path}: {err.strerror}; give the path of a record.json"

@@ -1,6 +1,5 @@
 """The client: images in, noisy smashed data out, logits back. numpy and onnxruntime, no torch."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from splitveil.serve.transport import (
     safe_text,
 )
 from splitveil.serve.wire import HEADER_LENGTH, Json, Rows, decode_answer, encode_request
+from splitveil.untrusted import parse_json
 
 OK, UNAUTHORISED, MISSING = 200, 401, 404
 
@@ -147,10 +147,10 @@ class Client:
             return
         reply = self._checked(self._call("GET", self._path, b"", self._headers))
         try:
-            told = json.loads(reply.body)
+            told = parse_json(reply.body)
             inputs = [(t["name"], t["datatype"], t["shape"]) for t in told["inputs"]]
             other = told.get("parameters", {}).get("export", self.manifest.identity)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
             raise ServerError(f"cannot read the server's model description: {err!r}") from err
         expected = [tuple(self.manifest.wire.metadata().values())]
         if inputs != expected or other != self.manifest.identity:
@@ -191,8 +191,8 @@ def reason(reply: Reply) -> str:
     'shape must be [rows, 4]'
     """
     try:
-        told = json.loads(reply.body)
-    except (ValueError, RecursionError):
+        told = parse_json(reply.body)
+    except ValueError:
         told = None
     words = told.get("error") if isinstance(told, Mapping) else None
     return safe_text(str(words)) if words else "no reason given"

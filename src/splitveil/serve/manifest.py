@@ -9,9 +9,10 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from splitveil.errors import ExportError
 from splitveil.serve.runtime import onnxruntime
@@ -23,11 +24,14 @@ from splitveil.serve.stages import (
     with_noise,
 )
 from splitveil.serve.wire import DATATYPE, Json, Rows, Shape, TensorSpec
+from splitveil.untrusted import parse_json, read_bytes, read_text
 
 OnnxHalf = Callable[[Rows], Rows]  # the client's or the server's network
 FORMAT = "splitveil-export-2"
 FIRST_FORMAT = "splitveil-export-1"  # of 0.1.0, whose readers ignore keys that they do not know
 FILE = "manifest.json"
+MAX_MANIFEST = 1 << 24  # bytes
+MAX_FILE = 1 << 31  # bytes of an ONNX file, which cannot hold more
 CLIENT, CLIENT_INT8, SERVER = "client.onnx", "client-int8.onnx", "server.onnx"
 ATTACKER = "attacker.onnx"
 IMAGE, WIRE, LOGITS = "image", "z", "logits"  # names of the tensors
@@ -200,7 +204,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} is not an export: it has no {FILE}; make one: splitveil export RUN"
         )
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(read_text(path, MAX_MANIFEST))
         if data["format"] not in (FORMAT, FIRST_FORMAT):
             raise ExportError(
                 f"{path} has format {data['format']!r:.80}, expected {FORMAT!r} or "
@@ -213,7 +217,7 @@ def read_manifest(folder: Path) -> Manifest:
             own[name] = tuple(own[name])
         manifest = Manifest(**own | {"files": dict(own["files"])})
         check_stated(path, data, manifest)
-    except (ValueError, KeyError, TypeError, AttributeError) as err:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
         raise ExportError(f"{path} is broken: {err!r}; export the run again") from err
     return manifest
 
@@ -282,7 +286,7 @@ def read_verified(folder: Path, manifest: Manifest, file: str) -> bytes:
             "--attacker for the attacker"
         )
     try:
-        content = (folder / file).read_bytes()
+        content = read_bytes(folder / file, MAX_FILE)
     except OSError as err:
         raise ExportError(f"cannot read {folder / file}: {err.strerror}; export again") from err
     if sha256(content) != expected:
@@ -304,12 +308,22 @@ def read_stages(folder: Path, manifest: Manifest) -> tuple[Stage, ...]:
 
 
 def load_half(folder: Path, manifest: Manifest, file: str, threads: int = 0) -> OnnxHalf:
-    """One half of an export, its hash checked; `threads` 0 lets onnxruntime choose."""
-    return open_half(read_verified(folder, manifest, file), threads, where=str(folder / file))
+    """One half of an export, its hash and tensors checked; `threads` 0 lets onnxruntime choose."""
+    image = TensorSpec(name=IMAGE, shape=manifest.image_shape)
+    client = (image, manifest.wire)
+    tensors = {CLIENT: client, CLIENT_INT8: client, SERVER: (manifest.wire, manifest.logits)}
+    content = read_verified(folder, manifest, file)
+    return open_half(content, threads, where=str(folder / file), tensors=tensors.get(file))
 
 
-def open_half(model: bytes, threads: int = 0, *, where: str = "the model") -> OnnxHalf:
-    """An ONNX model with one input and one output as a function of rows."""
+def open_half(
+    model: bytes,
+    threads: int = 0,
+    *,
+    where: str = "the model",
+    tensors: tuple[TensorSpec, TensorSpec] | None = None,
+) -> OnnxHalf:
+    """An ONNX model as a function of rows; `tensors` are what it must take and give."""
     ort = onnxruntime()  # not at the top: a manifest can be read where it is not installed
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -318,10 +332,35 @@ def open_half(model: bytes, threads: int = 0, *, where: str = "the model") -> On
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as err:  # onnxruntime's own errors have no common parent below this
         raise ExportError(f"{where} cannot be loaded by onnxruntime: {err}; export again") from err
-    (name,) = (i.name for i in session.get_inputs())
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    if (len(inputs), len(outputs)) != (1, 1):
+        raise ExportError(
+            f"{where} has {len(inputs)} inputs and {len(outputs)} outputs, expected one of each; "
+            "export the run again"
+        )
+    if tensors is not None:
+        _check_tensors(where, "takes", inputs, tensors[0])
+        _check_tensors(where, "gives", outputs, tensors[1])
+    name = inputs[0].name
 
     def half(rows: Rows) -> Rows:
         found: Rows = session.run(None, {name: rows})[0]
         return found
 
     return half
+
+
+def _check_tensors(where: str, verb: str, found: Sequence[Any], spec: TensorSpec) -> None:
+    """Refuse a network whose tensor is not float32 of shape (any number of rows, *spec.shape)."""
+    told = ", ".join(f"{tensor.type} {list(tensor.shape)}" for tensor in found)
+    shape = list(found[0].shape) if len(found) == 1 and found[0].type == "tensor(float)" else []
+    # A size that is only known when the network runs is a name, or None.
+    wanted = (None, *spec.shape)
+    fits = len(shape) == len(wanted) and all(
+        own == size or not isinstance(own, int) for own, size in zip(shape, wanted, strict=True)
+    )
+    if not fits:
+        raise ExportError(
+            f"{where} {verb} {told or 'nothing'}, but the manifest says {DATATYPE} "
+            f"[rows, {', '.join(map(str, spec.shape))}] for '{spec.name}'; export the run again"
+        )
