@@ -13,7 +13,6 @@ import hmac
 import os
 import secrets
 import sqlite3
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from itertools import count
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import ServerError
+from splitveil.untrusted import opened
 
 KEY, TABLE = "key", "draws.sqlite"  # files of a store
 SECRET = 32  # bytes of a key, a seed and a digest
@@ -216,12 +216,11 @@ def _shared_key(path: Path, table: sqlite3.Connection) -> bytes:
 
 
 def _read_private(path: Path) -> bytes:
-    mode = path.stat().st_mode
-    if os.name == "posix" and (not stat.S_ISREG(mode) or mode & 0o077):
-        raise ServerError(
-            f"{path} must be a file that only you can read; make it so: chmod 600 {path}"
-        )
-    with path.open("rb") as file:
+    with opened(path) as file:
+        if os.name == "posix" and os.fstat(file.fileno()).st_mode & 0o077:
+            raise ServerError(
+                f"{path} must be a file that only you can read; make it so: chmod 600 {path}"
+            )
         return file.read(SECRET + 1)
 
 
