@@ -50,6 +50,7 @@ OutFolder = Annotated[OptPath, Option("--out", help="Folder to write the results
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace the folder if it exists.")]
 Published = Annotated[OptPath, Option(help="JSON file of published rows to show as well.")]
 Profile = Annotated[str, Option(help="Budget of the attacks: smoke, quick, standard or paper.")]
+Language = Annotated[str, Option("--lang", help="Language of what is written: en or zh.")]
 Seed = Annotated[OptInt, Option(help="Random seed of the training (default: 0).")]
 
 

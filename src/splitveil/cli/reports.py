@@ -105,19 +105,26 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
 def doctor(
     run: console.RunFolder,
     plain: Annotated[OptPath, Option(help="Undefended run (default: one next to it).")] = None,
+    lang: console.Language = "en",
     json_: console.JsonFlag = False,
 ) -> None:
     """Find problems in a run's training log, and say which setting to change and how far.
 
     Example: `splitveil doctor runs/first`
+
+    Example: `splitveil doctor runs/first --lang zh`
     """
     from splitveil.insight.diagnosis import RULES, diagnose, read_case
+    from splitveil.report.words import language, sentence, word
 
-    findings = diagnose(read_case(run, plain))
-    count = {0: "no problems", 1: "1 problem"}.get(len(findings), f"{len(findings)} problems")
-    lines = [f"{run}: {count} found"]
+    chosen = language(lang)
+    findings = diagnose(read_case(run, plain), chosen)
+    counted = {0: "doctor.none", 1: "doctor.one"}.get(len(findings), "doctor.many")
+    lines = [sentence(counted, run=str(run), count=str(len(findings))).plain(chosen)]
     for at, finding in enumerate(findings, start=1):
-        lines += [f"{at}. {finding.name}", f"   seen: {finding.seen}", f"   do: {finding.advice}"]
+        seen = sentence("doctor.seen", what=finding.seen).plain(chosen)
+        advice = sentence("doctor.do", what=finding.advice).plain(chosen)
+        lines += [f"{at}. {word(f'rule.{finding.name}', chosen)}", f"   {seen}", f"   {advice}"]
     found = {"run": str(run), "rules": list(RULES), "findings": [asdict(f) for f in findings]}
     console.show_result(found, *lines, json_=json_)
 
@@ -129,7 +136,7 @@ def explain(
         OptText,
         Option(help="Flow chart of a method, without a run: gated-att, slot-cross, cem, veil …"),
     ] = None,
-    lang: Annotated[str, Option(help="Language of a flow chart: en or zh.")] = "en",
+    lang: console.Language = "en",
     json_: console.JsonFlag = False,
 ) -> None:
     """Show in pictures what the defence of a run looks at, or how a method works.
@@ -155,10 +162,15 @@ def explain(
         )
     console.start()
     from splitveil.insight.explanation import explain_run
+    from splitveil.report.method_charts import drawable
+    from splitveil.report.words import language, word
 
-    paths, numbers = explain_run(run, out_dir)
+    chosen = language(lang)
+    paths, numbers = explain_run(run, out_dir, chosen)
+    if remark := drawable(chosen)[1]:
+        console.warn(remark)
     found = {"run": str(run), "files": [str(path) for path in paths], "numbers": numbers}
-    console.show_result(found, f"page: {paths[0]}", json_=json_)
+    console.show_result(found, f"{word('explain.page', chosen)} {paths[0]}", json_=json_)
 
 
 def _flow_chart(name: str, lang: str, folder: Path, *, json_: bool) -> None:
@@ -175,7 +187,7 @@ def _flow_chart(name: str, lang: str, folder: Path, *, json_: bool) -> None:
 def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     runs: Annotated[list[Path], Argument(help="Folders of audited runs.")],
     out_dir: console.OutFolder = None,
-    lang: Annotated[str, Option(help="Language of the page: en or zh.")] = "en",
+    lang: console.Language = "en",
     title: Annotated[OptText, Option(help="Title of the page.")] = None,
     slides: Annotated[bool, Option("--slides", help="Also slides, as slides.html.")] = False,
     published: console.Published = None,

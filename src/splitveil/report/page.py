@@ -16,6 +16,7 @@ from splitveil.record.schema import shortfalls
 from splitveil.record.statistics import undominated
 from splitveil.report import columns, figures, sentences, words
 from splitveil.report.columns import CERTIFICATES, LEAKS, SUMMARY, Published
+from splitveil.report.method_charts import drawable
 from splitveil.report.words import Lang, Sentence, sentence, word
 
 PAGE = "report.html"
@@ -58,7 +59,8 @@ class ReportContent:
         """Folders and published rows that are not in the report, and why."""
         left_out = [f"left out: {path}: {reason}" for path, reason in self.skipped]
         datasets = sentences.distinct(self.runs, "config.dataset")
-        return left_out + columns.elsewhere(self.published, datasets)
+        remark = drawable(self.lang)[1]
+        return left_out + columns.elsewhere(self.published, datasets) + [remark] * bool(remark)
 
     @property
     def reservations(self) -> list[str]:
@@ -84,7 +86,7 @@ class ReportContent:
     @cached_property
     def pictures(self) -> figures.Pictures:
         """Every picture for which the runs have data."""
-        return figures.draw(self.runs, self.published)
+        return figures.draw(self.runs, self.published, drawable(self.lang)[0])
 
 
 def front(runs: Sequence[RunFiles]) -> list[RunFiles]:
@@ -200,7 +202,7 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
         attacks=columns.ATTACKS.render(columns.attack_rows(runs), "html", lang),
         audit=CERTIFICATES.render(runs, "html", lang) if columns.audited(runs) else "",
         flags=[
-            (run.name, *(words.written(value, lang) for value in flag))
+            (run.name, *columns.written_flag(flag, lang))
             for run in runs
             for flag in columns.flags_of(run) or ()
         ],
