@@ -30,8 +30,8 @@ from splitveil.surrogates.base import (
     FirstCallCheck,
     class_batch,
     class_moments,
-    join,
     plain_layernorm,
+    with_bank,
 )
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.gates import snr_gate
@@ -59,7 +59,7 @@ class Panel:
         return png_uri(self.png or b"")
 
 
-def write_page(
+def write_explanation(
     folder: Path, title: str, lead: str, panels: Sequence[Panel], lang: Lang = "en"
 ) -> list[Path]:
     """Write the page and its pictures into a folder; every string is escaped.
@@ -84,12 +84,12 @@ Floats = NDArray[np.floating]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class SampleWeights:
     """Relative weights (n,) of the samples, 1 being the equal share, and what they mean."""
 
     relative: Floats
     text: Sentence
-    words: pictures.Words = pictures.PLAIN_WORDS
+    words: pictures.WeightWords = pictures.PLAIN_WORDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class Story:
     maps: tuple[tuple[str, Floats], ...]  # of the first samples, under keys of `[picture]`
     files: RunFiles
     per_class: float
-    attention: Attention | Sentence
+    attention: SampleWeights | Sentence
     groups: Groups | Sentence
     gates: Gates | Sentence
 
@@ -241,7 +241,7 @@ def summary(story: Story, lang: Lang = "en") -> Json:
     if story.noise_std > 0:
         found["share_above_noise"] = pictures.share_above(within, story.noise_std)
     found["median_class_variance"] = float(np.median(within))
-    if isinstance(story.attention, Attention):
+    if isinstance(story.attention, SampleWeights):
         found["relative_weight"] = _ends(story.attention.relative)
     if isinstance(story.gates, Gates):
         found["soft_gate"] = float(story.gates.soft.mean())
@@ -262,7 +262,7 @@ LIMIT = 1000  # images looked at
 NUMBERS = 2**26  # of a temporary: slots and clusters need images · slots · dimensions
 MAPPED = 500  # images in a map
 PERPLEXITY = 30
-Looked = tuple[Attention | Sentence, Groups | Sentence, Gates | Sentence]
+Looked = tuple[SampleWeights | Sentence, Groups | Sentence, Gates | Sentence]
 
 
 def explain_run(
@@ -285,7 +285,7 @@ def explain_run(
     title = sentence("explain.title", name=folder.resolve().name).plain(lang)
     lead = sentence("explain.lead", defence=config.defence, dataset=config.dataset,
                     seed=str(config.seed)).plain(lang)  # fmt: skip
-    paths = write_page(target or folder, title, lead, panels(story, lang), lang)
+    paths = write_explanation(target or folder, title, lead, panels(story, lang), lang)
     return paths, summary(story, lang)
 
 
@@ -383,14 +383,16 @@ def _joined(
 ) -> ClassBatch:
     """The samples as one batch, with the surrogate's bank where it has one."""
     batch = class_batch(z, y, surrogate.feature_dim, surrogate.num_classes, FirstCallCheck())
-    return join(batch, surrogate.bank, push=False, skips=None)
+    return with_bank(batch, surrogate.bank, push=False, skips=None)
 
 
 def _look_gated(surrogate: GatedAttentionCEM, z: Tensor, y: Tensor) -> Looked:
     batch = _joined(surrogate, z, y)
     weight = surrogate.weights(batch)
     relative = (weight * batch.count[batch.y])[: len(z)].numpy()
-    attention: Attention | Sentence = Attention(relative=relative, text=sentence("explain.weights"))
+    attention: SampleWeights | Sentence = SampleWeights(
+        relative=relative, text=sentence("explain.weights")
+    )
     if surrogate.attention == "uniform":
         attention = sentence("explain.uniform")
     slots = sentence("explain.one-pool")
@@ -409,7 +411,7 @@ def _look_slots(surrogate: SlotCrossAttentionCEM, z: Tensor, y: Tensor) -> Looke
     batch, scalars = _joined(surrogate, z, y), surrogate.scalars()
     x, resp = surrogate.assign(batch, scalars["assign_temp"])
     own, count = resp[: len(z)].numpy(), surrogate.num_slots
-    attention: Attention | Sentence = Attention(
+    attention: SampleWeights | Sentence = SampleWeights(
         relative=own.max(1) * count,
         words=pictures.words_of("slots", count=str(count)),
         text=sentence("explain.sure", count=str(count)),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from splitveil.record.files import RunFiles
 from splitveil.report import canvas
 from splitveil.report.canvas import GREY, INK, PALETTE, Drawing, Tile, TileRow, board, shown
-from splitveil.report.figures import draw_curves
+from splitveil.report.figures import Series, draw_curves
 from splitveil.report.words import Lang, Sentence, Value, sentence
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ LESS, MORE = PALETTE[0], PALETTE[1]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
+class WeightWords:
     """What weights are called: headings, the quantity, its value 1, and its two ends."""
 
     heading: Sentence
@@ -41,10 +41,10 @@ class Words:
     least: Sentence
 
 
-def words_of(kind: str, **values: str) -> Words:
+def words_of(kind: str, **values: str) -> WeightWords:
     """The words of a kind of weights: `weight` of samples, or `slots` for how sure slots are."""
-    found = {key: sentence(f"{kind}.{key}", **values) for key in Words.__dataclass_fields__}
-    return Words(**found)
+    found = {key: sentence(f"{kind}.{key}", **values) for key in WeightWords.__dataclass_fields__}
+    return WeightWords(**found)
 
 
 PLAIN_WORDS = words_of("weight")
@@ -75,7 +75,7 @@ def attention_heatmap(
     relative: Floats,
     y: Labels,
     classes: Sequence[str],
-    words: Words = PLAIN_WORDS,
+    words: WeightWords = PLAIN_WORDS,
     *,
     lang: Lang = "en",
 ) -> bytes:
@@ -112,7 +112,7 @@ def weighted_samples(
     y: Labels,
     images: Pixels,
     classes: Sequence[str],
-    words: Words = PLAIN_WORDS,
+    words: WeightWords = PLAIN_WORDS,
     *,
     lang: Lang = "en",
 ) -> bytes:
@@ -157,7 +157,7 @@ def sample_size_over_time(run: RunFiles, floor: float, lang: Lang = "en") -> byt
     """
     with board(6.4, 3.2, laid_out=True) as figure:
         axes = figure.subplots()
-        series = [("effective_sample_size", "", "-")]
+        series: list[Series] = [("effective_sample_size", "", "-")]
         draw_curves(axes, "", 1.0, series, [run], named=True, lang=lang)
         for value, ink, dash, words in (
             (floor, canvas.WRONG, ":", label("one-sample", lang)),

@@ -51,7 +51,7 @@ class Mark:
     hollow: bool = False
 
 
-def comparable(
+def comparable_rows(
     runs: Sequence[RunFiles], published: Mapping[str, Published]
 ) -> dict[str, Published]:
     """Published rows on the dataset of some run, whose attacker knew as much as that run's."""
@@ -87,7 +87,7 @@ def scatter(
                                   ink=colour(at), shape=canvas.marker(at)))  # fmt: skip
     if not marks:
         raise RunError("no run has both an accuracy and a strongest attack; audit a run first")
-    for name, row in comparable(runs, published or {}).items():
+    for name, row in comparable_rows(runs, published or {}).items():
         said = shown(sentence("picture.published", name=name).plain(lang), 36)
         marks.append(Mark(name=said, accuracy=100 * row.accuracy, mse=row.mse, hollow=True))
     ceiling, floor = word("picture.ceiling", lang), word("picture.floor", lang)
@@ -706,7 +706,7 @@ class Pictures:
         return [picture for picture in found if picture is not None]
 
 
-def draw(
+def draw_pictures(
     runs: Sequence[RunFiles], published: Mapping[str, Published], lang: Lang = "en"
 ) -> Pictures:
     """Every picture for which the runs have data."""
