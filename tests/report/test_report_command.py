@@ -36,7 +36,7 @@ def test_a_report_in_chinese_with_slides(drawn: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = call(str(drawn), "--out", str(out), "--lang", "zh", "--slides", "--title", "报告 <1>")
     assert result.exit_code == 0, told(result)
-    assert f"page: {out / 'report.html'}" in result.output.replace("\n", "")
+    assert f"页面：{out / 'report.html'}" in result.output.replace("\n", "")
     for name in ("report.html", "slides.html"):
         html = (out / name).read_text(encoding="utf-8")
         assert '<html lang="zh-CN">' in html

@@ -21,6 +21,7 @@ from splitveil.io import Progress, finite
 
 if TYPE_CHECKING:
     from splitveil.record.files import RunFiles
+    from splitveil.report.words import Lang
 
 # What files and strangers are called is printed as it is: "[red]" is no colour, ":-1:" no emoji.
 out = Console(markup=False, emoji=False, highlight=False)
@@ -113,14 +114,15 @@ def show_error(message: str) -> None:
     err.print(message, soft_wrap=True)
 
 
-def show_runs(runs: "Sequence[RunFiles]", *, json_: bool = False) -> None:
+def show_runs(runs: "Sequence[RunFiles]", *, json_: bool = False, lang: "Lang" = "en") -> None:
     """Print one row per audited run, or their records."""
     from splitveil.report.columns import SUMMARY
+    from splitveil.report.words import word
 
     if json_:
         show_json(finite({str(run.path): run.record.to_dict() for run in runs}))
     else:
-        show_table("Accuracy, and what the attacker got", *SUMMARY.brief(runs))
+        show_table(word("audit.runs", lang), *SUMMARY.brief(runs, lang))
 
 
 def show_result(data: Any, *lines: str, json_: bool) -> None:  # noqa: ANN401 - any JSON value

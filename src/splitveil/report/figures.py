@@ -394,6 +394,16 @@ def learned_scalars(run: RunFiles) -> dict[str, float]:
     return {key: value for key, value in found.items() if value is not None}
 
 
+def gate_values(run: RunFiles) -> dict[str, float]:
+    """The means of the gates, the share of steps that were shut off, and the learned scalars.
+
+    All are of the last logged epoch.
+    """
+    last = run.metrics[-1] if run.metrics else {}
+    found = {key: number(last, key) for key in ("soft_gate", "hard_gate", "shut")}
+    return {k: v for k, v in found.items() if v is not None} | learned_scalars(run)
+
+
 def draw_learned(axes: "Axes", run: RunFiles, lang: Lang = "en") -> None:
     """How far each scalar that the slots learn has moved from its first logged value."""
     from matplotlib.ticker import MaxNLocator
@@ -457,7 +467,7 @@ def draw_curves(
     if "" not in drawn:
         ink = GREY if len(runs) > 1 else colour(0)
         signs = [_line(ink, dash) for dash in drawn.values()]
-        axes.legend(signs, list(drawn), loc="lower right", fontsize=8)
+        axes.legend(signs, list(drawn), loc="lower right" if scale > 1 else "best", fontsize=8)
 
 
 def _line(ink: str, dash: Dash) -> "Line2D":
@@ -484,7 +494,7 @@ def _mark_phases(
             place = (phase.first - 0.4, 0.98)
             name = axes.annotate(
                 word(f"phase.{phase.kind}", lang), place, xycoords=("data", "axes fraction"),
-                fontsize=7, color=GREY, rotation=90, va="top",
+                fontsize=7, color=GREY, rotation=90, va="top", annotation_clip=True,
             )  # fmt: skip
             name.set_in_layout(False)  # it may lie outside the epochs shown
 

@@ -59,7 +59,12 @@ class ReportContent:
     @property
     def notes(self) -> list[str]:
         """Folders and published rows that are not in the report, and why."""
-        left_out = [f"left out: {path}: {reason}" for path, reason in self.skipped]
+        left_out = [
+            sentence("audit.left-out", path=path, reason=words.translated(reason, self.lang)).plain(
+                self.lang
+            )
+            for path, reason in self.skipped
+        ]
         datasets = sentences.distinct(self.runs, "config.dataset")
         remark = drawable(self.lang)[1]
         return left_out + columns.elsewhere(self.published, datasets) + [remark] * bool(remark)
@@ -69,9 +74,13 @@ class ReportContent:
         """Which runs had less than a standard audit, and in what."""
         less: dict[str, list[str]] = {}
         for run in self.runs:
-            less.setdefault(", ".join(shortfalls(run.record)), []).append(run.name)
-        return [f"less than a standard audit ({reason}): {', '.join(names)}"
-                for reason, names in less.items() if reason]  # fmt: skip
+            short = [words.translated(reason, self.lang) for reason in shortfalls(run.record)]
+            less.setdefault(words.joined(short, self.lang), []).append(run.name)
+        return [
+            sentence("audit.less", reason=reason, names=tuple(names)).plain(self.lang)
+            for reason, names in less.items()
+            if reason
+        ]
 
     @property
     def key_runs(self) -> Sequence[RunFiles]:
@@ -108,7 +117,7 @@ def read_runs(
 ) -> ReportContent:
     """Read run folders; one that is broken or no run is named and left out.
 
-    A folder that is given twice counts once.
+    A folder that is given twice counts once. A run that was not audited has its curves alone.
 
     Args:
         paths: The folders.
@@ -132,7 +141,9 @@ def read_runs(
     skipped: list[tuple[str, str]] = []
     for path in folders.values():
         try:
-            run = read_run(path)
+            run = read_run(path, audited=False)
+            if not run.metrics:  # a log alone gives curves; without one there must be a record
+                run = read_run(path)
             # The log and the leaks are not checked with the record: odd ones fail here.
             figures.phases(run)
             LEAKS.cells(runs_with_leaks([run]))
@@ -190,7 +201,7 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
         title=content.heading,
         statement=sentences.statement(runs),
         verdict=sentences.verdict(runs),
-        skipped=content.skipped,
+        skipped=[(path, words.translated(reason, lang)) for path, reason in content.skipped],
         cards=[card(run) for run in content.key_runs],
         all_runs=len(runs),
         pictures=pictures,
@@ -259,6 +270,6 @@ def fill(name: str, lang: Lang, script: str, **content: object) -> str:
     return environment.get_template(name).render(content)
 
 
-def write_page(runs: list[Path], folder: Path) -> Path:
+def write_page(runs: list[Path], folder: Path, lang: Lang = "en") -> Path:
     """Write the report of some runs; returns the page's path."""
-    return write_report(ReportContent(runs=[read_run(path) for path in runs]), folder)[0]
+    return write_report(ReportContent(runs=[read_run(path) for path in runs], lang=lang), folder)[0]
