@@ -93,7 +93,6 @@ DOCUMENT_NAMES = {
     "random_ini_centers": "set skip_first_epoch",
     "num_epochs": "set epochs",
     "λ": "set lambd",
-    "lambda": "set lambd",
     "warmup": "set attention_warmup_epochs",
     "tau_snr": "set snr_thresh",
     "alpha_snr": "set snr_sharp",
