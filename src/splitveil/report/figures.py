@@ -318,10 +318,10 @@ def _epochs(run: RunFiles) -> list[float]:
     return [float(at) if epoch is None else epoch for at, epoch in enumerate(named)]
 
 
-def _values(run: RunFiles, key: str) -> tuple[list[float], list[float]]:
+def logged(run: RunFiles, key: str) -> tuple[list[float], list[float]]:
     """Epochs at which a key was logged, and its values there."""
-    logged = zip(_epochs(run), (number(entry, key) for entry in run.metrics), strict=True)
-    pairs = [(epoch, value) for epoch, value in logged if value is not None]
+    each = zip(_epochs(run), (number(entry, key) for entry in run.metrics), strict=True)
+    pairs = [(epoch, value) for epoch, value in each if value is not None]
     return [epoch for epoch, _ in pairs], [value for _, value in pairs]
 
 
@@ -329,7 +329,7 @@ RUNS_PER_LINE = 5
 CURVES_WIDE, CURVES_TALL, LEGEND_LINE = 2.75, 2.6, 0.22  # inches: a panel, and a line of the legend
 FEW_EPOCHS = 40  # up to here every epoch gets its dot
 
-PENALTY = "curve.penalty"
+PENALTY = "plot.penalty"
 # The eight scalars that the slots learn, and the gates of their cross-attention.
 LEARNED = (
     "assign_temp", "slot_power", "snr_thresh", "snr_sharp", "softplus_beta", "margin_m",
@@ -338,18 +338,18 @@ LEARNED = (
 Dash = Literal["-", "--"]
 Series = tuple[str, str, Dash]  # a key of the log, its name and its dash
 ACCURACY: Sequence[Series] = (
-    ("val_accuracy", "curve.validation", "-"),
-    ("train_accuracy", "curve.train", "--"),
+    ("val_accuracy", "plot.validation", "-"),
+    ("train_accuracy", "plot.train", "--"),
 )
 PANELS: Sequence[tuple[str, float, Sequence[Series]]] = (  # titles and factors of the values
-    ("curve.accuracy", 100.0, ACCURACY),
+    ("plot.accuracy", 100.0, ACCURACY),
     (PENALTY, 1.0, (("rob_loss", "", "-"),)),
-    ("curve.intra-mse", 1.0, (("intra_mse", "", "-"),)),
-    ("curve.sample-size", 1.0, (("effective_sample_size", "", "-"),)),
+    ("plot.intra-mse", 1.0, (("intra_mse", "", "-"),)),
+    ("plot.sample-size", 1.0, (("effective_sample_size", "", "-"),)),
 )
 GATES: Sequence[Series] = (
-    ("soft_gate", "curve.soft-gate", "-"),
-    ("hard_gate", "curve.hard-gate", "--"),
+    ("soft_gate", "plot.soft-gate", "-"),
+    ("hard_gate", "plot.hard-gate", "--"),
 )
 
 
@@ -365,7 +365,7 @@ def training_curves(runs: Sequence[RunFiles], stem: str = "curves", lang: Lang =
         stem: Name of the drawing's files.
         lang: Language of its texts.
     """
-    gated = any(_values(run, key)[0] for run in runs for key, _, _ in GATES)
+    gated = any(logged(run, key)[0] for run in runs for key, _, _ in GATES)
     learned = [run for run in runs if learned_scalars(run)]
     rows = 1 + (gated or bool(learned))
     lines = math.ceil(len(runs) / RUNS_PER_LINE) if len(runs) > 1 else 0
@@ -377,7 +377,7 @@ def training_curves(runs: Sequence[RunFiles], stem: str = "curves", lang: Lang =
             draw_curves(field, *panel, runs, named=panel[0] == PENALTY, lang=lang)
         if gated:
             field = figure.add_subplot(grid[1, :2])
-            draw_curves(field, "curve.gates", 1.0, GATES, runs, named=False, lang=lang)
+            draw_curves(field, "plot.gates", 1.0, GATES, runs, named=False, lang=lang)
         if learned:
             draw_learned(figure.add_subplot(grid[1, 2:]), learned[0], lang)
         if lines:
@@ -409,15 +409,15 @@ def draw_learned(axes: "Axes", run: RunFiles, lang: Lang = "en") -> None:
     from matplotlib.ticker import MaxNLocator
 
     for at, key in enumerate(learned_scalars(run)):
-        x, y = _values(run, key)
+        x, y = logged(run, key)
         moved = [value - y[0] for value in y]
         axes.plot(x, moved, "--" if at >= PER_PANEL else "-", color=colour(at), linewidth=1.3,
                   label=f"{key} {y[-1]:.3g}")  # fmt: skip
     limits = axes.get_xlim()
     _mark_phases(axes, phases(run), GREY, named=False, lang=lang)
     axes.set_xlim(limits)
-    axes.set_title(sentence("curve.learned", name=shown(run.name)).plain(lang))
-    axes.set_xlabel(word("curve.epoch", lang))
+    axes.set_title(sentence("plot.learned", name=shown(run.name)).plain(lang))
+    axes.set_xlabel(word("plot.epoch", lang))
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
@@ -442,7 +442,7 @@ def draw_curves(
     drawn: dict[str, Dash] = {}
     for at, run in enumerate(runs):
         for key, words, dash in series:
-            x, y = _values(run, key)
+            x, y = logged(run, key)
             if x:
                 mark = "o" if len(x) <= FEW_EPOCHS else ""
                 values = [scale * value for value in y]
@@ -451,7 +451,7 @@ def draw_curves(
     if not drawn:
         axes.set_axis_off()
         axes.text(
-            0.5, 0.5, word("curve.unused", lang), transform=axes.transAxes, ha="center", color=GREY
+            0.5, 0.5, word("plot.unused", lang), transform=axes.transAxes, ha="center", color=GREY
         )
         return
     limits = axes.get_xlim()
@@ -462,7 +462,7 @@ def draw_curves(
         apart = [phase for phase in own if phase not in shared]
         _mark_phases(axes, apart, colour(at), named=False, lang=lang)
     axes.set_xlim(limits)
-    axes.set_xlabel(word("curve.epoch", lang))
+    axes.set_xlabel(word("plot.epoch", lang))
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     if "" not in drawn:
         ink = GREY if len(runs) > 1 else colour(0)
@@ -493,7 +493,7 @@ def _mark_phases(
         if named:
             place = (phase.first - 0.4, 0.98)
             name = axes.annotate(
-                word(f"phase.{phase.kind}", lang), place, xycoords=("data", "axes fraction"),
+                word(f"band.{phase.kind}", lang), place, xycoords=("data", "axes fraction"),
                 fontsize=7, color=GREY, rotation=90, va="top", annotation_clip=True,
             )  # fmt: skip
             name.set_in_layout(False)  # it may lie outside the epochs shown
