@@ -74,10 +74,10 @@ def test_every_english_string_has_its_chinese_one(key: str) -> None:
 
 
 PLAIN_ENGLISH = {  # words that Chinese sentences keep: signs, options, files, names of methods
-    "Adam", "AUC", "GPU", "Fano", "MAC", "MSE", "NaN", "PSNR", "PyTorch", "SIGMA", "SNR", "SSIM", "Softplus",
-    "SplitVeil", "attack", "attacks", "attention", "aux", "bits", "clip", "CIFAR", "decoder", "digits", "epoch", "eps",
-    "final", "gated", "json", "lambd", "log", "lr", "noise", "none", "overwrite", "record",
-    "resume", "splitveil", "sweep", "val", "veil",
+    "Adam", "AUC", "CIFAR", "Fano", "GPU", "MAC", "MSE", "NaN", "PSNR", "PyTorch", "SIGMA", "SNR",
+    "SSIM", "Softplus", "SplitVeil", "attack", "attacks", "attention", "aux", "bits", "clip",
+    "decoder", "digits", "epoch", "eps", "final", "gated", "json", "lambd", "log", "lr", "noise",
+    "none", "overwrite", "record", "resume", "splitveil", "sweep", "val", "veil",
 }  # fmt: skip
 
 
