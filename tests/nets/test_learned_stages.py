@@ -225,13 +225,18 @@ def test_a_larger_threshold_leaves_fewer_atoms() -> None:
 def test_bad_numbers_are_refused(value: float) -> None:
     with pytest.raises(ConfigError, match=f"sparse_threshold must be .* got {value}"):
         SparseCoding(value)
-    with pytest.raises(ConfigError, match=f"first scale must be a finite number > 0, got {value}"):
+    with pytest.raises(
+        ConfigError,
+        match=f"initial scale of the learned noise must be a finite number > 0, got {value}",
+    ):
         LearnedNoise(value)
 
 
 @pytest.mark.usefixtures("as_users_run")
 def test_other_misuse_is_refused() -> None:
-    with pytest.raises(ConfigError, match="first scale must be a finite number > 0, got 0"):
+    with pytest.raises(
+        ConfigError, match="initial scale of the learned noise must be a finite number > 0, got 0"
+    ):
         LearnedNoise(0.0)
     with pytest.raises(ConfigError, match="one of gaussian, laplace; got 'pink'"):
         LearnedNoise(1.0, "pink")  # type: ignore[arg-type]

@@ -266,7 +266,7 @@ class LearnedNoise(LearnedStage):
 
     def __init__(self, start: float, kind: Noise = "gaussian", *, moves: bool = False) -> None:
         super().__init__()
-        Range(0, above=True).check("the learned noise's first scale", start)
+        Range(0, above=True).check("the initial scale of the learned noise", start)
         if kind not in get_args(Noise):
             raise ConfigError(f"noise must be one of {', '.join(get_args(Noise))}; got '{kind}'")
         self.start, self.kind, self.moves = start, kind, moves
@@ -328,9 +328,9 @@ class SparseCoding(LearnedStage):
         floats = torch.Size(shape).numel()
         if floats > MAX_WIRE:
             raise ConfigError(
-                f"sparse coding stores the square of the wire's numbers: the wire may have at most "
-                f"{MAX_WIRE}, got {floats}; cut later, for example --net resnet20@8 or "
-                "--net mobilenetv2"
+                "sparse coding stores a square matrix with a row for each number on the wire, so "
+                f"the wire may have at most {MAX_WIRE}, got {floats}; cut later, for example "
+                "--net resnet20@8 or --net mobilenetv2"
             )
         # Drawn on the CPU, for the same start on every device.
         atoms = torch.empty(floats, floats)
