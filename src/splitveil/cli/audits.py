@@ -45,6 +45,8 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     ] = None,
     compile_: Annotated[bool, Option("--compile", help="Compile the decoders; GPU only.")] = False,
     attributes: AttributesOption = None,
+    precision: console.Precision = None,
+    threads: console.Threads = None,
     json_: JsonFlag = False,
     rest: Annotated[console.OptTexts, Argument(hidden=True)] = None,
 ) -> None:
@@ -66,7 +68,8 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     with console.progress_bar("audit") as bar:
         record = loaded.audit(
             profile, aux=aux, seed=seed, progress=bar, fresh=fresh, only=list(dict.fromkeys(only)),
-            compile=compile_, attributes=attributes,
+            compile=compile_, attributes=attributes, precision=precision or "auto",
+            threads=threads,
         )  # fmt: skip
     _show(loaded.path, record, json_=json_)
     if not json_ and aux != "val" and not loaded.config.final:

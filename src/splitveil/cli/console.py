@@ -50,6 +50,8 @@ NetOption = Annotated[
 SettingsOption = Annotated[
     OptTexts, Option("--set", help="key=value, for example lambd=0.3; repeatable.")
 ]
+Precision = Annotated[OptText, Option(help="auto, float32 or bf16 (default: auto).")]
+Threads = Annotated[OptInt, Option(help="CPU threads (default: all cores it may use).")]
 OutFolder = Annotated[OptPath, Option("--out", help="Folder to write the results to.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace the folder if it exists.")]
 PublishedOption = Annotated[OptPath, Option(help="JSON file of published rows to show as well.")]
