@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
@@ -15,11 +15,10 @@ from splitveil.cli.deploy import Certificates, TokenFile, read_token, retry_noti
 from splitveil.errors import ConfigError, RunError
 from splitveil.io import check_folder
 
-CHOOSING = (
-    "These are test images. To choose settings, use --aux val or splitveil sweep; to report a "
-    "result, train once more with --final."
-)
 OTHER_OUT = "choose another folder with --out"
+if TYPE_CHECKING:
+    from splitveil.report.words import Lang
+
 SCHEMES = ("http://", "https://")
 OLD_FORMS = {
     "--replay": "splitveil replay RECORD [--run RUN]",
@@ -28,7 +27,7 @@ OLD_FORMS = {
 
 Aux = Annotated[str, Option(help="Images the attacker knows: train, held-out, test90 or val.")]
 AttackSeed = Annotated[int, Option(min=0, help="Random seed of the attacks.")]
-Fresh = Annotated[bool, Option("--fresh", help="Repeat attacks that are finished, too.")]
+Fresh = Annotated[bool, Option("--fresh", help="Run finished attacks again.")]
 AttributesOption = Annotated[
     OptPath, Option(help="CSV table of attributes, see docs/reference/leaks.md.")
 ]
@@ -40,9 +39,14 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     aux: Aux = "train",
     seed: AttackSeed = 0,
     fresh: Fresh = False,
-    attacks: Annotated[OptText, Option(help="Only these, as decoder,rmle; raises a flag.")] = None,
+    attacks: Annotated[
+        OptText, Option(help="Only these attacks, such as decoder,rmle; raises a flag.")
+    ] = None,
     compile_: Annotated[bool, Option("--compile", help="Compile the decoders; GPU only.")] = False,
     attributes: AttributesOption = None,
+    lang: console.Language = "en",
+    precision: console.Precision = None,
+    threads: console.Threads = None,
     json_: JsonFlag = False,
     rest: Annotated[console.OptTexts, Argument(hidden=True)] = None,
 ) -> None:
@@ -56,34 +60,41 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil audit runs/first --profile quick`
     """
+    from splitveil.report.words import language, word
     from splitveil.runs import load_run
 
     console.start()
+    chosen = language(lang)
     loaded = load_run(_checked_run(run, rest or []))
     only = [] if attacks is None else [name.strip() for name in attacks.split(",")]
     with console.progress_bar("audit") as bar:
         record = loaded.audit(
             profile, aux=aux, seed=seed, progress=bar, fresh=fresh, only=list(dict.fromkeys(only)),
-            compile=compile_, attributes=attributes,
+            compile=compile_, attributes=attributes, precision=precision or "auto",
+            threads=threads,
         )  # fmt: skip
-    _show(loaded.path, record, json_=json_)
+    _show(loaded.path, record, json_=json_, lang=chosen)
     if not json_ and aux != "val" and not loaded.config.final:
-        console.out.print(CHOOSING, highlight=False, soft_wrap=True)
+        console.print_lines(word("audit.choosing", chosen))
 
 
 def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer wants them
     name: Annotated[str, Argument(metavar="MODULE:FUNCTION", help="Such as mycode:send.")],
     data: Annotated[OptText, Option(help="Images: folder:PATH, npz:PATH or a dataset.")] = None,
     aux_data: Annotated[
-        OptText, Option(help="Instead: images that the attacker knows, ...")
+        OptText, Option(help="Instead of --data: images the attacker knows.")
     ] = None,
-    test_data: Annotated[OptText, Option(help="... and images to reconstruct.")] = None,
-    server: Annotated[OptText, Option(help="MODULE:FUNCTION that answers what is sent.")] = None,
-    noise: Annotated[float | None, Option(help="Deviation of the noise that it adds.")] = None,
-    members: Annotated[OptText, Option(help="All images that it was trained or chosen on.")] = None,
+    test_data: Annotated[OptText, Option(help="With --aux-data: images to reconstruct.")] = None,
+    server: Annotated[OptText, Option(help="The server's half as MODULE:FUNCTION.")] = None,
+    noise: Annotated[float | None, Option(help="Standard deviation of the noise it adds.")] = None,
+    members: Annotated[
+        OptText, Option(help="Images that the client was trained or tuned on.")
+    ] = None,
     attributes: AttributesOption = None,
     white_box: Annotated[bool, Option("--white-box", help="The attacker has its code.")] = False,
-    given: Annotated[str, Option("--input", help="What it takes: auto, numpy or torch.")] = "auto",
+    given: Annotated[
+        str, Option("--input", help="What the function takes: auto, numpy or torch.")
+    ] = "auto",
     profile: console.Profile = "quick",
     aux: Annotated[str, Option(help="Images the attacker knows: train or test90.")] = "train",
     seed: AttackSeed = 0,
@@ -129,8 +140,10 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
     aux: Aux = "train",
     seed: AttackSeed = 0,
     fresh: Fresh = False,
-    sent: Annotated[OptText, Option(help="Images that were sent, in this order.")] = None,
-    int8: Annotated[bool, Option("--int8", help="The 8-bit client sends or sent them.")] = False,
+    sent: Annotated[OptText, Option(help="The images that were sent, in that order.")] = None,
+    int8: Annotated[
+        bool, Option("--int8", help="The client in 8-bit integers is the one that sends.")
+    ] = False,
     token_file: TokenFile = None,
     ca: Certificates = None,
     out: OutFolder = None,
@@ -185,7 +198,9 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
 
 def replay(
     record: Annotated[Path, Argument(help="A record.json.")],
-    run: Annotated[OptPath, Option(help="Folder of its run (default: the record's).")] = None,
+    run: Annotated[
+        OptPath, Option(help="Folder of the run (default: where the record lies).")
+    ] = None,
     json_: JsonFlag = False,
 ) -> None:
     """Repeat the audit of a record, and list the numbers that differ.
@@ -228,25 +243,35 @@ def _checked_run(run: Path | None, rest: list[str]) -> Path:
     return run
 
 
-def _show(folder: Path, record: Any, pictures: Any = None, *, json_: bool) -> None:  # noqa: ANN401
+def _show(
+    folder: Path,
+    record: Any,  # noqa: ANN401 - a Record, but the module is imported late
+    pictures: Any = None,  # noqa: ANN401
+    *,
+    json_: bool,
+    lang: "Lang" = "en",
+) -> None:
     """Write a record, if its pictures are given, and its page; print them, and every flag."""
     from splitveil.attacks.profiles import PROFILES
     from splitveil.record.files import read_run, write_record
-    from splitveil.report.columns import ATTACKS, attack_rows
+    from splitveil.report.columns import ATTACKS, attack_rows, flags_of, written_flag
     from splitveil.report.page import write_page
+    from splitveil.report.words import sentence
 
     if pictures is not None:
         write_record(folder, record, pictures, list(PROFILES))
-    page = write_page([folder], folder)
+    page = write_page([folder], folder, lang)
     if json_:
         console.show_json(record.to_dict())
         return
     run = read_run(folder)
-    console.show_table(f"Attacks on {folder}", *ATTACKS.brief(attack_rows([run])))
-    console.show_runs([run])
-    for flag in run.record.flags or ():
-        console.warn(f"flag: {flag.name}: {flag.seen}; {flag.advice}")
-    console.print_lines(f"page: {page}")
+    title = sentence("audit.attacks", folder=str(folder)).plain(lang)
+    console.show_table(title, *ATTACKS.brief(attack_rows([run]), lang))
+    console.show_runs([run], lang=lang)
+    for flag in flags_of(run) or ():
+        name, seen, advice = written_flag(flag, lang)
+        console.warn(sentence("audit.flag", name=name, seen=seen, advice=advice).plain(lang))
+    console.print_lines(sentence("audit.page", page=str(page)).plain(lang))
 
 
 def _results_folder(folder: Path) -> Path:
