@@ -18,6 +18,8 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     name: Annotated[OptText, Option(help="Name of the run's folder.")] = None,
     epochs: Annotated[OptInt, Option(help="Passes over the data.")] = None,
     device: console.Device = None,
+    precision: console.Precision = None,
+    threads: console.Threads = None,
     net: console.NetOption = None,
     data_dir: console.DataDir = None,
     runs_dir: console.RunsDir = None,
@@ -46,8 +48,8 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     console.setup_logging()
     given = {
         "dataset": dataset, "defence": defence, "seed": seed, "name": name, "epochs": epochs,
-        "device": device, "net": net, "data_dir": data_dir, "runs_dir": runs_dir,
-        "final": final or None,
+        "device": device, "precision": precision, "threads": threads, "net": net,
+        "data_dir": data_dir, "runs_dir": runs_dir, "final": final or None,
     }  # fmt: skip
     options = {k: v for k, v in given.items() if v is not None}
     with console.progress_bar("train") as bar:
