@@ -40,10 +40,10 @@ from splitveil.io import (
 from splitveil.nets.channel import GaussianNoise
 from splitveil.nets.split import SplitModel
 from splitveil.provenance import model_hash, versions
-from splitveil.record.files import class_names, last_epoch
+from splitveil.record.files import last_epoch, saved_class_names
 from splitveil.record.schema import Record, read_record
 from splitveil.rng import seeded_globals
-from splitveil.serve.export import export_model, verdict, wire_name
+from splitveil.serve.export import audit_summary, export_model, wire_name
 from splitveil.serve.manifest import FILE, Manifest, check_target, read_manifest, sha256
 from splitveil.serve.wire import Rows
 from splitveil.threat import Victim
@@ -392,11 +392,11 @@ def export_run(
         run.built.image_shape,
         target,
         name=wire_name(run.path.resolve().name) if name is None else name,
-        audit=None if record is None else verdict(record.to_dict()),
+        audit=None if record is None else audit_summary(record.to_dict()),
         source=source_of(run.path),
         calibration=calibration_images(run) if int8 else None,
         attacker=fit_attacker(run, record, progress) if attacker and record else None,
-        classes=class_names(run.path, run.built.num_classes),
+        classes=saved_class_names(run.path, run.built.num_classes),
         overwrite=overwrite,
     )
 

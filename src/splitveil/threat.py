@@ -80,7 +80,7 @@ def opaque(function: F) -> F:
     return cast(F, _Sealed(function))
 
 
-class Clean(NamedTuple):
+class LastClean(NamedTuple):
     """z before the channel, and the images and versions of tensors that it was computed from."""
 
     images: "weakref.ref[Tensor]"
@@ -108,7 +108,7 @@ class Victim:
         self._channel = copy.deepcopy(channel).eval().requires_grad_(requires_grad=False)
         first = next(self.encoder.parameters(), None)
         self.device = torch.device("cpu") if first is None else first.device
-        self._clean: dict[int, Clean] = {}  # by id of the images, while they live
+        self._clean: dict[int, LastClean] = {}  # by id of the images, while they live
 
     @torch.no_grad()
     def send(self, x: Tensor, generator: Generator | None = None) -> Tensor:
@@ -179,7 +179,7 @@ class Victim:
         held.pop(key, None)
         while held and z.nbytes + sum(known.z.nbytes for known in held.values()) > KEPT_BYTES:
             held.pop(next(iter(held)))
-        held[key] = Clean(weakref.ref(images, lambda _: held.pop(key, None)), written, z)
+        held[key] = LastClean(weakref.ref(images, lambda _: held.pop(key, None)), written, z)
 
     def _written(self, images: Tensor) -> tuple[int, ...] | None:
         """Versions of images and encoder, which change when anything is written to them.
@@ -242,7 +242,7 @@ def checked(box: BlackBox, shape: torch.Size) -> BlackBox:
 
     def guarded(send: Send) -> Send:
         def query(x: Tensor, generator: Generator | None = None) -> Tensor:
-            return finite(same_shape(send(x, generator), len(x), shape))
+            return without_nan(same_shape(send(x, generator), len(x), shape))
 
         return opaque(query)
 
@@ -262,7 +262,7 @@ def same_shape(z: Tensor, images: int, shape: torch.Size) -> Tensor:
     return z
 
 
-def finite(z: Tensor) -> Tensor:
+def without_nan(z: Tensor) -> Tensor:
     """Smashed data with 0 in place of NaN and infinity."""
     return torch.nan_to_num(z, nan=0.0, posinf=0.0, neginf=0.0)
 

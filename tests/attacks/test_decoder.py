@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitveil.attacks.base import Budget, Schedule, minimise
+from splitveil.attacks.base import Budget, RateSchedule, minimise
 from splitveil.attacks.decoder import Decoder, Loss
 from splitveil.attacks.profiles import PROFILES
 from splitveil.errors import AuditError, ConfigError
@@ -37,7 +37,7 @@ def spy_on(victim: Victim) -> tuple[BlackBox, list[tuple[Tensor, Tensor]]]:
     return BlackBox(send, victim.device), heard
 
 
-def rates(lr: float, schedule: Schedule) -> Budget:
+def rates(lr: float, schedule: RateSchedule) -> Budget:
     return Budget(epochs=1, batch_size=1, lr=lr, schedule=schedule)
 
 
@@ -58,7 +58,7 @@ def test_cosine_falls_from_the_start_to_a_hundredth() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "peaks"), [("one-cycle", 1), ("cosine", 0)])
-def test_the_rate_has_one_peak_and_no_jump(schedule: Schedule, peaks: int) -> None:
+def test_the_rate_has_one_peak_and_no_jump(schedule: RateSchedule, peaks: int) -> None:
     budget = rates(1.0, schedule)
     rate = torch.tensor([budget.rate_at(i / 1000) for i in range(1001)])
     steps = rate.diff()

@@ -14,7 +14,7 @@ from torchmetrics.functional.image import structural_similarity_index_measure
 from splitveil.attacks.base import Budget
 from splitveil.attacks.decoder import (
     Decoder,
-    Features,
+    FeatureClassifier,
     anchored_ssim_loss,
     fit_features,
     perceptual_distance,
@@ -111,7 +111,7 @@ def test_the_anchor_is_a_tenth_of_the_mse() -> None:
     assert float(anchored_ssim_loss(shifted, x)) == pytest.approx(alone + 0.1 * 0.2**2)
 
 
-class Given(Features):
+class Given(FeatureClassifier):
     """Features made of the pixels: two channels, then twice those with a silent third."""
 
     def maps(self, x: Tensor) -> list[Tensor]:
@@ -153,12 +153,12 @@ def aux() -> Labelled:
 
 
 @pytest.fixture(scope="module")
-def features(aux: Labelled) -> Features:
+def features(aux: Labelled) -> FeatureClassifier:
     budget = Budget(epochs=0, min_steps=40, batch_size=32)
     return fit_features(aux, stream(0, "features"), budget, CPU, silent)
 
 
-def test_features_tell_the_classes_apart_and_are_frozen(features: Features) -> None:
+def test_features_tell_the_classes_apart_and_are_frozen(features: FeatureClassifier) -> None:
     fresh = stripes(200, seed=2)
     right = features(fresh.images).argmax(1) == fresh.labels
     assert float(right.float().mean()) > 0.9
@@ -185,7 +185,7 @@ def test_features_depend_on_aux_and_seed_alone(aux: Labelled) -> None:
     assert not torch.equal(weights(swapped, 0), one)
 
 
-def test_features_are_not_touched_by_the_decoders_steps(features: Features) -> None:
+def test_features_are_not_touched_by_the_decoders_steps(features: FeatureClassifier) -> None:
     held = {key: value.clone() for key, value in features.state_dict().items()}
     guess = torch.rand(4, 1, 8, 8, generator=generator()).requires_grad_()
     loss = perceptual_loss(features)(guess, torch.rand(4, 1, 8, 8, generator=generator(1)))
@@ -217,7 +217,9 @@ def test_each_decoder_is_best_at_its_own_loss(
     assert float((plain - x).square().mean()) < 0.95 * float((structural - x).square().mean())
 
 
-def test_the_perceptual_decoder_comes_nearer_in_features(aux: Labelled, features: Features) -> None:
+def test_the_perceptual_decoder_comes_nearer_in_features(
+    aux: Labelled, features: FeatureClassifier
+) -> None:
     x = stripes(256, seed=2).images
     plain, near = (
         float(perceptual_distance(features, attacked(replace(BASE, loss=loss), aux, x, 0.1), x))

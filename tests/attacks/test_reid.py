@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from splitveil.attacks.reid import KnownImages, ReId, centred, ranks, scalings
+from splitveil.attacks.reid import KnownImages, ReId, ranks, scalings, unit_directions
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.threat import Labelled, Victim
@@ -148,7 +148,9 @@ def test_correlation_identifies_shrunken_reconstructions(
     shrunk = middle + 0.05 * (x - middle)
     truth = torch.arange(300)
     by_distance = ranks(shrunk.flatten(1), x.flatten(1), truth, generator())
-    by_angle = ranks(centred(shrunk, middle), centred(x, middle), truth, generator())
+    by_angle = ranks(
+        unit_directions(shrunk, middle), unit_directions(x, middle), truth, generator()
+    )
     assert int((by_angle == 1).sum()) == 300
     assert int((by_distance == 1).sum()) < 150
 

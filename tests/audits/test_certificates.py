@@ -15,9 +15,9 @@ from splitveil.audits.bounds import capacity
 from splitveil.audits.certificates import (
     CertifiedClient,
     certify,
+    check_fresh,
     dfil,
     fingerprints,
-    refuse_overlap,
 )
 from splitveil.errors import AuditError
 from splitveil.threat import Labelled
@@ -168,10 +168,10 @@ def test_images_are_known_by_their_content_where_they_have_no_index() -> None:
     one, other = images(20, 5).images, images(20, 6).images
     ids = fingerprints(one)
     assert len(ids.unique()) == 20  # type: ignore[no-untyped-call]
-    refuse_overlap(ids, {"training": fingerprints(other)})
+    check_fresh(ids, {"training": fingerprints(other)})
     again = torch.cat([other, one[7:8]])
     with pytest.raises(AuditError, match="overlap training data in 1 images"):
-        refuse_overlap(ids, {"training": fingerprints(again)})
+        check_fresh(ids, {"training": fingerprints(again)})
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -13,7 +13,7 @@ import torch
 from splitveil.data import cifar
 from splitveil.data.archive import Archive
 from splitveil.data.catalogue import load
-from splitveil.data.cifar import CIFAR10, NAMES10, records
+from splitveil.data.cifar import CIFAR10, NAMES10, read_records
 from splitveil.data.dataset import Dataset, ReadRequest
 from splitveil.errors import DataError
 
@@ -160,7 +160,7 @@ def test_a_truncated_archive_says_so(blobs: Blobs, tmp_path: Path, keep: int) ->
 
 def test_records_must_be_whole() -> None:
     with pytest.raises(DataError, match="3073 bytes each, got 3000 bytes in all"):
-        records(bytes(3000), 1, "CIFAR-10")
+        read_records(bytes(3000), 1, "CIFAR-10")
 
 
 def test_without_network_the_place_for_the_file_is_named(

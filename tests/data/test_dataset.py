@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from splitveil.data.catalogue import data_root
-from splitveil.data.dataset import Dataset, check, to_uint8
+from splitveil.data.dataset import Dataset, check_dataset, to_uint8
 from splitveil.errors import DataError
 
 CLASSES = ("cat", "dog")
@@ -79,7 +79,7 @@ def test_check_says_what_is_wrong(
     images: Tensor, labels: Tensor, classes: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        check(images, labels, classes, "toy")
+        check_dataset(images, labels, classes, "toy")
 
 
 @pytest.mark.parametrize(

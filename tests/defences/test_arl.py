@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from splitveil.config.resolve import build_defence, make_config
 from splitveil.cuda import compile_methods
-from splitveil.defences.arl import Arl, DecodingAdversary, Measure, explained
+from splitveil.defences.arl import Arl, DecodingAdversary, Measure, explained_share
 from splitveil.defences.base import Companion
 from splitveil.defences.catalogue import find_defence
 from splitveil.errors import ConfigError
@@ -84,10 +84,10 @@ def test_the_penalty_is_a_hinge_on_the_frozen_decoder() -> None:
 def test_a_copy_explains_all_and_the_mean_image_nothing() -> None:
     _, x = batch()
     mean = x.mean(0, keepdim=True).expand_as(x)
-    assert explained(x, x).item() == 1.0
-    assert explained(mean, x).item() == pytest.approx(0.0, abs=1e-6)
-    assert explained(x + 2 * (mean - x), x).item() == pytest.approx(-3.0, rel=1e-5)
-    assert explained(0.5 * (x + mean), x).item() == pytest.approx(0.75, rel=1e-5)
+    assert explained_share(x, x).item() == 1.0
+    assert explained_share(mean, x).item() == pytest.approx(0.0, abs=1e-6)
+    assert explained_share(x + 2 * (mean - x), x).item() == pytest.approx(-3.0, rel=1e-5)
+    assert explained_share(0.5 * (x + mean), x).item() == pytest.approx(0.75, rel=1e-5)
 
 
 def test_explained_is_one_minus_the_errors_share() -> None:
@@ -95,20 +95,20 @@ def test_explained_is_one_minus_the_errors_share() -> None:
     guess = torch.rand(x.shape, generator=torch.Generator().manual_seed(3))
     error = sum(float(((g - t) ** 2).mean()) for g, t in zip(guess, x, strict=True)) / len(x)
     floor = float(((x - x.mean(0)) ** 2).mean())
-    assert explained(guess, x).item() == pytest.approx(1 - error / floor, rel=1e-5)
+    assert explained_share(guess, x).item() == pytest.approx(1 - error / floor, rel=1e-5)
 
 
 def test_the_share_explained_has_a_sound_gradient() -> None:
     _, x = batch(3)
     guess = torch.rand(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    assert torch.autograd.gradcheck(explained, (guess.requires_grad_(), x.double()))
+    assert torch.autograd.gradcheck(explained_share, (guess.requires_grad_(), x.double()))
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.5])
 def test_images_that_are_all_alike_leave_it_finite(shift: float) -> None:
     x = torch.full((4, *IMAGE), 0.25)
     guess = (x + shift).requires_grad_()
-    found = explained(guess, x)
+    found = explained_share(guess, x)
     found.backward()  # type: ignore[no-untyped-call]
     assert found.item() == pytest.approx(1 - shift**2 / 1e-6)
     assert guess.grad is not None
@@ -118,10 +118,10 @@ def test_images_that_are_all_alike_leave_it_finite(shift: float) -> None:
 def test_it_plays_for_the_measure_it_is_given() -> None:
     duel, (z, x) = adversary(strength=0.7, threshold=-9.0, measure="explained"), batch()
     with torch.no_grad():
-        reached = float(explained(duel.decoder.eval()(z), x))
+        reached = float(explained_share(duel.decoder.eval()(z), x))
     assert duel.penalty(z, x, Y).item() == pytest.approx(0.7 * (reached + 9.0), rel=1e-5)
     with torch.no_grad():
-        own = 1 - float(explained(duel.decoder.train()(z), x))
+        own = 1 - float(explained_share(duel.decoder.train()(z), x))
     assert adversary(measure="explained").own_loss(z, x, Y).item() == pytest.approx(own, rel=1e-4)
 
 

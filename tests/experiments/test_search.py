@@ -15,9 +15,9 @@ from splitveil.experiments import search
 from splitveil.experiments.runner import Trial, run_many
 from splitveil.experiments.search import (
     SearchPlan,
-    check,
-    check_folder,
-    plan_of,
+    check_plan,
+    check_sweep_folder,
+    make_plan,
     read_plan,
     run_sweep,
 )
@@ -210,11 +210,11 @@ def test_a_sweep_continues_only_with_its_own_plan(instant: Instant, tmp_path: Pa
     run_sweep(plan(), folder)
     assert read_plan(folder) == plan()
     with pytest.raises(RunError, match="exists already; continue it with --resume"):
-        check_folder(folder, plan(), resume=False)
+        check_sweep_folder(folder, plan(), resume=False)
     with pytest.raises(ConfigError, match="seed was 0, is 1; leave"):
-        check_folder(folder, plan(seed=1), resume=True)
+        check_sweep_folder(folder, plan(seed=1), resume=True)
     with pytest.raises(ConfigError, match=r"trials was 3, is 2; leave .*only --trials may grow"):
-        check_folder(folder, plan(trials=2), resume=True)
+        check_sweep_folder(folder, plan(trials=2), resume=True)
     instant.configs.clear()
     assert len(run_sweep(plan(trials=5), folder, resume=True)["trials"]) == 10
     assert len(instant.configs) == 4
@@ -308,7 +308,7 @@ def test_a_broken_line_of_an_old_journal_is_named(bad: str, tmp_path: Path) -> N
 
 def test_an_incomplete_plan_has_defaults() -> None:
     def filled(*defences: str, **given: Any) -> SearchPlan:  # noqa: ANN401
-        return plan_of({"defences": defences, **given}, {})
+        return make_plan({"defences": defences, **given}, {})
 
     grid = filled("none", "veil", vary=("lambd=1,2", "noise_std=0.1,0.2"))
     assert (grid.sampler, grid.trials) == ("grid", 4)
@@ -350,6 +350,6 @@ def test_an_incomplete_plan_has_defaults() -> None:
 )
 def test_a_plan_that_cannot_work_is_refused(changes: Json, said: str) -> None:
     with pytest.raises(SplitVeilError) as caught:
-        check(plan(**changes))
+        check_plan(plan(**changes))
     assert said in str(caught.value)
-    assert check(plan()).num_classes == 10
+    assert check_plan(plan()).num_classes == 10

@@ -13,9 +13,9 @@ from splitveil.experiments.search import (
     Dimension,
     applies,
     corners,
-    draw,
-    grid,
+    grid_settings,
     grid_size,
+    random_settings,
     spaces,
 )
 
@@ -93,22 +93,24 @@ def test_a_setting_is_varied_once_and_must_have_an_effect() -> None:
 
 def test_a_grid_is_every_combination() -> None:
     veil = spaces(["lambd=log:0.01:1:3", "epochs=lin:1:3:3"], ["veil"])["veil"]
-    assert grid(veil) == [{"lambd": a, "epochs": b} for a in (0.01, 0.1, 1.0) for b in (1, 2, 3)]
-    assert grid(()) == [{}]
+    assert grid_settings(veil) == [
+        {"lambd": a, "epochs": b} for a in (0.01, 0.1, 1.0) for b in (1, 2, 3)
+    ]
+    assert grid_settings(()) == [{}]
     whole = Dimension(key="epochs", low=1.0, high=2.0, log=False, points=5, whole=True)
     assert whole.listed() == [1, 2]
     with pytest.raises(ConfigError, match=r"write lambd=log:0\.01:1:5 for 5 of them"):
-        grid(spaces(["lambd=log:0.01:1"], ["veil"])["veil"])
+        grid_settings(spaces(["lambd=log:0.01:1"], ["veil"])["veil"])
 
 
 def test_a_grid_is_counted_before_it_is_built() -> None:
     texts = ["lambd=lin:0:1:10000", "noise_std=lin:0.1:1:5000", "epochs=1,2"]
     veil = spaces(texts, ["veil"])["veil"]
     said = "a grid of 10000 of lambd × 5000 of noise_std × 2 of epochs has 100000000 points, but"
-    for build in (grid, grid_size):
+    for build in (grid_settings, grid_size):
         with pytest.raises(ConfigError, match=said):
             build(veil)
-    assert grid_size(veil[:1]) == len(grid(veil[:1])) == 10_000
+    assert grid_size(veil[:1]) == len(grid_settings(veil[:1])) == 10_000
 
 
 numbers = st.floats(1e-6, 1e6)
@@ -132,7 +134,7 @@ def test_a_log_range_is_drawn_evenly_in_its_logarithm() -> None:
         Dimension(key="form", values=("a", "b")),
     )
     random = Random(0)  # noqa: S311
-    drawn: list[Any] = [draw(space, random) for _ in range(2000)]
+    drawn: list[Any] = [random_settings(space, random) for _ in range(2000)]
     below = sum(d["lambd"] < 0.1 for d in drawn) / len(drawn)
     assert abs(below - 0.5) < 0.05
     assert abs(sum(d["form"] == "a" for d in drawn) / len(drawn) - 0.5) < 0.05

@@ -20,14 +20,14 @@ from splitveil.defences.catalogue import DEFENCES
 from splitveil.errors import RunError
 from splitveil.insight import explanation
 from splitveil.insight.explanation import (
-    Attention,
     Gates,
     Groups,
     Panel,
+    SampleWeights,
     Story,
     panels,
     summary,
-    write_page,
+    write_explanation,
 )
 from splitveil.insight.pictures import (
     attention_heatmap,
@@ -98,7 +98,7 @@ def test_weights_and_gates_are_those_of_the_trained_attention(train: Train) -> N
     run = train("gated-att", **AT_ONCE)
     story = story_of(run)
     said = judged(run, story)
-    assert isinstance(story.attention, Attention)
+    assert isinstance(story.attention, SampleWeights)
     assert isinstance(story.gates, Gates)
     count = np.bincount(story.labels, minlength=10)[story.labels]
     weights = said["attention_weights"].numpy()
@@ -258,14 +258,16 @@ def test_strange_arrays_are_drawn_too(tmp_path: Path) -> None:
 def test_the_page_escapes_its_texts_and_draws_nothing_empty(tmp_path: Path) -> None:
     drawn = Panel(title="<b>", text="'\"&", file="x.png", png=b"\x89PNG")
     said = Panel(title="none", text="there is none")
-    (page,) = [p.read_text() for p in write_page(tmp_path, "<script>", "a & b", [drawn, said])[:1]]
+    (page,) = [
+        p.read_text() for p in write_explanation(tmp_path, "<script>", "a & b", [drawn, said])[:1]
+    ]
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert page.count("<img") == 1
     assert '<p class="note">there is none</p>' in page
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"cannot write .* Choose another folder"):
-        write_page(tmp_path / "file", "t", "l", [drawn])
+        write_explanation(tmp_path / "file", "t", "l", [drawn])
 
 
 def test_the_numbers_of_a_story_are_plain_json(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from splitveil.errors import ConfigError
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.clients import FAMILIES, THIN_CLIENTS, build_client, parse_client
-from splitveil.nets.cost import Candidate, candidates, grid, nothing_fits, weigh
+from splitveil.nets.cost import Candidate, candidates, client_grid, nothing_fits, weigh
 from splitveil.nets.split import Cost, cut
 
 IMAGE = (3, 32, 32)
@@ -130,7 +130,7 @@ def test_budgets_are_kept_and_nothing_that_fits_is_left_out(
     most = 10**9 if params is None else params
     specs = {c.spec for c in found}
     assert len(specs) == len(found)
-    for spec in grid(shape, wire_floats=wire, family="strided", smaller=smaller):
+    for spec in client_grid(shape, wire_floats=wire, family="strided", smaller=smaller):
         costs = weigh(spec, shape)
         fits = costs.macs <= macs and costs.params <= most
         assert costs.wire_floats <= wire
@@ -183,7 +183,7 @@ def test_a_senseless_budget_is_refused(
 
 def test_a_budget_nothing_fits_is_answered_with_the_cheapest() -> None:
     assert candidates(IMAGE, max_macs=1e3, wire_floats=512) == []
-    costs = [weigh(spec, IMAGE) for spec in grid(IMAGE, wire_floats=512, family="residual")]
+    costs = [weigh(spec, IMAGE) for spec in client_grid(IMAGE, wire_floats=512, family="residual")]
     least, fewest = min(c.macs for c in costs), min(c.params for c in costs)
     said = nothing_fits(IMAGE, max_macs=1e3, wire_floats=512, max_params=9, family="residual")
     assert "no residual client fits 1,000 multiply-adds, 9 parameters and 512 numbers" in said

@@ -5,7 +5,7 @@ from made_runs import MakeRun, make_record, rich_record
 
 from splitveil.errors import RunError
 from splitveil.record.files import RunFiles
-from splitveil.report.columns import CERTIFICATES, audited, flags_of, refusals
+from splitveil.report.columns import CERTIFICATES, audited, flags_of, refused_certificates
 from splitveil.report.figures import Pictures
 from splitveil.report.page import ReportContent, fill_page
 
@@ -78,7 +78,7 @@ def test_a_population_bound_is_vacuous_where_fano_finds_it_so(
 
 def test_equal_reasons_stand_together(make_run: MakeRun, rich: list[RunFiles]) -> None:
     again = make_run("again", record=rich_record("none"), gallery=None, metrics=None)
-    ((runs, certificates, reason),) = refusals([*rich, again])
+    ((runs, certificates, reason),) = refused_certificates([*rich, again])
     assert (runs, certificates) == ("none, again", "capacity, gallery, population")
     assert reason.startswith("no certificate: the channel is deterministic")
 

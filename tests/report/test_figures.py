@@ -24,7 +24,7 @@ from splitveil.report.columns import Published
 from splitveil.report.figures import (
     TILE,
     attack_bars,
-    comparable,
+    comparable_rows,
     draw_curves,
     draw_grid,
     left_out,
@@ -219,7 +219,7 @@ def test_published_rows_are_hollow_and_of_the_same_attacker(three: list[RunFiles
         "near": Published(accuracy=0.97, mse=0.02, source="A", dataset="digits"),
         "far": Published(accuracy=0.5, mse=0.9, source="B", dataset="digits", aux="held-out"),
     }
-    assert list(comparable(three, rows)) == ["near"]
+    assert list(comparable_rows(three, rows)) == ["near"]
     with_marks, without = scatter(three, rows), scatter(three)
     assert with_marks.svg != without.svg
     only_far = {"far": rows["far"]}

@@ -9,7 +9,7 @@ from splitveil.record.files import RunFiles
 from splitveil.record.schema import Record
 from splitveil.report.deck import PER_SLIDE, ROWS, render_slides, write_deck
 from splitveil.report.figures import Pictures
-from splitveil.report.page import MANY_CARDS, ReportContent, front, write_report
+from splitveil.report.page import MANY_CARDS, ReportContent, best_runs, write_report
 
 from .markup import Page
 
@@ -55,7 +55,7 @@ def at(name: str, accuracy: float | None, mse: float) -> RunFiles:
 def test_the_front_is_what_no_other_run_beats() -> None:
     runs = [at("a", 0.9, 0.1), at("b", 0.8, 0.2), at("c", 0.8, 0.1), at("d", None, 1.0)]
     runs.append(at("a2", 0.9, 0.1))
-    assert [found.name for found in front(runs)] == ["a", "b", "a2"]
+    assert [found.name for found in best_runs(runs)] == ["a", "b", "a2"]
 
 
 def test_cards_are_spread_along_the_front_and_keep_its_ends() -> None:

@@ -18,7 +18,7 @@ from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.split import SplitModel
 from splitveil.serve import export
 from splitveil.serve.client import Client
-from splitveil.serve.export import compare, export_model, verdict, write_attacker
+from splitveil.serve.export import audit_summary, export_model, measure_parity, write_attacker
 from splitveil.serve.manifest import (
     ATTACKER,
     CLIENT,
@@ -144,7 +144,7 @@ def without_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"logits_max_abs_diff": 0.0}
 
     monkeypatch.setattr(export, "write_onnx", quick)
-    monkeypatch.setattr(export, "compare", same)
+    monkeypatch.setattr(export, "measure_parity", same)
 
 
 def tiny_model() -> SplitModel:
@@ -179,7 +179,7 @@ def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
 
 
 def test_the_verdict_names_no_folder_of_the_auditor() -> None:
-    told = verdict({"audit": {"profile": "quick", "command": "splitveil audit /home/anna/r"}})
+    told = audit_summary({"audit": {"profile": "quick", "command": "splitveil audit /home/anna/r"}})
     assert told["audit"] == {"profile": "quick"}
 
 
@@ -217,10 +217,10 @@ def test_a_full_disk_puts_the_old_export_back(
 def test_halves_that_disagree_with_torch_are_refused(exported: Exported) -> None:
     x = exported.images[:4]
     logits = logits_of(exported.model, halves(exported)[0](x))
-    assert compare(exported.folder, x, logits)["logits_max_abs_diff"] <= 1e-4
+    assert measure_parity(exported.folder, x, logits)["logits_max_abs_diff"] <= 1e-4
     for wrong in (logits + np.float32(2e-4), np.full_like(logits, np.nan)):
         with pytest.raises(ExportError, match="ONNX and torch disagree"):
-            compare(exported.folder, x, wrong)
+            measure_parity(exported.folder, x, wrong)
 
 
 @pytest.mark.usefixtures("without_exporter")
@@ -242,7 +242,7 @@ def test_the_verdict_is_the_records_claim() -> None:
         "accuracy": 0.9, "strongest": {"mse": 0.04}, "leakage": 0.1, "attacks": {"a": 1},
         "audit": {"profile": "quick"}, "flags": [{"name": "few-images", "seen": "3"}],
     }  # fmt: skip
-    found = verdict(record)
+    found = audit_summary(record)
     assert found == {
         "accuracy": 0.9, "strongest": {"mse": 0.04}, "worst_case": None, "ceiling": None,
         "leakage": 0.1, "true_rate_nats": None, "audit": {"profile": "quick"},

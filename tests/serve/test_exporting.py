@@ -62,12 +62,12 @@ def test_the_attacker_is_the_audits_own(run: Path) -> None:
 def test_class_names_come_from_the_audits_gallery(run: Path) -> None:
     gallery = run / "gallery.json"
     try:
-        assert files.class_names(run, 10) == ()
+        assert files.saved_class_names(run, 10) == ()
         for text in ("{", "[]", '{"classes": ["a"]}', '{"classes": 3}'):
             gallery.write_text(text)
-            assert files.class_names(run, 10) == ()
+            assert files.saved_class_names(run, 10) == ()
         gallery.write_text('{"classes": ["0", "1", "2", "3", "4", "5", "6", "7", "8", "nine"]}')
-        assert files.class_names(run, 10)[-1] == "nine"
+        assert files.saved_class_names(run, 10)[-1] == "nine"
     finally:
         gallery.unlink(missing_ok=True)
 

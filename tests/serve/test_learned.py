@@ -16,7 +16,7 @@ from splitveil.errors import ExportError
 from splitveil.nets.channel import Channel, GaussianNoise, LearnedNoise, SparseCoding
 from splitveil.nets.split import SplitModel, with_stage_shapes
 from splitveil.serve.client import Client
-from splitveil.serve.export import export_model, parts_of, stages_of
+from splitveil.serve.export import export_model, export_parts, stages_json
 from splitveil.serve.manifest import CLIENT, FILE, Manifest, load_half, read_manifest, read_stages
 from splitveil.serve.server import load_app, running
 from splitveil.serve.stages import apply_stages, laplaces, mean_std, pack_noise, with_noise
@@ -181,10 +181,10 @@ def test_sparse_coding_behind_another_stage_is_refused() -> None:
     code = SparseCoding(0.1)
     model = SplitModel(nn.Flatten(), Channel([GaussianNoise(0.1), code]), nn.Linear(16, 2))
     with pytest.raises(ExportError, match="SparseCoding cannot be exported after another"):
-        stages_of(parts_of(model, IMAGE)[1])
+        stages_json(export_parts(model, IMAGE)[1])
     first = SplitModel(nn.Flatten(), Channel([code, GaussianNoise(0.1)]), nn.Linear(16, 2))
-    encoder, stages, _ = parts_of(first, IMAGE)
-    assert stages_of(stages) == ({"kind": "gaussian", "std": 0.1},)
+    encoder, stages, _ = export_parts(first, IMAGE)
+    assert stages_json(stages) == ({"kind": "gaussian", "std": 0.1},)
     assert code.shape is None  # the caller's own is left as it was
     assert encoder(pictures(2)).shape == (2, 16)
 
@@ -194,7 +194,7 @@ def test_every_defences_channel_can_be_exported() -> None:
 
     for name, defence in DEFENCES.items():
         model = SplitModel(nn.Flatten(), defence.channel(0.1), nn.Linear(16, 2))
-        stages = stages_of(parts_of(model, IMAGE)[1])
+        stages = stages_json(export_parts(model, IMAGE)[1])
         assert Manifest(
             name=name, image_shape=IMAGE, wire_shape=(16,), num_classes=2, stages=stages
         ).noise_std >= 0  # fmt: skip

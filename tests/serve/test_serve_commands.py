@@ -86,7 +86,7 @@ def without_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
         target.write_bytes(source.read_bytes())
 
     monkeypatch.setattr(exporting, "write_onnx", quick)
-    monkeypatch.setattr(exporting, "compare", same)
+    monkeypatch.setattr(exporting, "measure_parity", same)
     monkeypatch.setattr(exporting, "compare_int8", same)
     monkeypatch.setattr(exporting, "quantise_client", nothing)
 

@@ -15,7 +15,7 @@ from torch import nn
 from splitveil.cli.deploy import export_lines
 from splitveil.errors import ExportError
 from splitveil.nets.channel import Channel, Clip, Dropout, GaussianNoise, Quantise, TopK
-from splitveil.serve.export import stages_of
+from splitveil.serve.export import stages_json
 from splitveil.serve.stages import STAGES, apply_stages, check_stages, total_noise
 
 
@@ -35,7 +35,7 @@ def test_stages_that_draw_nothing_are_torchs_bit_for_bit(
 ) -> None:
     z = smashed(n, seed)
     channel = Channel([stage])
-    found = apply_stages(z.numpy(), stages_of(channel))
+    found = apply_stages(z.numpy(), stages_json(channel))
     assert found.dtype == np.float32
     assert np.array_equal(found, channel(z).numpy())
 
@@ -48,7 +48,7 @@ def test_ties_are_pruned_from_the_front_as_in_torch() -> None:
 
 def test_gaussian_noise_has_its_standard_deviation_and_no_memory() -> None:
     z = np.full((1000, 40), 0.25, np.float32)
-    stages = stages_of(Channel([GaussianNoise(0.3)]))
+    stages = stages_json(Channel([GaussianNoise(0.3)]))
     first, second = (apply_stages(z, stages) - z for _ in range(2))
     for drawn in (first, second):
         assert abs(drawn.std() / 0.3 - 1) < 6 / math.sqrt(2 * drawn.size)
@@ -59,7 +59,7 @@ def test_gaussian_noise_has_its_standard_deviation_and_no_memory() -> None:
 
 def test_dropout_zeroes_its_share_and_leaves_the_rest() -> None:
     z = np.full((1000, 40), 0.25, np.float32)
-    found = apply_stages(z, stages_of(Channel([Dropout(0.3)])))
+    found = apply_stages(z, stages_json(Channel([Dropout(0.3)])))
     assert set(np.unique(found)) == {np.float32(0), np.float32(0.25)}
     assert abs((found == 0).mean() - 0.3) < 6 * math.sqrt(0.21 / z.size)
 
@@ -74,11 +74,11 @@ def test_stages_follow_each_other_in_order() -> None:
 
 def test_the_channel_of_a_defence_survives_the_way_to_json() -> None:
     channel = Channel([Clip(0.1, 0.9), GaussianNoise(0.3), GaussianNoise(0.4), Quantise(8)])
-    stages = stages_of(channel)
+    stages = stages_json(channel)
     assert [s["kind"] for s in stages] == ["clip", "gaussian", "gaussian", "quantise"]
     assert total_noise(stages) == pytest.approx(0.5)
     assert {s["kind"] for s in stages} <= STAGES.keys()
-    assert stages_of(Channel()) == ()
+    assert stages_json(Channel()) == ()
 
 
 class Blur(nn.Module):
@@ -87,9 +87,9 @@ class Blur(nn.Module):
 
 def test_an_unknown_stage_is_rejected_on_both_sides() -> None:
     with pytest.raises(ExportError, match=r"channel stage Blur cannot be exported; the client kno"):
-        stages_of(Channel([GaussianNoise(0.1), Blur()]))
+        stages_json(Channel([GaussianNoise(0.1), Blur()]))
     with pytest.raises(ExportError, match=r"channel stage Blur"):
-        stages_of(Blur())
+        stages_json(Blur())
 
 
 class QuietNoise(GaussianNoise):
@@ -98,7 +98,7 @@ class QuietNoise(GaussianNoise):
 
 def test_a_subclass_of_a_stage_is_unknown() -> None:
     with pytest.raises(ExportError, match="QuietNoise"):
-        stages_of(Channel([QuietNoise(0.1)]))
+        stages_json(Channel([QuietNoise(0.1)]))
 
 
 BAD: list[Any] = [
@@ -115,7 +115,7 @@ def test_a_stage_that_is_not_complete_is_refused(stage: Any) -> None:  # noqa: A
 
 
 def test_export_tells_what_is_random_about_the_channel() -> None:
-    stages = stages_of(Channel([Dropout(0.2), TopK(0.5)]))
+    stages = stages_json(Channel([Dropout(0.2), TopK(0.5)]))
     made = manifest(stages=stages, parity={"logits_max_abs_diff": 0.0})
     assert ", dropout of 0.2 of the values, " in export_lines(Path("e"), made)[0]
     quiet = manifest(parity={"logits_max_abs_diff": 0.0})

@@ -36,7 +36,7 @@ PARTS = {
     "the server and its page": "from splitveil.serve.server import load_app\n"
     "load_app(folder, threads=1)",
     "the export": "from splitveil.serve import export\n"
-    "export.versions(), export.onnxruntime_quantisation()",
+    "export.onnx_versions(), export.onnxruntime_quantisation()",
 }
 NAMESPACE = ["unshare", "-rn"]
 KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "OMP_NUM_THREADS")

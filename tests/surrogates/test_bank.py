@@ -24,8 +24,8 @@ from splitveil.surrogates.base import (
     FirstCallCheck,
     class_batch,
     class_moments,
-    join,
     uniform_weights,
+    with_bank,
 )
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.rate import Rate
@@ -156,7 +156,7 @@ def test_both_forms_of_the_full_rate_agree(n: int, c: int, seed: int) -> None:
     found = []
     for form in (rate.gram_rate, rate.covariance_rate):
         z, y = draw(n, 3, c, seed)
-        batch = join(class_batch(z, y, 3, c, FirstCallCheck()), bank, push=False, skips=None)
+        batch = with_bank(class_batch(z, y, 3, c, FirstCallCheck()), bank, push=False, skips=None)
         weight = uniform_weights(batch.y, batch.count)
         mean = class_moments(batch.z, weight, batch.y, batch.num_classes).mean
         loss = batch.average(form(batch, weight, mean, 0.3))

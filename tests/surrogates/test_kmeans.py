@@ -16,7 +16,7 @@ from splitveil.surrogates.kmeans import (
     cluster_sums,
     drawn_rows,
     fair_quota,
-    kmeans,
+    lloyd,
     lloyd_step,
     plus_plus,
 )
@@ -37,7 +37,7 @@ def features(n: int, d: int, c: int, seed: int) -> tuple[Tensor, Tensor]:
 def test_every_class_ends_where_scikit_learn_ends(seed: int) -> None:
     z, y = features(240, 3, 4, seed)
     start, valid = plus_plus(z, y, 4, 5, seeded(seed))
-    ours = kmeans(z, y, start, valid, max_iterations=300)
+    ours = lloyd(z, y, start, valid, max_iterations=300)
     for c in range(4):
         theirs = KMeans(5, init=start[c].numpy(), n_init=1, algorithm="lloyd", tol=0).fit(
             z[y == c].numpy()
@@ -51,8 +51,8 @@ def test_iterations_are_limited_and_each_one_is_a_lloyd_step() -> None:
     z, y = features(200, 2, 2, 7)
     start, valid = plus_plus(z, y, 2, 4, seeded(7))
     twice = lloyd_step(z, y, lloyd_step(z, y, start, valid)[0], valid)[0]
-    assert_close(kmeans(z, y, start, valid, max_iterations=2), twice)
-    assert not torch.equal(kmeans(z, y, start, valid), twice)
+    assert_close(lloyd(z, y, start, valid, max_iterations=2), twice)
+    assert not torch.equal(lloyd(z, y, start, valid), twice)
 
 
 def test_small_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_small_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_empty_cluster_stays_put() -> None:
     z, y = torch.tensor([[0.0], [1.0]]), torch.tensor([0, 0])
     start = torch.tensor([[[0.0], [50.0]]])
-    assert kmeans(z, y, start, ALL).tolist() == [[[0.5], [50.0]]]
+    assert lloyd(z, y, start, ALL).tolist() == [[[0.5], [50.0]]]
 
 
 def test_an_invalid_cluster_is_never_chosen() -> None:
@@ -132,7 +132,7 @@ def test_no_step_asks_the_device_for_a_value() -> None:
     """Tensors without data refuse every question of the host."""
     z, y = torch.empty(9, 3, device="meta"), torch.empty(9, dtype=torch.long, device="meta")
     start, valid = plus_plus(z, y, 4, 2)
-    centroids = kmeans(z, y, start, valid)
+    centroids = lloyd(z, y, start, valid)
     found = cluster_sums(z, y, centroids, valid, full=True).statistics()
     assert centroids.shape == (4, 2, 3)
     assert found.full is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from splitveil.surrogates import kmeans_cem
-from splitveil.surrogates.kmeans import kmeans
+from splitveil.surrogates.kmeans import lloyd
 from splitveil.surrogates.kmeans_cem import KMeansCEM
 
 
@@ -87,9 +87,9 @@ def test_a_streamed_refit_counts_all_samples(
 
     def watched(z: Tensor, y: Tensor, centroids: Tensor, valid: Tensor) -> Tensor:
         clustered.append(z)
-        return kmeans(z, y, centroids, valid)
+        return lloyd(z, y, centroids, valid)
 
-    monkeypatch.setattr(kmeans_cem, "kmeans", watched)
+    monkeypatch.setattr(kmeans_cem, "lloyd", watched)
     z, y = features(90, 3, 3, 6)
     cem = KMeansCEM(3, 3, clusters=3, form="logdet", covariance=covariance).double()
     cem.refit_stream(in_batches(z, y, 8), seeded(2), 40 * 3 * 8)

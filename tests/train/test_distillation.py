@@ -19,7 +19,7 @@ from splitveil.data.catalogue import load
 from splitveil.data.splits import make_splits
 from splitveil.errors import CheckpointError, ConfigError
 from splitveil.experiments.runner import with_own_folder
-from splitveil.experiments.search import plan_of
+from splitveil.experiments.search import make_plan
 from splitveil.provenance import model_hash
 from splitveil.runs import load_teacher
 from splitveil.train.state import read_checkpoint
@@ -237,7 +237,7 @@ def test_a_sweep_may_learn_from_a_run_with_the_default_name(
     monkeypatch.chdir(tmp_path)
     place = sv.RunConfig().folder
     shutil.copytree(teacher.path, place)
-    plan = plan_of({}, {}, [f"teacher={place}"], None)
+    plan = make_plan({}, {}, [f"teacher={place}"], None)
     assert plan.teacher == model_hash(teacher.model)
     assert plan.options["teacher"] == str(tmp_path / place)
 

@@ -22,7 +22,7 @@ from splitveil.threat import BlackBox, Labelled
 
 Count = Annotated[int, Range(1)]
 NonNegative = Annotated[float, Range(0)]
-Schedule = Literal["one-cycle", "cosine"]
+RateSchedule = Literal["one-cycle", "cosine"]
 SAY_EVERY = 50  # steps between two updates of the progress bar
 QUERIES = 1000  # images per query
 PROBED = 1000  # aux images that units and channel are measured on
@@ -49,7 +49,7 @@ class Budget:
     min_steps: int = 0
     lr: float = 2e-3
     weight_decay: float = 1e-2
-    schedule: Schedule = "one-cycle"
+    schedule: RateSchedule = "one-cycle"
 
     @classmethod
     def of(cls, attack: object) -> "Budget":

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from splitveil.attacks.base import (
     Budget,
-    Schedule,
+    RateSchedule,
     fit_units,
     fresh_weights,
     minimise,
@@ -47,7 +47,7 @@ def anchored_ssim_loss(guess: Tensor, x: Tensor) -> Tensor:
     return ssim_loss(guess, x) + ANCHOR * F.mse_loss(guess, x)
 
 
-class Features(nn.Module):
+class FeatureClassifier(nn.Module):
     """A small classifier; its three layers (32, 64, 128 channels) are the features."""
 
     def __init__(self, channels: int, num_classes: int) -> None:
@@ -73,11 +73,11 @@ class Features(nn.Module):
 
 def fit_features(
     aux: Labelled, generator: Generator, budget: Budget, device: torch.device, progress: Progress
-) -> Features:
+) -> FeatureClassifier:
     """A classifier fitted on aux, frozen in eval mode; the victim is never asked."""
     on_gpu = device.type == "cuda"
     with fresh_weights(generator, device):
-        net = Features(aux.images.shape[1], int(aux.labels.max()) + 1).to(device)
+        net = FeatureClassifier(aux.images.shape[1], int(aux.labels.max()) + 1).to(device)
         if on_gpu:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -90,7 +90,7 @@ def fit_features(
     return net.eval().requires_grad_(requires_grad=False)
 
 
-def perceptual_distance(features: Features, guess: Tensor, x: Tensor) -> Tensor:
+def perceptual_distance(features: FeatureClassifier, guess: Tensor, x: Tensor) -> Tensor:
     r"""Distance between the features of two batches of images, in the manner of LPIPS.
 
     .. math:: \frac{1}{L} \sum_l \big\langle \| \hat f_l(g) - \hat f_l(x) \|^2 \big\rangle
@@ -110,7 +110,7 @@ def _unit(feature: Tensor) -> Tensor:
     return feature * torch.rsqrt(feature.square().sum(1, keepdim=True) + _TINY)
 
 
-def perceptual_loss(features: Features) -> Objective:
+def perceptual_loss(features: FeatureClassifier) -> Objective:
     """MSE and a tenth of the distance between features."""
 
     def loss(guess: Tensor, x: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class Decoder:
     batch_size: int = 256
     lr: float = 2e-3
     weight_decay: float = 1e-2
-    schedule: Schedule = "one-cycle"
+    schedule: RateSchedule = "one-cycle"
     feature_steps: int = 1000
     min_aux: int = 2  # BatchNorm needs two
     effort: float = 10.0

@@ -54,12 +54,12 @@ def ranks(guess: Tensor, gallery: Tensor, truth: Tensor, generator: Generator) -
     return torch.cat(places)
 
 
-def centred(images: Tensor, middle: Tensor) -> Tensor:
+def unit_directions(images: Tensor, middle: Tensor) -> Tensor:
     """Images (n, …) less the mean image, scaled to length 1: the nearest is the best correlated.
 
     A reconstruction that shrinks towards the mean keeps its direction, and so its rank.
 
-    >>> centred(torch.tensor([[[3.0, 4.0]], [[0.0, 0.0]]]), torch.zeros(1, 2)).tolist()
+    >>> unit_directions(torch.tensor([[[3.0, 4.0]], [[0.0, 0.0]]]), torch.zeros(1, 2)).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
     """
     flat = (images - middle).flatten(1)

@@ -18,16 +18,16 @@ from splitveil.attacks.base import tenth, units_of
 from splitveil.attacks.linear import Linear, ridge
 from splitveil.attacks.membership import OUTPUTS, WIRE, Membership, Verdict, placements
 from splitveil.attacks.profiles import LeakBudget
-from splitveil.attacks.reid import ReId, centred, ranks
+from splitveil.attacks.reid import ReId, ranks, unit_directions
 from splitveil.audits import metrics
 from splitveil.audits.suite import label_only_mse, strongest_blackbox
 from splitveil.audits.target import Attempt, Target, answer, attacked_rows, send
 from splitveil.data.attributes import Attributes
 from splitveil.errors import AuditError
 from splitveil.io import Json
-from splitveil.record.statistics import TAIL, Z95, Limits, Sample, exact, interval, wilson
+from splitveil.record.statistics import TAIL, Z95, LowHigh, Sample, exact, interval, wilson
 from splitveil.rng import derive_seed, seeded_globals, stream
-from splitveil.threat import CHUNK, Access, Labelled, Send, finite
+from splitveil.threat import CHUNK, Access, Labelled, Send, without_nan
 
 FPR = 0.01
 ROUNDS = 500  # of the bootstrap
@@ -104,7 +104,7 @@ def attribute_leaks(target: Target, attack: AttributeHead) -> Json:
     generator = stream(seed, "leaks/attribute", device)
     probed = attack.fit(target.view(attack.access), target.aux, given.aux, generator)
     some = attacked_rows(target.aux, ANSWERED)
-    sent = finite(send(target.victim, target.aux.images[some], seed, "leaks/answers"))
+    sent = without_nan(send(target.victim, target.aux.images[some], seed, "leaks/answers"))
     told = answer(target.scores, sent)
     said: Json = {}
     for name, logits in probed(target.sent.z).items():
@@ -143,7 +143,7 @@ def _simple(target: Target) -> Attributes:
 
 def balanced_limits(
     predicted: Int64[Tensor, " n"], truth: Int64[Tensor, " n"]
-) -> tuple[float, Limits]:
+) -> tuple[float, LowHigh]:
     """Balanced accuracy and its 95 % interval: every value that occurs counts the same.
 
     The mean over values of the share of their images that were recognised; each share varies as
@@ -270,7 +270,7 @@ def matched_pairs(
     return found[torch.randperm(len(found), generator=generator)]
 
 
-def auc_limits(members: Members, others: Others) -> tuple[float, Limits]:
+def auc_limits(members: Members, others: Others) -> tuple[float, LowHigh]:
     r"""Area under the ROC curve and its interval after DeLong, on the logit scale.
 
     .. math:: \operatorname{var} A = \operatorname{var}(V_{10})/a + \operatorname{var}(V_{01})/b
@@ -303,7 +303,7 @@ def auc_limits(members: Members, others: Others) -> tuple[float, Limits]:
 
 def tpr_limits(
     members: Members, others: Others, fpr: float, generator: Generator
-) -> tuple[float, Limits] | None:
+) -> tuple[float, LowHigh] | None:
     """Share of members above the score that at most a share `fpr` of the others exceeds.
 
     Its interval is a bootstrap over both sides, with a new threshold each time. None if there are
@@ -358,7 +358,7 @@ def identity_leaks(target: Target, attempts: Mapping[str, Attempt], attack: ReId
         mine = made.images.to(device)[kept].float() / 255
         for metric, pair in {
             "mse": (mine.flatten(1), images.flatten(1)),
-            "correlation": (centred(mine, middle), centred(images, middle)),
+            "correlation": (unit_directions(mine, middle), unit_directions(images, middle)),
         }.items():
             places = ranks(*pair, truth[kept], lots)
             said[f"{title}/{metric}"] = _identified(places, len(rows), made.access)

@@ -298,7 +298,7 @@ class Reference:
         return most - least
 
 
-def gaussian(mean: Float[Tensor, " d"], cov: Tensor) -> Gaussian:
+def gaussian_reference(mean: Float[Tensor, " d"], cov: Tensor) -> Gaussian:
     """The reference N(mean, I + cov), cov (d,) or (d, d) in units of the noise."""
     if cov.ndim == 1:
         precision = 1 / (1 + cov)
@@ -330,16 +330,17 @@ def _references(
     own = {c: _covariance(part, kind) for c, part in parts.items()}
     pooled = torch.stack([own[c] * (len(part) / len(rows)) for c, part in parts.items()]).sum(0)
     total = _covariance(rows, kind)
-    wide = gaussian((low + high) / 2, ((high - low) / 2).square())
+    wide = gaussian_reference((low + high) / 2, ((high - low) / 2).square())
     made = []
     for self_share, pool_share in MIXES:
         rest = 1 - self_share - pool_share
         shared = pool_share * pooled + rest * _only_diagonal(pooled)
         stray = (1 - rest) * total + rest * _only_diagonal(total)
         classes = {
-            c: gaussian(part.mean(0), self_share * own[c] + shared) for c, part in parts.items()
+            c: gaussian_reference(part.mean(0), self_share * own[c] + shared)
+            for c, part in parts.items()
         }
-        absent = gaussian(rows.mean(0), stray)
+        absent = gaussian_reference(rows.mean(0), stray)
         made.append(
             Reference(classes=classes, absent=absent, wide=wide, guard=guard, low=low, high=high)
         )

@@ -88,7 +88,7 @@ def count_copies(images: Tensor, others: Sequence[Tensor]) -> int:
     return int(torch.isin(fingerprints(images), known).sum())
 
 
-def refuse_overlap(
+def check_fresh(
     fresh: Int64[Tensor, " n"], others: Mapping[str, Int64[Tensor, " _"] | None]
 ) -> None:
     """Refuse fresh images that repeat, or that are also in one of the other sets."""
@@ -204,7 +204,7 @@ def _population(  # noqa: PLR0917 - what is measured, on what, and how
     """The bound for images like the fresh ones, and Fano's bound for galleries of such images."""
     known = None if seen is None else torch.cat([fingerprints(some.images) for some in seen])
     others = {"training": known, "fit": fingerprints(fit.images)}
-    refuse_overlap(fingerprints(fresh.images), others)
+    check_fresh(fingerprints(fresh.images), others)
     low, high = _bounds(client)
     z = [_encode(client, data.images, generator) for data in (fit, fresh)]
     y = [data.labels.to(z[0].device) for data in (fit, fresh)]

@@ -12,7 +12,7 @@ from splitveil.audits.target import Attempt, Target
 from splitveil.io import Json
 from splitveil.record.schema import Flag
 from splitveil.rng import normal_like, stream
-from splitveil.threat import Access, Labelled, finite
+from splitveil.threat import Access, Labelled, without_nan
 
 WEAKER = 1.05  # times the MSE of the best black-box attack: a worse white-box one is suspect
 FALLING = 0.02  # per epoch: a loss that still falls faster at the end has not converged
@@ -84,14 +84,14 @@ def gradient_masked(target: Target) -> str | None:
         moved = box.encoder(near) - z
     step = near - x
     towards = normal_like(z, generator)
-    real = finite((moved * towards).flatten(1).sum(1))
+    real = without_nan((moved * towards).flatten(1).sum(1))
     x = x.clone().requires_grad_()
     with torch.enable_grad():
         out = box.encoder(x)
         grad = None
         if out.requires_grad:
             (grad,) = torch.autograd.grad((out * towards).sum(), x, allow_unused=True)
-    along = torch.zeros_like(real) if grad is None else finite((grad * step).flatten(1).sum(1))
+    along = torch.zeros_like(real) if grad is None else without_nan((grad * step).flatten(1).sum(1))
     size = float(real.square().mean().sqrt())
     told = float(along.square().mean().sqrt())
     if size > 0 and told < MASKED * size:
@@ -124,7 +124,7 @@ def varies(target: Target, *, training: bool) -> bool:
     encoder, channel = box.encoder.train(training), box.channel.train(training)
 
     def once() -> Tensor:
-        return finite(channel(encoder(x), generator))  # NaN differs from itself
+        return without_nan(channel(encoder(x), generator))  # NaN differs from itself
 
     with torch.random.fork_rng([box.device] if box.device.type == "cuda" else []):
         return not torch.equal(once(), once())

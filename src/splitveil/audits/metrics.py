@@ -18,10 +18,10 @@ from splitveil.threat import CHUNK, check_images, chunk_for
 MSE_FLOOR = 1e-10  # a perfect copy has an infinite PSNR; it is reported as 100 dB
 LPIPS_SIDE = 32
 Images = Float[Tensor, "n c h w"]
-PerImage = Float[Tensor, " n"]
+ImageErrors = Float[Tensor, " n"]
 
 
-def mse(x: Images, guess: Images) -> PerImage:
+def mse(x: Images, guess: Images) -> ImageErrors:
     """Mean squared error of each image; low favours the attacker.
 
     >>> mse(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.5))
@@ -31,7 +31,7 @@ def mse(x: Images, guess: Images) -> PerImage:
     return (x - guess).square().flatten(1).mean(1)
 
 
-def psnr(x: Images, guess: Images) -> PerImage:
+def psnr(x: Images, guess: Images) -> ImageErrors:
     """Peak signal-to-noise ratio of each image, dB, peak 1; high favours the attacker.
 
     >>> round(float(psnr(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.1))), 4)
@@ -40,7 +40,7 @@ def psnr(x: Images, guess: Images) -> PerImage:
     return -10.0 * torch.log10(mse(x, guess).clamp_min(MSE_FLOOR))
 
 
-def ssim(x: Images, guess: Images) -> PerImage | None:
+def ssim(x: Images, guess: Images) -> ImageErrors | None:
     """Structural similarity of each image in torchmetrics' convention (reflected borders).
 
     None for images under 6 pixels, which cannot be reflected by the window's radius of 5.
@@ -51,13 +51,13 @@ def ssim(x: Images, guess: Images) -> PerImage | None:
     return _ssim(x, guess, "reflect")
 
 
-def ssim_zeropad(x: Images, guess: Images) -> PerImage:
+def ssim_zeropad(x: Images, guess: Images) -> ImageErrors:
     """Structural similarity with zero padding: CEM's and the reference documents' way."""
     _check_pair(x, guess)
     return _ssim(x, guess, "zeros")
 
 
-def ssim_valid(x: Images, guess: Images) -> PerImage | None:
+def ssim_valid(x: Images, guess: Images) -> ImageErrors | None:
     """Structural similarity over whole windows only: scikit-image's; None under 11 pixels."""
     _check_pair(x, guess)
     if min(x.shape[2:]) < 2 * SSIM_RADIUS + 1:
@@ -65,13 +65,13 @@ def ssim_valid(x: Images, guess: Images) -> PerImage | None:
     return _ssim(x, guess, "none")
 
 
-def _ssim(x: Images, guess: Images, padding: Padding) -> PerImage:
+def _ssim(x: Images, guess: Images, padding: Padding) -> ImageErrors:
     """`functional.ssim` of each image, some at a time: it holds a dozen copies of what it gets."""
     pairs = zip(torch.split(x, CHUNK), torch.split(guess, CHUNK), strict=True)
     return torch.cat([functional.ssim(g, part, padding, per_image=True) for part, g in pairs])
 
 
-def lpips(x: Images, guess: Images) -> PerImage | None:
+def lpips(x: Images, guess: Images) -> ImageErrors | None:
     """Learned perceptual distance (AlexNet) of each image; low favours the attacker.
 
     None without the package `lpips` and its weights, and under 32 pixels, which are too few for
@@ -97,7 +97,7 @@ def _lpips_net(device: torch.device) -> nn.Module | None:
     return net.eval().requires_grad_(requires_grad=False).to(device)
 
 
-PER_IMAGE: Mapping[str, Callable[[Images, Images], PerImage | None]] = {
+PER_IMAGE: Mapping[str, Callable[[Images, Images], ImageErrors | None]] = {
     "mse": mse,
     "psnr": psnr,
     "ssim": ssim,
@@ -107,11 +107,11 @@ PER_IMAGE: Mapping[str, Callable[[Images, Images], PerImage | None]] = {
 }
 
 
-def measured(x: Images, guess: Images) -> dict[str, PerImage | None]:
+def measured(x: Images, guess: Images) -> dict[str, ImageErrors | None]:
     """Every metric of each image, computed for a part of the images at a time to save memory."""
     chunk = chunk_for(x)
     pairs = list(zip(torch.split(x, chunk), torch.split(guess, chunk), strict=True))
-    found: dict[str, PerImage | None] = {}
+    found: dict[str, ImageErrors | None] = {}
     for name, metric in PER_IMAGE.items():
         parts = [value for pair in pairs if (value := metric(*pair)) is not None]
         found[name] = torch.cat(parts) if parts else None

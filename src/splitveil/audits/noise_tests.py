@@ -37,7 +37,7 @@ from splitveil.surrogates.base import (
     diagonal_rate,
     uniform_weights,
 )
-from splitveil.threat import Labelled, Victim, finite
+from splitveil.threat import Labelled, Victim, without_nan
 
 ALPHA = 1e-3
 NOT_THE_NOISE = "what was sent is not the encoder's z and the channel's noise; tests that fail: "
@@ -68,8 +68,8 @@ class Outcome:
 
 def measure_noise(victim: Victim, x: Tensor, seed: int) -> tuple[float, bool]:
     """Standard deviation of the noise by two sendings, and whether equal seeds send the same."""
-    first, again = (finite(send(victim, x, seed, "foreign/first")) for _ in range(2))
-    other = finite(send(victim, x, seed, "foreign/other"))
+    first, again = (without_nan(send(victim, x, seed, "foreign/first")) for _ in range(2))
+    other = without_nan(send(victim, x, seed, "foreign/other"))
     heard = float((first.double() - other).square().mean().div(2).sqrt())
     return heard, torch.equal(first, again)
 
@@ -100,7 +100,7 @@ def sent_rate(
     """
     means, squares = [], []
     for i in range(DRAWS):
-        z = finite(send(victim, data.images, seed, f"foreign/rate/{i}")).flatten(1).double()
+        z = without_nan(send(victim, data.images, seed, f"foreign/rate/{i}")).flatten(1).double()
         batch = class_batch(z, data.labels, z.shape[1], num_classes, FirstCallCheck())
         weight = uniform_weights(batch.y, batch.count)
         found = class_moments(batch.z, weight, batch.y, num_classes)

@@ -40,7 +40,7 @@ from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.split import Cost
 from splitveil.record.schema import Record
 from splitveil.rng import derive_seed, seeded_globals, stream
-from splitveil.threat import Access, Labelled, Send, Victim, by_rows, check_images, finite
+from splitveil.threat import Access, Labelled, Send, Victim, by_rows, check_images, without_nan
 
 Function = Callable[..., Any]
 Given = Literal["auto", "numpy", "torch"]
@@ -439,7 +439,7 @@ class Server(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """Scores (n, classes)."""
         name, classes = self.function.name, self.num_classes
-        said: Tensor = self.function(finite(z), Generator().manual_seed(SERVER_SEED))
+        said: Tensor = self.function(without_nan(z), Generator().manual_seed(SERVER_SEED))
         if said.shape[1:] == (classes,):
             if bool(said.isnan().any()):
                 raise AuditError(
@@ -549,7 +549,7 @@ def audit_encoder(
         parts = open_parts(own, sender, few) if own.white_box else (nn.Sequential(), sender)
         victim, head = UserVictim(sender, *parts), None
         if own.server is not None:
-            z = finite(sender(few, stream(seed, "foreign/server")))
+            z = without_nan(sender(few, stream(seed, "foreign/server")))
             name = own.server_name or f"{own.name}'s server"
             server = wrap(own.server, name, "auto", z, seed, sender.shape)
             head = Server(server, len(images.classes))

@@ -33,7 +33,7 @@ from splitveil.threat import (
     Observation,
     Reconstructor,
     check_images,
-    finite,
+    without_nan,
 )
 
 AUX_SHOWN = 1000  # aux images that an attack is scored on too, to see whether it overfits
@@ -213,7 +213,7 @@ def _checked(name: str, guess: object, x: Tensor) -> Tensor:
 def _aux_mse(target: Target, name: str, reconstruct: Reconstructor) -> float:
     """Error on the first aux images; if it is far below that on the scored ones, it overfits."""
     x = target.aux.images[:AUX_SHOWN]
-    z = finite(send(target.victim, x, target.seed, "aux"))
+    z = without_nan(send(target.victim, x, target.seed, "aux"))
     guess = _checked(name, reconstruct(Observation(z, answer(target.scores, z))), x)
     return float(metrics.mse(x, guess).mean())
 

@@ -28,8 +28,8 @@ from splitveil.threat import (
     Observation,
     Victim,
     checked,
-    finite,
     same_shape,
+    without_nan,
 )
 
 SHOWN = 10
@@ -116,7 +116,7 @@ class Target:
         if z is None:
             z = send(self.victim, self.scored.images, self.seed, "wire")
         broken = (~torch.isfinite(z).flatten(1).all(1)).nonzero().flatten().tolist()
-        return Interception(finite(z), answer(self.scores, z), broken=tuple(broken))
+        return Interception(without_nan(z), answer(self.scores, z), broken=tuple(broken))
 
     def scores(self, z: Tensor) -> Tensor:
         """The server's scores (n, classes) for smashed data z; all 0 without a server."""
@@ -139,7 +139,7 @@ class Target:
             return Observation(z, label)
         x = self.scored.images[rows]
         more = [send(self.victim, x, self.seed, f"repeat/{i}") for i in range(1, repeats)]
-        repeated = [finite(same_shape(each, len(x), z.shape[1:])) for each in more]
+        repeated = [without_nan(same_shape(each, len(x), z.shape[1:])) for each in more]
         return Observation(z, label, torch.stack([z, *repeated]))
 
     def view(self, access: Access) -> BlackBox:

@@ -27,20 +27,22 @@ OLD_FORMS = {
 }
 
 Aux = Annotated[str, Option(help="Images the attacker knows: train, held-out, test90 or val.")]
-Seed = Annotated[int, Option(min=0, help="Random seed of the attacks.")]
+AttackSeed = Annotated[int, Option(min=0, help="Random seed of the attacks.")]
 Fresh = Annotated[bool, Option("--fresh", help="Repeat attacks that are finished, too.")]
-Table = Annotated[OptPath, Option(help="CSV table of attributes, see docs/reference/leaks.md.")]
+AttributesOption = Annotated[
+    OptPath, Option(help="CSV table of attributes, see docs/reference/leaks.md.")
+]
 
 
 def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     run: Annotated[OptPath, Argument(help="Folder of a trained run, such as runs/first.")] = None,
     profile: console.Profile = "quick",
     aux: Aux = "train",
-    seed: Seed = 0,
+    seed: AttackSeed = 0,
     fresh: Fresh = False,
     attacks: Annotated[OptText, Option(help="Only these, as decoder,rmle; raises a flag.")] = None,
     compile_: Annotated[bool, Option("--compile", help="Compile the decoders; GPU only.")] = False,
-    attributes: Table = None,
+    attributes: AttributesOption = None,
     json_: JsonFlag = False,
     rest: Annotated[console.OptTexts, Argument(hidden=True)] = None,
 ) -> None:
@@ -79,12 +81,12 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
     server: Annotated[OptText, Option(help="MODULE:FUNCTION that answers what is sent.")] = None,
     noise: Annotated[float | None, Option(help="Deviation of the noise that it adds.")] = None,
     members: Annotated[OptText, Option(help="All images that it was trained or chosen on.")] = None,
-    attributes: Table = None,
+    attributes: AttributesOption = None,
     white_box: Annotated[bool, Option("--white-box", help="The attacker has its code.")] = False,
     given: Annotated[str, Option("--input", help="What it takes: auto, numpy or torch.")] = "auto",
     profile: console.Profile = "quick",
     aux: Annotated[str, Option(help="Images the attacker knows: train or test90.")] = "train",
-    seed: Seed = 0,
+    seed: AttackSeed = 0,
     out: OutFolder = None,
     json_: JsonFlag = False,
 ) -> None:
@@ -125,7 +127,7 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
     sources: Annotated[list[str], Argument(help="The server's address, or one or two files.")],
     profile: console.Profile = "quick",
     aux: Aux = "train",
-    seed: Seed = 0,
+    seed: AttackSeed = 0,
     fresh: Fresh = False,
     sent: Annotated[OptText, Option(help="Images that were sent, in this order.")] = None,
     int8: Annotated[bool, Option("--int8", help="The 8-bit client sends or sent them.")] = False,

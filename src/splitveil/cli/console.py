@@ -40,17 +40,19 @@ RunsDir = Annotated[OptText, Option(help="Folder that holds the runs (default: r
 DataDir = Annotated[
     OptText, Option(help="Folder of datasets (default: $SPLITVEIL_DATA or a cache).")
 ]
-Dataset = Annotated[OptText, Option(help="A name that `splitveil datasets` lists.")]
+DatasetOption = Annotated[OptText, Option(help="A name that `splitveil datasets` lists.")]
 Device = Annotated[OptText, Option(help="Where to compute: auto, cpu or cuda.")]
-Net = Annotated[OptText, Option(help="A net that `splitveil clients` lists, or NAME@N for a cut.")]
-Settings = Annotated[
+NetOption = Annotated[
+    OptText, Option(help="A net that `splitveil clients` lists, or NAME@N for a cut.")
+]
+SettingsOption = Annotated[
     OptTexts, Option("--set", help="key=value, for example lambd=0.3; repeatable.")
 ]
 OutFolder = Annotated[OptPath, Option("--out", help="Folder to write the results to.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace the folder if it exists.")]
-Published = Annotated[OptPath, Option(help="JSON file of published rows to show as well.")]
+PublishedOption = Annotated[OptPath, Option(help="JSON file of published rows to show as well.")]
 Profile = Annotated[str, Option(help="Budget of the attacks: smoke, quick, standard or paper.")]
-Seed = Annotated[OptInt, Option(help="Random seed of the training (default: 0).")]
+TrainingSeed = Annotated[OptInt, Option(help="Random seed of the training (default: 0).")]
 
 
 def setup_logging() -> None:

@@ -149,7 +149,7 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     from splitveil.serve.client import Client
     from splitveil.serve.manifest import read_manifest
-    from splitveil.serve.transport import shown
+    from splitveil.serve.transport import safe_text
 
     shape = read_manifest(export_dir).image_shape
     pixels = np.stack([read_picture(path, shape) for path in images])
@@ -165,7 +165,7 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
             raise
         answers = client.classify(pixels)
     rows = [{"image": str(path)} | found for path, found in zip(images, answers, strict=True)]
-    lines = [f"{shown(r['image'])}: {r['name']} ({100 * r['share']:.1f} %)" for r in rows]
+    lines = [f"{safe_text(r['image'])}: {r['name']} ({100 * r['share']:.1f} %)" for r in rows]
     console.show_result(rows, *lines, json_=json_)
 
 

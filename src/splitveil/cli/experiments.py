@@ -192,7 +192,7 @@ def show_ranking(
 
 
 def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
-    dataset: console.Dataset = None,
+    dataset: console.DatasetOption = None,
     defence: Annotated[OptTexts, Option(help="Repeatable (default: none, noise, veil).")] = None,
     vary: Annotated[OptTexts, Option(help="What differs; repeatable, see above.")] = None,
     trials: Annotated[OptInt, Option(help="For each defence (default: the largest grid).")] = None,
@@ -203,8 +203,8 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     epochs: Annotated[OptInt, Option(help=EPOCHS)] = None,
     profile: Annotated[OptText, Option(help=BUDGET)] = None,
     attack: Annotated[OptTexts, Option(help="Only this one of the profile; repeatable.")] = None,
-    settings: console.Settings = None,
-    net: console.Net = None,
+    settings: console.SettingsOption = None,
+    net: console.NetOption = None,
     seed: Annotated[OptInt, Option(help="Random seed of proposals and runs (default: 0).")] = None,
     device: console.Device = None,
     data_dir: console.DataDir = None,
@@ -229,7 +229,7 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     console.start()
     from splitveil.config.run_config import RunConfig
     from splitveil.experiments.runner import LiveTable
-    from splitveil.experiments.search import plan_of, run_sweep
+    from splitveil.experiments.search import make_plan, run_sweep
 
     if address is not None and engine != "ray":
         raise ConfigError("--address names a Ray cluster; add --engine ray")
@@ -243,7 +243,7 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     }  # fmt: skip
     # Absolute paths: a worker of Ray may start in another folder.
     folder = RunConfig(runs_dir=str(Path(runs_dir or "runs").resolve()), name=name).folder
-    plan = plan_of(given, options, settings or [], folder if resume else None)
+    plan = make_plan(given, options, settings or [], folder if resume else None)
     if engine == "ray":
         address = address or "local"
     elif jobs is None:

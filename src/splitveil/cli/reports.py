@@ -47,7 +47,7 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
         list[Path],
         Argument(parser=given_path, help="Run folders, records, or folders of them."),
     ],
-    published: console.Published = None,
+    published: console.PublishedOption = None,
     against: Annotated[OptText, Option(help="Row to compare all others with.")] = None,
     markdown: Annotated[OptPath, Option("--md", help="Markdown file for the tables.")] = None,
     csv: Annotated[OptPath, Option(help="CSV file for every number, not rounded.")] = None,
@@ -178,7 +178,7 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     lang: Annotated[str, Option(help="Language of the page: en or zh.")] = "en",
     title: Annotated[OptText, Option(help="Title of the page.")] = None,
     slides: Annotated[bool, Option("--slides", help="Also slides, as slides.html.")] = False,
-    published: console.Published = None,
+    published: console.PublishedOption = None,
     json_: console.JsonFlag = False,
 ) -> None:
     """Build one page with tables and pictures from audited runs.

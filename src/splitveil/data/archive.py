@@ -108,7 +108,7 @@ class Archive:
         """
         wanted = {f"{self.folder}/{name}": name for name in (*self.files, *self.optional)}
         blobs: Blobs = {}
-        with explained(archive, "gzipped tar archive"), tarfile.open(archive, "r:gz") as tar:
+        with damage_explained(archive, "gzipped tar archive"), tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 name = wanted.get(member.name.removeprefix("./"))
                 if name is None or not member.isfile():
@@ -124,7 +124,7 @@ class Archive:
 
 
 @contextmanager
-def explained(path: Path, kind: str, again: str = "fetch it again") -> Iterator[None]:
+def damage_explained(path: Path, kind: str, again: str = "fetch it again") -> Iterator[None]:
     """Turn what Python raises for a damaged archive into an error that says what to do."""
     try:
         yield
@@ -138,7 +138,7 @@ def read_bytes(path: Path) -> bytes:
     """Bytes of a file, decompressed if its name ends in .gz."""
     if path.suffix != ".gz":
         return path.read_bytes()
-    with explained(path, "gzip file"), gzip.open(path) as packed:
+    with damage_explained(path, "gzip file"), gzip.open(path) as packed:
         raw = packed.read(MAX_UNPACKED + 1)
     if len(raw) > MAX_UNPACKED:
         raise DataError(f"{path} unpacks to more than {MAX_UNPACKED} bytes; it is not this dataset")

@@ -52,7 +52,7 @@ def read_cifar10(request: ReadRequest) -> Dataset:
     """
     blobs, _ = CIFAR10.read(request)
     raw = b"".join(blobs[name] for name in CIFAR10.files)  # the test part is the last
-    images, labels = records(raw, 1, "CIFAR-10")
+    images, labels = read_records(raw, 1, "CIFAR-10")
     names = blobs[NAMES10].decode(errors="replace") if NAMES10 in blobs else CLASSES10
     return make_dataset(
         "cifar10",
@@ -80,7 +80,7 @@ def read_cifar100(request: ReadRequest) -> Dataset:
         raise DataError(
             f"{NAMES100} in {origin} is not a list of names: {err}; {CIFAR100.again}"
         ) from err
-    images, labels = records(blobs[TRAIN100] + blobs[TEST100], 2, "CIFAR-100")
+    images, labels = read_records(blobs[TRAIN100] + blobs[TEST100], 2, "CIFAR-100")
     again = f"{origin} is not the official one: {CIFAR100.again}"
     COUNTS100.check("cifar100", labels, first, names, again)
     return make_dataset(
@@ -88,10 +88,10 @@ def read_cifar100(request: ReadRequest) -> Dataset:
     )
 
 
-def records(raw: bytes, label_bytes: int, what: str) -> Arrays:
+def read_records(raw: bytes, label_bytes: int, what: str) -> Arrays:
     """Images (n, 3, 32, 32) and labels (n,) of n records; the label is the last label byte.
 
-    >>> images, labels = records(bytes([4, 7]) + bytes(3072), 2, "train.bin")
+    >>> images, labels = read_records(bytes([4, 7]) + bytes(3072), 2, "train.bin")
     >>> images.shape, labels.tolist()
     ((1, 3, 32, 32), [7])
     """

@@ -62,7 +62,7 @@ class Dataset:
     whole: bool = False
 
     def __post_init__(self) -> None:
-        check(self.images, self.labels, self.classes, self.name)
+        check_dataset(self.images, self.labels, self.classes, self.name)
         check_parts(len(self.labels), self.pool, self.test, self.name)
         if not self.whole:
             check_enough(self.labels.cpu(), self.classes, self.pool, self.test, self.name)
@@ -100,11 +100,11 @@ def unit_floats(images: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return images.float() / LEVELS
 
 
-def check(images: Tensor, labels: Tensor, classes: Sequence[str], name: str) -> None:
+def check_dataset(images: Tensor, labels: Tensor, classes: Sequence[str], name: str) -> None:
     """Raise DataError for images and labels that are not a dataset, saying what is wrong where.
 
     >>> pixels = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
-    >>> check(pixels, torch.tensor([0, 2]), ("a", "b"), "toy")
+    >>> check_dataset(pixels, torch.tensor([0, 2]), ("a", "b"), "toy")
     Traceback (most recent call last):
     splitveil.errors.DataError: toy: label 2 at index 1 is out of range (1 such labels); allowed \
 are 0..1, one for each class; number the classes from 0
@@ -237,7 +237,7 @@ def make_dataset(
     images = torch.from_numpy(np.require(data[0], requirements=["C", "W"]))
     labels = torch.from_numpy(data[1].astype(np.int64))
     if first is None:
-        check(images, labels, classes, name)
+        check_dataset(images, labels, classes, name)
         test, pool = stratified(labels, TEST_FRACTION, stream(PART_SEED, "parts/test"))
     else:
         pool, test = torch.arange(first), torch.arange(first, len(images))

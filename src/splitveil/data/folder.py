@@ -35,7 +35,7 @@ def read(request: ReadRequest) -> Dataset:
     classes, files = listed(parts)
     return make_dataset(
         f"folder:{path}",
-        load(list(chain(*files)), request.progress),
+        read_files(list(chain(*files)), request.progress),
         classes,
         first=len(files[0]) if len(files) > 1 else None,
         whole=request.whole,
@@ -119,7 +119,7 @@ def file_names(dataset: str) -> list[str] | None:
     return [file.relative_to(root).as_posix() for file, _ in chain(*listed(parts_of(root))[1])]
 
 
-def load(files: Files, progress: Progress) -> Arrays:
+def read_files(files: Files, progress: Progress) -> Arrays:
     """Images (n, c, h, w) uint8 and labels (n,) of files of one size and colour."""
     first = files[0][0]
     images = np.empty((len(files), *decode(first, str(first)).shape), np.uint8)

@@ -38,7 +38,7 @@ CONVERT = "convert the images to grey or RGB, and decide what to do with depth o
 def read(request: ReadRequest) -> Dataset:
     """The dataset in an .npz file."""
     path = request.existing_path()
-    arrays = load(path)
+    arrays = read_arrays(path)
     name, layout = f"npz:{path}", str(arrays.get("layout", ""))
     if layout not in ("", *LAYOUTS):
         raise DataError(f"layout in {path} must be one of {', '.join(LAYOUTS)}, got '{layout}'")
@@ -53,7 +53,7 @@ def read(request: ReadRequest) -> Dataset:
     return make_dataset(name, data, classes, first=first, whole=request.whole)
 
 
-def load(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a file; exactly one of the two sets of keys must be complete."""
     try:
         # Opened here, because NumPy does not close a file that turns out to be broken.

@@ -41,7 +41,7 @@ class Splits:
             if not bool((indices.diff() > 0).all()):
                 raise DataError(f"the {name} set must be sorted and without repeats")
         for one, other in combinations(sets, 2):
-            refuse_overlap(one, sets[one], other, sets[other])
+            check_disjoint(one, sets[one], other, sets[other])
         for name in ("train", "test"):
             if len(sets[name]) == 0:
                 raise DataError(f"the {name} set is empty; lower the fractions or add images")
@@ -76,8 +76,8 @@ class AuxView:
     knowledge: Knowledge
 
     def __post_init__(self) -> None:
-        refuse_overlap("aux", self.aux, "scored", self.scored)
-        refuse_overlap("aux", self.aux, "val", self.val)
+        check_disjoint("aux", self.aux, "scored", self.scored)
+        check_disjoint("aux", self.aux, "val", self.val)
         if len(self.aux) == 0 or len(self.scored) == 0:
             raise DataError(
                 f"aux={self.knowledge} gives {len(self.aux)} images to fit on and "
@@ -189,7 +189,7 @@ def hash_all(sets: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: index_hash(indices) for name, indices in sets.items()}
 
 
-def refuse_overlap(one: str, a: Tensor, other: str, b: Tensor) -> None:
+def check_disjoint(one: str, a: Tensor, other: str, b: Tensor) -> None:
     """Raise DataError if two sets share an image: numbers measured on them would be wrong."""
     if shared := int(torch.isin(a, b).sum()):
         raise DataError(f"{one} and {other} share {shared} images; they must be disjoint")

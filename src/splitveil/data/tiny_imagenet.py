@@ -21,7 +21,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from splitveil.data.archive import UNREADABLE, Archive, explained, file_md5
+from splitveil.data.archive import UNREADABLE, Archive, damage_explained, file_md5
 from splitveil.data.dataset import Counts, Dataset, ReadRequest, make_dataset
 from splitveil.data.folder import REPORT_EVERY, decode, describe
 from splitveil.errors import DataError
@@ -45,7 +45,7 @@ TRAIN_IMAGE = re.compile(r"train/(n\d{8})/images/[^/\\]+\.JPEG")
 VAL_IMAGE = re.compile(r"val/images/([^/\\]+\.JPEG)")
 
 Arrays = dict[str, np.ndarray]
-Labelled = list[tuple[str, int]]
+LabelledFiles = list[tuple[str, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ def in_folder(folder: Path) -> Tree:
 @contextmanager
 def in_archive(archive: Path) -> Iterator[Tree]:
     """The members of an archive below tiny-imagenet-200/, read in memory."""
-    with explained(archive, "zip archive", TINY.again):
+    with damage_explained(archive, "zip archive", TINY.again):
         opened = ZipFile(archive)
     with opened as zipped:
 
@@ -136,7 +136,7 @@ def in_archive(archive: Path) -> Iterator[Tree]:
                     f"{name} in {archive} has {member.file_size} bytes, more than any of the "
                     f"official ones; delete the archive and {TINY.again}"
                 )
-            with explained(archive, f"zip archive (at {name})", TINY.again):
+            with damage_explained(archive, f"zip archive (at {name})", TINY.again):
                 return zipped.read(member)
 
         prefix = f"{TINY.folder}/"
@@ -167,7 +167,7 @@ def decode_all(tree: Tree, progress: Progress) -> dict[str, np.ndarray]:
     }
 
 
-def train_files(tree: Tree, labels: dict[str, int]) -> Labelled:
+def train_files(tree: Tree, labels: dict[str, int]) -> LabelledFiles:
     """The training images, class by class."""
     matches = [match for name in sorted(tree.names) if (match := TRAIN_IMAGE.fullmatch(name))]
     if strangers := sorted({match[1] for match in matches} - labels.keys()):
@@ -178,9 +178,9 @@ def train_files(tree: Tree, labels: dict[str, int]) -> Labelled:
     return sorted(((m[0], labels[m[1]]) for m in matches), key=lambda file: file[1])
 
 
-def val_files(tree: Tree, labels: dict[str, int]) -> Labelled:
+def val_files(tree: Tree, labels: dict[str, int]) -> LabelledFiles:
     """The images of val/ in the order of their annotations."""
-    files: Labelled = []
+    files: LabelledFiles = []
     for number, line in enumerate(tree.lines(ANNOTATIONS), start=1):
         image, _, rest = line.partition("\t")
         name, wnid = f"val/images/{image}", rest.partition("\t")[0].strip()

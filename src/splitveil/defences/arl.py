@@ -16,7 +16,7 @@ from splitveil.nets.split import SplitModel
 Measure = Literal["ssim", "explained"]
 
 
-def explained(guess: Tensor, x: Tensor) -> Tensor:
+def explained_share(guess: Tensor, x: Tensor) -> Tensor:
     r"""Share of the images' variance that a guess explains: 1 is a copy, 0 the mean image.
 
     .. math:: E = 1 - \frac{\|\hat x - x\|^2}{\|x - \bar x\|^2}
@@ -25,7 +25,7 @@ def explained(guess: Tensor, x: Tensor) -> Tensor:
     variance counts as 1e-6 per pixel.
 
     >>> x = torch.tensor([[0.0], [1.0]])
-    >>> float(explained(torch.tensor([[0.25], [0.75]]), x))
+    >>> float(explained_share(torch.tensor([[0.25], [0.75]]), x))
     0.75
     """
     around = (x - x.mean(0)).square().sum()
@@ -80,7 +80,7 @@ class DecodingAdversary(nn.Module):
 
     def _likeness(self, guess: Tensor, x: Tensor) -> Tensor:
         """S in float32; bfloat16 is too coarse for its variances."""
-        similarity = ssim if self.measure == "ssim" else explained
+        similarity = ssim if self.measure == "ssim" else explained_share
         with torch.autocast(x.device.type, enabled=False):
             return similarity(guess.float(), x.float())
 

@@ -16,7 +16,7 @@ from splitveil.experiments.runner import LiveTable, Trial, Work, run_many
 from splitveil.io import Json, as_run_error, write_text
 from splitveil.record.groups import Group, dataset_of
 from splitveil.record.schema import Record, read_record
-from splitveil.report.columns import REFERENCE, Compared, Published, Reference
+from splitveil.report.columns import REFERENCE, Compared, Published, ReferenceRow
 from splitveil.report.comparison import Track, caption, reference_rows
 from splitveil.table import Column, Table, fixed, json_cell
 
@@ -58,7 +58,7 @@ class Experiment:
     attacks: Sequence[str]
     against: str
     reported: Mapping[str, Published]
-    rough: Sequence[Reference] = ()
+    rough: Sequence[ReferenceRow] = ()
 
     def settings(self, row: str) -> dict[str, Any]:
         """All settings of a row's runs, without name and seed."""
@@ -119,7 +119,7 @@ def reproduce(
     runs_dir: str | None = None,
     progress: LiveTable | None = None,
     **options: Any,  # noqa: ANN401 - settings of a run
-) -> tuple[Table, list[Compared | Reference], Path]:
+) -> tuple[Table, list[Compared | ReferenceRow], Path]:
     """Run an experiment's rows; finished ones are kept, interrupted ones continue.
 
     Args:
@@ -243,7 +243,7 @@ def next_step(error: SplitVeilError) -> str:
 
 def group_table(
     experiment: Experiment, groups: Sequence[Group]
-) -> tuple[Table, list[Compared | Reference]]:
+) -> tuple[Table, list[Compared | ReferenceRow]]:
     """The experiment's table: our rows, then the reported ones.
 
     Training time and memory are shares of the row `against`. Rows that are none of the
@@ -252,7 +252,7 @@ def group_table(
     rank = {name: place for place, name in enumerate(experiment.rows)}
     ordered = sorted(groups, key=lambda group: rank.get(group.name, len(rank)))
     track = Track(title=experiment.summary, groups=tuple(ordered), aux=experiment.aux)
-    like_reported = comparable(experiment, ordered)
+    like_reported = is_comparable(experiment, ordered)
     rows = reference_rows(track, experiment.reported if like_reported else {})
     against = experiment.against
     base = next((group for group in ordered if group.name == against), None)
@@ -274,7 +274,7 @@ def group_table(
     return made, [*rows, *(experiment.rough if like_reported else ())]
 
 
-def shown_json(made: Table, rows: Sequence[Compared | Reference]) -> Json:
+def shown_json(made: Table, rows: Sequence[Compared | ReferenceRow]) -> Json:
     """The table for JSON: one object per row, under the columns' headings; numbers as shown."""
     cells = [
         {
@@ -286,7 +286,7 @@ def shown_json(made: Table, rows: Sequence[Compared | Reference]) -> Json:
     return {"title": made.title, "caption": made.caption, "rows": cells}
 
 
-def comparable(experiment: Experiment, groups: Sequence[Group]) -> bool:
+def is_comparable(experiment: Experiment, groups: Sequence[Group]) -> bool:
     """Whether the rows are of the data and the attacker that the reported ones are of."""
     same_attacker = experiment.aux in {row.aux for row in experiment.reported.values()}
     datasets = {dataset_of(group) for group in groups}

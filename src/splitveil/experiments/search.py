@@ -252,10 +252,10 @@ def grid_size(space: Space) -> int:
     return size
 
 
-def grid(space: Space) -> list[Settings]:
+def grid_settings(space: Space) -> list[Settings]:
     """Every combination; the last setting changes fastest.
 
-    >>> grid((Dimension(key="a", values=(1, 2)), Dimension(key="b", values=("x",))))
+    >>> grid_settings((Dimension(key="a", values=(1, 2)), Dimension(key="b", values=("x",))))
     [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'x'}]
     """
     grid_size(space)
@@ -263,7 +263,7 @@ def grid(space: Space) -> list[Settings]:
     return [dict(zip(keys, row, strict=True)) for row in product(*(d.listed() for d in space))]
 
 
-def draw(space: Space, random: Random) -> Settings:
+def random_settings(space: Space, random: Random) -> Settings:
     """One random point of the space; its settings are independent."""
     return {d.key: random.choice(d.values) if d.values else d.at(random.random()) for d in space}
 
@@ -278,7 +278,7 @@ def corners(space: Space) -> list[Settings]:
 # The plan.
 
 
-def plan_of(
+def make_plan(
     given: Mapping[str, Any],
     options: Mapping[str, Any],
     pairs: Sequence[str] = (),
@@ -345,7 +345,7 @@ def read_plan(folder: Path) -> SearchPlan:
         ) from err
 
 
-def check(plan: SearchPlan) -> Dataset:
+def check_plan(plan: SearchPlan) -> Dataset:
     """Refuse what could not work before anything starts; returns the data of the sweep."""
     found = spaces(plan.vary, plan.defences)
     _check_known(plan.options.keys() - {"dataset"}, plan.defences)
@@ -372,7 +372,7 @@ def check(plan: SearchPlan) -> Dataset:
     return data
 
 
-def check_folder(folder: Path, plan: SearchPlan, *, resume: bool) -> None:
+def check_sweep_folder(folder: Path, plan: SearchPlan, *, resume: bool) -> None:
     """Refuse a folder that is taken, or a sweep to continue that has another plan."""
     if not resume:
         if folder.exists():
@@ -424,17 +424,17 @@ def run_sweep(
         progress: The table that shows what happens.
 
     Returns:
-        What `result.json` holds, see `summarise`.
+        What `result.json` holds, see `sweep_result`.
     """
     table = progress or LiveTable()
-    check_folder(folder, plan, resume=resume)  # before any data are downloaded
+    check_sweep_folder(folder, plan, resume=resume)  # before any data are downloaded
     check_ray(jobs, address)
-    classes = check(plan).num_classes
+    classes = check_plan(plan).num_classes
     if not set(NAIVE) & set(plan.defences):
         log.warning("no baseline to compare with; add --defence none or --defence noise")
     busy = f"another process is working on the sweep in {folder}; wait for it, or end it"
     with folder_lock(folder, busy):
-        check_folder(folder, plan, resume=resume)  # another process may have been quicker
+        check_sweep_folder(folder, plan, resume=resume)  # another process may have been quicker
         with as_run_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / PLAN_FILE, json.dumps(asdict(plan), indent=2) + "\n")
@@ -449,7 +449,7 @@ def run_sweep(
         trials = _proposed(plan, folder, done)
         for trial in run_many(trials, work, jobs=jobs, address=address, progress=table):
             done[trial.label] = trial
-        summary = summarise(plan, done.values(), folder, classes)
+        summary = sweep_result(plan, done.values(), folder, classes)
         write_text(folder / RESULT_FILE, json.dumps(summary, indent=2, allow_nan=False) + "\n")
     return summary
 
@@ -523,8 +523,8 @@ def _random(plan: SearchPlan, name: str) -> Random:
 def _drawn(plan: SearchPlan, label: str, space: Space) -> Settings:
     """What a sampler that does not learn proposes for the trial of this label."""
     if plan.sampler == "random":
-        return draw(space, _random(plan, label))
-    points = grid(space)
+        return random_settings(space, _random(plan, label))
+    points = grid_settings(space)
     if plan.trials < len(points):
         _random(plan, label.rpartition("/")[0]).shuffle(points)
     return points[_number(label) % len(points)]
@@ -585,7 +585,7 @@ def _row(trial: Trial) -> Json:
     return row | found | {"run": str(trial.config.folder)}
 
 
-def summarise(plan: SearchPlan, trials: Iterable[Trial], folder: Path, classes: int) -> Json:
+def sweep_result(plan: SearchPlan, trials: Iterable[Trial], folder: Path, classes: int) -> Json:
     """Front, hypervolumes and the best trial of each defence; refused where every trial failed.
 
     Args:

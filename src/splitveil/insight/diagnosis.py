@@ -350,7 +350,7 @@ def accuracy_lost(case: RunHistory) -> Seen | None:
     if best - now > LOST:
         said.append(f"validation accuracy fell from {100 * best:.1f} to {100 * now:.1f} %")
     could = None if case.plain is None else case.plain.accuracy
-    if case.plain and could and could - now > LOST and not_converged(case) is None:
+    if case.plain and could and could - now > LOST and training_not_converged(case) is None:
         said.append(
             f"accuracy is {100 * now:.1f} %, that of the plain run '{case.plain.name}' "
             f"{100 * could:.1f} %"
@@ -387,7 +387,7 @@ def at_chance(case: RunHistory) -> Seen | None:
     return seen, weaker
 
 
-def not_finite(case: RunHistory) -> Seen | None:
+def penalty_not_finite(case: RunHistory) -> Seen | None:
     """The training skipped a penalty whose loss or gradient was not finite."""
     skipped = max(case.series("skipped"), default=0.0)
     if skipped == 0:
@@ -427,7 +427,7 @@ def noise_too_small(case: RunHistory) -> Seen | None:
     )
 
 
-def not_converged(case: RunHistory) -> Seen | None:
+def training_not_converged(case: RunHistory) -> Seen | None:
     """The run was stopped, or its loss was still falling when it ended."""
     done = int(number(case.epochs[-1], "epoch") or len(case.epochs))
     planned = int(case.setting("epochs", done))
@@ -446,13 +446,13 @@ def not_converged(case: RunHistory) -> Seen | None:
 
 
 RULES: Mapping[str, Callable[[RunHistory], Seen | None]] = {
-    "run not converged": not_converged,
+    "run not converged": training_not_converged,
     "accuracy at chance": at_chance,
     "accuracy lost": accuracy_lost,
     "rob_loss stuck at 0": stuck_at_zero,
     "shut-off never opens": never_opens,
     "too few per class": too_few_per_class,
-    "values not finite": not_finite,
+    "values not finite": penalty_not_finite,
     "estimator collapsed": collapsed,
     "attention uniform": uniform_attention,
     "attention one-hot": one_hot_attention,

@@ -15,7 +15,7 @@ from splitveil.config.resolve import plan_of
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
 from splitveil.insight import pictures
-from splitveil.insight.pictures import Words
+from splitveil.insight.pictures import WeightWords
 from splitveil.io import Json, put_all
 from splitveil.record.files import RunFiles, read_run
 from splitveil.record.schema import number
@@ -28,8 +28,8 @@ from splitveil.surrogates.base import (
     FirstCallCheck,
     class_batch,
     class_moments,
-    join,
     plain_layernorm,
+    with_bank,
 )
 from splitveil.surrogates.gated_attention import GatedAttentionCEM
 from splitveil.surrogates.gates import snr_gate
@@ -57,7 +57,7 @@ class Panel:
         return png_uri(self.png or b"")
 
 
-def write_page(folder: Path, title: str, lead: str, panels: Sequence[Panel]) -> list[Path]:
+def write_explanation(folder: Path, title: str, lead: str, panels: Sequence[Panel]) -> list[Path]:
     """Write the page and its pictures into a folder; every string is escaped.
 
     Returns:
@@ -77,12 +77,12 @@ Floats = NDArray[np.floating]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class SampleWeights:
     """Relative weights (n,) of the samples, 1 being the equal share, and what they mean."""
 
     relative: Floats
     text: str
-    words: pictures.Words = pictures.PLAIN_WORDS
+    words: pictures.WeightWords = pictures.PLAIN_WORDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class Story:
     maps: tuple[tuple[str, Floats], ...]  # of the first samples
     files: RunFiles
     per_class: float
-    attention: Attention | str
+    attention: SampleWeights | str
     groups: Groups | str
     gates: Gates | str
 
@@ -232,7 +232,7 @@ def summary(story: Story) -> Json:
     if story.noise_std > 0:
         found["share_above_noise"] = pictures.share_above(within, story.noise_std)
     found["median_class_variance"] = float(np.median(within))
-    if isinstance(story.attention, Attention):
+    if isinstance(story.attention, SampleWeights):
         found["relative_weight"] = _ends(story.attention.relative)
     if isinstance(story.gates, Gates):
         found["soft_gate"] = float(story.gates.soft.mean())
@@ -254,7 +254,7 @@ MAPPED = 500  # images in a map
 PERPLEXITY = 30
 NO_SIZES = "The log has no effective sample size: no penalty was active in this run."
 NO_PENALTY = "This defence has no surrogate: nothing is weighted, gated or sorted into slots."
-Looked = tuple[Attention | str, Groups | str, Gates | str]
+Looked = tuple[SampleWeights | str, Groups | str, Gates | str]
 
 
 def explain_run(folder: Path, target: Path | None = None) -> tuple[list[Path], Json]:
@@ -275,8 +275,8 @@ def explain_run(folder: Path, target: Path | None = None) -> tuple[list[Path], J
         f"Defence {config.defence} on {config.dataset}, seed {config.seed}: what its penalty looks "
         "at, and what that does to the data the client sends."
     )
-    paths = write_page(target or folder, f"Why {folder.resolve().name} does what it does", lead,
-                       panels(story))  # fmt: skip
+    title = f"Why {folder.resolve().name} does what it does"
+    paths = write_explanation(target or folder, title, lead, panels(story))
     return paths, summary(story)
 
 
@@ -375,14 +375,14 @@ def _joined(
 ) -> ClassBatch:
     """The samples as one batch, with the surrogate's bank where it has one."""
     batch = class_batch(z, y, surrogate.feature_dim, surrogate.num_classes, FirstCallCheck())
-    return join(batch, surrogate.bank, push=False, skips=None)
+    return with_bank(batch, surrogate.bank, push=False, skips=None)
 
 
 def _look_gated(surrogate: GatedAttentionCEM, z: Tensor, y: Tensor) -> Looked:
     batch = _joined(surrogate, z, y)
     weight = surrogate.weights(batch)
     relative = (weight * batch.count[batch.y])[: len(z)].numpy()
-    attention: Attention | str = Attention(
+    attention: SampleWeights | str = SampleWeights(
         relative=relative,
         text="Attention weight of each sample times the size of its class: 1 is the equal share.",
     )
@@ -404,9 +404,9 @@ def _look_slots(surrogate: SlotCrossAttentionCEM, z: Tensor, y: Tensor) -> Looke
     batch, scalars = _joined(surrogate, z, y), surrogate.scalars()
     x, resp = surrogate.assign(batch, scalars["assign_temp"])
     own, count = resp[: len(z)].numpy(), surrogate.num_slots
-    attention: Attention | str = Attention(
+    attention: SampleWeights | str = SampleWeights(
         relative=own.max(1) * count,
-        words=Words(
+        words=WeightWords(
             heading="How sure the slots are",
             chosen="Which samples they are sure of",
             axis=f"largest responsibility × {count} slots",

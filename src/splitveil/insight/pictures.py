@@ -29,7 +29,7 @@ LESS, MORE = PALETTE[0], PALETTE[1]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
+class WeightWords:
     """What weights are called: headings, the quantity, its value 1, and its two ends."""
 
     heading: str = "How the weight is spread"
@@ -40,7 +40,7 @@ class Words:
     least: str = "least weighted"
 
 
-PLAIN_WORDS = Words()
+PLAIN_WORDS = WeightWords()
 Floats = NDArray[np.floating]
 
 
@@ -58,7 +58,7 @@ Labels = NDArray[np.integer]
 
 
 def attention_heatmap(
-    relative: Floats, y: Labels, classes: Sequence[str], words: Words = PLAIN_WORDS
+    relative: Floats, y: Labels, classes: Sequence[str], words: WeightWords = PLAIN_WORDS
 ) -> bytes:
     """PNG: one row per class, its samples from the heaviest to the lightest as colours."""
     from matplotlib.colors import LinearSegmentedColormap
@@ -93,7 +93,7 @@ def weighted_samples(
     y: Labels,
     images: Pixels,
     classes: Sequence[str],
-    words: Words = PLAIN_WORDS,
+    words: WeightWords = PLAIN_WORDS,
 ) -> bytes:
     """PNG: of each class the most and the least weighted images (n, c, h, w), with their weight."""
     present = [c for c in range(len(classes)) if (y == c).sum() >= 2 * PICKED][:SHOWN]

@@ -162,7 +162,7 @@ def _depths(stages: int) -> set[tuple[int, ...]]:
 
 @cache
 def _bodies() -> tuple[ClientSpec, ...]:
-    """The named clients, and a grid whose widths double per stage; `grid` sets the wires."""
+    """The named clients, and a grid whose widths double per stage; `client_grid` sets the wires."""
     found: list[ClientSpec] = [*THIN_CLIENTS.values()]
     for stem_stride in (1, 2):
         for stages in range(3 - stem_stride, 5 - stem_stride + 1):
@@ -179,7 +179,7 @@ def _bodies() -> tuple[ClientSpec, ...]:
 
 
 @lru_cache(maxsize=64)
-def grid(
+def client_grid(
     image_shape: ImageShape, *, wire_floats: int, family: str | None = None, smaller: bool = False
 ) -> tuple[ClientSpec, ...]:
     """The specs of the grid that send at most `wire_floats` numbers for an image.
@@ -232,7 +232,7 @@ def candidates(
     [('thin-resnet', 11), ('client:residual-12-12.24x3.48x3.96-c32', 19)]
     """
     check_budget(max_macs, wire_floats, max_params)
-    specs = grid(image_shape, wire_floats=wire_floats, family=family, smaller=smaller)
+    specs = client_grid(image_shape, wire_floats=wire_floats, family=family, smaller=smaller)
     weighed = (weigh(spec, image_shape) for spec in specs)
     fitting = [
         found
@@ -263,9 +263,9 @@ def nothing_fits(
 ) -> str:
     """Message for a budget that no client fits, with the cost of the cheapest one."""
     kind = "client" if family is None else f"{family} client"
-    specs = grid(image_shape, wire_floats=wire_floats, family=family)
+    specs = client_grid(image_shape, wire_floats=wire_floats, family=family)
     if not specs:
-        all_specs = grid(image_shape, wire_floats=math.prod(image_shape), family=family)
+        all_specs = client_grid(image_shape, wire_floats=math.prod(image_shape), family=family)
         least = min(math.prod(spec.wire_shape(image_shape)[1:]) for spec in all_specs)
         return f"no {kind} sends {wire_floats} numbers or fewer; the smallest wire has {least}"
     weighed = [weigh(spec, image_shape) for spec in specs]

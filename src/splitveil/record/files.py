@@ -185,7 +185,7 @@ def last_epoch(folder: Path) -> dict[str, Any]:
     return dict(lines[-1]) if lines else {}
 
 
-def class_names(path: Path, num_classes: int) -> tuple[str, ...]:
+def saved_class_names(path: Path, num_classes: int) -> tuple[str, ...]:
     """Names of the classes in the gallery of a run; empty if there is none or it is broken."""
     try:
         found = list(json.loads((path / "gallery.json").read_text(encoding="utf-8"))["classes"])

@@ -33,7 +33,7 @@ from splitveil.errors import AuditError
 
 Tables = Float[np.ndarray, "batch seeds images"]
 Numbers = Float[np.ndarray, " batch"]
-Limits = tuple[float, float]
+LowHigh = tuple[float, float]
 # Cochran and Cox (1950) mix the t quantiles by shares of variance: exponent 1. With three seeds and
 # a level of 95 % that covers 95.0-97.1 %, depending on the shares. Satterthwaite's degrees of
 # freedom cover 92.2-95.0 %, exponent 1.25 covers 94.7-96.5 %.
@@ -164,7 +164,7 @@ def unbend(x: Numbers, skewness: Numbers) -> Numbers:
     return np.asarray(3.0 * shifted / (root**2 + root + 1.0))
 
 
-Table = Float[np.ndarray, "seeds images"]
+SeedTable = Float[np.ndarray, "seeds images"]
 _TABLE, _WITH_ATTACKS = 2, 3  # axes
 _LEAST_LEVEL = 0.5  # at lower levels both limits of a skewed mean may lie on one side of it
 
@@ -177,7 +177,7 @@ class Sample:
     one is compared with.
     """
 
-    values: Table
+    values: SeedTable
 
     def __post_init__(self) -> None:
         _check_shape(self.values.shape)
@@ -315,7 +315,7 @@ def difference(a: Sample, b: Sample, *, paired: bool, level: float = 0.95) -> Di
     )
 
 
-def wilson(hits: int, n: int) -> Limits:
+def wilson(hits: int, n: int) -> LowHigh:
     r"""Wilson's interval of a share.
 
     .. math:: \frac{p + z^2/2n \pm z \sqrt{p(1-p)/n + z^2/4n^2}}{1 + z^2/n}
@@ -330,7 +330,7 @@ def wilson(hits: int, n: int) -> Limits:
     return max(low, 0.0), min(high, 1.0)
 
 
-def exact(hits: int, n: int) -> Limits:
+def exact(hits: int, n: int) -> LowHigh:
     """The exact binomial interval of a share (Clopper and Pearson).
 
     >>> [round(limit, 4) for limit in exact(0, 10)]  # 1 − 0.025^(1/10)

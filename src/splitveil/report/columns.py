@@ -197,7 +197,7 @@ CERTIFICATES = Table(
 )
 
 
-def refusals(runs: Sequence[RunFiles], lang: Lang = "en") -> list[tuple[str, str, str]]:
+def refused_certificates(runs: Sequence[RunFiles], lang: Lang = "en") -> list[tuple[str, str, str]]:
     """Why certificates were refused: runs, certificates, reason; equal reasons together."""
     reasons: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for run in runs:
@@ -533,10 +533,10 @@ REFERENCE = Table(  # rows attacked as in the reference documents; reported ones
     Column("source", "source", lambda row: ", ".join(["measured", *remarks(row.group)])),
 )
 
-Reference = dict[str, Any]
+ReferenceRow = dict[str, Any]
 
 
-def reported_reference(name: str, row: Published) -> Reference:
+def reported_reference(name: str, row: Published) -> ReferenceRow:
     """A published row of `REFERENCE`: one run against one attack."""
     return {
         "row": f"*{name.removesuffix('-test90')}*", "net": ["vgg11"], "seeds": [1],

@@ -19,7 +19,14 @@ from splitveil.record.groups import FREE, Group, Records, aux_of, dataset_of, de
 from splitveil.record.schema import Record, number, per_image_mse
 from splitveil.record.statistics import Difference, Sample, difference, holm
 from splitveil.report import columns
-from splitveil.report.columns import COMPARE, EVERYTHING, REFERENCE, Compared, Published, Reference
+from splitveil.report.columns import (
+    COMPARE,
+    EVERYTHING,
+    REFERENCE,
+    Compared,
+    Published,
+    ReferenceRow,
+)
 from splitveil.table import CODE, NOTHING, P_VALUE, Cell, Column, Table, count, decimals, gap
 
 ARCHITECTURE = "Same architecture: VGG11, cut 4, 8 channels"
@@ -455,7 +462,9 @@ def track_table(
     return table.titled(title, words, notes), rows
 
 
-def reference_rows(track: Track, published: Mapping[str, Published]) -> list[Compared | Reference]:
+def reference_rows(
+    track: Track, published: Mapping[str, Published]
+) -> list[Compared | ReferenceRow]:
     """Rows attacked as in the reference documents: first the measured ones, then the reported."""
     datasets = [dataset_of(group) for group in track.groups]
     beside = {n: p for n, p in published.items() if p.aux == track.aux and p.is_of(datasets)}

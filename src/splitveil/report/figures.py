@@ -52,7 +52,7 @@ class Mark:
     hollow: bool = False
 
 
-def comparable(
+def comparable_rows(
     runs: Sequence[RunFiles], published: Mapping[str, Published]
 ) -> dict[str, Published]:
     """Published rows on the dataset of some run, whose attacker knew as much as that run's."""
@@ -85,7 +85,7 @@ def scatter(runs: Sequence[RunFiles], published: Mapping[str, Published] | None 
                                   ink=colour(at), shape=canvas.marker(at)))  # fmt: skip
     if not marks:
         raise RunError("no run has both an accuracy and a strongest attack; audit a run first")
-    for name, row in comparable(runs, published or {}).items():
+    for name, row in comparable_rows(runs, published or {}).items():
         said = shown(f"{name} (published)", 36)
         marks.append(Mark(name=said, accuracy=100 * row.accuracy, mse=row.mse, hollow=True))
     lines = [(v, CEILING_TEXT, CEILING, "--") for v in canvas.references(runs, "ceiling")]
@@ -637,7 +637,7 @@ class Pictures:
         return [picture for picture in found if picture is not None]
 
 
-def draw(runs: Sequence[RunFiles], published: Mapping[str, Published]) -> Pictures:
+def draw_pictures(runs: Sequence[RunFiles], published: Mapping[str, Published]) -> Pictures:
     """Every picture for which the runs have data."""
     if not runs:
         raise RunError("no runs to report; name at least one run folder")

@@ -61,7 +61,7 @@ class Box:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class ChartRow:
     """A row of boxes."""
 
     title: str
@@ -74,7 +74,7 @@ class Chart:
 
     name: str
     title: str
-    stages: tuple[Stage, ...]
+    stages: tuple[ChartRow, ...]
     arrows: tuple[tuple[str, str], ...]
 
     @property
@@ -131,7 +131,8 @@ def read_chart(name: str, lang: Lang = "en") -> Chart:
         name=name,
         title=data[lang],
         stages=tuple(
-            Stage(title=stage[lang], boxes=tuple(map(box, stage["box"]))) for stage in data["stage"]
+            ChartRow(title=stage[lang], boxes=tuple(map(box, stage["box"])))
+            for stage in data["stage"]
         ),
         arrows=tuple((start, end) for start, end in data["arrows"]),
     )

@@ -49,7 +49,9 @@ class ReportContent:
     @property
     def sources(self) -> Sentence | None:
         """Who published the hollow marks, if there are any."""
-        said_by = [row.source for row in figures.comparable(self.runs, self.published).values()]
+        said_by = [
+            row.source for row in figures.comparable_rows(self.runs, self.published).values()
+        ]
         names = {source.rpartition(", ")[0] or source for source in said_by}  # “paper, row”
         return sentence("caption.published", sources=tuple(sorted(names))) if names else None
 
@@ -77,17 +79,17 @@ class ReportContent:
         """
         if len(self.runs) <= MANY_CARDS:
             return self.runs
-        ordered = sorted(front(self.runs), key=lambda run: -(run.record.strongest.mse or 0.0))
+        ordered = sorted(best_runs(self.runs), key=lambda run: -(run.record.strongest.mse or 0.0))
         last, chosen = len(ordered) - 1, min(len(ordered), MANY_CARDS)
         return [ordered[round(at * last / max(chosen - 1, 1))] for at in range(chosen)]
 
     @cached_property
     def pictures(self) -> figures.Pictures:
         """Every picture for which the runs have data."""
-        return figures.draw(self.runs, self.published)
+        return figures.draw_pictures(self.runs, self.published)
 
 
-def front(runs: Sequence[RunFiles]) -> list[RunFiles]:
+def best_runs(runs: Sequence[RunFiles]) -> list[RunFiles]:
     """Runs that no other run beats in both accuracy and error, in the order given."""
     scored = [(run, run.record.accuracy, run.record.strongest.mse) for run in runs]
     known = [(run, (a, mse)) for run, a, mse in scored if a is not None and mse is not None]
@@ -131,7 +133,7 @@ def read_runs(
             run = read_run(path)
             # The log and the leaks are not checked with the record: odd ones fail here.
             figures.phases(run)
-            LEAKS.cells(leaking([run]))
+            LEAKS.cells(runs_with_leaks([run]))
         except RunError as err:
             skipped.append((str(path), str(err)))
         else:
@@ -146,7 +148,7 @@ def read_runs(
     )
 
 
-def leaking(runs: Sequence[RunFiles]) -> list[Group]:
+def runs_with_leaks(runs: Sequence[RunFiles]) -> list[Group]:
     """The runs with leaks beyond pixels, each a row of its own."""
     return columns.leaking([Group(run.name, ((run.record,),)) for run in runs])
 
@@ -177,7 +179,7 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
     """The template of the page with everything in its place."""
     runs, lang = content.runs, content.lang
     shown, cut = figures.strips(runs)
-    leaks = leaking(runs)
+    leaks = runs_with_leaks(runs)
     repeats, repeated = columns.sendings(runs)
     return fill(
         "page.html.j2",
@@ -204,7 +206,7 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
             for run in runs
             for flag in columns.flags_of(run) or ()
         ],
-        refusals=columns.refusals(runs, lang),
+        refusals=columns.refused_certificates(runs, lang),
         leaks=LEAKS.render(leaks, "html", lang) if leaks else "",
         repeats=repeats.render(repeated, "html", lang) if repeated else "",
         terms=words.TERMS,

@@ -229,7 +229,7 @@ def refuse(status: int, reason: str, headers: Mapping[str, str] | None = None) -
     return JSONResponse({"error": reason}, status, headers)
 
 
-class Bounded:
+class ConcurrencyLimit:
     """An application that answers `limit` requests at once, and others with 503."""
 
     def __init__(self, app: ASGIApp, limit: int, reason: str) -> None:
@@ -270,8 +270,10 @@ class AdmissionGate:
                 "make one: python -c 'import secrets; print(secrets.token_urlsafe())'"
             )
         self._app, self._metrics, self._has_page = app, metrics, has_page
-        self._calls = Bounded(app, max_in_flight, "too many requests at once")
-        self._visits = Bounded(app, MAX_VISITORS, "too many browsers load the page at once")
+        self._calls = ConcurrencyLimit(app, max_in_flight, "too many requests at once")
+        self._visits = ConcurrencyLimit(
+            app, MAX_VISITORS, "too many browsers load the page at once"
+        )
         metrics.in_flight.set_function(lambda: self._calls.now)
         self._token = None if token is None else _digest(token.encode())
 

@@ -19,7 +19,7 @@ from splitveil.serve.transport import (
     RetryingTransport,
     Transport,
     printable,
-    shown,
+    safe_text,
 )
 from splitveil.serve.wire import HEADER_LENGTH, Json, Rows, decode_answer, encode_request
 
@@ -148,8 +148,8 @@ class Client:
         expected = [tuple(self.manifest.wire.metadata().values())]
         if inputs != expected or other != self.manifest.identity:
             raise ServerError(
-                f"the server has a half of another export: it takes {shown(str(inputs))}, export "
-                f"{shown(str(other))}; this client sends {expected}, export "
+                f"the server has a half of another export: it takes {safe_text(str(inputs))}, "
+                f"export {safe_text(str(other))}; this client sends {expected}, export "
                 f"{self.manifest.identity}. Deploy both halves of one export"
             )
         self._met = True
@@ -188,7 +188,7 @@ def reason(reply: Reply) -> str:
     except (ValueError, RecursionError):
         told = None
     words = told.get("error") if isinstance(told, Mapping) else None
-    return shown(str(words)) if words else "no reason given"
+    return safe_text(str(words)) if words else "no reason given"
 
 
 def check_images(images: NDArray[Any], shape: tuple[int, ...]) -> Rows:

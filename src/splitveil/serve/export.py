@@ -81,7 +81,7 @@ def export_model(
         image_shape: Shape of one image (c, h, w).
         folder: Where the export goes, complete or not at all.
         name: The model's name on the wire, 1 to 64 letters, digits, '.', '_' or '-'.
-        audit: What an audit found, for the manifest; see `verdict`.
+        audit: What an audit found, for the manifest; see `audit_summary`.
         source: Where the model comes from, for the manifest.
         calibration: Images (n, c, h, w) in [0, 1] to make an int8 client too; None: no int8 client.
         attacker: A fitted decoder from smashed data to images, and facts about it, for the page;
@@ -97,8 +97,8 @@ def export_model(
     """
     check_name(name)
     check_target(folder, overwrite=overwrite)
-    encoder, channel, head = parts_of(model, image_shape)
-    stages = stages_of(channel)
+    encoder, channel, head = export_parts(model, image_shape)
+    stages = stages_json(channel)
     probes = torch.rand(PROBES, *image_shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         z = encoder(probes)
@@ -109,7 +109,7 @@ def export_model(
         write_onnx(encoder, probes[:2], place / CLIENT, IMAGE, WIRE)
         write_onnx(head, z[:2], place / SERVER, WIRE, LOGITS)
         write_noise(channel, place)
-        parity = compare(place, probes.numpy(), logits.numpy())
+        parity = measure_parity(place, probes.numpy(), logits.numpy())
         if calibration is not None:
             quantise_client(place / CLIENT, place / CLIENT_INT8, calibration)
             parity |= compare_int8(place, calibration)
@@ -126,7 +126,7 @@ def export_model(
             files=hashes(place),
             parity=parity,
             audit=audit,
-            versions=versions(),
+            versions=onnx_versions(),
             source=source or {},
             attacker=None if attacker is None else attacker[1],
             classes=tuple(classes),
@@ -143,7 +143,7 @@ def write_attacker(net: nn.Module, z: Tensor, image_shape: Shape, place: Path) -
     if images.shape[1:] != image_shape:
         raise ExportError(f"the attacker makes images {images.shape[1:]}, expected {image_shape}")
     write_onnx(net, z[:2], place / ATTACKER, WIRE, IMAGE)
-    worst = difference(_half(place, ATTACKER)(z.numpy()), images, "the attacker's images",
+    worst = largest_difference(_half(place, ATTACKER)(z.numpy()), images, "the attacker's images",
                        "export without --attacker")  # fmt: skip
     return {"attacker_max_abs_diff": worst}
 
@@ -183,7 +183,7 @@ def _half(place: Path, file: str) -> OnnxHalf:
     return open_half((place / file).read_bytes(), 1)
 
 
-def difference(found: Rows, expected: Rows, what: str, advice: str) -> float:
+def largest_difference(found: Rows, expected: Rows, what: str, advice: str) -> float:
     """The largest difference between ONNX and torch; raises `ExportError` above `MAX_DIFF`."""
     worst = float(np.abs(found - expected).max())
     if not worst <= MAX_DIFF:
@@ -193,11 +193,11 @@ def difference(found: Rows, expected: Rows, what: str, advice: str) -> float:
     return worst
 
 
-def compare(place: Path, probes: Rows, logits: Rows) -> Json:
+def measure_parity(place: Path, probes: Rows, logits: Rows) -> Json:
     """Difference between the ONNX halves and torch on some images."""
     found = _half(place, SERVER)(_half(place, CLIENT)(probes))
     advice = "the exporter does not translate some layer of the model; replace that layer"
-    worst = difference(found, logits, "logits", advice)
+    worst = largest_difference(found, logits, "logits", advice)
     return {"images": len(probes), "logits_max_abs_diff": worst}
 
 
@@ -210,7 +210,7 @@ def wire_name(run: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", run).lstrip("._-")[:64] or "model"
 
 
-def versions() -> Json:
+def onnx_versions() -> Json:
     """Versions of the libraries that made the files."""
     import onnx
 
@@ -218,7 +218,7 @@ def versions() -> Json:
     return {"splitveil": version("splitveil"), **made, "opset": OPSET}
 
 
-def verdict(record: Json) -> Json:
+def audit_summary(record: Json) -> Json:
     """What an audit's `record.json` claims about the wire, for the manifest."""
     keys = ("accuracy", "strongest", "worst_case", "ceiling", "leakage", "true_rate_nats", "audit")
     found: Json = {k: record.get(k) for k in keys}
@@ -228,11 +228,13 @@ def verdict(record: Json) -> Json:
     return found | {"flags": [f.get("name") for f in flags if isinstance(f, dict)]}
 
 
-def parts_of(model: SplitModel, image_shape: Shape) -> tuple[nn.Module, list[nn.Module], nn.Module]:
+def export_parts(
+    model: SplitModel, image_shape: Shape
+) -> tuple[nn.Module, list[nn.Module], nn.Module]:
     """Copies on the CPU, in eval mode: the client's network, the other stages, the head.
 
     Sparse coding draws nothing, so at the start of the channel it becomes a layer of the client's
-    network. After another stage it cannot, and `stages_of` rejects it.
+    network. After another stage it cannot, and `stages_json` rejects it.
     """
     model = with_stage_shapes(copy.deepcopy(model).cpu().eval(), image_shape)
     every = _each(model.channel)
@@ -245,10 +247,10 @@ def _each(channel: nn.Module) -> list[nn.Module]:
     return list(channel.stages) if type(channel) is Channel else [channel]
 
 
-def stages_of(channel: nn.Module | Sequence[nn.Module]) -> tuple[Json, ...]:
+def stages_json(channel: nn.Module | Sequence[nn.Module]) -> tuple[Json, ...]:
     """The channel as plain JSON; raises `ExportError` for a stage that the client does not know.
 
-    >>> stages_of(Channel([GaussianNoise(0.1), Quantise(4)]))
+    >>> stages_json(Channel([GaussianNoise(0.1), Quantise(4)]))
     ({'kind': 'gaussian', 'std': 0.1}, {'kind': 'quantise', 'bits': 4})
     """
     parts = _each(channel) if isinstance(channel, nn.Module) else list(channel)
@@ -281,7 +283,7 @@ def _scale(stage: LearnedNoise) -> Tensor:
 
 
 def write_noise(stages: Sequence[nn.Module], place: Path) -> None:
-    """Write the file of every learned stage, as `stages_of` names it."""
+    """Write the file of every learned stage, as `stages_json` names it."""
     for number, stage in enumerate(stages):
         if isinstance(stage, LearnedNoise):
             scale = _scale(stage)

@@ -72,7 +72,7 @@ class OwnFiles(StaticFiles):
         return found
 
 
-def answer(request: Request, content: bytes, kind: str, digest: str) -> Response:
+def file_response(request: Request, content: bytes, kind: str, digest: str) -> Response:
     """Content in pieces, or 304 if the browser has it already."""
     headers = HEADERS | {"ETag": f'"{digest[:32]}"', "Content-Type": kind}
     if request.headers.get("if-none-match") == headers["ETag"]:
@@ -99,20 +99,20 @@ def routes(manifest: Manifest, folder: Path, *, token: bool) -> list[BaseRoute]:
         page = page.replace("{{runtime}}", "here" if has_runtime() else "missing")
         page = page.replace("{{token}}", "needed" if token else "none")
         content = page.encode()
-        return answer(request, content, "text/html; charset=utf-8", sha256(content))
+        return file_response(request, content, "text/html; charset=utf-8", sha256(content))
 
     async def file(request: Request) -> Response:
         name = request.path_params["file"]
         if name == FILE:
             content = manifest.to_json().encode()
-            return answer(request, content, "application/json", sha256(content))
+            return file_response(request, content, "application/json", sha256(content))
         if name not in given:
             raise WireError(f"the page may not read the file {name[:64]!r} of the export", 404)
         try:
             content = await asyncio.to_thread(read_verified, folder, manifest, name)
         except ExportError as err:
             raise WireError(f"{name} is not on this server; copy the whole export", 404) from err
-        return answer(request, content, "application/octet-stream", manifest.files[name])
+        return file_response(request, content, "application/octet-stream", manifest.files[name])
 
     own = OwnFiles(directory=FOLDER, follow_symlink=True)  # installers may link files
     return [Route("/", index), Mount(OWN, own), Route(f"{EXPORT}{{file}}", file)]

@@ -117,10 +117,10 @@ def printable(text: str) -> bool:
     return text.isascii() and text.isprintable() and " " not in text
 
 
-def shown(text: str) -> str:
+def safe_text(text: str) -> str:
     r"""A stranger's text, shortened, without control characters.
 
-    >>> shown("no\x1b[2J such model")
+    >>> safe_text("no\x1b[2J such model")
     'no [2J such model'
     """
     return "".join(c if c.isprintable() else " " for c in text[:200])
@@ -190,7 +190,7 @@ class RetryingTransport:
                 problem, asked = f"answered {reply.status}", _asked(reply)
             except (OSError, http.client.HTTPException) as err:
                 _check_tls(err)
-                problem = f"{type(err).__name__}: {shown(str(err))}"
+                problem = f"{type(err).__name__}: {safe_text(str(err))}"
             wait = pause(attempt, secrets.randbelow(1000) / 1000, asked)
             spent = self.clock() - began
             if spent + wait > self.patience:

@@ -389,7 +389,7 @@ class ClassBank(nn.Module):
         self.held.copy_((self.held + finite).clamp_max(capacity))
 
 
-def join(
+def with_bank(
     batch: ClassBatch, bank: ClassBank | None, *, push: bool, skips: Tensor | None
 ) -> ClassBatch:
     r"""Batch ∪ bank: the batch's own rows, then k rows for each of p = min(n, c) classes.
@@ -456,7 +456,7 @@ class BankedSurrogate(nn.Module):
     def batch_of(self, z: Tensor, y: Tensor) -> ClassBatch:
         """Batch z (n, …), y (n,) joined with the bank, which stores it in train mode."""
         batch = class_batch(z, y, self.feature_dim, self.num_classes, self._first)
-        return join(batch, self.bank, push=self.training, skips=self.skips)
+        return with_bank(batch, self.bank, push=self.training, skips=self.skips)
 
     def remember(self, z: Tensor, y: Tensor) -> None:
         """Store a batch in the bank without measuring it; without a bank do nothing."""
@@ -491,14 +491,14 @@ class Surrogate(Protocol):
         ...
 
 
-Features = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+FeatureBatches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 
 
 @runtime_checkable
 class RefitsEachEpoch(Protocol):
     """A surrogate that is refitted to all training features after every epoch."""
 
-    def refit_stream(self, batches: Features, generator: Generator) -> None:
+    def refit_stream(self, batches: FeatureBatches, generator: Generator) -> None:
         """Refit; each call of `batches()` starts a pass over clean features and labels."""
         ...
 
@@ -573,7 +573,7 @@ def intra_class_mse(x: Rows, mean: ByClass, batch: ClassBatch) -> Number:
         return batch.average(per_class / batch.own_count.clamp_min(1))
 
 
-def check_noise(noise_std: float) -> None:
+def require_noise(noise_std: float) -> None:
     """Reject a rate penalty without channel noise, which would be infinite."""
     positive(zero=True, noise_std=noise_std)
     if noise_std == 0:

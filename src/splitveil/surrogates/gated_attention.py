@@ -39,7 +39,7 @@ def log_excess(var: ByClass, tau: float, eps: float, gamma: float) -> ByClass:
 def check_threshold(penalty: str | None, noise_std: float, floor: float) -> None:
     """Reject a rate without channel noise, and a log-variance threshold τ + γ = `floor` of 0."""
     if penalty == "rate":
-        base.check_noise(noise_std)
+        base.require_noise(noise_std)
     elif floor == 0:
         raise ConfigError(
             "the threshold τ + γ must be > 0, but var_threshold·reg_strength² + gamma is 0; "

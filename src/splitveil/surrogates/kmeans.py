@@ -55,7 +55,7 @@ def lloyd_step(z: Rows, y: Kinds, centroids: Centroids, valid: Valid) -> tuple[C
 
 
 @torch.no_grad()
-def kmeans(
+def lloyd(
     z: Rows, y: Kinds, centroids: Centroids, valid: Valid, max_iterations: int = 50
 ) -> Centroids:
     """Lloyd's algorithm from the given centroids; clusters keep their numbers.

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from splitveil.errors import ConfigError, DataError
 from splitveil.functional import scale_gradient
 from splitveil.surrogates import base
-from splitveil.surrogates.base import Features, Kinds, Rows, segment_sum
+from splitveil.surrogates.base import FeatureBatches, Kinds, Rows, segment_sum
 from splitveil.surrogates.kmeans import (
     Centroids,
     ClusterStatistics,
@@ -22,7 +22,7 @@ from splitveil.surrogates.kmeans import (
     cell_covariance,
     cluster_sums,
     drawn_rows,
-    kmeans,
+    lloyd,
     plus_plus,
 )
 from splitveil.surrogates.rate import Covariance
@@ -132,7 +132,7 @@ class KMeansCEM(nn.Module):
         base.at_least_one(clusters=clusters, feature_dim=feature_dim, num_classes=num_classes)
         base.positive(zero=True, noise_std=noise_std, var_threshold=var_threshold, gamma=gamma)
         if form == "logdet":
-            base.check_noise(noise_std)
+            base.require_noise(noise_std)
         elif log_entropy and var_threshold * noise_std**2 + gamma == 0:
             raise ConfigError(
                 "the threshold τσ² + γ must be > 0, but var_threshold·noise_std² + gamma is 0; "
@@ -245,7 +245,7 @@ class KMeansCEM(nn.Module):
 
     @torch.no_grad()
     def refit_stream(
-        self, batches: Features, generator: Generator, memory_budget: int = 2**30
+        self, batches: FeatureBatches, generator: Generator, memory_budget: int = 2**30
     ) -> None:
         """`refit` for features that need not fit into memory.
 
@@ -286,7 +286,7 @@ class KMeansCEM(nn.Module):
         self._keep(centroids, seeded, reduce(add, parts).statistics())
 
     def _fetched(
-        self, store: Float[Tensor, "r d"], kept: Bool[Tensor, " n"], batches: Features
+        self, store: Float[Tensor, "r d"], kept: Bool[Tensor, " n"], batches: FeatureBatches
     ) -> Float[Tensor, "m d"]:
         """The kept rows of a second pass, in order, written into the memory of `store`."""
         read = filled = 0
@@ -325,7 +325,7 @@ class KMeansCEM(nn.Module):
             drawn, valid = plus_plus(z, y, self.num_classes, self.clusters, generator)
             start = torch.where(known[:, None, None], start, drawn)
             seeded = torch.where(known[:, None], seeded, valid)
-        return kmeans(z, y, start, seeded), seeded
+        return lloyd(z, y, start, seeded), seeded
 
     def _keep(self, centroids: Centroids, seeded: Valid, found: ClusterStatistics) -> None:
         """Store the fit in the buffers."""

@@ -117,7 +117,7 @@ class Rate(base.BankedSurrogate):
     ) -> None:
         super().__init__(feature_dim, num_classes, bank)
         base.one_of("covariance", covariance, get_args(Covariance))
-        base.check_noise(noise_std)
+        base.require_noise(noise_std)
         self.noise_std, self.covariance = noise_std, covariance
         if not bank:
             self.skips = None  # without a bank no gradient is scaled, so none can be skipped

@@ -273,7 +273,9 @@ def train_run(
                 if epoch_ends or state.step % LOG_EVERY == 0:
                     line = log_line("epoch" if epoch_ends else "step", state, schedule, clock)
                     if epoch_ends:
-                        line["val_accuracy"] = accuracy(parts.model, data, val, config.seed, fabric)
+                        line["val_accuracy"] = validation_accuracy(
+                            parts.model, data, val, config.seed, fabric
+                        )
                         state.meters.reset()
                     metrics.append(line)
                     last = in_short(line)
@@ -310,7 +312,7 @@ def _refit(
     state.surrogate.refit_stream(features, state.streams["surrogate"])
 
 
-def accuracy(
+def validation_accuracy(
     model: nn.Module, data: TrainSet, rows: Tensor, seed: int, fabric: Fabric
 ) -> float | None:
     """Share of correct answers through the channel, in [0, 1]; None without rows."""
