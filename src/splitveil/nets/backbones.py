@@ -116,10 +116,15 @@ def small(image_shape: Shape, num_classes: int) -> nn.Sequential:
     Client: stem 16, residual blocks 16, 32 (stride 2), 32 (stride 2 from 16 pixels on), a 3×3
     convolution to 4 channels, sigmoid. It sends 64 numbers for 8×8, 196 for 28×28.
     """
+    return nn.Sequential(small_client(image_shape), small_server(4, num_classes))
+
+
+def small_client(image_shape: Shape) -> nn.Sequential:
+    """The client of `small`, for images (c, h, w)."""
     channels, side = image_shape[0], min(image_shape[1:])
     check_side("small", image_shape, MIN_SIDE, "resize them to that or more")
-    large = side >= 16  # noqa: PLR2004 - as the docstring says
-    client = nn.Sequential(
+    large = side >= 16  # noqa: PLR2004 - as `small` says
+    return nn.Sequential(
         conv_bn_relu(channels, 16),
         ResidualBlock(16, 16),
         ResidualBlock(16, 32, 2),
@@ -127,7 +132,6 @@ def small(image_shape: Shape, num_classes: int) -> nn.Sequential:
         conv3x3(32, 4),
         nn.Sigmoid(),
     )
-    return nn.Sequential(client, small_server(4, num_classes))
 
 
 _RESNET_WIDTHS, _RESNET_DEPTH = (16, 32, 64), 3

@@ -42,19 +42,20 @@ class TappedClient(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Clean smashed data z (n, …) of images x; layers after the tap are not computed."""
-        for layer in self.body[: self.tap]:
-            x = layer(x)
-        z: Tensor = self.projection(x)
+        z: Tensor = self.projection(self.body[: self.tap](x))
         return z
 
     def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """z (n, …), and the features at the end of the body (n, …), in one pass."""
-        for layer in self.body[: self.tap]:
-            x = layer(x)
-        z: Tensor = self.projection(x)
-        for layer in self.body[self.tap :]:
-            x = layer(x)
-        return z, x
+        """Smashed data z (n, …), and the features at the end of the body (n, …), in one pass."""
+        at: Tensor = self.body[: self.tap](x)
+        return self.projection(at), self.body[self.tap :](at)
+
+
+def unwrapped(client: nn.Module) -> nn.Module:
+    """A client without Sequentials of one child around it, such as `cut` makes."""
+    while is_plain(client) and len(client) == 1:
+        client = client[0]
+    return client
 
 
 def body_and_projection(client: nn.Module) -> tuple[nn.Sequential, nn.Sequential]:
@@ -67,12 +68,15 @@ def body_and_projection(client: nn.Module) -> tuple[nn.Sequential, nn.Sequential
     >>> [len(part) for part in body_and_projection(end)]
     [1, 2]
     """
+    client = unwrapped(client)
     if isinstance(client, TappedClient):
         return client.body, nn.Sequential(client.projection)
     layers = _flat(client)
-    ends = len(layers) > 2 and isinstance(layers[-1], nn.Sigmoid)  # noqa: PLR2004 - and a body
-    if ends and isinstance(layers[-2], nn.Conv2d):
-        return nn.Sequential(*layers[:-2]), nn.Sequential(*layers[-2:])
+    squashed = len(layers) > 1 and isinstance(layers[-1], nn.Sigmoid)
+    # A defence may have put a layer between the convolution and the sigmoid.
+    for ends in (2, 3) if squashed else ():
+        if len(layers) > ends and isinstance(layers[-ends], nn.Conv2d):
+            return nn.Sequential(*layers[:-ends]), nn.Sequential(*layers[-ends:])
     return nn.Sequential(*layers), nn.Sequential()
 
 
@@ -110,8 +114,8 @@ def tapped(client: nn.Module, tap: int, image_shape: tuple[int, ...]) -> TappedC
         client.train(was)
     if at.ndim != 4:  # noqa: PLR2004 - n, c, h, w
         raise ConfigError(
-            f"the wire can be tapped where the client has a map, but after layer {tap} it has shape "
-            f"{tuple(at.shape[1:])}; give a smaller tap"
+            f"the wire can be tapped where the client has a map, but after layer {tap} it has "
+            f"shape {tuple(at.shape[1:])}; give a smaller tap"
         )
     _, channels, height, width = at.shape
     stride = max(1, math.ceil(max(height, width) / SMALLEST_MAP))
@@ -150,7 +154,7 @@ def own_head(
 
 
 def sureness(logits: Logits, kind: Kind, temperature: float | Tensor = 1.0) -> Float[Tensor, " n"]:
-    r"""How sure an answer is: at p = softmax(logits / T),
+    r"""How sure an answer is, where p = softmax(logits / T).
 
     .. math:: \max_k p_k, \qquad p_{(1)} - p_{(2)}, \qquad -H(p) = \sum_k p_k \log p_k
 
@@ -171,7 +175,8 @@ def sureness(logits: Logits, kind: Kind, temperature: float | Tensor = 1.0) -> F
     if kind == "margin":
         first, second = p.topk(2, 1).values.unbind(1)
         return first - second
-    return torch.special.xlogy(p, p).sum(1)
+    negated: Tensor = torch.special.xlogy(p, p).sum(1)
+    return negated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +185,7 @@ class Policy:
 
     Args:
         send: Share of the images to send, in [0, 1]; not used where `accuracy` is given.
-        accuracy: Least accuracy of the whole to reach with as few sent as possible; None for `send`.
+        accuracy: Least accuracy of the whole to reach with as few sent as possible; or None.
         per_class: Whether each class that the client answers gets a threshold of its own.
     """
 
@@ -199,6 +204,7 @@ class Exit(nn.Module):
         head: From the features at the end of the body to logits (n, classes).
         num_classes: Number of classes.
         kind: What sureness is, see `sureness`.
+        weight: Of its loss in training, beside the server's.
         policy: How the thresholds are chosen.
         average: Whether the device averages its own answer with the server's.
     """
@@ -212,11 +218,12 @@ class Exit(nn.Module):
         num_classes: int,
         *,
         kind: Kind = "confidence",
+        weight: float = 1.0,
         policy: Policy | None = None,
         average: bool = False,
     ) -> None:
         super().__init__()
-        self.head, self.kind, self.average = head, kind, average
+        self.head, self.kind, self.weight, self.average = head, kind, weight, average
         self.policy = Policy() if policy is None else policy
         self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
         sent_all = torch.full((num_classes,), math.inf, dtype=torch.float64)
@@ -321,7 +328,7 @@ def least_share(
 
 
 def fitted_temperature(logits: Logits, labels: Int64[Tensor, " n"]) -> float:
-    """The temperature in [0.05, 20] with the least cross-entropy, by golden-section search in log T.
+    """The temperature in [0.05, 20] with the least cross-entropy: golden-section search in log T.
 
     >>> z = torch.tensor([[math.log(3.0), 0.0]]).repeat(4, 1)  # says 3/4, and is right in 3 of 4
     >>> round(fitted_temperature(2 * z, torch.tensor([0, 0, 0, 1])), 4)

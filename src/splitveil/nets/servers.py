@@ -1,5 +1,6 @@
 """Servers by name: what answers from the wire. Each is built for the wire of a client."""
 
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class Server:
     """
 
     summary: str
-    build: Callable[[Wire, tuple[int, int, int], int], nn.Sequential]
+    build: Callable[[Wire, tuple[int, int, int], int], nn.Module]
 
 
 def residual_server(
@@ -54,7 +55,7 @@ def residual_server(
     enter = [] if len(wire) == MAP else [nn.Unflatten(1, (wire[0], 1, 1))]
     if len(wire) not in (1, MAP):
         raise ConfigError(
-            f"a residual server takes maps (c, h, w) or rows of numbers, got a wire of shape {wire}; "
+            f"a residual server takes maps (c, h, w) or rows of numbers, got shape {wire}; "
             "end the client with nn.Flatten(), or give a server of your own as MODULE:FUNCTION"
         )
     side = max(wire[1:], default=1)
@@ -63,7 +64,7 @@ def residual_server(
         side, halvings = -(-side // 2), halvings + 1
     widths = [max(_NARROWEST, width >> left) for left in range(halvings, -1, -1)]
     layers: list[nn.Module] = [*enter, plain_conv(wire[0], widths[0])]
-    for narrow, wide in zip(widths, widths[1:], strict=False):
+    for narrow, wide in itertools.pairwise(widths):
         layers.append(ResidualBlock(narrow, wide, 2))
     layers += [ResidualBlock(width, width) for _ in range(3)]
     layers.append(ResidualBlock(width, 2 * width, 2 if side > WORKED_AT // 2 else 1))
@@ -80,8 +81,8 @@ def vgg11_server(wire: Wire, image_shape: tuple[int, int, int], num_classes: int
     if ratio not in halvings or min(image_shape[1:]) < 32 or any(s % 32 for s in image_shape[1:]):  # noqa: PLR2004
         raise ConfigError(
             f"server 'vgg11' does not fit the wire: it needs maps of 1/2, 1/4, 1/8 or 1/16 of the "
-            f"side of images whose sides are multiples of 32, got a wire of shape {wire} for images "
-            f"of shape {image_shape}; use server resnet-128, which takes any wire"
+            f"side of images whose sides are multiples of 32, got a wire of shape {wire} for "
+            f"images of shape {image_shape}; use server resnet-128, which takes any wire"
         )
     return nn.Sequential(
         *rest_of_vgg11((wire[0], wire[1], wire[2]), halvings[int(ratio)], num_classes)
@@ -94,8 +95,8 @@ def small_map_server(
     """The server of the net `small`, for any map."""
     if len(wire) != MAP:
         raise ConfigError(
-            f"server 'small' does not fit the wire: it needs a map (c, h, w), got shape {wire}; use "
-            "server resnet-64, which takes any wire"
+            f"server 'small' does not fit the wire: it needs a map (c, h, w), got shape {wire}; "
+            "use server resnet-64, which takes any wire"
         )
     return small_server(wire[0], num_classes)
 
