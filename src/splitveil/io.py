@@ -1,7 +1,6 @@
-"""Atomic files, locks, JSON from untrusted files, and progress."""
+"""Atomic files, locks, JSON without NaN, and progress."""
 
 import errno
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -206,14 +205,6 @@ class ProgressPart:
 
 
 Json = dict[str, Any]
-
-
-def parse(content: str) -> object:
-    """The JSON value in a text; raises ValueError if it is not valid or nested too deep."""
-    try:
-        return json.loads(content)
-    except RecursionError as err:
-        raise ValueError("it is nested too deep") from err
 
 
 def finite(value: object) -> object:

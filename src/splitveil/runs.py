@@ -43,8 +43,14 @@ from splitveil.provenance import model_hash, versions
 from splitveil.record.files import last_epoch, saved_class_names
 from splitveil.record.schema import Record, read_record
 from splitveil.rng import seeded_globals
-from splitveil.serve.export import audit_summary, export_model, wire_name
-from splitveil.serve.manifest import FILE, Manifest, check_target, read_manifest, sha256
+from splitveil.serve.export import (
+    audit_summary,
+    check_target,
+    check_verdict,
+    export_model,
+    wire_name,
+)
+from splitveil.serve.manifest import FILE, Manifest, read_manifest, sha256
 from splitveil.serve.wire import Rows
 from splitveil.threat import Victim
 from splitveil.train.distillation import Teacher, check_same_teacher, check_teacher
@@ -67,6 +73,9 @@ class Run:
         config: Its settings, with nothing left to defaults.
         built: What is known of its data: image shape, number of classes, hash.
         model: The trained model; it is put into eval mode.
+
+    Example:
+        `splitveil.load_run("runs/first").victim.send(images)`
     """
 
     def __init__(self, path: Path, config: RunConfig, built: DataFacts, model: SplitModel) -> None:
@@ -387,12 +396,15 @@ def export_run(
             f"--attacker needs an audit of {run.path} as it is now; audit it first: splitveil "
             f"audit {run.path}"
         )
+    told = None if record is None else audit_summary(record.to_dict())
+    if told is not None:
+        check_verdict(told, run.model)  # before an attacker is fitted, which takes long
     return export_model(
         run.model,
         run.built.image_shape,
         target,
         name=wire_name(run.path.resolve().name) if name is None else name,
-        audit=None if record is None else audit_summary(record.to_dict()),
+        audit=told,
         source=source_of(run.path),
         calibration=calibration_images(run) if int8 else None,
         attacker=fit_attacker(run, record, progress) if attacker and record else None,

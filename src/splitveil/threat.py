@@ -80,7 +80,7 @@ def opaque(function: F) -> F:
     return cast(F, _Sealed(function))
 
 
-class LastClean(NamedTuple):
+class KeptFeatures(NamedTuple):
     """z before the channel, and the images and versions of tensors that it was computed from."""
 
     images: "weakref.ref[Tensor]"
@@ -108,7 +108,7 @@ class Victim:
         self._channel = copy.deepcopy(channel).eval().requires_grad_(requires_grad=False)
         first = next(self.encoder.parameters(), None)
         self.device = torch.device("cpu") if first is None else first.device
-        self._clean: dict[int, LastClean] = {}  # by id of the images, while they live
+        self._clean: dict[int, KeptFeatures] = {}  # by id of the images, while they live
 
     @torch.no_grad()
     def send(self, x: Tensor, generator: Generator | None = None) -> Tensor:
@@ -179,7 +179,7 @@ class Victim:
         held.pop(key, None)
         while held and z.nbytes + sum(known.z.nbytes for known in held.values()) > KEPT_BYTES:
             held.pop(next(iter(held)))
-        held[key] = LastClean(weakref.ref(images, lambda _: held.pop(key, None)), written, z)
+        held[key] = KeptFeatures(weakref.ref(images, lambda _: held.pop(key, None)), written, z)
 
     def _written(self, images: Tensor) -> tuple[int, ...] | None:
         """Versions of images and encoder, which change when anything is written to them.

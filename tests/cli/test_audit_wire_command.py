@@ -90,6 +90,7 @@ def test_what_is_sent_to_an_address_is_audited(
     assert seen == {
         "export": run / "export", "server": "http://host:1", "images": 359, "int8": False,
         "folder": tmp_path / "out", "token": "0123456789abcdef", "ca_file": None,
+        "allow_no_noise": False,
     }  # fmt: skip
     assert json.loads(result.stdout)["audit"]["wire"]["failed"] == []
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from splitveil.nets.blocks import conv3x3, conv_bn_relu
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.split import SplitModel, cut
+from splitveil.provenance import model_hash
 from splitveil.serve.export import export_model
 from splitveil.serve.manifest import Manifest
 
@@ -55,7 +56,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         (1, 8, 8),
         folder,
         name="digits",
-        audit={"leakage": 0.25},
+        audit={"leakage": 0.25, "audit": {"model": model_hash(model)}},
         source={"run": "digits"},
         calibration=images[:256],
     )

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from splitveil.errors import ConfigError
 from splitveil.serve.admission import Limits
+from splitveil.serve.kserve import EXTENSIONS
 from splitveil.serve.server import make_app
 from splitveil.serve.wire import HEADER_LENGTH, TensorSpec, decode_answer, encode_request
 
@@ -74,7 +75,7 @@ def test_metadata_and_health_of_the_protocol() -> None:
     )  # fmt: skip
     assert {a.status for a in (about, live, ready, model, model_ready)} == {200}
     assert about.json["name"] == "splitveil"
-    assert about.json["extensions"] == ["binary_tensor_data"]
+    assert about.json["extensions"] == EXTENSIONS
     assert model.json == {
         "name": "tiny", "versions": ["1"], "platform": "onnxruntime_onnx",
         "inputs": [{"name": "z", "datatype": "FP32", "shape": [-1, 1, 2, 3]}],
@@ -93,6 +94,92 @@ def test_before_startup_it_lives_but_is_not_ready() -> None:
             assert (answer.status, answer.headers["retry-after"]) == (503, "1")
 
     asyncio.run(scene())
+
+
+class Deadly(BaseException):
+    """Ends the task that runs the model."""
+
+
+def test_a_server_whose_model_has_stopped_is_not_ready_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def deadly(rows: Rows) -> Rows:
+        raise Deadly
+
+    message = encode_request(pictures(1), Z, "logits")
+    good = ("POST", INFER, message.body, message.headers)
+    ready = [("GET", path) for path in ("/v2/health/ready", "/v2/models/tiny/ready")]
+    app = make_app(manifest(), deadly, FAST)
+    before, first, *after, live, index = ask(
+        ready[0], good, good, *ready, ("GET", "/v2/health/live"),
+        ("POST", "/v2/repository/index"), app=app,
+    )  # fmt: skip
+    assert (before.status, first.status) == (200, 503)
+    assert "the model has stopped" in first.json["error"]
+    assert [a.status for a in after] == [503] * 3
+    assert live.status == 200
+    assert index.json[0]["state"] == "UNAVAILABLE"
+    assert "the task that runs the model has ended" in caplog.text
+
+
+def test_a_server_whose_model_hangs_is_not_ready() -> None:
+    slow = Slow()
+    message = encode_request(pictures(1), Z, "logits")
+
+    async def scene(app: ASGIApp) -> None:
+        answer = await call(app, "POST", INFER, message.body, message.headers)
+        assert answer.status == 504
+        assert (await call(app, "GET", "/v2/health/ready")).status == 503
+        slow.go.set()
+        await asyncio.sleep(0.2)
+        assert (await call(app, "GET", "/v2/health/ready")).status == 200
+
+    play(scene, make_app(manifest(), slow, Limits(answer_seconds=0.05, max_delay=0.0)))
+
+
+def test_a_model_that_answers_other_rows_fails_aloud() -> None:
+    message = encode_request(pictures(2), Z, "logits")
+    app = make_app(manifest(), lambda rows: head(rows)[:1], FAST)
+    bad, ready = ask(
+        ("POST", INFER, message.body, message.headers), ("GET", "/v2/health/ready"), app=app
+    )
+    assert (bad.status, ready.status) == (500, 200)
+
+
+def test_no_path_is_redirected_to_the_host_that_a_request_names() -> None:
+    evil = {"host": "evil.example"}
+    paths = ("/v2/", "/v2//", "/v2/models/tiny/", f"{INFER}/", "/page", "/page/", "/openapi.json/")
+    for answer in ask(*(("GET", path, b"", evil) for path in paths)):
+        assert answer.status == 404
+        assert "location" not in answer.headers
+
+
+def test_a_slow_body_gives_way_to_a_new_one() -> None:
+    async def scene(app: ASGIApp) -> None:
+        got: list[list[Any]] = [[] for _ in range(3)]
+
+        async def stalled() -> dict[str, Any]:
+            await asyncio.sleep(60)
+            return {}
+
+        async def slow(sent: list[Any]) -> None:
+            async def send(message: Any) -> None:  # noqa: ANN401
+                sent.append(message)
+
+            scope = {"type": "http", "method": "POST", "path": INFER, "headers": []}
+            await app(scope, stalled, send)
+
+        tasks = [asyncio.ensure_future(slow(sent)) for sent in got]
+        await asyncio.sleep(0.1)
+        message = encode_request(pictures(1), Z, "logits")
+        answer = await call(app, "POST", INFER, message.body, message.headers)
+        assert answer.status == 200
+        await asyncio.sleep(0.05)
+        assert [[m["status"] for m in sent[:1]] for sent in got] == [[408], [408], []]
+        for task in tasks:
+            task.cancel()
+
+    play(scene, make_app(manifest(), head, Limits(max_in_flight=2, max_delay=0.0)))
 
 
 OTHERS = [

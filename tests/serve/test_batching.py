@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from splitveil.serve.admission import Batcher, BusyError, ClosingError, Limits, ServerMetrics
+from splitveil.serve.admission import Limits, ServerMetrics
+from splitveil.serve.batching import Batcher, BusyError, ClosingError
 
 Rows = NDArray[np.float32]
 

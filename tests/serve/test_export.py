@@ -2,6 +2,10 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +17,20 @@ from numpy.typing import NDArray
 from serve.conftest import Exported
 from torch import Tensor, nn
 
-from splitveil.errors import ExportError
+from splitveil.errors import ExportError, RunError
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.split import SplitModel
+from splitveil.provenance import model_hash
 from splitveil.serve import export
 from splitveil.serve.client import Client
-from splitveil.serve.export import audit_summary, export_model, measure_parity, write_attacker
+from splitveil.serve.export import (
+    audit_summary,
+    check_target,
+    export_model,
+    measure_parity,
+    new_folder,
+    write_attacker,
+)
 from splitveil.serve.manifest import (
     ATTACKER,
     CLIENT,
@@ -26,9 +38,7 @@ from splitveil.serve.manifest import (
     FILE,
     SERVER,
     OnnxHalf,
-    check_target,
     load_half,
-    new_folder,
     open_half,
     read_manifest,
     sha256,
@@ -84,7 +94,10 @@ def test_the_manifest_tells_what_was_exported(exported: Exported) -> None:
     assert found == exported.manifest
     assert (found.name, found.image_shape, found.wire_shape) == ("digits", (1, 8, 8), (8, 4, 4))
     assert found.stages == ({"kind": "gaussian", "std": 0.05},)
-    assert (found.num_classes, found.audit) == (10, {"leakage": 0.25})
+    assert found.num_classes == 10
+    assert found.audit == {
+        "leakage": 0.25, "audit": {"model": model_hash(exported.model)}, "noise_std": 0.05
+    }  # fmt: skip
     assert found.parity["logits_max_abs_diff"] <= 1e-4
     assert found.versions["torch"] == torch.__version__
     files = {p for p in exported.folder.rglob("*") if p.is_file() and p.name != FILE}
@@ -187,11 +200,55 @@ def test_a_failure_leaves_the_old_export_and_nothing_else(tmp_path: Path) -> Non
     target = tmp_path / "e"
     target.mkdir()
     (target / FILE).write_text("old")
-    with pytest.raises(RuntimeError, match="power cut"), new_folder(target) as place:  # noqa: PT012
+    begun = new_folder(target, overwrite=True)
+    with pytest.raises(RuntimeError, match="power cut"), begun as place:  # noqa: PT012
         (place / FILE).write_text("half")
         raise RuntimeError("power cut")
     assert (target / FILE).read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["e"]
+
+
+def killed_export(target: Path) -> None:
+    """A process that fills the folder and is killed before it is done."""
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom splitveil.serve.export import new_folder\n"
+        "with new_folder(Path(sys.argv[1]), overwrite=True) as place:\n"
+        "    (place / 'half').write_text('half')\n    os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(target)], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_the_next_export_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    target = tmp_path / "e"
+    killed_export(target)
+    assert not target.exists()
+    with new_folder(target, overwrite=False) as place:
+        (place / FILE).write_text("whole")
+    assert [p.name for p in tmp_path.iterdir()] == ["e"]
+    assert [p.name for p in target.iterdir()] == [FILE]
+
+
+def test_an_export_killed_between_its_two_renames_is_put_back(tmp_path: Path) -> None:
+    old = tmp_path / ".e.new" / "old"
+    old.mkdir(parents=True)
+    (old / FILE).write_text("old")
+    with (
+        pytest.raises(ExportError, match=r"exists already; .* --overwrite"),
+        new_folder(tmp_path / "e", overwrite=False),
+    ):
+        pass
+    assert (tmp_path / "e" / FILE).read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["e"]
+
+
+def test_two_exports_to_one_folder_do_not_mix(tmp_path: Path) -> None:
+    with (
+        new_folder(tmp_path / "e", overwrite=True),
+        pytest.raises(RunError, match=r"another process exports to .*; wait until it ends"),
+        new_folder(tmp_path / "e", overwrite=True),
+    ):
+        pass
 
 
 def test_a_full_disk_puts_the_old_export_back(
@@ -208,7 +265,10 @@ def test_a_full_disk_puts_the_old_export_back(
         true(a, b)
 
     monkeypatch.setattr(os, "rename", rename)
-    with pytest.raises(ExportError, match="No space left on device"), new_folder(target):
+    with (
+        pytest.raises(ExportError, match="No space left on device"),
+        new_folder(target, overwrite=True),
+    ):
         pass
     assert (target / FILE).read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["e"]
@@ -235,6 +295,44 @@ def test_the_callers_model_is_left_as_it_is(tmp_path: Path) -> None:
             (1, 2, 2), tmp_path / "f", name="a",
         )  # fmt: skip
     assert not (tmp_path / "f").exists()
+
+
+@pytest.mark.usefixtures("without_exporter")
+def test_a_verdict_about_another_model_is_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    audited, other = tiny_model(), tiny_model()
+    for model in (model_hash(other), None):
+        found = audit_summary({"leakage": 0.1, "audit": {"model": model}})
+        with pytest.raises(
+            ExportError, match=rf"about model {model}, but .* {model_hash(audited)}"
+        ):
+            export_model(audited, (1, 2, 2), tmp_path / "e", name="a", audit=found)
+        assert not list(tmp_path.iterdir())
+    found = audit_summary({"leakage": 0.1, "audit": {"model": model_hash(audited)}})
+    made = export_model(audited, (1, 2, 2), tmp_path / "e", name="a", audit=found)
+    assert made.audit == found | {"noise_std": 0.1}
+
+
+def texts(part: Any) -> Iterator[str]:  # noqa: ANN401 - protobuf has no types
+    """Every text in an ONNX file, but not the numbers of its tensors."""
+    for field, value in part.ListFields():
+        for one in (
+            value if isinstance(value, Sequence) and not isinstance(value, bytes) else [value]
+        ):
+            if hasattr(one, "ListFields"):
+                yield from texts(one)
+            elif field.name != "raw_data" and isinstance(one, str | bytes):
+                yield one if isinstance(one, str) else one.decode()
+
+
+def test_no_file_holds_a_path_a_stack_trace_or_a_name_of_its_maker(exported: Exported) -> None:
+    for path in exported.folder.rglob("*.onnx"):
+        content = path.read_bytes()
+        for word in (b"site-packages", b".py", b"forward", b"torch.", b"File ", b"stack"):
+            assert word not in content, (path.name, word)
+        found = list(texts(onnx.load_from_string(content)))
+        assert "image" in found or "z" in found
+        assert not [t for t in found if "/" in t or "\\" in t or "\n" in t]
 
 
 def test_the_verdict_is_the_records_claim() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from serve.test_serve_commands import call, error, run, without_exporter
+from serve.test_serve_commands import call, error, own_hash, run, without_exporter
 from test_public_api import RECORD
 from torch import nn
 
@@ -94,7 +94,8 @@ def test_export_takes_the_attacker_along(
         (place / ATTACKER).write_bytes(b"attacker")
         return {"attacker_max_abs_diff": 0.0}
 
-    monkeypatch.setattr(sv.Run, "record", record())
+    audit = {"profile": "smoke", "aux": "train", "model": own_hash(run)}
+    monkeypatch.setattr(sv.Run, "record", record(audit=audit))
     monkeypatch.setattr(serving, "write_attacker", write)
     result = call(*words)
     assert result.exit_code == 0, result.output

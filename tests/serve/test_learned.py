@@ -1,9 +1,8 @@
 """Clients with learned stages: what was trained is what is exported and what runs."""
 
-import json
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +127,10 @@ def test_a_changed_noise_file_or_a_false_total_is_refused(made: Learned, tmp_pat
     with pytest.raises(ExportError, match="not the file that was exported"):
         Client(tmp_path, "http://localhost:1")
     (tmp_path / "noise-1.f32").write_bytes(content)
-    data = json.loads((tmp_path / FILE).read_text())
-    data["stages"][1]["std"] *= 2
-    data["noise_std"] = math.hypot(0.05, data["stages"][1]["std"])
-    (tmp_path / FILE).write_text(json.dumps(data))
+    told = read_manifest(tmp_path)
+    first, second = told.stages
+    louder = replace(told, stages=(first, second | {"std": 2 * second["std"]}))
+    (tmp_path / FILE).write_text(louder.to_json())
     with pytest.raises(ExportError, match=r"adds noise of std .* the manifest says"):
         Client(tmp_path, "http://localhost:1")
 

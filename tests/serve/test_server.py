@@ -20,6 +20,7 @@ from serve.made import CLASSES, SHAPE, head, manifest, pictures, write_export
 from splitveil.errors import ServerError
 from splitveil.serve.admission import Limits
 from splitveil.serve.client import Client
+from splitveil.serve.kserve import EXTENSIONS
 from splitveil.serve.server import Tls, address, listen, load_app, make_app, running
 from splitveil.serve.transport import HttpTransport
 
@@ -72,7 +73,7 @@ def test_tritons_own_client_reads_health_and_metadata(url: str) -> None:
     assert client.is_server_ready()
     assert client.is_model_ready(NAME, headers=bearer())
     assert not client.is_model_ready("other", headers=bearer())
-    assert client.get_server_metadata(headers=bearer())["extensions"] == ["binary_tensor_data"]
+    assert client.get_server_metadata(headers=bearer())["extensions"] == EXTENSIONS
     assert client.get_model_metadata(NAME, headers=bearer())["inputs"][0]["shape"] == [-1, *SHAPE]
     client.close()
 

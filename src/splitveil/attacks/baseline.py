@@ -30,7 +30,16 @@ def class_means(aux: Labelled, num_classes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class MeanImage:
-    """Answers the mean aux image, whatever was sent."""
+    """Answers the mean aux image, whatever was sent.
+
+    Args:
+        access: Sees nothing.
+        min_aux: Fewest aux images, ≥ 1.
+        effort: Its share of the progress bar, > 0.
+
+    >>> MeanImage().access
+    <Access.NONE: 'none'>
+    """
 
     access: Access = Access.NONE
     min_aux: int = 1
@@ -53,7 +62,16 @@ class MeanImage:
 
 @dataclass(frozen=True)
 class ClassMean:
-    """Answers the mean aux image of the class the server predicts: what the answer alone gives."""
+    """Answers the mean aux image of the class the server predicts: what the answer alone gives.
+
+    Args:
+        access: Sees the server's answer alone.
+        min_aux: Fewest aux images, ≥ 1.
+        effort: Its share of the progress bar, > 0.
+
+    >>> ClassMean().access
+    <Access.LABEL: 'label'>
+    """
 
     access: Access = Access.LABEL
     min_aux: int = 1
@@ -106,7 +124,17 @@ def nearest_indices(
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest:
-    """Answers the mean of the `neighbours` aux images whose smashed data is nearest."""
+    """Answers the mean of the aux images whose smashed data is nearest.
+
+    Args:
+        access: Sees what is sent, and can send the aux images.
+        neighbours: How many aux images are averaged, ≥ 1.
+        min_aux: Fewest aux images, ≥ 1; at least `neighbours` are needed.
+        effort: Its share of the progress bar, > 0.
+
+    >>> Nearest(neighbours=3).access
+    <Access.BLACK_BOX: 'black-box'>
+    """
 
     access: Access = Access.BLACK_BOX
     neighbours: Count = 1

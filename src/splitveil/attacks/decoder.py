@@ -133,14 +133,30 @@ def _decode(net: nn.Module, z: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """Residual decoder N`blocks`C`width`, fresh channel noise at every step.
+    """Residual decoder z̃ → x, fitted on aux with fresh channel noise at every step.
 
-    `loss` is what it minimises: "mse"; "ssim", 1 − SSIM and a little MSE; "perceptual", MSE and
-    the distance between features of a classifier fitted on aux for `feature_steps`. `schedule`
-    "one-cycle" is AdamW on a one-cycle schedule; "cosine" is the published setting, Adam with L2
-    decay and a cosine down to a hundredth. The budget (`epochs`, `batch_size`, `min_steps`) is
-    fixed by the profile, never by the defence; small aux sets get more epochs until `min_steps`
-    is reached. `fused` has torch compile the network on a GPU.
+    Its budget is fixed by the profile, never by the defence.
+
+    Args:
+        access: Sees what is sent, and can send the aux images.
+        loss: What it minimises: "mse"; "ssim", 1 − SSIM and a little MSE; "perceptual", MSE and
+            the distance between features of a classifier fitted on aux.
+        width: Channels of a layer, ≥ 1.
+        blocks: Residual blocks, ≥ 0.
+        epochs: Passes over aux, ≥ 0.
+        min_steps: Least number of steps; a small aux set gets more epochs until it is reached.
+        batch_size: Images per step, ≥ 2.
+        lr: Peak learning rate, > 0.
+        weight_decay: Decay of the weights, ≥ 0.
+        schedule: "one-cycle" is AdamW on a one-cycle schedule; "cosine" is the published setting,
+            Adam with L2 decay and a cosine down to a hundredth.
+        feature_steps: Steps of the classifier for the perceptual loss, ≥ 0.
+        min_aux: Fewest aux images, ≥ 2.
+        effort: Its share of the progress bar, > 0.
+        fused: Whether torch compiles the network on a GPU.
+
+    >>> Decoder(width=32, blocks=2).summary
+    'Residual decoder N2C32, mse loss, fresh noise.'
     """
 
     access: Access = Access.BLACK_BOX

@@ -36,6 +36,16 @@ class KQuery:
     """Averages `repeats` sendings of the same image, then reconstructs with `inner`.
 
     `inner` is fitted on averages too, so it meets the noise it will see.
+
+    Args:
+        access: Sees several sendings of each image.
+        repeats: How often each image is sent, k ≥ 1.
+        inner: A black-box attack.
+        min_aux: Fewest aux images, ≥ 1.
+        effort: Its share of the progress bar, > 0.
+
+    >>> KQuery(repeats=4).repeats
+    4
     """
 
     access: Access = Access.REPEATS

@@ -48,7 +48,17 @@ def ridge(
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """Closed-form ridge regression z̃ → x; the penalty is picked on a tenth of aux."""
+    """Closed-form ridge regression z̃ → x; the penalty is picked on a tenth of aux.
+
+    Args:
+        access: Sees what is sent, and can send the aux images.
+        penalties: Values of λ ≥ 0 to choose from, relative to the mean variance of z̃.
+        min_aux: Fewest aux images, ≥ 10.
+        effort: Its share of the progress bar, > 0.
+
+    >>> len(Linear().penalties)
+    6
+    """
 
     access: Access = Access.BLACK_BOX
     penalties: tuple[float, ...] = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)

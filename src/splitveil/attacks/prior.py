@@ -231,13 +231,24 @@ class Posterior:
 class Prior(ImageSearch):
     """Per image, the likeliest drawing of a generative prior fitted on aux, then refined.
 
-    The prior is `Factors`: a factor model of each class (the server's answer says which), in
-    closed form with `factors` latents, sharpened by a network if `net_steps` > 0. Adam minimises
-    `Posterior` for `steps` from several latents: those of the reconstructions of `start` and of
-    the linear attack, 0, and `restarts` draws of the prior. The one with the least value is kept,
-    and the image moved from there for `refine` steps with a pull back to the prior's range. The
-    answer lies on the way from the better of the two reconstructions to what was found, at the
-    share that is best on a tenth of aux kept from all fits (`calibrate`; else at its end).
+    The prior is a `FactorModel` of each class (the server's answer says which). Adam minimises
+    `Posterior` from several latents: those of the reconstructions of `start` and of the linear
+    attack, 0, and random draws of the prior. The one with the least value is kept, and the image
+    moved from there with a pull back to the prior's range. The answer lies on the way from the
+    better of the two reconstructions to what was found, at the share that is best on a tenth of
+    aux kept from all fits.
+
+    Args:
+        steps: Steps of Adam on the latents, ≥ 1.
+        lr: Its learning rate, ≥ 0.
+        factors: Latents of a class, ≥ 1.
+        net_steps: Steps of a network that sharpens the prior; 0: none.
+        refine: Steps on the pixels afterwards, ≥ 0.
+
+    The other arguments are those of `ImageSearch`.
+
+    >>> Prior(factors=16).access
+    <Access.WHITE_BOX: 'white-box'>
     """
 
     steps: Count = 150

@@ -402,12 +402,21 @@ def scaled(search: S, values: int, scored: int) -> S:
 class Rmle(ImageSearch):
     """Per image, the x̂ in [0, 1] whose smashed data would best explain what was observed.
 
-    Minimises `Energy` by `steps` of Adam from several starts: the reconstructions of `start` and
-    of the linear attack, the mean aux image, and `restarts` random aux images. Of the starts and
-    the places they lead to, the one with the least energy is kept. The prior mean x₀ is one of the
-    two reconstructions, whichever does better on a tenth of aux kept from both; `calibrate` finds
-    there too which share of the way from x₀ to x̂ is best, as x₀ has seen the noise already.
-    Without a gradient through the encoder the best start is kept.
+    Adam minimises `Energy` from several starts: the reconstructions of `start` and of the linear
+    attack, the mean aux image, and random aux images. Of the starts and the places they lead to,
+    the one with the least energy is kept. The prior mean x₀ is one of the two reconstructions,
+    whichever does better on a tenth of aux kept from both; there `calibrate` also finds which share
+    of the way from x₀ to x̂ is best, as x₀ has seen the noise already. Without a gradient through
+    the encoder the best start is kept.
+
+    Args:
+        tv: Weight of the total variation, ≥ 0.
+        prior: Weight of the distance from x₀, ≥ 0.
+
+    The other arguments are those of `ImageSearch`.
+
+    >>> Rmle(steps=10).access
+    <Access.WHITE_BOX: 'white-box'>
     """
 
     tv: NonNegative = 1.0

@@ -109,9 +109,26 @@ def generator_loss(fake: Tensor, guess: Tensor, x: Tensor, pixel_weight: float) 
 class Wgan:
     """A decoder fitted on aux, then pushed by a critic of real images (WGAN-GP) and by the MSE.
 
-    The critic learns at every step, the generator at every `n_critic`-th. The rates follow the
-    published schedule, a cosine that the run leaves half-way down. `start` is fitted first, on the
-    same aux and with the MSE; its size is the generator's. The last weights are used.
+    The rates follow the published schedule, a cosine that the run leaves half-way down. The last
+    weights are used.
+
+    Args:
+        access: Sees what is sent, and can send the aux images.
+        start: The decoder that is fitted first, with the MSE; its size is the generator's.
+        width: Channels of the critic's first layer, ≥ 1.
+        epochs: Passes over aux, ≥ 0.
+        min_steps: Least number of steps; a small aux set gets more epochs until it is reached.
+        batch_size: Images per step, ≥ 2.
+        n_critic: Steps of the critic for one of the generator, ≥ 1.
+        critic_lr: Adam's learning rate for the critic, ≥ 0.
+        generator_lr: Adam's learning rate for the generator, ≥ 0.
+        penalty: Weight of the gradient penalty, ≥ 0.
+        pixel_weight: Weight of the MSE in the generator's loss, ≥ 0.
+        min_aux: Fewest aux images, ≥ 2.
+        effort: Its share of the progress bar, > 0.
+
+    >>> Wgan(pixel_weight=10.0).summary
+    'Decoder N8C64, then WGAN-GP and 10·MSE, fresh noise.'
     """
 
     access: Access = Access.BLACK_BOX

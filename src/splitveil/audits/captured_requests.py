@@ -29,6 +29,7 @@ from splitveil.serve.manifest import CLIENT_INT8, LOGITS, WIRE, load_half, read_
 from splitveil.serve.transport import Transport, read_capture
 from splitveil.serve.wire import TensorSpec, decode_request
 from splitveil.threat import Labelled
+from splitveil.untrusted import parse_json
 
 AGAIN = 256  # images that the client sends again after a restart
 ADDRESS = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/infer")
@@ -65,7 +66,7 @@ def read_captured(file: Path, shape: Sequence[int], most: int) -> CapturedData:
     digest, size, beside, paths = hashlib.sha256(), 0, set[str](), set[str]()
     for number, sent in enumerate(read_capture(file), start=1):
         try:
-            request = decode_request(sent.body, sent.header_length, spec, LOGITS, most)
+            request = decode_request(sent.body, sent.header_length, spec, LOGITS, most, twice=[])
         except WireError as err:
             raise WireError(f"call {number} of {file}: {err}") from err
         rows.append(torch.from_numpy(np.array(request.rows)))
@@ -106,17 +107,12 @@ def unexpected_fields(body: bytes, header_length: str | None) -> list[str]:
     """
     twice: list[str] = []
 
-    def unique(pairs: list[tuple[str, object]]) -> Json:
-        # Of two values with one name a JSON reader keeps the last, and nobody sees the first.
-        names = [name for name, _ in pairs]
-        twice.extend(f"{n} given twice" for n in dict.fromkeys(names) if names.count(n) > 1)
-        return dict(pairs)
-
     text = body if header_length is None else body[: int(header_length)]
-    head = json.loads(text, object_pairs_hook=unique)
+    # Of two values with one name a JSON reader keeps the last, and nobody sees the first.
+    head = parse_json(text, twice=twice)
     tensor, output = head["inputs"][0], (head.get("outputs") or [{}])[0]
     parts = (head, head.get("parameters", {}), tensor, tensor.get("parameters", {}), output)
-    return twice + [
+    return [f"{name} given twice" for name in twice] + [
         f"{name} in {where}"
         for (where, known), part in zip(EXPECTED.items(), parts, strict=True)
         for name in part
@@ -133,6 +129,7 @@ def send_and_capture(
     token: str | None = None,
     ca_file: Path | None = None,
     int8: bool = False,
+    allow_no_noise: bool = False,
     waiting: Callable[[str, float], None] = lambda problem, seconds: None,
 ) -> list[Path]:
     """Send images with the export's client; returns two captures in `folder`.
@@ -147,6 +144,7 @@ def send_and_capture(
         token: Bearer token of the server.
         ca_file: Certificates that the server's is checked with.
         int8: Whether to use the client in eight bits.
+        allow_no_noise: Whether the export may send features without noise, as the run does.
         waiting: Told of a problem and the seconds until the next try.
     """
     from splitveil.serve.client import Client
@@ -160,7 +158,7 @@ def send_and_capture(
         for file, some in zip(files, (images, images[:AGAIN]), strict=True):
             with Client(
                 export, server, token=token, ca_file=ca_file, int8=int8, waiting=waiting,
-                capture=Path(scratch) / file.name,
+                allow_no_noise=allow_no_noise, capture=Path(scratch) / file.name,
             ) as client:  # fmt: skip
                 client.infer(some.cpu().numpy())
         for file in files:  # an earlier audit's captures are replaced when both are complete

@@ -130,6 +130,9 @@ def run_attacks(
 
     Returns:
         The attempts by name, in the order of the attacks.
+
+    Example:
+        `strongest(run_attacks(target, {"mean": MeanImage()}))["mse"]`
     """
     _check_target(target, attacks)
     efforts = {name: float(getattr(a, "effort", 1.0)) for name, a in attacks.items()}
@@ -277,7 +280,19 @@ def comparable(attempts: Mapping[str, Attempt]) -> dict[str, Attempt]:
 
 
 def strongest(attempts: Mapping[str, Attempt]) -> Json:
-    """Per metric the best mean of an attack and, under `METRIC_by`, its name: the headline."""
+    """Per metric the best mean of an attack and, under `METRIC_by`, its name: the headline.
+
+    Args:
+        attempts: Results of the attacks by name. Only those that saw one draw of every scored image
+            are compared.
+
+    Returns:
+        `mse`, `psnr` (dB), `ssim` and the other metrics, None where no attack has one; and
+        `mse_by`, `psnr_by`, ….
+
+    >>> strongest({})["mse_by"] is None
+    True
+    """
     scores = {name: a.scores() for name, a in comparable(attempts).items()}
     best: Json = {}
     for metric, sign in BETTER.items():
@@ -351,6 +366,13 @@ def label_only_mse(aux: Labelled, scored: Labelled, num_classes: int) -> float:
         aux: Images the attacker knows.
         scored: Images that are guessed.
         num_classes: How many classes there are.
+
+    Returns:
+        The squared error per pixel, in [0, 1]; 0 where all images of a class are equal.
+
+    >>> x = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
+    >>> label_only_mse(Labelled(x, torch.tensor([0, 0])), Labelled(x, torch.tensor([0, 0])), 1)
+    0.25
     """
     means = class_means(aux, num_classes)
     return float(metrics.mse(scored.images, means[scored.labels].clamp(0, 1)).mean())

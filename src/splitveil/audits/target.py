@@ -31,6 +31,7 @@ from splitveil.threat import (
     same_shape,
     without_nan,
 )
+from splitveil.untrusted import parse_json
 
 SHOWN = 10
 NO_ANSWER = "–"  # the class that stands for every answer where there is no server
@@ -55,11 +56,12 @@ class Target:
         head: The server's half, from z̃ to logits (n, classes); None if there is no server. The
             target holds a copy in eval mode.
         classes: Names of the classes.
-        aux: Images the attacker fits on; `knowledge` names them.
+        aux: Images the attacker fits on, floats in [0, 1].
         scored: Images that are attacked.
         seed: Seed of the attacks.
         identity: Names model and data by their content. Finished attacks can be stored under it.
         captured: What was really sent for the scored images; None to send them through the victim.
+        knowledge: What the attacker knows, which names `aux`: train, held-out, test90 or val.
         test: Images on which the accuracy is measured; None for the scored ones.
         members: Images that were trained on, or why none are known.
         outsiders: Images that were not trained on.
@@ -69,6 +71,9 @@ class Target:
         unfinished: How far the training came, if it did not end.
         wire: Makes the part of the record on captured requests from the attempts on them; empty
             where nothing was captured.
+
+    Example:
+        `Target(victim=model.victim(), head=model.head, classes=("a", "b"), aux=aux, scored=scored)`
     """
 
     victim: Victim
@@ -214,6 +219,12 @@ class Attempt:
         rows: Positions of the m images among the scored ones.
         scored: How many scored images there are.
         images: The reconstructions, uint8 (m, c, h, w).
+        mse: Squared error per pixel of images in [0, 1].
+        psnr: −10 log10 of it, dB.
+        ssim: Structural similarity in [−1, 1], reflected borders; None for images under 6 pixels.
+        ssim_zeropad: The same with borders of zeros.
+        ssim_valid: The same without borders; None for images under 11 pixels.
+        lpips: Perceptual distance, ≥ 0; None where the library is not installed.
         right: Whether the server's answer is right when they are sent; None without a server.
         repeats: How often each image was sent.
         curve: Training loss of each epoch.
@@ -221,6 +232,9 @@ class Attempt:
         keeps_aux: Whether the attack answers with images that it keeps from aux; then `aux_mse`
             says nothing about overfitting.
         seconds: How long it took.
+
+    Example:
+        `run_attacks(target, {"linear": Linear()})["linear"].scores().mse`
     """
 
     access: str
@@ -300,10 +314,10 @@ def from_bytes(blob: bytes, device: torch.device) -> Attempt | None:
     try:
         tensors = load(blob)
         size = int.from_bytes(blob[:8], "little")
-        header = json.loads(blob[8 : 8 + size])["__metadata__"]
+        header = parse_json(blob[8 : 8 + size])["__metadata__"]
         if header["sha256"] != _digest(tensors, header["attempt"]):
             return None
-        meta: Json = json.loads(header["attempt"])
+        meta: Json = parse_json(header["attempt"])
         meta |= {name: value.to(device) for name, value in tensors.items()}
         return Attempt(**meta | {"curve": tuple(meta["curve"])})
     except (SafetensorError, ValueError, KeyError, TypeError):

@@ -166,7 +166,8 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
     def send(images: Any) -> list[Path]:  # noqa: ANN401 - a Tensor, but torch is imported late
         return captured_requests.send_and_capture(
             find_export(run), sources[0], images, folder, token=read_token(token_file),
-            ca_file=ca, int8=int8, waiting=retry_notice(sources[0]),
+            ca_file=ca, int8=int8, allow_no_noise=loaded.noise_std == 0,
+            waiting=retry_notice(sources[0]),
         )  # fmt: skip
 
     captures = send if live else [Path(source) for source in sources]

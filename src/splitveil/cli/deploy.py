@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TokenFile = Annotated[OptPath, Option(help="File with the token (default: $SPLITVEIL_TOKEN).")]
 Certificates = Annotated[OptPath, Option(help="PEM certificates to trust for TLS.")]
 
+NoNoise = Annotated[bool, Option("--allow-no-noise", help="Accept an export that adds no noise.")]
+
 TOKEN_VARIABLE = "SPLITVEIL_TOKEN"  # noqa: S105 - the name of a variable
 NOTICE_SECONDS = 1.0  # a pause this long is announced; shorter ones would only be noise
 PICTURE_MODES = {1: ("1", "L"), 3: ("RGB",)}  # by channels; converting others loses something
@@ -96,6 +98,7 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     max_delay_ms: Annotated[float, Option(help="Milliseconds a row waits for others.")] = 2.0,
     max_waiting: Annotated[int, Option(help="Rows that may wait; others get a 429.")] = 1024,
     threads: Annotated[int, Option(min=0, max=1024, help="Threads; 0: one per core.")] = 0,
+    allow_no_noise: NoNoise = False,
     json_: console.JsonFlag = False,
 ) -> None:
     """Serve the server's half over HTTP (KServe v2 protocol), with a page for browsers.
@@ -116,7 +119,10 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     tls = Tls(certificate=tls_cert, key=tls_key) if tls_cert and tls_key else None
     token = read_token(token_file)
     limits = Limits(max_batch=max_batch, max_delay=max_delay_ms / 1000, max_waiting=max_waiting)
-    app = load_app(find_export(path), limits=limits, token=token, threads=threads)
+    app = load_app(
+        find_export(path), limits=limits, token=token, threads=threads,
+        allow_no_noise=allow_no_noise,
+    )  # fmt: skip
     if host not in ("127.0.0.1", "::1", "localhost") and (token is None or tls is None):
         console.warn(f"listening on {host} without {'a token' if token is None else 'TLS'}")
 
@@ -138,6 +144,7 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     ca: Certificates = None,
     int8: Annotated[bool, Option("--int8", help="Use the client in 8-bit integers.")] = False,
     capture: Annotated[OptPath, Option(help="Keep what is sent, for `audit-wire`.")] = None,
+    allow_no_noise: NoNoise = False,
     json_: console.JsonFlag = False,
 ) -> None:
     """Classify images: the client runs here, and only its noisy features go to the server.
@@ -155,7 +162,7 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     pixels = np.stack([read_picture(path, shape) for path in images])
     with Client(
         export_dir, server, token=read_token(token_file), ca_file=ca, int8=int8, capture=capture,
-        waiting=retry_notice(server),
+        allow_no_noise=allow_no_noise, waiting=retry_notice(server),
     ) as client:  # fmt: skip
         try:
             client.meet()

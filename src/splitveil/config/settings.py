@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import tomllib
 import types
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from splitveil.errors import ConfigError, unknown
+from splitveil.untrusted import MAX_SETTINGS, parse_toml, read_text
 
 Value = bool | int | float | str | None | list[Any]
 # Python writes .5 and 5. where TOML wants 0.5 and 5.0; --set accepts both.
@@ -33,8 +33,8 @@ def parse_pair(text: str) -> tuple[str, Value]:
     if not equals or not key.strip():
         raise ConfigError(f"--set takes key=value, got '{text}'; write for example --set lambd=0.3")
     try:
-        value: Value = tomllib.loads(f"v = {raw.strip()}")["v"]
-    except tomllib.TOMLDecodeError:
+        value: Value = parse_toml(f"v = {raw.strip()}")["v"]
+    except ValueError:
         value = float(raw) if _SHORT.fullmatch(raw.strip()) else raw.strip()
     return key.strip(), value
 
@@ -53,10 +53,10 @@ def parse_pairs(texts: Sequence[str]) -> dict[str, Value]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file into a table."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(read_text(path, MAX_SETTINGS))
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError(f"cannot read the settings file {path}: {err}; check the path") from err
-    except tomllib.TOMLDecodeError as err:
+    except ValueError as err:
         raise ConfigError(
             f"{path} is not valid TOML: {err}; put strings in quotes, and write a digit on each "
             "side of a decimal point (0.5, not .5)"

@@ -35,7 +35,7 @@ Arrays = tuple[np.ndarray, np.ndarray]  # images (n, c, h, w) uint8 and labels (
 class Dataset:
     """Images (n, c, h, w) uint8 and labels (n,) int64, checked when built.
 
-    Attributes:
+    Args:
         name: The name that `load` was given.
         images: Bytes 0 to 255, grey (c = 1) or RGB (c = 3).
         labels: From 0 to the number of classes minus 1.
@@ -48,6 +48,11 @@ class Dataset:
         flip: Whether mirroring keeps the label.
         whole: Whether all images are used together and nothing is trained, so that the parts may
             be of any size.
+
+    >>> from splitveil.data import load
+    >>> digits = load("digits")
+    >>> len(digits), digits.image_shape, digits.num_classes
+    (1797, (1, 8, 8), 10)
     """
 
     name: str
@@ -342,11 +347,14 @@ class Counts:
 class ReadRequest:
     """What a reader is given.
 
-    Attributes:
+    Args:
         root: The data folder, with archives.
         path: The user's own files, from `name:PATH`.
         progress: Called while files are downloaded or decoded.
         whole: As in `Dataset`.
+
+    >>> ReadRequest(root=Path("/data")).path is None
+    True
     """
 
     root: Path
@@ -363,7 +371,17 @@ class ReadRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """An entry of the catalogue: a description, the reader, and whether it needs a path."""
+    """An entry of the catalogue.
+
+    Args:
+        summary: One line for `splitveil datasets`.
+        read: Makes the dataset.
+        needs_path: Whether it is named with a path, as in `folder:PATH`.
+
+    >>> from splitveil.data import DATASETS
+    >>> [name for name, source in DATASETS.items() if source.needs_path]
+    ['folder', 'npz']
+    """
 
     summary: str
     read: Callable[[ReadRequest], Dataset]

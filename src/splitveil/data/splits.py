@@ -28,7 +28,19 @@ HASH_DIGITS = 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Splits:
-    """Four disjoint, sorted sets of indices into `Dataset.images`; train and test are not empty."""
+    """Four disjoint, sorted sets of indices into `Dataset.images`; train and test are not empty.
+
+    Args:
+        train: Images that a run is trained on (a,).
+        val: Images that settings are chosen by (b,).
+        test: Images that a result is measured on (c,).
+        held_out: Images that only the attacker has (d,).
+
+    >>> none = torch.arange(0)
+    >>> sets = Splits(train=torch.arange(3), val=none, test=torch.arange(3, 5), held_out=none)
+    >>> sets.sizes()
+    {'train': 3, 'val': 0, 'test': 2, 'held_out': 0}
+    """
 
     train: Int64[Tensor, " a"]
     val: Int64[Tensor, " b"]
@@ -65,9 +77,16 @@ class Splits:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AuxView:
-    """What an attacker of some knowledge level fits on (`aux`) and is scored on (`scored`).
+    """What an attacker of some knowledge level fits on and is scored on.
 
-    `val` is here for a check only: it chose the defence, so no attacker may fit on it.
+    Args:
+        aux: Images it fits on (a,).
+        scored: Images it is scored on (s,).
+        val: For a check only (v,): these images chose the defence, so no attacker may fit on them.
+        knowledge: The level: train, held-out, test90 or val.
+
+    Example:
+        `aux_view(dataset, splits, "train").aux`
     """
 
     aux: Int64[Tensor, " a"]
@@ -142,6 +161,12 @@ def aux_view(dataset: Dataset, splits: Splits, knowledge: str, split_seed: int =
 
     Returns:
         Disjoint index sets.
+
+    >>> from splitveil.data import load
+    >>> digits = load("digits")
+    >>> view = aux_view(digits, make_splits(digits), "test90")
+    >>> len(view.aux), len(view.scored)
+    (323, 36)
     """
     if knowledge not in KNOWLEDGE:
         raise ConfigError(unknown("knowledge level", knowledge, KNOWLEDGE))

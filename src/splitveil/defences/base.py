@@ -161,7 +161,13 @@ class Defence:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseOnly(Defence):
-    """Gaussian noise on the wire, in training and in deployment; no penalty."""
+    """Gaussian noise on the wire, in training and in deployment; no penalty.
+
+    The arguments are those of `Defence`.
+
+    >>> NoiseOnly(summary="").channel(0.1).noise_std
+    0.1
+    """
 
     @property
     def noisy(self) -> bool:
@@ -180,6 +186,12 @@ class Penalised(NoiseOnly):
     `estimator` is called with the size of the wire, the number of classes and every field that it
     has an argument for; its `noise_std` and `reg_strength` are the channel's noise. Fields named as
     in `PenaltyPlan`, or in `PLAN_FIELDS`, say when and how strongly the penalty acts.
+
+    Args:
+        lambd: Weight λ ≥ 0 of the penalty's gradient in the encoder; 0 switches it off.
+
+    Example:
+        `class PlainRate(Penalised): estimator: ClassVar = splitveil.surrogates.Rate`
     """
 
     estimator: ClassVar[Callable[..., nn.Module]]
@@ -245,6 +257,11 @@ class Stack(Defence):
 
     Args:
         parts: Names and defences.
+
+    The other arguments are those of `Defence`; `stack` fills them in.
+
+    >>> Stack(summary="", parts=(("noise", NoiseOnly(summary="")),)).noisy
+    True
     """
 
     parts: tuple[tuple[str, Defence], ...]

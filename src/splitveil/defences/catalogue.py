@@ -77,6 +77,12 @@ DEFENCES: Mapping[str, Defence] = {
 def find_defence(name: str) -> Defence:
     """The defence of a name, or a stack of several names joined by `+`.
 
+    Args:
+        name: A name that `splitveil defences` lists, or several joined by `+`.
+
+    Returns:
+        The defence with its default settings.
+
     >>> find_defence("noise+topk").noisy
     True
     """

@@ -19,6 +19,13 @@ class Cem(Penalised):
 
     The clusters are fitted at the end of every epoch, so the first epoch has no penalty.
 
+    Args:
+        clusters: Clusters of a class, ≥ 1.
+        w_lr: `cem` multiplies λ by 0.001/lr while lr ≥ 4.1e-4; `constant` does not.
+        ramp: Share of the run, in [0, 1], over which λ grows to its full size.
+
+    The other arguments are those of `Penalised` and of `KMeansCEM`.
+
     >>> Cem(summary="", lambd=8.0).penalty_plan().lambd
     8.0
     """
@@ -38,6 +45,12 @@ class Cem(Penalised):
 @dataclass(frozen=True, kw_only=True)
 class GatedAttention(Penalised):
     """Gaussian noise and a `GatedAttentionCEM` penalty; fields have the documents' names.
+
+    Args:
+        attention_loss_scale: Weight on encoder and attention alike, ≥ 0.
+        attention_warmup_epochs: Epochs without a penalty at the start, ≥ 0.
+
+    The other arguments are those of `Penalised`, `PenaltyPlan` and `GatedAttentionCEM`.
 
     >>> GatedAttention(summary="").penalty_plan().scale  # attention_loss_scale
     0.1
@@ -74,6 +87,12 @@ class GatedAttention(Penalised):
 @dataclass(frozen=True, kw_only=True)
 class SlotCross(Penalised):
     """Gaussian noise and a `SlotCrossAttentionCEM` penalty; fields have the documents' names.
+
+    Args:
+        attention_loss_scale: Weight on encoder and slots alike, ≥ 0.
+        attention_warmup_epochs: Epochs without a penalty at the start, ≥ 0.
+
+    The other arguments are those of `Penalised`, `PenaltyPlan` and `SlotCrossAttentionCEM`.
 
     >>> SlotCross(summary="").penalty_plan().warmup_epochs  # attention_warmup_epochs
     3

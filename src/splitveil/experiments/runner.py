@@ -41,11 +41,16 @@ from splitveil.data.dataset import fingerprint
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, unknown
 from splitveil.io import Json, Progress, ProgressPart, silent, write_text
 from splitveil.nets.clients import CLIENT_PREFIX
-from splitveil.record.schema import Record
+from splitveil.record.schema import Record, number, read_value, wrong
 from splitveil.runs import Run, fit, flush_denormals, load_checked_teacher
 from splitveil.threat import Attack
+from splitveil.untrusted import parse_json, read_text
 
 FILE = "trial.json"
+JOURNAL: Mapping[str, Any] = {  # what a finished trial is kept as, besides `found`
+    "label": str, "settings": Mapping[str, Any], "seed": int, "seconds": float, "error": str | None,
+    "run": str | None,
+}  # fmt: skip
 MAX_MESSAGE = 500
 RAY_BEYOND_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's name for it, on every system
 REACH_S = 5.0  # to wait for a cluster; Ray itself tries for minutes
@@ -279,10 +284,26 @@ def _write(trial: Trial, key: str) -> None:
 
 def read_trial(file: Path) -> Json:
     """The content of a trial's file; empty where there is none, or it is broken."""
-    with suppress(OSError, ValueError):
-        saved = json.loads(file.read_text(encoding="utf-8"))
-        return saved if isinstance(saved, dict) else {}
+    with suppress(OSError, ValueError, RunError):
+        return checked_trial(parse_json(read_text(file)))
     return {}
+
+
+def checked_trial(saved: object) -> Json:
+    """What a journal says of a trial; raises RunError naming what is missing or wrong.
+
+    The `trial.json` of version 0.1.0 has no label, and then less is needed.
+    """
+    entry = dict(read_value(Mapping[str, Any], saved, "trial"))
+    for key, kind in JOURNAL.items():
+        if entry.get(key) is None and "label" in entry and key not in ("run", "error"):
+            raise wrong(key, "there", None)
+        read_value(kind, entry.get(key), key)
+    found = read_value(Mapping[str, Any], entry.get("found"), "found")
+    for name in ("accuracy", "leakage") if entry.get("error") is None else ():
+        if number(found, name) is None:
+            raise wrong(f"found.{name}", "a finite number", found.get(name))
+    return entry
 
 
 def ranking_attacks(profile: str, only: Sequence[str] = ()) -> dict[str, Attack]:

@@ -32,6 +32,7 @@ from splitveil.experiments.runner import (
     Work,
     brief_epochs,
     check_ray,
+    checked_trial,
     ranking_attacks,
     read_trial,
     run_many,
@@ -42,6 +43,7 @@ from splitveil.nets.clients import require
 from splitveil.record.statistics import front, hypervolume, most_private
 from splitveil.rng import derive_seed
 from splitveil.runs import load_checked_teacher, load_teacher, splits_of, teacher_folder
+from splitveil.untrusted import parse_json, read_bytes, read_text
 
 log = logging.getLogger("splitveil")
 Settings = dict[str, Any]
@@ -335,7 +337,7 @@ def read_plan(folder: Path) -> SearchPlan:
     if not file.is_file():
         raise RunError(f"nothing to resume: {folder} holds no sweep; leave out --resume")
     try:
-        saved: Json = dict(json.loads(file.read_text(encoding="utf-8")))
+        saved: Json = dict(parse_json(read_text(file)))
         lists = {k: tuple(saved[k]) for k in ("defences", "vary", "attacks")}
         return SearchPlan(**saved | lists | _typed(saved))
     except (OSError, ValueError, KeyError, TypeError, ConfigError) as err:
@@ -461,23 +463,28 @@ def ended_trials(plan: SearchPlan, folder: Path) -> dict[str, Trial]:
         saved.append(read_trial(file) | {"run": file.parent.name})
     found = []
     for entry in saved:
-        if "label" in entry:  # else the file is broken, and its trial is run again
-            own = {key: entry[key] for key in ("label", "settings", "found", "error", "seconds")}
-            name = entry["run"] if entry["error"] is None else None
-            config = config_of(plan, own["label"].rpartition("/")[0], own["settings"], folder)
+        group, _, number = entry.get("label", "").rpartition("/")
+        # Else the file is broken or of another plan, and its trial is run again.
+        if group in plan.defences and number.isdecimal():
+            own: Json = {
+                k: entry.get(k) for k in ("label", "settings", "found", "error", "seconds")
+            }
+            name = entry.get("run") if own["error"] is None else None
+            config = config_of(plan, group, own["settings"], folder)
             found.append(Trial(config=replace(config, seed=entry["seed"], name=name), **own))
     return {trial.label: trial for trial in sorted(found, key=lambda t: _number(t.label))}
 
 
 def _old_journal(file: Path) -> list[Json]:
     """Trials as version 0.1.0 kept them, a line each; a killed process left the last one torn."""
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    text = read_bytes(file).decode("utf-8", errors="replace") if file.is_file() else ""
     found = []
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         try:
-            entry = json.loads(line)
-            found.append(entry | {"label": f"{entry['defence']}/{entry['number']}"})
-        except (ValueError, TypeError, KeyError) as err:
+            entry = parse_json(line)
+            label = {"label": f"{entry['defence']}/{entry['number']}"}
+            found.append(checked_trial(entry | label))
+        except (ValueError, TypeError, KeyError, RunError) as err:
             raise RunError(
                 f"{file}, line {number} is not a finished trial: {err}; remove that line, and its "
                 "trial is run again"

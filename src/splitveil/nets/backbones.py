@@ -84,6 +84,9 @@ def vgg11(
         bottleneck: Channels on the wire: a 3×3 convolution to them ends the client, one back begins
             the server. None leaves both and the sigmoid out.
 
+    Returns:
+        The entries in order, ready for `cut`.
+
     >>> from splitveil.nets import cut
     >>> client = cut(vgg11((3, 32, 32), 10), at=4)
     >>> client.macs((3, 32, 32)), client.client_params(), client.wire_shape((3, 32, 32))

@@ -34,7 +34,10 @@ class Net:
     Args:
         summary: One line for `splitveil nets`.
         build: Makes it from an image's shape (c, h, w) and the number of classes.
-        cut_at: How many of its stages the client gets.
+        cut_at: How many of its stages the client gets, ≥ 1.
+
+    >>> NETS["vgg11"].cut_at
+    4
     """
 
     summary: str

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import RunError
-from splitveil.io import Json, as_run_error, parse, write_text
+from splitveil.io import Json, as_run_error, write_text
 from splitveil.record.schema import Record, read_record, read_value, text, unpack, wrong
+from splitveil.untrusted import parse_json, read_text
 
 Pixels = NDArray[np.uint8]  # (n, c, h, w)
 
@@ -133,7 +134,7 @@ def read_run(path: Path, *, audited: bool = True) -> RunFiles:
 def _read_text(path: Path) -> str | None:
     """The text of a file, or None if there is no file."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as err:
@@ -146,7 +147,7 @@ def _read_object(path: Path) -> Json | None:
     if content is None:
         return None
     try:
-        data = parse(content)
+        data = parse_json(content, lenient=True)
     except ValueError as err:
         raise RunError(f"{path} is not valid JSON ({err}); audit the run again") from err
     if not isinstance(data, dict):
@@ -166,7 +167,7 @@ def _read_epochs(path: Path) -> tuple[Json, ...]:
     epochs: dict[float, Json] = {}
     for number, line in enumerate(lines, start=1):
         try:
-            entry = parse(line)
+            entry = parse_json(line, lenient=True)
         except ValueError as err:
             if number == len(lines):  # cut off by a kill
                 break
@@ -188,7 +189,7 @@ def last_epoch(folder: Path) -> dict[str, Any]:
 def saved_class_names(path: Path, num_classes: int) -> tuple[str, ...]:
     """Names of the classes in the gallery of a run; empty if there is none or it is broken."""
     try:
-        found = list(json.loads((path / "gallery.json").read_text(encoding="utf-8"))["classes"])
+        found = list(parse_json(read_text(path / "gallery.json"), lenient=True)["classes"])
     except (OSError, ValueError, KeyError, TypeError):
         return ()
     return tuple(map(str, found)) if len(found) == num_classes else ()

@@ -19,6 +19,7 @@ from splitveil.errors import RunError
 from splitveil.record.files import RunFiles
 from splitveil.record.schema import Record, leaves, number, parse_record, per_image_mse, text
 from splitveil.table import NOTHING
+from splitveil.untrusted import read_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -136,7 +137,7 @@ def find_records(paths: Sequence[Path]) -> Records:
             files.setdefault(file.resolve(), file)
     for file in files.values():
         try:
-            record = parse_record(file.read_text(encoding="utf-8"))
+            record = parse_record(read_text(file))
             per_image_mse(record)
         except (OSError, ValueError, RunError) as err:
             broken[str(file)] = str(err)

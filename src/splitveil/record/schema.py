@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import Range, RunError
-from splitveil.io import Json, parse
+from splitveil.io import Json
+from splitveil.untrusted import parse_json, read_text
 
 Part = TypeVar("Part")
 Share = Annotated[float, Range(0, 1)]  # also errors: images and reconstructions lie in [0, 1]
@@ -173,9 +174,31 @@ class Certificate:
 class Record:
     """Everything an audit measured, with where it comes from; `to_dict` gives `record.json`.
 
-    `accuracy` is the server's on unchanged images, None without a server. `leakage` is 1 if the
-    attacker has the image and 0 if it knows no more than the answer. `flags` is None if the audit
-    did not look for any. `raw` is the JSON that was read, including keys without a field.
+    Args:
+        accuracy: The server's on unchanged images, in [0, 1]; None without a server.
+        attacks: Scores of every attack by name.
+        strongest: The best mean of an attack per metric, over the attacks that can be compared.
+        worst_case: Best error per image over all attacks.
+        ceiling: Error of an attacker that knows the label alone.
+        floor: Error of the mean image.
+        leakage: 1 − strongest/ceiling: 1 if the attacker has the image, 0 or less if it knows no
+            more than the label.
+        true_rate_nats: Information per image about z beyond the class, nats; None if not known.
+        client: What the client costs: multiply-adds, parameters, numbers sent.
+        config: Settings of the run.
+        splits: Hashes of the images used.
+        seeds: Seeds of training, splits and attacks.
+        versions: Versions of the libraries.
+        device: Where it was measured.
+        seconds: Durations.
+        audit: How the audit was made.
+        training: How the run was trained.
+        strongest_blackbox: As `strongest`, without white-box attacks.
+        flags: Signs that a number should not be believed; None if the audit looked for none.
+        per_image: The strongest attack's error of every scored image.
+        certificates: Bounds that hold for every attack, by kind.
+        leaks: Leaks beyond pixels, by kind.
+        raw: The JSON that was read, including keys without a field.
 
     >>> Record.from_dict({"strongest": {"mse": 0.03, "mse_by": "linear"}}).strongest.mse
     0.03
@@ -246,7 +269,7 @@ class Record:
 def parse_record(content: str) -> Record:
     """The record in a text; raises ValueError if it holds none, RunError for a wrong value."""
     try:
-        data = parse(content)
+        data = parse_json(content, lenient=True)
     except ValueError as err:
         raise ValueError(f"not valid JSON: {err}") from err
     if not isinstance(data, dict):
@@ -260,7 +283,7 @@ def parse_record(content: str) -> Record:
 def read_record(path: Path) -> Record:
     """The record in a file; raises RunError if it cannot be read or is not a record."""
     try:
-        return parse_record(path.read_text(encoding="utf-8"))
+        return parse_record(read_text(path))
     except OSError as err:
         raise RunError(
             f"cannot read {path}: {err.strerror}; give the path of a record.json"

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 from splitveil import table
 from splitveil.errors import RunError
-from splitveil.io import finite, parse
+from splitveil.io import finite
 from splitveil.record import schema
 from splitveil.record.files import RunFiles
 from splitveil.record.groups import Group, aux_of, mean_of
 from splitveil.record.schema import Certificate, Record, Share, get, number, text
 from splitveil.report.words import LANGS, LOCALE, Lang, Value, joined, sentence, word, written
 from splitveil.table import CODE, MSE, NOTHING, TEXT, TEXTS, Column, Format, Table, fixed, mean_sd
+from splitveil.untrusted import parse_json, read_text
 
 KINDS = ("capacity", "gallery", "population")  # of certificates
 VACUOUS = "vacuous"  # how a record begins the reason why a bound that excludes nothing is refused
@@ -374,7 +375,7 @@ def read_published(path: Path) -> dict[str, Published]:
         RunError: The file is no such object; the message names the row and the key.
     """
     try:
-        data = parse(path.read_text(encoding="utf-8"))
+        data = parse_json(read_text(path), lenient=True)
         if not isinstance(data, dict):
             raise ValueError(f"it must hold an object of rows, got {type(data).__name__}")
         return {name: _published(name, row) for name, row in data.items()}

@@ -20,7 +20,18 @@ ORIGIN = ("config.dataset", "config.net", "audit.profile", "audit.aux", "audit.s
 
 
 def write_deck(content: ReportContent, folder: Path) -> Path:
-    """Write the deck into a folder (made when absent); returns its path."""
+    """Write the deck into a folder.
+
+    Args:
+        content: What the report is about.
+        folder: Where it goes; made when absent.
+
+    Returns:
+        The path of the deck.
+
+    Example:
+        `write_deck(read_runs([Path("runs/first")]), Path("report"))`
+    """
     deck = render_slides(content, content.pictures)
     return put_all(folder, {folder / SLIDES: deck.encode("utf-8")})[0]
 

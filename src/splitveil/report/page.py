@@ -33,6 +33,9 @@ class ReportContent:
         lang: Language of the report.
         title: Its title; None for the usual one.
         published: Rows of others by name, drawn as hollow marks.
+
+    >>> ReportContent(runs=(), title="Our client").heading
+    'Our client'
     """
 
     runs: Sequence[RunFiles]
@@ -120,6 +123,9 @@ def read_runs(
     Raises:
         RunError: No folder is left; it gives every reason.
         ConfigError: There is no such language.
+
+    Example:
+        `write_report(read_runs([Path("runs/first"), Path("runs/second")]), Path("report"))`
     """
     chosen = words.language(lang)
     beside = {} if published is None else columns.read_published(published)
@@ -154,7 +160,17 @@ def runs_with_leaks(runs: Sequence[RunFiles]) -> list[Group]:
 
 
 def render(content: ReportContent) -> str:
-    """The page as HTML text: one small script inside, no network, pictures inside."""
+    """The page as HTML text: one small script inside, no network, pictures inside.
+
+    Args:
+        content: What the report is about.
+
+    Returns:
+        A whole HTML document.
+
+    Example:
+        `html = render(read_runs([Path("runs/first")]))`
+    """
     return fill_page(content, content.pictures)
 
 
@@ -167,6 +183,9 @@ def write_report(content: ReportContent, target: Path) -> list[Path]:
 
     Returns:
         The paths, the page first. Every file is complete or not there.
+
+    Example:
+        `page, *figures = write_report(read_runs([Path("runs/first")]), Path("report"))`
     """
     page = target if target.suffix == ".html" else target / PAGE
     files = {page: render(content).encode("utf-8")}

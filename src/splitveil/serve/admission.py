@@ -1,19 +1,15 @@
-"""What a request passes before the model: token, limits, a queue; and the server's metrics.
-
-Requests that arrive close together run as one batch. Everything but the call of the model happens
-on the event loop, so no lock is needed.
-"""
+"""What a request passes before the queue: the token and the limits; and the server's metrics."""
 
 import asyncio
 import hashlib
 import hmac
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,23 +17,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from splitveil.errors import ConfigError
 from splitveil.serve.page import is_own, is_page
 from splitveil.serve.transport import printable
-from splitveil.serve.wire import Rows
 
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")  # for health checks, which have no token
 RETRY = {"Retry-After": "1"}
 BEARER = {"WWW-Authenticate": "Bearer"}
 MIN_TOKEN = 16
-MAX_VISITORS = 32  # requests for the page at once: slow browsers must not block infer calls
+CROWDED = "too many requests at once; try again later"
+ACCESS = logging.getLogger("splitveil.access")
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+NAMED = frozenset(
+    {
+        "infer",
+        "live",
+        "ready",
+        "config",
+        "stats",
+        "index",
+        "load",
+        "unload",
+        "metrics",
+        "openapi.json",
+    }
+)  # the last parts of paths that the log may name
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
-
-
-class BusyError(Exception):
-    """The queue is full; the caller should try again later."""
-
-
-class ClosingError(Exception):
-    """The server is shutting down and accepts nothing new."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,8 @@ class Limits:
         max_batch: Rows the model runs at once, and the most rows of one request, ≥ 1.
         max_delay: Seconds a row may wait for others to share its batch, ≥ 0.
         max_waiting: Rows that may wait, ≥ max_batch; beyond, the answer is 429.
-        max_in_flight: Requests that may be read or answered at once, ≥ 1; beyond, 503.
+        max_in_flight: Requests that may be answered at once, and bodies that may arrive at once,
+            ≥ 1; beyond, 503, and the oldest body gives way.
         read_seconds: Seconds a body may take to arrive, > max_delay; beyond, 408.
         answer_seconds: Seconds an answer may take, > max_delay; beyond, 504.
 
@@ -104,165 +108,74 @@ class ServerMetrics(CollectorRegistry):
             yield metric
 
 
-@dataclass(frozen=True, eq=False)
-class Waiting:
-    """Rows in the queue, since when, and the future that gets their answer."""
-
-    rows: Rows
-    since: float
-    answer: asyncio.Future[Rows]
-
-
-class Batcher:
-    """Runs `model` on up to `max_batch` rows at a time, waiting at most `max_delay` s for more.
-
-    At most `max_waiting` rows wait, besides those that run. `metrics` count every batch.
-    """
-
-    def __init__(
-        self, model: Callable[[Rows], Rows], limits: Limits, metrics: ServerMetrics
-    ) -> None:
-        self._model, self._limits, self._metrics = model, limits, metrics
-        metrics.waiting.set_function(lambda: self.waiting)
-        self._queue: deque[Waiting] = deque()
-        self._more = asyncio.Event()
-        self._closing = False
-        self._worker: asyncio.Task[None] | None = None
-        self._pool = ThreadPoolExecutor(1, "splitveil-model")
-
-    @property
-    def waiting(self) -> int:
-        """Rows that wait to run."""
-        return sum(len(w.rows) for w in self._queue)
-
-    @property
-    def full(self) -> bool:
-        """Whether the queue has no room for another row."""
-        return self.waiting >= self._limits.max_waiting
-
-    def start(self) -> None:
-        """Start; call it on the running event loop."""
-        self._worker = asyncio.create_task(self._work())
-
-    async def submit(self, rows: Rows) -> Rows:
-        """The model's answer for rows (1..max_batch, …); raises `BusyError` if the queue is full.
-
-        A cancelled call leaves the queue.
-        """
-        if self._closing:
-            raise ClosingError
-        if self.waiting + len(rows) > self._limits.max_waiting:
-            raise BusyError
-        loop = asyncio.get_running_loop()
-        entry = Waiting(rows, loop.time(), loop.create_future())
-        self._queue.append(entry)
-        self._more.set()
-        try:
-            return await entry.answer
-        finally:
-            if entry in self._queue:
-                self._queue.remove(entry)
-
-    async def close(self) -> None:
-        """Accept nothing new, answer what was accepted, stop."""
-        self._closing = True
-        self._more.set()
-        if self._worker is not None:
-            await self._worker
-        self._pool.shutdown()
-
-    async def _work(self) -> None:
-        while batch := await self._collect():
-            await self._run(batch)
-
-    async def _collect(self) -> list[Waiting]:
-        """The next batch, oldest rows first; empty at the end."""
-        while not self._queue:
-            if self._closing:
-                return []
-            await self._something_new(None)
-        due = self._queue[0].since + self._limits.max_delay
-        while self._queue and self.waiting < self._limits.max_batch and not self._closing:
-            if not await self._something_new(due):
-                break
-        batch: list[Waiting] = []
-        room = self._limits.max_batch
-        while self._queue and len(self._queue[0].rows) <= room:
-            entry = self._queue.popleft()
-            room -= len(entry.rows)
-            batch.append(entry)
-        # All callers may have been cancelled while the batch was filling.
-        return batch or await self._collect()
-
-    async def _something_new(self, until: float | None) -> bool:
-        """Wait for a new entry or the end; False if the time ran out first."""
-        self._more.clear()
-        try:
-            async with asyncio.timeout_at(until):
-                await self._more.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    async def _run(self, batch: list[Waiting]) -> None:
-        loop = asyncio.get_running_loop()
-        rows = np.concatenate([w.rows for w in batch])
-        began = loop.time()
-        try:
-            found = await loop.run_in_executor(self._pool, self._model, rows)
-        except Exception as err:  # every caller of this batch gets the model's error
-            for entry in batch:
-                if not entry.answer.done():
-                    entry.answer.set_exception(err)
-            return
-        self._metrics.batch_rows.observe(len(rows))
-        self._metrics.batch_seconds.observe(loop.time() - began)
-        start = 0
-        for entry in batch:
-            if not entry.answer.done():
-                entry.answer.set_result(found[start : start + len(entry.rows)])
-            start += len(entry.rows)
-
-
 def refuse(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """An error answer with its reason."""
     return JSONResponse({"error": reason}, status, headers)
 
 
-class ConcurrencyLimit:
-    """An application that answers `limit` requests at once, and others with 503."""
+class CrowdedError(Exception):
+    """Too many requests are being answered."""
 
-    def __init__(self, app: ASGIApp, limit: int, reason: str) -> None:
-        self._app, self._limit, self._reason = app, limit, reason
-        self.now = 0  # requests being answered
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+class InFlight:
+    """The requests that are being answered, and those whose bodies are still arriving.
+
+    Neither are more than `limit`. Answers are not interrupted: one too many is refused. But the
+    body that has been arriving longest gives way to a new one, so that slow senders keep nobody
+    out.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.now = 0
+        self._bodies: dict[asyncio.Timeout, None] = {}  # the oldest first
+
+    def check(self) -> None:
+        """Raise `CrowdedError` if no other request may be answered."""
         if self.now >= self._limit:
-            await refuse(503, f"{self._reason}; try again later", RETRY)(scope, receive, send)
-            return
+            raise CrowdedError
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count one answer."""
+        self.check()
         self.now += 1
         try:
-            await self._app(scope, receive, send)
+            yield
         finally:
             self.now -= 1
+
+    @asynccontextmanager
+    async def arriving(self, seconds: float) -> AsyncIterator[None]:
+        """Give a body this time, or less when too many arrive; raises `TimeoutError`."""
+        if len(self._bodies) >= self._limit:
+            oldest = next(iter(self._bodies))
+            del self._bodies[oldest]
+            oldest.reschedule(asyncio.get_running_loop().time())
+        async with asyncio.timeout(seconds) as own:
+            self._bodies[own] = None
+            try:
+                yield
+            finally:
+                self._bodies.pop(own, None)
 
 
 class AdmissionGate:
     """Checks the token, limits the requests in flight, and counts every answer.
 
-    If the application has a page, the page's paths have a limit of their own, and some need no
-    token.
+    The page, if there is one, has no limit beside that on connections: it costs little. Requests
+    of `direct`, by method and path, go to their own application, which counts them itself.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         metrics: ServerMetrics,
-        max_in_flight: int,
+        in_flight: InFlight,
         token: str | None,
         *,
         has_page: bool,
+        direct: Mapping[tuple[str, str], ASGIApp],
     ) -> None:
         if token is not None and not (printable(token) and len(token) >= MIN_TOKEN):
             raise ConfigError(
@@ -270,22 +183,26 @@ class AdmissionGate:
                 "make one: python -c 'import secrets; print(secrets.token_urlsafe())'"
             )
         self._app, self._metrics, self._has_page = app, metrics, has_page
-        self._calls = ConcurrencyLimit(app, max_in_flight, "too many requests at once")
-        self._visits = ConcurrencyLimit(
-            app, MAX_VISITORS, "too many browsers load the page at once"
-        )
-        metrics.in_flight.set_function(lambda: self._calls.now)
+        self._in_flight, self._direct = in_flight, direct
+        metrics.in_flight.set_function(lambda: in_flight.now)
         self._token = None if token is None else _digest(token.encode())
+        self._answers: dict[int, Counter] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the lifespan."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        began = time.perf_counter()
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.requests.labels(str(message["status"])).inc()
+                status = message["status"]
+                if status not in self._answers:
+                    self._answers[status] = self._metrics.requests.labels(str(status))
+                self._answers[status].inc()
+                if ACCESS.isEnabledFor(logging.INFO):
+                    ACCESS.info(*access_line(scope, status, time.perf_counter() - began))
             await send(message)
 
         await self._choose(scope)(scope, receive, counted)
@@ -297,7 +214,18 @@ class AdmissionGate:
             return self._app
         if not (self._has_page and is_own(path)) and not self._allowed(scope):
             return refuse(401, "a valid bearer token is needed", BEARER)
-        return self._visits if self._has_page and is_page(path) else self._calls
+        if self._has_page and is_page(path):
+            return self._app
+        return self._direct.get((scope["method"], path), self._limited)
+
+    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._in_flight.check()
+        except CrowdedError:
+            await refuse(503, CROWDED, RETRY)(scope, receive, send)
+            return
+        with self._in_flight.answering():
+            await self._app(scope, receive, send)
 
     def _allowed(self, scope: Scope) -> bool:
         if self._token is None:
@@ -307,6 +235,25 @@ class AdmissionGate:
         # Digests have equal length, so the comparison takes the same time for every token.
         equal = hmac.compare_digest(_digest(sent), self._token)
         return equal and scheme.lower() == b"bearer"
+
+
+def access_line(scope: Scope, status: int, seconds: float) -> tuple[str | float, ...]:
+    """What the log says of an answer: nothing that a stranger wrote.
+
+    >>> scope = {"method": "POST", "path": "/v2/models/m/infer", "client": ("127.0.0.1", 9)}
+    >>> line, *values = access_line(scope, 200, 0.0123)
+    >>> line % tuple(values)
+    '127.0.0.1 POST infer 200 12.3 ms'
+    """
+    path: str = scope["path"]
+    last = path.rpartition("/")[2]
+    if path.startswith("/v2"):
+        what = last if last in NAMED else "model"
+    else:
+        what = "page" if is_page(path) else (last if last in NAMED else "other")
+    client = scope.get("client") or ("?",)
+    method = scope["method"] if scope["method"] in METHODS else "?"
+    return "%s %s %s %d %.1f ms", client[0], method, what, status, 1000 * seconds
 
 
 def _digest(value: bytes) -> bytes:

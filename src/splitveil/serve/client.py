@@ -1,6 +1,5 @@
 """The client: images in, noisy smashed data out, logits back. numpy and onnxruntime, no torch."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import ServerError, WireError
-from splitveil.serve.manifest import CLIENT, CLIENT_INT8, load_half, read_manifest, read_stages
+from splitveil.serve.manifest import CLIENT, CLIENT_INT8, load_half, open_export, read_stages
 from splitveil.serve.noise import DrawCache
 from splitveil.serve.stages import apply_stages
 from splitveil.serve.transport import (
@@ -22,6 +21,7 @@ from splitveil.serve.transport import (
     safe_text,
 )
 from splitveil.serve.wire import HEADER_LENGTH, Json, Rows, decode_answer, encode_request
+from splitveil.untrusted import parse_json
 
 OK, UNAUTHORISED, MISSING = 200, 401, 404
 
@@ -32,6 +32,9 @@ class Client:
     Every image gets fresh noise from the operating system's generator; there is no seed and no way
     to switch it off. An image that is among the last `cache` ones sent gets its earlier draw again,
     because repeating a draw tells an eavesdropper nothing new.
+
+    Example:
+        `logits = Client("runs/first/export", "http://localhost:8000").infer(images)`
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Client:
         batch: int = 32,
         binary: bool = True,
         capture: str | Path | None = None,
+        allow_no_noise: bool = False,
         waiting: Callable[[str, float], None] = lambda problem, seconds: None,
     ) -> None:
         """Load the client's half in `folder` and check its hashes.
@@ -66,13 +70,14 @@ class Client:
             batch: Images sent in one request, at most the server's `max_batch`.
             binary: Whether to send raw bytes instead of JSON numbers.
             capture: New file for everything that is sent, for `audit-wire`.
+            allow_no_noise: Whether the export may send features without noise.
             waiting: Called before each retry with the problem and the seconds spent so far.
         """
         if token is not None and not (token and printable(token)):
             raise ServerError("a token must be printable ASCII without spaces; use the server's")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         place = Path(folder)
-        self.manifest = read_manifest(place)
+        self.manifest = open_export(place, allow_no_noise=allow_no_noise)
         self._stages = read_stages(place, self.manifest)
         self._encoder = load_half(place, self.manifest, CLIENT_INT8 if int8 else CLIENT, threads)
         if isinstance(server, str):
@@ -140,10 +145,10 @@ class Client:
             return
         reply = self._checked(self._call("GET", self._path, b"", self._headers))
         try:
-            told = json.loads(reply.body)
+            told = parse_json(reply.body)
             inputs = [(t["name"], t["datatype"], t["shape"]) for t in told["inputs"]]
             other = told.get("parameters", {}).get("export", self.manifest.identity)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
             raise ServerError(f"cannot read the server's model description: {err!r}") from err
         expected = [tuple(self.manifest.wire.metadata().values())]
         if inputs != expected or other != self.manifest.identity:
@@ -184,8 +189,8 @@ def reason(reply: Reply) -> str:
     'shape must be [rows, 4]'
     """
     try:
-        told = json.loads(reply.body)
-    except (ValueError, RecursionError):
+        told = parse_json(reply.body)
+    except ValueError:
         told = None
     words = told.get("error") if isinstance(told, Mapping) else None
     return safe_text(str(words)) if words else "no reason given"

@@ -2,6 +2,8 @@
 
 The channel is not part of the ONNX files: the client applies it from the manifest, with noise from
 its own operating system. Noise drawn inside a network file could be seeded by its author.
+
+The folder is either complete or absent, and is never overwritten without being asked to.
 """
 
 import copy
@@ -14,15 +16,18 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from splitveil.errors import ExportError
+from splitveil.io import folder_lock
 from splitveil.nets import channel as kinds
 from splitveil.nets.channel import Channel, GaussianNoise, LearnedNoise, Quantise, SparseCoding
 from splitveil.nets.split import SplitModel, with_stage_shapes
+from splitveil.provenance import model_hash
 from splitveil.serve.manifest import (
     ATTACKER,
     CLIENT,
@@ -35,16 +40,15 @@ from splitveil.serve.manifest import (
     Manifest,
     OnnxHalf,
     check_name,
-    check_target,
-    hashes,
-    new_folder,
     open_half,
+    sha256,
 )
 from splitveil.serve.runtime import onnxruntime, onnxruntime_quantisation
-from splitveil.serve.stages import STAGES, mean_std, pack_noise
+from splitveil.serve.stages import STAGES, mean_std, pack_noise, total_noise
 from splitveil.serve.wire import Json, Rows, Shape
 
 OPSET = 18
+ONNX_NOTES = frozenset({"doc_string", "metadata_props"})  # fields of many parts of an ONNX file
 MAX_DIFF = 1e-4  # of logits and of an attacker's images, between torch and ONNX
 PROBES = 16  # images on which ONNX and torch are compared
 CALIBRATION_BATCH = 64
@@ -93,10 +97,16 @@ def export_model(
         The manifest that was written.
 
     Raises:
-        ExportError: If a channel stage cannot be exported, or ONNX and torch disagree.
+        ExportError: If a channel stage cannot be exported, ONNX and torch disagree, or the audit is
+            of another model.
+
+    Example:
+        `export_model(run.model, run.built.image_shape, Path("export"), name="first")`
     """
     check_name(name)
     check_target(folder, overwrite=overwrite)
+    if audit is not None:
+        check_verdict(audit, model)
     encoder, channel, head = export_parts(model, image_shape)
     stages = stages_json(channel)
     probes = torch.rand(PROBES, *image_shape, generator=torch.Generator().manual_seed(0))
@@ -105,7 +115,7 @@ def export_model(
         logits = head(z)
     if logits.ndim != 2:  # noqa: PLR2004
         raise ExportError(f"the head must return (n, classes), got {tuple(logits.shape)}")
-    with new_folder(folder) as place:
+    with new_folder(folder, overwrite=overwrite) as place:
         write_onnx(encoder, probes[:2], place / CLIENT, IMAGE, WIRE)
         write_onnx(head, z[:2], place / SERVER, WIRE, LOGITS)
         write_noise(channel, place)
@@ -125,7 +135,7 @@ def export_model(
             stages=stages,
             files=hashes(place),
             parity=parity,
-            audit=audit,
+            audit=None if audit is None else audit | {"noise_std": total_noise(stages)},
             versions=onnx_versions(),
             source=source or {},
             attacker=None if attacker is None else attacker[1],
@@ -163,6 +173,25 @@ def write_onnx(module: nn.Module, example: Tensor, path: Path, given: str, got: 
             external_data=False,
             verbose=False,
         )
+    strip(path)
+
+
+def strip(path: Path) -> None:
+    """Remove notes from an ONNX file: the exporter's stack traces, which name folders and code."""
+    import onnx
+
+    model = onnx.load(path)
+    _strip_message(model)
+    path.write_bytes(model.SerializeToString())
+
+
+def _strip_message(message: Any) -> None:  # noqa: ANN401 - protobuf has no types
+    for name in ONNX_NOTES.intersection(message.DESCRIPTOR.fields_by_name):
+        message.ClearField(name)
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in [value] if hasattr(value, "ListFields") else value:
+                _strip_message(part)
 
 
 @contextmanager
@@ -226,6 +255,17 @@ def audit_summary(record: Json) -> Json:
         found["audit"] = {k: v for k, v in found["audit"].items() if k != "command"}
     flags = record.get("flags") or []
     return found | {"flags": [f.get("name") for f in flags if isinstance(f, dict)]}
+
+
+def check_verdict(audit: Json, model: SplitModel) -> None:
+    """Refuse a verdict about another model than the one that is exported."""
+    facts, own = audit.get("audit"), model_hash(model)
+    told = facts.get("model") if isinstance(facts, dict) else None
+    if told != own:
+        raise ExportError(
+            f"record.json is about model {told}, but the checkpoint holds model {own}; audit it "
+            "again (splitveil audit RUN), or move record.json away to export without a verdict"
+        )
 
 
 def export_parts(
@@ -319,6 +359,7 @@ def quantise_client(source: Path, target: Path, images: Rows) -> None:
             activation_type=quantisation.QuantType.QUInt8,
             weight_type=quantisation.QuantType.QInt8,
         )
+    strip(target)
 
 
 def compare_int8(place: Path, images: Rows) -> Json:
@@ -347,3 +388,54 @@ output [ {{ name: "{LOGITS}" data_type: TYPE_FP32 dims: [ {num_classes} ] }} ]
 dynamic_batching {{ max_queue_delay_microseconds: {MAX_DELAY_US} }}
 """
     (model / "config.pbtxt").write_text(text, encoding="utf-8")
+
+
+def hashes(place: Path) -> dict[str, str]:
+    """SHA-256 of every file below a folder, by relative path."""
+    files = sorted(p for p in place.rglob("*") if p.is_file())
+    return {p.relative_to(place).as_posix(): sha256(p.read_bytes()) for p in files}
+
+
+def check_target(folder: Path, *, overwrite: bool) -> None:
+    """Reject an existing folder, unless it is an export and may be overwritten."""
+    if not (folder.exists() or folder.is_symlink()):
+        return
+    if not overwrite:
+        raise ExportError(f"{folder} exists already; choose another --out or give --overwrite")
+    if not (folder / FILE).is_file():
+        raise ExportError(
+            f"{folder} is not an export (it has no {FILE}) and is not overwritten; choose another "
+            "--out, or remove it yourself"
+        )
+
+
+@contextmanager
+def new_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A new folder to fill, which replaces `folder` if the block succeeds.
+
+    If `folder` is a link, the link stays and its target is replaced. What an export that was killed
+    left beside it is removed, or put back if it was the export to be replaced.
+    """
+    folder = folder.resolve() if folder.is_symlink() else folder
+    scratch = folder.with_name(f".{folder.name}.new")
+    fresh, old = scratch / "new", scratch / "old"
+    with folder_lock(folder, f"another process exports to {folder}; wait until it ends"):
+        try:
+            if old.exists() and not folder.exists():
+                old.rename(folder)
+            check_target(folder, overwrite=overwrite)
+            shutil.rmtree(scratch, ignore_errors=True)
+            fresh.mkdir(parents=True)
+            yield fresh
+            if folder.exists():
+                folder.rename(old)
+            fresh.rename(folder)
+        except OSError as err:
+            if old.exists() and not folder.exists():
+                old.rename(folder)
+            raise ExportError(
+                f"cannot write {folder}: {err.strerror or err}; free some space, or choose another "
+                "--out"
+            ) from err
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)

@@ -1,33 +1,46 @@
-"""An export's folder: its manifest, the hashes of its files, and its halves as functions.
+"""An export as it is opened: its manifest, the hashes of its files, and its halves as functions.
 
-The folder is either complete or absent, and is never overwritten without being asked to.
+A manifest says everything that decides what is sent and what the answer means; its identity is one
+hash of that. Nothing in it is ignored: a reader refuses what it does not know.
 """
 
 import hashlib
 import json
+import logging
 import math
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from splitveil.errors import ExportError
 from splitveil.serve.runtime import onnxruntime
-from splitveil.serve.stages import Stage, check_stages, total_noise, with_noise
+from splitveil.serve.stages import (
+    Stage,
+    check_stages,
+    describe_noise,
+    total_noise,
+    with_noise,
+)
 from splitveil.serve.wire import DATATYPE, Json, Rows, Shape, TensorSpec
+from splitveil.untrusted import parse_json, read_bytes, read_text
 
 OnnxHalf = Callable[[Rows], Rows]  # the client's or the server's network
-FORMAT = "splitveil-export-1"
+FORMAT = "splitveil-export-2"
+FIRST_FORMAT = "splitveil-export-1"  # of 0.1.0, whose readers ignore keys that they do not know
 FILE = "manifest.json"
+MAX_MANIFEST = 1 << 24  # bytes
+MAX_FILE = 1 << 31  # bytes of an ONNX file, which cannot hold more
 CLIENT, CLIENT_INT8, SERVER = "client.onnx", "client-int8.onnx", "server.onnx"
 ATTACKER = "attacker.onnx"
 IMAGE, WIRE, LOGITS = "image", "z", "logits"  # names of the tensors
 PREPROCESSING: Json = {"layout": "NCHW", "range": [0.0, 1.0], "uint8_divisor": 255}
+NOTES = ("parity", "audit", "versions", "source", "attacker")  # they decide nothing
 ERRORS_ONLY = 3  # log level of onnxruntime
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+log = logging.getLogger("splitveil")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +60,8 @@ class Manifest:
         source: The run it was made from.
         attacker: What `attacker.onnx` is; None: there is none.
         classes: Names of the classes; empty: not known.
+        exit: When the device answers alone; None: never, which is all that this version knows.
+        format: What the JSON of the manifest may hold.
 
     >>> stages = ({"kind": "gaussian", "std": 0.1},)
     >>> m = Manifest(name="m", image_shape=(1, 2, 2), wire_shape=(3,), num_classes=2, stages=stages)
@@ -66,6 +81,8 @@ class Manifest:
     source: Json = field(default_factory=dict)
     attacker: Json | None = None
     classes: tuple[str, ...] = ()
+    exit: Json | None = None
+    format: str = FORMAT
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -80,6 +97,17 @@ class Manifest:
         if named not in {0, self.num_classes} or not all(type(n) is str for n in self.classes):
             raise ExportError(
                 f"classes must be {self.num_classes} names, or empty; got {self.classes!r:.200}"
+            )
+        if self.exit is not None:
+            raise ExportError(
+                f"unknown exit rule {self.exit!r:.200}; this version of splitveil sends every "
+                "image. Install the version that exported the model"
+            )
+        audited = (self.audit or {}).get("noise_std", self.noise_std)
+        if audited != self.noise_std:
+            raise ExportError(
+                f"the audit holds for noise of std {audited!r:.40}, but the stages add "
+                f"{self.noise_std}; export the run again"
             )
 
     def class_name(self, index: int) -> str:
@@ -108,20 +136,38 @@ class Manifest:
 
     @property
     def identity(self) -> str:
-        """A name for this pair of halves; a client and a server must have the same."""
-        return sha256(f"{self.files.get(CLIENT, '')}/{self.files.get(SERVER, '')}".encode())[:16]
+        """SHA-256 of all that decides what is sent and what the answer means.
 
-    def to_dict(self) -> Json:
-        """The JSON of `manifest.json`."""
+        That is the whole manifest but `NOTES`, with the hashes of the client's and the server's
+        half and of learned noise. A client and a server must have the same.
+        """
+        if self.format == FIRST_FORMAT:
+            return sha256(f"{self.files.get(CLIENT, '')}/{self.files.get(SERVER, '')}".encode())[
+                :16
+            ]
+        stated = self._stated()
+        files = {f: h for f, h in self.files.items() if f != ATTACKER and "/" not in f}
+        decisive = {k: v for k, v in stated.items() if k not in NOTES} | {"files": files}
+        canonical = json.dumps(decisive, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return sha256(canonical.encode())
+
+    def _stated(self) -> Json:
         own = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         return {
-            "format": FORMAT,
+            "format": own.pop("format"),
             **own,
             "noise_std": self.noise_std,
             "noise_source": "os.urandom",
             "datatype": DATATYPE,
             "preprocessing": PREPROCESSING,
         }
+
+    def to_dict(self) -> Json:
+        """The JSON of `manifest.json`."""
+        found = self._stated()
+        if self.format == FIRST_FORMAT:
+            return {k: v for k, v in found.items() if k != "exit"}
+        return found | {"identity": self.identity}
 
     def to_json(self) -> str:
         """Text of `manifest.json`; strict JSON."""
@@ -138,28 +184,88 @@ def check_name(name: str) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check `manifest.json`; other files are checked when they are read."""
+    """Read and check `manifest.json`; other files are checked when they are read.
+
+    Args:
+        folder: An export.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ExportError: The folder is no export, or its manifest is broken.
+
+    Example:
+        `read_manifest(Path("runs/first/export")).noise_std`
+    """
     path = folder / FILE
     if not path.is_file():
         raise ExportError(
             f"{folder} is not an export: it has no {FILE}; make one: splitveil export RUN"
         )
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["format"] != FORMAT:
-            raise ExportError(f"{path} has format {data['format']!r}, expected {FORMAT!r}")
-        data = {"attacker": None, "classes": (), **data}  # missing in the first exports
+        data = parse_json(read_text(path, MAX_MANIFEST))
+        if data["format"] not in (FORMAT, FIRST_FORMAT):
+            raise ExportError(
+                f"{path} has format {data['format']!r:.80}, expected {FORMAT!r} or "
+                f"{FIRST_FORMAT!r}; install the version of splitveil that exported the model"
+            )
+        if data["format"] == FIRST_FORMAT:
+            data = {"attacker": None, "classes": (), **data, "exit": None}
         own = {f.name: data[f.name] for f in fields(Manifest)}
         for name in ("image_shape", "wire_shape", "stages", "classes"):
             own[name] = tuple(own[name])
         manifest = Manifest(**own | {"files": dict(own["files"])})
-    except (ValueError, KeyError, TypeError) as err:
+        check_stated(path, data, manifest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
         raise ExportError(f"{path} is broken: {err!r}; export the run again") from err
-    # A manipulated total would promise noise that no stage adds.
-    if data.get("noise_std") != manifest.noise_std or data.get("datatype") != DATATYPE:
+    return manifest
+
+
+def check_stated(path: Path, data: Json, manifest: Manifest) -> None:
+    """Refuse what a manifest states beyond its fields, and what does not follow from them.
+
+    A manipulated total would promise noise that no stage adds; an unknown key could ask for
+    something that this version would not do.
+    """
+    stated = manifest.to_dict()
+    if manifest.format == FORMAT and (more := sorted(data.keys() - stated.keys())):
         raise ExportError(
-            f"{path} contradicts itself: noise_std {data.get('noise_std')} but its stages add "
-            f"{manifest.noise_std}, datatype {data.get('datatype')}; export the run again"
+            f"{path} has unknown keys: {', '.join(more)!r:.200}; a reader that ignored them could "
+            "send more than was audited. Install the version of splitveil that exported the model"
+        )
+    checked = stated if manifest.format == FORMAT else ("noise_std", "datatype")
+    for key in checked:
+        if data.get(key) != stated[key]:
+            raise ExportError(
+                f"{path} contradicts itself: {key} is {data.get(key)!r:.80}, but the rest of it "
+                f"gives {stated[key]!r:.80}; export the run again"
+            )
+
+
+def open_export(folder: Path, *, allow_no_noise: bool = False) -> Manifest:
+    """The manifest of an export that is put into service.
+
+    Args:
+        folder: The export.
+        allow_no_noise: Whether it may send features without noise.
+
+    Raises:
+        ExportError: If it adds no noise and nobody asked for that by name.
+    """
+    manifest = read_manifest(folder)
+    if manifest.noise_std == 0 and not allow_no_noise:
+        raise ExportError(
+            f"{folder} adds no noise to what is sent ({describe_noise(manifest.stages)}). If it "
+            "was trained and audited like that, allow it by name: --allow-no-noise, or "
+            "allow_no_noise=True; if not, get the export again from where it was made"
+        )
+    if manifest.noise_std == 0:
+        log.warning(f"{folder} adds no noise: the server gets the features as they are")
+    elif manifest.format == FIRST_FORMAT:
+        log.warning(
+            f"{folder} was exported by 0.1.0: its noise is added in floating point, and arithmetic "
+            "on what is sent can tell which of some candidate images it was; export the run again"
         )
     return manifest
 
@@ -180,7 +286,7 @@ def read_verified(folder: Path, manifest: Manifest, file: str) -> bytes:
             "--attacker for the attacker"
         )
     try:
-        content = (folder / file).read_bytes()
+        content = read_bytes(folder / file, MAX_FILE)
     except OSError as err:
         raise ExportError(f"cannot read {folder / file}: {err.strerror}; export again") from err
     if sha256(content) != expected:
@@ -202,12 +308,22 @@ def read_stages(folder: Path, manifest: Manifest) -> tuple[Stage, ...]:
 
 
 def load_half(folder: Path, manifest: Manifest, file: str, threads: int = 0) -> OnnxHalf:
-    """One half of an export, its hash checked; `threads` 0 lets onnxruntime choose."""
-    return open_half(read_verified(folder, manifest, file), threads, where=str(folder / file))
+    """One half of an export, its hash and tensors checked; `threads` 0 lets onnxruntime choose."""
+    image = TensorSpec(name=IMAGE, shape=manifest.image_shape)
+    client = (image, manifest.wire)
+    tensors = {CLIENT: client, CLIENT_INT8: client, SERVER: (manifest.wire, manifest.logits)}
+    content = read_verified(folder, manifest, file)
+    return open_half(content, threads, where=str(folder / file), tensors=tensors.get(file))
 
 
-def open_half(model: bytes, threads: int = 0, *, where: str = "the model") -> OnnxHalf:
-    """An ONNX model with one input and one output as a function of rows."""
+def open_half(
+    model: bytes,
+    threads: int = 0,
+    *,
+    where: str = "the model",
+    tensors: tuple[TensorSpec, TensorSpec] | None = None,
+) -> OnnxHalf:
+    """An ONNX model as a function of rows; `tensors` are what it must take and give."""
     ort = onnxruntime()  # not at the top: a manifest can be read where it is not installed
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -216,7 +332,16 @@ def open_half(model: bytes, threads: int = 0, *, where: str = "the model") -> On
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as err:  # onnxruntime's own errors have no common parent below this
         raise ExportError(f"{where} cannot be loaded by onnxruntime: {err}; export again") from err
-    (name,) = (i.name for i in session.get_inputs())
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    if (len(inputs), len(outputs)) != (1, 1):
+        raise ExportError(
+            f"{where} has {len(inputs)} inputs and {len(outputs)} outputs, expected one of each; "
+            "export the run again"
+        )
+    if tensors is not None:
+        _check_tensors(where, "takes", inputs, tensors[0])
+        _check_tensors(where, "gives", outputs, tensors[1])
+    name = inputs[0].name
 
     def half(rows: Rows) -> Rows:
         found: Rows = session.run(None, {name: rows})[0]
@@ -225,47 +350,17 @@ def open_half(model: bytes, threads: int = 0, *, where: str = "the model") -> On
     return half
 
 
-def hashes(place: Path) -> dict[str, str]:
-    """SHA-256 of every file below a folder, by relative path."""
-    files = sorted(p for p in place.rglob("*") if p.is_file())
-    return {p.relative_to(place).as_posix(): sha256(p.read_bytes()) for p in files}
-
-
-def check_target(folder: Path, *, overwrite: bool) -> None:
-    """Reject an existing folder, unless it is an export and may be overwritten."""
-    if not (folder.exists() or folder.is_symlink()):
-        return
-    if not overwrite:
-        raise ExportError(f"{folder} exists already; choose another --out or give --overwrite")
-    if not (folder / FILE).is_file():
+def _check_tensors(where: str, verb: str, found: Sequence[Any], spec: TensorSpec) -> None:
+    """Refuse a network whose tensor is not float32 of shape (any number of rows, *spec.shape)."""
+    told = ", ".join(f"{tensor.type} {list(tensor.shape)}" for tensor in found)
+    shape = list(found[0].shape) if len(found) == 1 and found[0].type == "tensor(float)" else []
+    # A size that is only known when the network runs is a name, or None.
+    wanted = (None, *spec.shape)
+    fits = len(shape) == len(wanted) and all(
+        own == size or not isinstance(own, int) for own, size in zip(shape, wanted, strict=True)
+    )
+    if not fits:
         raise ExportError(
-            f"{folder} is not an export (it has no {FILE}) and is not overwritten; choose another "
-            "--out, or remove it yourself"
+            f"{where} {verb} {told or 'nothing'}, but the manifest says {DATATYPE} "
+            f"[rows, {', '.join(map(str, spec.shape))}] for '{spec.name}'; export the run again"
         )
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to fill, which replaces `folder` if the block succeeds.
-
-    If `folder` is a link, the link stays and its target is replaced.
-    """
-    folder = folder.resolve() if folder.is_symlink() else folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as err:
-        raise ExportError(f"cannot write {folder}: {err.strerror}; choose another --out") from err
-    fresh, old = scratch / "new", scratch / "old"
-    try:
-        fresh.mkdir()
-        yield fresh
-        if folder.exists():
-            folder.rename(old)
-        fresh.rename(folder)
-    except OSError as err:
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        raise ExportError(f"cannot write {folder}: {err.strerror or err}; free some space") from err
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

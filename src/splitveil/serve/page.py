@@ -7,12 +7,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.routing import BaseRoute, Route
 
 from splitveil.errors import ExportError, WireError
 from splitveil.serve.manifest import ATTACKER, CLIENT, FILE, Manifest, read_verified, sha256
@@ -24,7 +21,14 @@ RUNTIME = "ort"  # folder with the files of onnxruntime-web, which `make web` fe
 RUNTIME_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 # Browsers run scripts of these types only, and operating systems' own tables of types differ.
 JAVASCRIPT = "text/javascript; charset=utf-8"
-TYPES = {".js": JAVASCRIPT, ".mjs": JAVASCRIPT, ".wasm": "application/wasm"}
+TYPES = {
+    ".js": JAVASCRIPT,
+    ".mjs": JAVASCRIPT,
+    ".wasm": "application/wasm",
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 # Scripts of the page can reach this server alone. A browser may keep a file, but must ask whether
 # it has changed.
 HEADERS = {
@@ -55,23 +59,6 @@ def has_runtime() -> bool:
     return all((FOLDER / RUNTIME / name).is_file() for name in RUNTIME_FILES)
 
 
-class OwnFiles(StaticFiles):
-    """The page's scripts, styles and runtime."""
-
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        """One file, or 304 if the browser's copy is still valid."""
-        try:
-            found = await super().get_response(path, scope)
-        except HTTPException as err:
-            if path.startswith(RUNTIME) and not has_runtime():
-                raise WireError(f"{path} is not installed; fetch it: make web", 404) from err
-            raise
-        found.headers.update(HEADERS)
-        if kind := TYPES.get(Path(path).suffix):
-            found.headers["Content-Type"] = kind
-        return found
-
-
 def file_response(request: Request, content: bytes, kind: str, digest: str) -> Response:
     """Content in pieces, or 304 if the browser has it already."""
     headers = HEADERS | {"ETag": f'"{digest[:32]}"', "Content-Type": kind}
@@ -87,11 +74,27 @@ async def pieces(content: bytes) -> AsyncIterator[bytes]:
         yield content[start : start + PIECE]
 
 
+def own_file(name: str) -> tuple[bytes, str, str]:
+    """Content, type and hash of one of the page's scripts, styles, or files of the runtime."""
+    known = {p.relative_to(FOLDER).as_posix(): p for p in FOLDER.rglob("*.*") if p.is_file()}
+    if name not in known:
+        missing = name.startswith(RUNTIME) and not has_runtime()
+        told = f"{name[:64]} is not installed; fetch it: make web" if missing else "Not Found"
+        raise WireError(told, 404)
+    content = known[name].read_bytes()
+    kind = TYPES.get(known[name].suffix, "application/octet-stream")
+    return content, kind, sha256(content)
+
+
 def routes(manifest: Manifest, folder: Path, *, token: bool) -> list[BaseRoute]:
-    """The page, its files, and those of the export in `folder` that it needs."""
+    """The page, its files, and those of the export in `folder` that it needs.
+
+    What was asked for once stays in memory, so that a slow browser costs one piece of it.
+    """
     noise = [s["file"] for s in manifest.stages if s["kind"] == "learned"]
     # Not the server's half: it stays on the server.
     given = {CLIENT, ATTACKER, *noise} & manifest.files.keys()
+    kept: dict[str, tuple[bytes, str, str]] = {}  # by path: content, type, hash
 
     async def index(request: Request) -> Response:
         page = (FOLDER / "index.html").read_text(encoding="utf-8")
@@ -101,6 +104,12 @@ def routes(manifest: Manifest, folder: Path, *, token: bool) -> list[BaseRoute]:
         content = page.encode()
         return file_response(request, content, "text/html; charset=utf-8", sha256(content))
 
+    async def own(request: Request) -> Response:
+        name = request.path_params["file"]
+        if OWN + name not in kept:
+            kept[OWN + name] = await asyncio.to_thread(own_file, name)
+        return file_response(request, *kept[OWN + name])
+
     async def file(request: Request) -> Response:
         name = request.path_params["file"]
         if name == FILE:
@@ -108,11 +117,16 @@ def routes(manifest: Manifest, folder: Path, *, token: bool) -> list[BaseRoute]:
             return file_response(request, content, "application/json", sha256(content))
         if name not in given:
             raise WireError(f"the page may not read the file {name[:64]!r} of the export", 404)
-        try:
-            content = await asyncio.to_thread(read_verified, folder, manifest, name)
-        except ExportError as err:
-            raise WireError(f"{name} is not on this server; copy the whole export", 404) from err
-        return file_response(request, content, "application/octet-stream", manifest.files[name])
+        if EXPORT + name not in kept:
+            try:
+                content = await asyncio.to_thread(read_verified, folder, manifest, name)
+            except ExportError as err:
+                raise WireError(
+                    f"{name} is not on this server; copy the whole export", 404
+                ) from err
+            kept[EXPORT + name] = content, "application/octet-stream", manifest.files[name]
+        return file_response(request, *kept[EXPORT + name])
 
-    own = OwnFiles(directory=FOLDER, follow_symlink=True)  # installers may link files
-    return [Route("/", index), Mount(OWN, own), Route(f"{EXPORT}{{file}}", file)]
+    return [
+        Route("/", index), Route(f"{OWN}{{file:path}}", own), Route(f"{EXPORT}{{file}}", file)
+    ]  # fmt: skip

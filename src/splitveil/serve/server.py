@@ -6,7 +6,7 @@ answer. A request that fails gets a status and a reason; the model never sees it
 """
 
 import asyncio
-import json
+import logging
 import socket
 import threading
 import time
@@ -24,22 +24,28 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from splitveil.errors import ServerError, WireError
-from splitveil.serve import admission, page
-from splitveil.serve.admission import RETRY, BusyError, ClosingError, Limits, refuse
-from splitveil.serve.manifest import SERVER, Manifest, OnnxHalf, load_half, read_manifest
+from splitveil.errors import ExportError, ServerError, WireError
+from splitveil.serve import admission, kserve, page
+from splitveil.serve.admission import CROWDED, RETRY, CrowdedError, Limits, refuse
+from splitveil.serve.batching import Batcher, BusyError, ClosingError, Statistics, StoppedError
+from splitveil.serve.kserve import VERSION
+from splitveil.serve.manifest import SERVER, Manifest, OnnxHalf, load_half, open_export
 from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_answer
 
-VERSION = "1"  # an export holds one version of its model
+LOG = logging.getLogger(__name__)
+FAILED = 500
+MAX_INDEX_BODY = 4096  # bytes
 BACKLOG = 1024  # connections the system holds before they are accepted
 DRAIN_SECONDS = 30  # to answer what was accepted before stopping
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus' text format
 
 _ANSWERS: Mapping[type[Exception], tuple[int, str, Mapping[str, str] | None]] = {
     BusyError: (429, "too many rows are waiting; try again later", RETRY),
+    CrowdedError: (503, CROWDED, RETRY),
     ClosingError: (503, "the server is shutting down", RETRY),
+    StoppedError: (503, "the model has stopped; the server must be restarted", RETRY),
     TimeoutError: (504, "the answer took too long; try again later", RETRY),
     ClientDisconnect: (400, "the client went away before its body was read", None),
     Exception: (500, "the server failed; see its log", None),
@@ -51,38 +57,65 @@ class Service:
 
     def __init__(self, manifest: Manifest, head: OnnxHalf, limits: Limits, *, token: bool) -> None:
         self.manifest, self.limits, self._head = manifest, limits, head
-        self.batcher: admission.Batcher | None = None
+        self.batcher: Batcher | None = None
         self.metrics = admission.ServerMetrics()
+        self.in_flight = admission.InFlight(limits.max_in_flight)
         self._max_body = manifest.wire.max_body(limits.max_batch)
-        self._document = document(manifest, version("splitveil"), limits.max_batch, token=token)
+        release = version("splitveil")
+        self._document = kserve.document(manifest, release, limits.max_batch, token=token)
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         """Ready between start and stop; before it stops, it answers what was accepted."""
-        self.batcher = batcher = admission.Batcher(self._head, self.limits, self.metrics)
+        self.batcher = batcher = Batcher(self._head, self.limits, self.metrics)
         batcher.start()
         yield
         await batcher.close()
         self.batcher = None
 
+    @property
+    def works(self) -> bool:
+        """Whether the model answers."""
+        return self.batcher is not None and self.batcher.works
+
     def routes(self) -> list[Route]:
-        """All routes but the page's."""
-        about: Json = {"name": "splitveil", "version": version("splitveil")}
-        about["extensions"] = ["binary_tensor_data"]
+        """All routes but the page's and the calls of `direct`."""
+        manifest, limits = self.manifest, self.limits
         routes = [
             Route("/openapi.json", always(self._document)),
-            Route("/v2", always(about)),
+            Route("/v2", always(kserve.metadata())),
             Route("/v2/health/live", always({"live": True})),
             Route("/v2/health/ready", self.ready),
+            Route("/v2/models/stats", self.statistics),
+            Route("/v2/repository/index", self.index, methods=["POST"]),
+            Route("/v2/repository/models/{name}/{verb:str}", self.manipulate, methods=["POST"]),
             Route("/metrics", self.scrape),
         ]
         for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
             routes += [
-                Route(model, self.model),
-                Route(f"{model}/ready", self.model_ready),
+                Route(model, self.constant(kserve.model_metadata(manifest))),
+                Route(f"{model}/config", self.constant(kserve.model_config(manifest, limits))),
+                Route(f"{model}/ready", self.ready),
+                Route(f"{model}/stats", self.statistics),
                 Route(f"{model}/infer", self.infer, methods=["POST"]),
             ]
         return routes
+
+    def direct(self) -> dict[tuple[str, str], ASGIApp]:
+        """The calls that come often, by method and path: looked up, not matched with all routes."""
+
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            request = Request(scope, receive)
+            try:
+                answer = await self.infer(request)
+            except Exception as err:  # as Starlette does for the other routes
+                answer = await self.failed(request, err)
+            await answer(scope, receive, send)
+
+        model = f"/v2/models/{self.manifest.name}"
+        return {
+            ("POST", f"{place}/infer"): call for place in (model, f"{model}/versions/{VERSION}")
+        }
 
     async def infer(self, request: Request) -> Response:
         """Answer one infer call."""
@@ -92,69 +125,88 @@ class Service:
             raise ClosingError
         if self.batcher.full:  # before reading the body, which would cost time and memory
             raise BusyError
-        body = await self._body(request)
+        self.in_flight.check()
+        body = await self._body(request, self._max_body)
         length = request.headers.get(HEADER_LENGTH)
         wire, logits = self.manifest.wire, self.manifest.logits
         asked = decode_request(body, length, wire, logits.name, self.limits.max_batch)
-        async with asyncio.timeout(self.limits.answer_seconds):
-            found = await self.batcher.submit(asked.rows)
-        if not np.isfinite(found).all():  # finite numbers far from any z can overflow in the head
+        seconds = kserve.asked_seconds(asked.parameters, self.limits.answer_seconds)
+        good = False
+        try:
+            with self.in_flight.answering():
+                async with asyncio.timeout(seconds):
+                    found = await self.batcher.submit(asked.rows)
+            good = bool(np.isfinite(found).all())
+        finally:
+            spent = time.perf_counter() - began
+            self.batcher.statistics.add_answer(spent, good=good)
+        if not good:  # finite numbers far from any z can overflow in the head
             raise WireError("the model's answer to these numbers is not finite", 422)
-        answer = encode_answer(
-            found, logits, self.manifest.name, asked.id, binary=asked.binary_answer
-        )
-        self.metrics.seconds.observe(time.perf_counter() - began)
+        name = self.manifest.name
+        answer = encode_answer(found, logits, name, asked.id, binary=asked.binary_answer)
+        self.metrics.seconds.observe(spent)
         return Response(answer.body, headers=dict(answer.headers))
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request, most: int) -> bytes:
         """The body, up to the size of the largest valid one."""
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             raise WireError("compressed bodies are not supported; send it uncompressed", 415)
         told = request.headers.get("content-length", "0")
-        if told.isdigit() and int(told[:19]) > self._max_body:
-            raise WireError(f"the body is {told[:19]} bytes; the limit is {self._max_body}", 413)
+        if told.isdigit() and int(told[:19]) > most:
+            raise WireError(f"the body is {told[:19]} bytes; the limit is {most}", 413)
         body = bytearray()
         try:
-            async with asyncio.timeout(self.limits.read_seconds):
+            async with self.in_flight.arriving(self.limits.read_seconds):
                 async for part in request.stream():
                     body += part
-                    if len(body) > self._max_body:
-                        raise WireError(
-                            f"the body exceeds the limit of {self._max_body} bytes", 413
-                        )
+                    if len(body) > most:
+                        raise WireError(f"the body exceeds the limit of {most} bytes", 413)
         except TimeoutError as err:
             limit = self.limits.read_seconds
-            raise WireError(f"the body did not arrive within {limit:g} s", 408) from err
+            raise WireError(
+                f"the body did not arrive within {limit:g} s, or had to give way to others", 408
+            ) from err
         return bytes(body)
 
     def _known(self, request: Request) -> None:
-        asked = request.path_params["name"], request.path_params.get("version", VERSION)
+        path = request.path_params
+        asked = path.get("name", self.manifest.name), path.get("version", VERSION)
         if asked != (self.manifest.name, VERSION):
             raise WireError(f"the only model is '{self.manifest.name}', version {VERSION}", 404)
 
-    async def model(self, request: Request) -> Response:
-        """The model's metadata."""
-        self._known(request)
-        return JSONResponse(
-            {
-                "name": self.manifest.name,
-                "versions": [VERSION],
-                "platform": "onnxruntime_onnx",
-                "inputs": [self.manifest.wire.metadata()],
-                "outputs": [self.manifest.logits.metadata()],
-                "parameters": {"export": self.manifest.identity},
-            }
-        )
+    def constant(self, content: Json) -> Callable[[Request], Awaitable[Response]]:
+        """A route of the model with a constant answer."""
 
-    async def model_ready(self, request: Request) -> Response:
-        """200 while the model answers."""
-        self._known(request)
-        return await self.ready(request)
+        async def answer(request: Request) -> Response:
+            self._known(request)
+            return JSONResponse(content)
 
-    async def ready(self, _: Request) -> Response:
-        """200 between start and stop, else 503."""
+        return answer
+
+    async def statistics(self, request: Request) -> Response:
+        """Counts and times of the model."""
+        self._known(request)
+        found = Statistics() if self.batcher is None else self.batcher.statistics
+        return JSONResponse(kserve.statistics(self.manifest, found))
+
+    async def index(self, request: Request) -> Response:
+        """The list of models."""
+        body = await self._body(request, MAX_INDEX_BODY)
+        return JSONResponse(kserve.index(self.manifest, body, ready=self.works))
+
+    async def manipulate(self, request: Request) -> Response:
+        """Refuse to load or unload a model."""
+        if request.path_params["verb"] not in ("load", "unload"):
+            raise WireError("Not Found", 404)
+        raise WireError(kserve.ONE_MODEL)
+
+    async def ready(self, request: Request) -> Response:
+        """200 while the model answers, else 503."""
+        self._known(request)
         if self.batcher is None:
             return refuse(503, "the server is starting or stopping", RETRY)
+        if not self.batcher.works:
+            return refuse(503, "the model does not answer; see the server's log", RETRY)
         return JSONResponse({"ready": True})
 
     async def scrape(self, _: Request) -> Response:
@@ -168,7 +220,10 @@ class Service:
             return refuse(error.status, str(error))
         if isinstance(error, HTTPException):
             return refuse(error.status_code, error.detail, error.headers)
-        return refuse(*next(told for kind, told in _ANSWERS.items() if isinstance(error, kind)))
+        told = next(told for kind, told in _ANSWERS.items() if isinstance(error, kind))
+        if told[0] == FAILED:
+            LOG.error("a request failed: %s", type(error).__name__, exc_info=error)
+        return refuse(*told)
 
 
 def always(content: Json) -> Callable[[Request], Awaitable[Response]]:
@@ -178,35 +233,6 @@ def always(content: Json) -> Callable[[Request], Awaitable[Response]]:
         return JSONResponse(content)
 
     return answer
-
-
-def document(manifest: Manifest, release: str, max_rows: int, *, token: bool) -> Json:
-    """The OpenAPI 3.1 document of one model's server.
-
-    >>> from splitveil.serve.manifest import Manifest
-    >>> m = Manifest(name="m", image_shape=(1, 2, 2), wire_shape=(3,), num_classes=2)
-    >>> sorted(document(m, "1", 64, token=False)["paths"])[:2]
-    ['/metrics', '/v2']
-    """
-    text = Path(__file__).with_name("openapi.json").read_text(encoding="utf-8")
-    found: Json = json.loads(
-        text.replace("{{name}}", manifest.name)
-        .replace("{{version}}", release)
-        .replace('"{{wire_shape}}"', _shape_schema(max_rows, manifest.wire_shape))
-        .replace('"{{logits_shape}}"', _shape_schema(max_rows, (manifest.num_classes,)))
-    )
-    if token:
-        found["components"] = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
-        found["security"] = [{"token": []}]
-    return found
-
-
-def _shape_schema(max_rows: int, shape: tuple[int, ...]) -> str:
-    """JSON schema of a tensor's shape: 1 to `max_rows` rows of exactly this shape."""
-    rows = {"type": "integer", "minimum": 1, "maximum": max_rows}
-    sizes = [rows, *({"const": n} for n in shape)]
-    n = len(sizes)
-    return json.dumps({"type": "array", "prefixItems": sizes, "minItems": n, "maxItems": n})
 
 
 def make_app(
@@ -226,6 +252,12 @@ def make_app(
         token: Bearer token that all requests need, except `OPEN_PATHS` and the page's own files;
             None: no token.
         folder: The export, for a page at `/`; None: no page.
+
+    Returns:
+        The application, for `serve`, `running` or any ASGI server.
+
+    Example:
+        `make_app(read_manifest(folder), load_half(folder, manifest, "server.onnx"))`
     """
     service = Service(manifest, head, limits or Limits(), token=token is not None)
     pages = [] if folder is None else page.routes(manifest, folder, token=token is not None)
@@ -234,8 +266,15 @@ def make_app(
         lifespan=service.lifespan,
         exception_handlers=dict.fromkeys((HTTPException, WireError, *_ANSWERS), service.failed),
     )
-    limit = service.limits.max_in_flight
-    return admission.AdmissionGate(app, service.metrics, limit, token, has_page=folder is not None)
+    app.router.redirect_slashes = False  # a redirect would go to the host that the request names
+    return admission.AdmissionGate(
+        app,
+        service.metrics,
+        service.in_flight,
+        token,
+        has_page=folder is not None,
+        direct=service.direct(),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,12 +286,23 @@ class Tls:
 
 
 def load_app(
-    folder: str | Path, *, limits: Limits | None = None, token: str | None = None, threads: int = 0
+    folder: str | Path,
+    *,
+    limits: Limits | None = None,
+    token: str | None = None,
+    threads: int = 0,
+    allow_no_noise: bool = False,
 ) -> ASGIApp:
     """The application of an export, with its page, for any ASGI server; checks the head's hash."""
     place = Path(folder)
-    manifest = read_manifest(place)
+    manifest = open_export(place, allow_no_noise=allow_no_noise)
     head = load_half(place, manifest, SERVER, threads)
+    found = head(np.zeros((1, *manifest.wire_shape), np.float32))
+    if found.shape != (1, manifest.num_classes):
+        raise ExportError(
+            f"{place / SERVER} answers one row with shape {found.shape}, expected "
+            f"{(1, manifest.num_classes)}; export the run again"
+        )
     return make_app(manifest, head, limits or Limits(), token, folder=place)
 
 
@@ -321,6 +371,9 @@ def serve(
         port: Port; 0 takes a free one.
         tls: Certificate and key; None: no TLS.
         ready: Called with the server's address once it accepts connections.
+
+    Example:
+        `serve(load_app("runs/first/export"), port=8000, ready=print)`
     """
     server = make_server(app, tls)
     with listen(host, port) as listening:
@@ -334,7 +387,20 @@ def serve(
 def running(
     app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0, tls: Tls | None = None
 ) -> Iterator[str]:
-    """Serve from a thread while the block runs; yields the address. For tests and notebooks."""
+    """Serve from a thread while the block runs, for tests and notebooks.
+
+    Args:
+        app: An application of `make_app` or `load_app`.
+        host: Address to listen on.
+        port: Port; 0 takes a free one.
+        tls: Certificate and key; None: no TLS.
+
+    Returns:
+        A context manager that gives the server's address.
+
+    Example:
+        `with running(app) as url: Client(folder, url).infer(images)`
+    """
     server = make_server(app, tls)
     with listen(host, port) as listening:
         thread = threading.Thread(

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splitveil.errors import ExportError
+from splitveil.errors import ExportError, Range
 from splitveil.serve.noise import Entropy, normals, uniforms
 
 Rows = NDArray[np.float32]
 Stage = Mapping[str, Any]
 _VARIANCE = {"gaussian": 1.0, "laplace": 2.0}  # of noise of scale 1
+_SHARE = Range(0, 1, below=True)
+_RANGES = {"std": Range(0), "p": _SHARE, "prune": _SHARE, "bits": Range(1, 16)}
 _NOISE_FILE = re.compile(r"noise-[0-9]{1,3}\.f32")
 
 
@@ -96,10 +98,23 @@ def check_stages(stages: Sequence[Any]) -> None:
                 f"unknown channel stage {stage!r}; this client knows {', '.join(STAGES)}. "
                 "Install the version of splitveil that exported the model"
             )
+        known = {"kind", *STAGES[kind][1], *(("noise", "file") if kind == "learned" else ())}
+        if unknown := sorted(stage.keys() - known):
+            raise ExportError(
+                f"channel stage {stage!r:.200} has {', '.join(unknown)!r:.80}, which this client "
+                "does not know. Install the version of splitveil that exported the model"
+            )
         numbers = [stage.get(key) for key in STAGES[kind][1]]
         if not all(type(v) in (int, float) and math.isfinite(v) for v in numbers):
             needed = ", ".join(STAGES[kind][1])
             raise ExportError(f"channel stage {stage!r} needs finite numbers for {needed}")
+        problems = [r.problem(k, stage[k]) for k, r in _RANGES.items() if k in STAGES[kind][1]]
+        if kind == "quantise" and type(stage["bits"]) is not int:
+            problems.append("bits must be a whole number")
+        if kind == "clip" and not stage["low"] < stage["high"]:
+            problems.append("low must be less than high")
+        if found := "; ".join(filter(None, problems)):
+            raise ExportError(f"channel stage {stage!r:.200}: {found}; export the run again")
         if kind == "learned" and not (
             stage.get("noise") in _VARIANCE and _NOISE_FILE.fullmatch(str(stage.get("file")))
         ):

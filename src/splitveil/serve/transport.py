@@ -10,17 +10,22 @@ write such a file; nothing in it is ever executed.
 import base64
 import http.client
 import json
+import os
 import secrets
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from splitveil import untrusted
 from splitveil.errors import ServerError, WireError
 from splitveil.serve.wire import HEADER_LENGTH
+from splitveil.untrusted import MAX_BYTES, opened, parse_json
 
 TRY_AGAIN = frozenset({429, 502, 503, 504})  # busy, restarting or slow: a later call may succeed
 NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
@@ -123,7 +128,7 @@ def safe_text(text: str) -> str:
     >>> safe_text("no\x1b[2J such model")
     'no [2J such model'
     """
-    return "".join(c if c.isprintable() else " " for c in text[:200])
+    return untrusted.printable(text[:200]).replace("\n", " ")
 
 
 def pause(attempt: int, jitter: float, asked: float = 0.0) -> float:
@@ -240,17 +245,33 @@ class RecordingTransport:
         """Record and send; calls without a body, such as for metadata, are not recorded."""
         if body:
             line = CapturedCall(path, body, headers.get(HEADER_LENGTH)).to_line()
-            with self._lock, self._file.open("a", encoding="ascii") as file:
-                file.write(line + "\n")
+            with self._lock:
+                self._keep(line.encode() + b"\n")
         return self._call(method, path, body, headers)
+
+    def _keep(self, line: bytes) -> None:
+        """Append a line, or leave the capture as it was and raise `ServerError`."""
+        before = self._file.stat().st_size
+        try:
+            with self._file.open("ab") as file:
+                file.write(line)
+        except OSError as err:
+            with suppress(OSError):
+                os.truncate(self._file, before)
+            raise ServerError(
+                f"cannot write the capture {self._file}: {err.strerror}; the call was not sent. "
+                "Free some space and send again into a new capture"
+            ) from err
 
 
 def read_capture(file: Path) -> Iterator[CapturedCall]:
     """The calls of a capture, in order; a malformed line raises `WireError`."""
     try:
-        with file.open(encoding="ascii") as lines:
-            for number, line in enumerate(lines, start=1):
+        with opened(file) as raw, TextIOWrapper(raw, encoding="ascii") as lines:
+            for number, line in enumerate(iter(lambda: lines.readline(MAX_BYTES), ""), start=1):
                 where = f"{file}, line {number}"
+                if len(line) == MAX_BYTES:
+                    raise WireError(f"{where} is longer than the limit of {MAX_BYTES} characters")
                 found = _object(line, where)
                 if number > 1:
                     yield _sent(found, where)
@@ -265,8 +286,8 @@ def read_capture(file: Path) -> Iterator[CapturedCall]:
 
 def _object(line: str, where: str) -> Mapping[str, object]:
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as err:
+        found = parse_json(line)
+    except ValueError as err:
         raise WireError(
             f"{where} is not JSON: {str(err)[:80]}; if the capture was cut off, remove its last "
             "line"

@@ -7,14 +7,15 @@ what is expected, and rejected with a reason; nothing in it is ever executed.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import WireError
+from splitveil.untrusted import parse_json
 
 Rows = NDArray[np.float32]
 Shape = tuple[int, ...]
@@ -53,11 +54,12 @@ class Message:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """A checked request: its rows, its id, and whether to answer in raw bytes."""
+    """A checked request: rows, id, whether to answer in raw bytes, and its other parameters."""
 
     rows: Rows
     id: str | None
     binary_answer: bool
+    parameters: Json = field(default_factory=dict)
 
 
 def encode_request(rows: Rows, spec: TensorSpec, output: str, *, binary: bool = True) -> Message:
@@ -88,15 +90,25 @@ def _encode(head: Json, key: str, rows: Rows, name: str, *, binary: bool) -> Mes
 
 
 def decode_request(
-    body: bytes, header_length: str | None, spec: TensorSpec, output: str, max_rows: int
+    body: bytes,
+    header_length: str | None,
+    spec: TensorSpec,
+    output: str,
+    max_rows: int,
+    *,
+    twice: list[str] | None = None,
 ) -> InferRequest:
-    """The rows of an infer call; raises `WireError` for anything else."""
-    head, raw = _split(body, header_length)
+    """The rows of an infer call; raises `WireError` for anything else.
+
+    `twice` collects the keys that an object has twice, which are refused without it.
+    """
+    head, raw = _split(body, header_length, twice)
     rows = _one_tensor(head, "inputs", raw, spec, max_rows)
     request_id = head.get("id")
     if request_id is not None and not (isinstance(request_id, str) and len(request_id) <= MAX_ID):
         raise WireError(f"id must be a string of at most {MAX_ID} characters")
-    return InferRequest(rows, request_id, _wants_binary(head, output))
+    others = {k: v for k, v in _parameters(head).items() if k != "binary_data_output"}
+    return InferRequest(rows, request_id, _wants_binary(head, output), others)
 
 
 def decode_answer(body: bytes, header_length: str | None, spec: TensorSpec, rows: int) -> Rows:
@@ -108,7 +120,9 @@ def decode_answer(body: bytes, header_length: str | None, spec: TensorSpec, rows
     return found
 
 
-def _split(body: bytes, header_length: str | None) -> tuple[Json, bytes]:
+def _split(
+    body: bytes, header_length: str | None, twice: list[str] | None = None
+) -> tuple[Json, bytes]:
     """The JSON at the start of a body, and the bytes after it."""
     size = len(body)
     if header_length is not None:
@@ -118,16 +132,12 @@ def _split(body: bytes, header_length: str | None) -> tuple[Json, bytes]:
         if size > len(body):
             raise WireError(f"{HEADER_LENGTH} is {size}, but the body has {len(body)} bytes")
     try:
-        head = json.loads(body[:size].decode("utf-8"), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as err:
+        head = parse_json(body[:size], twice=twice)
+    except ValueError as err:
         raise WireError(f"the body is not JSON: {str(err)[:80]}") from err
     if not isinstance(head, dict):
         raise WireError(f"the body must be a JSON object, got {type(head).__name__}")
     return head, body[size:]
-
-
-def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
 
 
 def _one_tensor(head: Json, key: str, raw: bytes, spec: TensorSpec, max_rows: int) -> Rows:

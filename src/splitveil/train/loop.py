@@ -41,6 +41,7 @@ from splitveil.train.step import (
     new_state,
     own_rows,
 )
+from splitveil.untrusted import parse_json, read_bytes
 
 log = logging.getLogger("splitveil")
 CHUNK = 1000  # images per pass where no gradient is needed
@@ -517,7 +518,7 @@ class MetricsLog:
             for stale in folder.glob("events.out.tfevents.*"):
                 stale.unlink()
             self._file = self._path.open("ab")
-            lines = _whole_lines(self._path.read_bytes()[:offset])
+            lines = _whole_lines(read_bytes(self._path)[:offset])
             kept = sum(len(raw) for raw, _ in lines)
             if kept < offset:
                 log.warning(
@@ -574,7 +575,7 @@ def _whole_lines(content: bytes) -> list[tuple[bytes, Json]]:
     lines = []
     for raw in content.splitlines(keepends=True):
         try:
-            line = json.loads(raw)
+            line = parse_json(raw)
         except ValueError:
             break
         if not raw.endswith(b"\n") or not isinstance(line, dict) or not {"kind", "step"} <= {*line}:

@@ -21,6 +21,7 @@ from splitveil.errors import CheckpointError
 from splitveil.io import Json, atomic_file
 from splitveil.rng import load_states, save_states
 from splitveil.train.step import TrainState
+from splitveil.untrusted import parse_json
 
 log = logging.getLogger("splitveil")
 CHECKPOINT = "checkpoint.safetensors"
@@ -137,9 +138,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def read_meta(path: Path) -> Json:
-    """Read the JSON of a checkpoint without its tensors."""
+    """Read the JSON of a checkpoint without its tensors; it has a `step` and a `passport`."""
     with _opened(path) as (_, meta):
-        return meta
+        if "step" not in meta:
+            raise CheckpointError(f"{path} is broken: it names no step; train with --overwrite")
+        return {"passport": {}} | meta
 
 
 @contextmanager
@@ -155,11 +158,26 @@ def _opened(path: Path) -> Iterator[tuple[Any, Json]]:
                     f"{path} is not a SplitVeil checkpoint: its format is {meta.get('format')!r}, "
                     f"expected {FORMAT!r}; choose the folder of a run"
                 )
-            yield file, dict(json.loads(meta["state"]))
+            yield file, _checked(parse_json(meta["state"]))
     except (SafetensorError, KeyError, ValueError, OSError) as err:
         raise CheckpointError(
             f"{path} is broken: {err}; restore it from a backup, or train again with --overwrite"
         ) from err
+
+
+def _checked(state: object) -> Json:
+    """The JSON of a checkpoint; raises ValueError if a count in it is impossible."""
+    if not isinstance(state, dict):
+        raise ValueError(f"its state must be an object, got {type(state).__name__}")
+    for name in COUNTERS:
+        count = state.get(name, 0)
+        if not isinstance(count, int | float) or count < 0:
+            raise ValueError(f"`{name}` of its state must be a number ≥ 0, got {count!r:.60}")
+    if type(state.get("step", 0)) is not int:
+        raise ValueError(f"`step` of its state must be a whole number, got {state['step']}")
+    if not isinstance(state.get("passport", {}), dict):
+        raise ValueError("`passport` of its state must be an object")
+    return state
 
 
 def load_module(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
