@@ -226,6 +226,14 @@ class Record:
     per_image: PerImage
     certificates: Mapping[str, Certificate]
     leaks: Mapping[str, Mapping[str, Any]]
+    sent: Share | None
+    leakage_sent: Annotated[float, Range(-math.inf, 1)] | None
+    exposure: Annotated[float, Range(-math.inf, 1)] | None
+    identified: Share | None
+    leakage_bands: Mapping[str, float | None]
+    leakage_beyond_answer: Annotated[float, Range(-math.inf, 1)] | None
+    probe: Mapping[str, Any]
+    intervals: Mapping[str, Any]
     raw: Json = field(default_factory=dict, repr=False)
 
     @property
@@ -263,7 +271,11 @@ class Record:
     def of(cls, **parts: object) -> "Record":
         """A new record from the JSON of its parts, in the order of the fields."""
         given = {"training": {}} | parts
-        return cls.from_dict({part.name: given[part.name] for part in fields(cls)[:-1]})
+        missing = [part.name for part in fields(cls)[:-1] if part.name not in given]
+        return cls.from_dict(
+            {part.name: given[part.name] for part in fields(cls)[:-1] if part.name in given}
+            | dict.fromkeys(missing)
+        )
 
 
 def parse_record(content: str) -> Record:

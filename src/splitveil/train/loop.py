@@ -282,7 +282,6 @@ def train_run(
                     last = in_short(line)
                 if epoch_ends:
                     _refit(state, data, order, schedule, fabric)
-                if state.step == schedule.total_steps:
                     _settle(parts.model, data, val, config.seed, fabric)
                 progress(state.step, schedule.total_steps, f"epoch {epoch}/{schedule.epochs}{last}")
                 if interruption.came or clock.save_now(schedule, state.step):
@@ -327,7 +326,10 @@ class _EveryAnswer(nn.Module):
 
 
 def _settle(model: SplitModel, data: TrainSet, val: Tensor, seed: int, fabric: Fabric) -> None:
-    """Set temperature and thresholds of a model that exits early, by its validation images."""
+    """Set temperature and thresholds of a model that exits early, by its validation images.
+
+    The last epoch's are those that count; the training does not read them.
+    """
     if model.exit is None:
         return
     generator = stream(seed, "settle", val.device)
