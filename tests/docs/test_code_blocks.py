@@ -60,7 +60,7 @@ def follow(text: str, folder: Path) -> None:
         pytest.param(
             # The guides use the runs of the tutorial.
             ("start/tutorial.md", "guides/audit.md", "guides/report.md"),
-            ("page/report.html", "page/slides.html", "runs/veil/explain.html",
+            ("page/report.html", "page/deck.pptx", "runs/veil/explain.html",
              "runs/veil/export/client.onnx", "runs/none/record.json", "table.csv", "table.md",
              "table.tex"),
             marks=pytest.mark.slow, id="tutorial, audit, report",

@@ -1,7 +1,6 @@
-"""The page and the slides in a real browser: what a reader sees, hears and can do."""
+"""The page in a real browser: what a reader sees, hears and can do."""
 
 import io
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from splitveil.record.files import RunFiles
-from splitveil.report.deck import write_deck
 from splitveil.report.page import ReportContent, write_report
 
 from .devtools import Tab, chromium
@@ -68,13 +66,12 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 
 @pytest.fixture(scope="module")
 def folders(rich: list[RunFiles], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The report in both languages, with slides and with a folder left out."""
+    """The report in both languages, with a folder left out."""
     place = tmp_path_factory.mktemp("report")
     skipped = [('runs/<b>"x"', "no run folder")]
     for lang in ("en", "zh"):
         content = ReportContent(runs=rich, lang=lang, skipped=skipped)
         write_report(content, place / lang)
-        write_deck(content, place / lang)
     return {lang: place / lang for lang in ("en", "zh")}
 
 
@@ -92,9 +89,8 @@ def theme(tab: Tab) -> Any:  # noqa: ANN401
     return tab.value("getComputedStyle(document.body).backgroundColor")
 
 
-@pytest.mark.parametrize("name", ["report.html", "slides.html"])
-def test_it_opens_from_disk_without_errors_or_requests(tab: Tab, folder: Path, name: str) -> None:
-    tab.open(folder / name)
+def test_it_opens_from_disk_without_errors_or_requests(tab: Tab, folder: Path) -> None:
+    tab.open(folder / "report.html")
     assert tab.value("document.images.length") > 5
     broken = "[...document.images].filter((i) => !i.complete || !i.naturalWidth).length"
     assert tab.value(broken) == 0
@@ -102,21 +98,18 @@ def test_it_opens_from_disk_without_errors_or_requests(tab: Tab, folder: Path, n
     assert [url[:5] for url in tab.requests if not url.startswith("data:")] == ["file:"]
 
 
-@pytest.mark.parametrize("name", ["report.html", "slides.html"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_is_wider_than_the_window(tab: Tab, folder: Path, name: str, width: int) -> None:
-    tab.open(folder / name, width=width)
+def test_nothing_is_wider_than_the_window(tab: Tab, folder: Path, width: int) -> None:
+    tab.open(folder / "report.html", width=width)
     assert tab.value("document.documentElement.scrollWidth") <= width
     assert tab.value(WIDER) == []
 
 
-@pytest.mark.parametrize("name", ["report.html", "slides.html"])
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_text_stands_out_from_its_paper(
-    tab: Tab, folders: dict[str, Path], name: str, dark: bool
+    tab: Tab, folders: dict[str, Path], dark: bool
 ) -> None:
-    tab.open(folders["en"] / name, dark=dark)
-    tab.value("document.querySelectorAll('.slide').forEach((s) => s.classList.add('shown'))")
+    tab.open(folders["en"] / "report.html", dark=dark)
     tab.value("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     seen, bad = tab.value(CONTRAST)
     assert seen > 60
@@ -183,9 +176,6 @@ def test_without_a_script_everything_is_there(tab: Tab, folders: dict[str, Path]
         )
         made, original = tab.value(sides)
         assert original < made  # side by side
-        tab.open(folders["en"] / "slides.html")
-        heights = "[...document.querySelectorAll('.slide')].map((s) => s.offsetHeight)"
-        assert min(tab.value(heights)) > 0
     finally:
         tab.scripts(allowed=True)
 
@@ -197,38 +187,6 @@ def test_a_foreign_script_cannot_run(tab: Tab, folders: dict[str, Path], tmp_pat
     tab.open(page)
     assert tab.value("window.hacked") is None
     assert any("Content Security Policy" in trouble for trouble in tab.complaints())
-
-
-def test_arrow_keys_turn_the_slides_and_stop_at_the_ends(tab: Tab, folder: Path) -> None:
-    tab.open(folder / "slides.html")
-    total = tab.value("document.querySelectorAll('.slide').length")
-    place = "document.getElementById('place').textContent"
-    shown = "[...document.querySelectorAll('.slide')].map((s) => s.offsetHeight > 0)"
-    assert tab.value(place) == f"1 / {total}"
-    tab.press("ArrowLeft", 37)
-    assert tab.value(place) == f"1 / {total}"
-    tab.press("ArrowRight", 39)
-    assert tab.value(shown) == [at == 1 for at in range(total)]
-    tab.click("#next")
-    tab.press("ArrowLeft", 37)
-    assert tab.value(place) == f"2 / {total}"
-    tab.press("End", 35)
-    tab.press("ArrowDown", 40)
-    assert tab.value(place) == f"{total} / {total}"
-
-
-def test_no_slide_is_taller_than_the_screen(tab: Tab, folder: Path) -> None:
-    tab.open(folder / "slides.html", width=1280, height=720)
-    total = tab.value("document.querySelectorAll('.slide').length")
-    for _ in range(total):
-        assert tab.value("document.documentElement.scrollHeight") <= 720
-        tab.press("ArrowRight", 39)
-
-
-def test_slides_print_one_to_a_page(tab: Tab, folder: Path) -> None:
-    tab.open(folder / "slides.html")
-    pages = len(re.findall(rb"/Type\s*/Page\b(?!s)", tab.pdf()))
-    assert pages == tab.value("document.querySelectorAll('.slide').length")
 
 
 def test_the_printed_page_is_light_and_opens_its_passports(

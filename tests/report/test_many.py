@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from made_runs import STRENGTH, encode, make_metrics, make_record, write_run
 
-from splitveil.report.deck import render_slides
+from splitveil.report.deck import render_deck
 from splitveil.report.page import MANY_CARDS, ReportContent, read_runs, render
 
 from .markup import Page
@@ -50,9 +50,9 @@ def page(content: ReportContent) -> str:
     return render(content)
 
 
-def test_page_and_slides_stay_small_enough_to_mail(content: ReportContent, page: str) -> None:
+def test_page_and_deck_stay_small_enough_to_mail(content: ReportContent, page: str) -> None:
     assert 1_000_000 < len(page.encode()) < LIMIT
-    assert len(render_slides(content, content.pictures).encode()) < LIMIT / 2
+    assert len(render_deck(content)) < LIMIT / 2
 
 
 def test_every_run_has_its_row_and_the_best_have_cards(page: str) -> None:

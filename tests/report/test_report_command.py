@@ -32,17 +32,43 @@ def drawn(tmp_path: Path) -> Path:
     return write_run(tmp_path / "drawn", make_record("veil"), None, None)
 
 
-def test_a_report_in_chinese_with_slides(drawn: Path, tmp_path: Path) -> None:
+def test_a_report_in_chinese_with_a_deck(drawn: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = call(str(drawn), "--out", str(out), "--lang", "zh", "--slides", "--title", "报告 <1>")
+    result = call(str(drawn), "--out", str(out), "--lang", "zh", "--pptx", "--title", "报告 <1>")
     assert result.exit_code == 0, told(result)
-    assert f"page: {out / 'report.html'}" in result.output.replace("\n", "")
-    for name in ("report.html", "slides.html"):
-        html = (out / name).read_text(encoding="utf-8")
-        assert '<html lang="zh-CN">' in html
-        assert "报告 &lt;1&gt;" in html
+    flat = result.output.replace("\n", "")
+    assert f"page: {out / 'report.html'}" in flat
+    assert f"deck: {out / 'deck.pptx'}" in flat
+    html = (out / "report.html").read_text(encoding="utf-8")
+    assert '<html lang="zh-CN">' in html
+    assert "报告 &lt;1&gt;" in html
+    assert (out / "deck.pptx").read_bytes()[:2] == b"PK"
     kinds = {path.suffix for path in out.iterdir()}
-    assert kinds == {".html", ".png", ".svg"}
+    assert kinds == {".html", ".png", ".svg", ".pptx"}
+
+
+def test_the_deck_lies_beside_a_page_with_a_name_of_its_own(good: Path, tmp_path: Path) -> None:
+    result = call(str(good), "--out", str(tmp_path / "out" / "mine.html"), "--pptx")
+    assert result.exit_code == 0, told(result)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"mine.html", "deck.pptx"}
+
+
+def test_slides_are_answered_with_what_to_use(good: Path, tmp_path: Path) -> None:
+    result = call(str(good), "--out", str(tmp_path / "out"), "--slides")
+    assert result.exit_code == 2
+    assert "use --pptx" in told(result)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_deck_without_runs_or_without_room_exits_with_two(good: Path, tmp_path: Path) -> None:
+    result = call(str(tmp_path / "ghost"), "--pptx", "--out", str(tmp_path / "out"))
+    assert result.exit_code == 2
+    assert "no run folder" in told(result)
+    (tmp_path / "file").write_text("here")
+    result = call(str(good), "--pptx", "--out", str(tmp_path / "file"))
+    assert result.exit_code == 2
+    assert "cannot write" in told(result)
+    assert (tmp_path / "file").read_text() == "here"
 
 
 def test_broken_folders_are_named_and_the_rest_is_reported(good: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from splitveil.cli import console
 from splitveil.cli.console import OptInt, OptText, OptTexts
@@ -12,6 +12,7 @@ from splitveil.cli.lists import COSTS, MEASURED, Shape, in_words, show_cuts, sho
 from splitveil.errors import ConfigError
 from splitveil.io import Json
 
+EXIT_SOME_FAILED = 3  # the command ended, but trials failed
 ANY_IMAGE = "3x32x32"
 EPOCHS = "Passes over the data (default: a quarter of a full training)."
 BUDGET = "Budget of the attacks: smoke, quick (default), standard or paper."
@@ -218,6 +219,7 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     Every trial is a short training and an attack on validation images, in a run of its own below
     `runs/NAME/trials`. All defences have the same number of trials; one with fewer settings to try
     repeats them with other random seeds. A stopped sweep continues with `--resume --name NAME`.
+    If some trials fail, the others are shown, and the exit code is 3.
 
     `--vary` takes any setting of a run or of a defence: `key=a,b,c` lists its values,
     `key=lin:low:high` and `key=log:low:high` are ranges, and `:count` after a range says how many
@@ -259,6 +261,8 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
         console.show_json(result)
     else:
         show_sweep(result)
+    if failed:
+        raise Exit(EXIT_SOME_FAILED)
 
 
 def show_sweep(result: Json) -> None:

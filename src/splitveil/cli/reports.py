@@ -177,32 +177,38 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     out_dir: console.OutFolder = None,
     lang: Annotated[str, Option(help="Language of the page: en or zh.")] = "en",
     title: Annotated[OptText, Option(help="Title of the page.")] = None,
-    slides: Annotated[bool, Option("--slides", help="Also slides, as slides.html.")] = False,
+    pptx: Annotated[bool, Option("--pptx", help="Also a PowerPoint deck, deck.pptx.")] = False,
     published: console.PublishedOption = None,
     json_: console.JsonFlag = False,
+    slides: Annotated[bool, Option("--slides", hidden=True)] = False,
 ) -> None:
     """Build one page with tables and pictures from audited runs.
 
     The page and its figures, as PNG and SVG, go to the first run's folder, or to that of `--out`. A
-    folder that is not a run, or a broken one, is named and left out. For tables in Markdown or
-    LaTeX use `splitveil compare`.
+    folder that is not a run, or a broken one, is named and left out. `--pptx` adds a deck whose
+    texts, tables and charts can be edited. For tables in Markdown or LaTeX use `splitveil compare`.
 
     Example: `splitveil report runs/demo/none runs/demo/veil --out page`
 
-    Example: `splitveil report runs/demo/* --out page --lang zh --slides`
+    Example: `splitveil report runs/demo/* --out page --lang zh --pptx`
     """
     from splitveil.report.deck import write_deck
     from splitveil.report.page import read_runs, write_report
 
+    if slides:
+        raise ConfigError(
+            "report no longer writes HTML slides (--slides); use --pptx for a PowerPoint deck"
+        )
     content = read_runs(runs, lang=lang, title=title, published=published)
     for line in content.notes:
         console.warn(line)
-    pages = write_report(content, out_dir or content.runs[0].path)[:1]
-    if slides:
-        pages.append(write_deck(content, pages[0].parent))
+    target = out_dir or content.runs[0].path
+    folder = target.parent if target.suffix == ".html" else target
+    decks = [write_deck(content, folder)] if pptx else []  # first: python-pptx may be missing
+    pages = write_report(content, target)[:1]
     console.show_runs(content.runs, json_=json_)
     if json_:
         return
     for line in content.reservations:
         console.warn(line)
-    console.print_lines(*(f"page: {page}" for page in pages))
+    console.print_lines(*(f"page: {page}" for page in pages), *(f"deck: {deck}" for deck in decks))

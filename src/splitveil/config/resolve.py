@@ -3,6 +3,7 @@
 import inspect
 import os
 import pkgutil
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from splitveil.config.recipes import check_recipe, find_recipe, known_settings
 from splitveil.config.run_config import (
     NAME,
     NAME_RULE,
+    PLACES,
     RUN_KEYS,
     RunConfig,
     defaults_for,
@@ -315,6 +317,38 @@ def noise_of(config: RunConfig, defence: Defence) -> float:
 def flat_config(config: RunConfig) -> Json:
     """Settings of the run and of its defence in one flat table, defaults not filled in."""
     return Plan(config, build_defence(config)).settings()
+
+
+def train_command(flat: Mapping[str, Any], name: str) -> str:
+    """The command that trains a run with these settings again, where they are not the default.
+
+    Args:
+        flat: Settings of a run and of its defence, as a record has them; unknown ones are left out.
+        name: Name of the new run.
+
+    Raises:
+        ConfigError: The defence is unknown, or a value has the wrong type.
+
+    >>> train_command({"defence": "veil", "seed": 1, "epochs": 60, "lambd": 0.5}, "again")
+    'splitveil train --dataset digits --defence veil --seed 1 --name again --set lambd=0.5'
+    """
+    known = {**preset(str(flat.get("defence", RunConfig.defence))).setting_types(), **RUN_KEYS}
+    config = make_config({k: v for k, v in one_noise_name(flat).items() if k in known})
+    usual = RunConfig(dataset=config.dataset, defence=config.defence)
+    default = {**flat_config(usual), **defaults_for(usual)}
+    default["noise_std"] = noise_of(usual, build_defence(usual))
+    own = {key: config.__dict__[key] for key in ("dataset", "defence", "seed")} | {"name": name}
+    rest = {k: v for k, v in flat_config(config).items() if v != default.get(k)}
+    options = {key: rest[key] for key in ("net", "epochs") if key in rest}
+    words = [word for key, value in (own | options).items() for word in (f"--{key}", str(value))]
+    words += ["--final"] if config.final else []
+    # Where it runs, and on what, is the reader's choice.
+    told = {*own, *options, *PLACES, "final", "device", "compile"}
+    for key, value in rest.items():
+        if key not in told:
+            shown = write_toml({key: value}).strip().replace(" = ", "=", 1)
+            words += ["--set", shown.replace('"', "")]
+    return shlex.join(["splitveil", "train", *words])
 
 
 def planned_steps(config: RunConfig, images: int) -> int:

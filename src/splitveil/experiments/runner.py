@@ -44,7 +44,7 @@ from splitveil.nets.clients import CLIENT_PREFIX
 from splitveil.record.schema import Record, number, read_value, wrong
 from splitveil.runs import Run, fit, flush_denormals, load_checked_teacher
 from splitveil.threat import Attack
-from splitveil.untrusted import parse_json, read_text
+from splitveil.untrusted import parse_json, printable, read_text
 
 FILE = "trial.json"
 JOURNAL: Mapping[str, Any] = {  # what a finished trial is kept as, besides `found`
@@ -114,14 +114,14 @@ class LiveTable(Bars):
     def expect(self, counts: Mapping[str, int]) -> None:
         """Announce how many trials of each group there will be."""
         for name, count in counts.items():
-            self._groups[name] = self.add_task(name, total=count, note="")
+            self._groups[name] = self.add_task(printable(name), total=count, note="")
 
     def begin(self, trial: Trial) -> Progress:
         """Show a trial as running; returns its progress display."""
         words = f"  {trial.label}  {trial_words(trial.settings, trial.config.seed)}"
-        self._running[trial.label] = task = self.add_task(words, total=None, note="")
+        self._running[trial.label] = task = self.add_task(printable(words), total=None, note="")
         return lambda done, total, note="": self.update(
-            task, completed=done, total=total, note=note
+            task, completed=done, total=total, note=printable(note)
         )
 
     def finish(self, trial: Trial) -> None:

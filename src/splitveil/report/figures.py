@@ -304,10 +304,10 @@ def _epochs(run: RunFiles) -> list[float]:
     return [float(at) if epoch is None else epoch for at, epoch in enumerate(named)]
 
 
-def _values(run: RunFiles, key: str) -> tuple[list[float], list[float]]:
+def logged(run: RunFiles, key: str) -> tuple[list[float], list[float]]:
     """Epochs at which a key was logged, and its values there."""
-    logged = zip(_epochs(run), (number(entry, key) for entry in run.metrics), strict=True)
-    pairs = [(epoch, value) for epoch, value in logged if value is not None]
+    each = zip(_epochs(run), (number(entry, key) for entry in run.metrics), strict=True)
+    pairs = [(epoch, value) for epoch, value in each if value is not None]
     return [epoch for epoch, _ in pairs], [value for _, value in pairs]
 
 
@@ -372,7 +372,7 @@ def draw_curves(
     drawn: dict[str, Dash] = {}
     for at, run in enumerate(runs):
         for key, words, dash in series:
-            x, y = _values(run, key)
+            x, y = logged(run, key)
             if x:
                 mark = "o" if len(x) <= FEW_EPOCHS else ""
                 values = [scale * value for value in y]

@@ -30,6 +30,7 @@ from splitveil.errors import ExportError, ServerError, WireError
 from splitveil.serve import admission, kserve, page
 from splitveil.serve.admission import CROWDED, RETRY, CrowdedError, Limits, refuse
 from splitveil.serve.batching import Batcher, BusyError, ClosingError, Statistics, StoppedError
+from splitveil.serve.connections import BoundedServer, ConnectionLimits
 from splitveil.serve.kserve import VERSION
 from splitveil.serve.manifest import SERVER, Manifest, OnnxHalf, load_half, open_export
 from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_answer
@@ -37,6 +38,7 @@ from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_ans
 LOG = logging.getLogger(__name__)
 FAILED = 500
 MAX_INDEX_BODY = 4096  # bytes
+NEVER = 86_400  # seconds
 BACKLOG = 1024  # connections the system holds before they are accepted
 DRAIN_SECONDS = 30  # to answer what was accepted before stopping
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus' text format
@@ -306,17 +308,21 @@ def load_app(
     return make_app(manifest, head, limits or Limits(), token, folder=place)
 
 
-def make_server(app: ASGIApp, tls: Tls | None = None) -> uvicorn.Server:
+def make_server(
+    app: ASGIApp, tls: Tls | None = None, connections: ConnectionLimits | None = None
+) -> BoundedServer:
     """A quiet Uvicorn for an application, which answers what it accepted before it stops."""
+    limits = connections or ConnectionLimits()
     config = uvicorn.Config(
         app,
-        http="h11",
+        loop="asyncio",
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=30,
+        proxy_headers=False,
+        timeout_keep_alive=NEVER,  # the room closes idle connections
         timeout_graceful_shutdown=DRAIN_SECONDS,
         ssl_certfile=None if tls is None else str(tls.certificate),
         ssl_keyfile=None if tls is None else str(tls.key),
@@ -327,7 +333,7 @@ def make_server(app: ASGIApp, tls: Tls | None = None) -> uvicorn.Server:
         raise ServerError(
             f"cannot use the certificate or its key: {err}; give two PEM files that match"
         ) from err
-    return uvicorn.Server(config)
+    return BoundedServer(config, limits)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -361,6 +367,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     tls: Tls | None = None,
+    connections: ConnectionLimits | None = None,
     ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, then answer what was accepted and return.
@@ -370,12 +377,13 @@ def serve(
         host: Address to listen on.
         port: Port; 0 takes a free one.
         tls: Certificate and key; None: no TLS.
+        connections: How many there may be, and how slow; default `ConnectionLimits()`.
         ready: Called with the server's address once it accepts connections.
 
     Example:
         `serve(load_app("runs/first/export"), port=8000, ready=print)`
     """
-    server = make_server(app, tls)
+    server = make_server(app, tls, connections)
     with listen(host, port) as listening:
         ready(address(listening, tls))
         # Uvicorn answers what it accepted and then raises Ctrl-C again; here it just means stop.
@@ -385,7 +393,12 @@ def serve(
 
 @contextmanager
 def running(
-    app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0, tls: Tls | None = None
+    app: ASGIApp,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    tls: Tls | None = None,
+    connections: ConnectionLimits | None = None,
 ) -> Iterator[str]:
     """Serve from a thread while the block runs, for tests and notebooks.
 
@@ -394,6 +407,7 @@ def running(
         host: Address to listen on.
         port: Port; 0 takes a free one.
         tls: Certificate and key; None: no TLS.
+        connections: How many there may be, and how slow; default `ConnectionLimits()`.
 
     Returns:
         A context manager that gives the server's address.
@@ -401,7 +415,7 @@ def running(
     Example:
         `with running(app) as url: Client(folder, url).infer(images)`
     """
-    server = make_server(app, tls)
+    server = make_server(app, tls, connections)
     with listen(host, port) as listening:
         thread = threading.Thread(
             target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True

@@ -28,6 +28,7 @@ from splitveil.serve.wire import HEADER_LENGTH
 from splitveil.untrusted import MAX_BYTES, opened, parse_json
 
 TRY_AGAIN = frozenset({429, 502, 503, 504})  # busy, restarting or slow: a later call may succeed
+TLS_ALERT = "\x15\x03"  # how a server that speaks TLS answers HTTP
 NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 MOST_BYTES = 1 << 26  # of an answer: more than any logits, little enough for a device's memory
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds, at most
@@ -152,6 +153,8 @@ def _asked(reply: Reply) -> float:
 
 def _check_tls(err: Exception) -> None:
     """Raise `ServerError` for a TLS error that another attempt would not fix."""
+    if isinstance(err, http.client.BadStatusLine) and str(err).startswith(TLS_ALERT):
+        raise ServerError("the server speaks TLS; use an https:// address") from err
     if isinstance(err, ssl.SSLCertVerificationError):
         raise ServerError(
             f"the server's certificate is not trusted: {err.verify_message}; give the file of its "
