@@ -30,8 +30,8 @@ def made(defence: Defence) -> SplitModel:
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         net = NETS["small"]
-        model = cut(net.build(IMAGE, CLASSES), net.cut_at, defence.channel(SIGMA))
-        model.encoder = defence.encoder(model.encoder, model.wire_shape(IMAGE))
+        model = defence.assemble(cut(net.build(IMAGE, CLASSES), net.cut_at), IMAGE, CLASSES)
+        model.channel = defence.channel(SIGMA)
         return with_stage_shapes(model, IMAGE)
 
 

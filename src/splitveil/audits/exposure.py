@@ -36,15 +36,15 @@ BLOCKS = 4  # a thumbnail of 4×4 block means is the low band
 CANDIDATES = 1000  # among which an image is identified
 ROUNDS = 1000  # of the bootstrap
 PERMUTATIONS = 1000
-PerImage = Float[Tensor, " n"]
+Errors = Float[Tensor, " n"]
 
 
 def exposure(
     asked: Bool[Tensor, " n"],
-    error: PerImage,
-    label_only: PerImage,
-    by_bit: PerImage,
-    bands: Mapping[str, tuple[PerImage, PerImage]] | None = None,
+    error: Errors,
+    label_only: Errors,
+    by_bit: Errors,
+    bands: Mapping[str, tuple[Errors, Errors]] | None = None,
 ) -> dict[str, float | None]:
     """Sent, leakage of what was sent, and exposure; see the module's formula.
 
@@ -76,7 +76,7 @@ def exposure(
     return {"sent": s, "leakage_sent": sent, "exposure": exposed}
 
 
-def leakage_of(error: PerImage, label_only: PerImage) -> float:
+def leakage_of(error: Errors, label_only: Errors) -> float:
     """1 − Σe/Σl, unclipped; 0 where nothing is left to learn."""
     ceiling = float(label_only.double().sum())
     return 1.0 - float(error.double().sum()) / ceiling if ceiling > 0 else 0.0
@@ -96,13 +96,13 @@ def bands_of(
     return low, images - low
 
 
-def band_errors(x: Tensor, guess: Tensor) -> dict[str, PerImage]:
+def band_errors(x: Tensor, guess: Tensor) -> dict[str, Errors]:
     """Mean squared errors (n,) of images in each band: "low" and "detail"."""
     missed = (band.square().flatten(1).mean(1) for band in bands_of(x - guess))
     return dict(zip(("low", "detail"), missed, strict=True))
 
 
-def by_bit(target: Target, device: DeviceAnswers) -> PerImage:
+def by_bit(target: Target, device: DeviceAnswers) -> Errors:
     """Error (n,) of an attacker who knows only label and bit: the mean of the unsent aux images.
 
     A class without an unsent aux image is answered with its mean image.
@@ -208,10 +208,10 @@ def mutual_bits(b: NDArray[np.bool_], v: NDArray[np.int64]) -> float:
 
 def intervals(
     asked: Bool[Tensor, " n"],
-    error: PerImage,
-    ceiling: PerImage,
-    unsent: PerImage,
-    bands: Mapping[str, tuple[PerImage, PerImage]],
+    error: Errors,
+    ceiling: Errors,
+    unsent: Errors,
+    bands: Mapping[str, tuple[Errors, Errors]],
     *,
     seed: int,
 ) -> dict[str, list[float]]:

@@ -17,6 +17,8 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     epochs: Annotated[OptInt, Option(help="Passes over the data.")] = None,
     device: console.Device = None,
     net: console.NetOption = None,
+    client: Annotated[OptText, Option(help="A client by name; in place of --net.")] = None,
+    server: Annotated[OptText, Option(help="What follows the client; default resnet-128.")] = None,
     data_dir: console.DataDir = None,
     runs_dir: console.RunsDir = None,
     recipe: Annotated[OptText, Option(help="Settings that `splitveil recipes` lists.")] = None,
@@ -44,8 +46,8 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     console.setup_logging()
     given = {
         "dataset": dataset, "defence": defence, "seed": seed, "name": name, "epochs": epochs,
-        "device": device, "net": net, "data_dir": data_dir, "runs_dir": runs_dir,
-        "final": final or None,
+        "device": device, "net": net, "client": client, "server": server,
+        "data_dir": data_dir, "runs_dir": runs_dir, "final": final or None,
     }  # fmt: skip
     options = {k: v for k, v in given.items() if v is not None}
     with console.progress_bar("train") as bar:

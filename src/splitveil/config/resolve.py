@@ -32,9 +32,9 @@ from splitveil.defences.base import Defence, PenaltyPlan
 from splitveil.defences.catalogue import find_defence
 from splitveil.errors import ConfigError, RunError, unknown
 from splitveil.io import Json
-from splitveil.nets.catalogue import NETS, NamedClient, Net, find_client, find_net, pair
+from splitveil.nets.catalogue import NETS, NamedClient, Net, find_client, find_net, paired
 from splitveil.nets.clients import CLIENT_PREFIX
-from splitveil.nets.servers import Server, find_server
+from splitveil.nets.servers import NamedServer, find_server
 from splitveil.nets.split import SplitModel, cut, wire_shape, with_channel
 from splitveil.rng import derive_seed, seeded_globals
 
@@ -429,8 +429,8 @@ def net_of(config: RunConfig) -> Net:
     else:
         front = find_client(client)
     if ":" in server:
-        return pair(front, Server(f"server {server}", partial(_own_server, server)))
-    return pair(front, find_server(server))
+        return paired(front, NamedServer(f"server {server}", partial(_own_server, server)))
+    return paired(front, find_server(server))
 
 
 def _own_client(name: str, image_shape: Shape) -> nn.Module:

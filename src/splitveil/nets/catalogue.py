@@ -23,7 +23,7 @@ from splitveil.nets.backbones import (
 from splitveil.nets.blocks import Shape, is_plain
 from splitveil.nets.clients import CLIENT_PREFIX, THIN_CLIENTS, build_client, parse_client
 from splitveil.nets.exit import tapped
-from splitveil.nets.servers import Server
+from splitveil.nets.servers import NamedServer
 from splitveil.nets.split import wire_shape
 
 
@@ -87,7 +87,7 @@ def _tapped_client(build: Callable[[Shape], nn.Module], tap: int, image_shape: S
     return tapped(build(image_shape), tap, image_shape)
 
 
-def pair(client: NamedClient, server: Server) -> Net:
+def paired(client: NamedClient, server: NamedServer) -> Net:
     """A client and a server that is built for its wire, as a net to be cut at 1."""
 
     def build(image_shape: Shape, num_classes: int) -> nn.Sequential:

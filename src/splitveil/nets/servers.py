@@ -19,7 +19,7 @@ Wire = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Server:
+class NamedServer:
     """A server with a name.
 
     Args:
@@ -101,16 +101,16 @@ def small_map_server(
     return small_server(wire[0], num_classes)
 
 
-SERVERS: Mapping[str, Server] = {
-    "resnet-64": Server("residual, about 23 MMAC from 8×8×8", partial(residual_server, 64)),
-    "resnet-128": Server("residual, about 91 MMAC from 8×8×8", partial(residual_server, 128)),
-    "resnet-256": Server("residual, about 361 MMAC from 8×8×8", partial(residual_server, 256)),
-    "small": Server("one residual block, for maps of small images", small_map_server),
-    "vgg11": Server("the rest of VGG11, for images from 32×32", vgg11_server),
+SERVERS: Mapping[str, NamedServer] = {
+    "resnet-64": NamedServer("residual, about 23 MMAC from 8×8×8", partial(residual_server, 64)),
+    "resnet-128": NamedServer("residual, about 91 MMAC from 8×8×8", partial(residual_server, 128)),
+    "resnet-256": NamedServer("residual, about 361 MMAC from 8×8×8", partial(residual_server, 256)),
+    "small": NamedServer("one residual block, for maps of small images", small_map_server),
+    "vgg11": NamedServer("the rest of VGG11, for images from 32×32", vgg11_server),
 }
 
 
-def find_server(name: str) -> Server:
+def find_server(name: str) -> NamedServer:
     """The server of a name: one of `SERVERS`, or `resnet-WIDTH` of any width.
 
     >>> find_server("resnet-96").summary
@@ -121,7 +121,7 @@ def find_server(name: str) -> Server:
     if match := re.fullmatch(r"resnet-([1-9][0-9]{0,3})", name):
         width = int(match[1])
         Range(_NARROWEST, _WIDEST).check("the width of a residual server", width)
-        return Server(f"residual server of width {width}", partial(residual_server, width))
+        return NamedServer(f"residual server of width {width}", partial(residual_server, width))
     raise ConfigError(
         unknown("server", name, [*SERVERS, "resnet-WIDTH", "MODULE:FUNCTION of your own"])
     )
