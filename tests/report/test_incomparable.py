@@ -39,7 +39,7 @@ def test_seeds_of_a_row_that_do_not_belong_together_are_named() -> None:
     said = warnings(Records((grouped("a", ((record(), record()), (other,))),)))
     assert said == [
         "row a: its seeds differ in net: thin-resnet, vgg11",
-        "row a: training seed 0, attack seed 0 is met twice",
+        "row a: training seed 0 with attack seed 0 appears twice",
     ]
 
 
@@ -69,7 +69,7 @@ def test_a_mean_of_fewer_seeds_than_are_counted_is_named() -> None:
 
 def test_one_training_in_two_folders_is_named() -> None:
     (said,) = warnings(Records((grouped("a", ((record(),), (record(attack=1),))),)))
-    assert said.startswith("row a: 2 folders are of training seed 0, and count as so many seeds")
+    assert said.startswith("row a: 2 folders have training seed 0 and count as separate trainings")
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def open_run(
         ),
         own_data=":" in config.dataset, certify=certificates,
         unfinished=f"{steps} of {planned} steps were trained" if steps < planned else None,
-        answers=model.answer if model.silent or model.exit is not None else None,
+        answers=model.deployed().eval().answer if model.silent or model.exit is not None else None,
         exit=_exit_of(model, scored, known), silent=model.silent,
     )  # fmt: skip
     settings = {k: v for k, v in flat_config(config).items() if k not in PLACES}

@@ -39,8 +39,12 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
     run: console.RunFolder,
     out_dir: console.OutFolder = None,
     name: Annotated[OptText, Option(help="Name of the model (default: the run's).")] = None,
-    int8: Annotated[bool, Option("--int8", help="Also a client in 8-bit integers.")] = False,
-    attacker: Annotated[bool, Option("--attacker", help="Also the strongest decoder.")] = False,
+    int8: Annotated[
+        bool, Option("--int8", help="Also export the client in 8-bit integers.")
+    ] = False,
+    attacker: Annotated[
+        bool, Option("--attacker", help="Also export the strongest decoder of the audit.")
+    ] = False,
     overwrite: console.Overwrite = False,
     json_: console.JsonFlag = False,
 ) -> None:
@@ -147,7 +151,9 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     token_file: TokenFile = None,
     ca: Certificates = None,
     int8: Annotated[bool, Option("--int8", help="Use the client in 8-bit integers.")] = False,
-    capture: Annotated[OptPath, Option(help="Keep what is sent, for `audit-wire`.")] = None,
+    capture: Annotated[
+        OptPath, Option(help="New file that keeps what is sent, for `audit-wire`.")
+    ] = None,
     allow_no_noise: NoNoise = False,
     json_: console.JsonFlag = False,
 ) -> None:

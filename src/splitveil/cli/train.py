@@ -11,7 +11,9 @@ from splitveil.cli.console import OptInt, OptPath, OptText
 
 def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     dataset: console.DatasetOption = None,
-    defence: Annotated[OptText, Option(help="From `splitveil defences`; a+b joins two.")] = None,
+    defence: Annotated[
+        OptText, Option(help="A name that `splitveil defences` lists; a+b joins two.")
+    ] = None,
     seed: console.TrainingSeed = None,
     name: Annotated[OptText, Option(help="Name of the run's folder.")] = None,
     epochs: Annotated[OptInt, Option(help="Passes over the data.")] = None,
@@ -21,10 +23,10 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     server: Annotated[OptText, Option(help="What follows the client; default resnet-128.")] = None,
     data_dir: console.DataDir = None,
     runs_dir: console.RunsDir = None,
-    recipe: Annotated[OptText, Option(help="Settings that `splitveil recipes` lists.")] = None,
+    recipe: Annotated[OptText, Option(help="A name that `splitveil recipes` lists.")] = None,
     config: Annotated[OptPath, Option(help="TOML file of settings.")] = None,
     settings: console.SettingsOption = None,
-    final: Annotated[bool, Option("--final", help="Train on all training images.")] = False,
+    final: Annotated[bool, Option("--final", help="Train on the validation images, too.")] = False,
     resume: Annotated[bool, Option("--resume", help="Continue the run of this name.")] = False,
     overwrite: console.Overwrite = False,
     json_: console.JsonFlag = False,

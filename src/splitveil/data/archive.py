@@ -147,7 +147,7 @@ def damage_explained(path: Path, kind: str, again: str = "fetch it again") -> It
         ) from err
 
 
-def read_bytes(path: Path) -> bytes:
+def file_bytes(path: Path) -> bytes:
     """Bytes of a file, decompressed if its name ends in .gz."""
     if path.suffix != ".gz":
         return untrusted.read_bytes(path, MAX_UNPACKED)

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from splitveil.cuda import compiled
 from splitveil.errors import ConfigError
 from splitveil.nets.blocks import is_plain
-from splitveil.nets.channel import Channel, learned_stages
+from splitveil.nets.channel import Channel, deployed, learned_stages
 from splitveil.nets.exit import Exit, TappedClient
 from splitveil.threat import Victim
 
@@ -202,8 +202,14 @@ class SplitModel(nn.Module):
         )  # fmt: skip
 
     def victim(self) -> Victim:
-        """The deployed client, as an attacker sees it."""
-        return Victim(self.encoder, Withheld() if self.silent else self.channel)
+        """The deployed client, as an attacker sees it: its noise is on a grid."""
+        return Victim(self.encoder, Withheld() if self.silent else deployed(self.channel))
+
+    def deployed(self) -> "SplitModel":
+        """The same model with the noise of its deployed client."""
+        return SplitModel(
+            self.encoder, deployed(self.channel), self.head, self.exit, silent=self.silent
+        )
 
     def macs(self, input_shape: Shape) -> int:
         """Multiply-adds of the client's convolutions and linear maps for one image (c, h, w)."""

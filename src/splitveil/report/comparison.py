@@ -516,10 +516,12 @@ def _inner_faults(group: Group) -> list[str]:
     trained = [seed[0].seeds.train for seed in group.seeds]
     for seed in sorted({s for s in trained if s is not None and trained.count(s) > 1}):
         said.append(
-            f"row {group.name}: {trained.count(seed)} folders are of training seed {seed}, and "
-            "count as so many seeds; put attack seeds of one training into its folder"
+            f"row {group.name}: {trained.count(seed)} folders have training seed {seed} and count "
+            "as separate trainings; put the audits of one training into one folder"
         )
     pairs = [(r.seeds.train, r.seeds.attack) for r in group.records]
     twice = sorted({pair for pair in pairs if pairs.count(pair) > 1 and None not in pair})
-    return said + [f"row {group.name}: training seed {train}, attack seed {attack} is met twice"
-                   for train, attack in twice]  # fmt: skip
+    return said + [
+        f"row {group.name}: training seed {train} with attack seed {attack} appears twice"
+        for train, attack in twice
+    ]
