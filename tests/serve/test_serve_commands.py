@@ -5,6 +5,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -27,6 +28,9 @@ from splitveil.errors import SplitVeilError
 from splitveil.provenance import model_hash
 from splitveil.serve import export as exporting
 from splitveil.serve import server as serving
+from splitveil.serve.admission import Limits
+from splitveil.serve.connections import ConnectionLimits
+from splitveil.serve.draws import KEY, TABLE
 from splitveil.serve.manifest import FILE, read_manifest
 from splitveil.serve.server import load_app, running
 from splitveil.train.state import Checkpoint, prefixed, write_checkpoint
@@ -209,6 +213,39 @@ def test_serve_passes_on_what_it_was_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert "TLS needs both --tls-cert and --tls-key" in error(half)
     assert "is not an export" in error(call("serve", str(tmp_path)))
     assert "max_waiting at least max_batch" in error(call("serve", str(folder), "--max-batch", "0"))
+    assert "idle_seconds must be ≥" in error(call("serve", str(folder), "--idle-seconds", "0"))
+    nowhere = str(tmp_path / "no" / "log")
+    assert "cannot write the log" in error(call("serve", str(folder), "--log-file", nowhere))
+
+
+def test_every_limit_of_the_server_is_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def fake_load(folder: Path, **options: Any) -> None:  # noqa: ANN401
+        seen.update(options)
+
+    def fake_serve(app: Any, **options: Any) -> None:  # noqa: ANN401
+        seen.update(options)
+
+    monkeypatch.setattr(serving, "load_app", fake_load)
+    monkeypatch.setattr(serving, "serve", fake_serve)
+    folder = write_export(tmp_path / "e")
+    assert call("serve", str(folder)).exit_code == 0
+    assert seen["limits"] == Limits()
+    assert seen["connections"] == ConnectionLimits()
+    words = [
+        "--max-in-flight", "7", "--max-connections", "8", "--max-per-address", "5",
+        "--max-header-bytes", "999", "--header-seconds", "1", "--body-seconds", "2",
+        "--answer-seconds", "3", "--send-seconds", "4", "--idle-seconds", "6",
+    ]  # fmt: skip
+    assert call("serve", str(folder), *words).exit_code == 0
+    assert seen["limits"] == Limits(max_in_flight=7, read_seconds=2.0, answer_seconds=3.0)
+    assert seen["connections"] == ConnectionLimits(
+        total=8, per_address=5, header_bytes=999, header_seconds=1.0, body_seconds=7.0,
+        send_seconds=4.0, idle_seconds=6.0,
+    )  # fmt: skip
 
 
 def test_an_export_without_noise_is_served_and_asked_only_by_name(
@@ -251,6 +288,28 @@ def test_infer_classifies_files(exported: Exported, tmp_path: Path, extra: list[
         shown = call(*words, "--token-file", str(token))
         assert f"{files[0]}: class {rows[0]['class']} (" in text(shown)
         assert "refused with 401" in error(call(*words))
+
+
+def test_infer_keeps_draws_for_the_next_start_unless_told_not_to(tmp_path: Path) -> None:
+    folder, state = write_export(tmp_path / "e"), tmp_path / "state"
+    Image.new("L", (3, 2), 77).save(tmp_path / "a.png")
+
+    def sent(name: str, *words: str) -> bytes:
+        file = tmp_path / name
+        done = call(*ask, "--capture", str(file), *words)
+        assert done.exit_code == 0, text(done)
+        return file.read_bytes()
+
+    with running(load_app(folder)) as url:
+        ask = ("infer", str(tmp_path / "a.png"), "--server", url, "--export", str(folder))
+        with patch.dict("os.environ", {"XDG_STATE_HOME": str(state)}):
+            assert sent("1") == sent("2")
+            assert sent("3", "--no-draws") != sent("4", "--no-draws")
+        assert {p.name for p in (state / "splitveil" / "draws").iterdir()} == {KEY, TABLE}
+        mine = ("--draws", str(tmp_path / "mine"))
+        assert sent("5", *mine) == sent("6", *mine) != (tmp_path / "1").read_bytes()
+        assert "give --draws or --no-draws, not both" in error(call(*ask, "--no-draws", *mine))
+        assert "budget must be at least 1" in error(call(*ask, "--budget", "0"))
 
 
 def test_infer_rejects_files_that_do_not_fit_the_model(exported: Exported, tmp_path: Path) -> None:

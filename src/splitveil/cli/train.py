@@ -18,6 +18,8 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     name: Annotated[OptText, Option(help="Name of the run's folder.")] = None,
     epochs: Annotated[OptInt, Option(help="Passes over the data.")] = None,
     device: console.Device = None,
+    precision: console.Precision = None,
+    threads: console.Threads = None,
     net: console.NetOption = None,
     client: Annotated[OptText, Option(help="A client by name; in place of --net.")] = None,
     server: Annotated[OptText, Option(help="What follows the client; default resnet-128.")] = None,
@@ -48,7 +50,8 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     console.setup_logging()
     given = {
         "dataset": dataset, "defence": defence, "seed": seed, "name": name, "epochs": epochs,
-        "device": device, "net": net, "client": client, "server": server,
+        "device": device, "precision": precision, "threads": threads, "net": net,
+        "client": client, "server": server,
         "data_dir": data_dir, "runs_dir": runs_dir, "final": final or None,
     }  # fmt: skip
     options = {k: v for k, v in given.items() if v is not None}

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from splitveil.config.machine import check_precision, check_threads, find_precision
 from splitveil.config.recipes import check_recipe, find_recipe, known_settings
 from splitveil.config.run_config import (
     NAME,
@@ -98,7 +99,7 @@ class Plan:
 
     def on(self, dataset: Dataset) -> "Plan":
         """The same run on these data, with every default filled in."""
-        config = self.config
+        config, device = self.config, find_device(self.config.device)
         built = DataFacts(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
         small = min(built.image_shape[1:]) < SMALL_SIDE
         net, server = config.net, config.server
@@ -113,7 +114,8 @@ class Plan:
             "noise_std": noise_of(config, self.defence),
             "net": net,
             "server": server,
-            "device": find_device(config.device),
+            "device": device,
+            "precision": find_precision(config.precision, device, built.image_shape),
         }
         return Plan(replace(config, **filled), self.defence, built)
 
@@ -195,7 +197,10 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> Plan:
             f"defence '{config.defence}' sets its threshold on validation images, but --final "
             "trains on them; leave --final out"
         )
-    if find_device(config.device) == "cpu" and config.compile:
+    device = find_device(config.device)
+    check_precision(config.precision, device)
+    check_threads(config.threads)
+    if device == "cpu" and config.compile:
         raise ConfigError("compile=true needs a GPU, but this run is on the CPU; drop compile")
     plan = Plan(config, defence)
     return plan if dataset is None else plan.on(dataset)
@@ -284,6 +289,8 @@ def read_folder(folder: Path) -> tuple[RunConfig, DataFacts]:
         ) from err
     own = preset(str(flat.get("defence", RunConfig.defence))).settings()
     flat = {key: value for key, value in EARLIER.items() if key in own} | flat
+    # Before there was a choice, a GPU computed in bf16 and a CPU in float32.
+    flat = {"precision": "bf16" if flat.get("device") == "cuda" else "float32"} | flat
     place = folder.resolve() if folder.name in ("", "..") else folder  # Path(".") has no name
     flat["runs_dir"], flat["name"] = str(place.parent), place.name
     if not NAME.fullmatch(place.name):

@@ -38,7 +38,7 @@ SEVERAL = 3  # training seeds of a result
 
 TRAINING = (
     "epochs", "batch_size", "lr", "schedule", "momentum", "weight_decay", "label_smoothing",
-    "teacher", "held_out",
+    "teacher", "held_out", "precision",
 )  # fmt: skip
 
 TRAINED_ON = {True: "train+val", False: "the training split"}  # by whether a run is final
@@ -47,6 +47,8 @@ MEASURED = {"accuracy": "accuracy", "MSE": "strongest.mse", "leakage": "leakage"
 
 ATTACKED_ALIKE: Mapping[str, Callable[[Record], str]] = {
     "differ in audit profile": lambda r: r.audit.profile or NOTHING,
+    "differ in the version of their attacks": lambda r: str(r.audit.attacks_version or 1),
+    "differ in the precision of their attacks": lambda r: r.audit_precision,
     "differ in scored images": lambda r: r.splits.scored or NOTHING,
     "were attacked by different suites": lambda r: ", ".join(sorted(r.attacks)) or "none",
 }

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -159,7 +159,7 @@ def export_model(
 
 def write_attacker(net: nn.Module, z: Tensor, image_shape: Shape, place: Path) -> Json:
     """Write `attacker.onnx`, smashed data to images; returns its difference from torch."""
-    net = copy.deepcopy(net).cpu().eval()
+    net = _for_export(net)
     with torch.no_grad():
         images = net(z).numpy()
     if images.shape[1:] != image_shape:
@@ -288,11 +288,21 @@ def export_parts(
     Sparse coding draws nothing, so at the start of the channel it becomes a layer of the client's
     network. After another stage it cannot, and `stages_json` rejects it.
     """
-    model = with_stage_shapes(copy.deepcopy(model).cpu().eval(), image_shape)
+    model = with_stage_shapes(_for_export(model), image_shape)
     every = _each(model.channel)
     codes = list(takewhile(lambda stage: type(stage) is SparseCoding, every))
     encoder = nn.Sequential(model.encoder, *codes) if codes else model.encoder
     return encoder, every[len(codes) :], model.head
+
+
+Copied = TypeVar("Copied", bound=nn.Module)
+
+
+def _for_export(module: Copied) -> Copied:
+    """A copy on the CPU in eval mode, its weights in the order in which ONNX stores them."""
+    copied = copy.deepcopy(module).cpu().eval()
+    copied.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    return copied
 
 
 def _each(channel: nn.Module) -> list[nn.Module]:
