@@ -409,6 +409,11 @@ def export_run(
         The manifest as it was written.
     """
     check_target(target, overwrite=overwrite)
+    if run.model.silent or run.model.exit is not None:
+        raise ConfigError(
+            f"{run.path} answers on the device (defence '{run.config.defence}'), and such a client "
+            "cannot be exported yet; export a run that sends everything"
+        )
     warn_unfinished(run)
     record = usable_record(run)
     if attacker and record is None:
