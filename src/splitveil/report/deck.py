@@ -71,7 +71,7 @@ PHASES: Mapping[figures.PhaseKind, str] = {
 }
 INSTALL = "make venv && . .venv/bin/activate"
 REHEARSAL = (
-    "splitveil reproduce gated-att-report --dataset digits --epochs 2 --profile smoke "
+    "splitveil reproduce gated-att-report --dataset digits --epochs 20 --profile smoke "
     "--only cem --only gated-att"
 )
 EXPERIMENT = "splitveil reproduce gated-att-report --seeds 0,1,2"
@@ -504,7 +504,7 @@ def _again(deck: Deck, content: ReportContent) -> None:
         for one in (Words(text=word(key, lang), bold=True, bullet=True),
                     *(Words(text=line, code=True) for line in lines))
     ]  # fmt: skip
-    if len(every) > FEW:
+    if len(first) < len(each):
         words.append(Words(text=word("deck.more", lang)))
     if unknown:
         words.append(Words(text=sentence("deck.unknown", names=_few(unknown)).plain(lang)))

@@ -27,6 +27,7 @@ from splitveil.report.method_charts import (
     wrapped,
 )
 from splitveil.report.words import LANGS, Lang
+from splitveil.untrusted import printable
 
 if TYPE_CHECKING:
     from pptx.chart.chart import Chart as NativeChart
@@ -95,7 +96,7 @@ Cell = Sequence[Words]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class TableLayout:
     """A table and its layout: widths of its columns and heights of its rows, heading first."""
 
     size: float
@@ -104,7 +105,7 @@ class Grid:
     widths: Sequence[float]
     heights: Sequence[float]
 
-    def pages(self, height: float) -> list["Grid"]:
+    def pages(self, height: float) -> list["TableLayout"]:
         """The rows in as few tables as fit a height, each under the heading."""
         most = len(self._groups(height))
         # As many as are needed, filled alike.
@@ -133,7 +134,7 @@ def lay_out(
     width: float,
     right: Sequence[bool],
     sizes: Sequence[float] = CELLS,
-) -> Grid:
+) -> TableLayout:
     """A table as wide as given, heading first; only the smallest letters let cells break.
 
     Then the widest columns give way first.
@@ -156,7 +157,7 @@ def lay_out(
         + 2 * TOPS
         for row in rows
     ]
-    return Grid(size=size, rows=rows, right=right, widths=widths, heights=heights)
+    return TableLayout(size=size, rows=rows, right=right, widths=widths, heights=heights)
 
 
 def _heading_width(cell: Cell, size: float) -> float:
@@ -281,7 +282,7 @@ class Deck:
         box = slide.shapes.add_textbox(*_emu(place))
         self._fill(box.text_frame, words, fitting(words, place, sizes), middle=middle)
 
-    def table(self, slide: "Slide", grid: Grid, left: float, top: float) -> None:
+    def table(self, slide: "Slide", grid: TableLayout, left: float, top: float) -> None:
         """A table with its heading."""
         from pptx.util import Inches
 
@@ -573,15 +574,6 @@ class Deck:
         if legend and chart.legend is not None:
             chart.legend.position = XL_LEGEND_POSITION.BOTTOM
             chart.legend.include_in_layout = False
-
-
-def printable(text: str) -> str:
-    r"""A text without signs that no file of PowerPoint can hold.
-
-    >>> printable("a\x07b\udcff")
-    'a?b?'
-    """
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def _empty_file() -> "Presentation":
