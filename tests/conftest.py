@@ -1,5 +1,6 @@
 """Fixtures for every room."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from jaxtyping import config
 from made_runs import MakeRun, make_gallery, make_metrics, make_record, write_run
 
 from splitveil.record.files import RunFiles, read_run
+
+# What a probe finds depends on the machine; tests, and the commands that they start, do not.
+os.environ["SPLITVEIL_PRECISION"] = "float32"
 
 # Time says nothing about a fact; a busy machine would fail the test.
 hypothesis.settings.register_profile("untimed", deadline=None)

@@ -14,7 +14,10 @@ SOURCE = Path(splitveil.__file__).parent
 
 # From the ground up. A module may import its own room and everything in a lower layer, lazily or
 # not, and nothing else. The ground is single modules: there the order of the list counts.
-GROUND = ("errors", "untrusted", "rng", "io", "cuda", "functional", "provenance", "table", "threat")
+GROUND = (
+    "errors", "untrusted", "grid", "rng", "io", "cuda", "functional", "provenance", "table",
+    "threat",
+)  # fmt: skip
 LAYERS: tuple[tuple[str, ...], ...] = (
     GROUND,
     ("record", "data", "nets", "surrogates"),
@@ -30,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 TOP_LEVEL = {"__init__", "__main__", *GROUND, "runs"}
 
-# What runs on the device is light: these import each other, two modules and two libraries.
+# What runs on the device is light: these import each other, three modules and two libraries.
 DEVICE = tuple(
     f"serve.{name}"
     for name in ("client", "manifest", "noise", "runtime", "stages", "transport", "wire")
@@ -115,7 +118,7 @@ def import_fault(name: str, module: str) -> str | None:
 def device_fault(name: str, module: str) -> str | None:
     top, _, rest = name.partition(".")
     if top == "splitveil":
-        ours = (*DEVICE, "errors", "untrusted")
+        ours = (*DEVICE, "errors", "grid", "untrusted")
         if rest == "__version__" or any(rest == o or rest.startswith(f"{o}.") for o in ours):
             return None
         return f"{module} runs on the device: it may not import {name}"

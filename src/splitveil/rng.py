@@ -7,9 +7,12 @@ never shifts the draws of the others.
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Generator, Tensor
+
+from splitveil.grid import cell_ends
 
 
 def derive_seed(seed: int, name: str) -> int:
@@ -40,6 +43,25 @@ def normal_like(like: Tensor, generator: Generator | None) -> Tensor:
     where = like.device if generator is None else generator.device
     noise = torch.randn(like.shape, dtype=like.dtype, device=where, generator=generator)
     return noise.to(like.device)
+
+
+def rounded_like(like: Tensor, kind: str, generator: Generator | None) -> Tensor:
+    """rint(16 ε) of standard noise ε as int64, in the shape of `like`; see `splitveil.grid`.
+
+    Each number takes 64 bits of the generator, on its own device: two draws of 32 bits, the upper
+    half first.
+    """
+    where = like.device if generator is None else generator.device
+    shape = (2, *like.shape)
+    high, low = torch.randint(1 << 32, shape, generator=generator, device=where).to(like.device)
+    words = ((high - (1 << 31)) << 32) + low  # the unsigned words less 2⁶³: torch has no uint64
+    cells = _signed_cells(kind, like.device)
+    return torch.searchsorted(cells, words, right=True) - len(cells) // 2
+
+
+@cache  # so that a captured CUDA graph copies nothing from the host
+def _signed_cells(kind: str, device: torch.device) -> Tensor:
+    return torch.from_numpy((cell_ends(kind) ^ (1 << 63)).view("int64")).to(device)
 
 
 @contextmanager

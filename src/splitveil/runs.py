@@ -3,7 +3,7 @@
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from splitveil.audits.flags import UNFINISHED
 from splitveil.audits.trained_run import audit, fit_attacker
+from splitveil.config.machine import computing_threads
 from splitveil.config.resolve import (
     DataFacts,
     Plan,
@@ -23,7 +24,8 @@ from splitveil.config.resolve import (
     read_folder,
     resolve,
 )
-from splitveil.config.run_config import RunConfig
+from splitveil.config.run_config import PLACES, ROUNDING, RunConfig
+from splitveil.cuda import to_device
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.data.splits import Splits, make_splits
@@ -145,10 +147,18 @@ def fit(
         `run = splitveil.fit(splitveil.RunConfig(dataset="digits", defence="veil", name="first"))`
     """
     flush_denormals()
+    if resume and config.precision == "auto":
+        config = with_saved_precision(config)
     plan = resolve(config)  # validates what does not depend on the data, before any download
-    folder = plan.folder
-    with as_run_error(folder):
-        _check_folder(folder, resume=resume, overwrite=overwrite)
+    with as_run_error(plan.folder):
+        _check_folder(plan.folder, resume=resume, overwrite=overwrite)
+    with computing_threads(config.threads):
+        return _train(plan, resume=resume, overwrite=overwrite, progress=progress)
+
+
+def _train(plan: Plan, *, resume: bool, overwrite: bool, progress: Progress) -> Run:
+    """Load the data and the teacher, check the folder, train."""
+    config, folder = plan.config, plan.folder
     teacher = open_teacher(config)
     dataset = load(config.dataset, config.data_dir, progress)
     plan, splits = plan.on(dataset), splits_of(config, dataset)
@@ -218,7 +228,8 @@ def load_run(path: str | Path) -> Run:
     with seeded_globals(0):
         model = plan_of(config, built).build_model()
     load_module(model, read_checkpoint(folder / CHECKPOINT).part("model"), "model")
-    return Run(folder, config, built, model.to(device))
+    to_device(model, torch.device(device))
+    return Run(folder, config, built, model)
 
 
 def open_teacher(config: RunConfig) -> Teacher | None:
@@ -336,12 +347,19 @@ def _set_aside(folder: Path) -> None:
                 file.replace(folder / f"{name}.unfinished.json")
 
 
+def with_saved_precision(config: RunConfig) -> RunConfig:
+    """The settings of a resumed run, in the precision that it began with."""
+    if not (config.folder / "config.toml").is_file():  # `fit` says that there is nothing to resume
+        return config
+    return replace(config, precision=read_folder(config.folder)[0].precision)
+
+
 def _check_same(folder: Path, plan: Plan) -> None:
     """Refuse to resume a run with other settings than it began with, and name each."""
     saved, saved_built = read_folder(folder)
     old, new = flat_config(saved) | asdict(saved_built), plan.settings() | asdict(plan.data)
     # These are places and may change; the teacher's model is compared by `check_same_teacher`.
-    compared = new.keys() - {"data_dir", "runs_dir", "name", "teacher"}
+    compared = new.keys() - {*PLACES, *ROUNDING, "name", "teacher"}
     changed = [k for k in new if k in compared and old.get(k) != new[k]]
     if changed:
         told = "; ".join(f"{k} was {old.get(k)!r}, is {new[k]!r}" for k in changed)

@@ -16,6 +16,8 @@ from html import escape
 from itertools import groupby
 from typing import Any, Literal
 
+from splitveil.untrusted import printable
+
 NOTHING = "–"
 SMALL_MSE = 1e-3  # below this, four decimals would hide the leading digits
 ARROWS = {"": "", "up": " ↑", "down": " ↓"}
@@ -28,6 +30,8 @@ LATEX = {
 }  # fmt: skip
 _MINUS = re.compile(r"(?<![\w.-])-(?=\d)")
 _MARKED = re.compile(r"`([^`]*)`|\*\*(.+?)\*\*")
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a spreadsheet tells a formula from a text
 
 Cell = float | str | None
 Words = str | Mapping[str, str]  # one text for every language, or one for each
@@ -305,7 +309,7 @@ class Table:
         """Headings and cells of the columns that fit a terminal of 80 characters."""
         columns, cells = self.shown(rows, lang, brief=True)
         headings = [column.brief + ARROWS[column.better] for column in columns]
-        return headings, [list(map(_unmarked, line)) for line in cells]
+        return headings, [[printable(_unmarked(cell)) for cell in line] for line in cells]
 
     def render(self, rows: Sequence[Any], form: Form, lang: str = "en", *, level: int = 2) -> str:
         """The table as text.
@@ -395,22 +399,27 @@ def _aligned(lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> str:
 def csv_text(rows: Sequence[Mapping[str, Cell]]) -> str:
     r"""Rows as CSV, with every key that any row has; numbers keep every digit, None is empty.
 
+    A text that a spreadsheet would run as a formula gets an apostrophe in front.
+
     >>> csv_text([{"row": "a,b", "mse": 0.1}, {"row": "c", "mse": None, "n": 3.0}])
     'row,mse,n\n"a,b",0.1,\nc,,3\n'
     """
     keys = list(dict.fromkeys(key for row in rows for key in row))
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, keys, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        # A whole number is written without ".0"; csv writes other floats by repr, None as empty.
-        writer.writerow(
-            {
-                key: int(cell) if isinstance(cell, float) and cell.is_integer() else cell
-                for key, cell in row.items()
-            }
-        )
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([_csv_cell(key) for key in keys])
+    writer.writerows([_csv_cell(row.get(key)) for key in keys] for row in rows)
     return stream.getvalue()
+
+
+def _csv_cell(cell: Cell) -> int | Cell:
+    """What the csv module writes as it should stand; it writes floats by repr, None as empty."""
+    if isinstance(cell, float) and cell.is_integer():
+        return int(cell)
+    if not isinstance(cell, str):
+        return cell
+    formula = cell.startswith(FORMULA) and isinstance(json_cell(cell), str)
+    return "'" * formula + cell.replace("\r", " ")  # which some readers take for a row's end
 
 
 def json_cell(cell: str) -> float | int | str | None:

@@ -205,8 +205,6 @@ class Victim:
     def white_box(self) -> "WhiteBox":
         """The view for a white-box attack: queries, and copies of encoder and channel."""
         encoder, channel = copy.deepcopy((self.encoder, self._channel))
-        if self.device.type == "cuda":  # a search goes through it thousands of times
-            encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         box = self.black_box()
         return WhiteBox(box.send, self.device, encoder, channel, prepare=box.prepare)
 

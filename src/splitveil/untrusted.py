@@ -15,8 +15,9 @@ import stat
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 MAX_DEPTH = 64  # of JSON and TOML; what this package writes has less than 10
 MAX_BYTES = 1 << 28  # 256 MiB: of a gallery, the largest text that is read at once
@@ -29,7 +30,7 @@ _LONG_KEY = re.compile(
 
 
 @contextmanager
-def opened(path: Path, most: int = 1 << 62) -> Iterator[BinaryIO]:
+def opened(path: Path, most: int = 1 << 62) -> Iterator[BufferedReader]:
     """A regular file of at most `most` bytes, open for reading.
 
     Raises:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from splitveil.attacks.decoder import Decoder, with_compiled_decoders
+from splitveil.attacks.decoder import Decoder, with_decoders
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.profiles import PROFILES, find_profile
 from splitveil.nets.channel import Channel, GaussianNoise
@@ -32,7 +32,7 @@ def test_compile_fuses_every_decoder_and_changes_nothing_else(profile: str) -> N
 
 
 def test_an_attack_without_decoders_is_left_as_it_is() -> None:
-    assert with_compiled_decoders(Linear()) == Linear()
+    assert with_decoders(Linear(), fused=True) == Linear()
 
 
 def test_on_a_cpu_a_fused_decoder_is_the_decoder() -> None:

@@ -151,7 +151,9 @@ def test_noise_that_is_off_leaks_more_than_the_audit_said(
     entries = record.to_dict()["certificates"]
     assert len(entries) == len(KINDS)
     for entry in entries.values():
-        assert entry["refused"].startswith("no certificate: what was sent is not the encoder's z")
+        assert entry["refused"].startswith(
+            "no certificate: what was sent is not the encoder's output"
+        )
         assert "quieter" in entry["refused"]
 
 
@@ -161,7 +163,7 @@ def test_an_encoder_in_eight_bits_has_no_certificate_of_the_runs(
     file = capture(tmp_path / "a", drawn(target, 1))
     record, _ = audit_wire(run, [file], "smoke", clean=run.model.encoder)
     assert record.audit.wire["failed"] == []
-    assert "copy in eight bits" in str(record.certificates["population"].refused)
+    assert "the 8-bit client sent this" in str(record.certificates["population"].refused)
     assert record.true_rate_nats is None
 
 
@@ -257,7 +259,7 @@ def test_captures_that_cannot_be_matched_with_images_are_refused(
     short = capture(tmp_path / "short", z[:40])
     with pytest.raises(AuditError, match=r"short holds 40 rows for 359 images; it must hold each"):
         audited(run, short)
-    with pytest.raises(AuditError, match="at most one of another start"):
+    with pytest.raises(AuditError, match="the second was recorded after"):
         audited(run, short, short, short)
     other = capture(tmp_path / "other", z[:, :1])
     with pytest.raises(WireError, match=r"call 1 of .*other: shape must be \[rows, "):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitveil.data import mnist
-from splitveil.data.archive import read_bytes
+from splitveil.data.archive import file_bytes
 from splitveil.data.catalogue import load
 from splitveil.data.mnist import DEBIAN, UNPACKED, locate, parse_idx
 from splitveil.errors import DataError
@@ -131,14 +131,14 @@ def test_broken_gzip_is_refused(tmp_path: Path) -> None:
     for raw in (packed[:-6], b"plain text", packed[:-5] + b"\xff" + packed[-4:]):
         path.write_bytes(raw)
         with pytest.raises(DataError, match="truncated or not a gzip file"):
-            read_bytes(path)
+            file_bytes(path)
 
 
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("splitveil.data.archive.MAX_UNPACKED", 1000)
     (tmp_path / "x.gz").write_bytes(gzip.compress(bytes(1001)))
     with pytest.raises(DataError, match="unpacks to more than 1000 bytes"):
-        read_bytes(tmp_path / "x.gz")
+        file_bytes(tmp_path / "x.gz")
 
 
 @pytest.mark.skipif(

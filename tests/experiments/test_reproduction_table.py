@@ -312,7 +312,7 @@ def test_an_approximate_row_is_marked() -> None:
 
 def test_the_caption_says_whose_each_measure_is() -> None:
     text = made_of({"cem": record(dataset="cifar10")})[0].caption
-    assert "each of the attack strongest in it" in text
+    assert "SSIM is of the attack with the largest SSIM" in text
 
 
 def test_memory_stated_on_a_cpu_by_older_records_is_not_compared() -> None:

@@ -89,7 +89,7 @@ PLANTED: list[tuple[str, Plan, Plan, str, str]] = [
         "accuracy at chance",
         {"lines": edited({"val_accuracy": 0.1, "train_accuracy": 0.11}), "ramp": 0.0},
         {},
-        "10.0 % is that of guessing (10.0 %) under the weight 0.3",
+        "10.0 % is no better than guessing (10.0 %), with a penalty of weight 0.3",
         "ramp 0 → 0.5",
     ),
     (
@@ -132,7 +132,7 @@ PLANTED: list[tuple[str, Plan, Plan, str, str]] = [
         "rob_loss stuck at 0",
         {"defence": "slot-cross", "lines": edited(ZERO, SHUT), "early_shut_steps": 1000},
         {"defence": "slot-cross", "lines": edited(open_slots(0.0)), "early_shut_steps": 100},
-        "early_shut_steps holds, 200 of 1000",
+        "early_shut_steps keeps the penalty off, step 200 of 1000",
         "early_shut_steps 1000 → 20",
     ),
     (
@@ -140,7 +140,7 @@ PLANTED: list[tuple[str, Plan, Plan, str, str]] = [
         {"defence": "slot-cross",
          "lines": edited(open_slots(0.0), last=20)[:10] + edited(ZERO, SHUT, last=10)[10:]},
         {"defence": "slot-cross", "lines": edited(open_slots(0.0))},
-        "again at the end: early_hard_thresh holds, the gate's mean is 0.96",
+        "again at the end: the rule early_hard_thresh shut the penalty off",
         "early_hard_thresh 0.5 → 1",
     ),
     (
@@ -156,14 +156,14 @@ PLANTED: list[tuple[str, Plan, Plan, str, str]] = [
         "shut-off never opens",
         {"defence": "slot-cross", "lines": edited(ZERO, SHUT)},
         {"defence": "slot-cross", "lines": edited(SHUT, {"shut": lambda e: float(e < 12)})},
-        "all 20 epochs after the warm-up: early_hard_thresh holds, the gate's mean is 0.96",
+        "all 20 epochs after the warm-up by the rule early_hard_thresh: the gate's mean is 0.96",
         "early_hard_thresh 0.5 → 1",
     ),
     (
         "shut-off never opens",
         {"defence": "slot-cross", "lines": edited(ZERO, open_slots(1.0, hard=0.2, soft=0.71))},
         {"defence": "slot-cross", "lines": edited(open_slots(0.0, hard=0.2, soft=0.5))},
-        "early_gate_thresh holds",
+        "after the warm-up by the rule early_gate_thresh",
         "early_gate_thresh 0.6 → 0.75",
     ),
     (

@@ -20,6 +20,7 @@ from splitveil.nets.channel import (
     LearnedNoise,
     LearnedStage,
     SparseCoding,
+    deployed,
     learned_stages,
     standard_noise,
 )
@@ -79,7 +80,7 @@ def test_victims_send_through_a_frozen_copy(stage: LearnedStage) -> None:
     victim, x = model.victim(), torch.rand(6, 1, 4, 4, generator=generator())
     before = victim.send(x, generator(1))
     with torch.no_grad():
-        assert torch.equal(before, stage(net(x), generator(1)))
+        assert torch.equal(before, deployed(stage)(net(x), generator(1)))
         for parameter in stage.parameters():
             parameter.add_(1.0)
     assert torch.equal(victim.send(x, generator(1)), before)
@@ -225,13 +226,18 @@ def test_a_larger_threshold_leaves_fewer_atoms() -> None:
 def test_bad_numbers_are_refused(value: float) -> None:
     with pytest.raises(ConfigError, match=f"sparse_threshold must be .* got {value}"):
         SparseCoding(value)
-    with pytest.raises(ConfigError, match=f"first scale must be a finite number > 0, got {value}"):
+    with pytest.raises(
+        ConfigError,
+        match=f"initial scale of the learned noise must be a finite number > 0, got {value}",
+    ):
         LearnedNoise(value)
 
 
 @pytest.mark.usefixtures("as_users_run")
 def test_other_misuse_is_refused() -> None:
-    with pytest.raises(ConfigError, match="first scale must be a finite number > 0, got 0"):
+    with pytest.raises(
+        ConfigError, match="initial scale of the learned noise must be a finite number > 0, got 0"
+    ):
         LearnedNoise(0.0)
     with pytest.raises(ConfigError, match="one of gaussian, laplace; got 'pink'"):
         LearnedNoise(1.0, "pink")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from splitveil.errors import AuditError
 from splitveil.nets.backbones import small
-from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.nets.channel import Channel, GaussianNoise, deployed
 from splitveil.nets.split import SplitModel, cut
 from splitveil.threat import BlackBox, Victim, opaque
 
@@ -41,8 +41,12 @@ def test_send_is_channel_of_encoder_bit_for_bit(model: SplitModel, images: Tenso
     sent = model.victim().send(images, generator())
     model.eval()
     with torch.no_grad():
-        assert torch.equal(sent, model.channel(model.encoder(images), generator()))
-        assert torch.equal(sent, model.split_forward(images, generator()).z_sent)
+        z = model.encoder(images)
+        assert torch.equal(sent, deployed(model.channel)(z, generator()))
+        assert torch.equal(sent, model.victim().black_box().send(images, generator()))
+        trained = model.split_forward(images, generator()).z_sent  # continuous noise
+    assert not torch.equal(sent, trained)
+    assert torch.equal(trained, model.channel(z, generator()))
 
 
 def test_a_victim_of_a_model_in_training_mode_is_in_eval_mode(

@@ -22,7 +22,7 @@ from splitveil.report.deck import ROWS, commands, next_steps, phases_told, rende
 from splitveil.report.figures import Pictures
 from splitveil.report.method_charts import Spot
 from splitveil.report.page import MANY_CARDS, ReportContent, best_runs, fill_page, write_report
-from splitveil.report.slides import CHINESE, Words, text_height, text_pages
+from splitveil.report.slides import CHINESE, Paragraph, text_height, text_pages
 from splitveil.report.words import Lang
 
 from .markup import Page
@@ -414,7 +414,7 @@ def test_hostile_names_stay_text(make_run: MakeRun) -> None:
 
 
 def test_texts_break_into_as_few_slides_as_fit() -> None:
-    words = [Words(text="word " * 20, bullet=True) for _ in range(12)]
+    words = [Paragraph(text="word " * 20, bullet=True) for _ in range(12)]
     place = Spot(0.0, 0.0, 6.0, 2.0)
     pages = text_pages(words, place, 14.0)
     assert [one for page in pages for one in page] == words

@@ -34,12 +34,33 @@ def test_rows_with_other_training_settings_are_named() -> None:
     assert warnings(Records((one("a"), one("stranger", stranger)))) == []
 
 
+def test_rows_of_another_precision_or_of_other_attacks_are_named() -> None:
+    """A record of 0.1.0 names neither: its GPU computed in bf16, its CPU in float32."""
+    old, new = trained(device="cpu"), trained(device="cpu", precision="bf16")
+    new["audit"] |= {"attacks_version": 2, "precision": "bf16"}
+    old["device"] = "cpu (x86_64, 2 threads)"
+    start = "cifar10, attacker knows train: rows differ in"
+    assert warnings(Records((one("a", old), one("b", new)))) == [
+        f"{start} precision: float32 (a); bf16 (b)",
+        f"{start} the version of their attacks: 1 (a); 2 (b)",
+        f"{start} the precision of their attacks: float32 (a); bf16 (b)",
+    ]
+    said = warnings(
+        Records((grouped("a", ((old,), (trained(1, precision="bf16", device="cpu"),))),))
+    )
+    assert "row a: its seeds differ in precision: bf16, float32" in said
+    on_gpu = trained(device="cuda") | {"device": "cuda (NVIDIA H200)"}
+    assert warnings(Records((one("a", on_gpu), one("b", new))))[:1] == [
+        f"{start} the version of their attacks: 1 (a); 2 (b)"
+    ]
+
+
 def test_seeds_of_a_row_that_do_not_belong_together_are_named() -> None:
     other = record(net="vgg11", seed=1)
     said = warnings(Records((grouped("a", ((record(), record()), (other,))),)))
     assert said == [
         "row a: its seeds differ in net: thin-resnet, vgg11",
-        "row a: training seed 0, attack seed 0 is met twice",
+        "row a: training seed 0 with attack seed 0 appears twice",
     ]
 
 
@@ -69,7 +90,7 @@ def test_a_mean_of_fewer_seeds_than_are_counted_is_named() -> None:
 
 def test_one_training_in_two_folders_is_named() -> None:
     (said,) = warnings(Records((grouped("a", ((record(),), (record(attack=1),))),)))
-    assert said.startswith("row a: 2 folders are of training seed 0, and count as so many seeds")
+    assert said.startswith("row a: 2 folders have training seed 0 and count as separate trainings")
 
 
 @pytest.mark.parametrize(

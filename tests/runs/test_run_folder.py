@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from audits.made import attacks_alone
 from short_runs import config
 
 import splitveil as sv
-from splitveil.config.resolve import flat_config
-from splitveil.errors import RunError
+from splitveil.config import machine
+from splitveil.config.resolve import flat_config, read_folder
+from splitveil.errors import CheckpointError, RunError
 from splitveil.io import folder_lock
 from splitveil.record.schema import read_record
 
@@ -107,6 +109,30 @@ def test_an_older_folder_gets_the_settings_of_its_time(tmp_path: Path) -> None:
     own, read = run.model.state_dict(), again.model.state_dict()
     assert own.keys() == read.keys()
     assert all(torch.equal(value, own[key]) for key, value in read.items())
+
+
+def test_a_run_goes_on_in_the_precision_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = config(tmp_path, epochs=1)
+    run = sv.fit(made)
+    assert run.config.precision == "float32"
+    assert 'precision = "float32"' in (run.path / "config.toml").read_text()
+    monkeypatch.setattr(machine, "_cpu_facts", lambda: "flags : avx512_bf16")
+    with pytest.raises(CheckpointError, match="precision was 'float32', is 'bf16'; give the set"):
+        sv.fit(replace(made, precision="bf16"), resume=True)
+    monkeypatch.setenv(machine.PRECISION, "bf16")  # the machine would choose otherwise now
+    monkeypatch.setattr(machine, "LEAST_SIDE", 1)
+    assert sv.fit(made, resume=True).config.precision == "float32"
+
+
+def test_a_run_of_0_1_0_was_trained_in_the_usual_precision_of_its_device(tmp_path: Path) -> None:
+    run = sv.fit(config(tmp_path, epochs=1))
+    file = run.path / "config.toml"
+    old = file.read_text().replace('precision = "float32"\n', "")
+    for device, precision in (("cpu", "float32"), ("cuda", "bf16")):
+        file.write_text(old.replace('device = "cpu"', f'device = "{device}"'))
+        assert read_folder(run.path)[0].precision == precision
 
 
 def test_a_run_is_read_from_inside_its_folder_and_odd_names_are_refused(

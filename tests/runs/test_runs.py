@@ -15,9 +15,12 @@ from short_runs import config
 import splitveil as sv
 from splitveil.attacks.profiles import PROFILES
 from splitveil.config import resolve
+from splitveil.config.machine import has_bf16
 from splitveil.config.resolve import build_defence, flat_config
 from splitveil.defences.base import Defence
 from splitveil.errors import AuditError, CheckpointError, ConfigError, DataError, RunError
+from splitveil.serve.manifest import LOGITS, WIRE
+from splitveil.serve.wire import TensorSpec, encode_request
 from splitveil.threat import Labelled
 from splitveil.train.state import read_checkpoint
 
@@ -71,6 +74,22 @@ def test_lambda_zero_is_bit_equal_to_plain_training(
     on = sv.fit(config(tmp_path, defence, name="on", settings=now))
     assert all(torch.equal(v, plain[k]) for k, v in weights(off).items())
     assert not all(torch.equal(v, plain[k]) for k, v in weights(on).items())
+
+
+@pytest.mark.skipif(not has_bf16(), reason="the processor has no bf16")
+def test_a_run_and_its_audit_in_bf16_say_so_and_learn_alike(
+    tmp_path: Path, plain: dict[str, torch.Tensor]
+) -> None:
+    run = sv.fit(config(tmp_path, "noise", precision="bf16", name="short"))
+    record = run.audit("smoke", only=["decoder"], precision="bf16")
+    assert record.config["precision"] == record.audit.precision == "bf16"
+    other = run.audit("smoke", only=["decoder"], precision="float32")
+    assert other.audit.precision == "float32"
+    assert other.attacks["decoder"].mse != record.attacks["decoder"].mse
+    assert other.attacks["decoder"].mse == pytest.approx(record.attacks["decoder"].mse, rel=0.2)
+    learned = weights(run)
+    assert all(value.dtype == plain[key].dtype for key, value in learned.items())
+    assert not all(torch.equal(value, plain[key]) for key, value in learned.items())
 
 
 def test_a_seed_fixes_every_bit_and_leaves_the_callers_state_alone(tmp_path: Path) -> None:
@@ -305,3 +324,14 @@ def test_classes_of_equal_images_are_refused_before_any_attack(tmp_path: Path) -
     run = sv.fit(config(tmp_path, "none", dataset=f"npz:{tmp_path / 'flat.npz'}", epochs=1))
     with pytest.raises(AuditError, match="all images of a class are alike"):
         run.audit("smoke")
+
+
+def test_what_is_sent_lies_channels_last_and_reads_in_the_usual_order(veil: sv.Run) -> None:
+    """The wire's order is that of `flatten`, whatever lies in memory."""
+    z = veil.model.encoder(torch.rand(2, 1, 8, 8))
+    assert z.is_contiguous(memory_format=torch.channels_last)
+    by_hand = torch.stack([z[:, c, i, j] for c in range(4) for i in range(4) for j in range(4)], 1)
+    assert torch.equal(z.flatten(1), by_hand)
+    spec = TensorSpec(name=WIRE, shape=(4, 4, 4))
+    body, raw = encode_request(z.detach().numpy(), spec, LOGITS).body, by_hand.detach().numpy()
+    assert body.endswith(raw.astype("<f4").tobytes())

@@ -18,7 +18,7 @@ from serve.conftest import Exported
 from torch import Tensor, nn
 
 from splitveil.errors import ExportError, RunError
-from splitveil.nets.channel import Channel, GaussianNoise
+from splitveil.nets.channel import Channel, GaussianNoise, Quantise, TopK
 from splitveil.nets.split import SplitModel
 from splitveil.provenance import model_hash
 from splitveil.serve import export
@@ -43,6 +43,7 @@ from splitveil.serve.manifest import (
     read_manifest,
     sha256,
 )
+from splitveil.serve.runtime import onnxruntime
 from splitveil.serve.server import load_app, running
 
 
@@ -128,21 +129,42 @@ def test_the_int8_client_goes_through_the_same_channel(exported: Exported) -> No
 
 def test_the_model_repository_is_the_one_triton_reads(exported: Exported) -> None:
     place = exported.folder / "repository" / "digits"
-    assert (place / "1" / "model.onnx").read_bytes() == (exported.folder / SERVER).read_bytes()
     text = (place / "config.pbtxt").read_text()
     assert text == (
         'name: "digits"\n'
         'platform: "onnxruntime_onnx"\n'
         "max_batch_size: 64\n"
-        'input [ { name: "z" data_type: TYPE_FP32 dims: [ 8, 4, 4 ] } ]\n'
+        'input [ { name: "z" data_type: TYPE_INT16 dims: [ 8, 4, 4 ] } ]\n'
         'output [ { name: "logits" data_type: TYPE_FP32 dims: [ 10 ] } ]\n'
         "dynamic_batching { max_queue_delay_microseconds: 2000 }\n"
     )
     graph = onnx.load(place / "1" / "model.onnx").graph
     assert [(t.name, t.type.tensor_type.elem_type) for t in (*graph.input, *graph.output)] == [
-        ("z", onnx.TensorProto.FLOAT),
+        ("z", onnx.TensorProto.INT16),
         ("logits", onnx.TensorProto.FLOAT),
     ]
+    steps = np.random.default_rng(0).integers(-200, 400, (5, 8, 4, 4)).astype(np.int16)
+    session = onnxruntime().InferenceSession((place / "1" / "model.onnx").read_bytes())
+    (answered,) = session.run(None, {"z": steps})
+    rows = exported.manifest.wire.from_sent(steps)
+    assert np.abs(answered - halves(exported)[2](rows)).max() <= 1e-5
+
+
+@pytest.mark.usefixtures("without_exporter")
+def test_features_are_sent_in_as_few_bits_as_their_grid_needs(tmp_path: Path) -> None:
+    def exported_as(place: str, *stages: nn.Module, bounded: bool = True) -> tuple[str, object]:
+        last: nn.Module = nn.Sigmoid() if bounded else nn.ReLU()
+        model = SplitModel(nn.Sequential(nn.Flatten(), last), Channel(stages), nn.Linear(4, 2))
+        made = export_model(model, (1, 2, 2), tmp_path / place, name="a")
+        return made.datatype, made.grid
+
+    assert exported_as("a", GaussianNoise(0.5)) == ("INT16", 0.03125)
+    assert exported_as("b", GaussianNoise(0.0005), TopK(0.5))[0] == "INT32"
+    assert exported_as("c", GaussianNoise(0.5), bounded=False) == ("INT32", 0.03125)
+    assert exported_as("d", GaussianNoise(0.5), Quantise(4)) == ("FP32", None)
+    assert exported_as("e") == ("FP32", None)
+    with pytest.raises(ExportError, match=r"noise is too small: z goes up to .* steps"):
+        exported_as("f", GaussianNoise(1e-6))
 
 
 def quick(module: nn.Module, example: Tensor, path: Path, given: str, got: str) -> None:

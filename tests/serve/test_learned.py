@@ -1,7 +1,6 @@
 """Clients with learned stages: what was trained is what is exported and what runs."""
 
 import math
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,15 @@ import torch
 from torch import nn
 
 from splitveil.errors import ExportError
+from splitveil.grid import STEPS
 from splitveil.nets.channel import Channel, GaussianNoise, LearnedNoise, SparseCoding
 from splitveil.nets.split import SplitModel, with_stage_shapes
 from splitveil.serve.client import Client
 from splitveil.serve.export import export_model, export_parts, stages_json
 from splitveil.serve.manifest import CLIENT, FILE, Manifest, load_half, read_manifest, read_stages
+from splitveil.serve.noise import noise_steps
 from splitveil.serve.server import load_app, running
-from splitveil.serve.stages import apply_stages, laplaces, mean_std, pack_noise, with_noise
+from splitveil.serve.stages import apply_stages, mean_std, pack_noise, with_noise
 
 IMAGE = (1, 4, 4)
 
@@ -169,7 +170,7 @@ def test_noise_that_is_not_the_stages_is_refused(content: bytes, words: str) -> 
 
 
 def test_laplace_numbers_have_mean_0_and_mean_magnitude_1() -> None:
-    drawn = laplaces(100_000, os.urandom)
+    drawn = noise_steps(100_000, "laplace") / STEPS
     assert abs(drawn.mean()) < 6 * math.sqrt(2 / 100_000)
     assert abs(np.abs(drawn).mean() - 1) < 6 / math.sqrt(100_000)
     assert abs(np.square(drawn).mean() - 2) < 6 * math.sqrt(20 / 100_000)

@@ -134,7 +134,7 @@ def test_the_identity_of_a_first_export_is_that_of_its_halves(folder: Path) -> N
 def as_first(folder: Path) -> None:
     """Turn an export into one of 0.1.0."""
     data = json.loads((folder / FILE).read_text())
-    del data["identity"], data["exit"]
+    del data["identity"], data["exit"], data["grid"]
     (folder / FILE).write_text(json.dumps(data | {"format": FIRST_FORMAT}))
 
 
@@ -143,7 +143,7 @@ def test_a_first_export_opens_with_a_warning_and_is_told_as_it_was(
 ) -> None:
     as_first(folder)
     found = open_export(folder)
-    assert "was exported by 0.1.0: its noise is added in floating point" in caplog.text
+    assert "was exported by 0.1.0: its clients add noise in floating point" in caplog.text
     assert json.loads(found.to_json()) == json.loads((folder / FILE).read_text())
 
 
@@ -242,7 +242,12 @@ BROKEN = [
     ({"image_shape": ["8"]}, "image_shape must be positive"),
     ({"num_classes": True}, "num_classes must be at least 1"),
     ({"files": None}, "is broken"),
-    ({"datatype": "FP16"}, "contradicts itself: datatype is 'FP16', but .* gives 'FP32'"),
+    (
+        {"datatype": "FP16"},
+        "datatype must be one of FP32, INT16, INT32, and .* got 'FP16'",
+    ),
+    ({"grid": 0.0625}, r"contradicts itself: grid is 0\.0625, but .* gives 0\.03125"),
+    ({"datatype": "INT16", "stages": [], "noise_std": 0}, "datatype must be one of"),
     ({"preprocessing": None}, "contradicts itself: preprocessing is None"),
     ({"noise_source": "a seed"}, "contradicts itself: noise_source is 'a seed'"),
     ({"audit": 3}, "is broken"),

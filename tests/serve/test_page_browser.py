@@ -15,9 +15,11 @@ from serve.browser import Browser, opened
 from serve.conftest import NOISE, Exported
 from serve.web import READY, Recorder, send, served, shown, text, upload, visit, with_attacker
 
+from splitveil.grid import step_of
 from splitveil.serve import page
 from splitveil.serve.manifest import ATTACKER, CLIENT, SERVER, OnnxHalf, load_half, read_manifest
 from splitveil.serve.stages import STAGES, apply_stages
+from splitveil.serve.wire import TensorSpec
 
 pytestmark = pytest.mark.browser
 
@@ -98,11 +100,11 @@ def test_only_the_noisy_smashed_data_leave(ready: Shown, files: list[Path]) -> N
         assert json.loads(call.body[:length]) == {
             "outputs": [{"name": "logits", "parameters": {"binary_data": True}}],
             "inputs": [
-                {"name": "z", "shape": [1, 8, 4, 4], "datatype": "FP32",
-                 "parameters": {"binary_data_size": 512}}
+                {"name": "z", "shape": [1, 8, 4, 4], "datatype": "INT16",
+                 "parameters": {"binary_data_size": 256}}
             ],
         }  # fmt: skip
-        assert len(call.body) == length + 512
+        assert len(call.body) == length + 256
         assert not {"cookie", "authorization", "referer"} & call.headers.keys()
         assert call.query == b""
     sent = np.concatenate([c.rows() for c in calls])
@@ -121,7 +123,7 @@ def test_it_shows_what_was_sent_answered_and_rebuilt(ready: Shown, files: list[P
     (call,) = ready.server.calls
     sent = call.rows()
     assert text(browser, "answer") == f"class {ready.half(SERVER)(sent)[0].argmax()}"
-    assert "128 numbers, 512 bytes" in text(browser, "bytes")
+    assert "128 numbers, 256 bytes" in text(browser, "bytes")
     guess = 255 * ready.half(ATTACKER)(sent)[0, 0]
     assert np.abs(shown(browser, "guess") - guess).max() < 0.51
     assert "'decoder-small' of the audit" in text(browser, "attacker")
@@ -142,7 +144,7 @@ def test_a_picture_gets_one_draw_and_a_new_page_another(ready: Shown, files: lis
     first, later, again = (c.rows() for c in ready.server.sent())
     assert np.array_equal(later, again)
     differ = later - first
-    assert (differ != 0).all()
+    assert (differ != 0).mean() > 0.9
     assert abs(differ.std() / (NOISE * math.sqrt(2)) - 1) < 6 / math.sqrt(2 * differ.size)
 
 
@@ -267,6 +269,38 @@ def in_page(ready: Shown, values: str, stage: dict[str, Any]) -> Any:  # noqa: A
     )
 
 
+NOISES: list[dict[str, Any]] = [
+    *({"kind": "gaussian", "std": std} for std in (0.025, 0.3, 5.0)),
+    *({"kind": "learned", "noise": n, "file": "-", "std": 0.3} for n in ("gaussian", "laplace")),
+]
+
+
+@pytest.mark.parametrize("stage", NOISES, ids=lambda s: f"{s.get('noise', '')}{s['std']}")
+def test_equal_random_words_give_the_page_and_the_client_equal_integers(
+    ready: Shown, stage: dict[str, Any]
+) -> None:
+    numbers = np.random.default_rng(1)
+    z = numbers.normal(0.4, 0.5, 500).astype(np.float32)
+    given = numbers.bytes(8 * z.size)
+    ready.browser.value(
+        "(() => { const real = crypto.getRandomValues.bind(crypto); crypto.getRandomValues = "
+        f"(to) => {{ to.set(Uint32Array.from({np.frombuffer(given, '<u4').tolist()})); "
+        "crypto.getRandomValues = real; return to; }; return true; })()"
+    )
+    found = np.array(in_page(ready, f"Float32Array.from({z.tolist()})", stage), np.float32)
+    if stage["kind"] == "learned":
+        stage = stage | {"scale": np.full_like(z, 0.3), "location": np.ones_like(z)}
+    assert np.array_equal(found, apply_stages(z[None], [stage], lambda size: given)[0])
+    step = float(step_of(float(stage["std"]) if stage["kind"] == "gaussian" else 0.3))
+    spec = TensorSpec(name="z", shape=(500,), datatype="INT32", step=step)
+    sent = ready.browser.value(
+        f"import('{ready.url}/page/wire.js').then((m) => {{ const r = m.encodeRequest("
+        f"Float32Array.from({found.tolist()}), {{wire_shape: [500], datatype: 'INT32', grid: "
+        f"{step!r}}}); return Array.from(r.body.subarray(r.headerBytes)); }})"
+    )
+    assert bytes(sent) == spec.to_sent(found[None]).tobytes()
+
+
 def test_the_pages_channel_is_the_clients(ready: Shown) -> None:
     known = f"import('{ready.url}/page/stages.js').then((m) => Object.keys(m.STAGES))"
     assert set(ready.browser.value(known)) == STAGES.keys()
@@ -279,7 +313,8 @@ def test_the_pages_channel_is_the_clients(ready: Shown) -> None:
     for stage, mean, std in LOUD:
         drawn = np.array(in_page(ready, f"new Float32Array({COUNT}).fill(0.25)", stage))
         spread = math.sqrt(5 / 4) if stage.get("noise") == "laplace" else math.sqrt(1 / 2)
-        assert abs(drawn.mean() - mean) < 6 * std / math.sqrt(COUNT), stage
+        rounding = 0.3 / 32 if stage["kind"] != "dropout" else 0
+        assert abs(drawn.mean() - mean) < 6 * std / math.sqrt(COUNT) + rounding, stage
         assert abs(drawn.std() / std - 1) < 6 * spread / math.sqrt(COUNT), stage
     for bad in ({"kind": "blur"}, {"kind": "toString"}, {"kind": "gaussian"}):
         assert "stage" in in_page(ready, "new Float32Array(2)", bad), bad

@@ -12,16 +12,17 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from serve.browser import Browser
-from serve.conftest import Exported
+from serve.conftest import NOISE, Exported
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from splitveil.grid import step_of
 from splitveil.serve.manifest import ATTACKER, FILE, WIRE, sha256
 from splitveil.serve.server import load_app, running
 from splitveil.serve.wire import TensorSpec, decode_request
 
 Rows = NDArray[np.float32]
 
-Z = TensorSpec(name=WIRE, shape=(8, 4, 4))
+Z = TensorSpec(name=WIRE, shape=(8, 4, 4), datatype="INT16", step=float(step_of(NOISE)))
 READY = "document.body?.dataset.state === 'ready'"
 
 

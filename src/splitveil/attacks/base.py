@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from splitveil.cuda import Step, captured, set_rate
+from splitveil.cuda import Step, captured, channels_last, set_rate
 from splitveil.errors import AuditError, Range
 from splitveil.io import Progress, silent
 from splitveil.rng import seeded_globals, stream
@@ -169,11 +169,8 @@ def captured_for(step: Step, device: torch.device, generator: Generator) -> Step
 
 
 def _static(whole: Tensor, batch: int, device: torch.device) -> Tensor:
-    """An empty batch like `whole`; on a GPU images have their channels last, as networks do."""
-    last = device.type == "cuda" and whole.ndim == 4  # noqa: PLR2004 - images
-    layout = torch.channels_last if last else torch.contiguous_format
-    shape = (batch, *whole.shape[1:])
-    return torch.empty(shape, dtype=whole.dtype, device=device, memory_format=layout)
+    """An empty batch like `whole`; images have their channels last, as networks do."""
+    return channels_last(torch.empty(batch, *whole.shape[1:], dtype=whole.dtype, device=device))
 
 
 def _whole_epochs(means: list[float], rest: int, per_epoch: int) -> tuple[float, ...]:

@@ -17,7 +17,14 @@ from splitveil.attacks.base import (
     need_aux,
     progress_part,
 )
-from splitveil.cuda import compiled
+from splitveil.cuda import (
+    Precision,
+    channels_last,
+    compiled,
+    mixed,
+    to_device,
+    usual_precision,
+)
 from splitveil.errors import ConfigError, unknown
 from splitveil.functional import ssim
 from splitveil.io import Progress, silent
@@ -72,17 +79,21 @@ class FeatureClassifier(nn.Module):
 
 
 def fit_features(
-    aux: Labelled, generator: Generator, budget: Budget, device: torch.device, progress: Progress
+    aux: Labelled,
+    generator: Generator,
+    budget: Budget,
+    device: torch.device,
+    progress: Progress,
+    *,
+    precision: Precision = "float32",
 ) -> FeatureClassifier:
     """A classifier fitted on aux, frozen in eval mode; the victim is never asked."""
-    on_gpu = device.type == "cuda"
     with fresh_weights(generator, device):
-        net = FeatureClassifier(aux.images.shape[1], int(aux.labels.max()) + 1).to(device)
-        if on_gpu:
-            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        net = FeatureClassifier(aux.images.shape[1], int(aux.labels.max()) + 1)
+        to_device(net, device)
 
         def loss(x: Tensor, labels: Tensor) -> Tensor:
-            with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu, cache_enabled=False):
+            with mixed(device, precision):
                 logits = net(x)
             return F.cross_entropy(logits.float(), labels)
 
@@ -120,14 +131,10 @@ def perceptual_loss(features: FeatureClassifier) -> Objective:
     return loss
 
 
-def _decode(net: nn.Module, z: Tensor) -> Tensor:
-    """Images in float32; on a GPU by way of bfloat16, with the channels last."""
-    on_gpu = z.device.type == "cuda"
-    if on_gpu and z.ndim == 4:  # noqa: PLR2004 - maps, not vectors
-        z = z.contiguous(memory_format=torch.channels_last)
-    # Cached casts of the weights would be out of date in a replayed step.
-    with torch.autocast(z.device.type, torch.bfloat16, enabled=on_gpu, cache_enabled=False):
-        images: Tensor = net(z)
+def _decode(net: nn.Module, z: Tensor, precision: Precision) -> Tensor:
+    """Images in float32."""
+    with mixed(z.device, precision):
+        images: Tensor = net(channels_last(z))
     return images.float()
 
 
@@ -154,6 +161,7 @@ class Decoder:
         min_aux: Fewest aux images, ≥ 2.
         effort: Its share of the progress bar, > 0.
         fused: Whether torch compiles the network on a GPU.
+        precision: Of the fit and of the answers; None: bf16 on a GPU, float32 on a CPU.
 
     >>> Decoder(width=32, blocks=2).summary
     'Residual decoder N2C32, mse loss, fresh noise.'
@@ -173,6 +181,7 @@ class Decoder:
     min_aux: int = 2  # BatchNorm needs two
     effort: float = 10.0
     fused: bool = False
+    precision: Precision | None = None
 
     def __post_init__(self) -> None:
         if self.loss not in get_args(Loss):
@@ -194,25 +203,25 @@ class Decoder:
         """Train on aux. The last weights are used: nothing is chosen on the scored images."""
         need_aux("decoder", aux, self.min_aux)
         device, n = victim.device, len(aux)
+        precision = self.precision or usual_precision(device)
         first = self.feature_steps if self.loss == "perceptual" else 0
         total = first + self.budget.steps(n)
         objective = self._objective(
-            aux, generator, device, progress_part(progress, 0, total, "fitting the features")
-        )
+            aux, generator, device, precision,
+            progress_part(progress, 0, total, "fitting the features"),
+        )  # fmt: skip
         wire = tuple(victim.send(aux.images[:1], generator).shape[1:])
         with fresh_weights(generator, device):
             net = ResidualDecoder(
                 wire, tuple(aux.images.shape[1:]), width=self.width, blocks=self.blocks
-            ).to(device)
-            if device.type == "cuda":
-                net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
+            )
+            to_device(net, device)
             reader = nn.Sequential(fit_units(victim, aux.images, generator), net)
             send = victim.sender(aux.images)
             fitted = compiled(reader) if self.fused and device.type == "cuda" else reader
 
             def loss(x: Tensor, rows: Tensor) -> Tensor:
-                return objective(_decode(fitted, send(rows, generator)), x)
+                return objective(_decode(fitted, send(rows, generator), precision), x)
 
             told = progress_part(progress, first, total, "fitting the decoder")
             data = (aux.images, torch.arange(n, device=aux.images.device))
@@ -221,13 +230,18 @@ class Decoder:
 
         @torch.no_grad()
         def reconstruct(seen: Observation) -> Tensor:
-            images = torch.cat([_decode(reader, z) for z in torch.split(seen.z, 1000)])
+            images = torch.cat([_decode(reader, z, precision) for z in torch.split(seen.z, 1000)])
             return images.clamp(0, 1)
 
         return FittedAttack(reconstruct, curve, reader)
 
     def _objective(
-        self, aux: Labelled, generator: Generator, device: torch.device, progress: Progress
+        self,
+        aux: Labelled,
+        generator: Generator,
+        device: torch.device,
+        precision: Precision,
+        progress: Progress,
     ) -> Objective:
         """The loss of guesses and true images."""
         if self.loss == "ssim":
@@ -237,24 +251,26 @@ class Decoder:
         # A stream of its own: decoders of one seed then differ by their loss alone.
         apart = stream(generator.initial_seed(), "features", generator.device)
         budget = Budget(epochs=0, min_steps=self.feature_steps, batch_size=self.batch_size)
-        return perceptual_loss(fit_features(aux, apart, budget, device, progress))
+        return perceptual_loss(
+            fit_features(aux, apart, budget, device, progress, precision=precision)
+        )
 
 
 # The decoder that other attacks start from or wrap.
 SMALL = Decoder(width=32, blocks=2, epochs=4, min_steps=600)
 
 
-def with_compiled_decoders(attack: Attack) -> Attack:
-    """The same attack with every decoder in it compiled by torch on a GPU.
+def with_decoders(attack: Attack, **settings: object) -> Attack:
+    """The same attack with these settings in every decoder in it.
 
-    >>> with_compiled_decoders(Decoder()).fused
+    >>> with_decoders(Decoder(), fused=True).fused
     True
     """
     if not is_dataclass(attack):
         return attack
     held = {f.name: getattr(attack, f.name) for f in fields(attack)}
     changed: dict[str, Any] = {
-        k: with_compiled_decoders(v) for k, v in held.items() if isinstance(v, Decoder)
+        k: with_decoders(v, **settings) for k, v in held.items() if isinstance(v, Decoder)
     }
-    changed |= {"fused": True} if isinstance(attack, Decoder) else {}
+    changed |= settings if isinstance(attack, Decoder) else {}
     return cast(Attack, replace(attack, **changed))

@@ -19,6 +19,7 @@ from splitveil.attacks.rmle import (
     measure_channel,
     shrunk_spread,
 )
+from splitveil.cuda import to_device
 from splitveil.errors import Range
 from splitveil.io import Progress, silent
 from splitveil.nets.decoder import ResidualDecoder
@@ -169,7 +170,8 @@ def sharpened(
     device = model.means.device
     blur = 0.1  # of the latents in the fit, because a search does not find them exactly
     with fresh_weights(generator, device):
-        net = ResidualDecoder(model.shape, model.shape, width=width, blocks=blocks).to(device)
+        net = ResidualDecoder(model.shape, model.shape, width=width, blocks=blocks)
+        to_device(net, device)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             v = model.encode(x, y)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from splitveil.attacks.attribute import AttributeHead
 from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest
-from splitveil.attacks.decoder import Decoder, with_compiled_decoders
+from splitveil.attacks.decoder import Decoder, with_decoders
 from splitveil.attacks.k_query import KQuery
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.membership import Membership
@@ -22,6 +22,7 @@ from splitveil.attacks.prior import Prior
 from splitveil.attacks.reid import ReId
 from splitveil.attacks.rmle import Rmle
 from splitveil.attacks.wgan import Wgan
+from splitveil.cuda import Precision
 from splitveil.errors import ConfigError, unknown
 from splitveil.threat import Attack
 
@@ -133,7 +134,16 @@ LEAK_BUDGETS: Mapping[str, LeakBudget] = {
     "paper": _FULL,
 }
 
+# Counts the changes after which an attack of some profile may find something else. A record without
+# this number is of version 1.
+ATTACKS_VERSION = 2
+
 FLOORS = ("mean", "class-mean")  # part of every audit: they cost nothing
+
+
+def at_precision(attacks: Mapping[str, Attack], precision: Precision) -> dict[str, Attack]:
+    """The attacks with their decoders fitted in this precision."""
+    return {name: with_decoders(attack, precision=precision) for name, attack in attacks.items()}
 
 
 def find_profile(
@@ -155,4 +165,4 @@ def find_profile(
         if wanted not in PROFILES[name]:
             raise ConfigError(unknown(f"attack of profile '{name}'", wanted, PROFILES[name]))
     attacks = {k: v for k, v in PROFILES[name].items() if not only or k in (*only, *FLOORS)}
-    return {k: with_compiled_decoders(v) for k, v in attacks.items()} if compile else attacks
+    return {k: with_decoders(v, fused=True) for k, v in attacks.items()} if compile else attacks

@@ -41,6 +41,7 @@ Search = Callable[[Observation], tuple[Tensor, Tensor]]  # prior means and guess
 REFERENCE = 3 * 32 * 32  # values of an image for which `limit` and `chunk` are given
 LEAST = 8  # images of any size that a search takes on, unless it is given fewer
 PSEUDO_IMAGES = 10  # weight of a prior guess against held-out images, in images
+GRAIN = 0.05  # of two sendings' difference; the rounding of noise on a grid is at most .044
 OFFSET_ROWS = 4096  # sendings averaged for the offset; 1.6 % of the noise stays in it
 LEAST_WEIGHT = 1e-3  # of the priors without noise: they decide what z does not show
 LEAST_SPREAD = 1e-6  # squared error below which a start counts as exact
@@ -90,6 +91,8 @@ def measure_channel(
     added = box.channel(z.flip(0), generator) - z.flip(0)  # the noise of `sent` on other images
     random = not torch.equal(sent, again)
     slack = 1e-5 * max(float(z.abs().max()), float(sent.abs().max()))  # rounding of float32
+    # Noise on a grid differs between images by its rounding, which is far below the noise.
+    slack += GRAIN * float((sent - again).square().mean().sqrt())
     offset = None
     if float((added - (sent - z)).abs().max()) <= slack:
         times = math.ceil(OFFSET_ROWS / len(z)) if random else 1

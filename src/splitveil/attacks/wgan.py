@@ -23,7 +23,7 @@ from splitveil.attacks.base import (
     progress_part,
 )
 from splitveil.attacks.decoder import Decoder
-from splitveil.cuda import set_rate
+from splitveil.cuda import channels_last, set_rate, to_device
 from splitveil.errors import ConfigError, Range, check_ranges
 from splitveil.io import Progress, silent
 from splitveil.nets.decoder import ResidualDecoder
@@ -178,7 +178,9 @@ class Wgan:
         contested = progress_part(progress, first, everything, "fitting the GAN")
         with fresh_weights(generator, device):
             net = ResidualDecoder(wire, shape, width=self.start.width, blocks=self.start.blocks)
-            net, critic = net.to(device), Critic(shape, width=self.width).to(device)
+            critic = Critic(shape, width=self.width)
+            for part in (net, critic):
+                to_device(part, device)
 
             reader = nn.Sequential(fit_units(victim, aux.images, generator), net)
             send = victim.sender(aux.images)
@@ -212,7 +214,7 @@ class Wgan:
         net, critic = players
         device, n = images.device, len(images)
         batch, steps = min(self.batch_size, n), self.steps(n)
-        x = torch.empty_like(images[:batch])
+        x = channels_last(torch.empty_like(images[:batch]))
         rows = torch.zeros(batch, dtype=torch.long, device=device)
         adam = partial(torch.optim.Adam, betas=BETAS)
         judge = capturable(adam, critic, self.critic_lr)

@@ -226,7 +226,10 @@ def audit_wire(
     scored = target.scored
     files = captures(scored.images) if callable(captures) else captures
     if len(files) > 2:  # noqa: PLR2004 - with more it is not clear which starts are compared
-        raise AuditError("give one capture, and at most one of another start of the client")
+        raise AuditError(
+            "give one capture, or two, of which the second was recorded after the client was "
+            "started again"
+        )
     shape = run.model.wire_shape(run.built.image_shape)
     read = [read_captured(file, shape, len(scored)) for file in files]
     first, again = read[0], read[1].z if read[1:] else None
@@ -239,7 +242,7 @@ def audit_wire(
     tests = channel_tests(encoder, channel, first.z, scored.images.cpu(), again=again, seed=seed)
     reason = None
     if clean is not None:
-        reason = "what was sent is not of the run's encoder but of its copy in eight bits"
+        reason = "the 8-bit client sent this; certificates hold only for the run's own encoder"
     elif tests["failed"]:
         failed = ", ".join(tests["failed"])
         reason = f"{NOT_THE_NOISE}{failed}"

@@ -16,7 +16,7 @@ from splitveil.audits import bounds
 from splitveil.audits.target import Target
 from splitveil.errors import AuditError
 from splitveil.io import Json
-from splitveil.nets.channel import before_noise
+from splitveil.nets.channel import before_noise, deployed
 from splitveil.nets.split import SplitModel
 from splitveil.rng import stream
 from splitveil.surrogates.base import FirstCallCheck, class_batch, true_rate
@@ -31,6 +31,8 @@ PROBED = 16  # images whose Jacobian is estimated
 REPEATS = (1, 4, 16, 64)
 FULL_DIMS = 1024  # beyond, the full covariance takes minutes
 LIMIT = 4096  # sendings of one image that are looked at for a doubling
+GRID_NOISE = "exact: noise on a grid of a sixteenth of its deviation"
+FLOAT_NOISE = "assumed exact: what floating point gives away besides is not covered"
 _SAME = 1e-3  # standard deviations of the noise: less is rounding, not randomness
 
 
@@ -44,12 +46,14 @@ class CertifiedClient:
             without noise, None if it is not known.
         bounds: Least and largest value of z for every possible image, by construction; or None.
         random: Whether `clean` draws random numbers.
+        grid: Whether the noise is on a grid; `clean` then gives z rounded to it.
     """
 
     clean: Clean
     noise_var: float | Tensor | None
     bounds: tuple[float, float] | None
     random: bool = False
+    grid: bool = False
 
 
 def certified_client(
@@ -59,14 +63,15 @@ def certified_client(
     front = before_noise(encoder, channel)
 
     def clean(x: Tensor, generator: torch.Generator | None) -> Tensor:
-        z: Tensor = front.stages(encoder(x.to(device)), generator)
-        return z
+        return front.rounded(front.stages(encoder(x.to(device)), generator))
 
+    ends = None if front.bounds is None else front.rounded(torch.tensor(front.bounds)).tolist()
     return CertifiedClient(
         clean=clean,
         noise_var=None if front.noise_std is None else front.noise_std**2,
-        bounds=front.bounds,
+        bounds=None if ends is None else (ends[0], ends[1]),
         random=front.random,
+        grid=front.grid,
     )
 
 
@@ -287,7 +292,9 @@ def certify(
         ),
         "diagnostics": slope,
     }
-    return {kind: _or_refused(make) for kind, make in makers.items()}
+    noise = GRID_NOISE if client.grid else FLOAT_NOISE
+    found = {kind: _or_refused(make) for kind, make in makers.items()}
+    return {k: v if "refused" in v else v | {"noise": noise} for k, v in found.items()}
 
 
 def certify_networks(  # noqa: PLR0917 - the client, and images for its certificates
@@ -310,7 +317,7 @@ def certify_split(
     target: Target, model: SplitModel, fit: Labelled, fresh: Labelled, seen: Sequence[Labelled]
 ) -> tuple[Json, float | None]:
     """The certificates of a split model's client, and its rate in nats; see `certify`."""
-    found = certify_networks(target, model.encoder, model.channel, fit, fresh, seen)
+    found = certify_networks(target, model.encoder, deployed(model.channel), fit, fresh, seen)
     noise_std = float(getattr(model.channel, "noise_std", 0.0))
     return found, rate_nats(target.victim, target.scored, target.num_classes, noise_std)
 
@@ -324,8 +331,11 @@ def rate_nats(victim: Victim, data: Labelled, num_classes: int, noise_std: float
     if noise_std == 0:
         return None
     box = victim.white_box()
-    before = before_noise(box.encoder, box.channel).stages  # a dictionary could magnify z
-    parts = [before(victim.encoder(x.to(victim.device))) for x in torch.split(data.images, CHUNK)]
+    before = before_noise(box.encoder, box.channel)  # a dictionary could magnify z
+    parts = [
+        before.rounded(before.stages(victim.encoder(x.to(victim.device))))
+        for x in torch.split(data.images, CHUNK)
+    ]
     z = torch.cat(parts).flatten(1).double()
     if not bool(torch.isfinite(z).all()):
         return None

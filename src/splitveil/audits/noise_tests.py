@@ -40,7 +40,7 @@ from splitveil.surrogates.base import (
 from splitveil.threat import Labelled, Victim, without_nan
 
 ALPHA = 1e-3
-NOT_THE_NOISE = "what was sent is not the encoder's z and the channel's noise; tests that fail: "
+NOT_THE_NOISE = "what was sent is not the encoder's output plus the declared noise; failed tests: "
 SIMULATED = 32  # sendings that one is compared with where the noise is not Gaussian
 PAIRED = 20_000  # rows of which every two are compared
 SHAPED = 20_000_000  # values whose distribution is tested

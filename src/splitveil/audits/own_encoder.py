@@ -28,6 +28,7 @@ from splitveil.audits.noise_tests import (
 )
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.target import Target, read_attributes
+from splitveil.config.machine import find_precision
 from splitveil.config.resolve import import_user_code, unchanged
 from splitveil.data.attributes import Attributes
 from splitveil.data.catalogue import load
@@ -584,6 +585,7 @@ def audit_encoder(
                 "splits": images.hashes,
                 "seeds": {"train": None, "attack": seed, "split": None},
             },
+            precision=find_precision("auto", "cpu", images.scored.images.shape[1:]),
         )  # fmt: skip
         run = {name: attack for name, attack in attacks.items() if name not in left_out}
         return measure(target, run, profile, facts, progress=progress)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from splitveil.attacks.profiles import LEAK_BUDGETS
+from splitveil.attacks.profiles import ATTACKS_VERSION, LEAK_BUDGETS, at_precision
 from splitveil.audits.beyond_pixels import leaks_beyond_pixels
 from splitveil.audits.certificates import refusals
 from splitveil.audits.flags import raise_flags
@@ -17,6 +17,7 @@ from splitveil.audits.suite import (
     summarise,
 )
 from splitveil.audits.target import Target, gallery
+from splitveil.cuda import Precision
 from splitveil.errors import AuditError
 from splitveil.io import Json, Progress, silent
 from splitveil.provenance import command, device_name, versions
@@ -36,6 +37,7 @@ class Facts:
         train_seconds: How long the training took; None if it is not known.
         audit: Keys of the record's `audit` that only this kind of audit has.
         fields: Other fields of the record.
+        precision: What the decoders are fitted in and answer in.
         left_out: Attacks of the profile that the user chose not to run.
     """
 
@@ -43,6 +45,7 @@ class Facts:
     train_seconds: float | None
     audit: Json
     fields: Json
+    precision: Precision
     left_out: Sequence[str] = ()
 
 
@@ -73,7 +76,8 @@ def measure(
             "all images of a class are alike, so the class alone gives away the image and there is "
             "nothing left to protect; use a dataset whose classes hold different images"
         )
-    attempts = run_attacks(target, scaled_searches(attacks, target.scored), progress, store=store)
+    attacks = scaled_searches(at_precision(attacks, facts.precision), target.scored)
+    attempts = run_attacks(target, attacks, progress, store=store)
     summary = summarise(target, attempts)
     rate: float | None = None
     if isinstance(target.certify, str):
@@ -86,7 +90,8 @@ def measure(
         target, attempts, certificates=certificates, leaks=leaks, wire=wire, left_out=facts.left_out
     )
     audit: Json = {
-        "profile": profile, "aux": target.knowledge, "aux_images": len(target.aux),
+        "profile": profile, "attacks_version": ATTACKS_VERSION, "precision": facts.precision,
+        "aux": target.knowledge, "aux_images": len(target.aux),
         "scored": len(target.scored), "not_finite": list(target.sent.broken),
         "accuracy_draws": None if target.head is None else ACCURACY_DRAWS, "command": command(),
     }  # fmt: skip

@@ -13,12 +13,17 @@ from torch import nn
 
 from splitveil import __version__
 from splitveil.attacks.decoder import Decoder
-from splitveil.attacks.profiles import PROFILES, find_profile
+from splitveil.attacks.profiles import PROFILES, at_precision, find_profile
 from splitveil.audits import metrics
 from splitveil.audits.certificates import certify_split
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.suite import OWN_PACKAGE, Store
 from splitveil.audits.target import Target, read_attributes
+from splitveil.config.machine import (
+    check_precision,
+    computing_threads,
+    find_precision,
+)
 from splitveil.config.resolve import DataFacts, flat_config, planned_steps
 from splitveil.config.run_config import PLACES, RunConfig
 from splitveil.data.dataset import Dataset
@@ -62,6 +67,7 @@ def open_run(
     aux: str,
     seed: int = 0,
     attributes: Path | None = None,
+    precision: str = "auto",
     progress: Progress = silent,
 ) -> tuple[Target, Facts]:
     """Load a run's data; returns what is attacked, and what the record says of it.
@@ -71,6 +77,7 @@ def open_run(
         aux: What the attacker knows: "train", "held-out", "test90" or "val".
         seed: Seed of the attacks.
         attributes: A CSV table of attributes of the images.
+        precision: What the decoders are fitted in.
         progress: Told how far a download has come.
     """
     began = time.perf_counter()
@@ -113,7 +120,10 @@ def open_run(
     }
     seconds = None if trained["seconds"] is None else round(trained["seconds"], 3)
     audit = {"final": config.final, "model": own_hash}
-    return target, Facts(began=began, train_seconds=seconds, audit=audit, fields=fields)
+    chosen = find_precision(precision, victim.device.type, shape)
+    return target, Facts(
+        began=began, train_seconds=seconds, audit=audit, fields=fields, precision=chosen
+    )
 
 
 def _identity(model: SplitModel, own_hash: str, hashes: Json, device: torch.device) -> str:
@@ -138,6 +148,8 @@ def audit(
     only: Sequence[str] = (),
     compile: bool = False,
     attributes: Path | None = None,
+    precision: str = "auto",
+    threads: int | None = None,
 ) -> Record:
     """Attack a run, write `record.json` and `gallery.json` into its folder, return the record.
 
@@ -154,6 +166,8 @@ def audit(
         only: Names of attacks of the profile, to run no others; the record says so and is flagged.
         compile: Have torch compile the decoders, on a GPU.
         attributes: A CSV table of attributes of the images.
+        precision: "float32" or "bf16" for the decoders; "auto" as for a training, see `RunConfig`.
+        threads: CPU threads; default all cores that this process may use.
 
     Returns:
         The record; `record.strongest.mse` is the headline number.
@@ -165,11 +179,12 @@ def audit(
         raise ConfigError(f"the seed of an audit is a whole number from 0 on, got {seed!r}")
     busy = f"another process is auditing {run.path}, and one record would replace the other; wait"
     check_folder(run.path, COPY)
-    with folder_lock(run.path / "audit", busy):
+    check_precision(precision, run.model.victim().device.type)
+    with folder_lock(run.path / "audit", busy), computing_threads(threads):
         begun = file_version(run.path / "config.toml")
         record, pictures = measure_run(
             run, profile, aux=aux, seed=seed, only=only, compile=compile, attributes=attributes,
-            store=run_store(run, fresh=fresh), progress=progress,
+            precision=precision, store=run_store(run, fresh=fresh), progress=progress,
         )  # fmt: skip
         # Whoever trains does not take the audit's lock: the folder may hold another model by now.
         if file_version(run.path / "config.toml") != begun:
@@ -200,6 +215,7 @@ def measure_run(
     only: Sequence[str] = (),
     compile: bool = False,
     attributes: Path | None = None,
+    precision: str = "auto",
     store: Store | None = None,
     progress: Progress = silent,
 ) -> tuple[Record, Json]:
@@ -208,7 +224,9 @@ def measure_run(
     attacks = find_profile(profile, only=only, compile=compile)
     if compile and run.model.victim().device.type == "cpu":
         raise ConfigError("--compile is for a GPU, and this audit is on the CPU; leave it out")
-    target, facts = open_run(run, aux=aux, seed=seed, attributes=attributes, progress=progress)
+    target, facts = open_run(
+        run, aux=aux, seed=seed, attributes=attributes, precision=precision, progress=progress
+    )
     chosen = ({"only": list(only)} if only else {}) | ({"compiled": True} if compile else {})
     left_out = [name for name in find_profile(profile) if name not in attacks]
     facts = replace(facts, audit=facts.audit | chosen, left_out=left_out)
@@ -262,10 +280,11 @@ def replay(run: Audited, record: Record, progress: Progress = silent) -> list[st
         )
     fresh, _ = measure_run(
         run, made.profile, aux=made.aux, seed=seed, only=made.only, compile=bool(made.compiled),
-        progress=progress,
+        precision=record.audit_precision, progress=progress,
     )  # fmt: skip
     old: Json = json.loads(json.dumps(record.to_dict()))  # NaN in a record differs, as it should
-    old["config"] = {k: getattr(RunConfig, k) for k in RECENT} | old["config"]
+    earlier = {k: getattr(RunConfig, k) for k in RECENT} | {"precision": run.config.precision}
+    old["config"] = earlier | old["config"]
     return list(differences(old, json.loads(fresh.to_json())))
 
 
@@ -280,7 +299,7 @@ def fit_attacker(
     profile, aux = str(record.audit.profile), str(record.audit.aux)
     name = strongest_decoder(record, profile)
     target, _ = open_run(run, aux=aux, seed=record.seeds.attack or 0, progress=progress)
-    attack = find_profile(profile)[name]
+    attack = at_precision(find_profile(profile), record.audit_precision)[name]
     generator = stream(target.seed, f"attack/{name}", target.device)
     fitted = attack.fit(target.view(attack.access), target.aux, generator, progress)
     net = fitted.net if isinstance(fitted, FittedAttack) else None

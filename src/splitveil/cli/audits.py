@@ -28,7 +28,7 @@ OLD_FORMS = {
 
 Aux = Annotated[str, Option(help="Images the attacker knows: train, held-out, test90 or val.")]
 AttackSeed = Annotated[int, Option(min=0, help="Random seed of the attacks.")]
-Fresh = Annotated[bool, Option("--fresh", help="Repeat attacks that are finished, too.")]
+Fresh = Annotated[bool, Option("--fresh", help="Run finished attacks again.")]
 AttributesOption = Annotated[
     OptPath, Option(help="CSV table of attributes, see docs/reference/leaks.md.")
 ]
@@ -40,9 +40,13 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     aux: Aux = "train",
     seed: AttackSeed = 0,
     fresh: Fresh = False,
-    attacks: Annotated[OptText, Option(help="Only these, as decoder,rmle; raises a flag.")] = None,
+    attacks: Annotated[
+        OptText, Option(help="Only these attacks, such as decoder,rmle; raises a flag.")
+    ] = None,
     compile_: Annotated[bool, Option("--compile", help="Compile the decoders; GPU only.")] = False,
     attributes: AttributesOption = None,
+    precision: console.Precision = None,
+    threads: console.Threads = None,
     json_: JsonFlag = False,
     rest: Annotated[console.OptTexts, Argument(hidden=True)] = None,
 ) -> None:
@@ -64,7 +68,8 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     with console.progress_bar("audit") as bar:
         record = loaded.audit(
             profile, aux=aux, seed=seed, progress=bar, fresh=fresh, only=list(dict.fromkeys(only)),
-            compile=compile_, attributes=attributes,
+            compile=compile_, attributes=attributes, precision=precision or "auto",
+            threads=threads,
         )  # fmt: skip
     _show(loaded.path, record, json_=json_)
     if not json_ and aux != "val" and not loaded.config.final:
@@ -75,15 +80,19 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
     name: Annotated[str, Argument(metavar="MODULE:FUNCTION", help="Such as mycode:send.")],
     data: Annotated[OptText, Option(help="Images: folder:PATH, npz:PATH or a dataset.")] = None,
     aux_data: Annotated[
-        OptText, Option(help="Instead: images that the attacker knows, ...")
+        OptText, Option(help="Instead of --data: images the attacker knows.")
     ] = None,
-    test_data: Annotated[OptText, Option(help="... and images to reconstruct.")] = None,
-    server: Annotated[OptText, Option(help="MODULE:FUNCTION that answers what is sent.")] = None,
-    noise: Annotated[float | None, Option(help="Deviation of the noise that it adds.")] = None,
-    members: Annotated[OptText, Option(help="All images that it was trained or chosen on.")] = None,
+    test_data: Annotated[OptText, Option(help="With --aux-data: images to reconstruct.")] = None,
+    server: Annotated[OptText, Option(help="The server's half as MODULE:FUNCTION.")] = None,
+    noise: Annotated[float | None, Option(help="Standard deviation of the noise it adds.")] = None,
+    members: Annotated[
+        OptText, Option(help="Images that the client was trained or tuned on.")
+    ] = None,
     attributes: AttributesOption = None,
     white_box: Annotated[bool, Option("--white-box", help="The attacker has its code.")] = False,
-    given: Annotated[str, Option("--input", help="What it takes: auto, numpy or torch.")] = "auto",
+    given: Annotated[
+        str, Option("--input", help="What the function takes: auto, numpy or torch.")
+    ] = "auto",
     profile: console.Profile = "quick",
     aux: Annotated[str, Option(help="Images the attacker knows: train or test90.")] = "train",
     seed: AttackSeed = 0,
@@ -129,8 +138,10 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
     aux: Aux = "train",
     seed: AttackSeed = 0,
     fresh: Fresh = False,
-    sent: Annotated[OptText, Option(help="Images that were sent, in this order.")] = None,
-    int8: Annotated[bool, Option("--int8", help="The 8-bit client sends or sent them.")] = False,
+    sent: Annotated[OptText, Option(help="The images that were sent, in that order.")] = None,
+    int8: Annotated[
+        bool, Option("--int8", help="The client in 8-bit integers is the one that sends.")
+    ] = False,
     token_file: TokenFile = None,
     ca: Certificates = None,
     out: OutFolder = None,
@@ -185,7 +196,9 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
 
 def replay(
     record: Annotated[Path, Argument(help="A record.json.")],
-    run: Annotated[OptPath, Option(help="Folder of its run (default: the record's).")] = None,
+    run: Annotated[
+        OptPath, Option(help="Folder of the run (default: where the record lies).")
+    ] = None,
     json_: JsonFlag = False,
 ) -> None:
     """Repeat the audit of a record, and list the numbers that differ.

@@ -18,11 +18,13 @@ from rich.text import Text
 from typer import Argument, Option
 
 from splitveil.io import Progress, finite
+from splitveil.untrusted import printable
 
 if TYPE_CHECKING:
     from splitveil.record.files import RunFiles
 
 # What files and strangers are called is printed as it is: "[red]" is no colour, ":-1:" no emoji.
+# Only control characters are left out, here and wherever a text meets these two.
 out = Console(markup=False, emoji=False, highlight=False)
 err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
@@ -48,6 +50,8 @@ NetOption = Annotated[
 SettingsOption = Annotated[
     OptTexts, Option("--set", help="key=value, for example lambd=0.3; repeatable.")
 ]
+Precision = Annotated[OptText, Option(help="auto, float32 or bf16 (default: auto).")]
+Threads = Annotated[OptInt, Option(help="CPU threads (default: all cores it may use).")]
 OutFolder = Annotated[OptPath, Option("--out", help="Folder to write the results to.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace the folder if it exists.")]
 PublishedOption = Annotated[OptPath, Option(help="JSON file of published rows to show as well.")]
@@ -58,11 +62,17 @@ TrainingSeed = Annotated[OptInt, Option(help="Random seed of the training (defau
 def setup_logging() -> None:
     """Warnings of the product reach the terminal; libraries stay quiet."""
     handler = RichHandler(console=err, show_path=False, show_time=False, markup=False)
+    handler.addFilter(_printable_record)
     logger = logging.getLogger("splitveil")
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
     for name in ("lightning_fabric", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _printable_record(record: logging.LogRecord) -> bool:
+    record.msg, record.args = printable(record.getMessage()), ()
+    return True
 
 
 @contextmanager
@@ -74,7 +84,9 @@ def progress_bar(title: str) -> Iterator[Progress]:
         TextColumn("{task.fields[note]}", markup=False), console=err,
     ) as bar:  # fmt: skip
         task = bar.add_task(title, total=None, note="")
-        yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)
+        yield lambda done, total, note="": bar.update(
+            task, completed=done, total=total, note=printable(note)
+        )
 
 
 def show_json(data: Any) -> None:  # noqa: ANN401 - any JSON value
@@ -87,6 +99,8 @@ WHOLE_WORD = 12  # letters up to which a word is never broken
 
 def show_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table on stdout; every cell is plain text."""
+    title, headings = printable(title), list(map(printable, headings))
+    rows = [list(map(printable, row)) for row in rows]
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
     for index, heading in enumerate(headings):
         cells = (heading, *(row[index] for row in rows))
@@ -103,13 +117,13 @@ def show_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]
 
 def warn(message: str) -> None:
     """Print something the user should know before believing a number."""
-    err.print(message, style="yellow", soft_wrap=True)
+    err.print(printable(message), style="yellow", soft_wrap=True)
 
 
 def show_error(message: str) -> None:
     """Print what is wrong and what to do."""
     err.print("error:", style="bold red", end=" ")
-    err.print(message, soft_wrap=True)
+    err.print(printable(message), soft_wrap=True)
 
 
 def show_runs(runs: "Sequence[RunFiles]", *, json_: bool = False) -> None:
@@ -143,7 +157,7 @@ def show_catalogue(
 def print_lines(*lines: str) -> None:
     """Print on stdout without a box, whose columns would fold long names."""
     for line in lines:
-        out.print(line, soft_wrap=True)
+        out.print(printable(line), soft_wrap=True)
 
 
 def start() -> None:

@@ -13,6 +13,7 @@ from splitveil.cli import console
 from splitveil.cli.console import OptPath, OptText
 from splitveil.errors import ConfigError, DataError
 from splitveil.io import silent
+from splitveil.untrusted import opened, printable, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,7 @@ NoNoise = Annotated[bool, Option("--allow-no-noise", help="Accept an export that
 
 TOKEN_VARIABLE = "SPLITVEIL_TOKEN"  # noqa: S105 - the name of a variable
 NOTICE_SECONDS = 1.0  # a pause this long is announced; shorter ones would only be noise
+MAX_PICTURE, MAX_TOKEN = 1 << 28, 1 << 12  # bytes of their files
 PICTURE_MODES = {1: ("1", "L"), 3: ("RGB",)}  # by channels; converting others loses something
 NEEDED = ("onnx", "onnxruntime", "onnxscript", "prometheus_client", "starlette", "uvicorn")
 
@@ -37,8 +39,12 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
     run: console.RunFolder,
     out_dir: console.OutFolder = None,
     name: Annotated[OptText, Option(help="Name of the model (default: the run's).")] = None,
-    int8: Annotated[bool, Option("--int8", help="Also a client in 8-bit integers.")] = False,
-    attacker: Annotated[bool, Option("--attacker", help="Also the strongest decoder.")] = False,
+    int8: Annotated[
+        bool, Option("--int8", help="Also export the client in 8-bit integers.")
+    ] = False,
+    attacker: Annotated[
+        bool, Option("--attacker", help="Also export the strongest decoder of the audit.")
+    ] = False,
     overwrite: console.Overwrite = False,
     json_: console.JsonFlag = False,
 ) -> None:
@@ -131,7 +137,9 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
             console.show_json({"url": url})
             sys.stdout.flush()  # a program that waits for the address reads it from a pipe
             return
-        console.err.print(f"serving {path} at {url}; open it in a browser", soft_wrap=True)
+        console.err.print(
+            printable(f"serving {path} at {url}; open it in a browser"), soft_wrap=True
+        )
 
     run_server(app, host=host, port=port, tls=tls, ready=ready)
 
@@ -143,7 +151,9 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     token_file: TokenFile = None,
     ca: Certificates = None,
     int8: Annotated[bool, Option("--int8", help="Use the client in 8-bit integers.")] = False,
-    capture: Annotated[OptPath, Option(help="Keep what is sent, for `audit-wire`.")] = None,
+    capture: Annotated[
+        OptPath, Option(help="New file that keeps what is sent, for `audit-wire`.")
+    ] = None,
     allow_no_noise: NoNoise = False,
     json_: console.JsonFlag = False,
 ) -> None:
@@ -196,7 +206,7 @@ def read_picture(path: Path, shape: tuple[int, ...]) -> "NDArray[np.uint8]":
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
+            with opened(path, MAX_PICTURE) as file, Image.open(file) as image:
                 _check_picture(path, image.mode, image.size, shape)  # before anything is decoded
                 pixels = np.asarray(image.convert("L" if shape[0] == 1 else "RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as err:
@@ -224,7 +234,7 @@ def read_token(file: Path | None) -> str | None:
     if file is None:
         return os.environ.get(TOKEN_VARIABLE) or None
     try:
-        token = file.read_text(encoding="utf-8").strip()
+        token = read_text(file, MAX_TOKEN).strip()
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError(f"cannot read the token in {file}: {err}") from err
     if not token:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from splitveil.cli import console
 from splitveil.cli.console import OptInt, OptText, OptTexts
@@ -12,6 +12,7 @@ from splitveil.cli.lists import COSTS, MEASURED, Shape, in_words, show_cuts, sho
 from splitveil.errors import ConfigError
 from splitveil.io import Json
 
+EXIT_SOME_FAILED = 3  # the command ended, but trials failed
 ANY_IMAGE = "3x32x32"
 EPOCHS = "Passes over the data (default: a quarter of a full training)."
 BUDGET = "Budget of the attacks: smoke, quick (default), standard or paper."
@@ -51,19 +52,29 @@ def _for(option: str, text: str, **more: Any) -> Any:  # noqa: ANN401 - typer's 
 
 def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
     macs: Annotated[float, Option(help="Multiply-adds that the client may spend on an image.")],
-    wire: Annotated[int, Option(help="Numbers that it may send for an image.")],
-    params: Annotated[OptInt, Option(help="Parameters that it may have.")] = None,
+    wire: Annotated[int, Option(help="Numbers that the client may send for an image.")],
+    params: Annotated[OptInt, Option(help="Parameters that the client may have.")] = None,
     image: Annotated[OptText, Option(help=f"Size of the images (default: {ANY_IMAGE}).")] = None,
-    family: Annotated[OptText, Option(help="Only inverted, residual or strided clients.")] = None,
-    smaller: Annotated[bool, Option("--smaller", help="Also clients that send less.")] = False,
+    family: Annotated[
+        OptText, Option(help="Only this family: inverted, residual or strided.")
+    ] = None,
+    smaller: Annotated[
+        bool, Option("--smaller", help="Also show clients that send fewer numbers.")
+    ] = False,
     limit: Annotated[OptInt, Option(help="How many to show (default: 20).")] = None,
-    backbone: Annotated[OptText, Option(help="Cuts of this net instead; see above.")] = None,
+    backbone: Annotated[
+        OptText, Option(help="Show the cuts of this net instead; see above.")
+    ] = None,
     classes: Annotated[OptInt, _for("--backbone", "Its classes (default: 10).", min=2)] = None,
     rank: Annotated[bool, Option("--rank", help="Train and attack some, and rank them.")] = False,
-    dataset: Annotated[OptText, _for("--rank", "What to train on; required.")] = None,
-    defence: Annotated[OptText, _for("--rank", "Their defence (default: veil).")] = None,
+    dataset: Annotated[OptText, _for("--rank", "Dataset to train on; required.")] = None,
+    defence: Annotated[
+        OptText, _for("--rank", "Defence that they train with (default: veil).")
+    ] = None,
     epochs: Annotated[OptInt, _for("--rank", EPOCHS)] = None,
-    top: Annotated[OptInt, _for("--rank", "Clients besides the named nets (default: 4).")] = None,
+    top: Annotated[
+        OptInt, _for("--rank", "Clients to train besides the named nets (default: 4).")
+    ] = None,
     profile: Annotated[OptText, _for("--rank", BUDGET)] = None,
     seed: Annotated[OptInt, _for("--rank", "Random seed of the training (default: 0).")] = None,
     device: Annotated[OptText, _for("--rank", "Where to compute: auto, cpu or cuda.")] = None,
@@ -193,16 +204,28 @@ def show_ranking(
 
 def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     dataset: console.DatasetOption = None,
-    defence: Annotated[OptTexts, Option(help="Repeatable (default: none, noise, veil).")] = None,
-    vary: Annotated[OptTexts, Option(help="What differs; repeatable, see above.")] = None,
-    trials: Annotated[OptInt, Option(help="For each defence (default: the largest grid).")] = None,
-    sampler: Annotated[OptText, Option(help="grid, random or optuna; see above.")] = None,
-    engine: Annotated[Literal["local", "ray"], Option(help="This process, or Ray.")] = "local",
-    address: Annotated[OptText, Option(help="Of a Ray cluster (default: start one here).")] = None,
+    defence: Annotated[
+        OptTexts, Option(help="Defence to try; repeatable (default: none, noise, veil).")
+    ] = None,
+    vary: Annotated[
+        OptTexts, Option(help="A setting and its values, see above; repeatable.")
+    ] = None,
+    trials: Annotated[
+        OptInt, Option(help="Trials of each defence (default: the largest grid).")
+    ] = None,
+    sampler: Annotated[
+        OptText, Option(help="Who proposes settings: grid, random or optuna.")
+    ] = None,
+    engine: Annotated[
+        Literal["local", "ray"], Option(help="Where the trials run: in this process, or on Ray.")
+    ] = "local",
+    address: Annotated[
+        OptText, Option(help="Address of a Ray cluster (default: start one here).")
+    ] = None,
     jobs: Annotated[OptInt, Option(help="Trials at a time; several need Ray.")] = None,
     epochs: Annotated[OptInt, Option(help=EPOCHS)] = None,
     profile: Annotated[OptText, Option(help=BUDGET)] = None,
-    attack: Annotated[OptTexts, Option(help="Only this one of the profile; repeatable.")] = None,
+    attack: Annotated[OptTexts, Option(help="Only this attack of the profile; repeatable.")] = None,
     settings: console.SettingsOption = None,
     net: console.NetOption = None,
     seed: Annotated[OptInt, Option(help="Random seed of proposals and runs (default: 0).")] = None,
@@ -218,6 +241,7 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     Every trial is a short training and an attack on validation images, in a run of its own below
     `runs/NAME/trials`. All defences have the same number of trials; one with fewer settings to try
     repeats them with other random seeds. A stopped sweep continues with `--resume --name NAME`.
+    If some trials fail, the others are shown, and the exit code is 3.
 
     `--vary` takes any setting of a run or of a defence: `key=a,b,c` lists its values,
     `key=lin:low:high` and `key=log:low:high` are ranges, and `:count` after a range says how many
@@ -259,6 +283,8 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
         console.show_json(result)
     else:
         show_sweep(result)
+    if failed:
+        raise Exit(EXIT_SOME_FAILED)
 
 
 def show_sweep(result: Json) -> None:
@@ -311,7 +337,9 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
     epochs: Annotated[OptInt, Option(help="Passes over the data (default: as published).")] = None,
     profile: console.Profile = "standard",
     aux: Annotated[OptText, Option(help="What the attacker knows (default: as published).")] = None,
-    dataset: Annotated[OptText, Option(help="Other data than the experiment's.")] = None,
+    dataset: Annotated[
+        OptText, Option(help="Train on this dataset instead of the experiment's.")
+    ] = None,
     device: console.Device = None,
     data_dir: console.DataDir = None,
     runs_dir: console.RunsDir = None,

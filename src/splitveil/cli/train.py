@@ -11,18 +11,22 @@ from splitveil.cli.console import OptInt, OptPath, OptText
 
 def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     dataset: console.DatasetOption = None,
-    defence: Annotated[OptText, Option(help="From `splitveil defences`; a+b joins two.")] = None,
+    defence: Annotated[
+        OptText, Option(help="A name that `splitveil defences` lists; a+b joins two.")
+    ] = None,
     seed: console.TrainingSeed = None,
     name: Annotated[OptText, Option(help="Name of the run's folder.")] = None,
     epochs: Annotated[OptInt, Option(help="Passes over the data.")] = None,
     device: console.Device = None,
+    precision: console.Precision = None,
+    threads: console.Threads = None,
     net: console.NetOption = None,
     data_dir: console.DataDir = None,
     runs_dir: console.RunsDir = None,
-    recipe: Annotated[OptText, Option(help="Settings that `splitveil recipes` lists.")] = None,
+    recipe: Annotated[OptText, Option(help="A name that `splitveil recipes` lists.")] = None,
     config: Annotated[OptPath, Option(help="TOML file of settings.")] = None,
     settings: console.SettingsOption = None,
-    final: Annotated[bool, Option("--final", help="Train on all training images.")] = False,
+    final: Annotated[bool, Option("--final", help="Train on the validation images, too.")] = False,
     resume: Annotated[bool, Option("--resume", help="Continue the run of this name.")] = False,
     overwrite: console.Overwrite = False,
     json_: console.JsonFlag = False,
@@ -44,8 +48,8 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     console.setup_logging()
     given = {
         "dataset": dataset, "defence": defence, "seed": seed, "name": name, "epochs": epochs,
-        "device": device, "net": net, "data_dir": data_dir, "runs_dir": runs_dir,
-        "final": final or None,
+        "device": device, "precision": precision, "threads": threads, "net": net,
+        "data_dir": data_dir, "runs_dir": runs_dir, "final": final or None,
     }  # fmt: skip
     options = {k: v for k, v in given.items() if v is not None}
     with console.progress_bar("train") as bar:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from splitveil.config.machine import check_precision, check_threads, find_precision
 from splitveil.config.recipes import check_recipe, find_recipe, known_settings
 from splitveil.config.run_config import (
     NAME,
@@ -94,7 +95,7 @@ class Plan:
 
     def on(self, dataset: Dataset) -> "Plan":
         """The same run on these data, with every default filled in."""
-        config, net = self.config, self.config.net
+        config, net, device = self.config, self.config.net, find_device(self.config.device)
         built = DataFacts(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
         if net == "auto":
             small = min(built.image_shape[1:]) < SMALL_SIDE
@@ -104,7 +105,8 @@ class Plan:
             "name": self.folder.name,
             "noise_std": noise_of(config, self.defence),
             "net": net,
-            "device": find_device(config.device),
+            "device": device,
+            "precision": find_precision(config.precision, device, built.image_shape),
         }
         return Plan(replace(config, **filled), self.defence, built)
 
@@ -181,7 +183,10 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> Plan:
         defence.surrogate(ANY_WIRE, 2, noise_of(config, defence))
     if config.net != "auto":
         find_net(config.net)
-    if find_device(config.device) == "cpu" and config.compile:
+    device = find_device(config.device)
+    check_precision(config.precision, device)
+    check_threads(config.threads)
+    if device == "cpu" and config.compile:
         raise ConfigError("compile=true needs a GPU, but this run is on the CPU; drop compile")
     plan = Plan(config, defence)
     return plan if dataset is None else plan.on(dataset)
@@ -270,6 +275,8 @@ def read_folder(folder: Path) -> tuple[RunConfig, DataFacts]:
         ) from err
     own = preset(str(flat.get("defence", RunConfig.defence))).settings()
     flat = {key: value for key, value in EARLIER.items() if key in own} | flat
+    # Before there was a choice, a GPU computed in bf16 and a CPU in float32.
+    flat = {"precision": "bf16" if flat.get("device") == "cuda" else "float32"} | flat
     place = folder.resolve() if folder.name in ("", "..") else folder  # Path(".") has no name
     flat["runs_dir"], flat["name"] = str(place.parent), place.name
     if not NAME.fullmatch(place.name):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from splitveil.config.machine import AskedPrecision
 from splitveil.config.settings import converted, field_types
 from splitveil.errors import ConfigError, Range, check_ranges
 
@@ -57,6 +58,9 @@ class RunConfig:
         final: Train on train and val together, once all choices are made.
         split_seed: Seed of the split into train and val; the same for all seeds of a comparison.
         compile: Fuse the kernels on a GPU: slower to start, faster per epoch.
+        precision: "float32", or "bf16" for convolutions and matrix products; "auto" is bf16 on a
+            GPU, and on a CPU where it is found to pay, see `find_precision`.
+        threads: CPU threads, 1 or more, at most the cores; default all cores this process may use.
         settings: The defence's own settings by name (`lambd`, `form`, …).
 
     >>> RunConfig(dataset="cifar10", defence="veil", seed=1).folder.name
@@ -86,6 +90,8 @@ class RunConfig:
     final: bool = False
     split_seed: int = 0
     compile: bool = False
+    precision: AskedPrecision = "auto"
+    threads: Annotated[int, Range(1)] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -129,3 +135,4 @@ def one_noise_name(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 PLACES = ("data_dir", "runs_dir")  # settings that do not change a result
+ROUNDING = ("threads",)  # settings that change no more than its last bits

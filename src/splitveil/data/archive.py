@@ -19,9 +19,11 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 from zipfile import BadZipFile
 
+from splitveil import untrusted
 from splitveil.data.dataset import ReadRequest
 from splitveil.errors import ConfigError, DataError
 from splitveil.io import Progress, file_lock, file_version, replacing, silent
+from splitveil.untrusted import opened
 
 TIMEOUT_SECONDS = 30.0
 CHUNK_BYTES = 1 << 20
@@ -83,7 +85,7 @@ class Archive:
         origin = self.find(request)
         if origin.is_dir():
             paths = (origin / name for name in (*self.files, *self.optional))
-            blobs = {path.name: path.read_bytes() for path in paths if path.is_file()}
+            blobs = {p.name: self._whole(p) for p in paths if p.is_file()}
         else:
             blobs = self._members(origin)
         if missing := [name for name in self.files if name not in blobs]:
@@ -92,6 +94,13 @@ class Archive:
             if expected is not None and (got := md5_of(blobs[name])) != expected:
                 raise self.wrong(name, origin, f"MD5 {got}, expected {expected}")
         return blobs, origin
+
+    def _whole(self, path: Path) -> bytes:
+        """The bytes of a file of the unpacked folder."""
+        try:
+            return untrusted.read_bytes(path, self.max_bytes)
+        except OSError as err:
+            raise DataError(f"cannot read {path}: {err}; {self.again}") from err
 
     def wrong(self, name: str, origin: Path, what: str) -> DataError:
         """The error for a file with wrong content, described by `what`."""
@@ -108,7 +117,11 @@ class Archive:
         """
         wanted = {f"{self.folder}/{name}": name for name in (*self.files, *self.optional)}
         blobs: Blobs = {}
-        with damage_explained(archive, "gzipped tar archive"), tarfile.open(archive, "r:gz") as tar:
+        with (
+            damage_explained(archive, "gzipped tar archive"),
+            opened(archive) as file,
+            tarfile.open(fileobj=file, mode="r:gz") as tar,
+        ):
             for member in tar:
                 name = wanted.get(member.name.removeprefix("./"))
                 if name is None or not member.isfile():
@@ -134,11 +147,15 @@ def damage_explained(path: Path, kind: str, again: str = "fetch it again") -> It
         ) from err
 
 
-def read_bytes(path: Path) -> bytes:
+def file_bytes(path: Path) -> bytes:
     """Bytes of a file, decompressed if its name ends in .gz."""
     if path.suffix != ".gz":
-        return path.read_bytes()
-    with damage_explained(path, "gzip file"), gzip.open(path) as packed:
+        return untrusted.read_bytes(path, MAX_UNPACKED)
+    with (
+        damage_explained(path, "gzip file"),
+        opened(path, MAX_UNPACKED) as file,
+        gzip.open(file) as packed,
+    ):
         raw = packed.read(MAX_UNPACKED + 1)
     if len(raw) > MAX_UNPACKED:
         raise DataError(f"{path} unpacks to more than {MAX_UNPACKED} bytes; it is not this dataset")
@@ -153,7 +170,7 @@ def md5_of(raw: bytes) -> str:
 def file_md5(path: Path) -> str:
     """MD5 of a file that may be larger than memory."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
             return digest.hexdigest()
     except OSError as err:

@@ -9,12 +9,14 @@ import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from splitveil.errors import DataError
+from splitveil.untrusted import read_bytes
 
 MAX_VALUES = 256  # of one attribute
 INDEX, FILE = "index", "file"
@@ -104,8 +106,8 @@ def _rows(path: Path) -> list[Row]:
         )
     try:
         # utf-8-sig drops the byte order mark that spreadsheets write.
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            header, *lines = list(csv.reader(file)) or [[]]
+        content = read_bytes(path).decode("utf-8-sig")
+        header, *lines = list(csv.reader(StringIO(content, newline=""))) or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as err:
         raise DataError(f"cannot read the attributes in {path}: {err}") from err
     names = [name.strip() for name in header]

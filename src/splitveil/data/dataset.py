@@ -21,6 +21,7 @@ MIN_CLASSES = 2
 # The defences shape the variance within a class; a single image has none.
 MIN_PER_CLASS = 2
 LEVELS = 255
+MAX_DATA = 1 << 33  # bytes of a dataset in memory: 8 GiB
 TOLD = 5  # classes that a message lists
 TEST_FRACTION = 0.2
 # The division into pool and test belongs to the dataset, so no seed of a run changes it.
@@ -386,6 +387,15 @@ class Source:
     summary: str
     read: Callable[[ReadRequest], Dataset]
     needs_path: bool = False
+
+
+def check_memory(size: int, name: str) -> None:
+    """Raise DataError for data that would take more than `MAX_DATA` bytes, before they do."""
+    if size > MAX_DATA:
+        raise DataError(
+            f"{name} unpacks to {size / (1 << 30):.1f} GiB, more than the limit of "
+            f"{MAX_DATA >> 30} GiB; store uint8 instead of floats, or smaller or fewer images"
+        )
 
 
 def fingerprint(dataset: Dataset) -> str:

@@ -4,25 +4,37 @@
 `PATH/test/<class>/<image>` are used as divided. EXIF rotation is ignored.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from einops import rearrange
 from PIL import Image, UnidentifiedImageError
 
-from splitveil.data.dataset import TOLD, Arrays, Dataset, ReadRequest, make_dataset
+from splitveil.data.dataset import (
+    TOLD,
+    Arrays,
+    Dataset,
+    ReadRequest,
+    check_memory,
+    make_dataset,
+)
 from splitveil.errors import DataError
 from splitveil.io import Progress
+from splitveil.untrusted import opened
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 # From the mode of a file to the mode it is read in; any other mode would lose information.
 MODES = {"1": "L", "L": "L", "RGB": "RGB"}
 REPORT_EVERY = 256
+MAX_FILE = 1 << 28  # bytes of one image file; Pillow bounds its pixels
 Files = list[tuple[Path, int]]
 
 
@@ -122,7 +134,9 @@ def file_names(dataset: str) -> list[str] | None:
 def read_files(files: Files, progress: Progress) -> Arrays:
     """Images (n, c, h, w) uint8 and labels (n,) of files of one size and colour."""
     first = files[0][0]
-    images = np.empty((len(files), *decode(first, str(first)).shape), np.uint8)
+    shape = (len(files), *decode(first, str(first)).shape)
+    check_memory(math.prod(shape), f"the folder of {first}")
+    images = np.empty(shape, np.uint8)
     for i, (path, _) in enumerate(files):
         pixels = decode(path, str(path))
         if pixels.shape != images.shape[1:]:
@@ -157,7 +171,7 @@ def decode(source: Path | BytesIO, name: str, advice: str | None = None) -> np.n
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(source, formats=FORMATS) as image:
+            with _bytes_of(source) as file, Image.open(file, formats=FORMATS) as image:
                 if image.mode not in MODES:
                     raise DataError(
                         f"{name} has mode {image.mode}; only grey (L) and RGB are read: "
@@ -178,3 +192,7 @@ def decode(source: Path | BytesIO, name: str, advice: str | None = None) -> np.n
             f"cannot read {name} as an image: {why}; {advice or 'replace or delete it'}"
         ) from err
     return pixels[None] if pixels.ndim == len("hw") else rearrange(pixels, "h w c -> c h w")
+
+
+def _bytes_of(source: Path | BytesIO) -> AbstractContextManager[BinaryIO]:
+    return nullcontext(source) if isinstance(source, BytesIO) else opened(source, MAX_FILE)

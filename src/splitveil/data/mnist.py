@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from splitveil.data.archive import fetch, md5_of, read_bytes
+from splitveil.data.archive import fetch, file_bytes, md5_of
 from splitveil.data.dataset import Arrays, Dataset, ReadRequest, join, make_dataset
 from splitveil.errors import DataError
 
@@ -64,7 +64,7 @@ def locate(folder: Path) -> dict[str, Path]:
 
 def assemble(files: Mapping[str, Path]) -> Dataset:
     """The dataset from the four files, after checking them."""
-    blobs = {name: read_bytes(path) for name, path in files.items()}
+    blobs = {name: file_bytes(path) for name, path in files.items()}
     train, test = pair(blobs, "train"), pair(blobs, "t10k")
     for name, path in files.items():
         if (got := md5_of(blobs[name])) != UNPACKED[name]:

@@ -9,6 +9,7 @@ a length, the second if only the second has. If both have, a key `layout` with t
 
 from collections.abc import Mapping
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 from einops import rearrange
@@ -19,15 +20,17 @@ from splitveil.data.dataset import (
     Arrays,
     Dataset,
     ReadRequest,
+    check_memory,
     join,
     make_dataset,
     to_uint8,
 )
 from splitveil.errors import DataError
+from splitveil.untrusted import opened
 
 ONE = ("x", "y")
 TWO = ("x_train", "y_train", "x_test", "y_test")
-BEGINNINGS = (b"PK", b"\x93N")  # first bytes of the files of np.savez and np.save
+ZIP, SINGLE = b"PK", b"\x93N"  # first bytes of the files of np.savez and np.save
 OPTIONAL = ("classes", "layout")
 LAYOUTS = ("nhwc", "nchw")
 ASK = "add layout='nhwc' or layout='nchw' to the file"
@@ -57,13 +60,17 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a file; exactly one of the two sets of keys must be complete."""
     try:
         # Opened here, because NumPy does not close a file that turns out to be broken.
-        with path.open("rb") as stream:
-            if stream.read(2) not in BEGINNINGS:
+        with opened(path) as stream:
+            beginning = stream.read(2)
+            if beginning == SINGLE:
+                raise DataError(f"{path} is a single array; {SAVE}")
+            if beginning != ZIP:
                 raise DataError(f"cannot read {path}: it is not an .npz file; {SAVE}")
             stream.seek(0)
+            with ZipFile(stream) as packed:
+                check_memory(sum(member.file_size for member in packed.infolist()), str(path))
+            stream.seek(0)
             archive = np.load(stream, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise DataError(f"{path} is a single array; {SAVE}")
             keys = set(archive.files)
             one, two = keys.issuperset(ONE), keys.issuperset(TWO)
             if one == two:

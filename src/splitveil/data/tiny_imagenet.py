@@ -26,6 +26,7 @@ from splitveil.data.dataset import Counts, Dataset, ReadRequest, make_dataset
 from splitveil.data.folder import REPORT_EVERY, decode, describe
 from splitveil.errors import DataError
 from splitveil.io import Progress, replacing
+from splitveil.untrusted import opened
 
 WNIDS, WORDS, ANNOTATIONS = "wnids.txt", "words.txt", "val/val_annotations.txt"
 
@@ -89,7 +90,7 @@ def stored(target: Path, md5: str) -> Arrays | None:
     if not target.exists():
         return None
     try:
-        with target.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+        with opened(target) as stream, np.load(stream, allow_pickle=False) as archive:
             if str(archive[SOURCE]) != md5:
                 return None
             return {key: archive[key] for key in archive.files if key != SOURCE}
@@ -126,8 +127,8 @@ def in_folder(folder: Path) -> Tree:
 def in_archive(archive: Path) -> Iterator[Tree]:
     """The members of an archive below tiny-imagenet-200/, read in memory."""
     with damage_explained(archive, "zip archive", TINY.again):
-        opened = ZipFile(archive)
-    with opened as zipped:
+        unpacked = ZipFile(archive)
+    with unpacked as zipped:
 
         def read_member(name: str) -> bytes:
             member = zipped.getinfo(f"{TINY.folder}/{name}")

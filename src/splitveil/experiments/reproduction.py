@@ -27,10 +27,10 @@ MEMORY = "training.peak_bytes"
 _LEFT_OUT = ("seeds", "by", "psnr")  # of 80 characters; that PSNR is −10 log10 of the MSE
 
 _CAPTION = (
-    "MSE (with its PSNR) and SSIM are each of the attack strongest in it, so they may be of two "
-    "attacks; `by` is the one strongest in MSE. The accuracy is on what `decoder` rebuilt, the "
-    "reported attack, or `by` where that did not run. Memory is the most that tensors held on the "
-    "GPU in training; on a CPU it is not measured."
+    "MSE and PSNR are of the attack with the smallest MSE, named under `by`; SSIM is of the attack "
+    "with the largest SSIM, which may be another one. The accuracy on reconstructions is on those "
+    "of `decoder`, as reported, or of `by` where `decoder` did not run. Memory is the most that "
+    "tensors held on the GPU in training; it is not measured on a CPU."
 )
 
 

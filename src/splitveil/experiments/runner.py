@@ -29,13 +29,14 @@ from rich.progress import Progress as Bars
 from rich.table import Column
 
 from splitveil import __version__
-from splitveil.attacks.profiles import find_profile
+from splitveil.attacks.profiles import at_precision, find_profile
 from splitveil.audits.flags import UNFINISHED
 from splitveil.audits.pipeline import ACCURACY_DRAWS
 from splitveil.audits.suite import Store, accuracy, label_only_mse, run_attacks, strongest
 from splitveil.audits.trained_run import open_run
+from splitveil.config.machine import PRECISION, machine_precision
 from splitveil.config.resolve import find_device, resolve
-from splitveil.config.run_config import PLACES, RunConfig, defaults_for
+from splitveil.config.run_config import PLACES, ROUNDING, RunConfig, defaults_for
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import fingerprint
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, unknown
@@ -44,7 +45,7 @@ from splitveil.nets.clients import CLIENT_PREFIX
 from splitveil.record.schema import Record, number, read_value, wrong
 from splitveil.runs import Run, fit, flush_denormals, load_checked_teacher
 from splitveil.threat import Attack
-from splitveil.untrusted import parse_json, read_text
+from splitveil.untrusted import parse_json, printable, read_text
 
 FILE = "trial.json"
 JOURNAL: Mapping[str, Any] = {  # what a finished trial is kept as, besides `found`
@@ -114,14 +115,14 @@ class LiveTable(Bars):
     def expect(self, counts: Mapping[str, int]) -> None:
         """Announce how many trials of each group there will be."""
         for name, count in counts.items():
-            self._groups[name] = self.add_task(name, total=count, note="")
+            self._groups[name] = self.add_task(printable(name), total=count, note="")
 
     def begin(self, trial: Trial) -> Progress:
         """Show a trial as running; returns its progress display."""
         words = f"  {trial.label}  {trial_words(trial.settings, trial.config.seed)}"
-        self._running[trial.label] = task = self.add_task(words, total=None, note="")
+        self._running[trial.label] = task = self.add_task(printable(words), total=None, note="")
         return lambda done, total, note="": self.update(
-            task, completed=done, total=total, note=note
+            task, completed=done, total=total, note=printable(note)
         )
 
     def finish(self, trial: Trial) -> None:
@@ -326,7 +327,8 @@ def validate_on_val(run: Run, attacks: Mapping[str, Attack], progress: Progress 
         `accuracy`, `mse` of the strongest `attack`, the `ceiling`, which is the error of an
         attacker that knows the label alone, and `leakage`, which is 1 - mse / ceiling.
     """
-    target, _ = open_run(run, aux="val", seed=run.config.seed)
+    target, facts = open_run(run, aux="val", seed=run.config.seed)
+    attacks = at_precision(attacks, facts.precision)
     store = Store(run.path / "audit", __version__)  # a trial's folder is of one version
     best = strongest(run_attacks(target, attacks, progress, store=store))
     ceiling = label_only_mse(target.aux, target.scored, target.num_classes)
@@ -349,7 +351,9 @@ def with_own_folder(config: RunConfig) -> RunConfig:
     """The run with a name of its own: other settings or other data have another folder."""
     dataset = _data(config.dataset, config.data_dir)
     settings = resolve(config, dataset).settings()
-    same = {k: v for k, v in settings.items() if k not in (*PLACES, "name")}
+    same = {k: v for k, v in settings.items() if k not in (*PLACES, *ROUNDING, "name")}
+    if same["precision"] == "float32":  # folders of 0.1.0 do not name it
+        del same["precision"]
     if teacher := load_checked_teacher(config, dataset):
         same["teacher"] = teacher.noted["model"]
     words = f"{config.dataset}-{config.defence}-{config.net.removeprefix(CLIENT_PREFIX)}"
@@ -376,6 +380,7 @@ def _on_ray(  # noqa: PLR0917 - what `run_many` knows
     first = next(trials, None)
     if first is None:  # everything is finished: no cluster is needed
         return
+    chosen = machine_precision()  # one choice for all seeds, whichever machine trains them
     trials = chain([first], trials)
     home, gpus = Path.cwd(), int(find_device(first.config.device) == "cuda")
 
@@ -383,6 +388,7 @@ def _on_ray(  # noqa: PLR0917 - what `run_many` knows
         with suppress(OSError):
             os.chdir(home)  # so that relative paths mean the same in a worker
         torch.set_num_threads(1)  # a trial has one core
+        os.environ[PRECISION] = chosen
         return work(trial)
 
     start_ray(ray, jobs, address)

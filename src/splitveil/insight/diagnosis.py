@@ -162,12 +162,13 @@ def _shut_again(case: RunHistory) -> Seen | None:
     rule, value, limit = _holding(case)
     if rule == "early_shut_steps":
         return (
-            f"rob_loss is 0: early_shut_steps holds, {value:.0f} of {limit:g} steps are over",
+            "rob_loss is 0: the rule early_shut_steps keeps the penalty off, step "
+            f"{value:.0f} of {limit:g}",
             f"train longer, or {turn(case, rule, value // 10)}",
         )
     return (
-        f"rob_loss is 0 again at the end: {rule} holds, the gate's mean is {value:.2f}, "
-        f"limit {limit:g}",
+        f"rob_loss is 0 again at the end: the rule {rule} shut the penalty off, the gate's "
+        f"mean is {value:.2f} and the limit {limit:g}",
         f"{turn(case, rule, _above(value))}; 1 never shuts",
     )
 
@@ -200,8 +201,8 @@ def never_opens(case: RunHistory) -> Seen | None:
         return None
     rule, value, limit = _holding(case)
     return (
-        f"the penalty was shut off in all {len(shut)} epochs after the warm-up: {rule} holds, "
-        f"the gate's mean is {value:.2f}, limit {limit:g}",
+        f"the penalty was shut off in all {len(shut)} epochs after the warm-up by the rule "
+        f"{rule}: the gate's mean is {value:.2f} and the limit {limit:g}",
         f"{turn(case, rule, _above(value))} (1 never shuts), or set statistic=raw, or "
         "penalty=rate, which has no gates",
     )
@@ -378,8 +379,8 @@ def at_chance(case: RunHistory) -> Seen | None:
     if not case.penalised or not case.active or not case.at_chance:
         return None
     seen = (
-        f"accuracy {100 * (case.accuracy or 0):.1f} % is that of guessing "
-        f"({100 / case.num_classes:.1f} %) under the weight {weight or 0:.3g}"
+        f"accuracy {100 * (case.accuracy or 0):.1f} % is no better than guessing "
+        f"({100 / case.num_classes:.1f} %), with a penalty of weight {weight or 0:.3g}"
     )
     weaker = scale(case, "lambd", 1 / 10)
     if case.setting("ramp") == 0:

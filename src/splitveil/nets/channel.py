@@ -4,11 +4,15 @@ A stage is a module called with (z, generator), where None means torch's global 
 same in training, in deployment and under attack; `Channel` chains stages. A new stage is one class
 here.
 
+Noise is continuous in training. In a client that is deployed or attacked it is noise on a grid, see
+`splitveil.grid`: `deployed` sets that.
+
 A learned stage has parameters in the shape of the wire. A defence does not know that shape when it
 names its stages; `split.with_stage_shapes` sets it once the net is cut. A stage that is called
 earlier takes the shape of its input.
 """
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +25,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError, Range
+from splitveil.grid import REACH, STEPS
 from splitveil.nets.blocks import is_plain
-from splitveil.rng import normal_like
+from splitveil.rng import normal_like, rounded_like
 
 Shape = tuple[int, ...]
 Bounds = tuple[float, float]
@@ -47,10 +52,27 @@ class Stage(nn.Module):
         return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown)
 
 
+def nearest_step(z: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The integers q = rint(z/h), as float64, and the step h of the grid for noise of this scale.
+
+    |q| is at most `REACH`; what is not finite becomes NaN. Nothing here depends on the machine.
+    """
+    step = (scale.detach().to(torch.float32) / STEPS).double()
+    q = (z.detach().double() / step).round().clamp(-REACH, REACH)
+    return torch.where(z.isfinite(), q, math.nan), step
+
+
+def on_grid(z: Tensor, scale: Tensor, kind: Noise, generator: Generator | None) -> Tensor:
+    """Z with noise on the grid, h·(q + K): the same numbers as the client of an export sends."""
+    q, step = nearest_step(z, scale)
+    sent = ((q + rounded_like(z, kind, generator)) * step).to(z.dtype)
+    return sent + (z - z.detach())  # adds exactly 0, with the gradient of z
+
+
 class GaussianNoise(Stage):
     """Adds independent Gaussian noise: z̃ = z + σ·n, in eval mode too.
 
-    The noise is the defence, not a training trick.
+    The noise is the defence, not a training trick. `grid` says whether it is noise on a grid.
 
     Args:
         std: Standard deviation σ ≥ 0, in the units of z.
@@ -65,11 +87,18 @@ class GaussianNoise(Stage):
     def __init__(self, std: float) -> None:
         super().__init__()
         Range(0).check("noise_std", std)
-        self.std = std
+        self.std, self.grid = std, False
 
     def forward(self, z: Tensor, generator: Generator | None = None) -> Tensor:
         """Z with fresh noise."""
+        if self.grid and self.std > 0:
+            return on_grid(z, _on(z, self.std), "gaussian", generator)
         return z + self.std * normal_like(z, generator)
+
+
+def _on(z: Tensor, value: float) -> Tensor:
+    """A number on the device of z, made there: copied from the host it would break a CUDA graph."""
+    return torch.full((), value, dtype=torch.float32, device=z.device)
 
 
 def _without(z: Tensor, mask: Tensor) -> Tensor:
@@ -266,10 +295,10 @@ class LearnedNoise(LearnedStage):
 
     def __init__(self, start: float, kind: Noise = "gaussian", *, moves: bool = False) -> None:
         super().__init__()
-        Range(0, above=True).check("the learned noise's first scale", start)
+        Range(0, above=True).check("the initial scale of the learned noise", start)
         if kind not in get_args(Noise):
             raise ConfigError(f"noise must be one of {', '.join(get_args(Noise))}; got '{kind}'")
-        self.start, self.kind, self.moves = start, kind, moves
+        self.start, self.kind, self.moves, self.grid = start, kind, moves, False
         self.register_parameter("gain", None)
         self.register_parameter("location", None)
 
@@ -289,8 +318,11 @@ class LearnedNoise(LearnedStage):
     def forward(self, z: Tensor, generator: Generator | None = None) -> Tensor:
         """Z with fresh noise."""
         self.size_to(tuple(z.shape[1:]), z.device)
-        noise = standard_noise(z, self.kind, generator)
-        sent = z + self.log_scales().exp().to(z.dtype) * noise
+        scale = self.log_scales().exp()
+        if self.grid:
+            moved = z if self.location is None else z.double() + self.location.double()
+            return on_grid(moved, scale, self.kind, generator).to(z.dtype)
+        sent = z + scale.to(z.dtype) * standard_noise(z, self.kind, generator)
         return sent if self.location is None else sent + self.location.to(z.dtype)
 
 
@@ -328,9 +360,9 @@ class SparseCoding(LearnedStage):
         floats = torch.Size(shape).numel()
         if floats > MAX_WIRE:
             raise ConfigError(
-                f"sparse coding stores the square of the wire's numbers: the wire may have at most "
-                f"{MAX_WIRE}, got {floats}; cut later, for example --net resnet20@8 or "
-                "--net mobilenetv2"
+                "sparse coding stores a square matrix with a row for each number on the wire, so "
+                f"the wire may have at most {MAX_WIRE}, got {floats}; cut later, for example "
+                "--net resnet20@8 or --net mobilenetv2"
             )
         # Drawn on the CPU, for the same start on every device.
         atoms = torch.empty(floats, floats)
@@ -386,6 +418,20 @@ class Channel(nn.Module):
         return z
 
 
+def deployed(channel: nn.Module) -> nn.Module:
+    """A copy of a channel as it is deployed: its noise is on a grid.
+
+    >>> sent = deployed(Channel([GaussianNoise(0.5)]))(torch.rand(9), torch.Generator())
+    >>> bool((sent * 32 == (sent * 32).round()).all())  # h = 1/32
+    True
+    """
+    found = copy.deepcopy(channel)
+    for stage in found.modules():
+        if isinstance(stage, GaussianNoise | LearnedNoise):
+            stage.grid = True
+    return found
+
+
 def insert_before_sigmoid(layers: nn.Module, new: nn.Module) -> nn.Sequential:
     """The layers with a new one before their final sigmoid or tanh, or at the end without one.
 
@@ -412,15 +458,25 @@ class BeforeNoise:
 
     Args:
         stages: The stages before the noise.
-        noise_std: σ of the noise; 0 if nothing is random, None for randomness of another kind.
+        noise_std: σ of the noise; 0 if nothing is random, None for randomness of another kind. Of
+            several noises on grids that of the first: what follows is a function of its result.
         bounds: Range of every value that enters the noise; None if it is not bounded.
         random: Whether a stage before the noise draws.
+        grid: Whether the noise is on a grid; then z enters it rounded, see `rounded`.
     """
 
     stages: Channel
     noise_std: float | None
     bounds: Bounds | None
     random: bool
+    grid: bool
+
+    def rounded(self, z: Tensor) -> Tensor:
+        """H·rint(z/h) on the grid of the noise, with the gradient of z; z itself without a grid."""
+        if not self.grid or not self.noise_std:
+            return z
+        q, step = nearest_step(z, _on(z, self.noise_std))
+        return (q * step).to(z.dtype) + (z - z.detach())
 
 
 def before_noise(encoder: nn.Module, channel: nn.Module) -> BeforeNoise:
@@ -435,7 +491,9 @@ def before_noise(encoder: nn.Module, channel: nn.Module) -> BeforeNoise:
     stages = [(s, std) for s, std in zip(every, stds, strict=True) if std != 0]
     start = next((i for i, (_, std) in enumerate(stages) if std), len(stages))
     before = [s for s, _ in stages[:start]]
-    noise = [std for _, std in takewhile(lambda stage: stage[1], stages[start:])]
+    found = list(takewhile(lambda stage: stage[1], stages[start:]))
+    grid = any(s.grid for s, _ in found if isinstance(s, GaussianNoise))
+    noise = [std for _, std in found[: 1 if grid else None]]
     bounds = _output_range(encoder)
     for stage in before:
         bounds = _through(stage, bounds)
@@ -445,6 +503,7 @@ def before_noise(encoder: nn.Module, channel: nn.Module) -> BeforeNoise:
         noise_std=None if random and not noise else math.hypot(*(s for s in noise if s)),
         bounds=bounds,
         random=random,
+        grid=grid,
     )
 
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from splitveil.cuda import compiled
 from splitveil.errors import ConfigError
 from splitveil.nets.blocks import is_plain
-from splitveil.nets.channel import Channel, learned_stages
+from splitveil.nets.channel import Channel, deployed, learned_stages
 from splitveil.threat import Victim
 
 Shape = tuple[int, ...]
@@ -160,8 +160,8 @@ class SplitModel(nn.Module):
         )
 
     def victim(self) -> Victim:
-        """The deployed client, as an attacker sees it."""
-        return Victim(self.encoder, self.channel)
+        """The deployed client, as an attacker sees it: its noise is on a grid."""
+        return Victim(self.encoder, deployed(self.channel))
 
     def macs(self, input_shape: Shape) -> int:
         """Multiply-adds of the client's convolutions and linear maps for one image (c, h, w)."""

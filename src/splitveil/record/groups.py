@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 
 from splitveil.errors import RunError
 from splitveil.record.files import RunFiles
-from splitveil.record.schema import Record, leaves, number, parse_record, per_image_mse, text
+from splitveil.record.schema import (
+    Record,
+    leaves,
+    number,
+    on_gpu,
+    parse_record,
+    per_image_mse,
+    text,
+)
 from splitveil.table import NOTHING
 from splitveil.untrusted import read_text
 
@@ -234,13 +242,16 @@ def setting(key: str) -> Callable[[Record], str]:
     def read(record: Record) -> str:
         if key in record.config:
             return text(record.config, key) or "none"
+        if key == "precision":  # without a choice, it was the usual one of the device
+            device = text(record.config, "device")
+            return NOTHING if device is None else "bf16" if on_gpu(device) else "float32"
         return UNSAID.get(key, NOTHING)
 
     return read
 
 
 # Runs of one kind may differ in the settings FREE, and must agree in ALIKE.
-FREE = ("seed", "name", "device", "compile")
+FREE = ("seed", "name", "device", "compile", "threads")
 ALIKE = ("audit.profile", "audit.aux", "audit.only", "splits.scored", "splits.test")
 
 
@@ -277,6 +288,7 @@ def _settings(run: RunFiles) -> str:
     if not run.audited:
         return str(run.path)
     config = {k: v for k, v in run.record.config.items() if k not in FREE}
+    config["precision"] = setting("precision")(run.record)
     alike = [text(run.record, path) for path in ALIKE]
     return json.dumps([config, alike, bool(run.record.audit.wire)], sort_keys=True)
 

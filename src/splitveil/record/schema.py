@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,6 +120,8 @@ class AuditFacts:
     """How the audit was made; `model` is the hash of the attacked model."""
 
     profile: str | None
+    attacks_version: int | None
+    precision: str | None
     aux: str | None
     aux_images: int | None
     scored: int | None
@@ -233,6 +235,12 @@ class Record:
         """Names of the flags that the audit raised."""
         return {flag.name for flag in self.flags or ()}
 
+    @property
+    def audit_precision(self) -> Literal["float32", "bf16"]:
+        """The precision of the attacks' decoders; older records have the usual one of a device."""
+        known = self.audit.precision
+        return "bf16" if known == "bf16" or (known is None and on_gpu(self.device)) else "float32"
+
     def to_dict(self) -> Json:
         """Plain JSON types; what was not measured is None, never NaN."""
         return copy.deepcopy(self.raw)
@@ -264,6 +272,11 @@ class Record:
         """A new record from the JSON of its parts, in the order of the fields."""
         given = {"training": {}} | parts
         return cls.from_dict({part.name: given[part.name] for part in fields(cls)[:-1]})
+
+
+def on_gpu(device: str | None) -> bool:
+    """Whether a device, as records name it, is a GPU."""
+    return (device or "").startswith("cuda")
 
 
 def parse_record(content: str) -> Record:

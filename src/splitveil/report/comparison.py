@@ -38,7 +38,7 @@ SEVERAL = 3  # training seeds of a result
 
 TRAINING = (
     "epochs", "batch_size", "lr", "schedule", "momentum", "weight_decay", "label_smoothing",
-    "teacher", "held_out",
+    "teacher", "held_out", "precision",
 )  # fmt: skip
 
 TRAINED_ON = {True: "train+val", False: "the training split"}  # by whether a run is final
@@ -47,6 +47,8 @@ MEASURED = {"accuracy": "accuracy", "MSE": "strongest.mse", "leakage": "leakage"
 
 ATTACKED_ALIKE: Mapping[str, Callable[[Record], str]] = {
     "differ in audit profile": lambda r: r.audit.profile or NOTHING,
+    "differ in the version of their attacks": lambda r: str(r.audit.attacks_version or 1),
+    "differ in the precision of their attacks": lambda r: r.audit_precision,
     "differ in scored images": lambda r: r.splits.scored or NOTHING,
     "were attacked by different suites": lambda r: ", ".join(sorted(r.attacks)) or "none",
 }
@@ -516,10 +518,12 @@ def _inner_faults(group: Group) -> list[str]:
     trained = [seed[0].seeds.train for seed in group.seeds]
     for seed in sorted({s for s in trained if s is not None and trained.count(s) > 1}):
         said.append(
-            f"row {group.name}: {trained.count(seed)} folders are of training seed {seed}, and "
-            "count as so many seeds; put attack seeds of one training into its folder"
+            f"row {group.name}: {trained.count(seed)} folders have training seed {seed} and count "
+            "as separate trainings; put the audits of one training into one folder"
         )
     pairs = [(r.seeds.train, r.seeds.attack) for r in group.records]
     twice = sorted({pair for pair in pairs if pairs.count(pair) > 1 and None not in pair})
-    return said + [f"row {group.name}: training seed {train}, attack seed {attack} is met twice"
-                   for train, attack in twice]  # fmt: skip
+    return said + [
+        f"row {group.name}: training seed {train} with attack seed {attack} appears twice"
+        for train, attack in twice
+    ]

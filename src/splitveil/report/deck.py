@@ -22,10 +22,10 @@ from splitveil.report.method_charts import Chart, Spot, chart_of, read_chart
 from splitveil.report.page import ReportContent
 from splitveil.report.slides import (
     BODY,
+    ChartSeries,
     Dash,
     Deck,
-    Series,
-    Words,
+    Paragraph,
     fitting,
     lay_out,
     text_height,
@@ -144,10 +144,10 @@ def passports(runs: Sequence[RunFiles], lang: Lang) -> str:
 def _title(deck: Deck, content: ReportContent) -> None:
     lang = content.lang
     slide = deck.slide(content.heading, passports(content.runs, lang))
-    said = [Words(text=sentences.statement(content.runs).plain(lang))]
+    said = [Paragraph(text=sentences.statement(content.runs).plain(lang))]
     deck.text(slide, said, replace(BODY, top=1.7, height=2.6), (32.0, 28.0, 24.0, 20.0))
     names = joined([run.name for run in content.runs], lang)
-    said = [Words(text=sentence("deck.runs", names=names).plain(lang), ink=canvas.GREY)]
+    said = [Paragraph(text=sentence("deck.runs", names=names).plain(lang), ink=canvas.GREY)]
     deck.text(slide, said, replace(BODY, top=4.7, height=2.1), (18.0, 16.0, 14.0, 12.0, 10.0))
 
 
@@ -155,7 +155,7 @@ def _problem(deck: Deck, content: ReportContent) -> None:
     lang = content.lang
     slide = deck.slide(word("deck.problem", lang))
     points = [
-        Words(text=sentence(key).plain(lang), bullet=True)
+        Paragraph(text=sentence(key).plain(lang), bullet=True)
         for key in ("deck.device", "deck.attacker", "deck.goal")
     ]
     deck.text(slide, points, replace(BODY, height=2.7))
@@ -165,13 +165,13 @@ def _problem(deck: Deck, content: ReportContent) -> None:
 
 def _formulas(deck: Deck, chart: Chart) -> None:
     lang = deck.lang
-    heads = [[Words(text=word(f"deck.{key}", lang), bold=True)]
+    heads = [[Paragraph(text=word(f"deck.{key}", lang), bold=True)]
              for key in ("step", "formula", "shapes")]  # fmt: skip
     rows = [
         [
-            [Words(text=box.title)],
-            [Words(text=line, formula=True) for line in box.formulas],
-            [Words(text=box.shape, formula=True, ink=canvas.GREY)],
+            [Paragraph(text=box.title)],
+            [Paragraph(text=line, formula=True) for line in box.formulas],
+            [Paragraph(text=box.shape, formula=True, ink=canvas.GREY)],
         ]
         for box in chart.boxes
         if box.formulas
@@ -183,14 +183,14 @@ def _formulas(deck: Deck, chart: Chart) -> None:
 def _table_slides(
     deck: Deck,
     title: str,
-    rows: Sequence[Sequence[Sequence[Words]]],
+    rows: Sequence[Sequence[Sequence[Paragraph]]],
     right: Sequence[bool],
     *,
     notes: str = "",
     below: Sequence[str] = (),
 ) -> None:
     """A table on as many slides as it needs, with remarks below it."""
-    remarks = [Words(text=remark, ink=canvas.GREY) for remark in below if remark]
+    remarks = [Paragraph(text=remark, ink=canvas.GREY) for remark in below if remark]
     foot = text_height(remarks, BODY.width, 12.0) + 0.2 if remarks else 0.0
     pages = lay_out(rows, BODY.width, right).pages(BODY.height - foot)
     for at, page in enumerate(pages, start=1):
@@ -208,10 +208,10 @@ def _part(title: str, at: int, count: int, lang: Lang) -> str:
     return word("deck.part", lang).format(**said)
 
 
-def _cells(table: Table, runs: Sequence[RunFiles], lang: Lang) -> list[list[list[Words]]]:
+def _cells(table: Table, runs: Sequence[RunFiles], lang: Lang) -> list[list[list[Paragraph]]]:
     """A table of the page, heading first; its numbers are those of the page."""
-    heads = [[Words(text=column.label(lang), bold=True)] for column in table.columns]
-    return [heads, *([[Words(text=cell)] for cell in row] for row in table.cells(runs, lang))]
+    heads = [[Paragraph(text=column.label(lang), bold=True)] for column in table.columns]
+    return [heads, *([[Paragraph(text=cell)] for cell in row] for row in table.cells(runs, lang))]
 
 
 def _results(deck: Deck, content: ReportContent) -> None:
@@ -245,7 +245,7 @@ def _chosen(content: ReportContent, most: int) -> tuple[list[Group], str]:
 
 
 def _remarks(deck: Deck, slide: "Slide", *remarks: str) -> None:
-    words = [Words(text=remark, ink=canvas.GREY) for remark in remarks if remark]
+    words = [Paragraph(text=remark, ink=canvas.GREY) for remark in remarks if remark]
     if words:
         deck.text(slide, words, Spot(BODY.left, 6.15, BODY.width, 0.8), (12.0, 11.0, 10.0))
 
@@ -261,13 +261,13 @@ def _tradeoff(deck: Deck, content: ReportContent, notes: str) -> None:
             if run.record.accuracy is not None and run.record.strongest.mse is not None
         ]
         if points:
-            series.append(Series(name=kind.name, points=points, ink=canvas.colour(at), dash="",
+            series.append(ChartSeries(name=kind.name, points=points, ink=canvas.colour(at), dash="",
                                  marker=canvas.marker(at)))  # fmt: skip
     if not series:
         return
     for name, row in figures.comparable_rows(runs, content.published).items():
         said = sentence("deck.published", name=name).plain(lang)
-        series.append(Series(name=said, points=[(100 * row.accuracy, row.mse)], ink=canvas.INK,
+        series.append(ChartSeries(name=said, points=[(100 * row.accuracy, row.mse)], ink=canvas.INK,
                              dash="", marker="o", hollow=True))  # fmt: skip
     accuracies = [x for one in series for x, _ in one.points]
     ends = (floor(min(accuracies)) - 1.0, ceil(max(accuracies)) + 1.0)
@@ -279,14 +279,14 @@ def _tradeoff(deck: Deck, content: ReportContent, notes: str) -> None:
     _remarks(deck, slide, word("caption.tradeoff", lang), sources, cut)
 
 
-def _references(runs: Sequence[RunFiles], ends: Sequence[float], lang: Lang) -> list[Series]:
+def _references(runs: Sequence[RunFiles], ends: Sequence[float], lang: Lang) -> list[ChartSeries]:
     """The ceilings and floors of the runs as lines across a chart."""
     looks: tuple[tuple[str, str, str, Dash], ...] = (
         ("ceiling", "deck.ceiling", canvas.CEILING, "--"),
         ("floor", "deck.floor", canvas.FLOOR, ":"),
     )
     return [
-        Series(name=f"{word(key, lang)} {format_mse(value)}",
+        ChartSeries(name=f"{word(key, lang)} {format_mse(value)}",
                points=[(x, value) for x in ends], ink=ink, dash=dash)
         for what, key, ink, dash in looks
         for value in canvas.references(runs, what)
@@ -339,14 +339,14 @@ def _curves(deck: Deck, content: ReportContent) -> None:
     _remarks(deck, slide, phases_told(runs, lang), seeds, cut)
 
 
-def _lines(runs: Sequence[RunFiles], log: str, scale: float) -> list[Series]:
+def _lines(runs: Sequence[RunFiles], log: str, scale: float) -> list[ChartSeries]:
     """What the runs logged under a key; none if no run did."""
     made = []
     for at, run in enumerate(runs):
         epochs, values = figures.logged(run, log)
         points = [(epoch, scale * value) for epoch, value in zip(epochs, values, strict=True)]
         if points:
-            made.append(Series(name=run.name, points=points, ink=canvas.colour(at)))
+            made.append(ChartSeries(name=run.name, points=points, ink=canvas.colour(at)))
     return made
 
 
@@ -392,28 +392,28 @@ def _album(deck: Deck, slide: "Slide", page: Sequence[tuple[RunFiles, Gallery]])
     count = min(len(first.indices), TILES)
     left = BODY.left + LABELS
     for at, label in enumerate(first.labels[:count]):
-        name = [Words(text=first.class_name(label), ink=canvas.GREY)]
+        name = [Paragraph(text=first.class_name(label), ink=canvas.GREY)]
         place = Spot(left + at * TILE, BODY.top, TILE - GAP, 0.25)
         deck.text(slide, name, place, (12.0, 11.0, 10.0, 9.0))
-    rows = [([Words(text=word("gallery.original", lang), bold=True)], first.original)]
+    rows = [([Paragraph(text=word("gallery.original", lang), bold=True)], first.original)]
     for run, gallery in page:
         attack = run.record.strongest.mse_by
         if attack not in gallery.reconstructions:
             attack = next(iter(gallery.reconstructions))
         mse = format_mse(number(run.record, f"attacks.{attack}.mse"))
         star = " ★" * (attack == run.record.strongest.mse_by)
-        under = Words(text=f"{attack}{star}  MSE {mse}", ink=canvas.GREY)
-        rows.append(([Words(text=run.name, bold=True), under], gallery.reconstructions[attack]))
+        under = Paragraph(text=f"{attack}{star}  MSE {mse}", ink=canvas.GREY)
+        rows.append(([Paragraph(text=run.name, bold=True), under], gallery.reconstructions[attack]))
     for at, (words, images) in enumerate(rows):
         top = BODY.top + 0.3 + at * TILE
         deck.text(slide, words, Spot(BODY.left, top, LABELS - 0.15, TILE - GAP),
                   (14.0, 12.0, 10.0), middle=True)  # fmt: skip
         place = Spot(left, top, count * TILE - GAP, TILE - GAP)
         alt = joined([one.text for one in words], lang)
-        deck.picture(slide, strip(images[:count]), place, alt)
+        deck.picture(slide, image_row(images[:count]), place, alt)
 
 
-def strip(images: canvas.Pixels) -> bytes:
+def image_row(images: canvas.Pixels) -> bytes:
     """Images (n, c, h, w) side by side as a PNG, with gaps as wide as on the slide."""
     from PIL import Image
 
@@ -434,8 +434,8 @@ def _verdict(deck: Deck, content: ReportContent) -> None:
     runs, lang = content.runs, content.lang
     notes = passports(runs, lang)
     slide = deck.slide(word("deck.verdict", lang), notes)
-    said = [Words(text=sentences.verdict(runs).plain(lang), bold=True)]
-    caveats = [Words(text=one.plain(lang), bullet=True) for one in sentences.caveats(runs)]
+    said = [Paragraph(text=sentences.verdict(runs).plain(lang), bold=True)]
+    caveats = [Paragraph(text=one.plain(lang), bullet=True) for one in sentences.caveats(runs)]
     low = Spot(BODY.left, 2.9, BODY.width, 4.0)
     fits = text_height(caveats, low.width, 13.0) <= low.height
     high = replace(BODY, height=low.top - BODY.top - 0.2) if fits else BODY
@@ -446,7 +446,7 @@ def _verdict(deck: Deck, content: ReportContent) -> None:
         _text_slides(deck, word("heading.believe", lang), caveats, notes)
 
 
-def _text_slides(deck: Deck, title: str, words: Sequence[Words], notes: str = "") -> None:
+def _text_slides(deck: Deck, title: str, words: Sequence[Paragraph], notes: str = "") -> None:
     size = fitting(words, BODY, (18.0, 16.0, 14.0))
     pages = text_pages(words, BODY, size)
     for at, page in enumerate(pages, start=1):
@@ -457,7 +457,7 @@ def _text_slides(deck: Deck, title: str, words: Sequence[Words], notes: str = ""
 def _next_steps(deck: Deck, content: ReportContent) -> None:
     lang = content.lang
     said = [one.plain(lang) for one in next_steps(content.runs)]
-    points = [Words(text=text, bullet=True) for text in said]
+    points = [Paragraph(text=text, bullet=True) for text in said]
     _text_slides(deck, word("deck.next", lang), points)
 
 
@@ -507,13 +507,13 @@ def _again(deck: Deck, content: ReportContent) -> None:
         one
         for key, lines in blocks
         if lines
-        for one in (Words(text=word(key, lang), bold=True, bullet=True),
-                    *(Words(text=line, code=True) for line in lines))
+        for one in (Paragraph(text=word(key, lang), bold=True, bullet=True),
+                    *(Paragraph(text=line, code=True) for line in lines))
     ]  # fmt: skip
     if len(first) < len(each):
-        words.append(Words(text=word("deck.more", lang)))
+        words.append(Paragraph(text=word("deck.more", lang)))
     if unknown:
-        words.append(Words(text=sentence("deck.unknown", names=_few(unknown)).plain(lang)))
+        words.append(Paragraph(text=sentence("deck.unknown", names=_few(unknown)).plain(lang)))
     notes = "\n".join(line for lines in each.values() for line in lines)
     _text_slides(deck, word("deck.again", lang), words, notes)
 
@@ -555,14 +555,14 @@ def _origin(deck: Deck, content: ReportContent) -> None:
     runs, lang = content.runs, content.lang
     rows = [
         [
-            [Words(text=word("deck.what", lang), bold=True)],
-            [Words(text=word("deck.value", lang), bold=True)],
+            [Paragraph(text=word("deck.what", lang), bold=True)],
+            [Paragraph(text=word("deck.value", lang), bold=True)],
         ]
     ]
     for key, path in ORIGIN.items():
         values = sentences.distinct(runs, path)
         if values:
-            rows.append([[Words(text=word(key, lang))], [Words(text=joined(values, lang))]])
+            rows.append([[Paragraph(text=word(key, lang))], [Paragraph(text=joined(values, lang))]])
     if len(rows) > 1:
         _table_slides(deck, word("deck.origin", lang), rows, [False, False],
                       notes=passports(runs, lang))  # fmt: skip

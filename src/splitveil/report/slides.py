@@ -53,7 +53,7 @@ BOLD = 1.15  # how much wider bold letters are
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
+class Paragraph:
     """A paragraph; a `formula` marks what is low by _ and what is high by ^."""
 
     text: str
@@ -70,21 +70,23 @@ class Words:
                    for line in wrapped(self.text, room, size))  # fmt: skip
 
 
-def text_height(words: Sequence[Words], width: float, size: float) -> float:
+def text_height(words: Sequence[Paragraph], width: float, size: float) -> float:
     """Height of paragraphs in a column, inches."""
     line = SPACING * size * POINT
     return line * sum((one.lines(width, size) + 0.3 * one.bullet for one in words), 0.0)
 
 
-def fitting(words: Sequence[Words], place: Spot, sizes: Sequence[float] = SIZES) -> float:
+def fitting(words: Sequence[Paragraph], place: Spot, sizes: Sequence[float] = SIZES) -> float:
     """The largest of some sizes at which paragraphs fit a place; the smallest if none does."""
     fit = (size for size in sizes if text_height(words, place.width, size) <= place.height)
     return next(fit, sizes[-1])
 
 
-def text_pages(words: Sequence[Words], place: Spot, size: float = 16.0) -> list[list[Words]]:
+def text_pages(
+    words: Sequence[Paragraph], place: Spot, size: float = 16.0
+) -> list[list[Paragraph]]:
     """Paragraphs in as few groups as fit the place at a size."""
-    pages: list[list[Words]] = [[]]
+    pages: list[list[Paragraph]] = [[]]
     for one in words:
         if pages[-1] and text_height([*pages[-1], one], place.width, size) > place.height:
             pages.append([])
@@ -92,7 +94,7 @@ def text_pages(words: Sequence[Words], place: Spot, size: float = 16.0) -> list[
     return pages
 
 
-Cell = Sequence[Words]
+Cell = Sequence[Paragraph]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +195,7 @@ Dash = Literal["", "-", "--", ":"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class ChartSeries:
     """A line or points of a chart: its name, its points and its look."""
 
     name: str
@@ -208,9 +210,9 @@ BOXES = (16.0, 14.0, 13.0, 12.0, 11.0, 10.0, 9.5, 9.0)  # sizes in a flow chart
 STAGE, ARROW, WIDEST = 2.1, 0.36, 1.7  # inches of a stage's title and of an arrow, most stretch
 
 
-def _box_words(box: Box) -> list[Words]:
-    shape = [Words(text=box.shape, formula=True, ink=GREY)] if box.shape else []
-    return [Words(text=box.title, bold=True), *shape]
+def _box_words(box: Box) -> list[Paragraph]:
+    shape = [Paragraph(text=box.shape, formula=True, ink=GREY)] if box.shape else []
+    return [Paragraph(text=box.title, bold=True), *shape]
 
 
 def _inside(place: Spot) -> Spot:
@@ -257,22 +259,22 @@ class Deck:
             spot = Spot(EDGE, 0.35, BODY.width, 0.7)
             title_box = slide.shapes.title
             title_box.left, title_box.top, title_box.width, title_box.height = _emu(spot)
-            words = Words(text=title, bold=True)
+            words = Paragraph(text=title, bold=True)
             self._fill(slide.shapes.title.text_frame, [words],
                        fitting([words], spot, (28.0, 24.0, 20.0, 16.0)), middle=True)  # fmt: skip
         self._bar(slide, Spot(EDGE, 1.07, BODY.width, 0.03))
-        foot = Words(text=self.footer, ink=GREY)
+        foot = Paragraph(text=self.footer, ink=GREY)
         self.text(slide, [foot], Spot(EDGE, 7.05, BODY.width - 1.0, 0.25), (10.0,))
         self._number(slide)
         if notes and slide.notes_slide.notes_text_frame is not None:
             frame = slide.notes_slide.notes_text_frame
-            self._fill(frame, [Words(text=line) for line in notes.split("\n")], 12.0, bare=True)
+            self._fill(frame, [Paragraph(text=line) for line in notes.split("\n")], 12.0, bare=True)
         return slide
 
     def text(
         self,
         slide: "Slide",
-        words: Sequence[Words],
+        words: Sequence[Paragraph],
         place: Spot,
         sizes: Sequence[float] = SIZES,
         *,
@@ -311,7 +313,7 @@ class Deck:
     def curves(
         self,
         slide: "Slide",
-        series: Sequence[Series],
+        series: Sequence[ChartSeries],
         place: Spot,
         axes: tuple[str, str],
         *,
@@ -364,7 +366,7 @@ class Deck:
 
     def legend(self, slide: "Slide", names: Sequence[tuple[str, str]], place: Spot) -> None:
         """Names in their colours, side by side, for several charts."""
-        texts = [Words(text=f"— {name}", bold=True, ink=ink) for name, ink in names]
+        texts = [Paragraph(text=f"— {name}", bold=True, ink=ink) for name, ink in names]
         needs = [text_width(words.text, 12.0) * BOLD + 0.2 for words in texts]
         left, top = place.left, place.top
         for words, need in zip(texts, needs, strict=True):
@@ -421,7 +423,7 @@ class Deck:
             back = slide.shapes.add_shape(MSO_SHAPE.ROUNDED_RECTANGLE, *_emu(frame))
             self._paint(back, BAND, RULE, 0.75)
             side = replace(frame, left=place.left + 0.12, width=STAGE - 0.3)
-            heading = Words(text=stage.title, bold=True, ink=GREY)
+            heading = Paragraph(text=stage.title, bold=True, ink=GREY)
             self.text(slide, [heading], side, [own for own in BOXES if own <= size], middle=True)
             for box in stage.boxes:
                 made[box.key] = self._box(slide, box, places[box.key], size)
@@ -482,7 +484,7 @@ class Deck:
         """The slide's number, which follows when slides change places."""
         box = slide.shapes.add_textbox(*_emu(Spot(WIDE - EDGE - 0.9, 7.05, 0.9, 0.25)))
         here = str(len(self._file.slides))
-        self._fill(box.text_frame, [Words(text=here, ink=GREY)], 10.0, right=True)
+        self._fill(box.text_frame, [Paragraph(text=here, ink=GREY)], 10.0, right=True)
         run = box.text_frame.paragraphs[0]._p.find(_name("a:r"))
         run.tag = _name("a:fld")
         run.set("id", "{B6F15528-21DE-4FAA-801E-634DDDAF4B2B}")
@@ -491,7 +493,7 @@ class Deck:
     def _fill(
         self,
         frame: "TextFrame",
-        words: Sequence[Words],
+        words: Sequence[Paragraph],
         size: float,
         *,
         right: bool = False,
@@ -524,7 +526,7 @@ class Deck:
                 self._run(paragraph, text, level, one, size)
 
     def _run(
-        self, paragraph: "_Paragraph", text: str, level: str, words: Words, size: float
+        self, paragraph: "_Paragraph", text: str, level: str, words: Paragraph, size: float
     ) -> None:
         run = paragraph.add_run()
         run.text = printable(text)
@@ -558,12 +560,12 @@ class Deck:
         chart.font.color.rgb = _rgb(INK)
         chart.has_title = bool(title)
         if title:
-            self._fill(chart.chart_title.text_frame, [Words(text=title, bold=True)], 14.0,
+            self._fill(chart.chart_title.text_frame, [Paragraph(text=title, bold=True)], 14.0,
                        centre=True, bare=True)  # fmt: skip
         for axis, words in zip((chart.category_axis, chart.value_axis), axes, strict=True):
             axis.has_title = bool(words)
             if words:
-                self._fill(axis.axis_title.text_frame, [Words(text=words)], 12.0,
+                self._fill(axis.axis_title.text_frame, [Paragraph(text=words)], 12.0,
                            centre=True, bare=True)  # fmt: skip
             axis.tick_label_position = XL_TICK_LABEL_POSITION.LOW
             axis.format.line.color.rgb = _rgb(RULE)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitveil.errors import ConfigError
 from splitveil.serve.page import is_own, is_page
-from splitveil.serve.transport import printable
+from splitveil.serve.transport import header_safe
 
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")  # for health checks, which have no token
 RETRY = {"Retry-After": "1"}
@@ -177,7 +177,7 @@ class AdmissionGate:
         has_page: bool,
         direct: Mapping[tuple[str, str], ASGIApp],
     ) -> None:
-        if token is not None and not (printable(token) and len(token) >= MIN_TOKEN):
+        if token is not None and not (header_safe(token) and len(token) >= MIN_TOKEN):
             raise ConfigError(
                 f"a token must be at least {MIN_TOKEN} printable ASCII characters without spaces; "
                 "make one: python -c 'import secrets; print(secrets.token_urlsafe())'"

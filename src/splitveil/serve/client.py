@@ -17,7 +17,7 @@ from splitveil.serve.transport import (
     Reply,
     RetryingTransport,
     Transport,
-    printable,
+    header_safe,
     safe_text,
 )
 from splitveil.serve.wire import HEADER_LENGTH, Json, Rows, decode_answer, encode_request
@@ -73,7 +73,7 @@ class Client:
             allow_no_noise: Whether the export may send features without noise.
             waiting: Called before each retry with the problem and the seconds spent so far.
         """
-        if token is not None and not (token and printable(token)):
+        if token is not None and not (token and header_safe(token)):
             raise ServerError("a token must be printable ASCII without spaces; use the server's")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         place = Path(folder)

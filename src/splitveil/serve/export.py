@@ -16,16 +16,24 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from splitveil.errors import ExportError
+from splitveil.grid import REACH
 from splitveil.io import folder_lock
 from splitveil.nets import channel as kinds
-from splitveil.nets.channel import Channel, GaussianNoise, LearnedNoise, Quantise, SparseCoding
+from splitveil.nets.channel import (
+    Channel,
+    GaussianNoise,
+    LearnedNoise,
+    Quantise,
+    SparseCoding,
+    before_noise,
+)
 from splitveil.nets.split import SplitModel, with_stage_shapes
 from splitveil.provenance import model_hash
 from splitveil.serve.manifest import (
@@ -44,8 +52,8 @@ from splitveil.serve.manifest import (
     sha256,
 )
 from splitveil.serve.runtime import onnxruntime, onnxruntime_quantisation
-from splitveil.serve.stages import STAGES, mean_std, pack_noise, total_noise
-from splitveil.serve.wire import Json, Rows, Shape
+from splitveil.serve.stages import STAGES, mean_std, pack_noise, total_noise, wire_step
+from splitveil.serve.wire import FLOATS, Json, Rows, Shape, TensorSpec
 
 OPSET = 18
 ONNX_NOTES = frozenset({"doc_string", "metadata_props"})  # fields of many parts of an ONNX file
@@ -54,6 +62,7 @@ PROBES = 16  # images on which ONNX and torch are compared
 CALIBRATION_BATCH = 64
 REPOSITORY = "repository"  # of Triton, which KServe runs too
 MAX_BATCH, MAX_DELAY_US = 64, 2000  # of Triton
+SPARE = 0.8  # of 16 bits that z may take: the rest is for the noise and an int8 client's error
 
 _KINDS: dict[type[nn.Module], str] = {  # names of stages in a manifest
     GaussianNoise: "gaussian",
@@ -126,7 +135,9 @@ def export_model(
         if attacker is not None:
             parity |= write_attacker(attacker[0], z, tuple(image_shape), place)
         shape, num_classes = tuple(z.shape[1:]), int(logits.shape[1])
-        write_repository(place, name, shape, num_classes)
+        step, datatype = wire_step(stages), wire_datatype(encoder, channel, z)
+        wire = TensorSpec(name=WIRE, shape=shape, datatype=datatype, step=step)
+        write_repository(place, name, wire, num_classes, head)
         manifest = Manifest(
             name=name,
             image_shape=tuple(image_shape),
@@ -140,6 +151,7 @@ def export_model(
             source=source or {},
             attacker=None if attacker is None else attacker[1],
             classes=tuple(classes),
+            datatype=datatype,
         )
         (place / FILE).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
@@ -147,7 +159,7 @@ def export_model(
 
 def write_attacker(net: nn.Module, z: Tensor, image_shape: Shape, place: Path) -> Json:
     """Write `attacker.onnx`, smashed data to images; returns its difference from torch."""
-    net = copy.deepcopy(net).cpu().eval()
+    net = _for_export(net)
     with torch.no_grad():
         images = net(z).numpy()
     if images.shape[1:] != image_shape:
@@ -276,11 +288,21 @@ def export_parts(
     Sparse coding draws nothing, so at the start of the channel it becomes a layer of the client's
     network. After another stage it cannot, and `stages_json` rejects it.
     """
-    model = with_stage_shapes(copy.deepcopy(model).cpu().eval(), image_shape)
+    model = with_stage_shapes(_for_export(model), image_shape)
     every = _each(model.channel)
     codes = list(takewhile(lambda stage: type(stage) is SparseCoding, every))
     encoder = nn.Sequential(model.encoder, *codes) if codes else model.encoder
     return encoder, every[len(codes) :], model.head
+
+
+Copied = TypeVar("Copied", bound=nn.Module)
+
+
+def _for_export(module: Copied) -> Copied:
+    """A copy on the CPU in eval mode, its weights in the order in which ONNX stores them."""
+    copied = copy.deepcopy(module).cpu().eval()
+    copied.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    return copied
 
 
 def _each(channel: nn.Module) -> list[nn.Module]:
@@ -374,16 +396,64 @@ def compare_int8(place: Path, images: Rows) -> Json:
     }
 
 
-def write_repository(place: Path, name: str, wire_shape: Shape, num_classes: int) -> None:
-    """Write Triton's `repository/NAME/config.pbtxt` and `repository/NAME/1/model.onnx`."""
+def wire_datatype(encoder: nn.Module, stages: Sequence[nn.Module], z: Tensor) -> str:
+    """INT16 if z is bounded and its steps surely fit, INT32 if they may not, FP32 without a grid.
+
+    Args:
+        encoder: The client's network.
+        stages: The channel.
+        z: Some z, to see that the noise is not too small for any grid.
+    """
+    step = wire_step(stages_json(stages))
+    if step is None:
+        return FLOATS
+    if (most := float(z.abs().max())) > step * REACH:
+        raise ExportError(
+            f"the noise is too small: z goes up to {most:.4g}, {most / step:.3g} steps of the "
+            f"noise's grid, allowed {REACH}; train with more noise"
+        )
+    front = before_noise(encoder, Channel(stages))
+    noises = sum(isinstance(s, GaussianNoise | LearnedNoise) for s in stages)
+    if front.bounds is None or noises > 1:
+        return "INT32"
+    widest = max(abs(v) for v in front.bounds)
+    return "INT16" if widest / step <= SPARE * np.iinfo(np.int16).max else "INT32"
+
+
+class FromSteps(nn.Module):
+    """A head that takes integers and multiplies them by the grid's step first."""
+
+    def __init__(self, head: nn.Module, step: float) -> None:
+        super().__init__()
+        self.head, self.step = head, step
+
+    def forward(self, steps: Tensor) -> Tensor:
+        """The head's logits."""
+        logits: Tensor = self.head(steps.to(torch.float32) * self.step)
+        return logits
+
+
+def write_repository(
+    place: Path, name: str, wire: TensorSpec, num_classes: int, head: nn.Module
+) -> None:
+    """Write Triton's `repository/NAME/config.pbtxt` and `repository/NAME/1/model.onnx`.
+
+    The model takes what a client sends. That is the server's half, or, for integers, the server's
+    half with the multiplication by the grid's step before it.
+    """
     model = place / REPOSITORY / name
     (model / "1").mkdir(parents=True)
-    shutil.copyfile(place / SERVER, model / "1" / "model.onnx")
-    dims = ", ".join(str(n) for n in wire_shape)
+    if wire.step is None:
+        shutil.copyfile(place / SERVER, model / "1" / "model.onnx")
+    else:
+        whole = torch.int16 if wire.datatype == "INT16" else torch.int32
+        example = torch.zeros(2, *wire.shape, dtype=whole)
+        write_onnx(FromSteps(head, wire.step), example, model / "1" / "model.onnx", WIRE, LOGITS)
+    dims = ", ".join(str(n) for n in wire.shape)
     text = f"""name: "{name}"
 platform: "onnxruntime_onnx"
 max_batch_size: {MAX_BATCH}
-input [ {{ name: "{WIRE}" data_type: TYPE_FP32 dims: [ {dims} ] }} ]
+input [ {{ name: "{WIRE}" data_type: TYPE_{wire.datatype} dims: [ {dims} ] }} ]
 output [ {{ name: "{LOGITS}" data_type: TYPE_FP32 dims: [ {num_classes} ] }} ]
 dynamic_batching {{ max_queue_delay_microseconds: {MAX_DELAY_US} }}
 """

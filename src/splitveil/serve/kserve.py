@@ -14,7 +14,7 @@ from splitveil.errors import WireError
 from splitveil.serve.admission import Limits
 from splitveil.serve.batching import Statistics
 from splitveil.serve.manifest import Manifest
-from splitveil.serve.wire import Json, TensorSpec
+from splitveil.serve.wire import FLOATS, Json, TensorSpec
 
 VERSION = "1"  # an export holds one version of its model
 PLATFORM = "onnxruntime_onnx"
@@ -29,14 +29,16 @@ def metadata() -> Json:
 
 
 def model_metadata(manifest: Manifest) -> Json:
-    """The model's."""
+    """The model's; `grid` is what the server multiplies the integers of its input by."""
+    step = manifest.wire.step
+    grid = {} if step is None else {"grid": step}
     return {
         "name": manifest.name,
         "versions": [VERSION],
         "platform": PLATFORM,
         "inputs": [manifest.wire.metadata()],
         "outputs": [manifest.logits.metadata()],
-        "parameters": {"export": manifest.identity},
+        "parameters": {"export": manifest.identity} | grid,
     }
 
 
@@ -44,7 +46,7 @@ def model_config(manifest: Manifest, limits: Limits) -> Json:
     """Triton's description of a model: tensors without the dimension of the rows, and batching."""
 
     def tensor(spec: TensorSpec) -> Json:
-        return {"name": spec.name, "data_type": "TYPE_FP32", "dims": list(spec.shape)}
+        return {"name": spec.name, "data_type": f"TYPE_{spec.datatype}", "dims": list(spec.shape)}
 
     return {
         "name": manifest.name,
@@ -109,6 +111,8 @@ def document(manifest: Manifest, release: str, max_rows: int, *, token: bool) ->
     found: Json = json.loads(
         text.replace("{{name}}", manifest.name)
         .replace("{{version}}", release)
+        .replace("{{datatype}}", manifest.datatype)
+        .replace("{{number}}", "number" if manifest.datatype == FLOATS else "integer")
         .replace('"{{wire_shape}}"', _shape_schema(max_rows, manifest.wire_shape))
         .replace('"{{logits_shape}}"', _shape_schema(max_rows, (manifest.num_classes,)))
     )

@@ -21,9 +21,10 @@ from splitveil.serve.stages import (
     check_stages,
     describe_noise,
     total_noise,
+    wire_step,
     with_noise,
 )
-from splitveil.serve.wire import DATATYPE, Json, Rows, Shape, TensorSpec
+from splitveil.serve.wire import CODES, FLOATS, Json, Rows, Shape, TensorSpec
 from splitveil.untrusted import parse_json, read_bytes, read_text
 
 OnnxHalf = Callable[[Rows], Rows]  # the client's or the server's network
@@ -60,6 +61,7 @@ class Manifest:
         source: The run it was made from.
         attacker: What `attacker.onnx` is; None: there is none.
         classes: Names of the classes; empty: not known.
+        datatype: How features are sent: FP32, or INT16 or INT32 for multiples of `grid`.
         exit: When the device answers alone; None: never, which is all that this version knows.
         format: What the JSON of the manifest may hold.
 
@@ -81,6 +83,7 @@ class Manifest:
     source: Json = field(default_factory=dict)
     attacker: Json | None = None
     classes: tuple[str, ...] = ()
+    datatype: str = FLOATS
     exit: Json | None = None
     format: str = FORMAT
 
@@ -97,6 +100,13 @@ class Manifest:
         if named not in {0, self.num_classes} or not all(type(n) is str for n in self.classes):
             raise ExportError(
                 f"classes must be {self.num_classes} names, or empty; got {self.classes!r:.200}"
+            )
+        whole = self.datatype != FLOATS
+        gridless = self.grid is None or self.format == FIRST_FORMAT
+        if self.datatype not in CODES or (whole and gridless):
+            raise ExportError(
+                f"datatype must be one of {', '.join(CODES)}, and {FLOATS} where what is sent is "
+                f"not on one grid; got {self.datatype!r:.40}"
             )
         if self.exit is not None:
             raise ExportError(
@@ -120,9 +130,15 @@ class Manifest:
         return total_noise(self.stages)
 
     @property
+    def grid(self) -> float | None:
+        """Step h of the grid that everything sent lies on; None if there is no single one."""
+        return wire_step(self.stages)
+
+    @property
     def wire(self) -> TensorSpec:
         """What the client sends."""
-        return TensorSpec(name=WIRE, shape=self.wire_shape)
+        step = None if self.datatype == FLOATS else self.grid
+        return TensorSpec(name=WIRE, shape=self.wire_shape, datatype=self.datatype, step=step)
 
     @property
     def logits(self) -> TensorSpec:
@@ -158,7 +174,7 @@ class Manifest:
             **own,
             "noise_std": self.noise_std,
             "noise_source": "os.urandom",
-            "datatype": DATATYPE,
+            "grid": self.grid,
             "preprocessing": PREPROCESSING,
         }
 
@@ -166,7 +182,7 @@ class Manifest:
         """The JSON of `manifest.json`."""
         found = self._stated()
         if self.format == FIRST_FORMAT:
-            return {k: v for k, v in found.items() if k != "exit"}
+            return {k: v for k, v in found.items() if k not in ("exit", "grid")}
         return found | {"identity": self.identity}
 
     def to_json(self) -> str:
@@ -264,8 +280,9 @@ def open_export(folder: Path, *, allow_no_noise: bool = False) -> Manifest:
         log.warning(f"{folder} adds no noise: the server gets the features as they are")
     elif manifest.format == FIRST_FORMAT:
         log.warning(
-            f"{folder} was exported by 0.1.0: its noise is added in floating point, and arithmetic "
-            "on what is sent can tell which of some candidate images it was; export the run again"
+            f"{folder} was exported by 0.1.0: its clients add noise in floating point, and "
+            "arithmetic on what they send can tell which of some candidate images it was. This "
+            "version draws on a grid, but they do not: export the run again"
         )
     return manifest
 
@@ -361,6 +378,6 @@ def _check_tensors(where: str, verb: str, found: Sequence[Any], spec: TensorSpec
     )
     if not fits:
         raise ExportError(
-            f"{where} {verb} {told or 'nothing'}, but the manifest says {DATATYPE} "
+            f"{where} {verb} {told or 'nothing'}, but the manifest says {FLOATS} "
             f"[rows, {', '.join(map(str, spec.shape))}] for '{spec.name}'; export the run again"
         )

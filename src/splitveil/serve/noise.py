@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import ServerError
+from splitveil.grid import rounded
 
 Rows = NDArray[np.float32]
 Entropy = Callable[[int], bytes]
@@ -34,27 +35,23 @@ def uniforms(count: int, entropy: Entropy = os.urandom) -> NDArray[np.float64]:
     True
     """
     words = np.frombuffer(entropy(_WORD * count), "<u8") >> np.uint64(_SPARE_BITS)
-    # The middle of the top cell would round to 1, whose logarithm makes a normal of exactly 0.
+    # The middle of the top cell would round to 1.
     found: NDArray[np.float64] = np.minimum((words + 0.5) * 2.0**-53, 1 - 2.0**-53)
     return found
 
 
-def normals(count: int, entropy: Entropy = os.urandom) -> NDArray[np.float64]:
-    r"""Independent standard normals (count,) by Box and Muller.
+def noise_steps(count: int, kind: str, entropy: Entropy = os.urandom) -> NDArray[np.int64]:
+    r"""Rounded standard noise (count,) in steps of a sixteenth, see `splitveil.grid`.
 
-    .. math:: \sqrt{-2 \ln u} \, (\cos 2πv, \sin 2πv)
+    Args:
+        count: How many.
+        kind: gaussian or laplace.
+        entropy: Source of bytes; eight for each number, as a little-endian word.
 
-    The largest possible magnitude is √(−2 ln 2⁻⁵⁴) = 8.65.
-
-    >>> middle = (1 << 63).to_bytes(8, "little")  # u = v = 1/2
-    >>> normals(1, lambda n: middle * 2).round(4).tolist()  # −√(2 ln 2)
-    [-1.1774]
+    >>> noise_steps(2, "gaussian", lambda n: bytes(8) + b"\xff" * 8).tolist()
+    [-145, 160]
     """
-    pairs = (count + 1) // 2
-    u, v = uniforms(2 * pairs, entropy).reshape(2, pairs)
-    radius, angle = np.sqrt(-2 * np.log(u)), 2 * np.pi * v
-    both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-    return both[:count]
+    return rounded(np.frombuffer(entropy(_WORD * count), "<u8").astype(np.uint64), kind)
 
 
 class DrawCache:

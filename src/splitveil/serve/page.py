@@ -4,6 +4,7 @@ The page and its scripts need no token, so that a user can enter one; files of t
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from splitveil.errors import ExportError, WireError
+from splitveil.grid import KINDS, cell_ends
 from splitveil.serve.manifest import ATTACKER, CLIENT, FILE, Manifest, read_verified, sha256
 
 FOLDER = Path(__file__).parent / "web"
 OWN, EXPORT = "/page/", "/export/"
 PIECE = 1 << 16  # bytes sent at once, so that slow browsers hold little of the server's memory
+TABLES = "tables.js"  # made from the tables of the client
 RUNTIME = "ort"  # folder with the files of onnxruntime-web, which `make web` fetches
 RUNTIME_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 # Browsers run scripts of these types only, and operating systems' own tables of types differ.
@@ -74,8 +77,18 @@ async def pieces(content: bytes) -> AsyncIterator[bytes]:
         yield content[start : start + PIECE]
 
 
+def tables_script() -> str:
+    """The tables of the noise, as the page's script reads them: the first half, in hexadecimal."""
+    halves = {kind: cell_ends(kind)[: len(cell_ends(kind)) // 2] for kind in KINDS}
+    words = {kind: [f"{int(word):016x}" for word in half] for kind, half in halves.items()}
+    return f"export const TABLES = {json.dumps(words)};\n"
+
+
 def own_file(name: str) -> tuple[bytes, str, str]:
     """Content, type and hash of one of the page's scripts, styles, or files of the runtime."""
+    if name == TABLES:
+        content = tables_script().encode()
+        return content, JAVASCRIPT, sha256(content)
     known = {p.relative_to(FOLDER).as_posix(): p for p in FOLDER.rglob("*.*") if p.is_file()}
     if name not in known:
         missing = name.startswith(RUNTIME) and not has_runtime()

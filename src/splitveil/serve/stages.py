@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import ExportError, Range
-from splitveil.serve.noise import Entropy, normals, uniforms
+from splitveil.grid import nearest, step_of
+from splitveil.serve.noise import Entropy, noise_steps, uniforms
 
 Rows = NDArray[np.float32]
 Stage = Mapping[str, Any]
@@ -25,10 +26,27 @@ _RANGES = {"std": Range(0), "p": _SHARE, "prune": _SHARE, "bits": Range(1, 16)}
 _NOISE_FILE = re.compile(r"noise-[0-9]{1,3}\.f32")
 
 
+def with_noise_on_grid(z: NDArray[Any], scale: float | Rows, kind: str, entropy: Entropy) -> Rows:
+    """h·(q + K): z rounded to the grid of noise of this scale, and fresh rounded noise.
+
+    >>> middle = (1 << 63).to_bytes(8, "little")  # K = 0
+    >>> with_noise_on_grid(np.array([0.27]), 1.6, "gaussian", lambda n: middle).tolist()
+    [0.30000001192092896]
+    """
+    if not np.isfinite(z).all():
+        raise ExportError(
+            "the client's network gives numbers that are not finite; nothing is sent. Export again"
+        )
+    step = step_of(scale)
+    steps = nearest(z, step) + noise_steps(z.size, kind, entropy).reshape(z.shape)
+    return steps.astype(np.float32) * step
+
+
 def gaussian(z: Rows, stage: Stage, entropy: Entropy) -> Rows:
-    """Z with fresh noise: z + σ·n."""
-    drawn = normals(z.size, entropy).astype(np.float32).reshape(z.shape)
-    return z + np.float32(stage["std"]) * drawn
+    """Z with fresh noise on the grid of σ."""
+    if stage["std"] == 0:
+        return z
+    return with_noise_on_grid(z, stage["std"], "gaussian", entropy)
 
 
 def dropout(z: Rows, stage: Stage, entropy: Entropy) -> Rows:
@@ -57,26 +75,12 @@ def clip(z: Rows, stage: Stage, entropy: Entropy) -> Rows:
     return np.clip(z, np.float32(stage["low"]), np.float32(stage["high"]))
 
 
-def laplaces(count: int, entropy: Entropy) -> NDArray[np.float64]:
-    r"""Independent Laplace numbers (count,) of scale 1: ln u − ln v.
-
-    >>> low, high = bytes(8), b"\xff" * 8
-    >>> laplaces(1, lambda n: low + high).round(3).tolist()  # −54 ln 2
-    [-37.43]
-    """
-    u, v = np.log(uniforms(2 * count, entropy)).reshape(2, count)
-    drawn: NDArray[np.float64] = u - v
-    return drawn
-
-
 def learned(z: Rows, stage: Stage, entropy: Entropy) -> Rows:
-    """Z with fresh noise of learned mean and scale for every value: z + m + s·ε."""
+    """Z with fresh noise of learned mean and scale, each number on the grid of its own scale."""
     if "scale" not in stage:
         raise ExportError(f"the numbers of {stage['file']} are missing; load with `read_stages`")
-    draw = normals if stage["noise"] == "gaussian" else laplaces
-    drawn = draw(z.size, entropy).astype(np.float32).reshape(z.shape)
-    sent: Rows = z + stage["scale"] * drawn + stage["location"]
-    return sent
+    moved = z.astype(np.float64) + stage["location"].astype(np.float64)
+    return with_noise_on_grid(moved, stage["scale"], stage["noise"], entropy)
 
 
 STAGES: Mapping[str, tuple[Callable[[Rows, Stage, Entropy], Rows], tuple[str, ...]]] = {
@@ -133,6 +137,21 @@ def total_noise(stages: Sequence[Stage]) -> float:
     5.0
     """
     return math.hypot(*(float(s["std"]) for s in stages if s["kind"] in ("gaussian", "learned")))
+
+
+def wire_step(stages: Sequence[Stage]) -> float | None:
+    """Step h of the grid that everything sent lies on; None if one step does not say it.
+
+    That is the grid of the last Gaussian noise; dropout and pruning leave numbers on it. After
+    learned noise each number has a grid of its own, and floats are sent.
+
+    >>> wire_step([{"kind": "gaussian", "std": 0.5}, {"kind": "topk", "prune": 0.5}])
+    0.03125
+    """
+    left = [s for s in stages if s["kind"] not in ("dropout", "topk")]
+    if not left or left[-1]["kind"] != "gaussian" or not left[-1]["std"] > 0:
+        return None
+    return float(step_of(float(left[-1]["std"])))
 
 
 def describe_noise(stages: Sequence[Stage]) -> str:

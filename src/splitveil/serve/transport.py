@@ -111,14 +111,14 @@ def _parts(url: str) -> tuple[str, int | None, str, bool]:
     except ValueError as err:
         raise ServerError(wrong) from err
     known = parts.scheme in ("http", "https")
-    if not (known and host and printable(parts.path)) or parts.query:
+    if not (known and host and header_safe(parts.path)) or parts.query:
         raise ServerError(wrong)
     if parts.username is not None:
         raise ServerError("a server's address must not contain a password; give a token instead")
     return host, port, parts.path.rstrip("/"), parts.scheme == "https"
 
 
-def printable(text: str) -> bool:
+def header_safe(text: str) -> bool:
     """Whether a text can be part of a request line or a header: ASCII without spaces."""
     return text.isascii() and text.isprintable() and " " not in text
 

@@ -1,6 +1,9 @@
 """The KServe v2 inference protocol over HTTP: tensors as JSON or as raw bytes after a JSON header.
 
-Messages come from strangers. A message is parsed as JSON and little-endian float32, checked against
+Noisy features are multiples of a step: sent as the integers, which the server multiplies by it. So
+nothing is in a message that the noise does not cover, not even in the last bits of a float.
+
+Messages come from strangers. A message is parsed as JSON and little-endian numbers, checked against
 what is expected, and rejected with a reason; nothing in it is ever executed.
 """
 
@@ -20,7 +23,8 @@ from splitveil.untrusted import parse_json
 Rows = NDArray[np.float32]
 Shape = tuple[int, ...]
 Json = dict[str, Any]
-DATATYPE, ITEM_BYTES = "FP32", 4
+FLOATS = "FP32"
+CODES: Mapping[str, str] = {FLOATS: "<f4", "INT16": "<i2", "INT32": "<i4"}  # by datatype
 HEADER_LENGTH = "Inference-Header-Content-Length"
 BINARY_TYPE, JSON_TYPE = "application/octet-stream", "application/json"
 JSON_BYTES_PER_FLOAT = 32  # enough for "-1.2345678901234567e-10, "
@@ -30,10 +34,35 @@ MAX_ID = 128
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """Name of a tensor, and the shape of one of its rows."""
+    """A tensor: its name, the shape of one of its rows, and how its numbers are sent.
+
+    Args:
+        name: Its name.
+        shape: Shape of one row.
+        datatype: FP32, or INT16 or INT32 for multiples of a step.
+        step: The step h of integers; None for floats.
+    """
 
     name: str
     shape: Shape
+    datatype: str = FLOATS
+    step: float | None = None
+
+    def to_sent(self, rows: Rows) -> NDArray[Any]:
+        """The numbers as they are sent; for integers rows must be multiples of the step."""
+        if self.step is None:
+            return np.ascontiguousarray(rows, CODES[self.datatype])
+        limits, step = np.iinfo(CODES[self.datatype]), np.float32(self.step)
+        steps = np.rint(rows / step)
+        if not np.array_equal((steps * step).astype(np.float32), rows):
+            raise WireError(f"what is sent must be multiples of {self.step}, the grid of the noise")
+        sent: NDArray[Any] = np.clip(steps, limits.min, limits.max).astype(CODES[self.datatype])
+        return sent
+
+    def from_sent(self, numbers: NDArray[Any]) -> Rows:
+        """The rows that were sent as these numbers."""
+        rows = numbers.astype(np.float32, copy=False)
+        return rows if self.step is None else rows * np.float32(self.step)
 
     def max_body(self, max_rows: int) -> int:
         """Bytes of the largest message with this number of rows."""
@@ -41,7 +70,7 @@ class TensorSpec:
 
     def metadata(self) -> Json:
         """The server's description of it; -1 stands for any number of rows."""
-        return {"name": self.name, "datatype": DATATYPE, "shape": [-1, *self.shape]}
+        return {"name": self.name, "datatype": self.datatype, "shape": [-1, *self.shape]}
 
 
 @dataclass(frozen=True)
@@ -65,7 +94,7 @@ class InferRequest:
 def encode_request(rows: Rows, spec: TensorSpec, output: str, *, binary: bool = True) -> Message:
     """Rows (n, …) as the body of an infer call; nothing but the tensor and its description."""
     wanted = {"name": output, "parameters": {"binary_data": binary}}
-    return _encode({"outputs": [wanted]}, "inputs", rows, spec.name, binary=binary)
+    return _encode({"outputs": [wanted]}, "inputs", rows, spec, binary=binary)
 
 
 def encode_answer(
@@ -75,15 +104,16 @@ def encode_answer(
     head = {"model_name": model, "model_version": "1"}
     if request_id is not None:
         head["id"] = request_id
-    return _encode(head, "outputs", rows, spec.name, binary=binary)
+    return _encode(head, "outputs", rows, spec, binary=binary)
 
 
-def _encode(head: Json, key: str, rows: Rows, name: str, *, binary: bool) -> Message:
-    tensor: Json = {"name": name, "shape": list(rows.shape), "datatype": DATATYPE}
+def _encode(head: Json, key: str, rows: Rows, spec: TensorSpec, *, binary: bool) -> Message:
+    numbers = spec.to_sent(rows)
+    tensor: Json = {"name": spec.name, "shape": list(rows.shape), "datatype": spec.datatype}
     if not binary:
-        body = json.dumps(head | {key: [tensor | {"data": rows.ravel().tolist()}]})
+        body = json.dumps(head | {key: [tensor | {"data": numbers.ravel().tolist()}]})
         return Message(body.encode(), {"Content-Type": JSON_TYPE})
-    raw = np.ascontiguousarray(rows, "<f4").tobytes()
+    raw = numbers.tobytes()
     tensor["parameters"] = {"binary_data_size": len(raw)}
     text = json.dumps(head | {key: [tensor]}).encode()
     return Message(text + raw, {"Content-Type": BINARY_TYPE, HEADER_LENGTH: str(len(text))})
@@ -147,13 +177,13 @@ def _one_tensor(head: Json, key: str, raw: bytes, spec: TensorSpec, max_rows: in
     tensor: Json = tensors[0]
     if tensor.get("name") != spec.name:
         raise WireError(f"{key} must be '{spec.name}', got {_shown(tensor.get('name'))}")
-    if tensor.get("datatype") != DATATYPE:
-        raise WireError(f"datatype must be {DATATYPE}, got {_shown(tensor.get('datatype'))}")
+    if tensor.get("datatype") != spec.datatype:
+        raise WireError(f"datatype must be {spec.datatype}, got {_shown(tensor.get('datatype'))}")
     shape = _shape(tensor.get("shape"), spec, max_rows)
     if raw or "data" not in tensor:
-        rows = _from_bytes(tensor, raw, shape)
+        rows = spec.from_sent(_from_bytes(tensor, raw, shape, spec.datatype))
     else:
-        rows = _from_json(tensor["data"], shape)
+        rows = spec.from_sent(_from_json(tensor["data"], shape, spec.datatype))
     if "data" in tensor and _parameters(tensor):
         raise WireError("a tensor has either data, or parameters and raw bytes; both were sent")
     if not np.isfinite(rows).all():
@@ -182,17 +212,18 @@ def _parameters(tensor: Json) -> Json:
     return found
 
 
-def _from_bytes(tensor: Json, raw: bytes, shape: Shape) -> Rows:
-    size, expected = _parameters(tensor).get("binary_data_size"), math.prod(shape) * ITEM_BYTES
+def _from_bytes(tensor: Json, raw: bytes, shape: Shape, datatype: str) -> NDArray[Any]:
+    code = np.dtype(CODES[datatype])
+    size, expected = _parameters(tensor).get("binary_data_size"), math.prod(shape) * code.itemsize
     if type(size) is not int or not size == len(raw) == expected:
         raise WireError(
-            f"a {DATATYPE} tensor of shape {list(shape)} is {expected} bytes; binary_data_size is "
+            f"a {datatype} tensor of shape {list(shape)} is {expected} bytes; binary_data_size is "
             f"{_shown(size)} and {len(raw)} bytes follow the JSON"
         )
-    return np.frombuffer(raw, "<f4").reshape(shape).astype(np.float32, copy=False)
+    return np.frombuffer(raw, code).reshape(shape)
 
 
-def _from_json(data: object, shape: Shape) -> Rows:
+def _from_json(data: object, shape: Shape, datatype: str) -> NDArray[Any]:
     """Numbers in a flat list, or nested exactly like the shape."""
     if not isinstance(data, list):
         raise WireError(f"data must be a list of numbers, got {_shown(data)}")
@@ -205,8 +236,14 @@ def _from_json(data: object, shape: Shape) -> Rows:
             flat = list(chain.from_iterable(flat))
     if len(flat) != math.prod(shape):
         raise WireError(f"shape {list(shape)} needs {math.prod(shape)} numbers, got {len(flat)}")
-    if not set(map(type, flat)) <= {int, float}:
-        raise WireError("data must hold numbers only")
+    if not set(map(type, flat)) <= ({int, float} if datatype == FLOATS else {int}):
+        what = "numbers" if datatype == FLOATS else "whole numbers"
+        raise WireError(f"data must hold {what} only")
+    if datatype != FLOATS:
+        limits = np.iinfo(CODES[datatype])
+        if not all(limits.min <= n <= limits.max for n in flat):
+            raise WireError(f"every number must be in {limits.min}..{limits.max}")
+        return np.array(flat, CODES[datatype]).reshape(shape)
     try:
         with np.errstate(over="ignore"):  # overflow gives infinity, which the caller rejects
             return np.array(flat, np.float32).reshape(shape)

@@ -19,7 +19,7 @@ from lightning_fabric import Fabric
 from torch import Generator, Tensor, nn
 
 from splitveil.config.resolve import Plan, TrainParts
-from splitveil.cuda import compile_methods, set_rates
+from splitveil.cuda import channels_last, compile_methods, set_rates
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
 from splitveil.defences.base import ActsBetweenSteps, Companion, PenaltyPlan
@@ -225,7 +225,7 @@ def train_run(
     fabric = Fabric(
         accelerator="cuda" if on_gpu else "cpu",
         devices=1,
-        precision="bf16-mixed" if on_gpu else "32-true",
+        precision="bf16-mixed" if config.precision == "bf16" else "32-true",
     )
     device = fabric.device
     rows, val = splits.train.to(device), splits.val.to(device)
@@ -333,7 +333,7 @@ def _outputs(
     net.eval()
     for part in torch.split(rows, CHUNK):
         with fabric.autocast():
-            outputs = net(data.images[part].float() / 255, *given)
+            outputs = net(channels_last(data.images[part].float() / 255), *given)
         yield outputs, data.labels[part]
     net.train(was_training)
 

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from splitveil.config.resolve import TrainParts
 from splitveil.config.run_config import RunConfig
-from splitveil.cuda import SideStream, captured, set_rate, to_device
+from splitveil.cuda import SideStream, captured, channels_last, set_rate, to_device
 from splitveil.defences.base import Companion
 from splitveil.errors import ConfigError
 from splitveil.functional import scale_gradient
@@ -455,8 +455,8 @@ class Stepper:
         self._optimisers = [
             cast(torch.optim.Optimizer, fabric.setup_optimizers(o)) for o in state.optimisers
         ]
-        self._on_gpu = fabric.device.type == "cuda"
-        self._capture = capture and self._on_gpu and alone
+        on_gpu = fabric.device.type == "cuda"
+        self._capture = capture and on_gpu and alone
         self._rows: Tensor | None = None
         self._weights = Weights(*torch.zeros(2, device=fabric.device))
         self._replays: dict[bool, Callable[[], None]] = {}
@@ -499,9 +499,7 @@ class Stepper:
         images = data.images[self._rows].float().div_(255)
         draws = state.streams["augment"]
         x = crop_and_flip(images, crop_pad=data.crop_pad, flip=data.flip, generator=draws)
-        if self._on_gpu:
-            x = x.contiguous(memory_format=torch.channels_last)
-        loss, values = self._loss(x, data.labels[self._rows], weights)
+        loss, values = self._loss(channels_last(x), data.labels[self._rows], weights)
         self._fabric.backward(loss)
         for optimiser in self._optimisers:
             optimiser.step()

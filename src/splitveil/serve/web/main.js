@@ -73,7 +73,7 @@ async function send(model, picture) {
     say("Encoding in the page …");
     const values = picture.values.slice();
     const { sent, again } = await model.send(values);
-    const request = encodeRequest(sent, manifest.wire_shape);
+    const request = encodeRequest(sent, manifest);
     await shown(model, values, sent, request, again);
     say("Waiting for the server …");
     const logits = await infer(manifest.name, request, manifest.num_classes, headers());

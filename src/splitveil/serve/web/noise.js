@@ -1,5 +1,7 @@
 // Random numbers from the browser's cryptographic generator. There is no seed and no switch.
 
+import { TABLES } from "./tables.js";
+
 const QUOTA = 65536; // bytes that getRandomValues gives at once
 
 function words(count) {
@@ -22,22 +24,31 @@ export function uniforms(count) {
   return found;
 }
 
-// Standard normals by Box and Muller.
-export function normals(count) {
-  const pairs = Math.ceil(count / 2);
-  const drawn = uniforms(2 * pairs);
-  const found = new Float64Array(2 * pairs);
-  for (let i = 0; i < pairs; i++) {
-    const radius = Math.sqrt(-2 * Math.log(drawn[i]));
-    const angle = 2 * Math.PI * drawn[pairs + i];
-    found[i] = radius * Math.cos(angle);
-    found[pairs + i] = radius * Math.sin(angle);
-  }
-  return found.subarray(0, count);
+// Upper and lower halves of the words of a table, as two arrays.
+function halves(hex) {
+  const half = hex.map((word) => [parseInt(word.slice(0, 8), 16), parseInt(word.slice(8), 16)]);
+  const rest = half.map(([high, low]) => [~high >>> 0, ~low >>> 0]).reverse();
+  const whole = [...half, ...rest];
+  return [Uint32Array.from(whole, (w) => w[0]), Uint32Array.from(whole, (w) => w[1])];
 }
 
-// Laplace numbers of scale 1: ln u - ln v.
-export function laplaces(count) {
-  const drawn = uniforms(2 * count);
-  return Float64Array.from({ length: count }, (_, i) => Math.log(drawn[i] / drawn[count + i]));
+const CELLS = Object.fromEntries(Object.entries(TABLES).map(([kind, hex]) => [kind, halves(hex)]));
+
+// Rounded standard noise in steps of a sixteenth, as splitveil/grid.py makes it: how many cells end
+// at or below a uniform word of 64 bits (lower half first), less half of the cells.
+export function noiseSteps(count, kind) {
+  const [high, low] = CELLS[kind];
+  const drawn = words(2 * count);
+  const found = new Float64Array(count);
+  for (let i = 0; i < count; i++) {
+    const [below, above] = [drawn[2 * i], drawn[2 * i + 1]];
+    let [from, to] = [0, high.length];
+    while (from < to) {
+      const at = (from + to) >>> 1;
+      if (high[at] < above || (high[at] === above && low[at] <= below)) from = at + 1;
+      else to = at;
+    }
+    found[i] = from - high.length / 2;
+  }
+  return found;
 }

@@ -1,21 +1,35 @@
 // The channel: what is done to the smashed data of one image before they leave the page.
 // The same stages as splitveil/serve/stages.py; one that is not known here is refused.
 
-import { laplaces, normals, uniforms } from "./noise.js";
+import { noiseSteps, uniforms } from "./noise.js";
 
 const { fround } = Math;
+const REACH = 2 ** 22; // the largest step number of z, so that its float is exact
 
 // Halves go to the even neighbour, as in Python and numpy.
-function roundHalfEven(x) {
+export function roundHalfEven(x) {
   const low = Math.floor(x);
   const rest = x - low;
   if (rest !== 0.5) return rest < 0.5 ? low : low + 1;
   return low % 2 === 0 ? low : low + 1;
 }
 
+// z rounded to the grid of noise of a scale (per number), and fresh rounded noise, in floats that are
+// multiples of the grid's step.
+function withNoiseOnGrid(values, scaleOf, kind) {
+  if (!values.every(Number.isFinite)) {
+    throw new Error("The network gives numbers that are not finite. Nothing is sent.");
+  }
+  const drawn = noiseSteps(values.length, kind);
+  return Float32Array.from(values, (v, i) => {
+    const step = fround(scaleOf(i)) / 16;
+    const q = Math.min(Math.max(roundHalfEven(v / step), -REACH), REACH);
+    return (q + drawn[i]) * step;
+  });
+}
+
 function gaussian(z, stage) {
-  const drawn = normals(z.length);
-  return z.map((v, i) => v + fround(fround(stage.std) * fround(drawn[i])));
+  return stage.std === 0 ? z : withNoiseOnGrid(z, () => stage.std, "gaussian");
 }
 
 function dropout(z, stage) {
@@ -40,9 +54,8 @@ function clip(z, stage) {
 }
 
 function learned(z, stage) {
-  const drawn = stage.noise === "gaussian" ? normals(z.length) : laplaces(z.length);
-  const { scale, location } = stage;
-  return z.map((v, i) => fround(v + fround(scale[i] * fround(drawn[i]))) + location[i]);
+  const moved = Float64Array.from(z, (v, i) => v + stage.location[i]);
+  return withNoiseOnGrid(moved, (i) => stage.scale[i], stage.noise);
 }
 
 const NOISES = { gaussian: "Gaussian", laplace: "Laplace" };

@@ -1,20 +1,36 @@
-// The KServe v2 protocol with binary tensors: a JSON header, then little-endian float32.
+// The KServe v2 protocol with binary tensors: a JSON header, then little-endian numbers.
+
+import { roundHalfEven } from "./stages.js";
 
 const HEADER_LENGTH = "Inference-Header-Content-Length";
 
-function littleEndian(values) {
-  const view = new DataView(new ArrayBuffer(4 * values.length));
-  values.forEach((v, i) => view.setFloat32(4 * i, v, true));
+// How the numbers of a datatype are written; integers count steps of the grid, within their limits.
+const WRITERS = {
+  FP32: { bytes: 4, write: (view, at, v) => view.setFloat32(at, v, true) },
+  INT16: { bytes: 2, write: (view, at, v, step) => view.setInt16(at, steps(v, step, 15), true) },
+  INT32: { bytes: 4, write: (view, at, v, step) => view.setInt32(at, steps(v, step, 31), true) },
+};
+
+function steps(value, step, bits) {
+  const found = roundHalfEven(value / step);
+  if (Math.fround(found * step) !== value) throw new Error("What is sent must lie on the noise's grid.");
+  return Math.min(Math.max(found, -(2 ** bits)), 2 ** bits - 1);
+}
+
+function littleEndian(values, datatype, step) {
+  const { bytes, write } = WRITERS[datatype];
+  const view = new DataView(new ArrayBuffer(bytes * values.length));
+  values.forEach((v, i) => write(view, bytes * i, v, step));
   return new Uint8Array(view.buffer);
 }
 
 // The body of an infer call for one image's smashed data: exactly the tensor and its description.
-export function encodeRequest(z, shape) {
-  const raw = littleEndian(z);
+export function encodeRequest(z, { wire_shape: shape, datatype, grid }) {
+  const raw = littleEndian(z, datatype, grid);
   const header = JSON.stringify({
     outputs: [{ name: "logits", parameters: { binary_data: true } }],
     inputs: [
-      { name: "z", shape: [1, ...shape], datatype: "FP32", parameters: { binary_data_size: raw.length } },
+      { name: "z", shape: [1, ...shape], datatype, parameters: { binary_data_size: raw.length } },
     ],
   });
   const head = new TextEncoder().encode(header);
