@@ -33,6 +33,12 @@ def keep_denormals() -> None:
     torch.set_flush_denormal(False)
 
 
+@pytest.fixture(autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands keep their draws in a folder of the test, not in the user's."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
+
+
 @pytest.fixture
 def as_users_run() -> Iterator[None]:
     """Without the shape and type checks that only the tests switch on.

@@ -36,7 +36,7 @@ TOP_LEVEL = {"__init__", "__main__", *GROUND, "runs"}
 # What runs on the device is light: these import each other, three modules and two libraries.
 DEVICE = tuple(
     f"serve.{name}"
-    for name in ("client", "manifest", "noise", "runtime", "stages", "transport", "wire")
+    for name in ("client", "draws", "manifest", "noise", "runtime", "stages", "transport", "wire")
 )
 ORT_HOME = "serve.runtime"  # switches the library's telemetry off before it is loaded
 DEVICE_LIBRARIES = ("numpy", "onnxruntime")

@@ -308,7 +308,10 @@ class Table:
     def brief(self, rows: Sequence[Any], lang: str = "en") -> tuple[list[str], list[list[str]]]:
         """Headings and cells of the columns that fit a terminal of 80 characters."""
         columns, cells = self.shown(rows, lang, brief=True)
-        headings = [column.brief + ARROWS[column.better] for column in columns]
+        headings = [
+            column.brief + ARROWS[column.better] if lang == "en" else column.label(lang)
+            for column in columns
+        ]
         return headings, [[printable(_unmarked(cell)) for cell in line] for line in cells]
 
     def render(self, rows: Sequence[Any], form: Form, lang: str = "en", *, level: int = 2) -> str:

@@ -19,7 +19,7 @@ CHECKED = [*PAGES, *FRONT, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 ROOMS = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 FILE_TYPES = {"csv", "html", "json", "jsonl", "md", "npz", "onnx", "pdf", "png", "py", "svg", "tex"}
-FILE_TYPES |= {"toml"}
+FILE_TYPES |= {"log", "toml"}
 NOT_OURS = {"model_training_paral_pruning.py"}  # a script that the reference documents name
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 

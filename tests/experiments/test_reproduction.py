@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from splitveil.config.resolve import build_defence, make_config
+from splitveil.config.resolve import build_defence, make_config, noise_of
 from splitveil.errors import ConfigError
 from splitveil.experiments.reproduction import (
     EXPERIMENTS,
@@ -28,7 +28,9 @@ def test_every_row_has_the_settings_of_the_public_scripts(row: str) -> None:
     assert config.final  # the public scripts hold no training image back
     weight = build_defence(config).penalty_plan().lambd
     assert weight == {"sparse": 0, "sparse+gated-att-tuned": 32}.get(row, 16)
-    assert config.defence == row.replace("tuned", "simple")
+    assert config.defence == {"sparse": "noise+sparse"}.get(row, row.replace("tuned", "simple"))
+    # A row without the others' noise would not be their layer alone, nor stand in their table.
+    assert noise_of(config, build_defence(config)) == 0.025
 
 
 def test_every_row_exists_with_and_without_the_sparse_layer() -> None:

@@ -167,3 +167,30 @@ def test_the_document_has_a_section_for_every_rule_in_order() -> None:
     assert re.findall(r"^## (.+)$", text, re.M) == list(RULES)
     sections = re.split(r"^## .+$", text, flags=re.M)[1:]
     assert all("**Seen if**" in part and "**What to do.**" in part for part in sections)
+
+
+@pytest.mark.parametrize(("rule", "sick", "_mended", "seen", "_advice"), PLANTED)
+def test_every_finding_is_said_in_chinese(
+    rule: str, sick: Plan, _mended: Plan, seen: str, _advice: str, tmp_path: Path
+) -> None:
+    case = read_case(plant(tmp_path / "sick", **sick))
+    english = {f.name: f for f in diagnose(case)}
+    chinese = {f.name: f for f in diagnose(case, "zh")}
+    assert list(english) == list(chinese)
+    told = chinese[rule]
+    assert re.search("[\u4e00-\u9fff]", told.seen)
+    for text, before in ((told.seen, english[rule].seen), (told.advice, english[rule].advice)):
+        said = re.sub(r"[\w.]+ → [\w.]+|\w+=\w+|--\w+", " ", text)
+        assert not re.search(r"\b[a-z]{3,} [a-z]{3,}\b", said)
+        numbers = [sorted(re.findall(r"\d+\.\d+", found)) for found in (text, before)]
+        assert numbers[0] == numbers[1]
+
+
+def test_the_command_speaks_chinese(tmp_path: Path) -> None:
+    sick = plant(tmp_path / "病" / "run", lines=edited({"skipped": 7}))
+    ill = CliRunner().invoke(app, ["doctor", str(sick), "--lang", "zh"])
+    assert ill.exit_code == 0, ill.output
+    assert "：发现 1 个问题\n1. 出现非有限值\n   看到：" in ill.stdout
+    assert "\n   处理：lambd 0.3 → 0.15 或 lr 0.1 → 0.05；" in ill.stdout
+    wrong = CliRunner().invoke(app, ["doctor", str(sick), "--lang", "cn"])
+    assert (wrong.exit_code, "choose from: en, zh" in wrong.output) == (2, True)

@@ -45,6 +45,7 @@ from splitveil.insight.pictures import (
 from splitveil.nets.split import cut
 from splitveil.record.files import RunFiles, read_run
 from splitveil.report.flow_chart import FlowStep, draw_flow_chart, run_flow
+from splitveil.report.words import Sentence, sentence
 from splitveil.train.state import load_module, read_checkpoint
 
 Train = Callable[..., sv.Run]
@@ -105,7 +106,7 @@ def test_weights_and_gates_are_those_of_the_trained_attention(train: Train) -> N
     np.testing.assert_allclose(story.attention.relative, weights * count, rtol=1e-5)
     assert story.gates.soft.mean() == pytest.approx(float(said["soft_gate"]), rel=1e-4)
     assert story.gates.hard.mean() == pytest.approx(float(said["hard_gate"]), rel=1e-4)
-    assert story.groups == "Gated attention has one pool per class, no slots."
+    assert story.groups == sentence("explain.one-pool")
     assert len(story.labels) == 120
 
 
@@ -130,11 +131,11 @@ def test_slots_on_the_page_are_those_of_the_trained_surrogate(train: Train, tmp_
     files = {Path(f).name for f in said_json["files"]}
     assert files == {
         "explain.html", "flow.png", "attention-classes.png", "attention-samples.png",
-        "sample-size.png", "gates.png", "slot-images.png", "variance.png", "map.png",
+        "curves.png", "sample-size.png", "gates.png", "slot-images.png", "variance.png", "map.png",
     }  # fmt: skip
     assert {p.name for p in tmp_path.iterdir()} == files
     page = (tmp_path / "explain.html").read_text(encoding="utf-8")
-    assert page.count('<img alt="') == 8
+    assert page.count('<img alt="') == 9
     assert not any(word in page for word in ("<script", "http:", "https:", "url("))
     assert said_json["numbers"]["not_drawn"] == []
 
@@ -146,7 +147,9 @@ def test_an_undefended_run_says_what_it_lacks_in_the_same_bytes(
     run = train("none")
     first, numbers = explanation.explain_run(run.path, tmp_path / "a")
     again, _ = explanation.explain_run(run.path, tmp_path / "b")
-    assert [p.name for p in first] == ["explain.html", "flow.png", "variance.png", "map.png"]
+    assert [p.name for p in first] == [
+        "explain.html", "flow.png", "curves.png", "variance.png", "map.png",
+    ]  # fmt: skip
     assert [p.read_bytes() for p in first] == [p.read_bytes() for p in again]
     page = first[0].read_text(encoding="utf-8")
     assert page.count('class="note"') == 4  # weights, sample size, gates, slots
@@ -160,9 +163,9 @@ def test_clusters_are_shown_as_slots_and_a_zero_penalty_is_named(train: Train) -
     assert isinstance(story.groups, Groups)
     assert story.groups.kind == "cluster"
     assert (story.groups.resp.sum(1) == 1).all()
-    assert isinstance(story.attention, str)
+    assert isinstance(story.attention, Sentence)
     off = story_of(train("veil", lambd=0.0))
-    assert (off.attention, off.gates) == ("The penalty is switched off: lambd is 0.",) * 2
+    assert (off.attention, off.gates) == (sentence("explain.off"),) * 2
     assert off.flow.penalty == ()
 
 
@@ -276,8 +279,9 @@ def test_the_numbers_of_a_story_are_plain_json(tmp_path: Path) -> None:
     story = Story(
         flow=run_flow({"net": "small"}, MODEL, DATA, ()),
         images=np.zeros((20, 1, 4, 4), dtype=np.uint8), labels=y, classes=("a", "b"),
-        z=rng.normal(size=(20, 3)), noise_std=0.5, maps=(("z", rng.normal(size=(8, 2))),),
-        files=logged(tmp_path), per_class=10.0, attention="none", gates="none",
+        z=rng.normal(size=(20, 3)), noise_std=0.5, maps=(("before", rng.normal(size=(8, 2))),),
+        files=logged(tmp_path), per_class=10.0,
+        attention=sentence("explain.off"), gates=sentence("explain.off"),
         groups=Groups(resp=np.eye(2)[y], kind="slot"),
     )  # fmt: skip
     found = summary(story)

@@ -217,10 +217,14 @@ def test_explain_writes_a_chart_without_a_run(tmp_path: Path) -> None:
 
 
 def test_explain_says_what_it_needs(tmp_path: Path) -> None:
-    unknown, nothing, both = call("--flow", "gated"), call(), call(str(tmp_path), "--flow", "cem")
+    unknown, nothing, both = (
+        call("--flow", "gated"),
+        call(),
+        call(str(tmp_path / "x"), "--flow", "cem"),
+    )
     assert [r.exit_code for r in (unknown, nothing, both)] == [2, 2, 2]
     assert "unknown flow chart 'gated'; did you mean 'gated-att'?" in told(unknown)
     assert "a run folder, or --flow NAME" in told(nothing)
-    assert "got both the run" in told(both)
+    assert f"no run folder at {tmp_path / 'x'}" in told(both)
     with pytest.raises(ConfigError, match="choose from: attention, cem"):
         read_chart("slots")

@@ -37,8 +37,8 @@ def test_a_report_in_chinese_with_a_deck(drawn: Path, tmp_path: Path) -> None:
     result = call(str(drawn), "--out", str(out), "--lang", "zh", "--pptx", "--title", "报告 <1>")
     assert result.exit_code == 0, told(result)
     flat = result.output.replace("\n", "")
-    assert f"page: {out / 'report.html'}" in flat
-    assert f"deck: {out / 'deck.pptx'}" in flat
+    assert f"页面：{out / 'report.html'}" in flat
+    assert f"幻灯片：{out / 'deck.pptx'}" in flat
     html = (out / "report.html").read_text(encoding="utf-8")
     assert '<html lang="zh-CN">' in html
     assert "报告 &lt;1&gt;" in html

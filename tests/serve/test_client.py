@@ -17,7 +17,6 @@ from serve.made import CLASSES, SHAPE, encode, head, manifest, pictures, write_e
 from splitveil.errors import ExportError, ServerError
 from splitveil.serve.client import Client, check_images
 from splitveil.serve.manifest import CLIENT, FILE, read_manifest
-from splitveil.serve.noise import DrawCache
 from splitveil.serve.transport import Reply
 from splitveil.serve.wire import HEADER_LENGTH, TensorSpec, decode_request, encode_answer
 
@@ -144,28 +143,6 @@ def test_a_child_process_does_not_repeat_its_parents_noise(folder: Path) -> None
         for _ in range(2)
     ]
     assert len({*runs, client.send(x).tobytes()}) == 3
-
-
-def test_the_cache_is_bounded_and_forgets_the_oldest_first() -> None:
-    cache = DrawCache(2)
-    rows = [np.full(3, k, np.float32) for k in range(3)]
-    digests = [cache.digest(r) for r in rows]
-    cache.keep(digests[0], rows[0])
-    cache.keep(digests[1], rows[1])
-    assert cache.get(digests[0]) is rows[0]  # now the younger one
-    cache.keep(digests[2], rows[2])
-    assert (cache.get(digests[1]), len(cache)) == (None, 2)
-    assert cache.keep(digests[0], rows[1]) is rows[0]
-    with pytest.raises(ServerError, match="cache must be at least 1 draw, got 0"):
-        DrawCache(0)
-
-
-def test_the_key_of_the_cache_is_its_own() -> None:
-    x = pictures(1)
-    one, other = DrawCache(4), DrawCache(4)
-    assert one.digest(x) == one.digest(x.copy())
-    assert one.digest(x) != other.digest(x)
-    assert one.digest(np.zeros(1, np.float32)) == one.digest(-np.zeros(1, np.float32))
 
 
 @pytest.mark.parametrize(

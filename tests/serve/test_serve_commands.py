@@ -5,6 +5,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from splitveil.errors import SplitVeilError
 from splitveil.provenance import model_hash
 from splitveil.serve import export as exporting
 from splitveil.serve import server as serving
+from splitveil.serve.draws import KEY, TABLE
 from splitveil.serve.manifest import FILE, read_manifest
 from splitveil.serve.server import load_app, running
 from splitveil.train.state import Checkpoint, prefixed, write_checkpoint
@@ -251,6 +253,28 @@ def test_infer_classifies_files(exported: Exported, tmp_path: Path, extra: list[
         shown = call(*words, "--token-file", str(token))
         assert f"{files[0]}: class {rows[0]['class']} (" in text(shown)
         assert "refused with 401" in error(call(*words))
+
+
+def test_infer_keeps_draws_for_the_next_start_unless_told_not_to(tmp_path: Path) -> None:
+    folder, state = write_export(tmp_path / "e"), tmp_path / "state"
+    Image.new("L", (3, 2), 77).save(tmp_path / "a.png")
+
+    def sent(name: str, *words: str) -> bytes:
+        file = tmp_path / name
+        done = call(*ask, "--capture", str(file), *words)
+        assert done.exit_code == 0, text(done)
+        return file.read_bytes()
+
+    with running(load_app(folder)) as url:
+        ask = ("infer", str(tmp_path / "a.png"), "--server", url, "--export", str(folder))
+        with patch.dict("os.environ", {"XDG_STATE_HOME": str(state)}):
+            assert sent("1") == sent("2")
+            assert sent("3", "--no-draws") != sent("4", "--no-draws")
+        assert {p.name for p in (state / "splitveil" / "draws").iterdir()} == {KEY, TABLE}
+        mine = ("--draws", str(tmp_path / "mine"))
+        assert sent("5", *mine) == sent("6", *mine) != (tmp_path / "1").read_bytes()
+        assert "give --draws or --no-draws, not both" in error(call(*ask, "--no-draws", *mine))
+        assert "budget must be at least 1" in error(call(*ask, "--budget", "0"))
 
 
 def test_infer_rejects_files_that_do_not_fit_the_model(exported: Exported, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
@@ -15,11 +15,10 @@ from splitveil.cli.deploy import Certificates, TokenFile, read_token, retry_noti
 from splitveil.errors import ConfigError, RunError
 from splitveil.io import check_folder
 
-CHOOSING = (
-    "These are test images. To choose settings, use --aux val or splitveil sweep; to report a "
-    "result, train once more with --final."
-)
 OTHER_OUT = "choose another folder with --out"
+if TYPE_CHECKING:
+    from splitveil.report.words import Lang
+
 SCHEMES = ("http://", "https://")
 OLD_FORMS = {
     "--replay": "splitveil replay RECORD [--run RUN]",
@@ -45,6 +44,7 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     ] = None,
     compile_: Annotated[bool, Option("--compile", help="Compile the decoders; GPU only.")] = False,
     attributes: AttributesOption = None,
+    lang: console.Language = "en",
     precision: console.Precision = None,
     threads: console.Threads = None,
     json_: JsonFlag = False,
@@ -60,9 +60,11 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil audit runs/first --profile quick`
     """
+    from splitveil.report.words import language, word
     from splitveil.runs import load_run
 
     console.start()
+    chosen = language(lang)
     loaded = load_run(_checked_run(run, rest or []))
     only = [] if attacks is None else [name.strip() for name in attacks.split(",")]
     with console.progress_bar("audit") as bar:
@@ -71,9 +73,9 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
             compile=compile_, attributes=attributes, precision=precision or "auto",
             threads=threads,
         )  # fmt: skip
-    _show(loaded.path, record, json_=json_)
+    _show(loaded.path, record, json_=json_, lang=chosen)
     if not json_ and aux != "val" and not loaded.config.final:
-        console.out.print(CHOOSING, highlight=False, soft_wrap=True)
+        console.print_lines(word("audit.choosing", chosen))
 
 
 def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -241,25 +243,35 @@ def _checked_run(run: Path | None, rest: list[str]) -> Path:
     return run
 
 
-def _show(folder: Path, record: Any, pictures: Any = None, *, json_: bool) -> None:  # noqa: ANN401
+def _show(
+    folder: Path,
+    record: Any,  # noqa: ANN401 - a Record, but the module is imported late
+    pictures: Any = None,  # noqa: ANN401
+    *,
+    json_: bool,
+    lang: "Lang" = "en",
+) -> None:
     """Write a record, if its pictures are given, and its page; print them, and every flag."""
     from splitveil.attacks.profiles import PROFILES
     from splitveil.record.files import read_run, write_record
-    from splitveil.report.columns import ATTACKS, attack_rows
+    from splitveil.report.columns import ATTACKS, attack_rows, flags_of, written_flag
     from splitveil.report.page import write_page
+    from splitveil.report.words import sentence
 
     if pictures is not None:
         write_record(folder, record, pictures, list(PROFILES))
-    page = write_page([folder], folder)
+    page = write_page([folder], folder, lang)
     if json_:
         console.show_json(record.to_dict())
         return
     run = read_run(folder)
-    console.show_table(f"Attacks on {folder}", *ATTACKS.brief(attack_rows([run])))
-    console.show_runs([run])
-    for flag in run.record.flags or ():
-        console.warn(f"flag: {flag.name}: {flag.seen}; {flag.advice}")
-    console.print_lines(f"page: {page}")
+    title = sentence("audit.attacks", folder=str(folder)).plain(lang)
+    console.show_table(title, *ATTACKS.brief(attack_rows([run]), lang))
+    console.show_runs([run], lang=lang)
+    for flag in flags_of(run) or ():
+        name, seen, advice = written_flag(flag, lang)
+        console.warn(sentence("audit.flag", name=name, seen=seen, advice=advice).plain(lang))
+    console.print_lines(sentence("audit.page", page=str(page)).plain(lang))
 
 
 def _results_folder(folder: Path) -> Path:

@@ -22,6 +22,7 @@ from splitveil.untrusted import printable
 
 if TYPE_CHECKING:
     from splitveil.record.files import RunFiles
+    from splitveil.report.words import Lang
 
 # What files and strangers are called is printed as it is: "[red]" is no colour, ":-1:" no emoji.
 # Only control characters are left out, here and wherever a text meets these two.
@@ -56,6 +57,7 @@ OutFolder = Annotated[OptPath, Option("--out", help="Folder to write the results
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace the folder if it exists.")]
 PublishedOption = Annotated[OptPath, Option(help="JSON file of published rows to show as well.")]
 Profile = Annotated[str, Option(help="Budget of the attacks: smoke, quick, standard or paper.")]
+Language = Annotated[str, Option("--lang", help="Language of what is written: en or zh.")]
 TrainingSeed = Annotated[OptInt, Option(help="Random seed of the training (default: 0).")]
 
 
@@ -126,14 +128,15 @@ def show_error(message: str) -> None:
     err.print(printable(message), soft_wrap=True)
 
 
-def show_runs(runs: "Sequence[RunFiles]", *, json_: bool = False) -> None:
+def show_runs(runs: "Sequence[RunFiles]", *, json_: bool = False, lang: "Lang" = "en") -> None:
     """Print one row per audited run, or their records."""
     from splitveil.report.columns import SUMMARY
+    from splitveil.report.words import word
 
     if json_:
         show_json(finite({str(run.path): run.record.to_dict() for run in runs}))
     else:
-        show_table("Accuracy, and what the attacker got", *SUMMARY.brief(runs))
+        show_table(word("audit.runs", lang), *SUMMARY.brief(runs, lang))
 
 
 def show_result(data: Any, *lines: str, json_: bool) -> None:  # noqa: ANN401 - any JSON value

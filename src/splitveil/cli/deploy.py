@@ -154,10 +154,20 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     capture: Annotated[
         OptPath, Option(help="New file that keeps what is sent, for `audit-wire`.")
     ] = None,
+    draws: Annotated[
+        OptPath, Option(help="Folder that keeps the draws of noise (default: your state folder).")
+    ] = None,
+    no_draws: Annotated[
+        bool, Option("--no-draws", help="Forget the draws when the command ends.")
+    ] = False,
+    budget: Annotated[int, Option(help="Different draws that one image may be sent with.")] = 1,
     allow_no_noise: NoNoise = False,
     json_: console.JsonFlag = False,
 ) -> None:
     """Classify images: the client runs here, and only its noisy features go to the server.
+
+    An image that was sent before is sent with the same noise, because a server could average
+    different draws. The draws are kept in a private folder as hashes and seeds.
 
     Example: `splitveil infer cat.png --export runs/first/export --server http://localhost:8000`
     """
@@ -165,14 +175,18 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     import numpy as np
 
     from splitveil.serve.client import Client
+    from splitveil.serve.draws import default_store
     from splitveil.serve.manifest import read_manifest
     from splitveil.serve.transport import safe_text
 
     shape = read_manifest(export_dir).image_shape
+    if no_draws and draws is not None:
+        raise ConfigError("give --draws or --no-draws, not both")
+    store = None if no_draws else draws or default_store()
     pixels = np.stack([read_picture(path, shape) for path in images])
     with Client(
         export_dir, server, token=read_token(token_file), ca_file=ca, int8=int8, capture=capture,
-        allow_no_noise=allow_no_noise, waiting=retry_notice(server),
+        draws=store, budget=budget, allow_no_noise=allow_no_noise, waiting=retry_notice(server),
     ) as client:  # fmt: skip
         try:
             client.meet()

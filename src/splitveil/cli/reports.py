@@ -11,6 +11,7 @@ from typer import Argument, BadParameter, Option
 from splitveil.cli import console
 from splitveil.cli.console import OptPath, OptText, OptTexts
 from splitveil.errors import ConfigError
+from splitveil.io import Json
 
 
 def given_path(text: str) -> Path:
@@ -105,19 +106,26 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
 def doctor(
     run: console.RunFolder,
     plain: Annotated[OptPath, Option(help="Undefended run (default: one next to it).")] = None,
+    lang: console.Language = "en",
     json_: console.JsonFlag = False,
 ) -> None:
     """Find problems in a run's training log, and say which setting to change and how far.
 
     Example: `splitveil doctor runs/first`
+
+    Example: `splitveil doctor runs/first --lang zh`
     """
     from splitveil.insight.diagnosis import RULES, diagnose, read_case
+    from splitveil.report.words import language, sentence, word
 
-    findings = diagnose(read_case(run, plain))
-    count = {0: "no problems", 1: "1 problem"}.get(len(findings), f"{len(findings)} problems")
-    lines = [f"{run}: {count} found"]
+    chosen = language(lang)
+    findings = diagnose(read_case(run, plain), chosen)
+    counted = {0: "doctor.none", 1: "doctor.one"}.get(len(findings), "doctor.many")
+    lines = [sentence(counted, run=str(run), count=str(len(findings))).plain(chosen)]
     for at, finding in enumerate(findings, start=1):
-        lines += [f"{at}. {finding.name}", f"   seen: {finding.seen}", f"   do: {finding.advice}"]
+        seen = sentence("doctor.seen", what=finding.seen).plain(chosen)
+        advice = sentence("doctor.do", what=finding.advice).plain(chosen)
+        lines += [f"{at}. {word(f'rule.{finding.name}', chosen)}", f"   {seen}", f"   {advice}"]
     found = {"run": str(run), "rules": list(RULES), "findings": [asdict(f) for f in findings]}
     console.show_result(found, *lines, json_=json_)
 
@@ -129,53 +137,68 @@ def explain(
         OptText,
         Option(help="Flow chart of a method, without a run: gated-att, slot-cross, cem, veil …"),
     ] = None,
-    lang: Annotated[str, Option(help="Language of a flow chart: en or zh.")] = "en",
+    lang: console.Language = "en",
     json_: console.JsonFlag = False,
 ) -> None:
     """Show in pictures what the defence of a run looks at, or how a method works.
 
     With a run, the page `explain.html` and its pictures go to the run's folder, or to that of
-    `--out`. With `--flow NAME` and no run, the method's flow chart is written as SVG and PDF to
-    this folder, or to that of `--out`. Names: split, attention, gated-att, gated-att-simple,
-    gated-att-trace, slot-cross, cem, veil.
+    `--out`. With `--flow NAME`, the method's flow chart is written as SVG and PDF to this folder,
+    or to that of `--out`; with a run as well, the present values of its gates and learned scalars
+    are printed. Names: split, attention, gated-att, gated-att-simple, gated-att-trace, slot-cross,
+    cem, veil.
 
     Example: `splitveil explain runs/first --out page`
 
     Example: `splitveil explain --flow slot-cross --lang zh --out page`
+
+    Example: `splitveil explain runs/first --flow slot-cross`
     """
-    if run is None:
-        if flow is None:
-            raise ConfigError("explain needs a run folder, or --flow NAME for a method's chart")
-        _flow_chart(flow, lang, out_dir or Path(), json_=json_)
-        return
     if flow is not None:
-        raise ConfigError(
-            f"got both the run {run} and --flow {flow}; give a run folder to explain the run, or "
-            "--flow NAME alone for a method's chart"
-        )
+        _flow_chart(flow, lang, out_dir or Path(), run, json_=json_)
+        return
+    if run is None:
+        raise ConfigError("explain needs a run folder, or --flow NAME for a method's chart")
     console.start()
     from splitveil.insight.explanation import explain_run
+    from splitveil.report.method_charts import drawable
+    from splitveil.report.words import language, sentence
 
-    paths, numbers = explain_run(run, out_dir)
+    chosen = language(lang)
+    paths, numbers = explain_run(run, out_dir, chosen)
+    if remark := drawable(chosen)[1]:
+        console.warn(remark)
     found = {"run": str(run), "files": [str(path) for path in paths], "numbers": numbers}
-    console.show_result(found, f"page: {paths[0]}", json_=json_)
+    told = sentence("audit.page", page=str(paths[0])).plain(chosen)
+    console.show_result(found, told, json_=json_)
 
 
-def _flow_chart(name: str, lang: str, folder: Path, *, json_: bool) -> None:
+def _flow_chart(name: str, lang: str, folder: Path, run: Path | None, *, json_: bool) -> None:
+    """Write a method's chart; of a run, also say where its gates and learned scalars stand."""
+    from splitveil.record.files import read_run
+    from splitveil.report.figures import gate_values
     from splitveil.report.method_charts import write_charts
-    from splitveil.report.words import language
+    from splitveil.report.words import language, sentence
 
-    paths, remark = write_charts(name, folder, language(lang))
+    chosen = language(lang)
+    values = {} if run is None else gate_values(read_run(run, audited=False))
+    paths, remark = write_charts(name, folder, chosen)
     if remark:
         console.warn(remark)
-    found = {"flow": name, "files": [str(path) for path in paths]}
-    console.show_result(found, *(f"chart: {path}" for path in paths), json_=json_)
+    found: Json = {"flow": name, "files": [str(path) for path in paths]}
+    lines = [sentence("explain.chart", path=str(path)).plain(chosen) for path in paths]
+    if run is not None:
+        found["values"] = values
+        said = "explain.values" if values else "explain.no-values"
+        told = ", ".join(f"{key} {value:.4g}" for key, value in values.items())
+        lines.append(sentence(said, run=str(run), values=told).plain(chosen))
+    console.show_result(found, *lines, json_=json_)
 
 
 def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     runs: Annotated[list[Path], Argument(help="Folders of audited runs.")],
     out_dir: console.OutFolder = None,
-    lang: Annotated[str, Option(help="Language of the page: en or zh.")] = "en",
+    lang: console.Language = "en",
     title: Annotated[OptText, Option(help="Title of the page.")] = None,
     pptx: Annotated[bool, Option("--pptx", help="Also a PowerPoint deck, deck.pptx.")] = False,
     published: console.PublishedOption = None,
@@ -194,6 +217,7 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     """
     from splitveil.report.deck import write_deck
     from splitveil.report.page import read_runs, write_report
+    from splitveil.report.words import sentence
 
     if slides:
         raise ConfigError(
@@ -206,9 +230,10 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     folder = target.parent if target.suffix == ".html" else target
     decks = [write_deck(content, folder)] if pptx else []  # first: python-pptx may be missing
     pages = write_report(content, target)[:1]
-    console.show_runs(content.runs, json_=json_)
+    console.show_runs(content.runs, json_=json_, lang=content.lang)
     if json_:
         return
     for line in content.reservations:
         console.warn(line)
-    console.print_lines(*(f"page: {page}" for page in pages), *(f"deck: {deck}" for deck in decks))
+    told = [("audit.page", pages[0]), *(("audit.deck", deck) for deck in decks)]
+    console.print_lines(*(sentence(key, page=str(path)).plain(content.lang) for key, path in told))

@@ -93,6 +93,12 @@ DOCUMENT_NAMES = {
     "random_ini_centers": "set skip_first_epoch",
     "num_epochs": "set epochs",
     "λ": "set lambd",
+    "warmup": "set attention_warmup_epochs",
+    "tau_snr": "set snr_thresh",
+    "alpha_snr": "set snr_sharp",
+    "beta_sp": "set softplus_beta",
+    "alpha_xattn": "it is learned from 0.1 on and cannot be set",
+    "alpha_ffn": "it is learned from 0.1 on and cannot be set",
     "assign.temp": "set assign_temp",
 }
 

@@ -1,9 +1,10 @@
 """Rules about a run: what to turn, and how far."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from statistics import fmean
 
@@ -14,13 +15,17 @@ from splitveil.io import Json
 from splitveil.record.files import read_run
 from splitveil.record.schema import Record, number
 from splitveil.report.flow_chart import first_epoch
+from splitveil.report.words import Lang, Sentence, Value, sentence, written
 
 TAIL = 3  # epochs that stand for "at the end"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """One problem of a run: what was seen, in numbers, and which setting to change, and how far."""
+    """One problem of a run: what was seen, in numbers, and which setting to change, and how far.
+
+    `name` is the rule's, in English; its Chinese name is under `[rule]` in `report/locale/zh.toml`.
+    """
 
     name: str
     seen: str
@@ -117,13 +122,28 @@ def scale(case: RunHistory, key: str, factor: float | int) -> str:
     return turn(case, key, factor * case.setting(key))
 
 
+def either(knobs: Sequence[Value]) -> Value:
+    """Several ways to mend a run, of which one is enough."""
+    return reduce(lambda first, second: say("or", first=first, second=second), knobs)
+
+
+def also(parts: Sequence[Value]) -> Value:
+    """Several things that hold, or that are to be done together."""
+    return reduce(lambda first, second: say("also", first=first, second=second), parts)
+
+
+def say(key: str, **values: Value) -> Sentence:
+    """A sentence of the doctor's, see `[doctor]` in `report/locale/`."""
+    return sentence(f"doctor.{key}", **values)
+
+
 ZERO = 1e-9
 SHUT = 0.999
 COLLAPSED = 0.5
 FEW_PER_CLASS = 4.0
 CLOSED_GATE = 0.25
 STILL = 0.9  # share of the first spread that still counts as not fallen
-Seen = tuple[str, str]
+Seen = tuple[Value, Value]
 
 
 def stuck_at_zero(case: RunHistory) -> Seen | None:
@@ -131,7 +151,7 @@ def stuck_at_zero(case: RunHistory) -> Seen | None:
     if "lambd" not in case.config:
         return None
     if not case.penalised:
-        return "lambd is 0: the penalty is switched off", "set lambd to its preset (16, veil: 0.3)"
+        return say("off"), say("off-do")
     if not case.active:
         return _still_warming(case)
     values = case.series("rob_loss")
@@ -145,13 +165,14 @@ def stuck_at_zero(case: RunHistory) -> Seen | None:
 def _still_warming(case: RunHistory) -> Seen:
     done, planned = len(case.epochs), int(case.setting("epochs", len(case.epochs)))
     warm, first = int(case.setting("attention_warmup_epochs")), first_epoch(case.config)
-    seen = f"no penalty in {done} epochs: it starts in epoch {first}, the run has {planned}"
+    seen = say("warming", done=str(done), first=str(first), planned=str(planned))
     if first <= planned:
-        return seen, f"continue the run past epoch {first} with --resume"
+        return seen, say("warming-resume", first=str(first))
     if planned > 4 * max(warm, 1):
-        return seen, f"train for at least {4 * first} epochs"
-    knob = turn(case, "attention_warmup_epochs", planned // 4) + ", or " if warm else ""
-    return seen, f"{knob}epochs {planned} → {4 * first}"
+        return seen, say("warming-longer", epochs=str(4 * first))
+    longer = f"epochs {planned} → {4 * first}"
+    shorter = turn(case, "attention_warmup_epochs", planned // 4)
+    return seen, say("or-else", first=shorter, second=longer) if warm else longer
 
 
 def _shut_again(case: RunHistory) -> Seen | None:
@@ -162,14 +183,12 @@ def _shut_again(case: RunHistory) -> Seen | None:
     rule, value, limit = _holding(case)
     if rule == "early_shut_steps":
         return (
-            "rob_loss is 0: the rule early_shut_steps keeps the penalty off, step "
-            f"{value:.0f} of {limit:g}",
-            f"train longer, or {turn(case, rule, value // 10)}",
+            say("early", done=f"{value:.0f}", steps=f"{limit:g}"),
+            say("early-do", knob=turn(case, rule, value // 10)),
         )
     return (
-        f"rob_loss is 0 again at the end: the rule {rule} shut the penalty off, the gate's "
-        f"mean is {value:.2f} and the limit {limit:g}",
-        f"{turn(case, rule, _above(value))}; 1 never shuts",
+        say("shut-again", rule=rule, mean=f"{value:.2f}", limit=f"{limit:g}"),
+        say("shut-again-do", knob=turn(case, rule, _above(value))),
     )
 
 
@@ -179,19 +198,19 @@ def _under_threshold(case: RunHistory) -> Seen | None:
         return None  # nothing is left to spread; the rule about chance speaks
     values = case.series("rob_loss")
     last = max((i for i, v in enumerate(values) if v > ZERO), default=-1)
-    since = f"rob_loss is 0 since epoch {number(case.active[last + 1], 'epoch') or 0:.0f}"
+    since = f"{number(case.active[last + 1], 'epoch') or 0:.0f}"
     if "var_threshold" not in case.config:
-        return f"{since}: it has nothing left to lower", "if the attacks still succeed: use veil"
+        return say("nothing-left", since=since), say("nothing-left-do")
     old, noise = case.setting("var_threshold"), case.setting("noise_std")
     spread = case.end("intra_mse")
     new = old / 2
     if spread is not None and noise > 0 and case.config.get("form") != "trace":
         new = min(new, spread / (2 * noise**2))
     return (
-        f"{since}: every variance is under the threshold var_threshold·noise_std² = "
-        f"{old * noise**2:.3g} (intra_mse {spread or 0:.3g})",
-        f"if the attacks still succeed: {turn(case, 'var_threshold', new)}",
-    )
+        say("under-threshold", since=since, threshold=f"{old * noise**2:.3g}",
+            spread=f"{spread or 0:.3g}"),
+        say("under-threshold-do", knob=turn(case, "var_threshold", new)),
+    )  # fmt: skip
 
 
 def never_opens(case: RunHistory) -> Seen | None:
@@ -201,11 +220,10 @@ def never_opens(case: RunHistory) -> Seen | None:
         return None
     rule, value, limit = _holding(case)
     return (
-        f"the penalty was shut off in all {len(shut)} epochs after the warm-up by the rule "
-        f"{rule}: the gate's mean is {value:.2f} and the limit {limit:g}",
-        f"{turn(case, rule, _above(value))} (1 never shuts), or set statistic=raw, or "
-        "penalty=rate, which has no gates",
-    )
+        say("never-opens", epochs=str(len(shut)), rule=rule, mean=f"{value:.2f}",
+            limit=f"{limit:g}"),
+        say("never-opens-do", knob=turn(case, rule, _above(value))),
+    )  # fmt: skip
 
 
 def _active_steps(case: RunHistory) -> float:
@@ -237,13 +255,13 @@ def collapsed(case: RunHistory) -> Seen | None:
     ratio = case.end("surrogate_to_true")
     if ratio is None or ratio >= COLLAPSED:
         return None
-    seen = f"the surrogate reports {100 * ratio:.0f} % of the true rate; the rest is not protected"
+    seen = say("collapsed", share=f"{100 * ratio:.0f}")
     if "clusters" in case.config:
         fewer = max(1, case.setting("clusters") // 2)
-        return seen, turn(case, "clusters", fewer) + ", or use the defence veil"
-    now = case.config.get("attention")
+        return seen, say("fewer-clusters", knob=turn(case, "clusters", fewer))
+    now = str(case.config.get("attention"))
     other = "uniform" if now == "maximise" else "maximise"
-    return seen, f"attention {now} → {other} and statistic=raw"
+    return seen, say("collapsed-do", now=now, other=other)
 
 
 def uniform_attention(case: RunHistory) -> Seen | None:
@@ -253,10 +271,8 @@ def uniform_attention(case: RunHistory) -> Seen | None:
     if not acts or len(sizes) < 5 or min(sizes) <= 0.99:  # noqa: PLR2004
         return None
     return (
-        f"the effective sample size never fell below {min(sizes):.3f}: every sample weighs the "
-        "same, as without attention",
-        f"train the attention faster: {_attention_lr(case, 10.0, 1e-3)}, or save its cost with "
-        "attention=uniform",
+        say("uniform", size=f"{min(sizes):.3f}"),
+        say("uniform-do", knob=_attention_lr(case, 10.0, 1e-3)),
     )
 
 
@@ -269,17 +285,16 @@ def one_hot_attention(case: RunHistory) -> Seen | None:
     if size is None or not _attends(case) or size >= limit:
         return None
     return (
-        f"the effective sample size is {size:.3f} of a class's samples: one sample takes almost "
-        "all the weight and its variance says nothing of the others",
-        f"attention=uniform, or train it slower: {_attention_lr(case, 0.1, 1e-4)}",
+        say("one-hot", size=f"{size:.3f}"),
+        say("one-hot-do", knob=_attention_lr(case, 0.1, 1e-4)),
     )
 
 
-def _attention_lr(case: RunHistory, factor: float, start: float) -> str:
+def _attention_lr(case: RunHistory, factor: float, start: float) -> Value:
     """Its own Adam at a rate, or that rate times a factor."""
     if case.setting("attention_lr"):
         return scale(case, "attention_lr", factor)
-    return f"attention_lr none → {start:g} (an Adam of its own)"
+    return say("own-adam", rate=f"{start:g}")
 
 
 def _attends(case: RunHistory) -> bool:
@@ -297,16 +312,18 @@ def too_few_per_class(case: RunHistory) -> Seen | None:
     closed = gated and case.config.get("form", "gated") == "gated" and gate < CLOSED_GATE
     if not few and not closed:
         return None
-    seen = [f"{case.per_class:.1f} samples per class in a batch"] if few else []
-    advice = [turn(case, "batch_size", 8 * case.num_classes)] if few else []
+    seen: list[Value] = [say("few", count=f"{case.per_class:.1f}")] if few else []
+    larger = turn(case, "batch_size", 8 * case.num_classes)
+    advice: list[Value] = [larger] if few else []
     if few and "bank" in case.config:
-        advice[0] += f", or {turn(case, 'bank', 64)} rows of each class"
+        advice = [say("few-bank", batch=larger, bank=turn(case, "bank", 64))]
     if closed:
-        seen.append(f"the class gate lets {100 * gate:.0f} % through at p_c = {share:.3g}")
-        advice.append(f"{scale(case, 'class_gate_a', 1 / 4)} or class_gate_b → {share:.3g}")
+        seen.append(say("class-gate", share=f"{100 * gate:.0f}", at=f"{share:.3g}"))
+        knobs = [scale(case, "class_gate_a", 1 / 4), f"class_gate_b → {share:.3g}"]
+        advice.append(either(knobs))
     if few and "num_slots" in case.config and case.config.get("penalty") is None:
-        advice.append("relax the early shut-off: early_hard_thresh and early_gate_thresh → 1")
-    return "; ".join(seen), "; ".join(advice)
+        advice.append(say("relax"))
+    return also(seen), also(advice)
 
 
 def still_scattered(case: RunHistory) -> Seen | None:
@@ -319,17 +336,10 @@ def still_scattered(case: RunHistory) -> Seen | None:
     if last <= STILL * first:
         return None
     stronger = scale(case, "lambd", 2)
-    advice = (
-        "one pool per class sees one cluster: use the defence slot-cross (num_slots 8), or the "
-        f"honest penalty=rate with statistic=raw; else {stronger}"
-    )
+    advice = say("scattered-do", stronger=stronger)
     if case.config.get("penalty") == "rate":
-        longer = scale(case, "epochs", 2)
-        advice = f"{longer}, since the penalty needs time at full weight; else {stronger}"
-    return (
-        f"intra_mse went from {first:.3g} to {last:.3g}: classes are as scattered as at the start",
-        advice,
-    )
+        advice = say("scattered-longer", longer=scale(case, "epochs", 2), stronger=stronger)
+    return say("scattered", first=f"{first:.3g}", last=f"{last:.3g}"), advice
 
 
 LOST = 0.02
@@ -347,30 +357,31 @@ def accuracy_lost(case: RunHistory) -> Seen | None:
         return None
     values = case.series("val_accuracy")
     best = max((fmean(values[i : i + TAIL]) for i in range(len(values) - TAIL + 1)), default=0.0)
-    said = []
+    said: list[Value] = []
     if best - now > LOST:
-        said.append(f"validation accuracy fell from {100 * best:.1f} to {100 * now:.1f} %")
+        said.append(say("accuracy-fell", best=f"{100 * best:.1f}", now=f"{100 * now:.1f}"))
     could = None if case.plain is None else case.plain.accuracy
     if case.plain and could and could - now > LOST and training_not_converged(case) is None:
         said.append(
-            f"accuracy is {100 * now:.1f} %, that of the plain run '{case.plain.name}' "
-            f"{100 * could:.1f} %"
-        )
-    return ("; ".join(said), _weaker(case)) if said else None
+            say("accuracy-below", now=f"{100 * now:.1f}", name=case.plain.name,
+                could=f"{100 * could:.1f}")
+        )  # fmt: skip
+    return (also(said), _weaker(case)) if said else None
 
 
-def _weaker(case: RunHistory) -> str:
+def _weaker(case: RunHistory) -> Value:
     """Half the weight and a higher threshold, or the defence's own strength."""
     if not case.penalised:
         keys = [key for key in case.config if key.endswith(STRENGTHS) and case.setting(key)]
         knobs = [scale(case, key, 1 / 2) for key in keys]
         knobs += [scale(case, "bits", 2)] if "bits" in case.config else []
-        return " or ".join(knobs) or scale(case, "lr", 1 / 2)
+        return either(knobs or [scale(case, "lr", 1 / 2)])
     key = "attention_loss_scale" if "attention_loss_scale" in case.config else "lambd"
     advice = scale(case, key, 1 / 2)
     if case.config.get("penalty") == "rate" or "var_threshold" not in case.config:
-        return f"{advice}; {turn(case, 'ramp', 0.5)}" if case.setting("ramp") < 0.5 else advice  # noqa: PLR2004
-    return f"{advice}; {scale(case, 'var_threshold', 4)}"
+        steep = case.setting("ramp") < 0.5  # noqa: PLR2004
+        return also([advice, turn(case, "ramp", 0.5)]) if steep else advice
+    return also([advice, scale(case, "var_threshold", 4)])
 
 
 def at_chance(case: RunHistory) -> Seen | None:
@@ -378,13 +389,11 @@ def at_chance(case: RunHistory) -> Seen | None:
     weight = case.end("weight")
     if not case.penalised or not case.active or not case.at_chance:
         return None
-    seen = (
-        f"accuracy {100 * (case.accuracy or 0):.1f} % is no better than guessing "
-        f"({100 / case.num_classes:.1f} %), with a penalty of weight {weight or 0:.3g}"
-    )
+    seen = say("chance", accuracy=f"{100 * (case.accuracy or 0):.1f}",
+               guess=f"{100 / case.num_classes:.1f}", weight=f"{weight or 0:.3g}")  # fmt: skip
     weaker = scale(case, "lambd", 1 / 10)
     if case.setting("ramp") == 0:
-        return seen, f"let the weight grow: {turn(case, 'ramp', 0.5)}; else {weaker}"
+        return seen, say("chance-do", ramp=turn(case, "ramp", 0.5), weaker=weaker)
     return seen, weaker
 
 
@@ -396,11 +405,10 @@ def penalty_not_finite(case: RunHistory) -> Seen | None:
     steps = number(case.epochs[-1], "step") or skipped
     weaker = [scale(case, "lambd", 1 / 2)] if case.penalised else []
     slower = [scale(case, key, 1 / 10) for key in BESIDE_RATES if key in case.config]
-    advice = " or ".join([*weaker, scale(case, "lr", 1 / 2), *slower])
+    knobs = either([*weaker, scale(case, "lr", 1 / 2), *slower])
     return (
-        f"the penalty or its gradient was not finite and left out {skipped:.0f} times "
-        f"in {steps:.0f} steps",
-        f"{advice}; if it goes on, look for NaN in the images: eps and margin_m do not help",
+        say("not-finite", skipped=f"{skipped:.0f}", steps=f"{steps:.0f}"),
+        say("not-finite-do", knobs=knobs),
     )
 
 
@@ -410,22 +418,15 @@ def noise_too_small(case: RunHistory) -> Seen | None:
     if "noise_std" not in case.config or (noise == 0 and not case.penalised):
         return None
     if noise == 0:
-        return (
-            "noise_std is 0: without noise the rate is infinite and the penalty bounds nothing",
-            turn(case, "noise_std", 0.05),
-        )
+        return say("no-noise"), turn(case, "noise_std", 0.05)
     rate = case.rate
     if rate is None or round(rate, 2) <= round(HALF_LOG_TWO, 2):  # as it is printed
         return None
     factor = math.sqrt(math.expm1(2 * min(rate, 20.0)))
-    advice = scale(case, "noise_std", factor)
+    knobs = [scale(case, "noise_std", factor)]
     if case.penalised:
-        advice += f" or {scale(case, 'lambd', 2)}"
-    return (
-        f"{rate:.2f} nats per dimension pass the channel beyond the class; where signal and noise "
-        f"are equally strong it is {HALF_LOG_TWO:.2f}",
-        advice,
-    )
+        knobs.append(scale(case, "lambd", 2))
+    return say("little-noise", rate=f"{rate:.2f}", limit=f"{HALF_LOG_TWO:.2f}"), either(knobs)
 
 
 def training_not_converged(case: RunHistory) -> Seen | None:
@@ -433,17 +434,20 @@ def training_not_converged(case: RunHistory) -> Seen | None:
     done = int(number(case.epochs[-1], "epoch") or len(case.epochs))
     planned = int(case.setting("epochs", done))
     if done < planned:
-        return f"the run stopped after epoch {done} of {planned}", "continue it with --resume"
+        return say("stopped", done=str(done), planned=str(planned)), say("stopped-do")
     losses = case.series("task_loss")
-    again = f"epochs {planned} → {math.ceil(1.5 * planned)}, from the start (--overwrite)"
     if len(losses) < TAIL + 1:
-        return f"{len(losses)} epochs are too few to judge", f"epochs {planned} → {10 * planned}"
+        return say("too-short", epochs=str(len(losses))), f"epochs {planned} → {10 * planned}"
     if case.at_chance and case.penalised:
         return None
     fall, last = fall_per_epoch(losses), fmean(losses[-max(1, len(losses) // 10) :])
     if last <= LEARNED or fall <= STEEP:
         return None
-    return f"the task loss still fell by {100 * fall:.0f} % per epoch, to {last:.3g}", again
+    again = f"epochs {planned} → {math.ceil(1.5 * planned)}"
+    return (
+        say("still-falling", share=f"{100 * fall:.0f}", last=f"{last:.3g}"),
+        say("still-falling-do", knob=again),
+    )
 
 
 RULES: Mapping[str, Callable[[RunHistory], Seen | None]] = {
@@ -462,10 +466,14 @@ RULES: Mapping[str, Callable[[RunHistory], Seen | None]] = {
 }
 
 
-def diagnose(case: RunHistory) -> list[Diagnosis]:
+def diagnose(case: RunHistory, lang: Lang = "en") -> list[Diagnosis]:
     """What is wrong with a run, in the order in which to change it; empty for a healthy run."""
     looked = ((name, rule(case)) for name, rule in RULES.items())
-    return [Diagnosis(name=n, seen=found[0], advice=found[1]) for n, found in looked if found]
+    return [
+        Diagnosis(name=name, seen=written(found[0], lang), advice=written(found[1], lang))
+        for name, found in looked
+        if found
+    ]
 
 
 SAME = ("dataset", "net", "split_seed")

@@ -15,12 +15,14 @@ from splitveil.config.resolve import plan_of
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
 from splitveil.insight import pictures
-from splitveil.insight.pictures import WeightWords
 from splitveil.io import Json, put_all
 from splitveil.record.files import RunFiles, read_run
 from splitveil.record.schema import number
 from splitveil.report.canvas import png_uri
+from splitveil.report.figures import training_curves
 from splitveil.report.flow_chart import Flow, FlowStep, draw_flow_chart, run_flow
+from splitveil.report.method_charts import drawable
+from splitveil.report.words import LANGS, Lang, Sentence, Value, sentence, word
 from splitveil.rng import stream
 from splitveil.runs import Run, load_run
 from splitveil.surrogates.base import (
@@ -57,7 +59,9 @@ class Panel:
         return png_uri(self.png or b"")
 
 
-def write_explanation(folder: Path, title: str, lead: str, panels: Sequence[Panel]) -> list[Path]:
+def write_explanation(
+    folder: Path, title: str, lead: str, panels: Sequence[Panel], lang: Lang = "en"
+) -> list[Path]:
     """Write the page and its pictures into a folder; every string is escaped.
 
     Returns:
@@ -67,7 +71,10 @@ def write_explanation(folder: Path, title: str, lead: str, panels: Sequence[Pane
 
     environment = Environment(loader=PackageLoader("splitveil.insight"), autoescape=True,
                               undefined=StrictUndefined, trim_blocks=True)  # fmt: skip
-    page = environment.get_template("explain.html.j2").render(title=title, lead=lead, panels=panels)
+    page = environment.get_template("explain.html.j2").render(
+        title=title, lead=lead, panels=panels, html_lang=LANGS[lang],
+        footer=word("explain.footer", lang),
+    )  # fmt: skip
     contents = {folder / PAGE: page.encode("utf-8")}
     contents |= {folder / panel.file: panel.png for panel in panels if panel.png}
     return put_all(folder, contents)
@@ -81,7 +88,7 @@ class SampleWeights:
     """Relative weights (n,) of the samples, 1 being the equal share, and what they mean."""
 
     relative: Floats
-    text: str
+    text: Sentence
     words: pictures.WeightWords = pictures.PLAIN_WORDS
 
 
@@ -112,119 +119,121 @@ class Story:
     classes: tuple[str, ...]
     z: Floats  # (n, d), clean
     noise_std: float
-    maps: tuple[tuple[str, Floats], ...]  # of the first samples
+    maps: tuple[tuple[str, Floats], ...]  # of the first samples, under keys of `[picture]`
     files: RunFiles
     per_class: float
-    attention: SampleWeights | str
-    groups: Groups | str
-    gates: Gates | str
+    attention: SampleWeights | Sentence
+    groups: Groups | Sentence
+    gates: Gates | Sentence
 
 
-def panels(story: Story) -> list[Panel]:
+@dataclass(frozen=True)
+class Teller:
+    """Makes the panels of a page in the language `lang`, with pictures in `drawn`."""
+
+    lang: Lang
+    drawn: Lang
+
+    def panel(self, key: str, file: str, png: bytes, **values: Value) -> Panel:
+        """A picture under its title and with its words, `[explain]` in `report/locale/`."""
+        title = sentence(f"explain.{key}-title").plain(self.lang)
+        text = sentence(f"explain.{key}", **values).plain(self.lang)
+        return Panel(title=title, text=text, file=file, png=png)
+
+    def note(self, title: Sentence, why: Sentence) -> Panel:
+        """Why there is no picture."""
+        return Panel(title=title.plain(self.lang), text=why.plain(self.lang))
+
+
+def panels(story: Story, lang: Lang = "en") -> list[Panel]:
     """The page's panels, in order."""
-    flow = Panel(
-        title="What happens to an image",
-        file="flow.png",
-        text="Drawn from the run's configuration. The penalty, where there is one, looks at z "
-        "before the noise; the dashed line is its gradient, which reaches the client only.",
-        png=draw_flow_chart(story.flow),
+    teller = Teller(lang, drawable(lang)[0])
+    flow = teller.panel("flow", "flow.png", draw_flow_chart(story.flow, teller.drawn))
+    curves = teller.panel(
+        "curves", "curves.png", training_curves([story.files], lang=teller.drawn).png
     )
-    return [flow, *_attention(story), _sizes(story), _gates(story), _groups(story), *_data(story)]
+    return [
+        flow,
+        *([curves] if story.files.metrics else []),
+        *_attention(story, teller),
+        _sizes(story, teller),
+        _gates(story, teller),
+        _groups(story, teller),
+        *_data(story, teller),
+    ]
 
 
-def _attention(story: Story) -> list[Panel]:
-    if isinstance(story.attention, str):
-        return [Panel(title=pictures.PLAIN_WORDS.heading, text=story.attention)]
+def _attention(story: Story, teller: Teller) -> list[Panel]:
+    if isinstance(story.attention, Sentence):
+        return [teller.note(pictures.PLAIN_WORDS.heading, story.attention)]
     found, y, classes = story.attention, story.labels, story.classes
     left = sum(bool((y == c).any()) for c in range(len(classes))) - pictures.ROWS
-    more = f" {left} more classes are not shown." if left > 0 else ""
+    drawn = sentence(
+        "explain.attention-more" if left > 0 else "explain.attention",
+        text=found.text, count=str(len(y)), equal=found.words.equal, left=str(left),
+    )  # fmt: skip
+    chosen = sentence("explain.chosen", most=found.words.most, least=found.words.least)
     return [
         Panel(
-            title=found.words.heading,
+            title=found.words.heading.plain(teller.lang),
             file="attention-classes.png",
-            text=f"{found.text} Drawn for {len(y)} training images: each row is a class with its "
-            f"samples sorted; orange lies above “{found.words.equal}”, blue below.{more}",
-            png=pictures.attention_heatmap(found.relative, y, classes, found.words),
+            text=drawn.plain(teller.lang),
+            png=pictures.attention_heatmap(
+                found.relative, y, classes, found.words, lang=teller.drawn
+            ),
         ),
         Panel(
-            title=found.words.chosen,
+            title=found.words.chosen.plain(teller.lang),
             file="attention-samples.png",
-            text=f"Of each class, the {found.words.most} and the {found.words.least} images.",
-            png=pictures.weighted_samples(found.relative, y, story.images, classes, found.words),
+            text=chosen.plain(teller.lang),
+            png=pictures.weighted_samples(
+                found.relative, y, story.images, classes, found.words, lang=teller.drawn
+            ),
         ),
     ]
 
 
-def _sizes(story: Story) -> Panel:
-    title = "Effective sample size over time"
+def _sizes(story: Story, teller: Teller) -> Panel:
     if all(number(entry, "effective_sample_size") is None for entry in story.files.metrics):
-        return Panel(title=title, text=NO_SIZES)
-    return Panel(
-        title=title,
-        file="sample-size.png",
-        text="Share of a class's samples behind its statistics, mean over classes. 1: all weigh "
-        "the same. At the dotted line one sample has all the weight and its variance says nothing.",
-        png=pictures.sample_size_over_time(story.files, 1 / max(story.per_class, 1.0)),
-    )
+        return teller.note(sentence("explain.sizes-title"), sentence("explain.no-sizes"))
+    floor = 1 / max(story.per_class, 1.0)
+    png = pictures.sample_size_over_time(story.files, floor, teller.drawn)
+    return teller.panel("sizes", "sample-size.png", png)
 
 
-def _gates(story: Story) -> Panel:
-    title = "Gates"
-    if isinstance(story.gates, str):
-        return Panel(title=title, text=story.gates)
+def _gates(story: Story, teller: Teller) -> Panel:
     found = story.gates
-    closing = " While a mean lies above its dashed limit, the penalty is shut off."
-    return Panel(
-        title=title,
-        file="gates.png",
-        text="How much each class and dimension lets through to the penalty: the learned soft "
-        "gate, and the hard gate, which is open where the spread dominates the mean."
-        + (closing if found.limits else ""),
-        png=pictures.gate_histogram(found.soft, found.hard, found.limits),
-    )
+    if isinstance(found, Sentence):
+        return teller.note(sentence("explain.gates-title"), found)
+    png = pictures.gate_histogram(found.soft, found.hard, found.limits, teller.drawn)
+    return teller.panel("shut-gates" if found.limits else "gates", "gates.png", png)
 
 
-def _groups(story: Story) -> Panel:
-    if isinstance(story.groups, str):
-        return Panel(title="Slots", text=story.groups)
+def _groups(story: Story, teller: Teller) -> Panel:
+    if isinstance(story.groups, Sentence):
+        return teller.note(sentence("explain.groups-title"), story.groups)
     resp, kind = story.groups.resp, story.groups.kind
-    return Panel(
-        title=f"What each {kind} collects",
-        file=f"{kind}-images.png",
-        text=f"Each image stands at the {kind} with the largest responsibility for it, the surest "
-        f"images first. A dash: no image belongs to this {kind}.",
-        png=pictures.group_images(resp, story.labels, story.images, story.classes, kind),
+    png = pictures.group_images(
+        resp, story.labels, story.images, story.classes, kind, lang=teller.drawn
     )
+    return teller.panel(kind, f"{kind}-images.png", png)
 
 
-def _data(story: Story) -> list[Panel]:
+def _data(story: Story, teller: Teller) -> list[Panel]:
     within, total = pictures.class_variance(story.z, story.labels), story.z.var(0)
     y = story.labels[: len(story.maps[0][1])]
-    noise = (
-        "What rises above the dashed line can be read through the noise, image by image."
-        if story.noise_std > 0
-        else "This run adds no noise: every dimension can be read as it is."
-    )
+    noise = sentence("explain.noise" if story.noise_std > 0 else "explain.no-noise")
+    maps = [(pictures.label(key, teller.drawn), points) for key, points in story.maps]
+    variance = pictures.variance_against_noise(within, total, story.noise_std, teller.drawn)
     return [
-        Panel(
-            title="Each dimension against the noise",
-            file="variance.png",
-            text=f"Variance of clean z, sorted. {noise} A good defence keeps the upper curve, "
-            "which carries the class, and pushes the lower one under the line.",
-            png=pictures.variance_against_noise(within, total, story.noise_std),
-        ),
-        Panel(
-            title="Map of the classes",
-            file="map.png",
-            text=f"t-SNE of clean z of {len(y)} training images, one colour per class: from the "
-            "untrained client of the same seed, and from the trained one. Distances between "
-            "groups and their sizes mean nothing in such a map.",
-            png=pictures.class_maps(story.maps, y, story.classes),
+        teller.panel("variance", "variance.png", variance, noise=noise),
+        teller.panel(
+            "map", "map.png", pictures.class_maps(maps, y, story.classes), count=str(len(y))
         ),
     ]
 
 
-def summary(story: Story) -> Json:
+def summary(story: Story, lang: Lang = "en") -> Json:
     """The numbers behind the pictures."""
     within = pictures.class_variance(story.z, story.labels)
     found: Json = {"images": len(story.labels), "dimensions": story.z.shape[1]}
@@ -241,7 +250,8 @@ def summary(story: Story) -> Json:
         mass = pictures.group_mass(story.groups.resp, story.labels, len(story.classes))
         found[f"{story.groups.kind}_mass"] = _ends(mass[np.isfinite(mass).all(1)])
     parts = (story.attention, story.gates, story.groups)
-    return found | {"not_drawn": [part for part in parts if isinstance(part, str)]}
+    missing = [part.plain(lang) for part in parts if isinstance(part, Sentence)]
+    return found | {"not_drawn": missing}
 
 
 def _ends(values: Floats) -> Json:
@@ -252,17 +262,18 @@ LIMIT = 1000  # images looked at
 NUMBERS = 2**26  # of a temporary: slots and clusters need images · slots · dimensions
 MAPPED = 500  # images in a map
 PERPLEXITY = 30
-NO_SIZES = "The log has no effective sample size: no penalty was active in this run."
-NO_PENALTY = "This defence has no surrogate: nothing is weighted, gated or sorted into slots."
-Looked = tuple[SampleWeights | str, Groups | str, Gates | str]
+Looked = tuple[SampleWeights | Sentence, Groups | Sentence, Gates | Sentence]
 
 
-def explain_run(folder: Path, target: Path | None = None) -> tuple[list[Path], Json]:
+def explain_run(
+    folder: Path, target: Path | None = None, lang: Lang = "en"
+) -> tuple[list[Path], Json]:
     """Write `explain.html` and its PNGs. The same run gives the same bytes on a CPU.
 
     Args:
         folder: The run.
         target: Folder for the page; None for the run's own.
+        lang: Language of the page, and of its pictures where a font has its signs.
 
     Returns:
         The paths, the page first, and the numbers behind the pictures.
@@ -271,13 +282,11 @@ def explain_run(folder: Path, target: Path | None = None) -> tuple[list[Path], J
     dataset, splits = run.data()
     story = tell(run, dataset, splits)
     config = run.config
-    lead = (
-        f"Defence {config.defence} on {config.dataset}, seed {config.seed}: what its penalty looks "
-        "at, and what that does to the data the client sends."
-    )
-    title = f"Why {folder.resolve().name} does what it does"
-    paths = write_explanation(target or folder, title, lead, panels(story))
-    return paths, summary(story)
+    title = sentence("explain.title", name=folder.resolve().name).plain(lang)
+    lead = sentence("explain.lead", defence=config.defence, dataset=config.dataset,
+                    seed=str(config.seed)).plain(lang)  # fmt: skip
+    paths = write_explanation(target or folder, title, lead, panels(story, lang), lang)
+    return paths, summary(story, lang)
 
 
 @torch.no_grad()
@@ -315,8 +324,8 @@ def tell(run: Run, dataset: Dataset, splits: Splits) -> Story:
         z=z.numpy(),
         noise_std=run.noise_std,
         maps=(
-            ("before training", tsne(before[:MAPPED])),
-            ("after training", tsne(z.numpy()[:MAPPED])),
+            ("before", tsne(before[:MAPPED])),
+            ("after", tsne(z.numpy()[:MAPPED])),
         ),
         files=read_run(run.path, audited=False),
         per_class=min(batch, len(splits.train)) / built.num_classes,
@@ -357,17 +366,16 @@ def _spaced(name: str) -> str:
 def _look(surrogate: nn.Module | None, z: Tensor, y: Tensor, lambd: float) -> Looked:
     """Attention, groups and gates of the samples; a sentence where a surrogate has no such part."""
     if surrogate is None or lambd == 0:
-        why = NO_PENALTY if surrogate is None else "The penalty is switched off: lambd is 0."
+        why = sentence("explain.no-penalty" if surrogate is None else "explain.off")
         return why, why, why
     if isinstance(surrogate, SlotCrossAttentionCEM):
         return _look_slots(surrogate, z, y)
     if isinstance(surrogate, GatedAttentionCEM):
         return _look_gated(surrogate, z, y)
-    groups: Groups | str = "This penalty has no slots."
+    groups: Groups | Sentence = sentence("explain.no-slots")
     if isinstance(surrogate, KMeansCEM):
         groups = _look_clusters(surrogate, z, y)
-    none = "This penalty has no attention: every sample of a class weighs the same."
-    return none, groups, "This penalty has no gates."
+    return sentence("explain.no-attention"), groups, sentence("explain.no-gates")
 
 
 def _joined(
@@ -382,16 +390,15 @@ def _look_gated(surrogate: GatedAttentionCEM, z: Tensor, y: Tensor) -> Looked:
     batch = _joined(surrogate, z, y)
     weight = surrogate.weights(batch)
     relative = (weight * batch.count[batch.y])[: len(z)].numpy()
-    attention: SampleWeights | str = SampleWeights(
-        relative=relative,
-        text="Attention weight of each sample times the size of its class: 1 is the equal share.",
+    attention: SampleWeights | Sentence = SampleWeights(
+        relative=relative, text=sentence("explain.weights")
     )
     if surrogate.attention == "uniform":
-        attention = "With attention=uniform every sample of a class weighs the same."
-    slots = "Gated attention has one pool per class, no slots."
+        attention = sentence("explain.uniform")
+    slots = sentence("explain.one-pool")
     gate = surrogate.dimension_gate
     if gate is None:
-        return attention, slots, "This form of the penalty has no gates."
+        return attention, slots, sentence("explain.form-without-gates")
     x = plain_layernorm(batch.z) if surrogate.statistic == "layernorm" else batch.z
     found = class_moments(x, weight, batch.y, batch.num_classes)
     mean, var = found.mean[batch.counted > 0], found.var[batch.counted > 0]
@@ -404,25 +411,17 @@ def _look_slots(surrogate: SlotCrossAttentionCEM, z: Tensor, y: Tensor) -> Looke
     batch, scalars = _joined(surrogate, z, y), surrogate.scalars()
     x, resp = surrogate.assign(batch, scalars["assign_temp"])
     own, count = resp[: len(z)].numpy(), surrogate.num_slots
-    attention: SampleWeights | str = SampleWeights(
+    attention: SampleWeights | Sentence = SampleWeights(
         relative=own.max(1) * count,
-        words=WeightWords(
-            heading="How sure the slots are",
-            chosen="Which samples they are sure of",
-            axis=f"largest responsibility × {count} slots",
-            equal="all slots alike",
-            most="surest",
-            least="least sure",
-        ),
-        text=f"How sure the slots are of each sample: 1 means that all {count} slots take an equal "
-        f"share of it, {count} that a single slot takes all of it.",
+        words=pictures.words_of("slots", count=str(count)),
+        text=sentence("explain.sure", count=str(count)),
     )
-    groups: Groups | str = Groups(resp=own, kind="slot")
+    groups: Groups | Sentence = Groups(resp=own, kind="slot")
     if surrogate.attention == "uniform":
-        attention = groups = "With attention=uniform every slot takes an equal share."
+        attention = groups = sentence("explain.uniform-slots")
     gate = surrogate.dimension_gate
     if gate is None:
-        return attention, groups, "The rate over slots has no gates."
+        return attention, groups, sentence("explain.rate-without-gates")
     found = slot_moments(x, resp, batch.y, batch.num_classes)
     mean, var = (part[batch.counted > 0].flatten(0, 1) for part in (found.mean, found.var))
     hard = snr_gate(mean, var, scalars["snr_thresh"], scalars["snr_sharp"], surrogate.eps)
@@ -431,9 +430,9 @@ def _look_slots(surrogate: SlotCrossAttentionCEM, z: Tensor, y: Tensor) -> Looke
     return attention, groups, Gates(soft=soft.numpy(), hard=hard.numpy(), limits=limits)
 
 
-def _look_clusters(surrogate: KMeansCEM, z: Tensor, y: Tensor) -> Groups | str:
+def _look_clusters(surrogate: KMeansCEM, z: Tensor, y: Tensor) -> Groups | Sentence:
     if not bool(surrogate.fitted):
-        return "The clusters were never fitted: the run has no finished epoch with a penalty."
+        return sentence("explain.never-fitted")
     nearest = assign(z, y, surrogate.centroids.to(z), surrogate.weights > 0)
     resp = nn.functional.one_hot(nearest, surrogate.clusters).float()
     return Groups(resp=resp.numpy(), kind="cluster")

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from splitveil.record.files import RunFiles
 from splitveil.report import canvas
 from splitveil.report.canvas import GREY, INK, PALETTE, Drawing, Tile, TileRow, board, shown
-from splitveil.report.figures import draw_curves
+from splitveil.report.figures import Series, draw_curves
+from splitveil.report.words import Lang, Sentence, Value, sentence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,15 +33,28 @@ LESS, MORE = PALETTE[0], PALETTE[1]
 class WeightWords:
     """What weights are called: headings, the quantity, its value 1, and its two ends."""
 
-    heading: str = "How the weight is spread"
-    chosen: str = "Which samples get it"
-    axis: str = "relative weight α·M"
-    equal: str = "equal share"
-    most: str = "most weighted"
-    least: str = "least weighted"
+    heading: Sentence
+    chosen: Sentence
+    axis: Sentence
+    equal: Sentence
+    most: Sentence
+    least: Sentence
 
 
-PLAIN_WORDS = WeightWords()
+def words_of(kind: str, **values: str) -> WeightWords:
+    """The words of a kind of weights: `weight` of samples, or `slots` for how sure slots are."""
+    found = {key: sentence(f"{kind}.{key}", **values) for key in WeightWords.__dataclass_fields__}
+    return WeightWords(**found)
+
+
+PLAIN_WORDS = words_of("weight")
+
+
+def label(key: str, lang: Lang, **values: Value) -> str:
+    """A text of a picture, see `[picture]` in `report/locale/`."""
+    return sentence(f"picture.{key}", **values).plain(lang)
+
+
 Floats = NDArray[np.floating]
 
 
@@ -58,7 +72,12 @@ Labels = NDArray[np.integer]
 
 
 def attention_heatmap(
-    relative: Floats, y: Labels, classes: Sequence[str], words: WeightWords = PLAIN_WORDS
+    relative: Floats,
+    y: Labels,
+    classes: Sequence[str],
+    words: WeightWords = PLAIN_WORDS,
+    *,
+    lang: Lang = "en",
 ) -> bytes:
     """PNG: one row per class, its samples from the heaviest to the lightest as colours."""
     from matplotlib.colors import LinearSegmentedColormap
@@ -77,8 +96,8 @@ def attention_heatmap(
         axes.grid(visible=False)
         axes.set_yticks([i + 0.5 for i in range(len(present))])
         axes.set_yticklabels([shown(classes[c], 14) for c in present], fontsize=8)
-        axes.set_xlabel(f"samples of the class, {words.most} first (%)")
-        axes.set_title(words.axis, loc="left")
+        axes.set_xlabel(label("samples", lang, most=words.most))
+        axes.set_title(words.axis.plain(lang), loc="left")
         ends = sorted({low, 0.0, reach})
         bar = figure.colorbar(image, ax=axes, ticks=ends)
         bar.set_ticklabels([f"×{2.0**end:.3g}" for end in ends], fontsize=8)
@@ -94,6 +113,8 @@ def weighted_samples(
     images: Pixels,
     classes: Sequence[str],
     words: WeightWords = PLAIN_WORDS,
+    *,
+    lang: Lang = "en",
 ) -> bytes:
     """PNG: of each class the most and the least weighted images (n, c, h, w), with their weight."""
     present = [c for c in range(len(classes)) if (y == c).sum() >= 2 * PICKED][:SHOWN]
@@ -104,7 +125,7 @@ def weighted_samples(
         ink = MORE if weight > 1.05 else LESS if weight < 0.95 else GREY  # noqa: PLR2004
         return Tile(image=images[index], words=f"×{weight:.2f}", ink=ink)
 
-    rows = [_heads([words.most, words.least], PICKED)]
+    rows = [_heads([words.most.plain(lang), words.least.plain(lang)], PICKED)]
     for label in present:
         own = np.flatnonzero(y == label)
         own = own[np.argsort(-relative[own], kind="stable")]
@@ -129,22 +150,23 @@ def _row(name: str, groups: Sequence[Sequence[Tile]], per_group: int) -> TileRow
     return TileRow(label=shown(name, 14), tiles=tiles)
 
 
-def sample_size_over_time(run: RunFiles, floor: float) -> bytes:
+def sample_size_over_time(run: RunFiles, floor: float, lang: Lang = "en") -> bytes:
     """PNG: effective sample size over the epochs, and what the penalty was held back by.
 
     `floor` is 1/M_c, where one sample has all the weight.
     """
     with board(6.4, 3.2, laid_out=True) as figure:
         axes = figure.subplots()
-        draw_curves(axes, "", 1.0, [("effective_sample_size", "", "-")], [run], named=True)
+        series: list[Series] = [("effective_sample_size", "", "-")]
+        draw_curves(axes, "", 1.0, series, [run], named=True, lang=lang)
         for value, ink, dash, words in (
-            (floor, canvas.WRONG, ":", "one sample only (1/M)"),
-            (1.0, INK, "--", "all samples alike"),
+            (floor, canvas.WRONG, ":", label("one-sample", lang)),
+            (1.0, INK, "--", label("all-alike", lang)),
         ):
             axes.axhline(value, color=ink, linestyle=dash, linewidth=1.1, label=words)
         axes.set_xlim(0.5, len(run.metrics) + 0.5)
         axes.set_ylim(0, 1.08)
-        axes.set_ylabel("effective sample size (share)")
+        axes.set_ylabel(label("sample-size", lang))
         axes.legend(loc="center right", fontsize=8, bbox_to_anchor=(1.0, 0.35))
     return Drawing(figure).png
 
@@ -154,26 +176,30 @@ MOST_SLOTS = 10
 MOST_CLASSES = 10
 
 
-def gate_histogram(soft: Floats, hard: Floats, limits: tuple[float, float] | None = None) -> bytes:
+def gate_histogram(
+    soft: Floats, hard: Floats, limits: tuple[float, float] | None = None, lang: Lang = "en"
+) -> bytes:
     """PNG: the soft (learned) and the hard (SNR) gate over classes and dimensions.
 
     `limits` are the means above which the early shut-off closes, soft first; None without one.
     """
-    titles = ("soft gate (learned, per dimension)", "hard gate (SNR)")
+    titles = (label("soft-gate", lang), label("hard-gate", lang))
     with board(8.4, 3.0, laid_out=True) as figure:
         for at, axes in enumerate(figure.subplots(1, 2)):
             title, values = titles[at], (soft, hard)[at].ravel()
             share = np.full(len(values), 100 / len(values))
             axes.hist(values, bins=np.linspace(0, 1, 41).tolist(), weights=share, color=PALETTE[at])
             mean = float(values.mean())
-            axes.axvline(mean, color=INK, linewidth=1.3, label=f"mean {mean:.2f}")
+            axes.axvline(
+                mean, color=INK, linewidth=1.3, label=label("mean", lang, mean=f"{mean:.2f}")
+            )
             if limits is not None:
-                text = f"shut-off above {limits[at]:g}"
+                text = label("shut-above", lang, limit=f"{limits[at]:g}")
                 axes.axvline(limits[at], color=GREY, linestyle="--", linewidth=1.3, label=text)
             axes.set_xlim(0, 1)
             axes.set_title(title)
-            axes.set_xlabel("0 closed · open 1")
-            axes.set_ylabel("% of gates" if at == 0 else "")
+            axes.set_xlabel(label("closed-open", lang))
+            axes.set_ylabel(label("share-of-gates", lang) if at == 0 else "")
             corner = "upper left" if mean > 0.5 else "upper right"  # noqa: PLR2004
             axes.legend(fontsize=8, loc=corner, frameon=True, edgecolor="none", framealpha=0.9)
     return Drawing(figure).png
@@ -191,7 +217,13 @@ def group_mass(resp: Floats, y: Labels, num_classes: int) -> Floats:
 
 
 def group_images(
-    resp: Floats, y: Labels, images: Pixels, classes: Sequence[str], kind: str = "slot"
+    resp: Floats,
+    y: Labels,
+    images: Pixels,
+    classes: Sequence[str],
+    kind: str = "slot",
+    *,
+    lang: Lang = "en",
 ) -> bytes:
     """PNG: for each class (rows) and slot (columns) the images it answers for most.
 
@@ -206,7 +238,8 @@ def group_images(
         own = own[np.argsort(-resp[own, slot], kind="stable")][:KEPT]
         return [Tile(image=images[i]) for i in own]
 
-    rows = [_heads([f"{kind} {slot + 1}" for slot in range(count)], KEPT)]
+    heads = [label(kind, lang, number=str(slot + 1)) for slot in range(count)]
+    rows = [_heads(heads, KEPT)]
     rows += [_row(classes[c], [surest(c, slot) for slot in range(count)], KEPT) for c in present]
     return canvas.tile_sheet(rows, size=0.34, labels=LABELS, per_group=KEPT).png
 
@@ -235,7 +268,9 @@ def share_above(variance: Floats, noise_std: float) -> float:
     return float((variance > noise_std**2).mean())
 
 
-def variance_against_noise(within: Floats, total: Floats, noise_std: float) -> bytes:
+def variance_against_noise(
+    within: Floats, total: Floats, noise_std: float, lang: Lang = "en"
+) -> bytes:
     """PNG: variance of each dimension, sorted; what rises above σ² can be read in the noise.
 
     `within` is the variance inside classes, which the penalty lowers; `total` over all images.
@@ -247,8 +282,8 @@ def variance_against_noise(within: Floats, total: Floats, noise_std: float) -> b
         rank = np.arange(1, len(within) + 1)
         wide = {"drawstyle": "steps-mid", "linewidth": 1.5}
         for values, ink, words in (
-            (total, PALETTE[5], "over all images"),
-            (within, PALETTE[0], "within a class"),
+            (total, PALETTE[5], label("over-all", lang)),
+            (within, PALETTE[0], label("within-class", lang)),
         ):
             axes.plot(rank, np.maximum(np.sort(values)[::-1], TINY), color=ink, label=words, **wide)  # type: ignore[arg-type]
         axes.set_yscale("log")
@@ -257,16 +292,16 @@ def variance_against_noise(within: Floats, total: Floats, noise_std: float) -> b
         if noise_std > 0:
             above = 100 * share_above(within, noise_std)
             axes.axhline(noise_std**2, color=canvas.WRONG, linestyle="--", linewidth=1.3)
-            axes.text(1.015, noise_std**2, f"noise σ² = {noise_std**2:.2g}",
+            axes.text(1.015, noise_std**2, label("noise", lang, value=f"{noise_std**2:.2g}"),
                       transform=axes.get_yaxis_transform(), color=canvas.WRONG, fontsize=8,
                       va="center")  # fmt: skip
-            title = f"{above:.0f} % of {len(within)} dimensions vary more than the noise"
+            title = label("above-noise", lang, share=f"{above:.0f}", count=str(len(within)))
         else:
-            title = f"{len(within)} dimensions, no noise on the wire"
+            title = label("without-noise", lang, count=str(len(within)))
         axes.set_title(title, loc="left")
         axes.set_xlim(1, max(len(within), 2))
-        axes.set_xlabel("dimension, sorted by variance")
-        axes.set_ylabel("variance of z")
+        axes.set_xlabel(label("dimension", lang))
+        axes.set_ylabel(label("variance", lang))
         low, high = axes.get_ylim()
         below = noise_std**2 > math.sqrt(low * high)  # the noise has its name in the upper half
         axes.legend(fontsize=8, loc="lower left" if below else "upper left",

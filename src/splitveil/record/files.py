@@ -5,8 +5,9 @@ import logging
 import math
 import os
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,8 @@ def parse_gallery(data: Json, where: str) -> Gallery:
 class RunFiles:
     """What one run folder holds.
 
-    `record` is empty if the run was trained but not audited; `metrics` has one entry per epoch.
+    `record` is empty if the run was trained but not audited; `metrics` has one entry per epoch;
+    `config` holds the settings of `config.toml`.
     """
 
     name: str
@@ -92,6 +94,12 @@ class RunFiles:
     record: Record
     metrics: tuple[Json, ...] = ()
     gallery: Gallery | None = None
+    config: Json = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Json:
+        """Its settings: of the record, or of `config.toml` where there is no record."""
+        return dict(self.record.config or self.config)
 
     @property
     def audited(self) -> bool:
@@ -128,6 +136,7 @@ def read_run(path: Path, *, audited: bool = True) -> RunFiles:
         record=Record.from_dict(record or {}),
         metrics=_read_epochs(path / "metrics.jsonl"),
         gallery=None if pictures is None else parse_gallery(pictures, str(path / "gallery.json")),
+        config=_read_settings(path / "config.toml"),
     )
 
 
@@ -139,6 +148,14 @@ def _read_text(path: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError) as err:
         raise RunError(f"cannot read {path}: {err}; check its permissions and encoding") from err
+
+
+def _read_settings(path: Path) -> Json:
+    """The settings in a `config.toml`; empty if there is no such file, or a broken one."""
+    try:
+        return tomllib.loads(_read_text(path) or "")
+    except tomllib.TOMLDecodeError:
+        return {}
 
 
 def _read_object(path: Path) -> Json | None:

@@ -90,8 +90,14 @@ TEXT_SHARE = 0.11  # of the axes' height that two lines of text take
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")  # not as many as colours: pairs repeat late
 
+FONT = "DejaVu Sans"  # ships with matplotlib: the same pixels on every machine
+CHINESE_FONTS = (
+    "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN",
+    "Microsoft YaHei", "PingFang SC", "Hiragino Sans GB", "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei", "SimHei", "Noto Sans CJK JP", "Droid Sans Fallback", "Noto Serif CJK SC",
+    "Noto Serif CJK JP",
+)  # fmt: skip
 STYLE: dict[str, object] = {
-    "font.family": "DejaVu Sans",  # ships with matplotlib: the same pixels on every machine
     "font.size": 9,
     "text.color": INK,
     "text.parse_math": False,  # a run may be called a$b$c
@@ -160,12 +166,35 @@ def png_uri(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
+@cache
+def chinese_font() -> str | None:
+    """The name of an installed font with simplified Chinese characters; None without one."""
+    from matplotlib import font_manager
+
+    known = font_manager.fontManager
+    listed = {entry.fname for entry in known.ttflist}
+    if not any(entry.name in CHINESE_FONTS for entry in known.ttflist):
+        # matplotlib keeps its list of fonts, and a font may have been installed since.
+        for path in set(font_manager.findSystemFonts()) - listed:
+            try:
+                known.addfont(path)
+            except (OSError, RuntimeError):  # a file that is no font
+                continue
+    names = {entry.name for entry in known.ttflist}
+    return next((name for name in CHINESE_FONTS if name in names), None)
+
+
+def families() -> list[str]:
+    """The fonts of our pictures: the first that has a sign draws it."""
+    return [name for name in (FONT, chinese_font()) if name is not None]
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """Draw or save in our style, whatever the user's own matplotlibrc says."""
     from matplotlib.style import context
 
-    with context(STYLE, after_reset=True):
+    with context(STYLE | {"font.family": families()}, after_reset=True):
         yield
 
 
@@ -209,7 +238,7 @@ def marker(place: int) -> str:
 
 
 def shown(name: str, limit: int = 26) -> str:
-    """A name as it can be drawn: one line, at most `limit` signs, no glyph the font lacks.
+    """A name as it can be drawn: one line, at most `limit` signs, no glyph that no font has.
 
     >>> shown("a very long name of a run, too long", limit=12)
     'a very long…'
@@ -218,11 +247,15 @@ def shown(name: str, limit: int = 26) -> str:
     return clean if len(clean) <= limit else clean[: limit - 1].rstrip() + "…"
 
 
-@cache
 def _drawable(sign: str) -> bool:
+    return any(_has(family, sign) for family in families())
+
+
+@cache
+def _has(family: str, sign: str) -> bool:
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    return bool(get_font(findfont(FontProperties(family="DejaVu Sans"))).get_char_index(ord(sign)))
+    return bool(get_font(findfont(FontProperties(family=family))).get_char_index(ord(sign)))
 
 
 def references(runs: Sequence[RunFiles], what: str) -> list[float]:

@@ -17,7 +17,17 @@ from splitveil.record import schema
 from splitveil.record.files import RunFiles
 from splitveil.record.groups import Group, aux_of, mean_of
 from splitveil.record.schema import Certificate, Record, Share, get, number, text
-from splitveil.report.words import LANGS, LOCALE, Lang, Value, joined, sentence, word, written
+from splitveil.report.words import (
+    LANGS,
+    LOCALE,
+    Lang,
+    Value,
+    joined,
+    sentence,
+    translated,
+    word,
+    written,
+)
 from splitveil.table import CODE, MSE, NOTHING, TEXT, TEXTS, Column, Format, Table, fixed, mean_sd
 from splitveil.untrusted import parse_json, read_text
 
@@ -141,6 +151,12 @@ def _flag(flag: schema.Flag) -> tuple[Value, str, Value]:
     )
 
 
+def written_flag(flag: tuple[Value, str, Value], lang: Lang) -> tuple[str, str, str]:
+    """A flag in a language; what was seen stands in the record in English."""
+    name, seen, advice = flag
+    return written(name, lang), translated(seen, lang), written(advice, lang)
+
+
 def _flags(run: RunFiles) -> list[Value] | None:
     """Names of a run's flags, and the profile of an audit with less than the standard budget."""
     flags, profile = flags_of(run), run.record.audit.profile
@@ -207,7 +223,7 @@ def refused_certificates(runs: Sequence[RunFiles], lang: Lang = "en") -> list[tu
             if reason is not None:
                 names, kinds = reasons.setdefault(reason, ({}, {}))
                 names[run.name] = kinds[word(f"certificate.{kind}", lang)] = None
-    return [(joined([*names], lang), joined([*kinds], lang), reason)
+    return [(joined([*names], lang), joined([*kinds], lang), translated(reason, lang))
             for reason, (names, kinds) in reasons.items()]  # fmt: skip
 
 

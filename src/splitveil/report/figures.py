@@ -20,6 +20,7 @@ from splitveil.record.schema import number, text
 from splitveil.report import canvas
 from splitveil.report.canvas import CEILING, GREY, INK, Drawing, Tile, TileRow, board, colour, shown
 from splitveil.report.columns import Published
+from splitveil.report.words import Lang, sentence, word
 from splitveil.table import NOTHING, format_mse, percent
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 
-CEILING_TEXT = canvas.CEILING_TEXT
-FLOOR_TEXT = "attack floor: mean image"
 NEAR_PX = 26  # a name further than this from its mark gets a line to it
 CROWD_PX = (150, 40)  # marks nearer than this compete for places
 MANY_MARKS = 12
@@ -64,7 +63,9 @@ def comparable_rows(
     }
 
 
-def scatter(runs: Sequence[RunFiles], published: Mapping[str, Published] | None = None) -> Drawing:
+def scatter(
+    runs: Sequence[RunFiles], published: Mapping[str, Published] | None = None, lang: Lang = "en"
+) -> Drawing:
     """Accuracy (x, %) against the strongest attack's MSE (y), one named point per run.
 
     Runs that differ in their seeds alone share colour and mark. Published rows are hollow and dark.
@@ -72,6 +73,7 @@ def scatter(runs: Sequence[RunFiles], published: Mapping[str, Published] | None 
     Args:
         runs: The runs; those without an accuracy or an attack are left out.
         published: Rows of others by name; only the comparable ones are drawn.
+        lang: Language of its texts.
 
     Raises:
         RunError: No run has both numbers.
@@ -86,17 +88,19 @@ def scatter(runs: Sequence[RunFiles], published: Mapping[str, Published] | None 
     if not marks:
         raise RunError("no run has both an accuracy and a strongest attack; audit a run first")
     for name, row in comparable_rows(runs, published or {}).items():
-        said = shown(f"{name} (published)", 36)
+        said = shown(sentence("picture.published", name=name).plain(lang), 36)
         marks.append(Mark(name=said, accuracy=100 * row.accuracy, mse=row.mse, hollow=True))
-    lines = [(v, CEILING_TEXT, CEILING, "--") for v in canvas.references(runs, "ceiling")]
-    lines += [(v, FLOOR_TEXT, canvas.FLOOR, ":") for v in canvas.references(runs, "floor")]
-    return draw_tradeoff(marks, lines)
+    ceiling, floor = word("picture.ceiling", lang), word("picture.floor", lang)
+    lines = [(v, ceiling, CEILING, "--") for v in canvas.references(runs, "ceiling")]
+    lines += [(v, floor, canvas.FLOOR, ":") for v in canvas.references(runs, "floor")]
+    return draw_tradeoff(marks, lines, lang=lang)
 
 
 def draw_tradeoff(
     marks: Sequence[Mark],
     lines: Sequence[tuple[float, str, str, str]],
     legend: Sequence[tuple[Mark, str]] = (),
+    lang: Lang = "en",
 ) -> Drawing:
     """Named marks with error bars, and horizontal reference lines (value, text, colour, dash).
 
@@ -104,6 +108,7 @@ def draw_tradeoff(
         marks: at least one point.
         lines: references; their texts stand on the right.
         legend: what a look means, drawn above the plot.
+        lang: Language of the axes.
     """
     from matplotlib.lines import Line2D
 
@@ -117,8 +122,8 @@ def draw_tradeoff(
         top = 1.12 * max([m.mse for m in marks] + [line[0] for line in lines]) or 1.0
         axes.set_ylim(-0.04 * top, top)
         axes.set_yticks([t for t in axes.get_yticks() if 0 <= t <= top])
-        axes.set_xlabel("accuracy through the channel (%)   better →")
-        axes.set_ylabel("strongest attack's MSE   more private →")
+        axes.set_xlabel(word("picture.accuracy", lang))
+        axes.set_ylabel(word("picture.strongest", lang))
         for mark in marks:
             axes.errorbar(mark.accuracy, mark.mse, xerr=mark.accuracy_sd, yerr=mark.mse_sd,
                           elinewidth=1.2, capsize=2.5, zorder=3, **_look(mark))  # fmt: skip
@@ -178,7 +183,7 @@ MANY_RUNS = 2 * PER_PANEL  # beyond, the numbers stand in the table alone
 MARGINS, TALL, NAME = 2.45, 3.9, 0.9  # inches: both sides, a panel, an attack's name
 
 
-def attack_bars(runs: Sequence[RunFiles]) -> Drawing:
+def attack_bars(runs: Sequence[RunFiles], lang: Lang = "en") -> Drawing:
     """MSE of every attack, a group of bars per attack and a bar per run.
 
     Runs that differ in their seeds alone stand together and have one colour, in every panel.
@@ -193,7 +198,8 @@ def attack_bars(runs: Sequence[RunFiles]) -> Drawing:
     with board(width, TALL * len(panels), laid_out=True) as figure:
         fields = figure.subplots(len(panels), squeeze=False)[:, 0]
         for axes, panel in zip(fields, panels, strict=True):
-            _draw_bars(axes, panel, attacks, upright=upright, numbers=len(runs) <= MANY_RUNS)
+            few = len(runs) <= MANY_RUNS
+            _draw_bars(axes, panel, attacks, upright=upright, numbers=few, lang=lang)
         return Drawing(figure, "attacks")
 
 
@@ -212,18 +218,25 @@ def _bar_panels(found: Sequence[Group]) -> list[BarPanel]:
     return panels
 
 
-def _bar_names(panel: BarPanel) -> dict[int, str]:
+def _bar_names(panel: BarPanel, lang: Lang) -> dict[int, str]:
     """What the legend says of each kind in a panel, by its place among all."""
     names = {}
     for place, same in groupby(panel, itemgetter(0)):
         (_, kind, run), *more = same
-        several = f"{shown(kind.name, 16)} ({1 + len(more)} runs)"
+        count = str(1 + len(more))
+        several = sentence("picture.runs", name=shown(kind.name, 16), count=count).plain(lang)
         names[place] = several if more else shown(run.name)
     return names
 
 
 def _draw_bars(
-    axes: "Axes", panel: BarPanel, attacks: Sequence[str], *, upright: bool, numbers: bool
+    axes: "Axes",
+    panel: BarPanel,
+    attacks: Sequence[str],
+    *,
+    upright: bool,
+    numbers: bool,
+    lang: Lang,
 ) -> None:
     """The bars of up to `PER_PANEL` runs, the ceiling, and the names over them."""
     runs = [run for _, _, run in panel]
@@ -247,9 +260,10 @@ def _draw_bars(
     axes.set_xticks(range(len(attacks)), words)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
-    axes.set_ylabel("MSE   more private →")
-    canvas.draw_references(axes, [(v, CEILING_TEXT, CEILING, "--") for v in ceilings])
-    names = _bar_names(panel)
+    axes.set_ylabel(word("picture.mse", lang))
+    known_label = word("picture.ceiling", lang)
+    canvas.draw_references(axes, [(v, known_label, CEILING, "--") for v in ceilings])
+    names = _bar_names(panel, lang)
     axes.legend([signs[place] for place in names], list(names.values()), loc="lower left",
                 bbox_to_anchor=(0, 1.0), ncols=4, handlelength=1, borderaxespad=0.1)  # fmt: skip
 
@@ -271,14 +285,14 @@ def phases(run: RunFiles) -> list[Phase]:
     """When the penalty of a run did not act, and when its weight was full.
 
     Args:
-        run: A run with the epoch lines of its log; the settings are those of its record.
+        run: A run with the epoch lines of its log; an audit is not needed.
 
     Returns:
         The warm-up (leading epochs with weight 0), the epoch in which a weight that grows over the
         share `ramp` of the run is full, and every stretch of epochs in which the penalty's own
         rules held it at 0.
     """
-    config, found = run.record.config, list[Phase]()
+    config, found = run.settings, list[Phase]()
     epochs = _epochs(run)
     weights = [number(entry, "weight") for entry in run.metrics]
     still = len(list(takewhile(lambda weight: weight == 0, weights)))
@@ -311,46 +325,101 @@ def logged(run: RunFiles, key: str) -> tuple[list[float], list[float]]:
     return [epoch for epoch, _ in pairs], [value for _, value in pairs]
 
 
-UNUSED = "not used by this defence"
 RUNS_PER_LINE = 5
 CURVES_WIDE, CURVES_TALL, LEGEND_LINE = 2.75, 2.6, 0.22  # inches: a panel, and a line of the legend
 FEW_EPOCHS = 40  # up to here every epoch gets its dot
 
-PENALTY = "Penalty (rob_loss)"
+PENALTY = "plot.penalty"
+# The eight scalars that the slots learn, and the gates of their cross-attention.
+LEARNED = (
+    "assign_temp", "slot_power", "snr_thresh", "snr_sharp", "softplus_beta", "margin_m",
+    "class_gate_a", "class_gate_b", "attention_gate", "ffn_gate",
+)  # fmt: skip
 Dash = Literal["-", "--"]
 Series = tuple[str, str, Dash]  # a key of the log, its name and its dash
 ACCURACY: Sequence[Series] = (
-    ("val_accuracy", "validation", "-"),
-    ("train_accuracy", "train", "--"),
+    ("val_accuracy", "plot.validation", "-"),
+    ("train_accuracy", "plot.train", "--"),
 )
 PANELS: Sequence[tuple[str, float, Sequence[Series]]] = (  # titles and factors of the values
-    ("Accuracy (%)", 100.0, ACCURACY),
+    ("plot.accuracy", 100.0, ACCURACY),
     (PENALTY, 1.0, (("rob_loss", "", "-"),)),
-    ("Intra-class MSE", 1.0, (("intra_mse", "", "-"),)),
-    ("Effective sample size", 1.0, (("effective_sample_size", "", "-"),)),
+    ("plot.intra-mse", 1.0, (("intra_mse", "", "-"),)),
+    ("plot.sample-size", 1.0, (("effective_sample_size", "", "-"),)),
+)
+GATES: Sequence[Series] = (
+    ("soft_gate", "plot.soft-gate", "-"),
+    ("hard_gate", "plot.hard-gate", "--"),
 )
 
 
-def training_curves(runs: Sequence[RunFiles], stem: str = "curves") -> Drawing:
+def training_curves(runs: Sequence[RunFiles], stem: str = "curves", lang: Lang = "en") -> Drawing:
     """Accuracy, penalty, intra-class MSE and effective sample size over the epochs.
 
+    A second row has the means of the gates, and what slots have learned, where runs logged them.
     Warm-up is grey and shut-off hatched. Phases that several runs do not share have the colour of
     their run.
 
     Args:
         runs: At least one run; each has its colour, named in a legend below where there are more.
         stem: Name of the drawing's files.
+        lang: Language of its texts.
     """
+    gated = any(logged(run, key)[0] for run in runs for key, _, _ in GATES)
+    learned = [run for run in runs if learned_scalars(run)]
+    rows = 1 + (gated or bool(learned))
     lines = math.ceil(len(runs) / RUNS_PER_LINE) if len(runs) > 1 else 0
-    height = CURVES_TALL + LEGEND_LINE * lines
+    height = CURVES_TALL * rows + LEGEND_LINE * lines
     with board(CURVES_WIDE * len(PANELS), height, laid_out=True) as figure:
-        for axes, panel in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
-            draw_curves(axes, *panel, runs, named=panel[0] == PENALTY)
+        grid = figure.add_gridspec(rows, len(PANELS))
+        for at, panel in enumerate(PANELS):
+            field = figure.add_subplot(grid[0, at])
+            draw_curves(field, *panel, runs, named=panel[0] == PENALTY, lang=lang)
+        if gated:
+            field = figure.add_subplot(grid[1, :2])
+            draw_curves(field, "plot.gates", 1.0, GATES, runs, named=False, lang=lang)
+        if learned:
+            draw_learned(figure.add_subplot(grid[1, 2:]), learned[0], lang)
         if lines:
             signs = [_line(colour(at), "-") for at in range(len(runs))]
             names = [shown(run.name) for run in runs]
             figure.legend(signs, names, loc="outside lower center", ncols=RUNS_PER_LINE)
         return Drawing(figure, stem, [run.name for run in runs])
+
+
+def learned_scalars(run: RunFiles) -> dict[str, float]:
+    """What the slots of a run have learned, at its last logged epoch; empty without slots."""
+    last = run.metrics[-1] if run.metrics else {}
+    found = {key: number(last, key) for key in LEARNED}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def gate_values(run: RunFiles) -> dict[str, float]:
+    """The means of the gates, the share of steps that were shut off, and the learned scalars.
+
+    All are of the last logged epoch.
+    """
+    last = run.metrics[-1] if run.metrics else {}
+    found = {key: number(last, key) for key in ("soft_gate", "hard_gate", "shut")}
+    return {k: v for k, v in found.items() if v is not None} | learned_scalars(run)
+
+
+def draw_learned(axes: "Axes", run: RunFiles, lang: Lang = "en") -> None:
+    """How far each scalar that the slots learn has moved from its first logged value."""
+    from matplotlib.ticker import MaxNLocator
+
+    for at, key in enumerate(learned_scalars(run)):
+        x, y = logged(run, key)
+        moved = [value - y[0] for value in y]
+        axes.plot(x, moved, "--" if at >= PER_PANEL else "-", color=colour(at), linewidth=1.3,
+                  label=f"{key} {y[-1]:.3g}")  # fmt: skip
+    limits = axes.get_xlim()
+    _mark_phases(axes, phases(run), GREY, named=False, lang=lang)
+    axes.set_xlim(limits)
+    axes.set_title(sentence("plot.learned", name=shown(run.name)).plain(lang))
+    axes.set_xlabel(word("plot.epoch", lang))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def draw_curves(
@@ -361,6 +430,7 @@ def draw_curves(
     runs: Sequence[RunFiles],
     *,
     named: bool,
+    lang: Lang = "en",
 ) -> None:
     """All runs' series of one panel, or a sentence that there are none.
 
@@ -368,7 +438,7 @@ def draw_curves(
     """
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_title(title)
+    axes.set_title(word(title, lang) if title else "")
     drawn: dict[str, Dash] = {}
     for at, run in enumerate(runs):
         for key, words, dash in series:
@@ -377,24 +447,27 @@ def draw_curves(
                 mark = "o" if len(x) <= FEW_EPOCHS else ""
                 values = [scale * value for value in y]
                 axes.plot(x, values, dash, color=colour(at), marker=mark, markersize=2.5)
-                drawn[words] = dash
+                drawn[word(words, lang) if words else ""] = dash
     if not drawn:
         axes.set_axis_off()
-        axes.text(0.5, 0.5, UNUSED, transform=axes.transAxes, ha="center", color=GREY)
+        axes.text(
+            0.5, 0.5, word("plot.unused", lang), transform=axes.transAxes, ha="center", color=GREY
+        )
         return
     limits = axes.get_xlim()
     found = [phases(run) for run in runs]
     shared = [phase for phase in found[0] if all(phase in others for others in found)]
-    _mark_phases(axes, shared, GREY, named=named)
+    _mark_phases(axes, shared, GREY, named=named, lang=lang)
     for at, own in enumerate(found):
-        _mark_phases(axes, [phase for phase in own if phase not in shared], colour(at), named=False)
+        apart = [phase for phase in own if phase not in shared]
+        _mark_phases(axes, apart, colour(at), named=False, lang=lang)
     axes.set_xlim(limits)
-    axes.set_xlabel("epoch")
+    axes.set_xlabel(word("plot.epoch", lang))
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     if "" not in drawn:
         ink = GREY if len(runs) > 1 else colour(0)
         signs = [_line(ink, dash) for dash in drawn.values()]
-        axes.legend(signs, list(drawn), loc="lower right", fontsize=8)
+        axes.legend(signs, list(drawn), loc="lower right" if scale > 1 else "best", fontsize=8)
 
 
 def _line(ink: str, dash: Dash) -> "Line2D":
@@ -403,7 +476,9 @@ def _line(ink: str, dash: Dash) -> "Line2D":
     return Line2D([], [], color=ink, linestyle=dash)
 
 
-def _mark_phases(axes: "Axes", found: Sequence[Phase], ink: str, *, named: bool) -> None:
+def _mark_phases(
+    axes: "Axes", found: Sequence[Phase], ink: str, *, named: bool, lang: Lang = "en"
+) -> None:
     """Behind the curves: when the penalty did not act, and when its weight was full."""
     from matplotlib.colors import to_rgba
 
@@ -417,9 +492,11 @@ def _mark_phases(axes: "Axes", found: Sequence[Phase], ink: str, *, named: bool)
                          edgecolor=to_rgba(ink, 0.45))  # fmt: skip
         if named:
             place = (phase.first - 0.4, 0.98)
-            word = axes.annotate(phase.kind, place, xycoords=("data", "axes fraction"),
-                                 fontsize=7, color=GREY, rotation=90, va="top")  # fmt: skip
-            word.set_in_layout(False)  # it may lie outside the epochs shown
+            name = axes.annotate(
+                word(f"band.{phase.kind}", lang), place, xycoords=("data", "axes fraction"),
+                fontsize=7, color=GREY, rotation=90, va="top", annotation_clip=True,
+            )  # fmt: skip
+            name.set_in_layout(False)  # it may lie outside the epochs shown
 
 
 MAX_COLUMNS = 10
@@ -429,7 +506,7 @@ TILE, LABELS = 0.74, 2.17  # inches: a side of a tile, and the names beside the 
 Album = list[tuple[RunFiles, Gallery]]  # runs that show the same images
 
 
-def draw_grid(runs: Sequence[RunFiles]) -> Drawing:
+def draw_grid(runs: Sequence[RunFiles], lang: Lang = "en") -> Drawing:
     """Originals on top, below one row per model and attack, the strongest marked.
 
     Runs that scored the same images share their columns; others get a grid of their own.
@@ -445,7 +522,7 @@ def draw_grid(runs: Sequence[RunFiles]) -> Drawing:
         raise RunError(
             "none of the runs has a gallery.json; audit a run again to save reconstructions"
         )
-    rows = [row for album in albums.values() for row in _album_rows(album)]
+    rows = [row for album in albums.values() for row in _album_rows(album, lang)]
     return canvas.tile_sheet(rows, size=TILE, labels=LABELS, stem="reconstructions")
 
 
@@ -468,40 +545,42 @@ def left_out(runs: Sequence[RunFiles]) -> list[str]:
     return [run.name for run in runs if run.gallery is not None][len(_chosen(runs)) :]
 
 
-def _album_rows(album: Album) -> list[TileRow]:
+def _album_rows(album: Album, lang: Lang) -> list[TileRow]:
     """The originals under the names of their classes, then each model with its attacks."""
     first = album[0][1]
     names = [shown(first.class_name(label), MAX_CLASS_NAME) for label in first.labels]
     tiles = [Tile(image=i, words=n) for i, n in zip(first.original, names, strict=True)]
-    rows = [TileRow(label="original", bold=True, tiles=tiles[:MAX_COLUMNS])]
+    rows = [TileRow(label=word("gallery.original", lang), bold=True, tiles=tiles[:MAX_COLUMNS])]
     for run, gallery in album:
-        rows.append(_head(run, gallery))
-        rows += [_attack_row(run, gallery, attack) for attack in gallery.reconstructions]
+        rows.append(_head(run, gallery, lang))
+        rows += [_attack_row(run, gallery, attack, lang) for attack in gallery.reconstructions]
     return rows
 
 
-def _head(run: RunFiles, gallery: Gallery) -> TileRow:
+def _head(run: RunFiles, gallery: Gallery, lang: Lang) -> TileRow:
     """Name and accuracy of a model, and the server's answer over each column."""
     tiles = []
     for answer, label in zip(gallery.answers, gallery.labels, strict=True):
         name, right = shown(gallery.class_name(answer), MAX_CLASS_NAME), answer == label
         ink = INK if right else canvas.WRONG
         tiles.append(Tile(words=name if right else f"{name} ✗", ink=ink))
-    note = f"accuracy {percent(run.record.accuracy, 1)} %; the server's answers:"
+    accuracy = percent(run.record.accuracy, 1)
+    note = sentence("picture.answers", accuracy=accuracy).plain(lang)
     return TileRow(label=shown(run.name, 24), note=note, bold=True, ruled=True,
                    tiles=tiles[:MAX_COLUMNS])  # fmt: skip
 
 
-def _attack_row(run: RunFiles, gallery: Gallery, attack: str) -> TileRow:
+def _attack_row(run: RunFiles, gallery: Gallery, attack: str, lang: Lang) -> TileRow:
     """An attack's images and mean MSE: over all scored images, or else over those shown."""
-    mse, suffix = number(run.record, f"attacks.{attack}.mse"), ""
+    mse, told = number(run.record, f"attacks.{attack}.mse"), "picture.attack"
     if mse is None and attack in gallery.mse:
-        mse, suffix = float(np.mean(gallery.mse[attack])), " (shown images)"
+        mse, told = float(np.mean(gallery.mse[attack])), "picture.attack-shown"
     strongest = attack == run.record.strongest.mse_by
     frame = CEILING if strongest else canvas.RULE
+    star = f"  ★ {word('gallery.strongest', lang)}" if strongest else ""
     return TileRow(
         label=shown(attack, 20),
-        note=f"MSE {format_mse(mse)}{suffix}{'  ★ strongest' if strongest else ''}",
+        note=sentence(told, mse=format_mse(mse), star=star).plain(lang),
         ink=CEILING if strongest else INK,
         bold=strongest,
         tiles=[Tile(image=i, frame=frame) for i in gallery.reconstructions[attack][:MAX_COLUMNS]],
@@ -637,16 +716,18 @@ class Pictures:
         return [picture for picture in found if picture is not None]
 
 
-def draw_pictures(runs: Sequence[RunFiles], published: Mapping[str, Published]) -> Pictures:
+def draw_pictures(
+    runs: Sequence[RunFiles], published: Mapping[str, Published], lang: Lang = "en"
+) -> Pictures:
     """Every picture for which the runs have data."""
     if not runs:
         raise RunError("no runs to report; name at least one run folder")
     groups = _groups([run for run in runs if run.metrics])
     return Pictures(
-        grid=_if_possible(lambda: draw_grid(runs)),
-        tradeoff=_if_possible(lambda: scatter(runs, published)),
-        attacks=_if_possible(lambda: attack_bars(runs)),
-        curves=tuple(training_curves(group, f"curves-{slug}") for slug, group in groups),
+        grid=_if_possible(lambda: draw_grid(runs, lang)),
+        tradeoff=_if_possible(lambda: scatter(runs, published, lang)),
+        attacks=_if_possible(lambda: attack_bars(runs, lang)),
+        curves=tuple(training_curves(group, f"curves-{slug}", lang) for slug, group in groups),
     )
 
 

@@ -2,11 +2,12 @@
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from splitveil.io import Json
 from splitveil.report.canvas import GREY, PALETTE, Drawing, sheet, shown
+from splitveil.report.words import Lang, translated
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -161,8 +162,9 @@ SIGNS = 22  # per line of a box
 TOP, LOW = "#e8f1f8", "#fdeee4"
 
 
-def draw_flow_chart(flow: Flow) -> bytes:
+def draw_flow_chart(flow: Flow, lang: Lang = "en") -> bytes:
     """PNG: image → client → channel → wire → server above, the penalty's path below."""
+    flow = in_words_of(flow, lang)
     first = flow.client + 1  # the penalty starts under what the client sends
     columns = max(len(flow.wire), first + len(flow.penalty))
     width = columns * WIDE + (columns + 1) * GAP
@@ -174,6 +176,19 @@ def draw_flow_chart(flow: Flow) -> bytes:
             _draw_row(axes, flow.penalty, first, level - BELOW, (LOW, PALETTE[1]))
             _join_rows(axes, flow, level)
         return Drawing(figure).png
+
+
+def in_words_of(flow: Flow, lang: Lang) -> Flow:
+    """The flow with its texts in a language, `[box]` in `locale/`."""
+
+    def told(steps: tuple[FlowStep, ...]) -> tuple[FlowStep, ...]:
+        return tuple(
+            FlowStep(translated(step.title, lang), tuple(translated(x, lang) for x in step.lines))
+            for step in steps
+        )
+
+    back = translated(flow.back, lang)
+    return replace(flow, wire=told(flow.wire), penalty=told(flow.penalty), back=back)
 
 
 def _left(column: int) -> float:

@@ -22,7 +22,7 @@ from unicodedata import combining, east_asian_width, normalize
 from splitveil.errors import ConfigError, unknown
 from splitveil.io import Json, put_all
 from splitveil.report import canvas
-from splitveil.report.canvas import GREY, INK, RULE, sheet
+from splitveil.report.canvas import FONT, GREY, INK, RULE, chinese_font, sheet
 from splitveil.report.words import Lang
 
 if TYPE_CHECKING:
@@ -200,36 +200,11 @@ def plain(text: str) -> str:
     return "".join(part for part, _ in marks(text))
 
 
-FONT = "DejaVu Sans"  # has every sign of the formulas
-CHINESE_FONTS = (
-    "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN",
-    "Microsoft YaHei", "PingFang SC", "Hiragino Sans GB", "WenQuanYi Micro Hei",
-    "WenQuanYi Zen Hei", "SimHei", "Noto Sans CJK JP", "Droid Sans Fallback", "Noto Serif CJK SC",
-    "Noto Serif CJK JP",
-)  # fmt: skip
 NO_FONT = (
     "no font with Chinese characters is installed, so the pictures are in English; install one, "
     "for example Noto Sans CJK (on Debian and Ubuntu `apt install fonts-noto-cjk`), and run the "
     "command again"
 )
-
-
-@cache
-def chinese_font() -> str | None:
-    """The name of an installed font with simplified Chinese characters; None without one."""
-    from matplotlib import font_manager
-
-    known = font_manager.fontManager
-    listed = {entry.fname for entry in known.ttflist}
-    if not any(entry.name in CHINESE_FONTS for entry in known.ttflist):
-        # matplotlib keeps its list of fonts, and a font may have been installed since.
-        for path in set(font_manager.findSystemFonts()) - listed:
-            try:
-                known.addfont(path)
-            except (OSError, RuntimeError):  # a file that is no font
-                continue
-    names = {entry.name for entry in known.ttflist}
-    return next((name for name in CHINESE_FONTS if name in names), None)
 
 
 def drawable(lang: Lang) -> tuple[Lang, str]:

@@ -16,6 +16,7 @@ from splitveil.record.schema import shortfalls
 from splitveil.record.statistics import undominated
 from splitveil.report import columns, figures, sentences, words
 from splitveil.report.columns import CERTIFICATES, LEAKS, SUMMARY, Published
+from splitveil.report.method_charts import drawable
 from splitveil.report.words import Lang, Sentence, sentence, word
 
 PAGE = "report.html"
@@ -61,18 +62,28 @@ class ReportContent:
     @property
     def notes(self) -> list[str]:
         """Folders and published rows that are not in the report, and why."""
-        left_out = [f"left out: {path}: {reason}" for path, reason in self.skipped]
+        left_out = [
+            sentence("audit.left-out", path=path, reason=words.translated(reason, self.lang)).plain(
+                self.lang
+            )
+            for path, reason in self.skipped
+        ]
         datasets = sentences.distinct(self.runs, "config.dataset")
-        return left_out + columns.elsewhere(self.published, datasets)
+        remark = drawable(self.lang)[1]
+        return left_out + columns.elsewhere(self.published, datasets) + [remark] * bool(remark)
 
     @property
     def reservations(self) -> list[str]:
         """Which runs had less than a standard audit, and in what."""
         less: dict[str, list[str]] = {}
         for run in self.runs:
-            less.setdefault(", ".join(shortfalls(run.record)), []).append(run.name)
-        return [f"less than a standard audit ({reason}): {', '.join(names)}"
-                for reason, names in less.items() if reason]  # fmt: skip
+            short = [words.translated(reason, self.lang) for reason in shortfalls(run.record)]
+            less.setdefault(words.joined(short, self.lang), []).append(run.name)
+        return [
+            sentence("audit.less", reason=reason, names=tuple(names)).plain(self.lang)
+            for reason, names in less.items()
+            if reason
+        ]
 
     @property
     def key_runs(self) -> Sequence[RunFiles]:
@@ -89,7 +100,7 @@ class ReportContent:
     @cached_property
     def pictures(self) -> figures.Pictures:
         """Every picture for which the runs have data."""
-        return figures.draw_pictures(self.runs, self.published)
+        return figures.draw_pictures(self.runs, self.published, drawable(self.lang)[0])
 
 
 def best_runs(runs: Sequence[RunFiles]) -> list[RunFiles]:
@@ -109,7 +120,7 @@ def read_runs(
 ) -> ReportContent:
     """Read run folders; one that is broken or no run is named and left out.
 
-    A folder that is given twice counts once.
+    A folder that is given twice counts once. A run that was not audited has its curves alone.
 
     Args:
         paths: The folders.
@@ -136,7 +147,9 @@ def read_runs(
     skipped: list[tuple[str, str]] = []
     for path in folders.values():
         try:
-            run = read_run(path)
+            run = read_run(path, audited=False)
+            if not run.metrics:  # a log alone gives curves; without one there must be a record
+                run = read_run(path)
             # The log and the leaks are not checked with the record: odd ones fail here.
             figures.phases(run)
             LEAKS.cells(runs_with_leaks([run]))
@@ -207,7 +220,7 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
         title=content.heading,
         statement=sentences.statement(runs),
         verdict=sentences.verdict(runs),
-        skipped=content.skipped,
+        skipped=[(path, words.translated(reason, lang)) for path, reason in content.skipped],
         cards=[card(run) for run in content.key_runs],
         all_runs=len(runs),
         pictures=pictures,
@@ -221,7 +234,7 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
         attacks=columns.ATTACKS.render(columns.attack_rows(runs), "html", lang),
         audit=CERTIFICATES.render(runs, "html", lang) if columns.audited(runs) else "",
         flags=[
-            (run.name, *(words.written(value, lang) for value in flag))
+            (run.name, *columns.written_flag(flag, lang))
             for run in runs
             for flag in columns.flags_of(run) or ()
         ],
@@ -276,6 +289,6 @@ def fill(name: str, lang: Lang, script: str, **content: object) -> str:
     return environment.get_template(name).render(content)
 
 
-def write_page(runs: list[Path], folder: Path) -> Path:
+def write_page(runs: list[Path], folder: Path, lang: Lang = "en") -> Path:
     """Write the report of some runs; returns the page's path."""
-    return write_report(ReportContent(runs=[read_run(path) for path in runs]), folder)[0]
+    return write_report(ReportContent(runs=[read_run(path) for path in runs], lang=lang), folder)[0]

@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from html import escape
 from importlib import resources
 from typing import Literal, Union
@@ -80,6 +81,42 @@ def sentence(key: str, **values: Value) -> Sentence:
 def written(value: object, lang: Lang) -> str:
     """A value of a sentence, or of a record, as plain text."""
     return value.plain(lang) if isinstance(value, Sentence) else str(value)
+
+
+def translated(text: str, lang: Lang) -> str:
+    """A text that was made or stored in English, in a language; itself where no pattern fits.
+
+    Records hold English sentences, with numbers and names in them. The English entries of `[seen]`,
+    `[why]` and `[box]` are patterns of such sentences; the other languages have them with the same
+    placeholders.
+
+    >>> translated("3 of 5 steps were trained", "zh")
+    '5 步中只训练了 3 步'
+    """
+    if lang == "en":
+        return text
+    for key, pattern in _patterns():
+        if found := pattern.fullmatch(text):
+            values = {name: translated(value, lang) for name, value in found.groupdict().items()}
+            return word(key, lang).format(**values)
+    return text
+
+
+RECORDED = ("seen", "why", "box")
+
+
+@cache
+def _patterns() -> list[tuple[str, re.Pattern[str]]]:
+    """The English entries that can be recognised, those with most words of their own first."""
+    keys = [key for key in LOCALE["en"] if key.partition(".")[0] in RECORDED]
+    keys.sort(key=lambda key: -len(re.sub(r"\{\w+\}", "", LOCALE["en"][key])))
+    return [(key, _pattern(LOCALE["en"][key])) for key in keys]
+
+
+def _pattern(entry: str) -> re.Pattern[str]:
+    parts = re.split(r"\{(\w+)\}", entry)
+    made = [f"(?P<{part}>.+?)" if at % 2 else re.escape(part) for at, part in enumerate(parts)]
+    return re.compile("".join(made), re.DOTALL)
 
 
 def word(key: str, lang: Lang = "en") -> str:

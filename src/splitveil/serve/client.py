@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import ServerError, WireError
+from splitveil.serve.draws import DrawStore
 from splitveil.serve.manifest import CLIENT, CLIENT_INT8, load_half, open_export, read_stages
-from splitveil.serve.noise import DrawCache
 from splitveil.serve.stages import apply_stages
 from splitveil.serve.transport import (
     HttpTransport,
@@ -29,9 +29,10 @@ OK, UNAUTHORISED, MISSING = 200, 401, 404
 class Client:
     """The device's half of an export, connected to a server.
 
-    Every image gets fresh noise from the operating system's generator; there is no seed and no way
-    to switch it off. An image that is among the last `cache` ones sent gets its earlier draw again,
-    because repeating a draw tells an eavesdropper nothing new.
+    Every image gets fresh noise from the operating system's generator; there is no seed to set and
+    no way to switch it off. An image that is among the last `cache` ones sent gets its earlier draw
+    again, because repeating a draw tells an eavesdropper nothing new. With `draws` this holds after
+    a restart too.
 
     Example:
         `logits = Client("runs/first/export", "http://localhost:8000").infer(images)`
@@ -49,6 +50,8 @@ class Client:
         int8: bool = False,
         threads: int = 0,
         cache: int = 10_000,
+        draws: str | Path | None = None,
+        budget: int = 1,
         batch: int = 32,
         binary: bool = True,
         capture: str | Path | None = None,
@@ -67,6 +70,8 @@ class Client:
             int8: Whether to use the quantised client.
             threads: Threads of onnxruntime; 0 lets it choose.
             cache: Draws to keep, ≥ 1.
+            draws: Folder that keeps them for the next start too; None: in memory, for this client.
+            budget: Different draws that one image may be sent with, ≥ 1; see `DrawStore`.
             batch: Images sent in one request, at most the server's `max_batch`.
             binary: Whether to send raw bytes instead of JSON numbers.
             capture: New file for everything that is sent, for `audit-wire`.
@@ -79,30 +84,27 @@ class Client:
         place = Path(folder)
         self.manifest = open_export(place, allow_no_noise=allow_no_noise)
         self._stages = read_stages(place, self.manifest)
-        self._encoder = load_half(place, self.manifest, CLIENT_INT8 if int8 else CLIENT, threads)
+        half = CLIENT_INT8 if int8 else CLIENT
+        self._encoder = load_half(place, self.manifest, half, threads)
+        self._draws = DrawStore(None if draws is None else Path(draws), cache, budget)
+        self._scope = f"{self.manifest.identity}/{self.manifest.files[half]}"
         if isinstance(server, str):
             server = HttpTransport(server, timeout=timeout, ca_file=ca_file)
         self._once = server
         call = RetryingTransport(once=server, patience=patience, waiting=waiting)
         self._call: Transport = call if capture is None else RecordingTransport(call, Path(capture))
-        self._cache, self._batch, self._binary = DrawCache(cache), batch, binary
+        self._batch, self._binary = batch, binary
         self._path = f"/v2/models/{self.manifest.name}"
         self._met = False
 
     def send(self, images: NDArray[Any]) -> Rows:
         """What leaves the device for images (n, c, h, w), floats in [0, 1] or bytes 0..255."""
         x = check_images(images, self.manifest.image_shape)
-        digests = [self._cache.digest(image) for image in x]
-        kept = {d: found for d in digests if (found := self._cache.get(d)) is not None}
-        new = {d: image for d, image in zip(digests, x, strict=True) if d not in kept}
-        if new:
-            z = self._encoder(np.stack(list(new.values())))
-            drawn = apply_stages(z, self._stages)
-            for digest, row in zip(new, drawn, strict=True):
-                kept[digest] = self._cache.keep(digest, row.copy())
         rows = np.zeros((len(x), *self.manifest.wire_shape), np.float32)
-        for row, digest in zip(rows, digests, strict=True):
-            row[:] = kept[digest]
+        if len(x):
+            streams = self._draws.streams(self._scope, x)
+            for row, z, entropy in zip(rows, self._encoder(x), streams, strict=True):
+                row[:] = apply_stages(z[None], self._stages, entropy)[0]
         return rows
 
     def infer(self, images: NDArray[Any]) -> Rows:

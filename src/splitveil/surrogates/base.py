@@ -514,10 +514,10 @@ class HasBank(Protocol):
 
 @runtime_checkable
 class Reports(Protocol):
-    """A surrogate that writes log lines of its own."""
+    """A surrogate that writes log lines of its own and has learned values to show."""
 
-    def report(self) -> None:
-        """Write the log lines gathered since the last call."""
+    def report(self) -> dict[str, float]:
+        """Write the log lines gathered since the last call; returns what it has learned so far."""
         ...
 
 

@@ -293,9 +293,18 @@ class SlotCrossAttentionCEM(base.BankedSurrogate):
                 diagnostics=diagnostics | {"shut": shut},
             )
 
-    def report(self) -> None:
-        """Write the `[CEM-GATE]` lines that wait on the device; the training loop calls this."""
+    @torch.no_grad()
+    def report(self) -> dict[str, float]:
+        """Write the `[CEM-GATE]` lines that wait on the device; returns the learned scalars.
+
+        These are the eight bounded ones and tanh of the two gates of the cross-attention. The
+        training loop calls this at its logging cadence, because reading makes the host wait.
+        """
         self.shutoff.report()
+        gates = {
+            key: torch.tanh(getattr(self.cross, key)) for key in ("attention_gate", "ffn_gate")
+        }
+        return {name: float(value) for name, value in (self.scalars() | gates).items()}
 
     def diagnose(
         self, batch: ClassBatch, resp: Shares, share: Float[Tensor, "c s"], var: Slots

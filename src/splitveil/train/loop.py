@@ -44,6 +44,7 @@ from splitveil.train.step import (
 from splitveil.untrusted import parse_json, read_bytes
 
 log = logging.getLogger("splitveil")
+LOG = "train.log"
 CHUNK = 1000  # images per pass where no gradient is needed
 LOG_EVERY = 50  # steps
 CHECKPOINT_SECONDS = 60.0  # at least one checkpoint in this time
@@ -259,7 +260,11 @@ def train_run(
         step = Stepper(loss, data)
         parts.model.train()
         clock, last = Clock(state.seconds), ""
-        with catch_interrupt() as interruption, MetricsLog(folder, state.log_offset) as metrics:
+        with (
+            readable_log(folder, state.step) as story,
+            catch_interrupt() as interruption,
+            MetricsLog(folder, state.log_offset) as metrics,
+        ):
             batches = epoch_batches(rows, batch, schedule, config.seed, state.step)
             for epoch, order, chosen in batches:
                 if beside:  # the last optimiser is theirs
@@ -278,6 +283,7 @@ def train_run(
                             parts.model, data, val, config.seed, fabric
                         )
                         state.meters.reset()
+                        story.info("epoch %d of %d:%s", epoch, schedule.epochs, in_short(line))
                     metrics.append(line)
                     last = in_short(line)
                 if epoch_ends:
@@ -391,7 +397,7 @@ def log_line(kind: str, state: TrainState, schedule: Schedule, clock: Clock) -> 
     line |= state.meters.means() | {"skipped": warn_skipped(state), "seconds": clock.seconds()}
     warn_collapsed(state)
     if isinstance(state.surrogate, Reports):
-        state.surrogate.report()
+        line |= state.surrogate.report()
     if line["task_loss"] is None:
         raise RunError(
             f"training diverged in epoch {epoch}: the task loss is not finite; "
@@ -473,6 +479,29 @@ def catch_interrupt() -> Iterator[Interruption]:
         yield asked
     finally:
         restore_handlers()
+
+
+@contextmanager
+def readable_log(folder: Path, step: int) -> Iterator[logging.Logger]:
+    """Keep the package's messages in `train.log`, with the lines of the logger it yields.
+
+    These are warnings and `[CEM-GATE]` lines; the epochs stand in the file alone.
+    """
+    with as_run_error(folder / LOG):
+        handler = logging.FileHandler(folder / LOG, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(min(logging.INFO, log.getEffectiveLevel()))
+    story = logging.Logger("splitveil", logging.INFO)
+    story.addHandler(handler)
+    try:
+        story.info("training %s at step %d", "continues" if step else "starts", step)
+        yield story
+    finally:
+        log.setLevel(before)
+        log.removeHandler(handler)
+        handler.close()
 
 
 class MetricsLog:
