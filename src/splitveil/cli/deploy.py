@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 TokenFile = Annotated[OptPath, Option(help="File with the token (default: $SPLITVEIL_TOKEN).")]
 Certificates = Annotated[OptPath, Option(help="PEM certificates to trust for TLS.")]
 
+Verify = Annotated[
+    OptPath, Option(help="Public key (PEM, Ed25519) that must have signed the export.")
+]
 NoNoise = Annotated[bool, Option("--allow-no-noise", help="Accept an export that adds no noise.")]
 
 TOKEN_VARIABLE = "SPLITVEIL_TOKEN"  # noqa: S105 - the name of a variable
@@ -46,6 +49,9 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
     attacker: Annotated[
         bool, Option("--attacker", help="Also export the strongest decoder of the audit.")
     ] = False,
+    sign: Annotated[
+        OptPath, Option(help="Private key (PEM, Ed25519) to sign the export with.")
+    ] = None,
     overwrite: console.Overwrite = False,
     json_: console.JsonFlag = False,
 ) -> None:
@@ -65,6 +71,7 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
     with console.progress_bar("attacker") if attacker else nullcontext(silent) as progress:
         manifest = export_run(
             load_run(run), target, name=name, int8=int8, attacker=attacker, overwrite=overwrite,
+            sign=sign,
             progress=progress,
         )  # fmt: skip
     found = {"export": str(target), "manifest": manifest.to_dict()}
@@ -117,6 +124,7 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     access_log: Annotated[bool, Option("--access-log", help="Log answers too.")] = False,
     threads: Annotated[int, Option(min=0, max=1024, help="Threads; 0: one per core.")] = 0,
     allow_no_noise: NoNoise = False,
+    verify: Verify = None,
     json_: console.JsonFlag = False,
 ) -> None:
     """Serve the server's half over HTTP (KServe v2 protocol), with a page for browsers.
@@ -149,7 +157,7 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     )  # fmt: skip
     app = load_app(
         find_export(path), limits=limits, token=token, threads=threads,
-        allow_no_noise=allow_no_noise,
+        allow_no_noise=allow_no_noise, verify=verify,
     )  # fmt: skip
     if host not in ("127.0.0.1", "::1", "localhost") and (token is None or tls is None):
         console.warn(f"listening on {host} without {'a token' if token is None else 'TLS'}")
@@ -185,6 +193,7 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     ] = False,
     budget: Annotated[int, Option(help="Different draws that one image may be sent with.")] = 1,
     allow_no_noise: NoNoise = False,
+    verify: Verify = None,
     json_: console.JsonFlag = False,
 ) -> None:
     """Classify images: the client runs here, and only its noisy features go to the server.
@@ -209,7 +218,8 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     pixels = np.stack([read_picture(path, shape) for path in images])
     with Client(
         export_dir, server, token=read_token(token_file), ca_file=ca, int8=int8, capture=capture,
-        draws=store, budget=budget, allow_no_noise=allow_no_noise, waiting=retry_notice(server),
+        draws=store, budget=budget, allow_no_noise=allow_no_noise, verify=verify,
+        waiting=retry_notice(server),
     ) as client:  # fmt: skip
         try:
             client.meet()
