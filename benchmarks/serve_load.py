@@ -1,11 +1,17 @@
 """What the server costs: its throughput against onnxruntime alone, and what it does when swamped.
 
 python benchmarks/serve_load.py OUT.json [--net vgg11] [--rows 32] [--rounds 5] [--seconds 5]
+python benchmarks/serve_load.py OUT.json --net small --rows 1
+python benchmarks/serve_load.py OUT.json --strangers --net small --rows 1 --seconds 600
 
 The server is `splitveil serve` in a process of its own; this one sends requests over loopback, all
 on the same cores. onnxruntime called directly and the server alternate, so that a busy machine
 meets both; the best round of each counts. Then four times as many requests arrive as the server
 answered: it must say no to what it cannot take, answer all it took, and not grow.
+
+With `--strangers` good clients send at a fixed rate, first alone, then for `--seconds` among
+strangers who are silent, slow, never read or talk nonsense, then alone again: their latency must
+not double, the server must not grow, and its log must stay small.
 """
 
 import argparse
@@ -17,18 +23,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import torch
+from load_clients import NUMBERS, Tally, flood, http_request
 
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.channel import Channel
@@ -36,34 +38,21 @@ from splitveil.nets.split import cut
 from splitveil.provenance import device_name, versions
 from splitveil.serve.admission import Limits
 from splitveil.serve.export import export_model
-from splitveil.serve.manifest import LOGITS, SERVER, WIRE, Manifest, OnnxHalf, load_half
-from splitveil.serve.wire import Message, TensorSpec, encode_request
+from splitveil.serve.manifest import LOGITS, SERVER, Manifest, OnnxHalf, load_half
+from splitveil.serve.wire import encode_request
 
-SHAPE, CLASSES = (3, 32, 32), 10
+SHAPES, CLASSES = {"small": (1, 8, 8)}, 10  # of images; others are 3×32×32
 OVERLOAD, SENDERS = 4.0, 96  # of 32 rows: three times what may wait
-OK, SHED = 200, (429, 503)
-
-
-@dataclass
-class Tally:
-    """What came back: seconds of every answer, and how often each status or fault."""
-
-    seconds: list[float] = field(default_factory=list)
-    statuses: Counter[str] = field(default_factory=Counter)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, status: int | str, seconds: float) -> None:
-        """Count one answer; only those with logits have a latency."""
-        with self.lock:
-            self.statuses[str(status)] += 1
-            if status == OK:
-                self.seconds.append(seconds)
+SMALL_SENDERS = 32  # of one row
+GOOD, RATE = 8, 25.0  # good clients among strangers, requests/s of each
+SHED = (429, 503)
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[tuple[str, int]]:
+def server(folder: Path, *options: str) -> Iterator[tuple[str, int]]:
     """`splitveil serve` until the block ends; gives its address and process."""
     words = [sys.executable, "-m", "splitveil", "serve", str(folder), "--port", "0", "--json"]
+    words += ["--allow-no-noise", *options]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)  # noqa: S603
     assert process.stdout is not None  # noqa: S101 - a pipe was asked for
     try:
@@ -72,40 +61,7 @@ def server(folder: Path) -> Iterator[tuple[str, int]]:
     finally:
         process.terminate()
         process.wait()
-
-
-def send(connection: HTTPConnection, path: str, message: Message, tally: Tally) -> bool:
-    """One request; False when the connection broke."""
-    began = time.perf_counter()
-    try:
-        connection.request("POST", path, message.body, dict(message.headers))
-        answer = connection.getresponse()
-        answer.read()
-    except (OSError, HTTPException) as err:
-        tally.add(type(err).__name__, 0.0)
-        connection.close()
-        return False
-    tally.add(answer.status, time.perf_counter() - began)
-    return True
-
-
-def flood(url: str, path: str, message: Message, until: float, rates: list[float | None]) -> Tally:
-    """One sender per rate in requests/s; None sends the next when the last is answered."""
-    tally = Tally()
-
-    def sender(number: int) -> None:
-        connection = HTTPConnection(str(urlsplit(url).netloc), timeout=60)
-        rate, due = rates[number], time.perf_counter() + number / len(rates) * 0.1
-        while (now := time.perf_counter()) < until:
-            if rate is not None:
-                time.sleep(max(0.0, min(due, until) - now))
-                due += 1 / rate
-            send(connection, path, message, tally)
-        connection.close()
-
-    with ThreadPoolExecutor(len(rates)) as pool:
-        list(pool.map(sender, range(len(rates))))
-    return tally
+        process.stdout.close()
 
 
 def resident(process: int) -> float:
@@ -123,20 +79,17 @@ def directly(half: OnnxHalf, rows: np.ndarray[Any, np.dtype[np.float32]], second
     return done / spent
 
 
-def through(
-    url: str, path: str, message: Message, rows: int, seconds: float
-) -> tuple[float, Tally]:
+def through(url: str, request: bytes, rows: int, seconds: float) -> tuple[float, Tally]:
     """Rows per second of the server with enough requests under way to fill its batches."""
-    senders = 2 * max(1, Limits().max_batch // rows)
+    senders = min(SMALL_SENDERS, 2 * max(1, Limits().max_batch // rows))
     began = time.perf_counter()
-    tally = flood(url, path, message, began + seconds, [None] * senders)
+    tally = flood(url, request, seconds, [None] * senders)
     return rows * len(tally.seconds) / (time.perf_counter() - began), tally
 
 
-def overloaded(
-    url: str, process: int, path: str, message: Message, *, rate: float, seconds: float
-) -> dict[str, Any]:
-    """What happens when `rate` requests/s arrive for a while."""
+@contextmanager
+def watched(process: int) -> Iterator[list[float]]:
+    """MiB of memory a process holds, four times a second while the block runs."""
     memory: list[float] = []
     over = threading.Event()
 
@@ -146,12 +99,30 @@ def overloaded(
 
     watcher = threading.Thread(target=watch)
     watcher.start()
+    try:
+        yield memory
+    finally:
+        over.set()
+        watcher.join()
+
+
+def growth(memory: list[float]) -> dict[str, float]:
+    """The most memory in the first third of the time, and in all of it."""
+    third = memory[: len(memory) // 3 + 1]
+    return {
+        "memory_mib_after_a_third": round(max(third), 1),
+        "memory_mib_at_most": round(max(memory), 1),
+    }
+
+
+def overloaded(
+    url: str, process: int, request: bytes, *, rate: float, seconds: float
+) -> dict[str, Any]:
+    """What happens when `rate` requests/s arrive for a while."""
     began = time.perf_counter()
-    tally = flood(url, path, message, began + seconds, [rate / SENDERS] * SENDERS)
+    with watched(process) as memory:
+        tally = flood(url, request, seconds, [rate / SENDERS] * SENDERS)
     spent = time.perf_counter() - began
-    over.set()
-    watcher.join()
-    third = len(memory) // 3
     shed = sum(tally.statuses[str(s)] for s in SHED)
     return {
         "asked_per_second": round(rate, 1),
@@ -160,85 +131,142 @@ def overloaded(
         "statuses": dict(sorted(tally.statuses.items())),
         "shed": shed,
         "neither_answered_nor_shed": sum(tally.statuses.values()) - shed - len(tally.seconds),
-        "latency": spread(tally.seconds),
-        "memory_mib_after_a_third": round(max(memory[: third + 1]), 1),
-        "memory_mib_at_most": round(max(memory), 1),
+        "latency": tally.spread(),
+        **growth(memory),
     }
 
 
-def spread(seconds: list[float]) -> dict[str, float]:
-    """Median and 99th percentile in milliseconds, and of how many."""
-    p50, p99 = (round(1000 * float(np.percentile(seconds or [0.0], q)), 2) for q in (50, 99))
-    return {"p50_ms": p50, "p99_ms": p99, "requests": len(seconds)}
+@contextmanager
+def strangers(url: str, path: str, seconds: float) -> Iterator[None]:
+    """Strangers of every kind, in a process of their own, while the block runs."""
+    words = [sys.executable, str(Path(__file__).with_name("load_clients.py"))]
+    process = subprocess.Popen([*words, url, path, "/page/main.js", str(seconds)])  # noqa: S603
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def among_strangers(folder: Path, request: bytes, path: str, seconds: float) -> dict[str, Any]:
+    """The latency of good clients alone, among strangers for `seconds`, and alone again."""
+    log = folder.parent / "serve.log"
+    alone = Tally()
+    rates: list[float | None] = [RATE] * GOOD
+    with server(folder, "--log-file", str(log), "--access-log") as (url, process):
+        flood(url, request, 1.0, rates)
+        with watched(process) as memory:
+            alone.add(flood(url, request, seconds / 4, rates))
+            with strangers(url, path, seconds + 5):
+                time.sleep(2)  # until they are all there
+                crowd = flood(url, request, seconds, rates)
+            alone.add(flood(url, request, seconds / 4, rates))
+    size = sum(file.stat().st_size for file in log.parent.glob(f"{log.name}*"))
+    return {
+        "alone": alone.spread() | {"statuses": dict(alone.statuses)},
+        "among_strangers": crowd.spread() | {"statuses": dict(crowd.statuses)},
+        "log_bytes": size,
+        **growth(memory),
+    }
 
 
 def make_export(net: str, folder: Path) -> Manifest:
     """A net with random weights: they cost the same as trained ones."""
     torch.manual_seed(0)
-    entry = NETS[net]
-    model = cut(entry.build(SHAPE, CLASSES), entry.cut_at, Channel()).eval()
-    return export_model(model, SHAPE, folder, name=net)
+    entry, shape = NETS[net], SHAPES.get(net, (3, 32, 32))
+    model = cut(entry.build(shape, CLASSES), entry.cut_at, Channel()).eval()
+    return export_model(model, shape, folder, name=net)
 
 
-def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All of it."""
-    manifest = make_export(options.net, folder)
-    half = load_half(folder, manifest, SERVER)
-    draw = np.random.default_rng(0)
-    sizes = sorted({options.rows, Limits().max_batch})
-    batches = [draw.random((n, *manifest.wire_shape), dtype=np.float32) for n in sizes]
-    spec = TensorSpec(name=WIRE, shape=manifest.wire_shape)
-    rows = draw.random((options.rows, *manifest.wire_shape), dtype=np.float32)
-    message, path = encode_request(rows, spec, LOGITS), f"/v2/models/{options.net}/infer"
-    direct: dict[str, list[float]] = {f"direct, batches of {n}": [] for n in sizes}
-    served: list[float] = []
-    busy: list[float] = []
-    with server(folder) as (url, process):
-        through(url, path, message, options.rows, 1.0)
-        for _ in range(options.rounds):
-            for kept, batch in zip(direct.values(), batches, strict=True):
-                kept.append(directly(half, batch, options.seconds))
-            rate, tally = through(url, path, message, options.rows, options.seconds)
-            served.append(rate)
-            busy += tally.seconds
-            print(f"direct {max(v[-1] for v in direct.values()):.0f}, server {rate:.0f} images/s "
-                  f"{dict(tally.statuses)}", flush=True)  # fmt: skip
-        until = time.perf_counter() + options.seconds
-        alone = flood(url, path, message, until, [None]).seconds
-        swamped = overloaded(
-            url,
-            process,
-            path,
-            message,
-            rate=OVERLOAD * max(served) / options.rows,
-            seconds=3 * options.seconds,
-        )
-        time.sleep(0.5)
-        settled = resident(process)
-    every = direct | {"server": served}
-    best = {name: max(found) for name, found in every.items()}
+def passport(options: argparse.Namespace, manifest: Manifest) -> dict[str, Any]:
+    """How a result was made."""
     return {
         "suite": "serve",
+        "command": f"python benchmarks/serve_load.py {' '.join(sys.argv[1:])}",
         "net": options.net,
         "batch": options.rows,
         "dim": manifest.wire_floats,
         "device": device_name(torch.device("cpu")),
         "versions": versions(),
-        "rows": [
-            {
-                "mode": name,
-                "classes": CLASSES,
-                "images_per_second": round(max(found), 1),
-                "best_ms": 1000 * options.rows / max(found),
-                "median_ms": 1000 * options.rows / statistics.median(found),
-                "repeats": len(found),
-            }
-            for name, found in every.items()
-        ],
-        "latency": {"one at a time": spread(alone), "at the best throughput": spread(busy)},
+    }
+
+
+def row(mode: str, rows: int, rates: list[float]) -> dict[str, Any]:
+    """A line of the result from images per second of some rounds."""
+    return {
+        "mode": mode,
+        "classes": CLASSES,
+        "images_per_second": round(max(rates), 1),
+        "best_ms": 1000 * rows / max(rates),
+        "median_ms": 1000 * rows / statistics.median(rates),
+        "repeats": len(rates),
+    }
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Throughput, latency and overload."""
+    manifest = make_export(options.net, folder)
+    half = load_half(folder, manifest, SERVER)
+    draw = np.random.default_rng(0)
+    sizes = sorted({options.rows, Limits().max_batch})
+    batches = [draw.random((n, *manifest.wire_shape), dtype=np.float32) for n in sizes]
+    request, _ = request_of(manifest, options.rows)
+    direct: dict[str, list[float]] = {f"direct, batches of {n}": [] for n in sizes}
+    served: list[float] = []
+    busy = Tally()
+    with server(folder) as (url, process):
+        through(url, request, options.rows, 1.0)
+        for _ in range(options.rounds):
+            for kept, batch in zip(direct.values(), batches, strict=True):
+                kept.append(directly(half, batch, options.seconds))
+            rate, tally = through(url, request, options.rows, options.seconds)
+            served.append(rate)
+            busy.add(tally)
+            print(f"direct {max(v[-1] for v in direct.values()):.0f}, server {rate:.0f} images/s "
+                  f"{dict(tally.statuses)}", flush=True)  # fmt: skip
+        alone = flood(url, request, options.seconds, [None])
+        asked = OVERLOAD * max(served) / options.rows
+        swamped = overloaded(url, process, request, rate=asked, seconds=3 * options.seconds)
+        time.sleep(0.5)
+        settled = resident(process)
+    every = direct | {"server": served}
+    best = {name: max(found) for name, found in every.items()}
+    return passport(options, manifest) | {
+        "rows": [row(name, options.rows, found) for name, found in every.items()],
+        "latency": {"one at a time": alone.spread(), "at the best throughput": busy.spread()},
         "overload": swamped | {"memory_mib_afterwards": round(settled, 1)},
         "ratios": {"server to direct": best.pop("server") / max(best.values())},
-    }  # fmt: skip
+    }
+
+
+def request_of(manifest: Manifest, count: int) -> tuple[bytes, str]:
+    """The bytes of an infer call, and its path."""
+    shape, path = (count, *manifest.wire_shape), f"/v2/models/{manifest.name}/infer"
+    rows = np.random.default_rng(1).random(shape, dtype=np.float32)
+    message = encode_request(rows, manifest.wire, LOGITS)
+    return http_request(path, message), path
+
+
+def measure_strangers(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """What good clients notice of strangers."""
+    manifest = make_export(options.net, folder)
+    found = among_strangers(folder, *request_of(manifest, options.rows), options.seconds)
+    print(json.dumps(found, indent=2))
+    alone, crowd = found["alone"], found["among_strangers"]
+    return passport(options, manifest) | {
+        "rows": [
+            {
+                "mode": mode,
+                "classes": CLASSES,
+                "best_ms": told["p50_ms"],
+                "median_ms": told["p50_ms"],
+                "repeats": told["requests"],
+            }
+            for mode, told in (("alone", alone), ("among strangers", crowd))
+        ],
+        "strangers": found | {"numbers": NUMBERS},
+        "ratios": {"p99 among strangers to alone": crowd["p99_ms"] / alone["p99_ms"]},
+    }
 
 
 def main() -> None:
@@ -249,10 +277,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32, help="images in a request")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each part of a round")
+    parser.add_argument("--strangers", action="store_true", help="good clients among strangers")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        found = measure(options, Path(scratch) / "export")
-    print(json.dumps({k: found[k] for k in ("latency", "overload", "ratios")}, indent=2))
+        run = measure_strangers if options.strangers else measure
+        found = run(options, Path(scratch) / "export")
+    shown = ("latency", "overload", "ratios")
+    print(json.dumps({k: found[k] for k in shown if k in found}, indent=2))
     options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 

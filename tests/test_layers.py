@@ -36,9 +36,20 @@ TOP_LEVEL = {"__init__", "__main__", *GROUND, "runs"}
 # What runs on the device is light: these import each other, three modules and two libraries.
 DEVICE = tuple(
     f"serve.{name}"
-    for name in ("client", "draws", "manifest", "noise", "runtime", "stages", "transport", "wire")
+    for name in (
+        "client",
+        "draws",
+        "manifest",
+        "noise",
+        "runtime",
+        "signature",
+        "stages",
+        "transport",
+        "wire",
+    )
 )
 ORT_HOME = "serve.runtime"  # switches the library's telemetry off before it is loaded
+SIGNER = "serve.signature"  # loads cryptography inside its functions only
 DEVICE_LIBRARIES = ("numpy", "onnxruntime")
 
 BANNED_LIBRARIES = {
@@ -117,6 +128,8 @@ def import_fault(name: str, module: str) -> str | None:
 
 def device_fault(name: str, module: str) -> str | None:
     top, _, rest = name.partition(".")
+    if top == "cryptography" and module == SIGNER:
+        return None
     if top == "splitveil":
         ours = (*DEVICE, "errors", "grid", "untrusted")
         if rest == "__version__" or any(rest == o or rest.startswith(f"{o}.") for o in ours):
@@ -263,6 +276,7 @@ PLANTED = [
     ("serve/client.py", "import onnxruntime", 1, "which switches its telemetry off"),
     ("serve/spy.py", "def f():\n    from onnxruntime import quantization", 2, "serve.runtime only"),
     ("data/spy.py", "def f():\n    from torchvision.datasets import CIFAR10", 2, "torchvision"),
+    ("serve/client.py", "from cryptography.exceptions import InvalidSignature", 1, "not crypto"),
     ("serve/client.py", "import torch", 1, "numpy and onnxruntime, not torch"),
     ("serve/client.py", "from splitveil.io import Json", 1, "it may not import splitveil.io"),
     ("serve/export.py", "from splitveil.train.loop import train", 1, "not splitveil.train.loop"),

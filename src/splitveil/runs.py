@@ -390,6 +390,7 @@ def export_run(
     int8: bool = False,
     attacker: bool = False,
     overwrite: bool = False,
+    sign: Path | None = None,
     progress: Progress = silent,
 ) -> Manifest:
     """Export client and server of a run, with the verdict of its audit; warns if it has none.
@@ -401,12 +402,18 @@ def export_run(
         int8: Whether to add a client in eight bits, calibrated on images of the training set.
         attacker: Whether to add the strongest decoder of the run's audit, fitted again.
         overwrite: Whether to replace an existing export.
+        sign: Private key to sign it with; None: no signature.
         progress: Told how far the attacker's fit has come.
 
     Returns:
         The manifest as it was written.
     """
     check_target(target, overwrite=overwrite)
+    if run.model.silent or run.model.exit is not None:
+        raise ConfigError(
+            f"{run.path} answers on the device (defence '{run.config.defence}'), and such a client "
+            "cannot be exported yet; export a run that sends everything"
+        )
     warn_unfinished(run)
     record = usable_record(run)
     if attacker and record is None:
@@ -428,6 +435,7 @@ def export_run(
         attacker=fit_attacker(run, record, progress) if attacker and record else None,
         classes=saved_class_names(run.path, run.built.num_classes),
         overwrite=overwrite,
+        sign=sign,
     )
 
 

@@ -98,6 +98,19 @@ def evidence(case: Target = OPEN, attempts: Mapping[str, Attempt] | None = None)
     return {"target": case, "attempts": made, "certificates": {}, "leaks": {}, "wire": {}}
 
 
+def adding(points: float, high: float) -> Given:
+    """A server that adds so much, at most `high`, to a head on what is sent."""
+    head = {"accuracy": 0.9, "low": 0.89, "high": 0.91}
+    adds = {"points": points, "low": 2 * points - high, "high": high}
+    return evidence() | {"probe": {"sent": head, "server_adds": adds}}
+
+
+def telling(bits: float, p: float) -> Given:
+    """An exit whose bit tells so much about the label."""
+    found = {"bits": bits, "p": p, "share_sent": {}}
+    return evidence() | {"leaks": {"exit": {"label": found}}}
+
+
 def known(**facts: Any) -> Given:  # noqa: ANN401 - fields of a Target
     """What is given of a target of which more is known."""
     return evidence(replace(OPEN, **facts))
@@ -126,6 +139,8 @@ SETTLED = (1.0, 0.5, *[0.25] * 8)
 
 Build = Callable[[], Given]
 RAISED: Mapping[str, list[Build]] = {
+    "server not needed": [lambda: adding(0.001, 0.004), lambda: adding(-0.02, 0.0)],
+    "exit tells the class": [lambda: telling(0.05, 0.001)],
     "white-box weaker than black-box": [
         lambda: evidence(attempts={"decoder": UNEVEN, "rmle": inside(0.11)}),
         lambda: evidence(attempts={"a": flat(0.9), "decoder": UNEVEN, "rmle": inside(0.5)}),
@@ -171,6 +186,8 @@ RAISED: Mapping[str, list[Build]] = {
     ],
 }
 SOUND: Mapping[str, list[Build]] = {
+    "server not needed": [lambda: adding(0.001, 0.006), evidence],
+    "exit tells the class": [lambda: telling(0.009, 0.001), lambda: telling(0.05, 0.02)],
     "white-box weaker than black-box": [
         lambda: evidence(attempts={"decoder": UNEVEN, "rmle": inside(0.104)}),
         lambda: evidence(attempts={"rmle": inside(0.5), "mean": flat(0.1, access="none")}),

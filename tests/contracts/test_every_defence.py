@@ -30,8 +30,8 @@ def made(defence: Defence) -> SplitModel:
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         net = NETS["small"]
-        model = cut(net.build(IMAGE, CLASSES), net.cut_at, defence.channel(SIGMA))
-        model.encoder = defence.encoder(model.encoder, model.wire_shape(IMAGE))
+        model = defence.assemble(cut(net.build(IMAGE, CLASSES), net.cut_at), IMAGE, CLASSES)
+        model.channel = defence.channel(SIGMA)
         return with_stage_shapes(model, IMAGE)
 
 
@@ -80,7 +80,8 @@ def test_its_channel_acts_the_same_in_training_and_in_deployment(name: str) -> N
     trained = channel.train()(z, generator(1))
     deployed = channel.eval()(z, generator(1))
     assert torch.equal(trained, deployed)
-    assert torch.equal(trained, z) is (name in ("none", "sparse"))  # that one is a layer of f
+    plain = ("none", "alone", "sparse")  # the last is a layer of f
+    assert torch.equal(trained, z) is (name in plain)
 
 
 def test_its_channel_has_the_runs_noise_or_none(name: str) -> None:
@@ -254,12 +255,11 @@ def test_a_setting_reaches_the_defence_it_is_given_to(name: str) -> None:
     assert ALL[name].penalty_plan().lambd != 3.0
 
 
-@pytest.mark.parametrize("key", ["summary", "client"])
-def test_what_describes_a_defence_cannot_be_set(name: str, key: str) -> None:
+def test_what_describes_a_defence_cannot_be_set(name: str) -> None:
     with pytest.raises(
-        ConfigError, match=re.escape(f"unknown setting for defence '{name}' '{key}'")
+        ConfigError, match=re.escape(f"unknown setting for defence '{name}' 'summary'")
     ):
-        make_config({"defence": name, key: "x"})
+        make_config({"defence": name, "summary": "x"})
 
 
 def test_a_misspelt_key_is_refused_with_the_nearest_one(name: str) -> None:

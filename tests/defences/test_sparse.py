@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from splitveil.config.resolve import DataFacts, build_defence, make_config, plan_of
 from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.errors import ConfigError
-from splitveil.nets.channel import SparseCoding, before_noise, insert_before_sigmoid
+from splitveil.nets.channel import Channel, SparseCoding, before_noise, insert_before_sigmoid
 from splitveil.nets.split import SplitModel
 from splitveil.runs import load_run
 
@@ -119,7 +119,8 @@ def test_it_draws_nothing_and_has_no_noise() -> None:
 def test_in_a_stack_it_stands_before_the_noise() -> None:
     stack = find_defence("noise+dropout+sparse")
     assert [type(s).__name__ for s in stack.channel(0.05).stages] == ["GaussianNoise", "Dropout"]
-    code, squash = stack.encoder(nn.Sigmoid(), (2, 3, 3)).children()
+    model = stack.assemble(SplitModel(nn.Sigmoid(), Channel(), nn.Flatten()), (2, 3, 3), 2)
+    code, squash = model.encoder.children()
     assert isinstance(code, SparseCoding)
     assert isinstance(squash, nn.Sigmoid)
     stages = stack.with_settings({"sparse_place": "wire"}).channel(0.05).stages

@@ -132,9 +132,9 @@ def test_each_setting_reaches_its_part_alone() -> None:
         ("topk+none", "'none' is not a defence"),
         ("noise+topk+noise", "'noise' appears twice in the stack noise+topk+noise; give it once"),
         ("cem+dropout+veil", "'cem' and 'veil' each have a penalty, but a stack can have only one"),
-        ("noise+drpout", "unknown defence 'drpout'; did you mean 'dropout'? choose from: arl, "),
-        ("noise+", "unknown defence ''; choose from: arl, "),
-        ("+", "unknown defence ''; choose from: arl, "),
+        ("noise+drpout", "unknown defence 'drpout'; did you mean 'dropout'? choose from: alone, "),
+        ("noise+", "unknown defence ''; choose from: alone, arl, "),
+        ("+", "unknown defence ''; choose from: alone, arl, "),
     ],
 )
 def test_what_cannot_be_stacked_is_refused(name: str, said: str) -> None:
@@ -182,7 +182,8 @@ def test_a_part_with_noise_of_its_own_is_refused() -> None:
 
 @pytest.mark.parametrize("penalised", [n for n, d in DEFENCES.items() if d.penalty_plan().lambd])
 def test_no_two_presets_that_can_be_stacked_share_a_setting(penalised: str) -> None:
-    plain = [n for n, d in DEFENCES.items() if n != "none" and not d.penalty_plan().lambd]
+    stackable = {n: d for n, d in DEFENCES.items() if n != "none" and d.sends}
+    plain = [n for n, d in stackable.items() if not d.penalty_plan().lambd]
     quiet = [n for n in plain if not DEFENCES[n].learns_noise]
     for loud in (n for n in plain if DEFENCES[n].learns_noise):
         names = [*quiet, loud, penalised]

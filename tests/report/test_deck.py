@@ -328,6 +328,21 @@ def test_the_commands_are_those_of_the_runs(content: ReportContent) -> None:
     assert unknown == []
 
 
+def test_a_run_on_all_training_images_shows_their_accuracy(make_run: MakeRun) -> None:
+    record = make_record("none")
+    record["config"] |= {"final": True, "noise_std": 0.0}
+    record["audit"]["only"] = ["decoder", "linear"]
+    log = make_metrics("none", 3).replace("val_accuracy", "other")
+    run = make_run("x", record=record, metrics=log, gallery=None)
+    slide = slide_called(opened(ReportContent(runs=[run])), "Training")
+    (chart,) = (shape.chart for shape in slide.shapes if shape.has_chart)
+    assert chart.chart_title.text_frame.text == "Training accuracy (%)"
+    assert "--final" not in " ".join(step.plain() for step in next_steps([run]))
+    train, audit = commands([run])[0]["x"]
+    assert train.endswith("--name x --final")
+    assert audit == "splitveil audit runs/x --profile quick --attacks decoder,linear"
+
+
 def test_a_defence_from_elsewhere_is_named_instead(make_run: MakeRun) -> None:
     record = make_record("veil")
     record["config"]["defence"] = "mine"
@@ -395,7 +410,7 @@ def test_hostile_names_stay_text(make_run: MakeRun) -> None:
     evil = '<a:t> & "x" _{b} ^2 \x07'
     run = replace(make_run("x", gallery=None, metrics=None), name=evil)
     made = opened(ReportContent(runs=[run], title=evil))
-    assert titles(made)[0] == '<a:t> & "x" _{b} ^2 ?'
+    assert titles(made)[0] == '<a:t> & "x" _{b} ^2  '
 
 
 def test_texts_break_into_as_few_slides_as_fit() -> None:

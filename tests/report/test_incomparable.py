@@ -17,7 +17,7 @@ def test_what_makes_rows_incomparable_is_said() -> None:
     start = "cifar10, attacker knows train: rows"
     assert said == [
         f"{start} differ in audit profile: standard (a); quick (b)",
-        f"{start} were attacked by different suites: decoder (a); decoder, rmle (b)",
+        f"{start} were not attacked by the same attacks: decoder (a); decoder, rmle (b)",
     ]
     assert warnings(Records((one("a"), one("b")))) == []
 

@@ -13,6 +13,7 @@ print(time.perf_counter() - began, *[m for m in {heavy!r} if m in sys.modules])
 """
 HEAVY = (
     "torch", "onnx", "prometheus_client", "starlette", "uvicorn", "httpx", "PIL", "scipy", "rich",
+    "cryptography",
     "typer",
 )  # fmt: skip
 

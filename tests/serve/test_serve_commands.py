@@ -28,6 +28,8 @@ from splitveil.errors import SplitVeilError
 from splitveil.provenance import model_hash
 from splitveil.serve import export as exporting
 from splitveil.serve import server as serving
+from splitveil.serve.admission import Limits
+from splitveil.serve.connections import ConnectionLimits
 from splitveil.serve.draws import KEY, TABLE
 from splitveil.serve.manifest import FILE, read_manifest
 from splitveil.serve.server import load_app, running
@@ -211,6 +213,39 @@ def test_serve_passes_on_what_it_was_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert "TLS needs both --tls-cert and --tls-key" in error(half)
     assert "is not an export" in error(call("serve", str(tmp_path)))
     assert "max_waiting at least max_batch" in error(call("serve", str(folder), "--max-batch", "0"))
+    assert "idle_seconds must be ≥" in error(call("serve", str(folder), "--idle-seconds", "0"))
+    nowhere = str(tmp_path / "no" / "log")
+    assert "cannot write the log" in error(call("serve", str(folder), "--log-file", nowhere))
+
+
+def test_every_limit_of_the_server_is_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def fake_load(folder: Path, **options: Any) -> None:  # noqa: ANN401
+        seen.update(options)
+
+    def fake_serve(app: Any, **options: Any) -> None:  # noqa: ANN401
+        seen.update(options)
+
+    monkeypatch.setattr(serving, "load_app", fake_load)
+    monkeypatch.setattr(serving, "serve", fake_serve)
+    folder = write_export(tmp_path / "e")
+    assert call("serve", str(folder)).exit_code == 0
+    assert seen["limits"] == Limits()
+    assert seen["connections"] == ConnectionLimits()
+    words = [
+        "--max-in-flight", "7", "--max-connections", "8", "--max-per-address", "5",
+        "--max-header-bytes", "999", "--header-seconds", "1", "--body-seconds", "2",
+        "--answer-seconds", "3", "--send-seconds", "4", "--idle-seconds", "6",
+    ]  # fmt: skip
+    assert call("serve", str(folder), *words).exit_code == 0
+    assert seen["limits"] == Limits(max_in_flight=7, read_seconds=2.0, answer_seconds=3.0)
+    assert seen["connections"] == ConnectionLimits(
+        total=8, per_address=5, header_bytes=999, header_seconds=1.0, body_seconds=7.0,
+        send_seconds=4.0, idle_seconds=6.0,
+    )  # fmt: skip
 
 
 def test_an_export_without_noise_is_served_and_asked_only_by_name(

@@ -25,6 +25,9 @@ MASKED = 1e-3  # of the change that a small step of the image makes: a gradient 
 SILENT = 0.01  # of the declared noise: less counts as none
 UNDECLARED = ("louder", "farther", "shape", "next image", "next number", "other number")
 SURE = 1e-3  # p-value below which two audits differ
+NOT_NEEDED = 0.005  # accuracy that a server must add to what a linear head answers
+PROBED_ON = {"sent": "what is sent", "clean": "the clean features", "own": "the end of the body"}
+TELLS_P, TELLS_BITS = 0.01, 0.01  # of the bit that says whether an image was sent
 Attempts = Mapping[str, Attempt]
 
 
@@ -230,6 +233,28 @@ def wire_leaks_more(wire: Json) -> str | None:
     )
 
 
+def server_not_needed(probe: Json) -> str | None:
+    """A linear head on the device answers as well as the server, within half a point."""
+    adds = probe.get("server_adds")
+    if adds is None or adds["high"] >= NOT_NEEDED:
+        return None
+    heads = {name: found["accuracy"] for name, found in probe.items() if name != "server_adds"}
+    best = max(heads, key=lambda name: heads[name])
+    return (
+        f"a linear head on {PROBED_ON[best]} answers {100 * heads[best]:.2f} %; the server adds "
+        f"{100 * adds['points']:+.2f} points, at most {100 * adds['high']:+.2f}"
+    )
+
+
+def exit_tells(found: Json) -> str | None:
+    """Whether an image was sent tells something about it."""
+    told = {k: v for k, v in found.items() if v["p"] < TELLS_P and v["bits"] > TELLS_BITS}
+    if not told:
+        return None
+    most = max(told, key=lambda name: told[name]["bits"])
+    return f"whether an image is sent tells {told[most]['bits']:.3f} bits of its {most}"
+
+
 FLAGS: Mapping[str, str] = {  # every flag, and what to do about it
     "white-box weaker than black-box": (
         "raise the white-box attack's steps and restarts; the headline rests on the other attacks"
@@ -259,6 +284,12 @@ FLAGS: Mapping[str, str] = {  # every flag, and what to do about it
         "deploy the encoder of this run, or audit the one that is deployed"
     ),
     "more than z on the wire": "send the tensor and its description alone",
+    "server not needed": (
+        "ship the client alone, with a linear head: it is as accurate, and nothing leaves"
+    ),
+    "exit tells the class": (
+        "whether an image is sent says something about it; use thresholds per class, or send all"
+    ),
     "wire leaks more than the audit": (
         "believe this record, and find out what the deployed client does differently"
     ),
@@ -273,6 +304,7 @@ def raise_flags(
     leaks: Json,
     wire: Json,
     left_out: Sequence[str] = (),
+    probe: Json | None = None,
 ) -> list[Flag]:
     """Check for every flag; returns those that are raised.
 
@@ -283,6 +315,7 @@ def raise_flags(
         leaks: Its leaks beyond pixels, as in the record.
         wire: What was found in captured requests; empty if there are none.
         left_out: Attacks of the profile that the user chose not to run.
+        probe: What linear heads answer without the server, as in the record.
     """
     beside = wire.get("beside", ())  # fields of a request that no attack looks at
     validated = "settings are chosen by them" if target.knowledge == "val" else None
@@ -307,5 +340,7 @@ def raise_flags(
         "another client on the wire": _failed(wire, "offset", "slope", "different"),
         "more than z on the wire": f"requests hold {', '.join(beside)}" if beside else None,
         "wire leaks more than the audit": wire_leaks_more(wire),
+        "server not needed": server_not_needed(probe or {}),
+        "exit tells the class": exit_tells(leaks.get("exit", {})),
     }
     return [Flag(name, what, FLAGS[name]) for name, what in seen.items() if what is not None]

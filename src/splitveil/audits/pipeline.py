@@ -7,7 +7,14 @@ from dataclasses import asdict, dataclass
 from splitveil.attacks.profiles import ATTACKS_VERSION, LEAK_BUDGETS, at_precision
 from splitveil.audits.beyond_pixels import leaks_beyond_pixels
 from splitveil.audits.certificates import refusals
+from splitveil.audits.exposure import (
+    attack_the_sent,
+    exit_leaks,
+    per_image_of_exit,
+    what_is_exposed,
+)
 from splitveil.audits.flags import raise_flags
+from splitveil.audits.probes import probe_answers, server_need
 from splitveil.audits.suite import (
     Store,
     accuracy,
@@ -78,34 +85,47 @@ def measure(
         )
     attacks = scaled_searches(at_precision(attacks, facts.precision), target.scored)
     attempts = run_attacks(target, attacks, progress, store=store)
-    summary = summarise(target, attempts)
+    every, sent, on_sent = attempts, target, attempts
+    if target.exit is not None:
+        every, sent, on_sent = attack_the_sent(target, attacks, attempts, progress)
+    summary = summarise(sent, on_sent)
+    best = every.get(str(summary["strongest"]["mse_by"]))
+    exposed = what_is_exposed(target, best)
+    if target.exit is not None and best is not None:
+        summary["per_image"] |= per_image_of_exit(target, best)
     rate: float | None = None
     if isinstance(target.certify, str):
         certificates = refusals(target.certify)
     else:
         certificates, rate = target.certify(target)
-    leaks = leaks_beyond_pixels(target, attempts, LEAK_BUDGETS[profile])
+    leaks: Json = {"refused": {"every": "nothing is sent"}}
+    if not target.silent:
+        leaks = leaks_beyond_pixels(sent, on_sent, LEAK_BUDGETS[profile])
+        exposed["probe"] = server_need(target, probe_answers(target))
+    if target.exit is not None:
+        leaks["exit"] = exit_leaks(target)
     wire = target.wire(attempts)
     flags = raise_flags(
-        target, attempts, certificates=certificates, leaks=leaks, wire=wire, left_out=facts.left_out
-    )
+        sent, on_sent, certificates=certificates, leaks=leaks, wire=wire, left_out=facts.left_out,
+        probe=exposed.get("probe", {}),
+    )  # fmt: skip
+    correct = accuracy(target, ACCURACY_DRAWS)
     audit: Json = {
         "profile": profile, "attacks_version": ATTACKS_VERSION, "precision": facts.precision,
         "aux": target.knowledge, "aux_images": len(target.aux),
         "scored": len(target.scored), "not_finite": list(target.sent.broken),
-        "accuracy_draws": None if target.head is None else ACCURACY_DRAWS, "command": command(),
+        "accuracy_draws": None if correct is None else ACCURACY_DRAWS, "command": command(),
     }  # fmt: skip
     if wire:
         audit["wire"] = wire
     if target.attributes is not None:
         audit["attributes"] = sorted(target.attributes.aux)
-    correct = accuracy(target, ACCURACY_DRAWS)
     spent = round(time.perf_counter() - facts.began, 3)
     record = Record.of(
         accuracy=correct, **summary, true_rate_nats=rate, certificates=certificates, leaks=leaks,
         flags=[asdict(flag) for flag in flags], versions=versions(),
         device=device_name(target.device), audit=audit | facts.audit,
         seconds={"train": facts.train_seconds, "audit": spent},
-        **facts.fields,
+        **facts.fields, **exposed,
     )  # fmt: skip
-    return record, gallery(target, attempts)
+    return record, gallery(target, every)

@@ -3,12 +3,12 @@
 import base64
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from splitveil.attacks.baseline import class_means
 from splitveil.attacks.rmle import ImageSearch, scaled
@@ -27,6 +27,7 @@ from splitveil.errors import AuditError
 from splitveil.io import Json, Progress, ProgressPart, as_run_error, atomic_file, silent
 from splitveil.rng import stream
 from splitveil.threat import (
+    CHUNK,
     Access,
     Attack,
     Labelled,
@@ -96,12 +97,31 @@ def accuracy(target: Target, draws: int) -> float | None:
         target: The client and its server.
         draws: How often all images are sent; the result is the mean.
     """
+    data = target.scored if target.test is None else target.test
+    if target.answers is not None:
+        return _device_accuracy(target.answers, data, target, draws)
     if target.head is None:
         return None
-    data = target.scored if target.test is None else target.test
     sent = (send(target.victim, data.images, target.seed, f"accuracy/{i}") for i in range(draws))
     shares = [(answer(target.scores, z) == data.labels).double().mean() for z in sent]
     return float(torch.stack(shares).mean())
+
+
+@torch.no_grad()
+def _device_accuracy(
+    answers: Callable[[Tensor, Generator], tuple[Tensor, Tensor]],
+    data: Labelled,
+    target: Target,
+    draws: int,
+) -> float:
+    """Share of right answers that the device reports, its own and the server's together."""
+    right = 0
+    for i in range(draws):
+        generator = stream(target.seed, f"accuracy/{i}", target.device)
+        for rows in torch.split(torch.arange(len(data), device=data.labels.device), CHUNK):
+            logits, _ = answers(data.images[rows].to(target.device), generator)
+            right += int((logits.argmax(1) == data.labels[rows].to(target.device)).sum())
+    return right / (draws * len(data))
 
 
 def scaled_searches(attacks: Mapping[str, Attack], scored: Labelled) -> dict[str, Attack]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from splitveil.audits import metrics
 from splitveil.data.attributes import Attributes, attributes_of, read_table
@@ -45,6 +45,25 @@ class Interception(Observation):
     broken: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeviceAnswers:
+    """What a device that exits early does with the scored images, and with the attacker's.
+
+    Args:
+        asked: Whether each scored image is sent (n,).
+        aux_asked: The same of the aux images (a,): the attacker has the client and computes it.
+        aux_sure: How sure the client is of each aux image (a,).
+        sure: How sure it is of each scored image (n,).
+        own: The class that its own head answers for each scored image (n,).
+    """
+
+    asked: Tensor
+    aux_asked: Tensor
+    aux_sure: Tensor
+    sure: Tensor
+    own: Tensor
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Target:
     """A deployed client under attack, what its attacker knows, and what an audit needs besides.
@@ -71,6 +90,10 @@ class Target:
         unfinished: How far the training came, if it did not end.
         wire: Makes the part of the record on captured requests from the attempts on them; empty
             where nothing was captured.
+        answers: What the device reports for images: logits, and which it asked the server for;
+            None where the server's answers are the device's.
+        exit: Which images it sends; None sends all.
+        silent: Whether it sends none. The attacker is then granted the true label.
 
     Example:
         `Target(victim=model.victim(), head=model.head, classes=("a", "b"), aux=aux, scored=scored)`
@@ -95,6 +118,9 @@ class Target:
     own_data: bool = False
     unfinished: str | None = None
     wire: "Callable[[Mapping[str, Attempt]], Json]" = lambda attempts: {}
+    answers: "Callable[[Tensor, Generator], tuple[Tensor, Tensor]] | None" = None
+    exit: DeviceAnswers | None = None
+    silent: bool = False
 
     def __post_init__(self) -> None:
         if self.head is not None:
@@ -121,7 +147,8 @@ class Target:
         if z is None:
             z = send(self.victim, self.scored.images, self.seed, "wire")
         broken = (~torch.isfinite(z).flatten(1).all(1)).nonzero().flatten().tolist()
-        return Interception(without_nan(z), answer(self.scores, z), broken=tuple(broken))
+        told = self.scored.labels if self.silent else answer(self.scores, z)
+        return Interception(without_nan(z), told, broken=tuple(broken))
 
     def scores(self, z: Tensor) -> Tensor:
         """The server's scores (n, classes) for smashed data z; all 0 without a server."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from splitveil import __version__
 from splitveil.attacks.decoder import Decoder
@@ -18,7 +18,7 @@ from splitveil.audits import metrics
 from splitveil.audits.certificates import certify_split
 from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.suite import OWN_PACKAGE, Store
-from splitveil.audits.target import Target, read_attributes
+from splitveil.audits.target import DeviceAnswers, Target, read_attributes
 from splitveil.config.machine import (
     check_precision,
     computing_threads,
@@ -31,12 +31,13 @@ from splitveil.data.folder import file_names
 from splitveil.data.splits import Splits, aux_view
 from splitveil.errors import AuditError, ConfigError, RunError
 from splitveil.io import Json, Progress, check_folder, file_version, folder_lock, silent
+from splitveil.nets.exit import TappedClient, sureness
 from splitveil.nets.split import Cost, SplitModel
 from splitveil.provenance import commit, model_hash, versions
 from splitveil.record.files import write_record
 from splitveil.record.schema import Record
 from splitveil.rng import stream
-from splitveil.threat import FittedAttack
+from splitveil.threat import CHUNK, Access, FittedAttack, Labelled
 
 COPY = "Copy the run's folder to a place where you may write, and audit the copy"
 RECENT = ("label_smoothing", "teacher_share", "teacher_temperature")  # older records lack them
@@ -93,10 +94,18 @@ def open_run(
     steps, planned = trained["steps"], planned_steps(config, len(splits.train))
 
     # The population's bound is measured on images that nothing was trained or chosen on.
-    certificates = partial(certify_split, model=model, fit=members, fresh=test, seen=[members, val])
+    certificates: Any = partial(
+        certify_split, model=model, fit=members, fresh=test, seen=[members, val]
+    )
+    scored = dataset.labelled(view.scored)
+    if model.silent:
+        certificates = "nothing is sent"
+    elif model.exit is not None:
+        certificates = "whether an image is sent tells something of it, which is not bounded yet"
     target = Target(
-        victim=victim, head=model.head, classes=dataset.classes, aux=known,
-        scored=dataset.labelled(view.scored), seed=seed, knowledge=view.knowledge, test=test,
+        victim=victim, head=None if model.silent else model.head, classes=dataset.classes,
+        aux=known,
+        scored=scored, seed=seed, knowledge=view.knowledge, test=test,
         identity=_identity(model, own_hash, hashes, victim.device), members=members,
         outsiders=dataset.labelled(splits.held_out) if len(splits.held_out) else test,
         attributes=read_attributes(
@@ -104,6 +113,8 @@ def open_run(
         ),
         own_data=":" in config.dataset, certify=certificates,
         unfinished=f"{steps} of {planned} steps were trained" if steps < planned else None,
+        answers=model.deployed().eval().answer if model.silent or model.exit is not None else None,
+        exit=_exit_of(model, scored, known), silent=model.silent,
     )  # fmt: skip
     settings = {k: v for k, v in flat_config(config).items() if k not in PLACES}
     training = {"steps": steps, "peak_bytes": trained["peak_bytes"]}
@@ -124,6 +135,24 @@ def open_run(
     return target, Facts(
         began=began, train_seconds=seconds, audit=audit, fields=fields, precision=chosen
     )
+
+
+@torch.no_grad()
+def _exit_of(model: SplitModel, scored: Labelled, aux: Labelled) -> DeviceAnswers | None:
+    """What a device with an exit does with the scored images and the attacker's; None without."""
+    if model.exit is None or not isinstance(model.encoder, TappedClient):
+        return None
+    rule, body = model.exit, model.encoder.body
+
+    def own(images: Tensor) -> Tensor:
+        return torch.cat([rule.head(body(x)) for x in torch.split(images, CHUNK)])
+
+    here, known = own(scored.images), own(aux.images)
+    return DeviceAnswers(
+        asked=rule.asks(here), aux_asked=rule.asks(known),
+        aux_sure=sureness(known, rule.kind, rule.temperature),
+        sure=sureness(here, rule.kind, rule.temperature), own=here.argmax(1),
+    )  # fmt: skip
 
 
 def _identity(model: SplitModel, own_hash: str, hashes: Json, device: torch.device) -> str:
@@ -229,6 +258,9 @@ def measure_run(
     )
     chosen = ({"only": list(only)} if only else {}) | ({"compiled": True} if compile else {})
     left_out = [name for name in find_profile(profile) if name not in attacks]
+    if run.model.silent:  # no other attack has anything to look at
+        blind = (Access.NONE, Access.LABEL)
+        attacks = {n: a for n, a in attacks.items() if a.access in blind}
     facts = replace(facts, audit=facts.audit | chosen, left_out=left_out)
     return measure(target, attacks, profile, facts, store=store, progress=progress)
 

@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 TokenFile = Annotated[OptPath, Option(help="File with the token (default: $SPLITVEIL_TOKEN).")]
 Certificates = Annotated[OptPath, Option(help="PEM certificates to trust for TLS.")]
 
+Verify = Annotated[
+    OptPath, Option(help="Public key (PEM, Ed25519) that must have signed the export.")
+]
 NoNoise = Annotated[bool, Option("--allow-no-noise", help="Accept an export that adds no noise.")]
 
 TOKEN_VARIABLE = "SPLITVEIL_TOKEN"  # noqa: S105 - the name of a variable
+REST_SECONDS = 5.0  # after a body is given up, so that the reason arrives before the end
 NOTICE_SECONDS = 1.0  # a pause this long is announced; shorter ones would only be noise
 MAX_PICTURE, MAX_TOKEN = 1 << 28, 1 << 12  # bytes of their files
 PICTURE_MODES = {1: ("1", "L"), 3: ("RGB",)}  # by channels; converting others loses something
@@ -45,6 +49,9 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
     attacker: Annotated[
         bool, Option("--attacker", help="Also export the strongest decoder of the audit.")
     ] = False,
+    sign: Annotated[
+        OptPath, Option(help="Private key (PEM, Ed25519) to sign the export with.")
+    ] = None,
     overwrite: console.Overwrite = False,
     json_: console.JsonFlag = False,
 ) -> None:
@@ -64,6 +71,7 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
     with console.progress_bar("attacker") if attacker else nullcontext(silent) as progress:
         manifest = export_run(
             load_run(run), target, name=name, int8=int8, attacker=attacker, overwrite=overwrite,
+            sign=sign,
             progress=progress,
         )  # fmt: skip
     found = {"export": str(target), "manifest": manifest.to_dict()}
@@ -103,8 +111,20 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     max_batch: Annotated[int, Option(help="Rows that the model computes at once.")] = 64,
     max_delay_ms: Annotated[float, Option(help="Milliseconds a row waits for others.")] = 2.0,
     max_waiting: Annotated[int, Option(help="Rows that may wait; others get a 429.")] = 1024,
+    max_in_flight: Annotated[int, Option(help="Requests answered at once.")] = 256,
+    max_connections: Annotated[int, Option(help="Connections at once.")] = 1024,
+    max_per_address: Annotated[int, Option(help="Connections of one address at once.")] = 256,
+    max_header_bytes: Annotated[int, Option(help="Bytes of a request's headers.")] = 16_384,
+    header_seconds: Annotated[float, Option(help="For TLS, and for the headers.")] = 10.0,
+    body_seconds: Annotated[float, Option(help="For a request's body.")] = 10.0,
+    answer_seconds: Annotated[float, Option(help="For an answer.")] = 30.0,
+    send_seconds: Annotated[float, Option(help="That a client may read nothing.")] = 10.0,
+    idle_seconds: Annotated[float, Option(help="Between two requests.")] = 30.0,
+    log_file: Annotated[OptPath, Option(help="Write the log here, 1 MB at most.")] = None,
+    access_log: Annotated[bool, Option("--access-log", help="Log answers too.")] = False,
     threads: Annotated[int, Option(min=0, max=1024, help="Threads; 0: one per core.")] = 0,
     allow_no_noise: NoNoise = False,
+    verify: Verify = None,
     json_: console.JsonFlag = False,
 ) -> None:
     """Serve the server's half over HTTP (KServe v2 protocol), with a page for browsers.
@@ -116,6 +136,8 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     with_extra()
     from splitveil.runs import find_export
     from splitveil.serve.admission import Limits
+    from splitveil.serve.connections import ConnectionLimits
+    from splitveil.serve.log import server_log
     from splitveil.serve.server import Tls, load_app
     from splitveil.serve.server import serve as run_server
 
@@ -124,10 +146,18 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
         raise ConfigError("TLS needs both --tls-cert and --tls-key")
     tls = Tls(certificate=tls_cert, key=tls_key) if tls_cert and tls_key else None
     token = read_token(token_file)
-    limits = Limits(max_batch=max_batch, max_delay=max_delay_ms / 1000, max_waiting=max_waiting)
+    limits = Limits(
+        max_batch=max_batch, max_delay=max_delay_ms / 1000, max_waiting=max_waiting,
+        max_in_flight=max_in_flight, read_seconds=body_seconds, answer_seconds=answer_seconds,
+    )  # fmt: skip
+    connections = ConnectionLimits(
+        total=max_connections, per_address=max_per_address, header_bytes=max_header_bytes,
+        header_seconds=header_seconds, idle_seconds=idle_seconds, send_seconds=send_seconds,
+        body_seconds=body_seconds + REST_SECONDS,
+    )  # fmt: skip
     app = load_app(
         find_export(path), limits=limits, token=token, threads=threads,
-        allow_no_noise=allow_no_noise,
+        allow_no_noise=allow_no_noise, verify=verify,
     )  # fmt: skip
     if host not in ("127.0.0.1", "::1", "localhost") and (token is None or tls is None):
         console.warn(f"listening on {host} without {'a token' if token is None else 'TLS'}")
@@ -141,7 +171,8 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
             printable(f"serving {path} at {url}; open it in a browser"), soft_wrap=True
         )
 
-    run_server(app, host=host, port=port, tls=tls, ready=ready)
+    with server_log(log_file, access=access_log):
+        run_server(app, host=host, port=port, tls=tls, connections=connections, ready=ready)
 
 
 def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -162,6 +193,7 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     ] = False,
     budget: Annotated[int, Option(help="Different draws that one image may be sent with.")] = 1,
     allow_no_noise: NoNoise = False,
+    verify: Verify = None,
     json_: console.JsonFlag = False,
 ) -> None:
     """Classify images: the client runs here, and only its noisy features go to the server.
@@ -186,7 +218,8 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     pixels = np.stack([read_picture(path, shape) for path in images])
     with Client(
         export_dir, server, token=read_token(token_file), ca_file=ca, int8=int8, capture=capture,
-        draws=store, budget=budget, allow_no_noise=allow_no_noise, waiting=retry_notice(server),
+        draws=store, budget=budget, allow_no_noise=allow_no_noise, verify=verify,
+        waiting=retry_notice(server),
     ) as client:  # fmt: skip
         try:
             client.meet()

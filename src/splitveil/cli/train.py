@@ -21,6 +21,8 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     precision: console.Precision = None,
     threads: console.Threads = None,
     net: console.NetOption = None,
+    client: Annotated[OptText, Option(help="A client by name; in place of --net.")] = None,
+    server: Annotated[OptText, Option(help="What follows the client; default resnet-128.")] = None,
     data_dir: console.DataDir = None,
     runs_dir: console.RunsDir = None,
     recipe: Annotated[OptText, Option(help="A name that `splitveil recipes` lists.")] = None,
@@ -49,6 +51,7 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     given = {
         "dataset": dataset, "defence": defence, "seed": seed, "name": name, "epochs": epochs,
         "device": device, "precision": precision, "threads": threads, "net": net,
+        "client": client, "server": server,
         "data_dir": data_dir, "runs_dir": runs_dir, "final": final or None,
     }  # fmt: skip
     options = {k: v for k, v in given.items() if v is not None}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,11 +33,14 @@ from splitveil.defences.base import Defence, PenaltyPlan
 from splitveil.defences.catalogue import find_defence
 from splitveil.errors import ConfigError, RunError, unknown
 from splitveil.io import Json
-from splitveil.nets.catalogue import NETS, find_net
-from splitveil.nets.split import SplitModel, cut, with_channel
+from splitveil.nets.catalogue import NETS, NamedClient, Net, find_client, find_net, paired
+from splitveil.nets.clients import CLIENT_PREFIX
+from splitveil.nets.servers import NamedServer, find_server
+from splitveil.nets.split import SplitModel, cut, wire_shape, with_channel
 from splitveil.rng import derive_seed, seeded_globals
 
 SMALL_SIDE = 32  # pixels; net "auto" takes the small net for images with a shorter side
+SMALL_SERVER, LARGE_SERVER = "small", "resnet-128"  # behind a client without a server of its own
 ANY_WIRE = 512  # numbers on the wire; no setting of a penalty is valid for some sizes only
 EARLIER = {"ramp": 0.0, "sparse_place": "wire"}  # for older folders, which do not name these
 Shape = tuple[int, int, int]
@@ -95,16 +99,21 @@ class Plan:
 
     def on(self, dataset: Dataset) -> "Plan":
         """The same run on these data, with every default filled in."""
-        config, net, device = self.config, self.config.net, find_device(self.config.device)
+        config, device = self.config, find_device(self.config.device)
         built = DataFacts(dataset.image_shape, dataset.num_classes, fingerprint(dataset))
-        if net == "auto":
-            small = min(built.image_shape[1:]) < SMALL_SIDE
+        small = min(built.image_shape[1:]) < SMALL_SIDE
+        net, server = config.net, config.server
+        if config.client is not None:
+            server = server or (SMALL_SERVER if small else LARGE_SERVER)
+            net = replace(config, net="auto", server=server).pair
+        elif net == "auto":
             net = "small" if small else self.defence.client
         filled = {
             **{k: v for k, v in defaults_for(config).items() if getattr(config, k) is None},
             "name": self.folder.name,
             "noise_std": noise_of(config, self.defence),
             "net": net,
+            "server": server,
             "device": device,
             "precision": find_precision(config.precision, device, built.image_shape),
         }
@@ -128,9 +137,9 @@ class Plan:
 
     def build_model(self) -> SplitModel:
         """The split model alone; its weights are drawn from torch's global stream."""
-        net, data = find_net(self.config.net), self.data
+        net, data = net_of(self.config), self.data
         model = cut(net.build(data.image_shape, data.num_classes), net.cut_at)
-        model.encoder = self.defence.encoder(model.encoder, model.wire_shape(data.image_shape))
+        model = self.defence.assemble(model, data.image_shape, data.num_classes)
         channel = self.defence.channel(self.config.noise_std or 0.0)
         return with_channel(model, channel, data.image_shape)
 
@@ -181,8 +190,13 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> Plan:
     # A surrogate checks its settings when it is made; the real one needs the size of the wire.
     with seeded_globals(0):
         defence.surrogate(ANY_WIRE, 2, noise_of(config, defence))
-    if config.net != "auto":
-        find_net(config.net)
+    if config.client is not None or config.net != "auto":
+        net_of(config)
+    if config.final and defence.needs_val:
+        raise ConfigError(
+            f"defence '{config.defence}' sets its threshold on validation images, but --final "
+            "trains on them; leave --final out"
+        )
     device = find_device(config.device)
     check_precision(config.precision, device)
     check_threads(config.threads)
@@ -412,6 +426,53 @@ def import_user_code(name: str, what: str, example: str = "mycode:send") -> Any:
         ) from err
 
 
+def net_of(config: RunConfig) -> Net:
+    """The net of a run: its client in front of its server, or a whole backbone."""
+    if config.client is None:
+        return find_net(config.net)
+    client, server = config.client, config.server or SMALL_SERVER
+    if ":" in client and not client.startswith(CLIENT_PREFIX):
+        front = NamedClient(f"client {client}", partial(_own_client, client))
+    else:
+        front = find_client(client)
+    if ":" in server:
+        return paired(front, NamedServer(f"server {server}", partial(_own_server, server)))
+    return paired(front, find_server(server))
+
+
+def _own_client(name: str, image_shape: Shape) -> nn.Module:
+    return own_network(name, "client", (image_shape,))
+
+
+def _own_server(
+    name: str, wire: tuple[int, ...], image_shape: Shape, num_classes: int
+) -> nn.Module:
+    server = own_network(name, "server", (wire, num_classes))
+    answers = wire_shape(server, wire, f"server '{name}'")
+    if answers != (num_classes,):
+        raise ConfigError(
+            f"server '{name}' gives answers of shape {answers} for a wire of shape {wire}, "
+            f"expected ({num_classes},), one logit per class"
+        )
+    return server
+
+
+def own_network(name: str, option: str, given: tuple[Any, ...]) -> nn.Module:
+    """The module that the user's MODULE:FUNCTION makes, called with `given` or with nothing."""
+    if name.partition(":")[0].partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(f"{option} '{name}' is in Python's own library; name a module of yours")
+    with current_folder_first():
+        make = import_user_code(name, option, "mynets:net")
+        if not callable(make) or isinstance(make, nn.Module):
+            raise ConfigError(f"'{name}' must be a function, got a {type(make).__name__}")
+        made = _called(
+            make, name, given, ("(image_shape)", "(wire_shape, num_classes)")[len(given) - 1]
+        )
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"'{name}' must return an nn.Module, got a {type(made).__name__}")
+    return made
+
+
 def load_backbone(name: str, shape: Shape, num_classes: int) -> nn.Sequential:
     """The network that the user's MODULE:FUNCTION makes.
 
@@ -430,11 +491,7 @@ def load_backbone(name: str, shape: Shape, num_classes: int) -> nn.Sequential:
         make = import_user_code(name, "--backbone", "mynets:resnet")
         if not callable(make) or isinstance(make, nn.Module):
             raise ConfigError(f"'{name}' must be a function, got a {type(make).__name__}")
-        given = arguments(make, name, shape, num_classes)
-        try:
-            net = make(*given)
-        except (Exception, SystemExit) as err:
-            raise ConfigError(f"'{name}' failed: {type(err).__name__}: {err}") from err
+        net = _called(make, name, (shape, num_classes), "(image_shape, num_classes)")
     if not isinstance(net, nn.Sequential):
         raise ConfigError(
             f"'{name}' must return an nn.Sequential, got a {type(net).__name__}; wrap the stages: "
@@ -443,13 +500,16 @@ def load_backbone(name: str, shape: Shape, num_classes: int) -> nn.Sequential:
     return net
 
 
-def arguments(make: Callable[..., Any], name: str, shape: Shape, classes: int) -> tuple[Any, ...]:
-    """What to call the user's function with: (image_shape, num_classes) or nothing."""
+def _called(make: Callable[..., Any], name: str, given: tuple[Any, ...], said: str) -> Any:  # noqa: ANN401 - the user's own
+    """What the user's function returns, called with `given` (in words: `said`) or with nothing."""
     signature = inspect.signature(make)
-    for given in ((shape, classes), ()):
+    for arguments in (given, ()):
         try:
-            signature.bind(*given)
+            signature.bind(*arguments)
         except TypeError:
             continue
-        return given
-    raise ConfigError(f"'{name}' must take (image_shape, num_classes) or nothing, not {signature}")
+        try:
+            return make(*arguments)
+        except (Exception, SystemExit) as err:
+            raise ConfigError(f"'{name}' failed: {type(err).__name__}: {err}") from err
+    raise ConfigError(f"'{name}' must take {said} or nothing, not {signature}")

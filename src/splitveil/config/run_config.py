@@ -43,7 +43,9 @@ class RunConfig:
         device: "auto" is the GPU if there is one, else the CPU.
         data_dir: Folder of the datasets' files; default $SPLITVEIL_DATA, else the user's cache.
         runs_dir: Folder of all runs.
-        net: A name from `splitveil nets`; "auto" fits the size of the images.
+        net: A whole backbone with a cut, from `splitveil nets`; "auto" fits the size of the images.
+        client: A client by name or SPEC, or your own as MODULE:FUNCTION; None takes `net`.
+        server: What follows the client; default resnet-128, for images under 32×32 small.
         batch_size: Images per step, 2 or more.
         lr: Peak learning rate, above 0.
         schedule: Course of the learning rate: "one-cycle", or "cem" as in the CEM code.
@@ -76,6 +78,8 @@ class RunConfig:
     data_dir: str | None = None
     runs_dir: str = "runs"
     net: str = "auto"
+    client: str | None = None
+    server: str | None = None
     batch_size: Annotated[int, Range(2)] | None = None
     lr: Annotated[float, Range(0, above=True)] | None = None
     schedule: Literal["one-cycle", "cem"] = "one-cycle"
@@ -105,9 +109,24 @@ class RunConfig:
             for key in RUN_KEYS
             if isinstance(value := getattr(self, key), str) and NOT_UTF8.search(value)
         ]
+        if self.server is not None and self.client is None:
+            problems.append(
+                f"server is '{self.server}', but there is no client; name one with client=, or "
+                "give a whole backbone with net="
+            )
+        if self.client is not None and self.net not in ("auto", self.pair):
+            problems.append(
+                f"client is '{self.client}' and net is '{self.net}', but a run has either a client "
+                "and a server, or a whole net with a cut; drop one"
+            )
         if self.name is not None and not NAME.fullmatch(self.name):
             problems.append(f"{NAME_RULE}, got '{self.name}'")
         check_ranges(self, *problems)
+
+    @property
+    def pair(self) -> str:
+        """How a client and its server are called together, in records and tables."""
+        return f"{self.client}/{self.server}"
 
     @property
     def folder(self) -> Path:

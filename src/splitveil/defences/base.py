@@ -107,6 +107,8 @@ class Defence:
     summary: str
     client: str = "vgg11"
     learns_noise: ClassVar[bool] = False  # a stack can have one that does
+    needs_val: ClassVar[bool] = False  # whether it sets something on validation images
+    sends: ClassVar[bool] = True  # whether anything leaves the device
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -121,9 +123,15 @@ class Defence:
         # No stage of std 0: it would draw random numbers and send them at no effect.
         return Channel([GaussianNoise(noise_std)] if self.noisy and noise_std > 0 else [])
 
-    def encoder(self, layers: nn.Module, wire_shape: Shape) -> nn.Module:
-        """The client's layers, with the defence's own among them; `wire_shape` is that of z."""
-        return layers
+    def assemble(self, model: SplitModel, image_shape: Shape, num_classes: int) -> SplitModel:
+        """The model with the defence's own layers in its client; its channel is added later.
+
+        Args:
+            model: The halves of the net.
+            image_shape: (c, h, w) of the images.
+            num_classes: Number of classes.
+        """
+        return model
 
     def surrogate(self, feature_dim: int, num_classes: int, noise_std: float) -> nn.Module | None:
         """The penalty's `Surrogate` for z of `feature_dim` numbers; None: no penalty."""
@@ -267,6 +275,11 @@ class Stack(Defence):
         """Whether a part is noisy."""
         return any(part.noisy for _, part in self.parts)
 
+    @property
+    def needs_val(self) -> bool:  # type: ignore[override] # of a stack its parts decide
+        """Whether a part sets something on validation images."""
+        return any(part.needs_val for _, part in self.parts)
+
     def channel(self, noise_std: float) -> Channel:
         """Sparse coding, clips, the noise, then the parts' other stages."""
         stages = [stage for _, part in self.parts for stage in part.channel(noise_std).stages]
@@ -276,11 +289,11 @@ class Stack(Defence):
         rest = [s for s in stages if not isinstance(s, GaussianNoise | Clip | SparseCoding)]
         return Channel([*codes, *clips, *noise, *rest])
 
-    def encoder(self, layers: nn.Module, wire_shape: Shape) -> nn.Module:
-        """The layers with those of all parts added, in order."""
+    def assemble(self, model: SplitModel, image_shape: Shape, num_classes: int) -> SplitModel:
+        """The model with the layers of all parts added, in order."""
         for _, part in self.parts:
-            layers = part.encoder(layers, wire_shape)
-        return layers
+            model = part.assemble(model, image_shape, num_classes)
+        return model
 
     def surrogate(self, feature_dim: int, num_classes: int, noise_std: float) -> nn.Module | None:
         """The surrogate of the part that has one."""
@@ -354,6 +367,8 @@ def _problems(parts: Sequence[tuple[str, Defence]]) -> Iterator[str]:
     for name, part in parts:
         if type(part) is Defence:
             yield f"'{name}' is not a defence and cannot be stacked; leave it out"
+        if not part.sends:
+            yield f"'{name}' sends nothing, so nothing is left for another defence; give it alone"
     for name in dict.fromkeys(n for n in names if names.count(n) > 1):
         yield f"'{name}' appears twice in the stack {'+'.join(names)}; give it once"
     penalised = dict.fromkeys(name for name, part in parts if has_surrogate(part))

@@ -5,6 +5,7 @@ Names joined by `+` are a stack, for example `noise+dropout`.
 
 from collections.abc import Mapping
 
+from splitveil.defences.answering import Alone, EarlyExit
 from splitveil.defences.arl import Arl
 from splitveil.defences.base import Defence, NoiseOnly, stack
 from splitveil.defences.bido import Bido
@@ -26,6 +27,8 @@ from splitveil.errors import ConfigError, unknown
 
 DEFENCES: Mapping[str, Defence] = {
     "none": Defence(summary="no defence: clean smashed data"),
+    "alone": Alone(summary="the client answers by itself, and nothing leaves the device"),
+    "early-exit": EarlyExit(summary="sends, with noise, only what the client is unsure of"),
     "noise": NoiseOnly(summary="Gaussian noise on the wire, no penalty"),
     "dropout": FeatureDropout(summary="values zeroed at random, in deployment too"),
     "topk": TopKPruning(summary="each image's smallest values zeroed"),

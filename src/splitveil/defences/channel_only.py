@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import nn
-
 from splitveil.defences.base import Defence, NonNegative, Shape
 from splitveil.nets.channel import (
     Channel,
@@ -17,6 +15,8 @@ from splitveil.nets.channel import (
     TopK,
     insert_before_sigmoid,
 )
+from splitveil.nets.exit import TappedClient, unwrapped
+from splitveil.nets.split import SplitModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +91,15 @@ class Sparse(Defence):
             return Channel()
         return Channel([SparseCoding(self.sparse_threshold)])
 
-    def encoder(self, layers: nn.Module, wire_shape: Shape) -> nn.Module:
-        """The client, with the layer in it if that is its place."""
+    def assemble(self, model: SplitModel, image_shape: Shape, num_classes: int) -> SplitModel:
+        """The model, with the layer in its client if that is its place."""
         if self.sparse_place == "wire" or not self.sparse_threshold:
-            return layers
+            return model
         code = SparseCoding(self.sparse_threshold, start="rows")
-        code.size_to(wire_shape)
-        return insert_before_sigmoid(layers, code)
+        code.size_to(model.wire_shape(image_shape))
+        client = unwrapped(model.encoder)
+        if isinstance(client, TappedClient):
+            client.projection = insert_before_sigmoid(client.projection, code)
+        else:
+            model.encoder = insert_before_sigmoid(model.encoder, code)
+        return model

@@ -48,7 +48,7 @@ def _vgg_entries(in_channels: int, start: int) -> list[nn.Module]:
     return entries
 
 
-def _rest_of_vgg11(wire: Shape, halvings: int, num_classes: int) -> list[nn.Module]:
+def rest_of_vgg11(wire: Shape, halvings: int, num_classes: int) -> list[nn.Module]:
     """What follows the pool number `halvings` of VGG11, behind a 3×3 convolution from the wire."""
     pools = [i for i, entry in enumerate(_VGG11) if entry == "M"]
     start = pools[halvings - 1] + 1
@@ -59,7 +59,8 @@ def _rest_of_vgg11(wire: Shape, halvings: int, num_classes: int) -> list[nn.Modu
     return [enter, *_vgg_entries(width, start), _classifier(features, num_classes)]
 
 
-def _small_server(channels: int, num_classes: int) -> nn.Sequential:
+def small_server(channels: int, num_classes: int) -> nn.Sequential:
+    """The server of `small`: from a map of these channels to logits."""
     return nn.Sequential(
         conv_bn_relu(channels, 64),
         ResidualBlock(64, 64),
@@ -107,9 +108,9 @@ def client_net(spec: ClientSpec, image_shape: Shape, num_classes: int) -> nn.Seq
     """
     client = build_client(spec, image_shape)
     if min(image_shape[1:]) < LARGE_SIDE:
-        return nn.Sequential(client, _small_server(spec.wire_channels, num_classes))
+        return nn.Sequential(client, small_server(spec.wire_channels, num_classes))
     wire = spec.wire_shape(image_shape)
-    return nn.Sequential(client, *_rest_of_vgg11(wire, spec.halvings, num_classes))
+    return nn.Sequential(client, *rest_of_vgg11(wire, spec.halvings, num_classes))
 
 
 def small(image_shape: Shape, num_classes: int) -> nn.Sequential:
@@ -118,10 +119,15 @@ def small(image_shape: Shape, num_classes: int) -> nn.Sequential:
     Client: stem 16, residual blocks 16, 32 (stride 2), 32 (stride 2 from 16 pixels on), a 3×3
     convolution to 4 channels, sigmoid. It sends 64 numbers for 8×8, 196 for 28×28.
     """
+    return nn.Sequential(small_client(image_shape), small_server(4, num_classes))
+
+
+def small_client(image_shape: Shape) -> nn.Sequential:
+    """The client of `small`, for images (c, h, w)."""
     channels, side = image_shape[0], min(image_shape[1:])
     check_side("small", image_shape, MIN_SIDE, "resize them to that or more")
-    large = side >= 16  # noqa: PLR2004 - as the docstring says
-    client = nn.Sequential(
+    large = side >= 16  # noqa: PLR2004 - as `small` says
+    return nn.Sequential(
         conv_bn_relu(channels, 16),
         ResidualBlock(16, 16),
         ResidualBlock(16, 32, 2),
@@ -129,7 +135,6 @@ def small(image_shape: Shape, num_classes: int) -> nn.Sequential:
         conv3x3(32, 4),
         nn.Sigmoid(),
     )
-    return nn.Sequential(client, _small_server(4, num_classes))
 
 
 _RESNET_WIDTHS, _RESNET_DEPTH = (16, 32, 64), 3

@@ -1,4 +1,4 @@
-"""Nets by name: backbones, `NAME@CUT` for another cut, `client:SPEC` for a thin client."""
+"""Nets by name: backbones, `NAME@CUT` for another cut, `client:SPEC` for a thin client; pairs."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -12,9 +12,19 @@ import torch
 from torch import nn
 
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets.backbones import client_net, mobilenetv2, resnet20, small, vgg11
-from splitveil.nets.blocks import Shape
-from splitveil.nets.clients import CLIENT_PREFIX, THIN_CLIENTS, parse_client
+from splitveil.nets.backbones import (
+    client_net,
+    mobilenetv2,
+    resnet20,
+    small,
+    small_client,
+    vgg11,
+)
+from splitveil.nets.blocks import Shape, is_plain
+from splitveil.nets.clients import CLIENT_PREFIX, THIN_CLIENTS, build_client, parse_client
+from splitveil.nets.exit import tapped
+from splitveil.nets.servers import NamedServer
+from splitveil.nets.split import wire_shape
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,59 @@ class Net:
     summary: str
     build: Callable[[Shape, int], nn.Sequential]
     cut_at: int
+
+
+@dataclass(frozen=True)
+class NamedClient:
+    """A client that any server can follow.
+
+    Args:
+        summary: One line about it.
+        build: Makes it from an image's shape (c, h, w).
+    """
+
+    summary: str
+    build: Callable[[Shape], nn.Module]
+
+
+def find_client(name: str) -> NamedClient:
+    """The client of a name: `small`, a thin client or its SPEC; `NAME@N` taps its body at layer N.
+
+    >>> find_client("thin-deep@4").summary
+    'client thin-deep, wire after layer 4'
+    """
+    base, at, place = name.removeprefix(CLIENT_PREFIX).partition("@")
+    if base == "small":
+        client = NamedClient("client small", small_client)
+    elif base in THIN_CLIENTS or base.count("-") > 1:
+        spec = THIN_CLIENTS[base] if base in THIN_CLIENTS else parse_client(base)
+        client = NamedClient(f"client {base}", partial(build_client, spec))
+    else:
+        names = ["small", *THIN_CLIENTS, "SPEC", "MODULE:FUNCTION of your own"]
+        raise ConfigError(f"{unknown('client', base, names)}. `splitveil clients` lists specs")
+    if not at:
+        return client
+    if not re.fullmatch(r"[1-9][0-9]?", place):
+        raise ConfigError(
+            f"the tap in NAME@N must be a whole number in 1..99, got '{name}'; for example {base}@2"
+        )
+    build = partial(_tapped_client, client.build, int(place))
+    return NamedClient(f"{client.summary}, wire after layer {place}", build)
+
+
+def _tapped_client(build: Callable[[Shape], nn.Module], tap: int, image_shape: Shape) -> nn.Module:
+    return tapped(build(image_shape), tap, image_shape)
+
+
+def paired(client: NamedClient, server: NamedServer) -> Net:
+    """A client and a server that is built for its wire, as a net to be cut at 1."""
+
+    def build(image_shape: Shape, num_classes: int) -> nn.Sequential:
+        front = client.build(image_shape)
+        rest = server.build(wire_shape(front, image_shape), image_shape, num_classes)
+        return nn.Sequential(front, *(rest if is_plain(rest) else [rest]))
+
+    return Net(f"{client.summary}; {server.summary}", build, 1)
 
 
 def has_cuts(net: Net) -> bool:

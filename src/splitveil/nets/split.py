@@ -1,4 +1,4 @@
-"""A model in two halves, client and server, made by cutting a backbone; what the client costs."""
+"""A model in two halves, client and server, made by cutting a backbone; what the halves cost."""
 
 import copy
 import math
@@ -16,6 +16,7 @@ from splitveil.cuda import compiled
 from splitveil.errors import ConfigError
 from splitveil.nets.blocks import is_plain
 from splitveil.nets.channel import Channel, deployed, learned_stages
+from splitveil.nets.exit import Exit, TappedClient
 from splitveil.threat import Victim
 
 Shape = tuple[int, ...]
@@ -130,15 +131,27 @@ class SplitModel(nn.Module):
         encoder: The client's layers: images (n, c, h, w) to smashed data z (n, …).
         channel: What happens to z before the wire, called with (z, generator); keeps its shape.
         head: The server's layers: what was sent to logits (n, classes).
+        exit: The client's own head and the rule that decides what is sent; None sends everything.
+            The encoder is then a `TappedClient`.
+        silent: Whether nothing is ever sent: the head is the client's own, on the device.
 
     >>> model = SplitModel(nn.Flatten(), Channel(), nn.Linear(4, 2))
     >>> model(torch.zeros(3, 1, 2, 2)).shape
     torch.Size([3, 2])
     """
 
-    def __init__(self, encoder: nn.Module, channel: nn.Module, head: nn.Module) -> None:
+    def __init__(
+        self,
+        encoder: nn.Module,
+        channel: nn.Module,
+        head: nn.Module,
+        exit: Exit | None = None,
+        *,
+        silent: bool = False,
+    ) -> None:
         super().__init__()
         self.encoder, self.channel, self.head = encoder, channel, head
+        self.exit, self.silent = exit, silent
 
     def split_forward(self, x: Tensor, generator: Generator | None = None) -> SplitOutput:
         """One pass over images x (n, c, h, w) with everything in between.
@@ -150,18 +163,53 @@ class SplitModel(nn.Module):
         return SplitOutput(z, z_sent, self.head(z_sent))
 
     def forward(self, x: Tensor, generator: Generator | None = None) -> Tensor:
-        """Logits (n, classes) of images x (n, c, h, w), through the channel."""
+        """Logits (n, classes) of images x (n, c, h, w), everything sent through the channel."""
         return self.split_forward(x, generator).logits
+
+    def both_answers(self, x: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+        """The own head's logits and the server's, everything sent, each (n, classes)."""
+        if self.exit is None or not isinstance(self.encoder, TappedClient):
+            raise ConfigError(
+                "this model has no own head, so only its server answers; train one with "
+                "--defence early-exit"
+            )
+        z, features = self.encoder.both(x)
+        return self.exit.head(features), self.head(self.channel(z, generator))
+
+    def answer(self, x: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+        """What the device reports: its own answer where it is sure, the server's elsewhere.
+
+        Args:
+            x: Images (n, c, h, w).
+            generator: Draws the channel's noise; None means torch's global stream.
+
+        Returns:
+            Logits (n, classes), and for each image whether the server was asked (n,). Without an
+            exit every image is sent; a client that answers alone sends none.
+        """
+        if self.exit is None:
+            asked = torch.full((len(x),), not self.silent, device=x.device)
+            return self(x, generator), asked
+        own, server = self.both_answers(x, generator)
+        asked = self.exit.asks(own)
+        return self.exit.answers(own, server, asked), asked
 
     def compiled(self, backend: str = "inductor") -> "SplitModel":
         """The same model with the same parameters; both halves compile at their first call."""
         return SplitModel(
-            compiled(self.encoder, backend), self.channel, compiled(self.head, backend)
-        )
+            compiled(self.encoder, backend), self.channel, compiled(self.head, backend),
+            self.exit, silent=self.silent,
+        )  # fmt: skip
 
     def victim(self) -> Victim:
         """The deployed client, as an attacker sees it: its noise is on a grid."""
-        return Victim(self.encoder, deployed(self.channel))
+        return Victim(self.encoder, Withheld() if self.silent else deployed(self.channel))
+
+    def deployed(self) -> "SplitModel":
+        """The same model with the noise of its deployed client."""
+        return SplitModel(
+            self.encoder, deployed(self.channel), self.head, self.exit, silent=self.silent
+        )
 
     def macs(self, input_shape: Shape) -> int:
         """Multiply-adds of the client's convolutions and linear maps for one image (c, h, w)."""
@@ -178,6 +226,14 @@ class SplitModel(nn.Module):
     def client_params(self) -> int:
         """Parameters the client must store."""
         return sum(p.numel() for p in self.encoder.parameters())
+
+
+class Withheld(nn.Module):
+    """The channel of a client that sends nothing: (n, …) to (n, 0)."""
+
+    def forward(self, z: Tensor, generator: Generator | None = None) -> Tensor:
+        """Rows without numbers."""
+        return z.new_zeros(len(z), 0)
 
 
 def cut(backbone: nn.Module, at: int, channel: nn.Module | None = None) -> SplitModel:

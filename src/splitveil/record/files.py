@@ -49,7 +49,7 @@ def parse_gallery(data: Json, where: str) -> Gallery:
 
     def entries(kind: Any, value: object, key: str, length: int | None = None) -> tuple[Any, ...]:  # noqa: ANN401 - a type hint
         found: tuple[Any, ...] = read_value(kind, value, key)
-        if not found or length not in (None, len(found)):
+        if not found or None in found or length not in (None, len(found)):
             raise wrong(key, f"a list of {length or 'at least 1'} entries", value)
         return found
 

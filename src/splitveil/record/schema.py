@@ -200,6 +200,15 @@ class Record:
         per_image: The strongest attack's error of every scored image.
         certificates: Bounds that hold for every attack, by kind.
         leaks: Leaks beyond pixels, by kind.
+        sent: Share of the scored images that leave the device; 1 without an exit rule.
+        leakage_sent: Largest leakage of image and bands over the sent images; None if none is sent.
+        exposure: What leaks over all images: see `audits.exposure`. Without an exit rule it is the
+            leakage, for a client that answers alone 0.
+        identified: Share of images whose z̃ singles them out among 1,000 that are sent.
+        leakage_bands: Leakage of the 4×4 block means (low) and of the rest (detail).
+        leakage_beyond_answer: 1 − MSE / MSE of the mean image of the class that the wire answers.
+        probe: What linear heads answer without the server, and what the server adds.
+        intervals: 95 % limits over images of `sent`, `leakage_sent` and `exposure`.
         raw: The JSON that was read, including keys without a field.
 
     >>> Record.from_dict({"strongest": {"mse": 0.03, "mse_by": "linear"}}).strongest.mse
@@ -228,6 +237,14 @@ class Record:
     per_image: PerImage
     certificates: Mapping[str, Certificate]
     leaks: Mapping[str, Mapping[str, Any]]
+    sent: Share | None
+    leakage_sent: Annotated[float, Range(-math.inf, 1)] | None
+    exposure: Annotated[float, Range(-math.inf, 1)] | None
+    identified: Share | None
+    leakage_bands: Mapping[str, float | None]
+    leakage_beyond_answer: Annotated[float, Range(-math.inf, 1)] | None
+    probe: Mapping[str, Any]
+    intervals: Mapping[str, Any]
     raw: Json = field(default_factory=dict, repr=False)
 
     @property
@@ -271,7 +288,11 @@ class Record:
     def of(cls, **parts: object) -> "Record":
         """A new record from the JSON of its parts, in the order of the fields."""
         given = {"training": {}} | parts
-        return cls.from_dict({part.name: given[part.name] for part in fields(cls)[:-1]})
+        missing = [part.name for part in fields(cls)[:-1] if part.name not in given]
+        return cls.from_dict(
+            {part.name: given[part.name] for part in fields(cls)[:-1] if part.name in given}
+            | dict.fromkeys(missing)
+        )
 
 
 def on_gpu(device: str | None) -> bool:

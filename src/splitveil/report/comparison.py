@@ -50,7 +50,7 @@ ATTACKED_ALIKE: Mapping[str, Callable[[Record], str]] = {
     "differ in the version of their attacks": lambda r: str(r.audit.attacks_version or 1),
     "differ in the precision of their attacks": lambda r: r.audit_precision,
     "differ in scored images": lambda r: r.splits.scored or NOTHING,
-    "were attacked by different suites": lambda r: ", ".join(sorted(r.attacks)) or "none",
+    "were not attacked by the same attacks": lambda r: ", ".join(sorted(r.attacks)) or "none",
 }
 
 OURS = "veil"

@@ -60,6 +60,7 @@ ORIGIN: Mapping[str, str] = {
 }
 PANELS: Mapping[str, tuple[str, float, float | None]] = {  # key of the log, factor, end of y
     "curve.accuracy": ("val_accuracy", 100.0, 100.0),
+    "curve.train-accuracy": ("train_accuracy", 100.0, 100.0),
     "curve.penalty": ("rob_loss", 1.0, None),
     "curve.intra-mse": ("intra_mse", 1.0, None),
     "curve.sample-size": ("effective_sample_size", 1.0, None),
@@ -71,7 +72,7 @@ PHASES: Mapping[figures.PhaseKind, str] = {
 }
 INSTALL = "make venv && . .venv/bin/activate"
 REHEARSAL = (
-    "splitveil reproduce gated-att-report --dataset digits --epochs 2 --profile smoke "
+    "splitveil reproduce gated-att-report --dataset digits --epochs 20 --profile smoke "
     "--only cem --only gated-att"
 )
 EXPERIMENT = "splitveil reproduce gated-att-report --seeds 0,1,2"
@@ -319,6 +320,9 @@ def _curves(deck: Deck, content: ReportContent) -> None:
     ]
     if not panels:
         return
+    told = {title for title, *_ in panels}
+    if word("curve.accuracy", lang) in told:  # on training images only where there are no others
+        panels = [panel for panel in panels if panel[0] != word("curve.train-accuracy", lang)]
     slide = deck.slide(word("heading.training", lang), passports(runs, lang))
     deck.legend(slide, [(run.name, canvas.colour(at)) for at, run in enumerate(runs)],
                 replace(BODY, height=0.55))  # fmt: skip
@@ -475,7 +479,9 @@ def next_steps(runs: Sequence[RunFiles]) -> list[Sentence]:
     made += [sentence(key, names=_few(names)) for key, names in named.items() if names]
     if all(text(run.record, "config.defence") != "none" for run in runs):
         made.append(sentence("deck.step-none"))
-    return [*made, sentence("deck.step-final"), sentence("deck.step-deploy")]
+    if not all(run.record.config.get("final") for run in runs):
+        made.append(sentence("deck.step-final"))
+    return [*made, sentence("deck.step-deploy")]
 
 
 def _few(names: Sequence[str]) -> tuple[str, ...]:
@@ -504,7 +510,7 @@ def _again(deck: Deck, content: ReportContent) -> None:
         for one in (Paragraph(text=word(key, lang), bold=True, bullet=True),
                     *(Paragraph(text=line, code=True) for line in lines))
     ]  # fmt: skip
-    if len(every) > FEW:
+    if len(first) < len(each):
         words.append(Paragraph(text=word("deck.more", lang)))
     if unknown:
         words.append(Paragraph(text=sentence("deck.unknown", names=_few(unknown)).plain(lang)))
@@ -526,7 +532,8 @@ def commands(runs: Sequence[RunFiles]) -> tuple[dict[str, list[str]], list[str]]
             continue
         audit = ["splitveil", "audit", f"runs/{own}"]
         facts = {"--profile": run.record.audit.profile, "--aux": run.record.audit.aux,
-                 "--seed": text(run.record, "seeds.attack")}  # fmt: skip
+                 "--seed": text(run.record, "seeds.attack"),
+                 "--attacks": ",".join(run.record.audit.only)}  # fmt: skip
         usual = {"--aux": "train", "--seed": "0"}
         for option, value in facts.items():
             audit += [option, value] if value and value != usual.get(option) else []

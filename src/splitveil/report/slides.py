@@ -27,6 +27,7 @@ from splitveil.report.method_charts import (
     wrapped,
 )
 from splitveil.report.words import LANGS, Lang
+from splitveil.untrusted import printable
 
 if TYPE_CHECKING:
     from pptx.chart.chart import Chart as NativeChart
@@ -307,7 +308,7 @@ class Deck:
     def picture(self, slide: "Slide", png: bytes, place: Spot, alt: str) -> None:
         """A picture with its description for those who cannot see it."""
         picture = slide.shapes.add_picture(io.BytesIO(png), *_emu(place))
-        picture._element.nvPicPr.cNvPr.set("descr", powerpoint_text(alt))
+        picture._element.nvPicPr.cNvPr.set("descr", printable(alt))
 
     def curves(
         self,
@@ -340,7 +341,7 @@ class Deck:
         series = sorted(series, key=lambda one: -len(one.points))
         data = XyChartData()
         for one in series:
-            own = data.add_series(powerpoint_text(one.name))
+            own = data.add_series(printable(one.name))
             for x, y in one.points:
                 own.add_data_point(x, y)
         shape = slide.shapes.add_chart(
@@ -388,9 +389,9 @@ class Deck:
         from pptx.enum.chart import XL_CHART_TYPE
 
         data = CategoryChartData(number_format="0.0000")
-        data.categories = [powerpoint_text(name) for name in groups]
+        data.categories = [printable(name) for name in groups]
         for name, values in series:
-            data.add_series(powerpoint_text(name), values)
+            data.add_series(printable(name), values)
         shape = slide.shapes.add_chart(XL_CHART_TYPE.COLUMN_CLUSTERED, *_emu(place), data)
         self._dress(shape.chart, axes, "", legend=True)
         plot = shape.chart.plots[0]
@@ -528,7 +529,7 @@ class Deck:
         self, paragraph: "_Paragraph", text: str, level: str, words: Paragraph, size: float
     ) -> None:
         run = paragraph.add_run()
-        run.text = powerpoint_text(text)
+        run.text = printable(text)
         self._letter(run.font, size, code=words.code)
         run.font.bold = words.bold
         run.font.color.rgb = _rgb(words.ink)
@@ -575,15 +576,6 @@ class Deck:
         if legend and chart.legend is not None:
             chart.legend.position = XL_LEGEND_POSITION.BOTTOM
             chart.legend.include_in_layout = False
-
-
-def powerpoint_text(text: str) -> str:
-    r"""A text without signs that no file of PowerPoint can hold.
-
-    >>> powerpoint_text("a\x07b\udcff")
-    'a?b?'
-    """
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def _empty_file() -> "Presentation":

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitveil.errors import ConfigError
+from splitveil.serve import log
 from splitveil.serve.page import is_own, is_page
 from splitveil.serve.transport import header_safe
 
@@ -23,7 +24,7 @@ RETRY = {"Retry-After": "1"}
 BEARER = {"WWW-Authenticate": "Bearer"}
 MIN_TOKEN = 16
 CROWDED = "too many requests at once; try again later"
-ACCESS = logging.getLogger("splitveil.access")
+ACCESS = logging.getLogger(log.ACCESS)
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 NAMED = frozenset(
     {
@@ -237,7 +238,7 @@ class AdmissionGate:
         return equal and scheme.lower() == b"bearer"
 
 
-def access_line(scope: Scope, status: int, seconds: float) -> tuple[str | float, ...]:
+def access_line(scope: Scope, status: int, seconds: float) -> tuple[str | int | float, ...]:
     """What the log says of an answer: nothing that a stranger wrote.
 
     >>> scope = {"method": "POST", "path": "/v2/models/m/infer", "client": ("127.0.0.1", 9)}

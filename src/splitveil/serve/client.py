@@ -56,6 +56,7 @@ class Client:
         binary: bool = True,
         capture: str | Path | None = None,
         allow_no_noise: bool = False,
+        verify: str | Path | None = None,
         waiting: Callable[[str, float], None] = lambda problem, seconds: None,
     ) -> None:
         """Load the client's half in `folder` and check its hashes.
@@ -76,13 +77,16 @@ class Client:
             binary: Whether to send raw bytes instead of JSON numbers.
             capture: New file for everything that is sent, for `audit-wire`.
             allow_no_noise: Whether the export may send features without noise.
+            verify: Public key (PEM) that must have signed the export; None: no signature is needed.
             waiting: Called before each retry with the problem and the seconds spent so far.
         """
         if token is not None and not (token and header_safe(token)):
             raise ServerError("a token must be printable ASCII without spaces; use the server's")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         place = Path(folder)
-        self.manifest = open_export(place, allow_no_noise=allow_no_noise)
+        self.manifest = open_export(
+            place, allow_no_noise=allow_no_noise, verify=None if verify is None else Path(verify)
+        )
         self._stages = read_stages(place, self.manifest)
         half = CLIENT_INT8 if int8 else CLIENT
         self._encoder = load_half(place, self.manifest, half, threads)

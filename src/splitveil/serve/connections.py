@@ -16,6 +16,8 @@ import struct
 import time
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from ipaddress import ip_network
+from itertools import chain
 from typing import Any, cast
 
 import uvicorn
@@ -103,6 +105,7 @@ class Connection(HttpToolsProtocol):
 
     def _now(self) -> None:
         self.since = time.monotonic()
+        self.room.touch(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count it from now on."""
@@ -248,7 +251,9 @@ class Room:
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits, self.total = limits, usable(limits.total)
-        self.guests: dict[Connection, None] = {}
+        # Those never answered, and the others; who was heard of longest ago comes first.
+        self.strangers: dict[Connection, None] = {}
+        self.known: dict[Connection, None] = {}
         self.stopping = False
         self._by_address: dict[str, int] = {}
 
@@ -256,29 +261,36 @@ class Room:
         """Let a connection in, if need be in place of another; False: there is no room."""
         address = guest.address
         if self._by_address.get(address, 0) >= self.limits.per_address:
-            if not self.make_room([g for g in self.guests if g.address == address]):
+            if not self.make_room(address):
                 return False
-        elif len(self.guests) >= self.total and not self.make_room(list(self.guests)):
+        elif len(self.strangers) + len(self.known) >= self.total and not self.make_room():
             return False
-        self.guests[guest] = None
+        self.strangers[guest] = None
         self._by_address[address] = self._by_address.get(address, 0) + 1
         return True
 
-    def make_room(self, among: list[Connection]) -> bool:
-        """Close the one that keeps the server waiting longest, first of those never answered."""
-        waiting = [guest for guest in among if guest.waits_for != ANSWER]
-        if not waiting:
-            return False
-        loser = min(waiting, key=lambda guest: (guest.answered > 0, guest.since))
-        LOG.info("closed a connection of %s to make room for another", loser.address)
-        self.leave(loser)
-        loser.abort()
-        return True
+    def make_room(self, address: str | None = None) -> bool:
+        """Close whoever keeps the server waiting longest, first of those never answered."""
+        for guest in chain(self.strangers, self.known):
+            if address in (None, guest.address) and guest.waits_for != ANSWER:
+                LOG.info("closed a connection of %s to make room for another", guest.address)
+                self.leave(guest)
+                guest.abort()
+                return True
+        return False
+
+    def touch(self, guest: Connection) -> None:
+        """Something was heard of a connection, or told it."""
+        here = self.strangers if guest in self.strangers else self.known
+        if guest in here:
+            del here[guest]
+            (self.known if guest.answered else self.strangers)[guest] = None
 
     def leave(self, guest: Connection) -> None:
         """Forget a connection."""
-        if guest in self.guests:
-            del self.guests[guest]
+        here = self.strangers if guest in self.strangers else self.known
+        if guest in here:
+            del here[guest]
             left = self._by_address.pop(guest.address) - 1
             if left:
                 self._by_address[guest.address] = left
@@ -286,7 +298,7 @@ class Room:
     def sweep(self) -> None:
         """Close what has kept the server waiting for too long."""
         now = time.monotonic()
-        for guest in list(self.guests):
+        for guest in [*self.strangers, *self.known]:
             guest.closing_since()
             if now - guest.since > self.limits.seconds(guest.waits_for):
                 guest.late()
@@ -328,7 +340,7 @@ class Doorkeeper:
             except OSError as err:
                 if err.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     LOG.warning("cannot accept a connection: %s", err.strerror)
-                    self._server.room.make_room(list(self._server.room.guests))
+                    self._server.room.make_room()
                     await asyncio.sleep(FULL_PAUSE)
             count += 1
             if count % AT_ONCE == 0:
@@ -336,7 +348,7 @@ class Doorkeeper:
 
     def _let_in(self, found: socket.socket, address: Any) -> None:  # noqa: ANN401
         found.setblocking(False)
-        guest = self._server.connection(str(address[0]))
+        guest = self._server.connection(neighbourhood(str(address[0])))
         if not self._server.room.enter(guest):
             LOG.warning("no room for a connection of %s", guest.address)
             if self._server.config.ssl is None:
@@ -422,6 +434,17 @@ class BoundedServer(uvicorn.Server):
         while True:
             await asyncio.sleep(0.1)
             self.room.sweep()
+
+
+def neighbourhood(address: str) -> str:
+    """What counts as one address: of IPv6 the first 64 bits, because one household has the rest.
+
+    >>> neighbourhood("127.0.0.1"), neighbourhood("2001:db8:1:2:3:4:5:6")
+    ('127.0.0.1', '2001:db8:1:2::/64')
+    """
+    if ":" not in address:
+        return address
+    return str(ip_network((address.partition("%")[0], 64), strict=False))
 
 
 def plain_answer(status: int, reason: str) -> bytes:

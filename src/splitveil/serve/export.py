@@ -52,6 +52,8 @@ from splitveil.serve.manifest import (
     sha256,
 )
 from splitveil.serve.runtime import onnxruntime, onnxruntime_quantisation
+from splitveil.serve.signature import FILE as SIGNATURE
+from splitveil.serve.signature import read_signing_key, signature_json
 from splitveil.serve.stages import STAGES, mean_std, pack_noise, total_noise, wire_step
 from splitveil.serve.wire import FLOATS, Json, Rows, Shape, TensorSpec
 
@@ -86,6 +88,7 @@ def export_model(
     attacker: tuple[nn.Module, Json] | None = None,
     classes: Sequence[str] = (),
     overwrite: bool = False,
+    sign: Path | None = None,
 ) -> Manifest:
     """Write both halves, the manifest and a Triton model repository into `folder`.
 
@@ -101,6 +104,7 @@ def export_model(
             None: no attacker.
         classes: Names of the classes, in order; empty: not known.
         overwrite: Whether to replace an existing export; other folders are never replaced.
+        sign: Private key (PEM, Ed25519) to sign the manifest with; None: no signature.
 
     Returns:
         The manifest that was written.
@@ -114,6 +118,7 @@ def export_model(
     """
     check_name(name)
     check_target(folder, overwrite=overwrite)
+    key = None if sign is None else read_signing_key(sign)
     if audit is not None:
         check_verdict(audit, model)
     encoder, channel, head = export_parts(model, image_shape)
@@ -153,7 +158,10 @@ def export_model(
             classes=tuple(classes),
             datatype=datatype,
         )
-        (place / FILE).write_text(manifest.to_json(), encoding="utf-8")
+        content = manifest.to_json().encode()
+        (place / FILE).write_bytes(content)
+        if key is not None:
+            (place / SIGNATURE).write_text(signature_json(key, manifest.identity, content))
     return manifest
 
 

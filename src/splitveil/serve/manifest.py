@@ -16,6 +16,7 @@ from typing import Any
 
 from splitveil.errors import ExportError
 from splitveil.serve.runtime import onnxruntime
+from splitveil.serve.signature import check_signature
 from splitveil.serve.stages import (
     Stage,
     check_stages,
@@ -25,7 +26,7 @@ from splitveil.serve.stages import (
     with_noise,
 )
 from splitveil.serve.wire import CODES, FLOATS, Json, Rows, Shape, TensorSpec
-from splitveil.untrusted import parse_json, read_bytes, read_text
+from splitveil.untrusted import parse_json, read_bytes
 
 OnnxHalf = Callable[[Rows], Rows]  # the client's or the server's network
 FORMAT = "splitveil-export-2"
@@ -199,11 +200,12 @@ def check_name(name: str) -> None:
         )
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path, *, verify: Path | None = None) -> Manifest:
     """Read and check `manifest.json`; other files are checked when they are read.
 
     Args:
         folder: An export.
+        verify: Public key that must have signed it; None: no signature is needed.
 
     Returns:
         The manifest.
@@ -220,7 +222,8 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} is not an export: it has no {FILE}; make one: splitveil export RUN"
         )
     try:
-        data = parse_json(read_text(path, MAX_MANIFEST))
+        content = read_bytes(path, MAX_MANIFEST)
+        data = parse_json(content)
         if data["format"] not in (FORMAT, FIRST_FORMAT):
             raise ExportError(
                 f"{path} has format {data['format']!r:.80}, expected {FORMAT!r} or "
@@ -235,6 +238,8 @@ def read_manifest(folder: Path) -> Manifest:
         check_stated(path, data, manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
         raise ExportError(f"{path} is broken: {err!r}; export the run again") from err
+    if verify is not None:
+        check_signature(folder, verify, manifest.identity, content)
     return manifest
 
 
@@ -259,17 +264,20 @@ def check_stated(path: Path, data: Json, manifest: Manifest) -> None:
             )
 
 
-def open_export(folder: Path, *, allow_no_noise: bool = False) -> Manifest:
+def open_export(
+    folder: Path, *, allow_no_noise: bool = False, verify: Path | None = None
+) -> Manifest:
     """The manifest of an export that is put into service.
 
     Args:
         folder: The export.
         allow_no_noise: Whether it may send features without noise.
+        verify: Public key that must have signed it; None: no signature is needed.
 
     Raises:
-        ExportError: If it adds no noise and nobody asked for that by name.
+        ExportError: If it adds no noise and nobody asked for that by name, or is not signed.
     """
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, verify=verify)
     if manifest.noise_std == 0 and not allow_no_noise:
         raise ExportError(
             f"{folder} adds no noise to what is sent ({describe_noise(manifest.stages)}). If it "

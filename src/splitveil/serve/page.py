@@ -89,8 +89,9 @@ def own_file(name: str) -> tuple[bytes, str, str]:
     if name == TABLES:
         content = tables_script().encode()
         return content, JAVASCRIPT, sha256(content)
-    known = {p.relative_to(FOLDER).as_posix(): p for p in FOLDER.rglob("*.*") if p.is_file()}
-    if name not in known:
+    known = {path.name: path for path in FOLDER.glob("*.*")}
+    known |= {f"{RUNTIME}/{file}": FOLDER / RUNTIME / file for file in RUNTIME_FILES}
+    if name not in known or not known[name].is_file():
         missing = name.startswith(RUNTIME) and not has_runtime()
         told = f"{name[:64]} is not installed; fetch it: make web" if missing else "Not Found"
         raise WireError(told, 404)

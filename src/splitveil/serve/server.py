@@ -294,10 +294,11 @@ def load_app(
     token: str | None = None,
     threads: int = 0,
     allow_no_noise: bool = False,
+    verify: Path | None = None,
 ) -> ASGIApp:
     """The application of an export, with its page, for any ASGI server; checks the head's hash."""
     place = Path(folder)
-    manifest = open_export(place, allow_no_noise=allow_no_noise)
+    manifest = open_export(place, allow_no_noise=allow_no_noise, verify=verify)
     head = load_half(place, manifest, SERVER, threads)
     found = head(np.zeros((1, *manifest.wire_shape), np.float32))
     if found.shape != (1, manifest.num_classes):

@@ -288,6 +288,7 @@ def train_run(
                     last = in_short(line)
                 if epoch_ends:
                     _refit(state, data, order, schedule, fabric)
+                    _settle(parts.model, data, val, config.seed, fabric)
                 progress(state.step, schedule.total_steps, f"epoch {epoch}/{schedule.epochs}{last}")
                 if interruption.came or clock.save_now(schedule, state.step):
                     state.seconds, state.log_offset = clock.seconds(), metrics.offset
@@ -317,6 +318,31 @@ def _refit(
             yield z.float().flatten(1), y
 
     state.surrogate.refit_stream(features, state.streams["surrogate"])
+
+
+class _EveryAnswer(nn.Module):
+    """The own head's logits and the server's as one tensor (n, 2, classes)."""
+
+    def __init__(self, model: SplitModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, generator: Generator) -> Tensor:
+        return torch.stack([logits.float() for logits in self.model.both_answers(x, generator)], 1)
+
+
+def _settle(model: SplitModel, data: TrainSet, val: Tensor, seed: int, fabric: Fabric) -> None:
+    """Set temperature and thresholds of a model that exits early, by its validation images.
+
+    The last epoch's are those that count; the training does not read them.
+    """
+    if model.exit is None:
+        return
+    generator = stream(seed, "settle", val.device)
+    outputs = list(_outputs(_EveryAnswer(model), data, val, fabric, generator))
+    both = torch.cat([answers for answers, _ in outputs]) if outputs else torch.zeros(0, 2, 1)
+    labels = torch.cat([y for _, y in outputs]) if outputs else torch.zeros(0).long()
+    model.exit.settle(both[:, 0], both[:, 1], labels)
 
 
 def validation_accuracy(

@@ -29,6 +29,7 @@ from splitveil.cuda import SideStream, captured, channels_last, set_rate, to_dev
 from splitveil.defences.base import Companion
 from splitveil.errors import ConfigError
 from splitveil.functional import scale_gradient
+from splitveil.nets.exit import TappedClient
 from splitveil.nets.split import SplitModel
 from splitveil.rng import stream
 from splitveil.surrogates.base import HasBank, Surrogate, SurrogateOutput
@@ -405,7 +406,7 @@ class StepLoss(nn.Module):
         """
         state, fabric = self.state, self.fabric
         with fabric.autocast():
-            z = self.model.encoder(x)
+            z, own = self._encoded(x)
             whole, labels = gathered(z, fabric, sync_grads=True), gathered(y, fabric)
             rob, log = self._penalty(whole, labels, weights)
             extra, more = companion_losses(state, whole, gathered(x, fabric), labels)
@@ -416,7 +417,20 @@ class StepLoss(nn.Module):
         if state.aside is not None and rob:
             state.aside.join()
         right = (answers.detach().argmax(1) == y).float().mean()
-        return sum(rob + extra, task), {"task_loss": task, "train_accuracy": right} | log | more
+        seen = {"task_loss": task, "train_accuracy": right} | log | more
+        if own is not None and self.model.exit is not None:
+            here = self._task.loss(own.float(), y, taught)
+            seen["own_loss"] = here
+            extra = [*extra, self.model.exit.weight * here]
+        return sum(rob + extra, task), seen
+
+    def _encoded(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Clean z, and the logits of the client's own head if it has one."""
+        client = self.model.encoder
+        if self.model.exit is None or not isinstance(client, TappedClient):
+            return client(x), None
+        z, features = client.both(x)
+        return z, self.model.exit.head(features)
 
     def _penalty(
         self, z: Tensor, y: Tensor, weights: Weights | None

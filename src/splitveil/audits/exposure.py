@@ -1,0 +1,357 @@
+r"""What leaks of a client that sends only some images, and what leakage alone does not show.
+
+Per image: b = sent or not, l = label-only error (mean image of the true class), e = the attack's
+error. With s = mean b and w = Σ_sent l / Σ l,
+
+.. math:: \mathrm{exposure} = \max(s, w)\,\max(0, \mathrm{leakage\_sent})
+    + (1 - s)\,\max(0, \mathrm{leakage\_bit})
+
+where leakage_sent = 1 − Σ_sent e / Σ_sent l, and leakage_bit is that of an attacker who answers an
+unsent image with the mean of the unsent aux images of its class.
+"""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from splitveil.attacks.baseline import class_means
+from splitveil.audits import metrics
+from splitveil.audits.suite import attempt, strongest
+from splitveil.audits.target import Attempt, DeviceAnswers, Target
+from splitveil.data.attributes import Attributes
+from splitveil.errors import AuditError
+from splitveil.io import Json, Progress
+from splitveil.rng import stream
+from splitveil.threat import CHUNK, Attack, Labelled
+
+BLOCKS = 4  # a thumbnail of 4×4 block means is the low band
+CANDIDATES = 1000  # among which an image is identified
+ROUNDS = 1000  # of the bootstrap
+PERMUTATIONS = 1000
+Errors = Float[Tensor, " n"]
+
+
+def exposure(
+    asked: Bool[Tensor, " n"],
+    error: Errors,
+    label_only: Errors,
+    by_bit: Errors,
+    bands: Mapping[str, tuple[Errors, Errors]] | None = None,
+) -> dict[str, float | None]:
+    """Sent, leakage of what was sent, and exposure; see the module's formula.
+
+    Args:
+        asked: b (n,).
+        error: e (n,); read for sent images only.
+        label_only: l (n,).
+        by_bit: Error (n,) of answering with the mean of the unsent aux images of the true class;
+            read for unsent images only.
+        bands: (e, l) of each band of the image; the largest leakage of image and bands counts.
+
+    Returns:
+        `sent`, `leakage_sent` (None if nothing is sent) and `exposure`.
+
+    >>> half = torch.tensor([True, False])
+    >>> one = torch.ones(2)
+    >>> exposure(half, one / 2, one, one)
+    {'sent': 0.5, 'leakage_sent': 0.5, 'exposure': 0.25}
+    """
+    s = float(asked.double().mean())
+    total = float(label_only.sum())
+    w = float(label_only[asked].sum()) / total if total else s
+    sent = None
+    if s > 0:
+        pairs = [(error, label_only), *(bands or {}).values()]
+        sent = max(leakage_of(e[asked], ceiling[asked]) for e, ceiling in pairs)
+    bit = 0.0 if s == 1 else max(0.0, leakage_of(by_bit[~asked], label_only[~asked]))
+    exposed = max(s, w) * max(0.0, sent or 0.0) + (1 - s) * bit
+    return {"sent": s, "leakage_sent": sent, "exposure": exposed}
+
+
+def leakage_of(error: Errors, label_only: Errors) -> float:
+    """1 − Σe/Σl, unclipped; 0 where nothing is left to learn."""
+    ceiling = float(label_only.double().sum())
+    return 1.0 - float(error.double().sum()) / ceiling if ceiling > 0 else 0.0
+
+
+def bands_of(
+    images: Float[Tensor, "n c h w"],
+) -> tuple[Float[Tensor, "n c h w"], Float[Tensor, "n c h w"]]:
+    """Images as their 4×4 block means, and what is left of them.
+
+    >>> low, rest = bands_of(torch.rand(2, 3, 8, 8))
+    >>> float(F.avg_pool2d(rest, 2).abs().max()) < 1e-6
+    True
+    """
+    means = F.adaptive_avg_pool2d(images, BLOCKS)
+    low = F.interpolate(means, size=images.shape[2:], mode="nearest")
+    return low, images - low
+
+
+def band_errors(x: Tensor, guess: Tensor) -> dict[str, Errors]:
+    """Mean squared errors (n,) of images in each band: "low" and "detail"."""
+    missed = (band.square().flatten(1).mean(1) for band in bands_of(x - guess))
+    return dict(zip(("low", "detail"), missed, strict=True))
+
+
+def by_bit(target: Target, device: DeviceAnswers) -> Errors:
+    """Error (n,) of an attacker who knows only label and bit: the mean of the unsent aux images.
+
+    A class without an unsent aux image is answered with its mean image.
+    """
+    unsent = Labelled(target.aux.images[~device.aux_asked], target.aux.labels[~device.aux_asked])
+    means = class_means(target.aux, target.num_classes)
+    if len(unsent):
+        there = unsent.labels.bincount(minlength=target.num_classes) > 0
+        means[there] = class_means(unsent, target.num_classes)[there]
+    return metrics.mse(target.scored.images, means[target.scored.labels].clamp(0, 1))
+
+
+def only(target: Target, rows: Int64[Tensor, " m"]) -> Target:
+    """The target with some of its scored images, which were sent as before."""
+    given = target.attributes
+    if given is not None:
+        kept = {k: v[rows.to(v.device)] for k, v in given.scored.items()}
+        given = Attributes(given.aux, kept)
+    scored = Labelled(target.scored.images[rows], target.scored.labels[rows])
+    return replace(target, scored=scored, captured=target.sent.z[rows], attributes=given)
+
+
+def selected(attempts: Mapping[str, Attempt], rows: Int64[Tensor, " m"]) -> dict[str, Attempt]:
+    """The attempts on some of the scored images; one that attacked none of them is left out."""
+    found = {}
+    for name, whole in attempts.items():
+        place = whole.place(rows)
+        there = place >= 0
+        if not bool(there.any()):
+            continue
+        at = place[there]
+        per_image: dict[str, Any] = {
+            f.name: value[at]
+            for f in fields(whole)
+            if isinstance(value := getattr(whole, f.name), Tensor) and f.name != "rows"
+        }
+        own = there.nonzero().flatten()
+        found[name] = replace(whole, rows=own, scored=len(rows), **per_image)
+    return found
+
+
+@torch.no_grad()
+def identified(target: Target, rows: Int64[Tensor, " m"]) -> float | None:
+    """Share of images that their z̃ singles out among at most 1,000 of `rows`.
+
+    The attacker has the client and the list, and takes the candidate whose clean z is nearest: the
+    likeliest one for Gaussian noise. None if the client gives no clean z.
+    """
+    encoder = getattr(target.victim, "encoder", None)
+    if encoder is None or len(rows) == 0:
+        return None
+    rows = rows[:: max(1, len(rows) // CANDIDATES)][:CANDIDATES]
+    images = target.scored.images[rows].to(target.device)
+    clean = torch.cat([encoder(x) for x in torch.split(images, CHUNK)]).flatten(1).double()
+    sent = target.sent.z[rows].flatten(1).double()
+    if clean.shape != sent.shape:
+        return None
+    nearest = torch.cdist(sent, clean).argmin(1)
+    return float((nearest == torch.arange(len(rows), device=nearest.device)).double().mean())
+
+
+def bit_leaks(
+    asked: Bool[Tensor, " n"], known: Mapping[str, Int64[Tensor, " n"]], seed: int
+) -> Json:
+    """What it tells that an image was sent: I(b; v) in bits for each v, against permutations.
+
+    Args:
+        asked: b (n,).
+        known: Labels, answers or attributes (n,) by name.
+        seed: Of the permutations.
+
+    Returns:
+        By name: `bits`, `p` over 1,000 permutations, and `share_sent` of each value.
+    """
+    generator = np.random.default_rng(seed)
+    b = asked.cpu().numpy()
+    said: Json = {}
+    for name, values in known.items():
+        v = values.cpu().numpy()
+        found = mutual_bits(b, v)
+        by_chance = [mutual_bits(generator.permutation(b), v) for _ in range(PERMUTATIONS)]
+        more = sum(other >= found - 1e-12 for other in by_chance)
+        shares = {str(k): float(b[v == k].mean()) for k in np.unique(v)}
+        said[name] = {
+            "bits": found, "p": (1 + more) / (1 + PERMUTATIONS), "share_sent": shares,
+        }  # fmt: skip
+    return said
+
+
+def mutual_bits(b: NDArray[np.bool_], v: NDArray[np.int64]) -> float:
+    """Mutual information of a bit and a code over n images, in bits.
+
+    >>> mutual_bits(np.array([True, True, False, False]), np.array([1, 1, 0, 0]))
+    1.0
+    """
+    _, codes = np.unique(v, return_inverse=True)
+    joint = np.zeros((2, codes.max() + 1))
+    np.add.at(joint, (b.astype(int), codes), 1 / len(b))
+    outer = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
+    seen = joint > 0
+    return float((joint[seen] * np.log2(joint[seen] / outer[seen])).sum())
+
+
+def intervals(
+    asked: Bool[Tensor, " n"],
+    error: Errors,
+    ceiling: Errors,
+    unsent: Errors,
+    bands: Mapping[str, tuple[Errors, Errors]],
+    *,
+    seed: int,
+) -> dict[str, list[float]]:
+    """95 % intervals of `sent`, `leakage_sent` and `exposure`: images resampled jointly."""
+    n = len(asked)
+    generator = stream(seed, "exposure/bootstrap")
+    drawn: dict[str, list[float]] = {}
+    for _ in range(ROUNDS):
+        at = torch.randint(n, (n,), generator=generator).to(asked.device)
+        some = {name: (e[at], c[at]) for name, (e, c) in bands.items()}
+        values = exposure(asked[at], error[at], ceiling[at], unsent[at], some)
+        for name, value in values.items():
+            if value is not None:
+                drawn.setdefault(name, []).append(value)
+    limits = {k: np.quantile(v, (0.025, 0.975)) for k, v in drawn.items()}
+    return {name: [float(low), float(high)] for name, (low, high) in limits.items()}
+
+
+def unsure_aux(target: Target) -> Target:
+    """The same target for an attacker who fits on the images that the client would send.
+
+    These are the round(s·a) aux images it is least sure of, by rank: an own head that overfits is
+    sure of almost every image it was trained on.
+    """
+    device = target.exit
+    if device is None:
+        return target
+    count = round(float(device.asked.double().mean()) * len(target.aux))
+    rows = device.aux_sure.argsort(stable=True)[:count].sort().values
+    aux = Labelled(target.aux.images[rows], target.aux.labels[rows])
+    given = target.attributes
+    if given is not None:
+        given = Attributes({k: v[rows.to(v.device)] for k, v in given.aux.items()}, given.scored)
+    return replace(target, aux=aux, attributes=given)
+
+
+def attack_the_sent(
+    target: Target,
+    attacks: Mapping[str, Attack],
+    attempts: Mapping[str, Attempt],
+    progress: Progress,
+) -> tuple[dict[str, Attempt], Target, dict[str, Attempt]]:
+    """What the attacks make of the images that are sent, and of which they know that they are.
+
+    The strongest attack is fitted once more, on the aux images that the client would send; it
+    stands beside the others as NAME-unsure.
+
+    Returns:
+        All attempts on all scored images; the target with the sent images alone; the attempts on
+        these.
+    """
+    rows = target.exit.asked.nonzero().flatten() if target.exit else torch.arange(0)
+    if len(rows) == 0:
+        raise AuditError(
+            "the exit rule sends none of the scored images, so there is nothing to attack; give a "
+            "larger send=, or train the client with --defence alone"
+        )
+    name = strongest(selected(attempts, rows))["mse_by"]
+    narrow, every = unsure_aux(target), dict(attempts)
+    attack = attacks[name]
+    if len(narrow.aux) >= int(getattr(attack, "min_aux", 1)):
+        every[f"{name}-unsure"] = attempt(narrow, f"{name}-unsure", attack, progress)
+    return every, only(target, rows), selected(every, rows)
+
+
+def exit_leaks(target: Target) -> Json:
+    """What the bit tells of label, own answer and attributes."""
+    device = target.exit
+    if device is None:
+        return {}
+    known = {"label": target.scored.labels, "own answer": device.own}
+    if target.attributes is not None:
+        known |= dict(target.attributes.scored)
+    return bit_leaks(device.asked, known, target.seed)
+
+
+def what_is_exposed(target: Target, best: Attempt | None) -> Json:
+    """The fields of a record on what was sent, and on what the mean error does not show.
+
+    Args:
+        target: All scored images, sent or not.
+        best: The strongest attack on all scored images; None where nothing is sent.
+
+    Returns:
+        `sent`, `leakage_sent`, `exposure`, `identified`, `leakage_bands`, `leakage_beyond_answer`
+        and `intervals`.
+    """
+    if target.silent or best is None:
+        return {"sent": 0.0, "leakage_sent": None, "exposure": 0.0, "identified": 0.0}
+    x, labels = target.scored.images, target.scored.labels
+    guess = best.images.to(x) / 255
+    means = class_means(target.aux, target.num_classes)
+    blind = means[labels].clamp(0, 1)
+    error, ceiling = metrics.mse(x, guess), metrics.mse(x, blind)
+    errors, ceilings = band_errors(x, guess), band_errors(x, blind)
+    bands = {name: (errors[name], ceilings[name]) for name in errors}
+    device = target.exit
+    everything = torch.ones(len(x), dtype=torch.bool, device=x.device)
+    asked = everything if device is None else device.asked
+    unsent = ceiling if device is None else by_bit(target, device)
+    told = metrics.mse(x, means[target.sent.answer].clamp(0, 1))
+    found = exposure(asked, error, ceiling, unsent, bands if device is not None else None)
+    if device is None:  # without a rule they are the leakage itself
+        found["exposure"] = found["leakage_sent"]
+    limits = intervals(asked, error, ceiling, unsent, bands if device else {}, seed=target.seed)
+    among = identified(target, asked.nonzero().flatten())
+    return {
+        **found,
+        "identified": None if among is None else float(asked.double().mean()) * among,
+        "leakage_bands": {k: leakage_of(e[asked], c[asked]) for k, (e, c) in bands.items()},
+        "leakage_beyond_answer": leakage_of(error[asked], told[asked]),
+        "intervals": limits,
+    }
+
+
+def per_image_of_exit(target: Target, best: Attempt) -> Json:
+    """What `per_image` holds of every scored image where only some are sent.
+
+    `error` and `label_only` as base64 of float16, `sure` of float32, `sent`, `own_right` and
+    `server_right` as base64 of packed bits.
+    """
+    device = target.exit
+    if device is None:
+        return {}
+    x, labels = target.scored.images, target.scored.labels
+    blind = class_means(target.aux, target.num_classes)[labels].clamp(0, 1)
+    return {
+        "error": _packed(best.mse, "<f2"),
+        "label_only": _packed(metrics.mse(x, blind), "<f2"),
+        "sure": _packed(device.sure, "<f4"),
+        "sent": packed_bits(device.asked),
+        "own_right": packed_bits(device.own == labels),
+        "server_right": packed_bits(target.sent.answer == labels),
+    }
+
+
+def _packed(values: Tensor, dtype: str) -> str:
+    return base64.b64encode(values.cpu().numpy().astype(dtype).tobytes()).decode("ascii")
+
+
+def packed_bits(values: Bool[Tensor, " n"]) -> str:
+    """Base64 of bits, eight to a byte, the first one the highest."""
+    return base64.b64encode(np.packbits(values.cpu().numpy()).tobytes()).decode("ascii")

@@ -1,0 +1,152 @@
+"""Exposure by hand, its intervals, its bands, what the bit tells, and what linear heads answer."""
+
+import numpy as np
+import pytest
+import torch
+from audits.made import a_target
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from splitveil.attacks.baseline import Nearest
+from splitveil.audits.exposure import (
+    bands_of,
+    bit_leaks,
+    exposure,
+    intervals,
+    leakage_of,
+    mutual_bits,
+    what_is_exposed,
+)
+from splitveil.audits.probes import probe, probe_answers, server_need
+from splitveil.audits.suite import run_attacks
+
+
+def numbers(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_exposure_by_hand() -> None:
+    asked = torch.tensor([True, True, False, False])
+    error, ceiling = numbers(0.1, 0.1, 9, 9), numbers(0.3, 0.5, 0.1, 0.1)
+    unsent = numbers(9, 9, 0.05, 0.15)
+    found = exposure(asked, error, ceiling, unsent)
+    # s = .5, w = .8 / 1.0, leakage of the sent 1 − .2/.8 = .75, of the bit 1 − .2/.2 = 0
+    assert found == {
+        "sent": 0.5,
+        "leakage_sent": pytest.approx(0.75),
+        "exposure": pytest.approx(0.6),
+    }
+
+
+def test_what_the_bit_alone_gives_away_counts_for_the_unsent() -> None:
+    asked = torch.tensor([True, False])
+    found = exposure(asked, numbers(1, 0), numbers(1, 1), numbers(0, 0.5))
+    assert found["leakage_sent"] == 0
+    assert found["exposure"] == pytest.approx(0.5 * 0.5)
+
+
+def test_the_band_that_leaks_most_counts() -> None:
+    asked = torch.tensor([True, False])
+    bands = {"low": (numbers(0.1, 1), numbers(1, 1)), "detail": (numbers(2, 1), numbers(1, 1))}
+    found = exposure(asked, numbers(0.5, 1), numbers(1, 1), numbers(1, 1), bands)
+    assert found["leakage_sent"] == pytest.approx(0.9)
+
+
+def test_a_rule_that_sends_what_the_label_knows_anyway_does_not_lower_exposure() -> None:
+    near = torch.tensor([True] * 3 + [False] * 7)
+    ceiling = numbers(*[0.01] * 3, *[0.1] * 7)
+    found = exposure(near, 0.2 * ceiling, ceiling, ceiling)
+    assert found["exposure"] == pytest.approx(0.3 * 0.8)
+
+
+@given(st.integers(0, 2**30))
+def test_nothing_sent_exposes_nothing_and_everything_its_leakage(seed: int) -> None:
+    draws = torch.Generator().manual_seed(seed)
+    error, ceiling = torch.rand(2, 30, generator=draws, dtype=torch.float64).unbind(0)
+    every = torch.ones(30, dtype=torch.bool)
+    whole = exposure(every, error, ceiling, ceiling)
+    assert whole["leakage_sent"] == pytest.approx(leakage_of(error, ceiling))
+    assert whole["exposure"] == pytest.approx(max(0.0, leakage_of(error, ceiling)))
+    none = exposure(~every, error, ceiling, ceiling)
+    assert none == {"sent": 0.0, "leakage_sent": None, "exposure": 0.0}
+
+
+def test_the_interval_covers_its_estimate_and_shrinks_with_images() -> None:
+    draws = torch.Generator().manual_seed(0)
+
+    def width(n: int) -> float:
+        error, ceiling = torch.rand(2, n, generator=draws, dtype=torch.float64).unbind(0)
+        asked = torch.rand(n, generator=draws) < 0.3
+        low, high = intervals(asked, 0.3 * error, ceiling, ceiling, {}, seed=0)["exposure"]
+        assert low <= float(exposure(asked, 0.3 * error, ceiling, ceiling)["exposure"] or 0) <= high
+        return high - low
+
+    assert width(4000) < 0.3 * width(100)
+
+
+@pytest.mark.parametrize("side", [8, 28, 32])
+def test_bands_add_up_and_do_not_overlap(side: int) -> None:
+    images = torch.rand(5, 3, side, side, generator=torch.Generator().manual_seed(0))
+    low, detail = bands_of(images)
+    torch.testing.assert_close(low + detail, images)
+    assert abs(float((low * detail).sum())) < 1e-3
+    again, none = bands_of(low)
+    torch.testing.assert_close(again, low)
+    torch.testing.assert_close(none, torch.zeros_like(low), atol=1e-6, rtol=0)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), min_size=1, max_size=40))
+def test_mutual_information_is_that_of_the_entropies(pairs: list[tuple[bool, int]]) -> None:
+    b, v = np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
+
+    def entropy(values: list[object]) -> float:
+        shares = np.array([values.count(one) for one in set(values)]) / len(values)
+        return float(-(shares * np.log2(shares)).sum())
+
+    expected = entropy(list(b)) + entropy(list(v)) - entropy(list(zip(b, v, strict=True)))
+    assert mutual_bits(b, v) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_rule_by_class_is_seen_and_a_random_one_rarely() -> None:
+    labels = torch.arange(600) % 10
+    planted = bit_leaks(labels < 3, {"label": labels}, seed=0)["label"]
+    assert planted["p"] < 0.01
+    assert planted["bits"] == pytest.approx(0.8813, abs=1e-3)  # all of H(.3)
+    assert planted["share_sent"]["0"] == 1
+    draws = torch.Generator().manual_seed(0)
+    found = [
+        bit_leaks(torch.rand(600, generator=draws) < 0.3, {"label": labels}, seed=s)["label"]
+        for s in range(20)
+    ]
+    assert sum(one["p"] < 0.01 and one["bits"] > 0.01 for one in found) <= 2
+
+
+def test_a_linear_head_finds_a_linear_rule() -> None:
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 5, generator=draws)
+    rule = torch.randn(3, 5, generator=draws)
+    labels = (x @ rule.T).argmax(1)
+    answers = probe(x[:300], labels[:300], x[300:], 3)
+    assert float((answers == labels[300:]).double().mean()) > 0.9
+
+
+def test_what_a_server_adds_is_told_with_its_limits() -> None:
+    target = a_target()
+    truth = target.scored.labels
+    told = server_need(target, {"sent": truth, "clean": 1 - truth.clamp(max=1)})
+    assert told["sent"]["accuracy"] == 1
+    adds = told["server_adds"]
+    served = float((target.sent.answer == truth).double().mean())
+    assert adds["points"] == pytest.approx(served - 1)
+    assert adds["low"] <= adds["points"] <= adds["high"]
+    assert set(probe_answers(target)) == {"sent", "clean"}
+
+
+def test_without_a_rule_the_exposure_is_the_leakage() -> None:
+    target = a_target(noise_std=0.01)
+    attempt = run_attacks(target, {"nearest": Nearest(min_aux=1)})["nearest"]
+    told = what_is_exposed(target, attempt)
+    assert told["sent"] == 1
+    assert told["exposure"] == told["leakage_sent"]
+    assert 0 <= told["identified"] <= 1
