@@ -176,6 +176,43 @@ def test_a_client_that_draws_the_same_after_a_restart_is_flagged(
     assert names(audited(run, first, again)) == {"noise repeats on the wire"}
 
 
+def test_floating_point_noise_is_flagged(run: sv.Run, target: Target, tmp_path: Path) -> None:
+    """What a client of 0.1.0 sends: noise that is right in every way but its last bits."""
+    with torch.no_grad():
+        sent = run.model.channel(clean(target), Generator().manual_seed(1))
+    record = audited(run, capture(tmp_path / "a", sent))
+    assert names(record) == {"floating-point noise on the wire"}
+    assert record.audit.wire["failed"] == ["grid"]
+
+
+def test_noise_that_follows_the_low_bits_of_z_is_flagged(
+    run: sv.Run, target: Target, tmp_path: Path
+) -> None:
+    step = run.noise_std / 16
+    with torch.no_grad():
+        z = clean(target)
+        sent = run.model.channel(z, Generator().manual_seed(1))
+    rest = z / step - (z / step).round()
+    record = audited(run, capture(tmp_path / "a", ((sent / step) + 8 * rest).round() * step))
+    assert "floating-point noise on the wire" in names(record)
+    assert "low bits" in record.audit.wire["failed"]
+
+
+def test_integers_of_the_exports_client_are_read(
+    run: sv.Run, target: Target, tmp_path: Path
+) -> None:
+    z, step = drawn(target, 1), float(np.float32(run.noise_std) / np.float32(16))
+    spec = TensorSpec(name=WIRE, shape=tuple(z.shape[1:]), datatype="INT16", step=step)
+    write = RecordingTransport(lambda *_: Reply(200, b""), tmp_path / "a")
+    message = encode_request(z.numpy(), spec, LOGITS)
+    write("POST", "/v2/models/m/infer", message.body, message.headers)
+    found = read_captured(tmp_path / "a", spec.shape, len(z), step=step)
+    assert torch.equal(found.z, z)
+    assert audited(run, tmp_path / "a").audit.wire["failed"] == []
+    with pytest.raises(WireError, match=r"holds integers, but .* one grid"):
+        read_captured(tmp_path / "a", spec.shape, len(z))
+
+
 def test_what_is_sent_beside_z_is_flagged(run: sv.Run, target: Target, tmp_path: Path) -> None:
     file = capture(tmp_path / "a", drawn(target, 1), binary=False, note="cat.png")
     record = audited(run, file)
@@ -192,6 +229,7 @@ def test_another_channel_is_heard_by_what_it_allows(run: sv.Run, target: Target)
         GaussianNoise,
         LearnedNoise,
         Quantise,
+        deployed,
     )
 
     encoder, x = run.model.encoder, target.scored.images
@@ -211,7 +249,7 @@ def test_another_channel_is_heard_by_what_it_allows(run: sv.Run, target: Target)
     }
     for name, (channel, tests) in kinds.items():
         with torch.no_grad():
-            one, other = (channel(z, Generator().manual_seed(s)) for s in (1, 2))
+            one, other = (deployed(channel)(z, Generator().manual_seed(s)) for s in (1, 2))
         sound = channel_tests(encoder, channel, one, x, again=other[:50])
         assert sound["failed"] == [], name
         assert tests <= sound["tests"].keys()

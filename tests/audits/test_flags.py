@@ -18,6 +18,7 @@ from splitveil.audits.flags import (
 )
 from splitveil.audits.suite import mean_image_mse
 from splitveil.audits.target import Attempt, Target
+from splitveil.io import Json
 from splitveil.nets.channel import Channel
 from splitveil.rng import normal_like
 from splitveil.threat import Labelled
@@ -138,6 +139,13 @@ K_QUERY = flat(0.01, repeats=4, access="repeats")
 SETTLED = (1.0, 0.5, *[0.25] * 8)
 
 Build = Callable[[], Given]
+
+
+def arithmetic(p: float) -> Json:
+    """A leak by arithmetic with this p-value."""
+    return {"arithmetic": {"p": p, "n": 60, "rank_1": 0.63, "distance": 0.13}}
+
+
 RAISED: Mapping[str, list[Build]] = {
     "server not needed": [lambda: adding(0.001, 0.004), lambda: adding(-0.02, 0.0)],
     "exit tells the class": [lambda: telling(0.05, 0.001)],
@@ -174,6 +182,7 @@ RAISED: Mapping[str, list[Build]] = {
         lambda: evidence(attempts={"a": flat(0.01), "b": flat(0.06, aux_mse=0.0)}),
     ],
     "certificate beaten": [lambda: certified(beaten=True), lambda: identified(0.9)],
+    "noise undone by arithmetic": [lambda: evidence() | {"leaks": arithmetic(1e-9)}],
     "values not finite": [
         lambda: evidence(a_target(NanWhenDark())),
     ],
@@ -233,6 +242,7 @@ SOUND: Mapping[str, list[Build]] = {
         lambda: identified(0.9, n=20),  # of other images
         lambda: evidence() | {"certificates": {"gallery": {"refused": "no noise"}}},
     ],
+    "noise undone by arithmetic": [evidence, lambda: evidence() | {"leaks": arithmetic(0.02)}],
     "values not finite": [evidence],
     "training unfinished": [evidence],
     "attacks left out": [evidence],

@@ -132,6 +132,6 @@ def test_too_few_images_are_a_reason_and_no_crash() -> None:
     attempts = run_attacks(target, {"linear": Linear()})
     found = leaks_beyond_pixels(target, attempts, BUDGET)
     assert "membership needs at least 20" in found["refused"]["membership"]
-    assert found.keys() == {"attribute", "re-id", "repeats", "refused"}  # these need no pairs
+    assert found.keys() == {"attribute", "re-id", "repeats", "arithmetic", "refused"}
     told = leaks_beyond_pixels(replace(target, members="who knows"), attempts, BUDGET)
     assert told["refused"] == {"membership": "who knows"}

@@ -31,6 +31,7 @@ RAISED: dict[str, list[Json]] = {
         {"tests": {"nearer": {"seen": 0.5, "p": 0.0}}, "failed": ["nearer"]},
     ],
     "noise repeats on the wire": [heard("repeats"), heard("starts"), heard("quieter", "repeats")],
+    "floating-point noise on the wire": [heard("grid"), heard("low bits")],
     "noise not as declared on the wire": [
         heard(name)
         for name in ("louder", "shape", "farther", "next image", "next number", "other number")
@@ -42,6 +43,7 @@ RAISED: dict[str, list[Json]] = {
 SOUND: dict[str, list[Json]] = {
     "noise missing on the wire": [{}, heard(), heard("louder")],
     "noise repeats on the wire": [{}, heard(), heard("quieter", "repeats", measured=0.0)],
+    "floating-point noise on the wire": [{}, heard(), heard("grid", measured=0.0)],
     "noise not as declared on the wire": [{}, heard(), heard("quieter", "shape", measured=1e-9)],
     "another client on the wire": [{}, heard(), heard("quieter")],
     "more than z on the wire": [{}, heard(beside=[])],

@@ -107,6 +107,14 @@ def test_leaks_and_certificates_replay_too(
     assert replay(own, made) == []
 
 
+def test_a_record_with_floating_point_noise_is_not_called_different(
+    run: sv.Run, record: sv.Record
+) -> None:
+    assert record.audit.grid == 16
+    with pytest.raises(AuditError, match=r"drew the noise in floating point\. .* no fault of the r"):
+        replay(run, changed(record, audit={"grid": None}))
+
+
 def test_what_differs_is_named(run: sv.Run, record: sv.Record) -> None:
     wrong = changed(record, strongest={"mse": 0.5}, seconds={"audit": 1e9})
     assert replay(run, wrong) == [

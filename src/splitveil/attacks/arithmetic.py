@@ -46,11 +46,12 @@ def reaches_by_floats(sent: Tensor, z: Tensor, std: float) -> Tensor:
 def reaches_by_grid(sent: Tensor, z: Tensor, std: float) -> Tensor:
     """Whether noise on the grid takes z to what was sent, number by number."""
     step = torch.full((), std, dtype=torch.float32, device=z.device).double() / STEPS
-    moved = sent.double() / step - (z.double() / step).round()
-    return (moved == moved.round()) & (moved.abs() <= MOST)
+    n = (sent.double() / step).round()
+    moved = n - (z.double() / step).round()
+    return ((n * step).float() == sent) & (moved.abs() <= MOST)
 
 
-MODELS: Mapping[Model, Reaches] = {"float32": reaches_by_floats, "grid": reaches_by_grid}
+MODELS: Mapping[Model, Reaches] = {"grid": reaches_by_grid, "float32": reaches_by_floats}
 
 
 def model_of(sent: Float[Tensor, "n d"], z: Float[Tensor, "n d"], std: float) -> Model | None:

@@ -14,6 +14,7 @@ of each image.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from splitveil.attacks.arithmetic import Arithmetic
 from splitveil.attacks.attribute import AttributeHead
 from splitveil.attacks.baseline import ClassMean, MeanImage, Nearest
 from splitveil.attacks.decoder import Decoder, with_decoders
@@ -130,6 +131,7 @@ class LeakBudget:
     attribute: AttributeHead
     membership: Membership
     reid: ReId
+    arithmetic: Arithmetic = Arithmetic()  # noqa: RUF009 - it is frozen
 
 
 _FULL = LeakBudget(
@@ -143,6 +145,7 @@ LEAK_BUDGETS: Mapping[str, LeakBudget] = {
         attribute=AttributeHead(epochs=0, min_steps=40, batch_size=32),
         membership=Membership(draws=2, references=1, limit=200, min_steps=40, batch_size=32),
         reid=ReId(draws=8, limit=200, tried=100),
+        arithmetic=Arithmetic(limit=200, tried=100),
     ),
     "quick": LeakBudget(
         attribute=AttributeHead(epochs=1, min_steps=300, batch_size=64),

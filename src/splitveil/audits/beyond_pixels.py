@@ -11,8 +11,10 @@ from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64
+from scipy.special import bdtrc
 from torch import Generator, Tensor
 
+from splitveil.attacks.arithmetic import Arithmetic, model_of
 from splitveil.attacks.attribute import AttributeHead, image_attributes
 from splitveil.attacks.base import tenth, units_of
 from splitveil.attacks.linear import Linear, ridge
@@ -25,9 +27,10 @@ from splitveil.audits.target import Attempt, Target, answer, attacked_rows, send
 from splitveil.data.attributes import Attributes
 from splitveil.errors import AuditError
 from splitveil.io import Json
+from splitveil.nets.channel import before_noise
 from splitveil.record.statistics import TAIL, Z95, LowHigh, Sample, exact, interval, wilson
 from splitveil.rng import derive_seed, seeded_globals, stream
-from splitveil.threat import CHUNK, Access, Labelled, Send, without_nan
+from splitveil.threat import CHUNK, Access, Labelled, Send, WhiteBox, chunk_for, without_nan
 
 FPR = 0.01
 ROUNDS = 500  # of the bootstrap
@@ -60,11 +63,12 @@ def leaks_beyond_pixels(
     """
     best = strongest_blackbox(attempts)["mse_by"]
     looked_up = {n: attempts[n] for n in dict.fromkeys((ALWAYS, best)) if n in attempts}
-    steps: dict[str, Callable[[], Json]] = {
+    steps: dict[str, Callable[[], Json | None]] = {
         "attribute": lambda: attribute_leaks(target, budget.attribute),
         "membership": lambda: membership_leaks(target, budget.membership),
         "re-id": lambda: identity_leaks(target, looked_up, budget.reid),
         "repeats": lambda: repeat_leaks(target),
+        "arithmetic": lambda: arithmetic_leaks(target, budget.arithmetic),
     }
     said: Json = {}
     refused: Json = {}
@@ -73,9 +77,11 @@ def leaks_beyond_pixels(
         steps = {"repeats": steps["repeats"]}
     for name, step in steps.items():
         try:
-            said[name] = step()
+            found = step()
         except AuditError as err:
             refused[name] = str(err)
+        else:
+            said |= {} if found is None else {name: found}
     return said | ({"refused": refused} if refused else {})
 
 
@@ -363,6 +369,43 @@ def identity_leaks(target: Target, attempts: Mapping[str, Attempt], attack: ReId
             places = ranks(*pair, truth[kept], lots)
             said[f"{title}/{metric}"] = _identified(places, len(rows), made.access)
     return said
+
+
+@torch.no_grad()
+def arithmetic_leaks(target: Target, attack: Arithmetic) -> Json | None:
+    """How often arithmetic finds the image that was sent, and how often distance alone does.
+
+    Both know the encoder and the scored images. `p` is the chance that two attackers who are
+    equally good differ as much for the first (an exact test over the images on which they differ).
+    None where no Gaussian noise of a known deviation is added to z.
+    """
+    box = target.view(attack.access)
+    if not isinstance(box, WhiteBox):
+        return None
+    front = before_noise(box.encoder, box.channel)
+    if not front.noise_std or front.random:
+        return None
+    std, stages, network = front.noise_std, front.stages, box.encoder
+
+    def clean(x: Tensor) -> Tensor:
+        parts = torch.split(x, chunk_for(x))
+        return torch.cat([stages(network(part.to(box.device))) for part in parts]).flatten(1)
+
+    tried = target.aux.images[: attack.tried]
+    own = send(target.victim, tried, target.seed, "leaks/arithmetic").flatten(1)
+    model = model_of(own, clean(tried), std)
+    rows = attacked_rows(target.scored, attack.limit)
+    sent = target.sent.z[rows.to(target.device)].flatten(1)
+    found, near, out = attack.name(sent, clean(target.scored.images[rows]), std, model)
+    every = torch.arange(len(rows), device=found.device)
+    right, plain = found == every, near == every
+    gained, lost = int((right & ~plain).sum()), int((plain & ~right).sum())
+    said: Json = {"model": model, "excluded": share(out.flatten())}
+    for name, hits in (("rank_1", int(right.sum())), ("distance", int(plain.sum()))):
+        said |= {name: hits / len(rows), **named(name, exact(hits, len(rows)))}
+    p = float(bdtrc(gained - 1, gained + lost, 0.5)) if gained else 1.0
+    counts = {"p": p, "chance_1": 1 / len(rows), "gallery": len(rows), "n": len(rows)}
+    return said | counts | {"access": str(attack.access)}
 
 
 def _identified(places: Int64[Tensor, " n"], gallery: int, access: str) -> Json:

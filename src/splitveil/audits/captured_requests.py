@@ -21,13 +21,15 @@ from splitveil.audits.suite import Store
 from splitveil.audits.target import Attempt, Target
 from splitveil.audits.trained_run import Audited, open_run
 from splitveil.data.dataset import Dataset, fingerprint
-from splitveil.errors import AuditError, DataError, WireError
+from splitveil.errors import AuditError, DataError, ExportError, WireError
 from splitveil.io import Json, Progress, as_run_error, silent
 from splitveil.record.schema import Record, per_image_mse
 from splitveil.record.statistics import Sample, difference
+from splitveil.serve.export import export_parts, stages_json
 from splitveil.serve.manifest import CLIENT_INT8, LOGITS, WIRE, load_half, read_manifest
+from splitveil.serve.stages import wire_step
 from splitveil.serve.transport import Transport, read_capture
-from splitveil.serve.wire import TensorSpec, decode_request
+from splitveil.serve.wire import FLOATS, TensorSpec, decode_request
 from splitveil.threat import Labelled
 from splitveil.untrusted import parse_json
 
@@ -53,19 +55,22 @@ class CapturedData:
     beside: tuple[str, ...]
 
 
-def read_captured(file: Path, shape: Sequence[int], most: int) -> CapturedData:
+def read_captured(
+    file: Path, shape: Sequence[int], most: int, *, step: float | None = None
+) -> CapturedData:
     """Read a capture.
 
     Args:
         file: The capture, one request per line.
         shape: Shape of one row of z̃.
         most: How many rows one request may hold.
+        step: Step of the grid that integers count; None if the run's noise has no single one.
     """
-    spec = TensorSpec(name=WIRE, shape=tuple(shape))
     rows: list[Tensor] = []
     digest, size, beside, paths = hashlib.sha256(), 0, set[str](), set[str]()
     for number, sent in enumerate(read_capture(file), start=1):
         try:
+            spec = sent_tensor(sent.body, sent.header_length, tuple(shape), step)
             request = decode_request(sent.body, sent.header_length, spec, LOGITS, most, twice=[])
         except WireError as err:
             raise WireError(f"call {number} of {file}: {err}") from err
@@ -81,6 +86,30 @@ def read_captured(file: Path, shape: Sequence[int], most: int) -> CapturedData:
     facts = {"capture": file.name, "sha256": digest.hexdigest(), "calls": len(rows)}
     facts |= {"rows": len(z), "bytes": size}
     return CapturedData(z=z, facts=facts, beside=tuple(sorted(beside)))
+
+
+def sent_tensor(
+    body: bytes, header_length: str | None, shape: tuple[int, ...], step: float | None
+) -> TensorSpec:
+    """The tensor of a request by the datatype that it states: floats, or integers of the grid."""
+    try:
+        head = body if header_length is None else body[: int(header_length)]
+        told = json.loads(head)["inputs"][0]["datatype"]
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        told = FLOATS  # what is wrong with it is said where it is decoded
+    if told not in ("INT16", "INT32"):
+        return TensorSpec(name=WIRE, shape=shape)
+    if step is None:
+        raise WireError("it holds integers, but the run's noise has no one grid that they count")
+    return TensorSpec(name=WIRE, shape=shape, datatype=told, step=step)
+
+
+def run_step(run: Audited) -> float | None:
+    """Step of the grid that the run's exported client counts; None if it sends floats."""
+    try:
+        return wire_step(stages_json(export_parts(run.model, run.built.image_shape)[1]))
+    except ExportError:  # a stage that cannot be exported
+        return None
 
 
 def strange_paths(paths: Collection[str]) -> list[str]:
@@ -231,7 +260,8 @@ def audit_wire(
             "started again"
         )
     shape = run.model.wire_shape(run.built.image_shape)
-    read = [read_captured(file, shape, len(scored)) for file in files]
+    step = run_step(run)
+    read = [read_captured(file, shape, len(scored), step=step) for file in files]
     first, again = read[0], read[1].z if read[1:] else None
     if len(first.z) != len(scored):
         raise AuditError(

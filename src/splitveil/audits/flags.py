@@ -184,6 +184,17 @@ def certificate_beaten(certificates: Json, leaks: Json) -> str | None:
     return None
 
 
+def arithmetic_identifies(leaks: Json) -> str | None:
+    """Arithmetic finds images that distance does not: the noise is rounded before it is added."""
+    found = leaks.get("arithmetic", {})
+    if found.get("p", 1.0) >= SURE:
+        return None
+    return (
+        f"of {found['n']} images arithmetic finds {100 * found['rank_1']:.1f} %, distance "
+        f"{100 * found['distance']:.1f} %"
+    )
+
+
 def known_before(target: Target) -> str | None:
     """Scored images that the model or the attacker knows are not like images in use."""
     if not target.own_data:
@@ -266,6 +277,9 @@ FLAGS: Mapping[str, str] = {  # every flag, and what to do about it
     "linearly invertible": "treat the client as sending the image itself",
     "attack overfitted": "give the attacker more aux images",
     "certificate beaten": "trust neither: the channel is not the one that was certified",
+    "noise undone by arithmetic": (
+        "draw the noise on a grid, as this package's client does; certificates do not cover this"
+    ),
     "values not finite": "correct the encoder; these images were attacked with 0 for such values",
     UNFINISHED: (
         "continue it with --resume, then audit again: this is not the model that will be deployed"
@@ -277,6 +291,9 @@ FLAGS: Mapping[str, str] = {  # every flag, and what to do about it
     "scored images known before": "take the copies out of one of the parts, train and audit again",
     "noise missing on the wire": (
         "do not use this client: switch its noise on, or audit a run with the noise it has"
+    ),
+    "floating-point noise on the wire": (
+        "deploy this version's client with a new export: arithmetic undoes noise in floating point"
     ),
     "noise repeats on the wire": "draw noise from the operating system's generator, without a seed",
     "noise not as declared on the wire": "make the client's channel the one that was audited",
@@ -328,6 +345,7 @@ def raise_flags(
         "linearly invertible": linearly_invertible(target, attempts),
         "attack overfitted": attack_overfitted(attempts),
         "certificate beaten": certificate_beaten(certificates, leaks),
+        "noise undone by arithmetic": arithmetic_identifies(leaks),
         "values not finite": not_finite(target),
         UNFINISHED: target.unfinished,
         "attacks left out": f"{', '.join(left_out)} did not run" if left_out else None,
@@ -336,6 +354,7 @@ def raise_flags(
         "noise missing on the wire": wire_without_noise(wire),
         # The server can subtract noise that it sees twice: it came from a seed.
         "noise repeats on the wire": _noise_failed(wire, "repeats", "starts"),
+        "floating-point noise on the wire": _noise_failed(wire, "grid", "low bits"),
         "noise not as declared on the wire": _noise_failed(wire, *UNDECLARED),
         "another client on the wire": _failed(wire, "offset", "slope", "different"),
         "more than z on the wire": f"requests hold {', '.join(beside)}" if beside else None,

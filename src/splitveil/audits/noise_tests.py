@@ -9,6 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,9 +17,11 @@ from jaxtyping import Float, Int64
 from scipy.special import chdtr, chdtrc, chdtri, kolmogorov, stdtr
 from torch import Tensor, nn
 
+from splitveil.attacks.arithmetic import MOST
 from splitveil.audits.certificates import fingerprints
 from splitveil.audits.target import send
 from splitveil.errors import AuditError
+from splitveil.grid import STEPS
 from splitveil.io import Json
 from splitveil.nets.channel import (
     Channel,
@@ -28,6 +31,7 @@ from splitveil.nets.channel import (
     Quantise,
     SparseCoding,
     TopK,
+    deployed,
 )
 from splitveil.rng import stream
 from splitveil.surrogates.base import (
@@ -131,7 +135,7 @@ def channel_tests(
         seed: Seed of the simulated sendings.
     """
     # On the CPU, because the shortened products of a GPU would look like another client.
-    channel = copy.deepcopy(channel).cpu().eval()
+    channel = deployed(channel).cpu().eval()
     if isinstance(encoder, nn.Module):
         encoder = copy.deepcopy(encoder).cpu().eval()
     with torch.no_grad():
@@ -141,7 +145,8 @@ def channel_tests(
         other = None if again is None else again.cpu().flatten(1)
         if isinstance(std, Tensor) and bool((std > 0).all()):
             wide = std.expand(z.shape[1:]).flatten() if std.ndim else float(std)
-            return gaussian_tests(rows, known, wide, fingerprints(x), other)
+            grid = one_grid(channel)
+            return gaussian_tests(rows, known, wide, fingerprints(x), other, grid=grid)
         if std is not None:
             return decide({"different": unlike(rows, known)}) | {"rows": len(rows)}
         some = z[:SIMULATED_IMAGES]
@@ -165,13 +170,19 @@ def expected(channel: nn.Module, z: Tensor) -> tuple[Tensor, Tensor | None]:
         if type(stage) is GaussianNoise:
             var = var + stage.std**2
         elif type(stage) is LearnedNoise and stage.kind == "gaussian":
-            var = var + stage.log_scales().double().mul(2).exp()
+            var = var + stage.log_scales().exp().double().square()
             mean = mean if stage.location is None else mean + stage.location
         elif not bool((var > 0).any()) and type(stage) in (Clip, SparseCoding, TopK, Quantise):
             mean = stage(mean)
         else:
             return z, None
     return mean, var.sqrt()
+
+
+def one_grid(channel: nn.Module) -> bool:
+    """Whether a channel of `expected` adds noise once, on a grid."""
+    noises = [s for s in channel.modules() if isinstance(s, GaussianNoise | LearnedNoise)]
+    return len(noises) == 1 and noises[0].grid
 
 
 def unlike(sent: Tensor, z: Tensor) -> Outcome:
@@ -188,6 +199,8 @@ def gaussian_tests(
     std: float | Float[Tensor, " d"],
     ids: Int64[Tensor, " n"],
     again: Float[Tensor, "m d"] | None = None,
+    *,
+    grid: bool = False,
 ) -> Json:
     """Every test for Gaussian noise, and which of them fail.
 
@@ -197,16 +210,20 @@ def gaussian_tests(
         std: The declared σ, for all of z or one per number.
         ids: Rows with equal ids are one image, which counts once: the same noise is no fault there.
         again: What the client sent for the first m images after a restart.
+        grid: Whether the noise is on a grid of σ/16, as `splitveil.grid` draws it.
     """
     scale = torch.as_tensor(std, dtype=torch.float64, device=sent.device)
     if not bool(((scale > 0) & (scale < math.inf)).all()):
         raise AuditError(f"the noise's deviation must be a finite number > 0, got {std}")
     _, first = np.unique(ids.cpu().numpy(), return_index=True)
     rows = torch.from_numpy(first).sort().values.to(sent.device)
-    e = standardised(sent[rows], clean[rows], scale)
+    residuals = partial(unrounded, scale=scale) if grid else partial(standardised, std=scale)
+    e = residuals(sent[rows], clean[rows])
     tests = residual_tests(e, clean[rows].double())
+    if grid:
+        tests |= grid_tests(sent[rows], clean[rows], e, scale)
     if again is not None:
-        other = standardised(again, clean[: len(again)], scale)
+        other = residuals(again, clean[: len(again)])
         tests["starts"] = closest(e[:PAIRED], other[:PAIRED])
     declared = float(scale.square().mean().sqrt())
     low, high = std_limits(e.numel(), ALPHA)
@@ -291,6 +308,40 @@ def residual_tests(e: Rows, z: Rows) -> dict[str, Outcome]:
 def standardised(sent: Rows, clean: Rows, std: Tensor) -> Rows:
     """(z̃ − z)/σ in double precision: standard normal under a sound client."""
     return (sent.double() - clean.double()) / std
+
+
+def grid_steps(sent: Rows, clean: Rows, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """K = n − q of what was sent, whether it is n steps of the grid, and z less q, in steps."""
+    step = scale.float().double() / STEPS
+    n, z = (sent.double() / step).round(), clean.double() / step
+    q = z.round()
+    return n - q, (n * step).float() == sent.float(), z - q
+
+
+def unrounded(sent: Rows, clean: Rows, scale: Tensor) -> Rows:
+    """Standard normal residuals under a sound client whose noise is on a grid.
+
+    K = rint(16 ε) is put back to a random place of its cell, distributed as ε is there. Off the
+    grid, and beyond what the noise can reach, the residual is (z̃ − z)/σ.
+    """
+    k, on, _ = grid_steps(sent, clean, scale)
+    lots = torch.rand(k.shape, dtype=torch.float64, generator=stream(0, "wire/cells")).to(k.device)
+    low, high = (torch.special.ndtr(-(k.abs() + side) / STEPS) for side in (0.5, -0.5))
+    e = -k.sign() * torch.special.ndtri(low + lots * (high - low))
+    e = torch.where(k == 0, torch.special.ndtri(low + lots * (high - low)), e)
+    usable = on & (k.abs() <= MOST)
+    return torch.where(usable, e, (sent.double() - clean.double()) / scale)
+
+
+def grid_tests(sent: Rows, clean: Rows, e: Rows, scale: Tensor) -> dict[str, Outcome]:
+    """Whether everything sent is on the grid, and the noise is independent of z's low bits.
+
+    `grid` is the share of numbers off the grid: one is too many. `low bits` correlates the noise
+    with the rounding of z, which the client drops before it adds noise.
+    """
+    _, on, rest = grid_steps(sent, clean, scale)
+    off = 1 - float(on.double().mean())
+    return {"grid": Outcome(off, 0.0 if off > 0 else 1.0), "low bits": follows(rest, e)}
 
 
 def std_limits(count: int, alpha: float) -> tuple[float, float]:

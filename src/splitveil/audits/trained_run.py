@@ -30,7 +30,9 @@ from splitveil.data.dataset import Dataset
 from splitveil.data.folder import file_names
 from splitveil.data.splits import Splits, aux_view
 from splitveil.errors import AuditError, ConfigError, RunError
+from splitveil.grid import STEPS
 from splitveil.io import Json, Progress, check_folder, file_version, folder_lock, silent
+from splitveil.nets.channel import adds_noise
 from splitveil.nets.exit import TappedClient, sureness
 from splitveil.nets.split import Cost, SplitModel
 from splitveil.provenance import commit, model_hash, versions
@@ -130,7 +132,11 @@ def open_run(
         "training": training,
     }
     seconds = None if trained["seconds"] is None else round(trained["seconds"], 3)
-    audit = {"final": config.final, "model": own_hash}
+    audit = {
+        "final": config.final,
+        "model": own_hash,
+        "grid": STEPS if adds_noise(model.channel) else None,
+    }
     chosen = find_precision(precision, victim.device.type, shape)
     return target, Facts(
         began=began, train_seconds=seconds, audit=audit, fields=fields, precision=chosen
@@ -309,6 +315,12 @@ def replay(run: Audited, record: Record, progress: Progress = silent) -> list[st
         raise AuditError(
             f"the record is of another model: its hash is {made.model}, the run's is {own}; "
             "give the record of this run"
+        )
+    if made.grid is None and adds_noise(run.model.channel):
+        raise AuditError(
+            "the record was made by an earlier version, which drew the noise in floating point. "
+            "Now it is drawn on a grid, so that no number can be repeated to the bit; this is no "
+            "fault of the record. Audit the run again to get a record that can be replayed"
         )
     fresh, _ = measure_run(
         run, made.profile, aux=made.aux, seed=seed, only=made.only, compile=bool(made.compiled),

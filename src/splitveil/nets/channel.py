@@ -432,6 +432,16 @@ def deployed(channel: nn.Module) -> nn.Module:
     return found
 
 
+def adds_noise(channel: nn.Module) -> bool:
+    """Whether a channel adds noise that `deployed` draws on a grid.
+
+    >>> adds_noise(Channel([GaussianNoise(0.5)])), adds_noise(Channel([TopK(0.5)]))
+    (True, False)
+    """
+    noises = (s for s in channel.modules() if isinstance(s, GaussianNoise | LearnedNoise))
+    return any(isinstance(s, LearnedNoise) or s.std > 0 for s in noises)
+
+
 def insert_before_sigmoid(layers: nn.Module, new: nn.Module) -> nn.Sequential:
     """The layers with a new one before their final sigmoid or tanh, or at the end without one.
 

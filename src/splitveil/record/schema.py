@@ -117,7 +117,11 @@ class Seeds:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFacts:
-    """How the audit was made; `model` is the hash of the attacked model."""
+    """How the audit was made; `model` is the hash of the attacked model.
+
+    `grid` is how many steps of the grid the client's noise has in one deviation; None where it is
+    drawn in floating point, as before 0.2.0, or where there is none.
+    """
 
     profile: str | None
     attacks_version: int | None
@@ -133,6 +137,7 @@ class AuditFacts:
     attributes: tuple[str, ...] | None
     left_out: Mapping[str, str]
     repeatable: bool | None
+    grid: Count | None
     wire: Mapping[str, Any]
 
 
