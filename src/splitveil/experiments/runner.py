@@ -164,7 +164,7 @@ class Work:
     """How a trial is trained and attacked; called with one, it returns what came of it.
 
     Args:
-        profile: Budget of the attacks: smoke, quick, standard or paper.
+        profile: Budget of the attacks: smoke, quick, laptop, standard or paper.
         aux: What the attacker knows: train, held-out, test90 or val. With "val" only what ranks
             trials is measured, on validation images; otherwise the run is audited in full.
         only: Some attacks of the profile, by name; empty: all.
