@@ -21,15 +21,14 @@ from splitveil.record.files import RunFiles
 from splitveil.record.schema import Record
 from splitveil.report.canvas import CEILING, DPI, PALETTE, Drawing, chinese_font, references, shown
 from splitveil.report.columns import Published
+from splitveil.report.curves import draw_curves, training_curves
 from splitveil.report.figures import (
     TILE,
     attack_bars,
     comparable_rows,
-    draw_curves,
     draw_grid,
     left_out,
     scatter,
-    training_curves,
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from made_runs import MakeRun, make_record
 
 from splitveil.record.files import RunFiles
-from splitveil.report.figures import phases
+from splitveil.report.curves import phases
 
 
 def logged(make_run: MakeRun, entries: list[dict[str, Any]], **config: Any) -> RunFiles:  # noqa: ANN401

@@ -15,7 +15,8 @@ from splitveil.insight.diagnosis import RULES
 from splitveil.insight.pictures import WeightWords
 from splitveil.record.files import RunFiles
 from splitveil.report.canvas import Drawing
-from splitveil.report.figures import PhaseKind, Pictures
+from splitveil.report.curves import PhaseKind
+from splitveil.report.figures import Pictures
 from splitveil.report.page import ReportContent, fill_page
 from splitveil.report.sentences import verdict
 from splitveil.report.words import LOCALE, RECORDED, TERMS, Sentence, language, sentence, word
@@ -95,9 +96,9 @@ def test_chinese_is_set_with_chinese_marks() -> None:
 
 def test_the_terms_are_the_agreed_ones() -> None:
     agreed = {
-        "smashed data": "中间特征", "ceiling": "上限", "certificate": "证书", "leakage": "泄露",
+        "smashed data": "中间表示", "ceiling": "上限", "certificate": "证书", "leakage": "泄露",
         "strongest attack": "最强攻击", "channel noise": "噪声", "random channel": "信道",
-        "seed": "随机种子", "reconstruction": "重建",
+        "seed": "随机种子", "reconstruction": "重构",
     }  # fmt: skip
     for english, chinese in agreed.items():
         told = [pair for pair in TABLE.values() if re.search(rf"\b{english}s?\b", pair[0].lower())]

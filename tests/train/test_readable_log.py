@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import splitveil as sv
 from splitveil.cli.app import app
 from splitveil.record.files import read_run
-from splitveil.report.figures import LEARNED, gate_values, learned_scalars, phases
+from splitveil.report.curves import LEARNED, gate_values, learned_scalars, phases
 from splitveil.surrogates.slot_cross import SlotCrossAttentionCEM
 
 SOON = {"attention_warmup_epochs": 1, "early_shut_steps": 4, "early_hard_thresh": 1.0}

@@ -176,7 +176,7 @@ def explain(
 def _flow_chart(name: str, lang: str, folder: Path, run: Path | None, *, json_: bool) -> None:
     """Write a method's chart; of a run, also say where its gates and learned scalars stand."""
     from splitveil.record.files import read_run
-    from splitveil.report.figures import gate_values
+    from splitveil.report.curves import gate_values
     from splitveil.report.method_charts import write_charts
     from splitveil.report.words import language, sentence
 

@@ -19,7 +19,7 @@ from splitveil.io import Json, put_all
 from splitveil.record.files import RunFiles, read_run
 from splitveil.record.schema import number
 from splitveil.report.canvas import png_uri
-from splitveil.report.figures import training_curves
+from splitveil.report.curves import training_curves
 from splitveil.report.flow_chart import Flow, FlowStep, draw_flow_chart, run_flow
 from splitveil.report.method_charts import drawable
 from splitveil.report.words import LANGS, Lang, Sentence, Value, sentence, word

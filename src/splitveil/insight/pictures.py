@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from splitveil.record.files import RunFiles
 from splitveil.report import canvas
 from splitveil.report.canvas import GREY, INK, PALETTE, Drawing, Tile, TileRow, board, shown
-from splitveil.report.figures import Series, draw_curves
+from splitveil.report.curves import Series, draw_curves
 from splitveil.report.words import Lang, Sentence, Value, sentence
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from splitveil.io import put_all
 from splitveil.record.files import Gallery, RunFiles
 from splitveil.record.groups import Group, kinds
 from splitveil.record.schema import BRIEF, number, text
-from splitveil.report import canvas, figures, sentences
+from splitveil.report import canvas, curves, figures, sentences
 from splitveil.report.columns import CERTIFICATES, SUMMARY, audited, flags_of
 from splitveil.report.method_charts import Chart, Spot, chart_of, read_chart
 from splitveil.report.page import ReportContent
@@ -65,7 +65,7 @@ PANELS: Mapping[str, tuple[str, float, float | None]] = {  # key of the log, fac
     "curve.intra-mse": ("intra_mse", 1.0, None),
     "curve.sample-size": ("effective_sample_size", 1.0, None),
 }
-PHASES: Mapping[figures.PhaseKind, str] = {
+PHASES: Mapping[curves.PhaseKind, str] = {
     "warm-up": "phase.warm-up",
     "shut off": "phase.shut-off",
     "full weight": "phase.full-weight",
@@ -343,7 +343,7 @@ def _lines(runs: Sequence[RunFiles], log: str, scale: float) -> list[ChartSeries
     """What the runs logged under a key; none if no run did."""
     made = []
     for at, run in enumerate(runs):
-        epochs, values = figures.logged(run, log)
+        epochs, values = curves.logged(run, log)
         points = [(epoch, scale * value) for epoch, value in zip(epochs, values, strict=True)]
         if points:
             made.append(ChartSeries(name=run.name, points=points, ink=canvas.colour(at)))
@@ -361,7 +361,7 @@ def phases_told(runs: Sequence[RunFiles], lang: Lang) -> str:
                 if phase.first < phase.last
                 else f"{phase.first:g}",
             )
-            for phase in figures.phases(run)
+            for phase in curves.phases(run)
         ]
         said = joined([one.plain(lang) for one in found[:STRETCHES]], lang)
         if found:

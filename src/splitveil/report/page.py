@@ -14,7 +14,7 @@ from splitveil.record.files import RunFiles, read_run
 from splitveil.record.groups import Group, row_names
 from splitveil.record.schema import shortfalls
 from splitveil.record.statistics import undominated
-from splitveil.report import columns, figures, sentences, words
+from splitveil.report import columns, curves, figures, sentences, words
 from splitveil.report.columns import CERTIFICATES, LEAKS, SUMMARY, Published
 from splitveil.report.method_charts import drawable
 from splitveil.report.words import Lang, Sentence, sentence, word
@@ -151,7 +151,7 @@ def read_runs(
             if not run.metrics:  # a log alone gives curves; without one there must be a record
                 run = read_run(path)
             # The log and the leaks are not checked with the record: odd ones fail here.
-            figures.phases(run)
+            curves.phases(run)
             LEAKS.cells(runs_with_leaks([run]))
         except RunError as err:
             skipped.append((str(path), str(err)))
