@@ -367,7 +367,8 @@ def test_the_verdict_is_the_records_claim() -> None:
     found = audit_summary(record)
     assert found == {
         "accuracy": 0.9, "strongest": {"mse": 0.04}, "worst_case": None, "ceiling": None,
-        "leakage": 0.1, "true_rate_nats": None, "audit": {"profile": "quick"},
+        "leakage": 0.1, "sent": None, "leakage_sent": None, "exposure": None,
+        "true_rate_nats": None, "audit": {"profile": "quick"},
         "flags": ["few-images"],
     }  # fmt: skip
     assert json.dumps(found)

@@ -137,9 +137,9 @@ def export_model(
     probes = torch.rand(PROBES, *image_shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         given = parts.run(probes)
-    if any(logits.ndim != 2 for name, logits in given.items() if name != WIRE):  # noqa: PLR2004
-        told = {name: tuple(found.shape) for name, found in given.items()}
-        raise ExportError(f"a head must return (n, classes), got {told}")
+    for logits in (given[name] for name in (LOGITS, OWN) if name in given):
+        if logits.ndim != 2:  # noqa: PLR2004
+            raise ExportError(f"the head must return (n, classes), got {tuple(logits.shape)}")
     if model.exit is not None and calibration is not None:
         raise ExportError(
             "a client in eight bits decides otherwise than the exit rule was set for; export "
