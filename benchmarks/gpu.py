@@ -112,6 +112,7 @@ def steps() -> list[Step]:
         timed("step", 1, "step_speed.py", "--batch", "512"),
         timed("step-batch128", 1, "step_speed.py", "--batch", "128"),
         timed("surrogates", 1, "surrogate_speed.py"),
+        timed("laptop-to-standard", 9, "profile_gap.py", *DATA),
         *documents(),
     ]
 

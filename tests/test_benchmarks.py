@@ -17,7 +17,7 @@ RESULTS = sorted(set(STORE.glob("**/*.json")) - {*STEPS})
 
 
 def check(found: dict[str, Any]) -> None:
-    assert found["suite"] in ("surrogates", "oracle", "step", "epoch", "recipe", "serve")
+    assert found["suite"] in ("surrogates", "oracle", "step", "epoch", "recipe", "serve", "cpu")
     assert isinstance(found["device"], str)
     assert {"splitveil", "torch", "python", "threads", "commit"} <= set(found["versions"])
     assert found["batch"] > 0
@@ -29,13 +29,20 @@ def check(found: dict[str, Any]) -> None:
             assert row["epochs"] > 0
         elif found["suite"] == "epoch":
             assert row["ratio"] == 1.0 or row["preset"] != "none"
+        elif found["suite"] == "cpu":
+            assert row["best_ms"] <= row["median_ms"]
+            assert row["gflops"] > 0
+            assert row["ratio"] == 1.0 or row["way"] != "NCHW float32"
         elif found["suite"] == "step":
             assert row["mode"] in ("eager", "captured")
             assert row["ratio"] == 1.0 or row["surrogate"] != "plain"
         else:
             assert row["best_ms"] <= row["median_ms"]
             assert row["classes"] > 0
-    assert found["net"] if found["suite"] in ("step", "epoch", "recipe") else found["dim"] > 0
+    if found["suite"] in ("step", "epoch", "recipe"):
+        assert found["net"]
+    elif found["suite"] != "cpu":
+        assert found["dim"] > 0
     assert all(value > 0 for value in found["ratios"].values())
 
 
@@ -80,6 +87,17 @@ def test_the_script_writes_the_schema(tmp_path: Path) -> None:
     found = json.loads(target.read_text())
     check(found)
     assert len(found["rows"]) == 15
+
+
+@pytest.mark.slow
+def test_the_speed_of_a_cpu_is_measured_by_one_command(tmp_path: Path) -> None:
+    target, script = tmp_path / "b.json", ROOT / "benchmarks" / "cpu_speed.py"
+    sizes = ["--batch", "4", "--repeats", "1", "--threads", "1"]
+    subprocess.run([sys.executable, str(script), str(target), *sizes], check=True)
+    found = json.loads(target.read_text())
+    check(found)
+    cases = {row["case"] for row in found["rows"]}
+    assert {"VGG11", "thin-deep", "small pair", "decoder N8C64", "encoding"} <= cases
 
 
 def test_the_page_on_deployment_says_what_was_measured() -> None:

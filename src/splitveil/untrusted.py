@@ -45,6 +45,12 @@ def opened(path: Path, most: int = 1 << 62) -> Iterator[BufferedReader]:
         yield file
 
 
+def check_file(path: Path) -> None:
+    """Raise OSError for anything that is no regular file, before a library opens it itself."""
+    with opened(path, MAX_BYTES):
+        pass
+
+
 def _without_waiting(path: str, flags: int) -> int:
     # Opening a FIFO would wait for somebody to write to it.
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

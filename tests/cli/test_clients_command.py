@@ -154,8 +154,10 @@ def test_a_client_at_chance_is_not_recommended(
 
     Instant(monkeypatch, work)
     result = call(*RANK, "--runs-dir", str(tmp_path))
-    assert result.exit_code == 0, text(result)
+    assert result.exit_code == 3, text(result)  # one failed
     assert "client:strided-4s2-4.8x3.16x3-c16 failed: out of memory" in text(result)
+    assert "the same command tries again what failed" in text(result)
+    assert call(*RANK, "--runs-dir", str(tmp_path), "--json").exit_code == 3
     assert result.stdout.startswith("1 clients on digits")
     assert "no client answers better than chance; try more --epochs" in result.stdout
 

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from lightning_fabric.utilities.rank_zero import rank_zero_info
+from lightning_fabric import Fabric
 
 from splitveil.cli import console
 
@@ -47,5 +47,5 @@ def test_notes_of_the_training_library_stay_out_of_the_terminal(
     monkeypatch.setattr(library, "propagate", True)
     console.setup_logging()
     library.setLevel(logging.INFO)  # as its import does, which comes after
-    rank_zero_info("Using bfloat16 Automatic Mixed Precision (AMP)")
+    Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
     assert caplog.messages == []

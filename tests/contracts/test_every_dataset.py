@@ -29,8 +29,8 @@ def noise(*shape: int) -> np.ndarray:
     return RNG.integers(0, 256, shape, dtype=np.uint8)
 
 
-def md5(raw: bytes) -> str:
-    return hashlib.md5(raw, usedforsecurity=False).hexdigest()
+def sha256(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
 
 
 def no_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -40,7 +40,7 @@ def no_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def cifar_archive(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     blobs = {n: np.c_[LABELS, noise(60, 3072)].tobytes() for n in cifar.CIFAR10.files}
-    sums = {name: md5(raw) for name, raw in blobs.items()}
+    sums = {name: sha256(raw) for name, raw in blobs.items()}
     monkeypatch.setattr(cifar, "CIFAR10", replace(cifar.CIFAR10, files=sums))
     with tarfile.open(folder / cifar.CIFAR10.name, "w:gz", compresslevel=1) as tar:
         for name, raw in blobs.items():
@@ -57,7 +57,7 @@ def idx_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shape = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
         raw = shape + array.tobytes()
         (folder / name).write_bytes(raw)
-        sums[name] = md5(raw)
+        sums[name] = sha256(raw)
     monkeypatch.setattr(mnist, "UNPACKED", sums)
     return folder
 

@@ -17,7 +17,7 @@ from splitveil.data.archive import CHUNK_BYTES, fetch
 from splitveil.errors import ConfigError, DataError
 
 BODY = bytes(range(256)) * (CHUNK_BYTES // 256) + b"tail"
-MD5 = hashlib.md5(BODY, usedforsecurity=False).hexdigest()
+SHA256 = hashlib.sha256(BODY).hexdigest()
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -46,7 +46,7 @@ def test_bytes_arrive_and_progress_is_reported(site: str, tmp_path: Path) -> Non
         told.append((done, total, note))
 
     target = tmp_path / "new" / "body.bin"
-    assert fetch(f"{site}/body", target, MD5, progress) == target
+    assert fetch(f"{site}/body", target, SHA256, progress) == target
     assert target.read_bytes() == BODY
     assert list(target.parent.iterdir()) == [target]
     assert told[-1] == (len(BODY), len(BODY), "body.bin")
@@ -64,7 +64,7 @@ def test_two_first_downloads_at_once_both_succeed(site: str, tmp_path: Path) -> 
             sleep(0.05)  # the other one asks while this one downloads
 
         both.wait()
-        return fetch(f"{site}/body", target, MD5, progress).read_bytes()
+        return fetch(f"{site}/body", target, SHA256, progress).read_bytes()
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(read, ("one", "two"))) == [BODY, BODY]
@@ -74,7 +74,7 @@ def test_two_first_downloads_at_once_both_succeed(site: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_two_processes_that_download_at_once_both_succeed(site: str, tmp_path: Path) -> None:
-    words = f"fetch({site + '/body'!r}, Path({str(tmp_path / 'x')!r}), {MD5!r})"
+    words = f"fetch({site + '/body'!r}, Path({str(tmp_path / 'x')!r}), {SHA256!r})"
     code = f"from pathlib import Path; from splitveil.data.archive import fetch; {words}"
     running = [Popen([sys.executable, "-c", code]) for _ in range(2)]
     assert [process.wait(timeout=120) for process in running] == [0, 0]
@@ -89,8 +89,8 @@ def test_no_module_needs_locks_that_only_unix_has() -> None:
 
 
 def test_a_wrong_checksum_leaves_nothing(site: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"has MD5 {MD5}, expected {'0' * 32}"):
-        fetch(f"{site}/body", tmp_path / "x", "0" * 32)
+    with pytest.raises(DataError, match=f"has SHA-256 {SHA256}, expected {'0' * 64}"):
+        fetch(f"{site}/body", tmp_path / "x", "0" * 64)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,13 +98,13 @@ def test_a_wrong_checksum_leaves_an_older_file_alone(site: str, tmp_path: Path) 
     target = tmp_path / "x"
     target.write_bytes(b"older")
     with pytest.raises(DataError, match="expected"):
-        fetch(f"{site}/body", target, "0" * 32)
+        fetch(f"{site}/body", target, "0" * 64)
     assert target.read_bytes() == b"older"
 
 
 def test_a_missing_page_says_where_to_put_the_file(site: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{site}/none: .*404.*put it at {tmp_path}/x"):
-        fetch(f"{site}/none", tmp_path / "x", MD5)
+        fetch(f"{site}/none", tmp_path / "x", SHA256)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -113,7 +113,7 @@ def test_a_refused_connection_says_where_to_put_the_file(tmp_path: Path) -> None
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(DataError, match=f"cannot download .*refused.*put it at {tmp_path}/x"):
-        fetch(f"http://127.0.0.1:{port}/body", tmp_path / "x", MD5)
+        fetch(f"http://127.0.0.1:{port}/body", tmp_path / "x", SHA256)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,22 +122,22 @@ def test_an_interrupt_leaves_nothing(site: str, tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch(f"{site}/body", tmp_path / "x", MD5, press_ctrl_c)
+        fetch(f"{site}/body", tmp_path / "x", SHA256, press_ctrl_c)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_a_data_error(site: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot download"):
-        fetch(f"{site}/body", tmp_path / "file" / "x", MD5)
+        fetch(f"{site}/body", tmp_path / "file" / "x", SHA256)
 
 
 def test_a_failed_download_removes_only_folders_it_made(site: str, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    for url, md5 in ((f"{site}/none", MD5), (f"{site}/body", "0" * 32)):
+    for url, sha256 in ((f"{site}/none", SHA256), (f"{site}/body", "0" * 64)):
         with pytest.raises(DataError):
-            fetch(url, empty / "data" / "deep" / "x", md5)
+            fetch(url, empty / "data" / "deep" / "x", sha256)
         assert list(empty.iterdir()) == []
 
 
@@ -146,10 +146,10 @@ def test_a_folder_that_another_process_filled_stays(site: str, tmp_path: Path) -
         (tmp_path / "data" / "other").touch()
 
     with pytest.raises(DataError, match="expected"):
-        fetch(f"{site}/body", tmp_path / "data" / "deep" / "x", "0" * 32, fill)
+        fetch(f"{site}/body", tmp_path / "data" / "deep" / "x", "0" * 64, fill)
     assert list((tmp_path / "data").iterdir()) == [tmp_path / "data" / "other"]
 
 
 def test_other_schemes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="only http and https"):
-        fetch(f"file://{tmp_path}/secret", tmp_path / "x", MD5)
+        fetch(f"file://{tmp_path}/secret", tmp_path / "x", SHA256)

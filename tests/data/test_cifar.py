@@ -39,7 +39,7 @@ def blobs() -> Blobs:
 @pytest.fixture
 def official(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> Archive:
     """The archive whose checksums are those of the small batches."""
-    sums = {n: hashlib.md5(blobs[n], usedforsecurity=False).hexdigest() for n in CIFAR10.files}
+    sums = {n: hashlib.sha256(blobs[n]).hexdigest() for n in CIFAR10.files}
     archive = replace(CIFAR10, files=sums)
     monkeypatch.setattr(cifar, "CIFAR10", archive)
     return archive
@@ -102,7 +102,7 @@ def test_one_wrong_byte_is_found(blobs: Blobs, tmp_path: Path) -> None:
     raw[5000] ^= 1
     blobs["data_batch_3.bin"] = bytes(raw)
     with pytest.raises(
-        DataError, match=r"data_batch_3\.bin in .* has MD5 .*; delete .* and fetch it again"
+        DataError, match=r"data_batch_3\.bin in .* has SHA-256 .*; delete .* and fetch it again"
     ):
         load("cifar10", unpack(blobs, tmp_path))
 

@@ -122,6 +122,17 @@ def test_a_damaged_store_of_decoded_images_is_named(blobs: Blobs, tmp_path: Path
         load("tiny-imagenet", tmp_path)
 
 
+def test_a_store_of_an_earlier_version_is_made_again(blobs: Blobs, tmp_path: Path) -> None:
+    first = read(blobs, tmp_path)
+    target = tmp_path / DECODED
+    with np.load(target) as stored:
+        arrays = {key: stored[key] for key in stored.files if not key.startswith("source_")}
+    np.savez(target, source_md5="0" * 32, **arrays)
+    assert same(load("tiny-imagenet", tmp_path), first)
+    with np.load(target) as stored:
+        assert "source_md5" not in stored.files
+
+
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
 def test_half_a_store_of_decoded_images_is_never_left(
     blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException

@@ -39,17 +39,18 @@ def resolve(name: str) -> Any:  # noqa: ANN401 - whatever the documents name
 
 def test_the_budgets_of_the_protocol_are_those_of_the_code() -> None:
     printed = {
-        row[0]: (*map(int, row[1:6]), float(row[6]), float(row[7]), row[8])
+        row[0]: (row[1], *map(int, row[2:7]), float(row[7]), float(row[8]), row[9])
         for row in table(read("reference/protocol.md"), "profile")
     }
     real = {}
     for name, attacks in PROFILES.items():
-        left_out = {"quick": {"decoder-large", "gan"}, "standard": {"gan"}}
+        few = {"decoder-small", "decoder-large", "decoder-perceptual", "gan"}
+        left_out = {"quick": {"decoder-large", "gan"}, "laptop": few, "standard": {"gan"}}
         assert set(ATTACKS) - set(attacks) == left_out.get(name, set())
         d = attacks["decoder"]
         assert isinstance(d, Decoder)
         real[name] = (
-            *(d.blocks, d.width, d.epochs, d.min_steps, d.batch_size),
+            *(d.net, d.blocks, d.width, d.epochs, d.min_steps, d.batch_size),
             *(d.lr, d.weight_decay, d.schedule),
         )
     assert printed == real

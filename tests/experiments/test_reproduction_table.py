@@ -18,8 +18,8 @@ from splitveil.audits import pipeline
 from splitveil.cli.app import app
 from splitveil.cli.console import show_table
 from splitveil.config.run_config import RunConfig
-from splitveil.errors import CheckpointError, DataError, RunError
-from splitveil.experiments import runner
+from splitveil.errors import RunError
+from splitveil.experiments import reproduction, runner
 from splitveil.experiments.reproduction import (
     EXPERIMENTS,
     finished,
@@ -254,6 +254,7 @@ def test_a_rehearsal_has_a_folder_of_its_own(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "fit", asked)
+    monkeypatch.setattr(reproduction, "check_rows", lambda _: None)  # needs CIFAR-10
     words = ["reproduce", "gated-att-report", "--only", "cem", "--epochs", "3"]
     assert "auto stops here" in CliRunner().invoke(app, [*words, "--dataset", "digits"]).output
     assert "vgg11 stops here" in CliRunner().invoke(app, [*words, "--dataset", "cifar10"]).output
@@ -270,10 +271,36 @@ def test_an_error_names_what_the_command_has(runs: Path) -> None:
     assert "another --runs-dir" in said
     assert "--name" not in said
     kept = "no data; give --data-dir"
-    assert next_step(DataError(kept)) == kept
-    assert "--overwrite" not in next_step(
-        CheckpointError("x lacks y; train again with --overwrite")
-    )
+    assert next_step(kept) == kept
+    assert "--overwrite" not in next_step("x lacks y; train again with --overwrite")
+
+
+def test_a_row_that_fails_does_not_end_the_others(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(config: RunConfig, *, resume: bool, overwrite: bool, progress: Progress) -> Run:
+        if config.defence == "gated-att":
+            raise RuntimeError("out of memory")
+        return fit(config, resume=resume, overwrite=overwrite, progress=progress)
+
+    monkeypatch.setattr(runner, "fit", asked)
+    shutil.rmtree(runs / "gated-att")
+    words = ("--only", "gated-att", "--only", "cem", "--json")
+    result = command(runs, *words)
+    assert result.exit_code == 3, result.output
+    assert [row["row"] for row in json.loads(result.stdout)["rows"]] == ["cem"]
+    assert "gated-att failed: out of memory" in result.stderr
+    assert "the same command tries again what failed" in result.stderr
+    alone = command(runs, "--only", "gated-att")
+    assert alone.exit_code == 2
+    assert "every row failed: gated-att: out of memory" in " ".join(alone.output.split())
+
+
+def test_data_that_are_absent_are_told_once_before_any_row(tmp_path: Path) -> None:
+    result = command(tmp_path / "runs", "--dataset", "npz:absent.npz")
+    assert result.exit_code == 2
+    assert result.output.count("absent.npz") == 1
+    assert not (tmp_path / "runs").exists()
 
 
 def test_an_interrupt_names_what_the_command_has(

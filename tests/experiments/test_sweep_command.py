@@ -65,7 +65,7 @@ def test_a_sweep_is_resumed_by_its_name(quick: Instant) -> None:
     first = call(*words, "--name", "mine", "--json")
     assert first.exit_code == 3, text(first)  # a trial failed
     assert "noise/1 failed: RuntimeError: out of memory" in text(first)
-    assert "--resume tries the failed trials again" in text(first)
+    assert "--resume tries again what failed" in text(first)
     found = json.loads(first.stdout)
     assert found["defences"]["noise"]["failed"] == 1
     assert {c.batch_size for c in quick.configs} == {64}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets.decoder import ResidualDecoder
+from splitveil.nets.decoder import ResidualDecoder, ShuffleDecoder
 
 
 def test_n8c64_has_the_published_number_of_parameters() -> None:
@@ -59,3 +59,14 @@ def test_every_parameter_learns() -> None:
 def test_a_wire_of_another_rank_is_refused(wire: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"(d,) or (c, h, w), got {wire}")):
         ResidualDecoder(wire, (1, 8, 8))
+
+
+@pytest.mark.parametrize("wire", [(8, 8, 8), (4, 4, 4), (64,), (4, 32, 32), (32, 3, 3)])
+@pytest.mark.parametrize("image", [(3, 32, 32), (1, 28, 28)])
+def test_a_shuffle_decoder_makes_images_of_any_wire(
+    wire: tuple[int, ...], image: tuple[int, int, int]
+) -> None:
+    net = ShuffleDecoder(wire, image, width=16, blocks=1).eval()
+    out = net(torch.randn(2, *wire)).detach()
+    assert out.shape == (2, *image)
+    assert 0 < float(out.min()) <= float(out.max()) < 1

@@ -98,3 +98,14 @@ def test_a_broken_gallery_names_the_key_and_what_it_must_be(
 ) -> None:
     with pytest.raises(RunError, match=rf"gallery\.json is not a gallery: .*{message}"):
         make_run("x", gallery=make_gallery("veil") | change)
+
+
+@pytest.mark.parametrize("epoch", ["one", True, None, [1], {}])
+def test_an_epoch_of_the_log_that_is_no_number_is_named(epoch: object, tmp_path: Path) -> None:
+    lines = make_metrics("veil") + json.dumps({"kind": "epoch", "epoch": epoch}) + "\n"
+    folder = write_run(tmp_path / "x", make_record("veil"), lines, None)
+    with pytest.raises(
+        RunError, match=r"metrics.jsonl line \d+: `epoch` must be a number, got"
+    ) as e:
+        read_run(folder)
+    assert f"got {epoch!r}; remove the line or train again" in str(e.value)

@@ -1,6 +1,7 @@
 """`splitveil export`, `serve` and `infer`: what a user types and sees."""
 
 import json
+import os
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -98,6 +99,25 @@ def without_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "measure_parity", same)
     monkeypatch.setattr(exporting, "compare_int8", same)
     monkeypatch.setattr(exporting, "quantise_client", nothing)
+
+
+def test_certificates_keys_and_tokens_that_are_pipes_are_refused_without_waiting(
+    tmp_path: Path,
+) -> None:
+    export, pipe, file = write_export(tmp_path / "export"), tmp_path / "pipe", tmp_path / "file"
+    os.mkfifo(pipe)
+    file.write_text("no key")
+    Image.new("L", (3, 2)).save(tmp_path / "x.png")
+    infer = ("infer", tmp_path / "x.png", "--export", export, "--no-draws", "--server")
+    serve = ("serve", export, "--port", 0)
+    for words in (
+        (*infer, "https://localhost:1", "--ca", pipe),
+        (*infer, "http://localhost:1", "--token-file", pipe),
+        (*serve, "--tls-cert", pipe, "--tls-key", file),
+        (*serve, "--tls-cert", file, "--tls-key", pipe),
+        (*serve, "--token-file", pipe),
+    ):
+        assert "pipe or a device" in error(call(*words)), words
 
 
 @pytest.mark.usefixtures("without_exporter")

@@ -28,7 +28,10 @@ from splitveil.serve.transport import RecordingTransport, Reply, RetryingTranspo
         ({"kind": "dropout", "p": -0.1}, "p must be in"),
         ({"kind": "topk", "prune": 7}, r"prune must be in \[0, 1\), got 7"),
         ({"kind": "clip", "low": 1.0, "high": 0.0}, "low must be less than high"),
-        ({"kind": "gaussian", "std": -0.1}, "std must be a finite number ≥ 0"),
+        ({"kind": "clip", "low": -1e300, "high": 0.0}, "low must be in"),
+        ({"kind": "gaussian", "std": -0.1}, r"std must be in \[0, 1e\+30\], got -0.1"),
+        ({"kind": "gaussian", "std": 1e300}, r"std must be in \[0, 1e\+30\], got 1e\+300"),
+        ({"kind": "gaussian", "std": 1e-300}, "std must be 0 or at least 1e-30, got 1e-300"),
     ],
 )
 def test_a_stage_outside_its_range_is_refused(stage: dict[str, Any], words: str) -> None:

@@ -190,10 +190,10 @@ def _whole_epochs(means: list[float], rest: int, per_epoch: int) -> tuple[float,
 def capturable(
     make: Callable[..., torch.optim.Optimizer], net: nn.Module, lr: float
 ) -> torch.optim.Optimizer:
-    """An optimiser of a network's parameters; on a GPU one whose steps can be captured."""
+    """A fused optimiser of a network's parameters; on a GPU one whose steps can be captured."""
     device = next(net.parameters()).device
     if device.type != "cuda":
-        return make(net.parameters(), lr)
+        return make(net.parameters(), lr, fused=True)
     rate = torch.full((), lr, device=device)
     return make(net.parameters(), rate, fused=True, capturable=True)
 

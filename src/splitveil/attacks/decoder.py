@@ -1,6 +1,6 @@
 """The decoder attack: a residual network trained on queries to invert the client."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, cast, get_args
 
@@ -29,11 +29,16 @@ from splitveil.errors import ConfigError, unknown
 from splitveil.functional import ssim
 from splitveil.io import Progress, silent
 from splitveil.nets.blocks import conv_bn_relu
-from splitveil.nets.decoder import ResidualDecoder
+from splitveil.nets.decoder import ResidualDecoder, ShuffleDecoder
 from splitveil.rng import stream
 from splitveil.threat import Access, Attack, BlackBox, FittedAttack, Labelled, Observation
 
 Loss = Literal["mse", "ssim", "perceptual"]
+Network = Literal["residual", "shuffle"]
+NETWORKS: Mapping[Network, type[ResidualDecoder | ShuffleDecoder]] = {
+    "residual": ResidualDecoder,
+    "shuffle": ShuffleDecoder,
+}
 Objective = Callable[[Tensor, Tensor], Tensor]
 _TINY = 1e-6  # squared length under which a feature vector counts as zero
 ANCHOR = 0.1
@@ -148,6 +153,8 @@ class Decoder:
         access: Sees what is sent, and can send the aux images.
         loss: What it minimises: "mse"; "ssim", 1 − SSIM and a little MSE; "perceptual", MSE and
             the distance between features of a classifier fitted on aux.
+        net: "residual" is the published network, N`blocks`C`width`; "shuffle" works at the wire's
+            resolution and takes a fraction of the time, S`blocks`C`width`.
         width: Channels of a layer, ≥ 1.
         blocks: Residual blocks, ≥ 0.
         epochs: Passes over aux, ≥ 0.
@@ -169,6 +176,7 @@ class Decoder:
 
     access: Access = Access.BLACK_BOX
     loss: Loss = "mse"
+    net: Network = "residual"
     width: int = 64
     blocks: int = 8
     epochs: int = 16
@@ -190,7 +198,12 @@ class Decoder:
     @property
     def summary(self) -> str:
         """One line for a catalogue."""
-        return f"Residual decoder N{self.blocks}C{self.width}, {self.loss} loss, fresh noise."
+        kind = "Residual decoder N" if self.net == "residual" else "Pixel-shuffle decoder S"
+        return f"{kind}{self.blocks}C{self.width}, {self.loss} loss, fresh noise."
+
+    def build(self, wire_shape: tuple[int, ...], image_shape: tuple[int, ...]) -> nn.Module:
+        """The network with fresh weights, from torch's global stream."""
+        return NETWORKS[self.net](wire_shape, image_shape, width=self.width, blocks=self.blocks)
 
     @property
     def budget(self) -> Budget:
@@ -212,9 +225,7 @@ class Decoder:
         )  # fmt: skip
         wire = tuple(victim.send(aux.images[:1], generator).shape[1:])
         with fresh_weights(generator, device):
-            net = ResidualDecoder(
-                wire, tuple(aux.images.shape[1:]), width=self.width, blocks=self.blocks
-            )
+            net = self.build(wire, tuple(aux.images.shape[1:]))
             to_device(net, device)
             reader = nn.Sequential(fit_units(victim, aux.images, generator), net)
             send = victim.sender(aux.images)

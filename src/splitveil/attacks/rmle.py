@@ -294,7 +294,7 @@ def calibrated(
     share: Tensor | float = 1.0
     if held is not None:
         x, seen = held
-        share = best_share(x, *in_chunks(make_search(), chunk, seen, silent))
+        share = best_share(x, *in_chunks(make_search(), min(chunk, len(x)), seen, silent))
 
     def reconstruct(seen: Observation) -> Tensor:
         x0, found = in_chunks(make_search(), chunk, seen, progress)

@@ -36,6 +36,7 @@ from splitveil.threat import (
     check_images,
     without_nan,
 )
+from splitveil.untrusted import opened
 
 AUX_SHOWN = 1000  # aux images that an attack is scored on too, to see whether it overfits
 OWN_PACKAGE = __name__.partition(".")[0]
@@ -62,8 +63,11 @@ class Store:
 
     def read(self, key: str) -> bytes | None:
         """The bytes under a key; None if there are none."""
+        if self.fresh:
+            return None
         try:
-            return None if self.fresh else (self.folder / f"{key}.safetensors").read_bytes()
+            with opened(self.folder / f"{key}.safetensors") as file:
+                return file.read()
         except OSError:
             return None
 

@@ -193,7 +193,7 @@ def audit(
 
     Args:
         run: A trained run, from `fit` or `load_run`.
-        profile: Budget of the attacks: smoke, quick, standard or paper.
+        profile: Budget of the attacks: smoke, quick, laptop, standard or paper.
         aux: What the attacker knows: train, held-out, test90, or val to choose settings by.
         seed: Seed of the attacks, 0 or more.
         progress: Told of every attack.

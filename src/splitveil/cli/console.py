@@ -56,7 +56,7 @@ Threads = Annotated[OptInt, Option(help="CPU threads (default: all cores it may 
 OutFolder = Annotated[OptPath, Option("--out", help="Folder to write the results to.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace the folder if it exists.")]
 PublishedOption = Annotated[OptPath, Option(help="JSON file of published rows to show as well.")]
-Profile = Annotated[str, Option(help="Budget of the attacks: smoke, quick, standard or paper.")]
+Profile = Annotated[str, Option(help="Budget: smoke, quick, laptop, standard or paper.")]
 Language = Annotated[str, Option("--lang", help="Language of what is written: en or zh.")]
 TrainingSeed = Annotated[OptInt, Option(help="Random seed of the training (default: 0).")]
 

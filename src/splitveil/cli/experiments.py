@@ -13,6 +13,7 @@ from splitveil.errors import ConfigError
 from splitveil.io import Json
 
 EXIT_SOME_FAILED = 3  # the command ended, but trials failed
+SAME_COMMAND = "the same command"
 ANY_IMAGE = "3x32x32"
 EPOCHS = "Passes over the data (default: a quarter of a full training)."
 BUDGET = "Budget of the attacks: smoke, quick (default), standard or paper."
@@ -89,7 +90,8 @@ def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
     With `--rank` the named nets and a few others that fit are trained briefly, attacked on
     validation images and ranked by a score: accuracy above chance × error of the strongest attack,
     as a share of the error that remains if the attacker knows the label alone. The runs go to the
-    folder `advisor` of `--runs-dir`; the same command again continues.
+    folder `advisor` of `--runs-dir`; the same command again continues. If some fail, the others
+    are ranked, and the exit code is 3.
 
     With `--backbone NET` the places where a net can be cut are listed, with a bottleneck where a
     cut sends too much. NET is a name, which `splitveil train --net NAME@N` then takes, or a
@@ -179,13 +181,13 @@ def show_ranking(
         raise ConfigError(f"the images of '{config.dataset}' are {images}; leave out --image")
     with LiveTable(console.err) as table:
         rows, failed = rank_clients(contenders(images, **budget), config, profile, table)
-    for net, error in failed.items():
-        console.warn(f"{net} failed: {error}")
+    warn_failed(failed, SAME_COMMAND)
     if json_:
         content = {key: getattr(config, key) for key in ("dataset", "defence", "epochs", "seed")}
         content |= {"profile": profile, "image_shape": images, "score": SCORE, "clients": rows}
         content["failed"] = [{"net": net, "error": error} for net, error in failed.items()]
         console.show_json(content)
+        end_after(failed)
         return
     end = "no client answers better than chance; try more --epochs"
     if rows[0]["score"] > 0:
@@ -200,6 +202,21 @@ def show_ranking(
         "*: no other is as accurate and as private, and better in one; one seed, short training",
         f"next: {end}",
     )
+    end_after(failed)
+
+
+def warn_failed(failed: Mapping[str, str], again: str) -> None:
+    """Say which trials failed, why, and how to try them again."""
+    for label, error in failed.items():
+        console.warn(f"{label} failed: {error}")
+    if failed:
+        console.warn(f"{again} tries again what failed")
+
+
+def end_after(failed: Mapping[str, str]) -> None:
+    """End with the exit code of a command whose other trials are shown, if some failed."""
+    if failed:
+        raise Exit(EXIT_SOME_FAILED)
 
 
 def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -274,17 +291,13 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
         jobs = 1
     with LiveTable(console.err) as table:
         result = run_sweep(plan, folder, resume=resume, jobs=jobs, address=address, progress=table)
-    failed = [row for row in result["trials"] if "error" in row]
-    for row in failed:
-        console.warn(f"{row['trial']} failed: {row['error']}")
-    if failed:
-        console.warn("--resume tries the failed trials again")
+    failed = {row["trial"]: row["error"] for row in result["trials"] if "error" in row}
+    warn_failed(failed, "--resume")
     if json_:
         console.show_json(result)
     else:
         show_sweep(result)
-    if failed:
-        raise Exit(EXIT_SOME_FAILED)
+    end_after(failed)
 
 
 def show_sweep(result: Json) -> None:
@@ -350,7 +363,8 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
     This takes hours on one GPU; rehearse it with fewer epochs or other data. The same command
     again keeps finished rows and continues an interrupted one. The table shows all rows of the
     folder that were made with the same options; the folder is `runs/EXPERIMENT-sSEED` by default.
-    Several seeds give one table with mean ± sd.
+    Several seeds give one table with mean ± sd. If some rows fail, the others are shown, and the
+    exit code is 3.
 
     Example: `splitveil reproduce gated-att-report --only cem --only gated-att --seeds 0,1,2`
     """
@@ -361,16 +375,18 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
     from splitveil.experiments.runner import LiveTable
 
     with LiveTable(console.err) as table:
-        made, rows, page = reproduction.reproduce(
+        made, rows, page, failed = reproduction.reproduce(
             experiment, seeds=_seeds(seeds or str(seed or 0)), only=only or [], profile=profile,
             aux=aux, runs_dir=runs_dir, progress=table, epochs=epochs, dataset=dataset,
             device=device, data_dir=data_dir,
         )  # fmt: skip
+    warn_failed(failed, SAME_COMMAND)
     if json_:
         console.show_json(reproduction.shown_json(made, rows))
     else:
         console.show_table(made.title, *made.brief(rows))
         console.print_lines(f"table: {page}")
+    end_after(failed)
 
 
 def _seeds(text: str) -> list[int]:

@@ -41,10 +41,10 @@ class Archive:
 
     Attributes:
         url: Where it is published. In the data folder it has the same file name.
-        md5: Of the published archive. Downloads are checked by it. An archive that the user put
+        sha256: Of the published archive. Downloads are checked by it. An archive that the user put
             there is not, because it may have been packed again.
         folder: The folder that it unpacks to.
-        files: The files that must be there, with their MD5, or None if none is published.
+        files: The files that must be there, with their SHA-256, or None if none is known.
         optional: Files that may be absent.
         signs: Files that show that the data folder itself is the unpacked folder; by default any of
             `files`.
@@ -52,7 +52,7 @@ class Archive:
     """
 
     url: str
-    md5: str
+    sha256: str
     folder: str
     files: Mapping[str, str | None]
     optional: Collection[str] = ()
@@ -77,7 +77,7 @@ class Archive:
                 return folder
         archive = root / self.name
         if not archive.exists():
-            fetch(self.url, archive, self.md5, request.progress)
+            fetch(self.url, archive, self.sha256, request.progress)
         return archive
 
     def read(self, request: ReadRequest) -> tuple[Blobs, Path]:
@@ -91,8 +91,8 @@ class Archive:
         if missing := [name for name in self.files if name not in blobs]:
             raise DataError(f"{origin} lacks {', '.join(missing)}; {self.again}")
         for name, expected in self.files.items():
-            if expected is not None and (got := md5_of(blobs[name])) != expected:
-                raise self.wrong(name, origin, f"MD5 {got}, expected {expected}")
+            if expected is not None and (got := sha256_of(blobs[name])) != expected:
+                raise self.wrong(name, origin, f"SHA-256 {got}, expected {expected}")
         return blobs, origin
 
     def _whole(self, path: Path) -> bytes:
@@ -162,23 +162,22 @@ def file_bytes(path: Path) -> bytes:
     return raw
 
 
-def md5_of(raw: bytes) -> str:
-    """MD5 of some bytes, the checksum that publishers give."""
-    return hashlib.md5(raw, usedforsecurity=False).hexdigest()
+def sha256_of(raw: bytes) -> str:
+    """SHA-256 of some bytes."""
+    return hashlib.sha256(raw).hexdigest()
 
 
-def file_md5(path: Path) -> str:
-    """MD5 of a file that may be larger than memory."""
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file that may be larger than memory."""
     try:
         with opened(path) as file:
-            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
-            return digest.hexdigest()
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as err:
         raise DataError(f"cannot read {path}: {err}") from err
 
 
-def fetch(url: str, target: Path, md5: str, progress: Progress = silent) -> Path:
-    """Download `url` to `target` and check its MD5; after an error nothing is left.
+def fetch(url: str, target: Path, sha256: str, progress: Progress = silent) -> Path:
+    """Download `url` to `target` and check its SHA-256; after an error nothing is left.
 
     If two processes want the same file, one downloads it and the other waits for it.
 
@@ -195,7 +194,7 @@ def fetch(url: str, target: Path, md5: str, progress: Progress = silent) -> Path
         with file_lock(target, wait=True):
             if file_version(target) == before:  # else another process has just downloaded it
                 with replacing(target) as out:
-                    _copy(url, out, target, md5, progress)
+                    _copy(url, out, target, sha256, progress)
     except (OSError, HTTPException) as err:
         raise DataError(
             f"cannot download {url}: {err}; fetch it by hand and put it at {target}"
@@ -208,9 +207,9 @@ def fetch(url: str, target: Path, md5: str, progress: Progress = silent) -> Path
     return target
 
 
-def _copy(url: str, out: BinaryIO, target: Path, md5: str, progress: Progress) -> None:
-    """Stream the body of `url` into `out`; raise DataError if its MD5 is wrong."""
-    digest = hashlib.md5(usedforsecurity=False)
+def _copy(url: str, out: BinaryIO, target: Path, sha256: str, progress: Progress) -> None:
+    """Stream the body of `url` into `out`; raise DataError if its SHA-256 is wrong."""
+    digest = hashlib.sha256()
     done = 0
     with urlopen(url, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310 - `fetch` checks the scheme
         total = int(response.headers.get("Content-Length") or 0)
@@ -219,8 +218,8 @@ def _copy(url: str, out: BinaryIO, target: Path, md5: str, progress: Progress) -
             digest.update(chunk)
             done += len(chunk)
             progress(done, max(done, total), target.name)
-    if (got := digest.hexdigest()) != md5:
+    if (got := digest.hexdigest()) != sha256:
         raise DataError(
-            f"{url} has MD5 {got}, expected {md5}; try again later, "
+            f"{url} has SHA-256 {got}, expected {sha256}; try again later, "
             f"or fetch it by hand and put it at {target}"
         )

@@ -1,8 +1,9 @@
 """CIFAR-10 and CIFAR-100 from their official binary archives or unpacked folders.
 
 A record is a label byte and 3072 pixel bytes (red, green and blue planes of 32×32). CIFAR-100 has
-two label bytes, coarse and fine; the fine label is used. The files of CIFAR-10 are checked by MD5.
-For those of CIFAR-100 none is published, so their sizes and class counts are checked instead.
+two label bytes, coarse and fine; the fine label is used. The files of CIFAR-10 are checked by
+SHA-256, taken of files with the published MD5. For those of CIFAR-100 none is published, so their
+sizes and class counts are checked instead.
 """
 
 import numpy as np
@@ -16,15 +17,15 @@ PIXELS = 3 * 32 * 32
 TEST10, NAMES10 = "test_batch.bin", "batches.meta.txt"
 CIFAR10 = Archive(
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-    md5="c32a1d4ab5d03f1284b67883e8d87530",
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     folder="cifar-10-batches-bin",
     files={
-        "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
-        "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
-        "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
-        "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
-        "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
-        TEST10: "803d5f7f4d78ea53de84dbe85f74fb6d",
+        "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+        "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+        "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+        "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+        "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+        TEST10: "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
     },
     optional=(NAMES10,),
     max_bytes=10_000 * (1 + PIXELS),
@@ -34,7 +35,7 @@ CLASSES10 = "airplane automobile bird cat deer dog frog horse ship truck"
 TRAIN100, TEST100, NAMES100 = "train.bin", "test.bin", "fine_label_names.txt"
 CIFAR100 = Archive(
     url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-    md5="03b5dce01913d631647c71ecec9e9cb8",
+    sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
     folder="cifar-100-binary",
     files={TRAIN100: None, TEST100: None, NAMES100: None},
     # A train.bin in the data folder may be anything; only CIFAR-100 has this list of names.

@@ -2,7 +2,7 @@
 
 An IDX file is a big-endian header, then bytes. Fashion-MNIST is read from the data folder, from
 Debian's package, or downloaded. MNIST has files of the same names and shapes, so each file is
-checked by the MD5 of its decompressed bytes; those of the .gz files differ between distributors.
+checked by the SHA-256 of its decompressed bytes; that of a .gz file differs between distributors.
 """
 
 import math
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from splitveil.data.archive import fetch, file_bytes, md5_of
+from splitveil.data.archive import fetch, file_bytes, sha256_of
 from splitveil.data.dataset import Arrays, Dataset, ReadRequest, join, make_dataset
 from splitveil.errors import DataError
 
@@ -22,15 +22,19 @@ URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 FOLDER = "fashion-mnist"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 CLASSES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
-# MD5 of a file as the project serves it (.gz), and of the bytes inside.
-FILES = {
-    "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d f4a8712d7a061bf5bd6d2ca38dc4d50a",
-    "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe 9018921c3c673c538a1fc5bad174d6f9",
-    "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79 8181f5470baa50b63fa0f6fddb340f0a",
-    "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310 15d484375f8d13e6eb1aabb0c3f46965",
+# SHA-256 of a file as the project serves it (.gz), and of the bytes inside.
+PACKED = {
+    "train-images-idx3-ubyte": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "train-labels-idx1-ubyte": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "t10k-images-idx3-ubyte": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "t10k-labels-idx1-ubyte": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
 }
-PACKED = {name: sums.split()[0] for name, sums in FILES.items()}
-UNPACKED = {name: sums.split()[1] for name, sums in FILES.items()}
+UNPACKED = {
+    "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+}
 
 
 def read_digits(request: ReadRequest) -> Dataset:
@@ -50,9 +54,9 @@ def read_fashion(request: ReadRequest) -> Dataset:
         if len(found := locate(folder)) == len(UNPACKED):
             return assemble(found)
     found = locate(home)
-    for name, md5 in PACKED.items():
+    for name, sha256 in PACKED.items():
         if name not in found:
-            fetch(f"{URL}{name}.gz", home / f"{name}.gz", md5, request.progress)
+            fetch(f"{URL}{name}.gz", home / f"{name}.gz", sha256, request.progress)
     return assemble(locate(home))
 
 
@@ -67,9 +71,9 @@ def assemble(files: Mapping[str, Path]) -> Dataset:
     blobs = {name: file_bytes(path) for name, path in files.items()}
     train, test = pair(blobs, "train"), pair(blobs, "t10k")
     for name, path in files.items():
-        if (got := md5_of(blobs[name])) != UNPACKED[name]:
+        if (got := sha256_of(blobs[name])) != UNPACKED[name]:
             raise DataError(
-                f"the content of {path} has MD5 {got}, expected {UNPACKED[name]}; it is not "
+                f"the content of {path} has SHA-256 {got}, expected {UNPACKED[name]}; it is not "
                 "Fashion-MNIST (MNIST has the same file names): delete it and fetch it again"
             )
     classes = tuple(CLASSES.split(","))

@@ -5,8 +5,8 @@ the order of wnids.txt and named by their first word in words.txt. The few grey 
 with three equal channels. The images of an archive are decoded once and stored next to it; those of
 a folder are decoded each time.
 
-A download is checked by the MD5 of the archive, on which many public readers agree. An archive or
-folder that the user put there is checked by its sizes and class counts.
+A download is checked by the SHA-256 of the archive, on which many public readers agree. An archive
+or folder that the user put there is checked by its sizes and class counts.
 """
 
 import re
@@ -21,7 +21,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from splitveil.data.archive import UNREADABLE, Archive, damage_explained, file_md5
+from splitveil.data.archive import UNREADABLE, Archive, damage_explained, file_sha256
 from splitveil.data.dataset import Counts, Dataset, ReadRequest, make_dataset
 from splitveil.data.folder import REPORT_EVERY, decode, describe
 from splitveil.errors import DataError
@@ -32,14 +32,14 @@ WNIDS, WORDS, ANNOTATIONS = "wnids.txt", "words.txt", "val/val_annotations.txt"
 
 TINY = Archive(
     url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-    md5="90528d7ca1a48142e341f4ef8d21d0de",
+    sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
     folder="tiny-imagenet-200",
     files={WNIDS: None},
     max_bytes=1 << 24,  # words.txt has 2.6 MB, an image a few kB
 )
 
 DECODED = "tiny-imagenet-200.decoded.npz"
-SOURCE = "source_md5"  # key in that file: MD5 of the archive it was made from
+SOURCE = "source_sha256"  # key in that file: SHA-256 of the archive it was made from
 COUNTS = Counts(classes=200, train=500, test=50)
 SIDE = 64
 TRAIN_IMAGE = re.compile(r"train/(n\d{8})/images/[^/\\]+\.JPEG")
@@ -74,24 +74,24 @@ def read(request: ReadRequest) -> Dataset:
     if origin.is_dir():
         return assemble(decode_all(in_folder(origin), request.progress), origin)
     # Decoding 110,000 JPEGs is slow; reading the stored arrays is not.
-    target, md5 = request.root / DECODED, file_md5(origin)
-    arrays = stored(target, md5)
+    target, sha256 = request.root / DECODED, file_sha256(origin)
+    arrays = stored(target, sha256)
     if arrays is not None:
         return assemble(arrays, origin)
     with in_archive(origin) as tree:
         arrays = decode_all(tree, request.progress)
     data = assemble(arrays, origin)  # checked before anything is stored
-    store(target, arrays, md5)
+    store(target, arrays, sha256)
     return data
 
 
-def stored(target: Path, md5: str) -> Arrays | None:
+def stored(target: Path, sha256: str) -> Arrays | None:
     """The arrays in `target`; None if it is absent or was made from another archive."""
     if not target.exists():
         return None
     try:
         with opened(target) as stream, np.load(stream, allow_pickle=False) as archive:
-            if str(archive[SOURCE]) != md5:
+            if SOURCE not in archive or str(archive[SOURCE]) != sha256:
                 return None
             return {key: archive[key] for key in archive.files if key != SOURCE}
     except (*UNREADABLE, KeyError) as err:
@@ -101,9 +101,9 @@ def stored(target: Path, md5: str) -> Arrays | None:
         ) from err
 
 
-def store(target: Path, arrays: Arrays, md5: str) -> None:
+def store(target: Path, arrays: Arrays, sha256: str) -> None:
     """Write the arrays to `target`, or nothing if the folder is read-only or the disk is full."""
-    contents: dict[str, Any] = {SOURCE: np.array(md5), **arrays}
+    contents: dict[str, Any] = {SOURCE: np.array(sha256), **arrays}
     with suppress(OSError), replacing(target) as file:
         np.savez(file, **contents)
 

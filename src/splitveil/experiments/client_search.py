@@ -138,7 +138,7 @@ def rank_clients(
     for trial in run_many(trials, Work(profile=profile, aux="val"), progress=progress):
         numbers = trial.found
         if numbers is None:
-            failed[trial.label] = str(trial.error).partition(": ")[2]  # without the type of error
+            failed[trial.label] = trial.reason
             continue
         merit = score(numbers["accuracy"], numbers["mse"], numbers["ceiling"], dataset.num_classes)
         cost = {key: getattr(clients[trial.label], key) for key in COSTS}

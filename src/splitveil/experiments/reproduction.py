@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.attacks.profiles import find_profile
-from splitveil.config.resolve import build_defence, make_config, read_folder
-from splitveil.errors import CheckpointError, ConfigError, RunError, SplitVeilError, unknown
+from splitveil.config.resolve import build_defence, make_config, read_folder, resolve
+from splitveil.data.catalogue import load
+from splitveil.errors import ConfigError, RunError, SplitVeilError, unknown
 from splitveil.experiments.runner import LiveTable, Trial, Work, run_many
 from splitveil.io import Json, as_run_error, write_text
 from splitveil.record.groups import Group, dataset_of
@@ -68,7 +69,7 @@ class Experiment:
     def work(self, profile: str) -> Work:
         """How its runs are attacked, by those of its attacks that the profile has."""
         only = [name for name in self.attacks if name in find_profile(profile)]
-        return Work(profile=profile, aux=self.aux, only=only, keep_going=False)
+        return Work(profile=profile, aux=self.aux, only=only)
 
 
 def _read_experiments() -> dict[str, Experiment]:
@@ -120,8 +121,10 @@ def reproduce(
     runs_dir: str | None = None,
     progress: LiveTable | None = None,
     **options: Any,  # noqa: ANN401 - settings of a run
-) -> tuple[Table, list[Compared | ReferenceRow], Path]:
+) -> tuple[Table, list[Compared | ReferenceRow], Path, dict[str, str]]:
     """Run an experiment's rows; finished ones are kept, interrupted ones continue.
+
+    A row that fails is named, and tried again the next time.
 
     Args:
         name: The experiment.
@@ -136,8 +139,8 @@ def reproduce(
         options: Settings of a run that replace the experiment's, for a rehearsal; None: its own.
 
     Returns:
-        The table of all rows with these seeds that were made with these options, those rows, and
-        the file that the table is written to.
+        The table of all rows with these seeds that were made with these options, those rows, the
+        file that the table is written to, and the errors of rows that failed, by label.
     """
     experiment = find_experiment(name)
     experiment = replace(experiment, aux=aux or experiment.aux)
@@ -170,18 +173,19 @@ def reproduce(
         for row in experiment.rows
         if not only or row in only
     ]  # fmt: skip
-    try:
-        ended = [*run_many(trials, experiment.work(profile), progress=progress)]
-    except (RunError, CheckpointError) as error:
-        raise type(error)(next_step(error)) from error
-    last = {trial.config.seed: trial.config.folder for trial in ended}
+    check_rows(trials)
+    ended = [*run_many(trials, experiment.work(profile), progress=progress)]
+    failed = {t.label: next_step(t.reason) for t in ended if t.error is not None}
+    last = {t.config.seed: t.config.folder for t in ended if t.error is None}
+    if not last:
+        raise RunError("every row failed: " + "; ".join(f"{k}: {v}" for k, v in failed.items()))
     groups = finished(experiment, list(last.values()), profile)
     made, rows = group_table(experiment, groups)
     with as_run_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
     target = folder / table_name(profile, "" if aux == find_experiment(name).aux else aux)
     write_text(target, made.render(rows, "markdown"))
-    return made, rows, target
+    return made, rows, target, failed
 
 
 def table_name(profile: str, aux: str | None) -> str:
@@ -192,6 +196,13 @@ def table_name(profile: str, aux: str | None) -> str:
     """
     other = "" if profile == STANDARD else profile
     return "-".join(filter(None, ("table", other, aux))) + ".md"
+
+
+def check_rows(trials: Sequence[Trial]) -> None:
+    """Refuse data and settings that cannot be used, before the first row is trained."""
+    dataset = load(trials[0].config.dataset, trials[0].config.data_dir)
+    for trial in trials:
+        resolve(trial.config, dataset)
 
 
 def finished(experiment: Experiment, folders: Sequence[Path], profile: str) -> list[Group]:
@@ -238,15 +249,15 @@ def _beside(experiment: Experiment, folder: Path, profile: str) -> Iterator[tupl
             yield row, record
 
 
-def next_step(error: SplitVeilError) -> str:
-    """The error's message; a step that only `train` has is replaced by one of `reproduce`.
+def next_step(error: str) -> str:
+    """An error's message; a step that only `train` has is replaced by one of `reproduce`.
 
-    >>> next_step(RunError("a is broken; train again with --overwrite")).partition(", or")[0]
+    >>> next_step("a is broken; train again with --overwrite").partition(", or")[0]
     'a is broken; give the options as they were to continue'
     """
-    what, _, step = str(error).rpartition("; ")
+    what, _, step = error.rpartition("; ")
     if not re.search(r"--(name|resume|overwrite)\b", step):
-        return str(error)
+        return error
     return (
         f"{what}; give the options as they were to continue, or another --runs-dir (or remove the "
         "row's folder) to start anew"

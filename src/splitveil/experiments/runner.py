@@ -88,6 +88,15 @@ class Trial:
         return self.label.rpartition("/")[0] or self.label
 
     @property
+    def reason(self) -> str:
+        """Why it failed, without the type of the error; empty if it did not.
+
+        >>> Trial(label="a", config=RunConfig(), error="RunError: no space left").reason
+        'no space left'
+        """
+        return (self.error or "").partition(": ")[2]
+
+    @property
     def point(self) -> tuple[float, float]:
         """Accuracy and leakage; a leakage below 0 counts as 0, for there is nothing left to win."""
         if self.found is None:
@@ -155,7 +164,7 @@ class Work:
     """How a trial is trained and attacked; called with one, it returns what came of it.
 
     Args:
-        profile: Budget of the attacks: smoke, quick, standard or paper.
+        profile: Budget of the attacks: smoke, quick, laptop, standard or paper.
         aux: What the attacker knows: train, held-out, test90 or val. With "val" only what ranks
             trials is measured, on validation images; otherwise the run is audited in full.
         only: Some attacks of the profile, by name; empty: all.

@@ -194,8 +194,13 @@ def _read_epochs(path: Path) -> tuple[Json, ...]:
                 f"{path} line {number} is not valid JSON ({err}); remove the line or train again"
             ) from err
         if isinstance(entry, Mapping) and entry.get("kind") == "epoch":
-            when = entry.get("epoch")
-            epochs[when if isinstance(when, int | float) else len(epochs)] = dict(entry)
+            when = entry.get("epoch", len(epochs))
+            if type(when) not in (int, float):
+                raise RunError(
+                    f"{path} line {number}: `epoch` must be a number, got {when!r:.60}; remove the "
+                    "line or train again"
+                )
+            epochs[when] = dict(entry)
     return tuple(epochs[when] for when in sorted(epochs))
 
 

@@ -34,6 +34,7 @@ from splitveil.serve.connections import BoundedServer, ConnectionLimits
 from splitveil.serve.kserve import VERSION
 from splitveil.serve.manifest import SERVER, Manifest, OnnxHalf, load_half, open_export
 from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_answer
+from splitveil.untrusted import check_file
 
 LOG = logging.getLogger(__name__)
 FAILED = 500
@@ -329,6 +330,8 @@ def make_server(
         ssl_keyfile=None if tls is None else str(tls.key),
     )
     try:
+        for file in () if tls is None else (tls.certificate, tls.key):
+            check_file(file)
         config.load()
     except OSError as err:  # ssl.SSLError is one
         raise ServerError(

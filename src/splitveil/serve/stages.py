@@ -22,7 +22,11 @@ Rows = NDArray[np.float32]
 Stage = Mapping[str, Any]
 _VARIANCE = {"gaussian": 1.0, "laplace": 2.0}  # of noise of scale 1
 _SHARE = Range(0, 1, below=True)
-_RANGES = {"std": Range(0), "p": _SHARE, "prune": _SHARE, "bits": Range(1, 16)}
+_LARGEST, _SMALLEST = 1e30, 1e-30  # beyond them a sixteenth of σ is no plain float32
+_RANGES = {
+    "std": Range(0, _LARGEST), "p": _SHARE, "prune": _SHARE, "bits": Range(1, 16),
+    "low": Range(-_LARGEST, _LARGEST), "high": Range(-_LARGEST, _LARGEST),
+}  # fmt: skip
 _NOISE_FILE = re.compile(r"noise-[0-9]{1,3}\.f32")
 
 
@@ -113,6 +117,8 @@ def check_stages(stages: Sequence[Any]) -> None:
             needed = ", ".join(STAGES[kind][1])
             raise ExportError(f"channel stage {stage!r} needs finite numbers for {needed}")
         problems = [r.problem(k, stage[k]) for k, r in _RANGES.items() if k in STAGES[kind][1]]
+        if 0 < stage.get("std", 0) < _SMALLEST:
+            problems.append(f"std must be 0 or at least {_SMALLEST:g}, got {stage['std']}")
         if kind == "quantise" and type(stage["bits"]) is not int:
             problems.append("bits must be a whole number")
         if kind == "clip" and not stage["low"] < stage["high"]:

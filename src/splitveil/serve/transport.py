@@ -55,9 +55,13 @@ class HttpTransport:
         self._host, self._port, self._base, secure = _parts(url)
         self._timeout = timeout
         try:
+            if secure and ca_file is not None:
+                untrusted.check_file(ca_file)
             self._context = ssl.create_default_context(cafile=ca_file) if secure else None
         except OSError as err:  # ssl.SSLError is one
-            raise ServerError(f"cannot use the certificates in {ca_file}: {err}") from err
+            raise ServerError(
+                f"cannot use the certificates in {ca_file}: {err}; give a PEM file"
+            ) from err
         self._idle: list[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
 
