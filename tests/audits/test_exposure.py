@@ -16,6 +16,7 @@ from splitveil.audits.exposure import (
     intervals,
     leakage_of,
     mutual_bits,
+    weighted_exposure,
     what_is_exposed,
 )
 from splitveil.audits.probes import probe, probe_answers, server_need
@@ -83,6 +84,21 @@ def test_the_interval_covers_its_estimate_and_shrinks_with_images() -> None:
         return high - low
 
     assert width(4000) < 0.3 * width(100)
+
+
+def test_weights_are_how_often_an_image_counts() -> None:
+    draws = torch.Generator().manual_seed(3)
+    error, ceiling, unsent = torch.rand(3, 20, generator=draws, dtype=torch.float64).unbind(0)
+    asked = torch.rand(20, generator=draws) < 0.4
+    bands = {"low": (ceiling * unsent, ceiling)}
+    rows = torch.randint(20, (20,), generator=draws)
+    plain = exposure(
+        asked[rows], error[rows], ceiling[rows], unsent[rows],
+        {"low": ((ceiling * unsent)[rows], ceiling[rows])},
+    )  # fmt: skip
+    counts = rows.bincount(minlength=20).double().numpy()[None]
+    weighted = weighted_exposure(counts, asked, error, ceiling, unsent, bands=bands)
+    assert {k: v[0] for k, v in weighted.items()} == pytest.approx(plain)
 
 
 @pytest.mark.parametrize("side", [8, 28, 32])

@@ -29,12 +29,12 @@ from splitveil.audits.target import Attempt, DeviceAnswers, Target
 from splitveil.data.attributes import Attributes
 from splitveil.errors import AuditError
 from splitveil.io import Json, Progress
-from splitveil.rng import stream
+from splitveil.rng import derive_seed
 from splitveil.threat import CHUNK, Attack, Labelled
 
 BLOCKS = 4  # a thumbnail of 4×4 block means is the low band
 CANDIDATES = 1000  # among which an image is identified
-ROUNDS = 1000  # of the bootstrap
+ROUNDS, AT_ONCE = 1000, 100  # of the bootstrap
 PERMUTATIONS = 1000
 Errors = Float[Tensor, " n"]
 
@@ -64,16 +64,48 @@ def exposure(
     >>> exposure(half, one / 2, one, one)
     {'sent': 0.5, 'leakage_sent': 0.5, 'exposure': 0.25}
     """
-    s = float(asked.double().mean())
-    total = float(label_only.sum())
-    w = float(label_only[asked].sum()) / total if total else s
-    sent = None
-    if s > 0:
-        pairs = [(error, label_only), *(bands or {}).values()]
-        sent = max(leakage_of(e[asked], ceiling[asked]) for e, ceiling in pairs)
-    bit = 0.0 if s == 1 else max(0.0, leakage_of(by_bit[~asked], label_only[~asked]))
-    exposed = max(s, w) * max(0.0, sent or 0.0) + (1 - s) * bit
-    return {"sent": s, "leakage_sent": sent, "exposure": exposed}
+    once = np.ones((1, len(asked)))
+    found = weighted_exposure(once, asked, error, label_only, by_bit, bands=bands)
+    return {k: None if np.isnan(v[0]) else float(v[0]) for k, v in found.items()}
+
+
+def weighted_exposure(
+    weights: NDArray[np.float64],
+    asked: Bool[Tensor, " n"],
+    error: Errors,
+    label_only: Errors,
+    by_bit: Errors,
+    *,
+    bands: Mapping[str, tuple[Errors, Errors]] | None = None,
+) -> dict[str, NDArray[np.float64]]:
+    """The same numbers (r,) for r ways of weighing the images.
+
+    Args:
+        weights: How much each image counts (r, n), such as how often a resample drew it.
+        asked: As for `exposure`, as are the others.
+        error: See there.
+        label_only: See there.
+        by_bit: See there.
+        bands: See there.
+    """
+
+    def total(values: Tensor) -> NDArray[np.float64]:
+        sums: NDArray[np.float64] = weights @ values.double().cpu().numpy()
+        return sums
+
+    def leakage(missed: Tensor, ceiling: Tensor, where: Tensor) -> NDArray[np.float64]:
+        least = total(ceiling.where(where, 0.0))
+        learnt = least - total(missed.where(where, 0.0))
+        return np.divide(learnt, least, out=np.zeros_like(least), where=least > 0)
+
+    s = total(asked) / weights.sum(1)
+    every = total(label_only)
+    w = np.divide(total(label_only.where(asked, 0.0)), every, out=s.copy(), where=every > 0)
+    pairs = [(error, label_only), *(bands or {}).values()]
+    sent = np.max([leakage(e, ceiling, asked) for e, ceiling in pairs], axis=0)
+    bit = np.maximum(0, leakage(by_bit, label_only, ~asked))
+    exposed = np.maximum(s, w) * np.maximum(0, sent) + (1 - s) * bit
+    return {"sent": s, "leakage_sent": np.where(s > 0, sent, np.nan), "exposure": exposed}
 
 
 def leakage_of(error: Errors, label_only: Errors) -> float:
@@ -217,16 +249,13 @@ def intervals(
 ) -> dict[str, list[float]]:
     """95 % intervals of `sent`, `leakage_sent` and `exposure`: images resampled jointly."""
     n = len(asked)
-    generator = stream(seed, "exposure/bootstrap")
-    drawn: dict[str, list[float]] = {}
-    for _ in range(ROUNDS):
-        at = torch.randint(n, (n,), generator=generator).to(asked.device)
-        some = {name: (e[at], c[at]) for name, (e, c) in bands.items()}
-        values = exposure(asked[at], error[at], ceiling[at], unsent[at], some)
-        for name, value in values.items():
-            if value is not None:
-                drawn.setdefault(name, []).append(value)
-    limits = {k: np.quantile(v, (0.025, 0.975)) for k, v in drawn.items()}
+    draws = np.random.default_rng(derive_seed(seed, "exposure/bootstrap"))
+    parts = []
+    for _ in range(ROUNDS // AT_ONCE):
+        weights = draws.multinomial(n, np.full(n, 1 / n), AT_ONCE).astype(np.float64)
+        parts.append(weighted_exposure(weights, asked, error, ceiling, unsent, bands=bands))
+    drawn = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    limits = {k: np.nanquantile(v, (0.025, 0.975)) for k, v in drawn.items()}
     return {name: [float(low), float(high)] for name, (low, high) in limits.items()}
 
 
