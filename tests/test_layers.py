@@ -39,6 +39,7 @@ DEVICE = tuple(
     for name in (
         "client",
         "draws",
+        "exits",
         "manifest",
         "noise",
         "runtime",

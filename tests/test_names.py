@@ -32,6 +32,7 @@ SHARED = {
     "serve": "cli/",
     "check_images": "serve/client.py",
     "Stage": "serve/stages.py",
+    "sureness": "serve/exits.py",
     "ssim": "audits/metrics.py",
 }
 

@@ -9,6 +9,7 @@ SplitVeilError
 ├── ExportError      an exported folder that is missing, broken, or contradicts its manifest
 ├── WireError        bytes that are not a valid request or answer; has the HTTP status of the reply
 └── ServerError      a server that cannot be reached, stays too busy, or refuses
+    └── UnreachableError  the first two of these
 
 A message says what is wrong, what was given, what is allowed, and what to do next. The client on a
 device imports this module, so it uses the standard library only.
@@ -64,6 +65,10 @@ class WireError(SplitVeilError):
 
 class ServerError(SplitVeilError):
     """A server that cannot be reached, stays too busy, or refuses."""
+
+
+class UnreachableError(ServerError):
+    """A server that does not answer, or stays too busy."""
 
 
 def unknown(what: str, got: str, allowed: Iterable[str]) -> str:

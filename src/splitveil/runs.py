@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from splitveil.audits.flags import UNFINISHED
@@ -399,7 +400,8 @@ def export_run(
         run: A trained run.
         target: Folder to write; it appears when it is complete.
         name: Name of the model on the wire; None for that of the run.
-        int8: Whether to add a client in eight bits, calibrated on images of the training set.
+        int8: Whether to add a client in eight bits, calibrated on images of the training set; not
+            of a client that exits early.
         attacker: Whether to add the strongest decoder of the run's audit, fitted again.
         overwrite: Whether to replace an existing export.
         sign: Private key to sign it with; None: no signature.
@@ -409,10 +411,10 @@ def export_run(
         The manifest as it was written.
     """
     check_target(target, overwrite=overwrite)
-    if run.model.silent or run.model.exit is not None:
+    if attacker and (run.model.silent or run.model.exit is not None):
         raise ConfigError(
-            f"{run.path} answers on the device (defence '{run.config.defence}'), and such a client "
-            "cannot be exported yet; export a run that sends everything"
+            f"{run.path} answers on the device (defence '{run.config.defence}'), and the page that "
+            "shows what an attacker sees does not run such a client; export without --attacker"
         )
     warn_unfinished(run)
     record = usable_record(run)
@@ -432,6 +434,7 @@ def export_run(
         audit=told,
         source=source_of(run.path),
         calibration=calibration_images(run) if int8 else None,
+        validation=None if run.model.exit is None else validation_images(run),
         attacker=fit_attacker(run, record, progress) if attacker and record else None,
         classes=saved_class_names(run.path, run.built.num_classes),
         overwrite=overwrite,
@@ -473,8 +476,13 @@ def warn_unfinished(run: Run) -> None:
 
 
 def usable_record(run: Run) -> Record | None:
-    """The record of a run as it is now; None, with a warning, if there is none."""
+    """The record of a run as it is now; None, with a warning, if there is none.
+
+    A client that sends nothing needs none.
+    """
     record = run.record
+    if record is None and run.model.silent:
+        return None
     if record is None:
         log.warning(
             f"{run.path} has no audit: nobody has measured what leaks from what it sends; audit it "
@@ -503,4 +511,14 @@ def calibration_images(run: Run) -> Rows:
     dataset, splits = run.data()
     rows = splits.train.cpu().numpy()
     chosen = rows[np.linspace(0, len(rows) - 1, min(CALIBRATION_IMAGES, len(rows))).astype(int)]
-    return np.asarray(dataset.images.cpu().numpy()[chosen] / 255, np.float32)
+    return _as_floats(dataset, chosen)
+
+
+def validation_images(run: Run) -> Rows:
+    """The images by which an exit rule was set, as floats in [0, 1]."""
+    dataset, splits = run.data()
+    return _as_floats(dataset, splits.val.cpu().numpy())
+
+
+def _as_floats(dataset: Dataset, rows: NDArray[np.int64]) -> Rows:
+    return np.asarray(dataset.images.cpu().numpy()[rows] / 255, np.float32)

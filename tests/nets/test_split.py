@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from splitveil.errors import ConfigError
 from splitveil.nets.backbones import small, vgg11
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.nets.split import Cost, SplitModel, cut
+from splitveil.nets.split import Cost, SplitModel, check_layout, cut
 
 
 def mlp() -> nn.Sequential:
@@ -250,3 +250,17 @@ def test_a_compiled_model_computes_the_same() -> None:
     given = torch.autograd.grad(fused.logits.sum(), list(model.parameters()))
     expected = torch.autograd.grad(plain.logits.sum(), list(model.parameters()))
     torch.testing.assert_close(given, expected)
+
+
+class Viewed(nn.Module):
+    """A layer as it is often written."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(len(x), -1)
+
+
+def test_a_layer_that_views_a_map_is_explained_before_the_training() -> None:
+    images, conv, classify = (3, 8, 8), nn.Conv2d(3, 4, 3, padding=1), nn.Linear(256, 2)
+    check_layout(cut(nn.Sequential(conv, nn.Flatten(), classify), 1), images)
+    with pytest.raises(ConfigError, match=r"write x.flatten\(1\) or x.reshape"):
+        check_layout(cut(nn.Sequential(conv, Viewed(), classify), 1), images)

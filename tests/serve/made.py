@@ -14,7 +14,18 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from starlette.types import ASGIApp
 
-from splitveil.serve.manifest import CLIENT, FILE, IMAGE, LOGITS, SERVER, WIRE, Manifest, sha256
+from splitveil.serve.exits import NOTHING
+from splitveil.serve.manifest import (
+    CLIENT,
+    FILE,
+    IMAGE,
+    LOGITS,
+    OWN,
+    SERVER,
+    WIRE,
+    Manifest,
+    sha256,
+)  # fmt: skip
 
 Rows = NDArray[np.float32]
 
@@ -41,12 +52,13 @@ def manifest(**changes: Any) -> Manifest:  # noqa: ANN401
     return Manifest(**facts | changes)
 
 
-def onnx_bytes(nodes: list[Any], given: str, got: str, shape: tuple[int, ...]) -> bytes:
+def onnx_bytes(nodes: list[Any], given: str, got: dict[str, tuple[int, ...]]) -> bytes:
+    """A network from a tensor of shape `SHAPE` to tensors of these shapes."""
     graph = helper.make_graph(
         nodes,
         "tiny",
         [helper.make_tensor_value_info(given, TensorProto.FLOAT, ["n", *SHAPE])],
-        [helper.make_tensor_value_info(got, TensorProto.FLOAT, ["n", *shape])],
+        [helper.make_tensor_value_info(k, TensorProto.FLOAT, ["n", *v]) for k, v in got.items()],
         [helper.make_tensor("w", TensorProto.FLOAT, WEIGHT.shape, WEIGHT.ravel())],
     )
     opset = [helper.make_opsetid("", 18)]
@@ -56,20 +68,38 @@ def onnx_bytes(nodes: list[Any], given: str, got: str, shape: tuple[int, ...]) -
     return found
 
 
-def write_export(folder: Path, stages: tuple[Any, ...] = NOISY) -> Path:
-    """A folder as `export_model` writes it: sigmoid on the device, a linear map on the server."""
+def write_export(
+    folder: Path, stages: tuple[Any, ...] = NOISY, exit: dict[str, Any] | None = None
+) -> Path:
+    """A folder as `export_model` writes it: sigmoid on the device, a linear map on the server.
+
+    With an exit, the same linear map of the image is the own head.
+    """
     folder.mkdir()
-    client = onnx_bytes([helper.make_node("Sigmoid", [IMAGE], [WIRE])], IMAGE, WIRE, SHAPE)
-    flat = helper.make_node("Flatten", [WIRE], ["flat"])
-    server = onnx_bytes(
-        [flat, helper.make_node("MatMul", ["flat", "w"], [LOGITS])], WIRE, LOGITS, (CLASSES,)
-    )
-    files = {CLIENT: sha256(client), SERVER: sha256(server)}
-    (folder / CLIENT).write_bytes(client)
-    (folder / SERVER).write_bytes(server)
-    made = manifest(stages=stages, files=files)
+    encoder = helper.make_node("Sigmoid", [IMAGE], [WIRE])
+    own = linear(IMAGE, OWN)
+    wire: dict[str, tuple[int, ...]] = {WIRE: SHAPE}
+    logits: dict[str, tuple[int, ...]] = {OWN: (CLASSES,)}
+    if exit == NOTHING:
+        networks = {CLIENT: onnx_bytes(own, IMAGE, logits)}
+    else:
+        both = onnx_bytes([encoder, *own], IMAGE, wire | logits)
+        networks = {
+            CLIENT: onnx_bytes([encoder], IMAGE, wire) if exit is None else both,
+            SERVER: onnx_bytes(linear(WIRE, LOGITS), WIRE, {LOGITS: (CLASSES,)}),
+        }
+    for name, content in networks.items():
+        (folder / name).write_bytes(content)
+    files = {name: sha256(content) for name, content in networks.items()}
+    changes = {"wire_shape": (), "stages": ()} if exit == NOTHING else {"stages": stages}
+    made = manifest(files=files, exit=exit, **changes)
     (folder / FILE).write_text(made.to_json(), encoding="utf-8")
     return folder
+
+
+def linear(given: str, got: str) -> list[Any]:
+    flat = helper.make_node("Flatten", [given], [f"flat {got}"])
+    return [flat, helper.make_node("MatMul", [f"flat {got}", "w"], [got])]
 
 
 def pictures(n: int, seed: int = 0) -> Rows:

@@ -299,10 +299,12 @@ def test_a_full_disk_puts_the_old_export_back(
 def test_halves_that_disagree_with_torch_are_refused(exported: Exported) -> None:
     x = exported.images[:4]
     logits = logits_of(exported.model, halves(exported)[0](x))
-    assert measure_parity(exported.folder, x, logits)["logits_max_abs_diff"] <= 1e-4
+    z = halves(exported)[0](x)
+    told = measure_parity(exported.folder, x, {"z": z, "logits": logits})
+    assert told["logits_max_abs_diff"] <= 1e-4
     for wrong in (logits + np.float32(2e-4), np.full_like(logits, np.nan)):
         with pytest.raises(ExportError, match="ONNX and torch disagree"):
-            measure_parity(exported.folder, x, wrong)
+            measure_parity(exported.folder, x, {"z": z, "logits": wrong})
 
 
 @pytest.mark.usefixtures("without_exporter")
@@ -365,7 +367,8 @@ def test_the_verdict_is_the_records_claim() -> None:
     found = audit_summary(record)
     assert found == {
         "accuracy": 0.9, "strongest": {"mse": 0.04}, "worst_case": None, "ceiling": None,
-        "leakage": 0.1, "true_rate_nats": None, "audit": {"profile": "quick"},
+        "leakage": 0.1, "sent": None, "leakage_sent": None, "exposure": None,
+        "true_rate_nats": None, "audit": {"profile": "quick"},
         "flags": ["few-images"],
     }  # fmt: skip
     assert json.dumps(found)

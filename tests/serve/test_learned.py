@@ -96,7 +96,7 @@ def test_the_client_sends_what_the_trained_channel_sends(made: Learned) -> None:
     x = pictures(1)
     many = np.repeat(x.numpy(), 4000, 0)
     with Client(made.folder, "http://localhost:1", threads=1) as client:
-        z = client._encoder(many)
+        z = client._network(many)[0]
         sent = apply_stages(z, client._stages)
         assert client.send(x.numpy()).shape == (1, 2, 4, 4)
     with torch.no_grad():
@@ -181,9 +181,10 @@ def test_sparse_coding_behind_another_stage_is_refused() -> None:
     code = SparseCoding(0.1)
     model = SplitModel(nn.Flatten(), Channel([GaussianNoise(0.1), code]), nn.Linear(16, 2))
     with pytest.raises(ExportError, match="SparseCoding cannot be exported after another"):
-        stages_json(export_parts(model, IMAGE)[1])
+        stages_json(export_parts(model, IMAGE).channel)
     first = SplitModel(nn.Flatten(), Channel([code, GaussianNoise(0.1)]), nn.Linear(16, 2))
-    encoder, stages, _ = export_parts(first, IMAGE)
+    parts = export_parts(first, IMAGE)
+    encoder, stages = parts.client, parts.channel
     assert stages_json(stages) == ({"kind": "gaussian", "std": 0.1},)
     assert code.shape is None  # the caller's own is left as it was
     assert encoder(pictures(2)).shape == (2, 16)
@@ -194,7 +195,7 @@ def test_every_defences_channel_can_be_exported() -> None:
 
     for name, defence in DEFENCES.items():
         model = SplitModel(nn.Flatten(), defence.channel(0.1), nn.Linear(16, 2))
-        stages = stages_json(export_parts(model, IMAGE)[1])
+        stages = stages_json(export_parts(model, IMAGE).channel)
         assert Manifest(
             name=name, image_shape=IMAGE, wire_shape=(16,), num_classes=2, stages=stages
         ).noise_std >= 0  # fmt: skip

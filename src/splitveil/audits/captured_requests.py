@@ -107,7 +107,7 @@ def sent_tensor(
 def run_step(run: Audited) -> float | None:
     """Step of the grid that the run's exported client counts; None if it sends floats."""
     try:
-        return wire_step(stages_json(export_parts(run.model, run.built.image_shape)[1]))
+        return wire_step(stages_json(export_parts(run.model, run.built.image_shape).channel))
     except ExportError:  # a stage that cannot be exported
         return None
 
@@ -178,6 +178,11 @@ def send_and_capture(
     """
     from splitveil.serve.client import Client
 
+    if read_manifest(export).exit is not None:
+        raise AuditError(
+            f"{export} answers on the device and does not send every image, so its client sends no "
+            "capture of them all; audit the run itself: splitveil audit RUN"
+        )
     files = [folder / f"capture-{start}.jsonl" for start in (1, 2)]
     with (
         as_run_error(folder),

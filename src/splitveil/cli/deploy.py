@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from splitveil.cli import console
 from splitveil.cli.console import OptPath, OptText
@@ -32,6 +32,7 @@ Verify = Annotated[
 NoNoise = Annotated[bool, Option("--allow-no-noise", help="Accept an export that adds no noise.")]
 
 TOKEN_VARIABLE = "SPLITVEIL_TOKEN"  # noqa: S105 - the name of a variable
+EXIT_NOT_REACHED = 3  # the device answered what the server was to answer
 REST_SECONDS = 5.0  # after a body is given up, so that the reason arrives before the end
 NOTICE_SECONDS = 1.0  # a pause this long is announced; shorter ones would only be noise
 MAX_PICTURE, MAX_TOKEN = 1 << 28, 1 << 12  # bytes of their files
@@ -82,12 +83,22 @@ def export_lines(target: Path, manifest: "Manifest") -> list[str]:
     """What was exported, and what to do with it."""
     from splitveil.serve.stages import describe_noise
 
-    parity = manifest.parity
+    parity, rule = manifest.parity, manifest.rule
+    if manifest.silent:
+        does, following = "answers alone and sends nothing", f"infer IMAGE --export {target}"
+    else:
+        noise = describe_noise(manifest.stages)
+        does = f"{noise}, {manifest.wire_floats} numbers on the wire"
+        following = f"serve {target}"
+    worst = parity.get("logits_max_abs_diff", parity.get("own_logits_max_abs_diff"))
     lines = [
-        f"{target}: model '{manifest.name}', {describe_noise(manifest.stages)}, "
-        f"{manifest.wire_floats} numbers on the wire",
-        f"ONNX and torch: logits differ by at most {parity['logits_max_abs_diff']:.2g}",
+        f"{target}: model '{manifest.name}', {does}",
+        f"ONNX and torch: logits differ by at most {worst:.2g}",
     ]
+    if rule is not None and rule.send is not None:
+        lines.append(
+            f"exit rule: {rule.kind}, which sends {100 * rule.send:.1f} % of the validation images"
+        )
     if "int8_same_answer" in parity:
         lines.append(
             f"int8 client: same answer for {100 * parity['int8_same_answer']:.2f} % of "
@@ -98,7 +109,7 @@ def export_lines(target: Path, manifest: "Manifest") -> list[str]:
             f"attacker: '{manifest.attacker['attack']}' of the audit, mean squared error "
             f"{manifest.attacker['mse']:.4f} (audit: {manifest.attacker['audited_mse']:.4f})"
         )
-    return [*lines, f"next: splitveil serve {target}"]
+    return [*lines, f"next: splitveil {following}"]
 
 
 def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -177,8 +188,16 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     images: Annotated[list[Path], Argument(help="Image files (PNG, JPEG, …).")],
-    server: Annotated[str, Option(help="Address of the server.")],
     export_dir: Annotated[Path, Option("--export", help="Folder of the export, with the client.")],
+    server: Annotated[
+        OptText, Option(help="Address of the server; a client that answers alone has none.")
+    ] = None,
+    always_ask: Annotated[
+        bool, Option("--always-ask", help="Send every image, more than the exit rule allows.")
+    ] = False,
+    never_ask: Annotated[
+        bool, Option("--never-ask", help="Send nothing; the device answers.")
+    ] = False,
     token_file: TokenFile = None,
     ca: Certificates = None,
     int8: Annotated[bool, Option("--int8", help="Use the client in 8-bit integers.")] = False,
@@ -201,17 +220,21 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     An image that was sent before is sent with the same noise, because a server could average
     different draws. The draws are kept in a private folder as hashes and seeds.
 
+    A client that exits early sends only what it is not sure of. If the server cannot be reached,
+    the device answers everything and says so; the exit code is then 3 under `--always-ask`, else 0.
+
     Example: `splitveil infer cat.png --export runs/first/export --server http://localhost:8000`
     """
     with_extra("onnxruntime")
     import numpy as np
 
-    from splitveil.serve.client import Client
+    from splitveil.serve.client import NOT_REACHED, Client
     from splitveil.serve.draws import default_store
     from splitveil.serve.manifest import read_manifest
     from splitveil.serve.transport import safe_text
 
-    shape = read_manifest(export_dir).image_shape
+    manifest = read_manifest(export_dir)
+    shape = manifest.image_shape
     if no_draws and draws is not None:
         raise ConfigError("give --draws or --no-draws, not both")
     store = None if no_draws else draws or default_store()
@@ -219,18 +242,25 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     with Client(
         export_dir, server, token=read_token(token_file), ca_file=ca, int8=int8, capture=capture,
         draws=store, budget=budget, allow_no_noise=allow_no_noise, verify=verify,
-        waiting=retry_notice(server),
+        always_ask=always_ask, never_ask=never_ask,
+        waiting=retry_notice(server or "the server"),
     ) as client:  # fmt: skip
         try:
-            client.meet()
+            if manifest.exit is None:
+                client.meet()
         except BaseException:
             if capture is not None:  # nothing was sent; the command must work a second time
                 capture.unlink(missing_ok=True)
             raise
         answers = client.classify(pixels)
     rows = [{"image": str(path)} | found for path, found in zip(images, answers, strict=True)]
-    lines = [f"{safe_text(r['image'])}: {r['name']} ({100 * r['share']:.1f} %)" for r in rows]
+    lines = [
+        f"{safe_text(r['image'])}: {r['name']} ({100 * r['share']:.1f} %), {r['where']}"
+        for r in rows
+    ]
     console.show_result(rows, *lines, json_=json_)
+    if always_ask and any(r["where"] == NOT_REACHED for r in rows):
+        raise Exit(EXIT_NOT_REACHED)
 
 
 def retry_notice(server: str) -> "Callable[[str, float], None]":

@@ -36,7 +36,7 @@ from splitveil.io import Json
 from splitveil.nets.catalogue import NETS, NamedClient, Net, find_client, find_net, paired
 from splitveil.nets.clients import CLIENT_PREFIX
 from splitveil.nets.servers import NamedServer, find_server
-from splitveil.nets.split import SplitModel, cut, wire_shape, with_channel
+from splitveil.nets.split import SplitModel, check_layout, cut, wire_shape, with_channel
 from splitveil.rng import derive_seed, seeded_globals
 
 SMALL_SIDE = 32  # pixels; net "auto" takes the small net for images with a shorter side
@@ -128,6 +128,7 @@ class Plan:
         seed, noise_std, data = self.config.seed, self.config.noise_std or 0.0, self.data
         with seeded_globals(derive_seed(seed, "init/model")):
             model = self.build_model()
+            check_layout(model, data.image_shape)
         wire = model.wire_floats(data.image_shape)
         with seeded_globals(derive_seed(seed, "init/surrogate")):
             surrogate = self.defence.surrogate(wire, data.num_classes, noise_std)

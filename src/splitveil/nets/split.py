@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from splitveil.cuda import compiled
+from splitveil.cuda import channels_last, compiled, to_device
 from splitveil.errors import ConfigError
 from splitveil.nets.blocks import is_plain
 from splitveil.nets.channel import Channel, deployed, learned_stages
@@ -268,6 +268,21 @@ def with_stage_shapes(model: SplitModel, image_shape: Shape) -> SplitModel:
         where = next(model.encoder.parameters(), torch.zeros(())).device
         stage.size_to(model.wire_shape(image_shape), where)
     return model
+
+
+@torch.no_grad()
+def check_layout(model: SplitModel, image_shape: Shape) -> None:
+    """Refuse a net with a layer that cannot process maps whose channels lie last in memory."""
+    probe = copy.deepcopy(model).eval()
+    to_device(probe, torch.device("cpu"))
+    try:
+        probe(channels_last(torch.zeros(2, *image_shape)), torch.Generator())
+    except RuntimeError as err:
+        raise ConfigError(
+            f"the net cannot process maps with their channels last in memory, as they are in a "
+            f"training: {err} In a layer of your own write x.flatten(1) or x.reshape(...), not "
+            "x.view(...)"
+        ) from err
 
 
 @torch.no_grad()

@@ -7,11 +7,13 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
+    "Answers": "serve.client",
     "Client": "serve.client",
     "ExportError": "errors",
     "Limits": "serve.admission",
     "Manifest": "serve.manifest",
     "ServerError": "errors",
+    "UnreachableError": "errors",
     "WireError": "errors",
     "export_model": "serve.export",
     "make_app": "serve.server",

@@ -1,5 +1,7 @@
 """Export: a trained split model as a folder with both halves in ONNX and their manifest.
 
+A client that answers alone has no other half; one that exits early gives z and its own logits.
+
 The channel is not part of the ONNX files: the client applies it from the manifest, with noise from
 its own operating system. Noise drawn inside a network file could be seeded by its author.
 
@@ -13,6 +15,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
@@ -34,8 +37,10 @@ from splitveil.nets.channel import (
     SparseCoding,
     before_noise,
 )
+from splitveil.nets.exit import Exit, TappedClient
 from splitveil.nets.split import SplitModel, with_stage_shapes
 from splitveil.provenance import model_hash
+from splitveil.serve.exits import ALWAYS, LEVELS, NEVER, NOTHING, ExitRule, sureness
 from splitveil.serve.manifest import (
     ATTACKER,
     CLIENT,
@@ -43,12 +48,15 @@ from splitveil.serve.manifest import (
     FILE,
     IMAGE,
     LOGITS,
+    OWN,
     SERVER,
     WIRE,
     Manifest,
     OnnxHalf,
+    OnnxNetwork,
     check_name,
     open_half,
+    open_network,
     sha256,
 )
 from splitveil.serve.runtime import onnxruntime, onnxruntime_quantisation
@@ -85,6 +93,7 @@ def export_model(
     audit: Json | None = None,
     source: Json | None = None,
     calibration: Rows | None = None,
+    validation: Rows | None = None,
     attacker: tuple[nn.Module, Json] | None = None,
     classes: Sequence[str] = (),
     overwrite: bool = False,
@@ -100,6 +109,8 @@ def export_model(
         audit: What an audit found, for the manifest; see `audit_summary`.
         source: Where the model comes from, for the manifest.
         calibration: Images (n, c, h, w) in [0, 1] to make an int8 client too; None: no int8 client.
+        validation: Images (n, c, h, w) in [0, 1] that say how many an exit rule sends; None: not
+            stated.
         attacker: A fitted decoder from smashed data to images, and facts about it, for the page;
             None: no attacker.
         classes: Names of the classes, in order; empty: not known.
@@ -121,28 +132,36 @@ def export_model(
     key = None if sign is None else read_signing_key(sign)
     if audit is not None:
         check_verdict(audit, model)
-    encoder, channel, head = export_parts(model, image_shape)
-    stages = stages_json(channel)
+    parts = export_parts(model, image_shape)
+    stages = stages_json(parts.channel)
     probes = torch.rand(PROBES, *image_shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        z = encoder(probes)
-        logits = head(z)
-    if logits.ndim != 2:  # noqa: PLR2004
-        raise ExportError(f"the head must return (n, classes), got {tuple(logits.shape)}")
+        given = parts.run(probes)
+    for logits in (given[name] for name in (LOGITS, OWN) if name in given):
+        if logits.ndim != 2:  # noqa: PLR2004
+            raise ExportError(f"the head must return (n, classes), got {tuple(logits.shape)}")
+    if model.exit is not None and calibration is not None:
+        raise ExportError(
+            "a client in eight bits decides otherwise than the exit rule was set for; export "
+            "without --int8"
+        )
     with new_folder(folder, overwrite=overwrite) as place:
-        write_onnx(encoder, probes[:2], place / CLIENT, IMAGE, WIRE)
-        write_onnx(head, z[:2], place / SERVER, WIRE, LOGITS)
-        write_noise(channel, place)
-        parity = measure_parity(place, probes.numpy(), logits.numpy())
+        write_onnx(parts.client, probes[:2], place / CLIENT, IMAGE, *parts.names)
+        if parts.head is not None:
+            write_onnx(parts.head, given[WIRE][:2], place / SERVER, WIRE, LOGITS)
+        write_noise(parts.channel, place)
+        parity = measure_parity(place, probes.numpy(), {k: v.numpy() for k, v in given.items()})
         if calibration is not None:
             quantise_client(place / CLIENT, place / CLIENT_INT8, calibration)
             parity |= compare_int8(place, calibration)
         if attacker is not None:
-            parity |= write_attacker(attacker[0], z, tuple(image_shape), place)
-        shape, num_classes = tuple(z.shape[1:]), int(logits.shape[1])
-        step, datatype = wire_step(stages), wire_datatype(encoder, channel, z)
-        wire = TensorSpec(name=WIRE, shape=shape, datatype=datatype, step=step)
-        write_repository(place, name, wire, num_classes, head)
+            parity |= write_attacker(attacker[0], given[WIRE], tuple(image_shape), place)
+        num_classes = int(given[LOGITS if LOGITS in given else OWN].shape[1])
+        shape, datatype = tuple(given[WIRE].shape[1:]) if WIRE in given else (), FLOATS
+        if parts.head is not None:
+            step, datatype = wire_step(stages), wire_datatype(parts, given[WIRE])
+            wire = TensorSpec(name=WIRE, shape=shape, datatype=datatype, step=step)
+            write_repository(place, name, wire, num_classes, parts.head)
         manifest = Manifest(
             name=name,
             image_shape=tuple(image_shape),
@@ -157,12 +176,44 @@ def export_model(
             attacker=None if attacker is None else attacker[1],
             classes=tuple(classes),
             datatype=datatype,
+            exit=exit_json(model, place, validation),
         )
         content = manifest.to_json().encode()
         (place / FILE).write_bytes(content)
         if key is not None:
             (place / SIGNATURE).write_text(signature_json(key, manifest.identity, content))
     return manifest
+
+
+def exit_json(model: SplitModel, place: Path, validation: Rows | None) -> Json | None:
+    """The field `exit` of the manifest of a model whose client is in `place`."""
+    if model.silent:
+        return dict(NOTHING)
+    if model.exit is None:
+        return None
+    rule = exit_rule(model.exit)
+    if validation is None or not len(validation):
+        return rule.to_json()
+    client = _network(place, CLIENT, 2)
+    starts = range(0, len(validation), CALIBRATION_BATCH)
+    own = np.concatenate([client(validation[i : i + CALIBRATION_BATCH])[1] for i in starts])
+    sure = sureness(own, rule.kind, rule.temperature)
+    levels = np.quantile(sure, np.linspace(0, 1, LEVELS))
+    send = float(rule.asks(own).mean())
+    return replace(rule, send=send, levels=tuple(levels.tolist())).to_json()
+
+
+def exit_rule(found: Exit) -> ExitRule:
+    """The exit rule of a model, for the device.
+
+    >>> exit_rule(Exit(nn.Linear(4, 2), 2)).thresholds  # not set yet: everything is sent
+    (1000.0, 1000.0)
+    """
+    limited = found.thresholds.detach().cpu().clamp(NEVER, ALWAYS)
+    return ExitRule(
+        kind=found.kind, temperature=float(found.temperature), average=found.average,
+        thresholds=tuple(limited.tolist()),
+    )  # fmt: skip
 
 
 def write_attacker(net: nn.Module, z: Tensor, image_shape: Shape, place: Path) -> Json:
@@ -178,15 +229,15 @@ def write_attacker(net: nn.Module, z: Tensor, image_shape: Shape, place: Path) -
     return {"attacker_max_abs_diff": worst}
 
 
-def write_onnx(module: nn.Module, example: Tensor, path: Path, given: str, got: str) -> None:
-    """Write one half as ONNX, for any number of rows."""
+def write_onnx(module: nn.Module, example: Tensor, path: Path, given: str, *got: str) -> None:
+    """Write a network as ONNX, for any number of rows; `given` and `got` name its tensors."""
     with quiet("torch.onnx"):  # it warns of missing libraries that are not needed here
         torch.onnx.export(
             module,
             (example,),
             path,
             input_names=[given],
-            output_names=[got],
+            output_names=list(got),
             opset_version=OPSET,
             dynamo=True,
             dynamic_shapes=({0: torch.export.Dim("batch")},),
@@ -232,6 +283,10 @@ def _half(place: Path, file: str) -> OnnxHalf:
     return open_half((place / file).read_bytes(), 1)
 
 
+def _network(place: Path, file: str, gives: int) -> OnnxNetwork:
+    return open_network((place / file).read_bytes(), 1, where=file, gives=gives)
+
+
 def largest_difference(found: Rows, expected: Rows, what: str, advice: str) -> float:
     """The largest difference between ONNX and torch; raises `ExportError` above `MAX_DIFF`."""
     worst = float(np.abs(found - expected).max())
@@ -242,12 +297,25 @@ def largest_difference(found: Rows, expected: Rows, what: str, advice: str) -> f
     return worst
 
 
-def measure_parity(place: Path, probes: Rows, logits: Rows) -> Json:
-    """Difference between the ONNX halves and torch on some images."""
-    found = _half(place, SERVER)(_half(place, CLIENT)(probes))
+def measure_parity(place: Path, probes: Rows, given: dict[str, Rows]) -> Json:
+    """Difference between the ONNX halves and torch on some images.
+
+    Args:
+        place: Folder with the networks.
+        probes: Images (n, c, h, w).
+        given: What torch gives for them, by the tensors' names.
+    """
     advice = "the exporter does not translate some layer of the model; replace that layer"
-    worst = largest_difference(found, logits, "logits", advice)
-    return {"images": len(probes), "logits_max_abs_diff": worst}
+    names = [name for name in (WIRE, OWN) if name in given]
+    found = dict(zip(names, _network(place, CLIENT, len(names))(probes), strict=True))
+    if WIRE in found:
+        found[LOGITS] = _half(place, SERVER)(found[WIRE])
+    worst = {
+        name: largest_difference(found[name], given[name], name, advice)
+        for name in (LOGITS, OWN)
+        if name in found
+    }
+    return {"images": len(probes)} | {f"{k}_max_abs_diff": value for k, value in worst.items()}
 
 
 def wire_name(run: str) -> str:
@@ -269,7 +337,10 @@ def onnx_versions() -> Json:
 
 def audit_summary(record: Json) -> Json:
     """What an audit's `record.json` claims about the wire, for the manifest."""
-    keys = ("accuracy", "strongest", "worst_case", "ceiling", "leakage", "true_rate_nats", "audit")
+    keys = (
+        "accuracy", "strongest", "worst_case", "ceiling", "leakage", "sent", "leakage_sent",
+        "exposure", "true_rate_nats", "audit",
+    )  # fmt: skip
     found: Json = {k: record.get(k) for k in keys}
     if isinstance(found["audit"], dict):  # its command contains paths of the auditor's machine
         found["audit"] = {k: v for k, v in found["audit"].items() if k != "command"}
@@ -288,19 +359,69 @@ def check_verdict(audit: Json, model: SplitModel) -> None:
         )
 
 
-def export_parts(
-    model: SplitModel, image_shape: Shape
-) -> tuple[nn.Module, list[nn.Module], nn.Module]:
+class WithOwnHead(nn.Module):
+    """A client that exits early, as one network: z, and the logits of its own head.
+
+    Args:
+        client: Body and projection.
+        codes: Layers between the projection and the wire.
+        head: From the end of the body to logits.
+    """
+
+    def __init__(self, client: TappedClient, codes: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.client, self.codes, self.head = client, codes, head
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Clean z (n, …) and own logits (n, classes)."""
+        z, features = self.client.both(x)
+        return self.codes(z), self.head(features)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What is exported of a model.
+
+    Args:
+        client: The network on the device; it gives the tensors `names`.
+        names: z, own logits, or both.
+        channel: The stages between z and the wire.
+        head: The server's network; None if nothing is sent.
+        to_wire: What of the client leads to z, for the range of z.
+    """
+
+    client: nn.Module
+    names: tuple[str, ...]
+    channel: list[nn.Module]
+    head: nn.Module | None
+    to_wire: nn.Module
+
+    def run(self, images: Tensor) -> dict[str, Tensor]:
+        """All tensors for some images, by name; nothing happens to z before the head."""
+        out = self.client(images)
+        found = dict(zip(self.names, out if isinstance(out, tuple) else (out,), strict=True))
+        return found if self.head is None else found | {LOGITS: self.head(found[WIRE])}
+
+
+def export_parts(model: SplitModel, image_shape: Shape) -> Parts:
     """Copies on the CPU, in eval mode: the client's network, the other stages, the head.
 
     Sparse coding draws nothing, so at the start of the channel it becomes a layer of the client's
     network. After another stage it cannot, and `stages_json` rejects it.
     """
     model = with_stage_shapes(_for_export(model), image_shape)
-    every = _each(model.channel)
+    encoder, every = model.encoder, _each(model.channel)
+    if model.silent:
+        alone = nn.Sequential(encoder, model.head)
+        return Parts(client=alone, names=(OWN,), channel=[], head=None, to_wire=encoder)
     codes = list(takewhile(lambda stage: type(stage) is SparseCoding, every))
-    encoder = nn.Sequential(model.encoder, *codes) if codes else model.encoder
-    return encoder, every[len(codes) :], model.head
+    rest = every[len(codes) :]
+    if model.exit is not None and isinstance(encoder, TappedClient):
+        both = WithOwnHead(encoder, nn.Sequential(*codes), model.exit.head)
+        to_wire = nn.Sequential(encoder.projection, *codes)
+        return Parts(client=both, names=(WIRE, OWN), channel=rest, head=model.head, to_wire=to_wire)
+    client = nn.Sequential(encoder, *codes) if codes else encoder
+    return Parts(client=client, names=(WIRE,), channel=rest, head=model.head, to_wire=client)
 
 
 Copied = TypeVar("Copied", bound=nn.Module)
@@ -394,24 +515,25 @@ def quantise_client(source: Path, target: Path, images: Rows) -> None:
 
 def compare_int8(place: Path, images: Rows) -> Json:
     """Difference between the int8 and the float client, before the channel."""
-    z, rough = _half(place, CLIENT)(images), _half(place, CLIENT_INT8)(images)
-    head = _half(place, SERVER)
-    same = head(z).argmax(1) == head(rough).argmax(1)
+    found, rough = _half(place, CLIENT)(images), _half(place, CLIENT_INT8)(images)
+    alone = not (place / SERVER).exists()
+    head = (lambda logits: logits) if alone else _half(place, SERVER)
+    same = head(found).argmax(1) == head(rough).argmax(1)
     return {
         "int8_images": len(images),
-        "int8_z_max_abs_diff": float(np.abs(z - rough).max()),
+        f"int8_{OWN if alone else WIRE}_max_abs_diff": float(np.abs(found - rough).max()),
         "int8_same_answer": float(same.mean()),
     }
 
 
-def wire_datatype(encoder: nn.Module, stages: Sequence[nn.Module], z: Tensor) -> str:
+def wire_datatype(parts: Parts, z: Tensor) -> str:
     """INT16 if z is bounded and its steps surely fit, INT32 if they may not, FP32 without a grid.
 
     Args:
-        encoder: The client's network.
-        stages: The channel.
+        parts: The client's network and its channel.
         z: Some z, to see that the noise is not too small for any grid.
     """
+    stages = parts.channel
     step = wire_step(stages_json(stages))
     if step is None:
         return FLOATS
@@ -420,7 +542,7 @@ def wire_datatype(encoder: nn.Module, stages: Sequence[nn.Module], z: Tensor) ->
             f"the noise is too small: z goes up to {most:.4g}, {most / step:.3g} steps of the "
             f"noise's grid, allowed {REACH}; train with more noise"
         )
-    front = before_noise(encoder, Channel(stages))
+    front = before_noise(parts.to_wire, Channel(stages))
     noises = sum(isinstance(s, GaussianNoise | LearnedNoise) for s in stages)
     if front.bounds is None or noises > 1:
         return "INT32"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.errors import ExportError
+from splitveil.serve.exits import NOTHING, ExitRule, read_rule
 from splitveil.serve.runtime import onnxruntime
 from splitveil.serve.signature import check_signature
 from splitveil.serve.stages import (
@@ -28,7 +29,8 @@ from splitveil.serve.stages import (
 from splitveil.serve.wire import CODES, FLOATS, Json, Rows, Shape, TensorSpec
 from splitveil.untrusted import parse_json, read_bytes
 
-OnnxHalf = Callable[[Rows], Rows]  # the client's or the server's network
+OnnxHalf = Callable[[Rows], Rows]  # a network with one output
+OnnxNetwork = Callable[[Rows], list[Rows]]  # one with several
 FORMAT = "splitveil-export-2"
 FIRST_FORMAT = "splitveil-export-1"  # of 0.1.0, whose readers ignore keys that they do not know
 FILE = "manifest.json"
@@ -36,7 +38,7 @@ MAX_MANIFEST = 1 << 24  # bytes
 MAX_FILE = 1 << 31  # bytes of an ONNX file, which cannot hold more
 CLIENT, CLIENT_INT8, SERVER = "client.onnx", "client-int8.onnx", "server.onnx"
 ATTACKER = "attacker.onnx"
-IMAGE, WIRE, LOGITS = "image", "z", "logits"  # names of the tensors
+IMAGE, WIRE, LOGITS, OWN = "image", "z", "logits", "own_logits"  # names of the tensors
 PREPROCESSING: Json = {"layout": "NCHW", "range": [0.0, 1.0], "uint8_divisor": 255}
 NOTES = ("parity", "audit", "versions", "source", "attacker")  # they decide nothing
 ERRORS_ONLY = 3  # log level of onnxruntime
@@ -52,7 +54,7 @@ class Manifest:
     Args:
         name: The model's name on the wire.
         image_shape: Shape of one image (c, h, w).
-        wire_shape: Shape of one image's smashed data.
+        wire_shape: Shape of one image's smashed data; empty if nothing is sent.
         num_classes: Number of logits, ≥ 1.
         stages: The channel, see `serve.stages`.
         files: SHA-256 of every file of the export, by relative path.
@@ -63,7 +65,7 @@ class Manifest:
         attacker: What `attacker.onnx` is; None: there is none.
         classes: Names of the classes; empty: not known.
         datatype: How features are sent: FP32, or INT16 or INT32 for multiples of `grid`.
-        exit: When the device answers alone; None: never, which is all that this version knows.
+        exit: When the device answers alone, see `serve.exits`; None: never.
         format: What the JSON of the manifest may hold.
 
     >>> stages = ({"kind": "gaussian", "std": 0.1},)
@@ -93,7 +95,8 @@ class Manifest:
         check_stages(self.stages)
         for what in ("image_shape", "wire_shape"):
             sizes = getattr(self, what)
-            if not sizes or not all(type(n) is int and n > 0 for n in sizes):
+            empty = what == "wire_shape" and self.silent
+            if bool(sizes) is empty or not all(type(n) is int and n > 0 for n in sizes):
                 raise ExportError(f"{what} must be positive whole numbers, got {sizes}")
         if type(self.num_classes) is not int or self.num_classes < 1:
             raise ExportError(f"num_classes must be at least 1, got {self.num_classes}")
@@ -109,10 +112,11 @@ class Manifest:
                 f"datatype must be one of {', '.join(CODES)}, and {FLOATS} where what is sent is "
                 f"not on one grid; got {self.datatype!r:.40}"
             )
-        if self.exit is not None:
+        read_rule(self.exit, self.num_classes)
+        if self.silent and self.stages:
             raise ExportError(
-                f"unknown exit rule {self.exit!r:.200}; this version of splitveil sends every "
-                "image. Install the version that exported the model"
+                f"this client sends nothing, but has channel stages {self.stages!r:.200}; export "
+                "the run again"
             )
         audited = (self.audit or {}).get("noise_std", self.noise_std)
         if audited != self.noise_std:
@@ -124,6 +128,16 @@ class Manifest:
     def class_name(self, index: int) -> str:
         """Name of a class, or its number if it has none."""
         return self.classes[index] if self.classes else f"class {index}"
+
+    @property
+    def silent(self) -> bool:
+        """Whether the device answers everything and sends nothing."""
+        return self.exit == NOTHING
+
+    @property
+    def rule(self) -> ExitRule | None:
+        """Which images are sent; None if all are, or none."""
+        return read_rule(self.exit, self.num_classes)
 
     @property
     def noise_std(self) -> float:
@@ -147,9 +161,18 @@ class Manifest:
         return TensorSpec(name=LOGITS, shape=(self.num_classes,))
 
     @property
+    def client_tensors(self) -> tuple[TensorSpec, ...]:
+        """What the client takes, and what it gives: z, its own logits, or both in this order."""
+        image = TensorSpec(name=IMAGE, shape=self.image_shape)
+        own = TensorSpec(name=OWN, shape=(self.num_classes,))
+        if self.silent:
+            return image, own
+        return (image, self.wire) if self.exit is None else (image, self.wire, own)
+
+    @property
     def wire_floats(self) -> int:
         """Numbers sent for one image."""
-        return math.prod(self.wire_shape)
+        return 0 if self.silent else math.prod(self.wire_shape)
 
     @property
     def identity(self) -> str:
@@ -278,6 +301,8 @@ def open_export(
         ExportError: If it adds no noise and nobody asked for that by name, or is not signed.
     """
     manifest = read_manifest(folder, verify=verify)
+    if manifest.silent:
+        return manifest
     if manifest.noise_std == 0 and not allow_no_noise:
         raise ExportError(
             f"{folder} adds no noise to what is sent ({describe_noise(manifest.stages)}). If it "
@@ -333,12 +358,18 @@ def read_stages(folder: Path, manifest: Manifest) -> tuple[Stage, ...]:
 
 
 def load_half(folder: Path, manifest: Manifest, file: str, threads: int = 0) -> OnnxHalf:
-    """One half of an export, its hash and tensors checked; `threads` 0 lets onnxruntime choose."""
-    image = TensorSpec(name=IMAGE, shape=manifest.image_shape)
-    client = (image, manifest.wire)
+    """A network of an export that gives one tensor, its hash and tensors checked."""
+    client = manifest.client_tensors[:2]
     tensors = {CLIENT: client, CLIENT_INT8: client, SERVER: (manifest.wire, manifest.logits)}
     content = read_verified(folder, manifest, file)
     return open_half(content, threads, where=str(folder / file), tensors=tensors.get(file))
+
+
+def load_client(folder: Path, manifest: Manifest, file: str, threads: int = 0) -> OnnxNetwork:
+    """The client of an export, hash and tensors checked; `threads` 0 lets onnxruntime choose."""
+    content, where = read_verified(folder, manifest, file), str(folder / file)
+    tensors = manifest.client_tensors
+    return open_network(content, threads, where=where, tensors=tensors, gives=len(tensors) - 1)
 
 
 def open_half(
@@ -346,9 +377,30 @@ def open_half(
     threads: int = 0,
     *,
     where: str = "the model",
-    tensors: tuple[TensorSpec, TensorSpec] | None = None,
+    tensors: Sequence[TensorSpec] | None = None,
 ) -> OnnxHalf:
-    """An ONNX model as a function of rows; `tensors` are what it must take and give."""
+    """An ONNX model with one output as a function of rows; see `open_network`."""
+    network = open_network(model, threads, where=where, tensors=tensors)
+    return lambda rows: network(rows)[0]
+
+
+def open_network(
+    model: bytes,
+    threads: int = 0,
+    *,
+    where: str = "the model",
+    tensors: Sequence[TensorSpec] | None = None,
+    gives: int = 1,
+) -> OnnxNetwork:
+    """An ONNX model as a function of rows.
+
+    Args:
+        model: The bytes of its file.
+        threads: Threads of onnxruntime; 0 lets it choose.
+        where: What an error calls it.
+        tensors: What it must take and give; None: not checked.
+        gives: How many tensors it must give.
+    """
     ort = onnxruntime()  # not at the top: a manifest can be read where it is not installed
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -358,21 +410,22 @@ def open_half(
     except Exception as err:  # onnxruntime's own errors have no common parent below this
         raise ExportError(f"{where} cannot be loaded by onnxruntime: {err}; export again") from err
     inputs, outputs = session.get_inputs(), session.get_outputs()
-    if (len(inputs), len(outputs)) != (1, 1):
+    if (len(inputs), len(outputs)) != (1, gives):
         raise ExportError(
-            f"{where} has {len(inputs)} inputs and {len(outputs)} outputs, expected one of each; "
-            "export the run again"
+            f"{where} has {len(inputs)} inputs and {len(outputs)} outputs, expected "
+            f"{'one of each' if gives == 1 else f'1 and {gives}'}; export the run again"
         )
     if tensors is not None:
         _check_tensors(where, "takes", inputs, tensors[0])
-        _check_tensors(where, "gives", outputs, tensors[1])
+        for output, spec in zip(outputs, tensors[1:], strict=True):
+            _check_tensors(where, "gives", [output], spec)
     name = inputs[0].name
 
-    def half(rows: Rows) -> Rows:
-        found: Rows = session.run(None, {name: rows})[0]
+    def network(rows: Rows) -> list[Rows]:
+        found: list[Rows] = session.run(None, {name: rows})
         return found
 
-    return half
+    return network
 
 
 def _check_tensors(where: str, verb: str, found: Sequence[Any], spec: TensorSpec) -> None:

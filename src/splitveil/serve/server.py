@@ -300,6 +300,11 @@ def load_app(
     """The application of an export, with its page, for any ASGI server; checks the head's hash."""
     place = Path(folder)
     manifest = open_export(place, allow_no_noise=allow_no_noise, verify=verify)
+    if manifest.silent:
+        raise ExportError(
+            f"{folder} answers alone on the device, so there is nothing to serve; use its client: "
+            f"splitveil infer IMAGE --export {folder}"
+        )
     head = load_half(place, manifest, SERVER, threads)
     found = head(np.zeros((1, *manifest.wire_shape), np.float32))
     if found.shape != (1, manifest.num_classes):

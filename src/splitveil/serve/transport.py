@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from splitveil import untrusted
-from splitveil.errors import ServerError, WireError
+from splitveil.errors import ServerError, UnreachableError, WireError
 from splitveil.serve.wire import HEADER_LENGTH
 from splitveil.untrusted import MAX_BYTES, opened, parse_json
 
@@ -190,7 +190,7 @@ class RetryingTransport:
     clock: Callable[[], float] = time.monotonic
 
     def __call__(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """The first answer that is not "try again"; raises `ServerError` when time is up."""
+        """The first answer that is not "try again"; raises `UnreachableError` when time is up."""
         began = self.clock()
         attempt = 0
         while True:
@@ -206,7 +206,7 @@ class RetryingTransport:
             wait = pause(attempt, secrets.randbelow(1000) / 1000, asked)
             spent = self.clock() - began
             if spent + wait > self.patience:
-                raise ServerError(
+                raise UnreachableError(
                     f"no answer after {attempt + 1} attempts in {self.patience:g} s; the last: "
                     f"{problem}. Is the server running, and is the address right?"
                 )

@@ -44,6 +44,9 @@ async function network(ort, bytes, shape) {
 
 export async function loadModel(headers) {
   const manifest = await (await fetched("manifest.json", headers)).json();
+  if (manifest.exit) {
+    throw new Error("This page would send every picture, but the exit rule of this export sends few.");
+  }
   checkStages(manifest.stages);
   const size = manifest.wire_shape.reduce((a, b) => a * b, 1);
   const stages = await Promise.all(
