@@ -46,6 +46,15 @@ def check(found: dict[str, Any]) -> None:
     assert all(value > 0 for value in found["ratios"].values())
 
 
+def written_by(script: str, target: Path, *options: str) -> dict[str, Any]:
+    """What a script of the folder writes, after the check of its schema."""
+    command = [sys.executable, str(ROOT / "benchmarks" / script), str(target), *options]
+    subprocess.run(command, check=True)
+    found: dict[str, Any] = json.loads(target.read_text())
+    check(found)
+    return found
+
+
 @pytest.mark.parametrize("path", RESULTS, ids=lambda p: p.name)
 def test_stored_results_have_the_schema(path: Path) -> None:
     check(json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail))
@@ -81,21 +90,15 @@ def test_times_per_epoch_are_of_known_defences_and_cover_the_documents() -> None
 
 
 def test_the_script_writes_the_schema(tmp_path: Path) -> None:
-    target, script = tmp_path / "b.json", ROOT / "benchmarks" / "surrogate_speed.py"
-    sizes = ["--batch", "32", "--dim", "8", "--repeats", "1"]
-    subprocess.run([sys.executable, str(script), str(target), *sizes], check=True)
-    found = json.loads(target.read_text())
-    check(found)
+    sizes = ("--batch", "32", "--dim", "8", "--repeats", "1")
+    found = written_by("surrogate_speed.py", tmp_path / "b.json", *sizes)
     assert len(found["rows"]) == 15
 
 
 @pytest.mark.slow
 def test_the_speed_of_a_cpu_is_measured_by_one_command(tmp_path: Path) -> None:
-    target, script = tmp_path / "b.json", ROOT / "benchmarks" / "cpu_speed.py"
-    sizes = ["--batch", "4", "--repeats", "1", "--threads", "1"]
-    subprocess.run([sys.executable, str(script), str(target), *sizes], check=True)
-    found = json.loads(target.read_text())
-    check(found)
+    sizes = ("--batch", "4", "--repeats", "1", "--threads", "1")
+    found = written_by("cpu_speed.py", tmp_path / "b.json", *sizes)
     cases = {row["case"] for row in found["rows"]}
     assert {"VGG11", "thin-deep", "small pair", "decoder N8C64", "encoding"} <= cases
 

@@ -1,6 +1,9 @@
 """What the terminal shows: words whole, names as they are, nothing cut off."""
 
+import logging
+
 import pytest
+from lightning_fabric import Fabric
 
 from splitveil.cli import console
 
@@ -35,3 +38,14 @@ def test_names_are_printed_as_they_are(
     told = capsys.readouterr()
     assert all(name in told.out for name in ("[red]run", "[bold]x", "a:-1:b"))
     assert "port :-1: of [red]host" in told.err
+
+
+def test_notes_of_the_training_library_stay_out_of_the_terminal(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = logging.getLogger("lightning_fabric")
+    monkeypatch.setattr(library, "propagate", True)
+    console.setup_logging()
+    library.setLevel(logging.INFO)  # as its import does, which comes after
+    Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    assert caplog.messages == []

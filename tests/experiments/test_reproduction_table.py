@@ -89,7 +89,7 @@ def test_a_second_call_keeps_the_rows_of_the_first(rehearsed: Path) -> None:
     assert gated["training time / cem"] > 0
     assert cem["memory / cem"] is gated["memory / cem"] is None  # on a CPU
     assert 0 < cem["strongest attack MSE"] < 1
-    assert "| `cem` |" in (rehearsed / "table.md").read_text()
+    assert "| `cem` |" in (rehearsed / "table-smoke.md").read_text()
 
 
 def test_what_is_finished_is_not_repeated(runs: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_is_finished_is_not_repeated(runs: Path) -> None:
     made = rows(command(runs, "--only", "cem", "--only", "gated-att", "--json"))
     assert made == json.loads((runs / "second.json").read_text())
     assert [file.stat().st_mtime_ns for file in files] == before
-    assert (runs / "table.md").read_text().startswith("## gated-att report")
+    assert (runs / "table-smoke.md").read_text().startswith("## gated-att report")
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,24 @@ def test_several_seeds_give_one_table_with_means(runs: Path, tmp_path: Path) -> 
     folders = [tmp_path / "both" / seed / "cem" for seed in ("s0", "s1")]
     accuracies = [json.loads((f / "record.json").read_text())["accuracy"] for f in folders]
     mean = 100 * sum(accuracies) / 2
-    table = (tmp_path / "both" / "table.md").read_text()
+    table = (tmp_path / "both" / "table-smoke.md").read_text()
     assert f"{mean:.2f} ± " in table
+
+
+def test_another_budget_and_attacker_audit_the_same_training_again(runs: Path) -> None:
+    trained = (runs / "cem" / "checkpoint.safetensors").read_bytes()
+    words = ("--only", "cem", "--profile", "paper", "--aux", "train", "--json")
+    with patch.dict(PROFILES, {"paper": TINY}):
+        (made,) = rows(command(runs, *words))
+    record = json.loads((runs / "cem" / "record.json").read_text())
+    assert (record["audit"]["profile"], record["audit"]["aux"]) == ("paper", "train")
+    assert made["strongest attack MSE"] == pytest.approx(record["strongest"]["mse"], abs=5e-5)
+    assert (runs / "cem" / "checkpoint.safetensors").read_bytes() == trained
+    assert (runs / "cem" / "record.smoke-test90-seed0.json").is_file()
+    table = (runs / "table-paper-train.md").read_text()
+    assert "`paper` audit" in table
+    assert "aux = train" in table
+    assert "aux = test90" in (runs / "table-smoke.md").read_text()  # the other stays
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,9 @@ def test_an_unaudited_run_names_the_next_command(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "x", None, make_metrics("veil"), None)
     with pytest.raises(RunError, match=r"has no record.json; run `splitveil audit .*x` first"):
         read_run(folder)
+    (folder / "config.toml").write_text("seed = 0\n")
+    with pytest.raises(RunError, match=rf"holds runs; name them, such as {folder}$"):
+        read_run(tmp_path)
     run = read_run(folder, audited=False)
     assert not run.audited
     assert len(run.metrics) == 20

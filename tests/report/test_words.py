@@ -29,6 +29,7 @@ INSIGHT, CLI = ROOM.parent / "insight", ROOM.parent / "cli"
 PHASES = get_args(PhaseKind)
 WEIGHTS = WeightWords.__dataclass_fields__
 PAPER = Path(__file__).parents[2] / "paper"  # this repository's own tables
+DOCS = PAPER.parent / "docs"
 TEMPLATES = sorted((ROOM / "templates").glob("*.html.j2"))
 HAN = re.compile(r"[\u4e00-\u9fff]")
 SAME_IN_BOTH = {
@@ -105,6 +106,28 @@ def test_the_terms_are_the_agreed_ones() -> None:
         assert told, english
         for pair in told:
             assert chinese in pair[1] or "种子" in pair[1], pair
+
+
+def glossary(page: str, english: int) -> dict[str, str]:
+    """The Chinese of every English term of a glossary whose English stands in this column."""
+    said = (DOCS / page).read_text("utf-8")
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| .+\|$", said, re.MULTILINE)
+    return {row[english]: row[1 - english] for row in rows}
+
+
+def test_both_glossaries_and_the_report_have_the_same_chinese_terms() -> None:
+    agreed, chinese = glossary("reference/glossary.md", 0), glossary("zh/glossary.md", 1)
+    shared = agreed.keys() & chinese.keys()
+    assert len(shared) > 30
+    assert {term: chinese[term] for term in shared} == {term: agreed[term] for term in shared}
+    report = {
+        "column.accuracy": "accuracy", "term.leakage": "leakage", "term.ceiling": "ceiling",
+        "term.certificate": "certificate", "term.worst-case": "worst case", "term.flag": "flag",
+        "gallery.rebuilt": "reconstruction", "band.warm-up": "warm-up", "differ.profile": "profile",
+        "heading.passports": "passport", "plot.hard-gate": "SNR gate",
+        "plot.soft-gate": "dimension gate",
+    }  # fmt: skip
+    assert {key: TABLE[key][1] for key in report} == {key: agreed[t] for key, t in report.items()}
 
 
 def test_every_word_is_used() -> None:

@@ -55,7 +55,7 @@ def _full_size(base: Decoder, brief: Decoder) -> dict[str, Attack]:
 
 
 _TINY = Decoder(width=16, blocks=1, epochs=0, min_steps=60, batch_size=32, lr=1e-2)
-_QUICK = Decoder(net="shuffle", blocks=2, epochs=1, min_steps=600, batch_size=64, lr=8e-3)
+_QUICK = Decoder(net="shuffle", blocks=2, epochs=1, min_steps=400, batch_size=64, lr=8e-3)
 _LAPTOP = Decoder(
     net="shuffle", width=96, blocks=2, epochs=4, min_steps=1500, batch_size=128, lr=4e-3
 )
@@ -86,8 +86,8 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
             small=replace(_QUICK, blocks=1, width=32),
             perceptual=replace(_QUICK, feature_steps=200),
         ),
-        "rmle": Rmle(start=_QUICK, steps=150, chunk=64, limit=64),
-        "prior": Prior(start=_QUICK, factors=64, steps=100, refine=60, chunk=64, limit=64),
+        "rmle": Rmle(start=_QUICK, steps=80, chunk=64, limit=64),
+        "prior": Prior(start=_QUICK, factors=64, steps=50, refine=40, chunk=64, limit=64),
         "k-query": KQuery(repeats=16, inner=replace(_QUICK, width=32, min_steps=300)),
     },
     "laptop": {

@@ -68,8 +68,8 @@ def setup_logging() -> None:
     logger = logging.getLogger("splitveil")
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
-    for name in ("lightning_fabric", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    # The level of `lightning_fabric` itself is set anew when it is imported, later.
+    logging.getLogger("lightning_fabric.utilities.rank_zero").setLevel(logging.ERROR)
 
 
 def _printable_record(record: logging.LogRecord) -> bool:

@@ -24,6 +24,7 @@ from splitveil.table import Column, Table, fixed, json_cell
 log = logging.getLogger("splitveil")
 OLD_NAMES = {"seed-003": "gated-att-report"}  # of 0.1.0; accepted for one version
 ATTACKERS = ("test90", "train")  # the trainings hold no image back for another one
+STANDARD = "standard"  # the budget whose table is called `table.md`
 MEMORY = "training.peak_bytes"
 _LEFT_OUT = ("seeds", "by", "psnr")  # of 80 characters; that PSNR is −10 log10 of the MSE
 
@@ -115,7 +116,7 @@ def reproduce(
     *,
     seeds: Sequence[int] = (0,),
     only: Sequence[str] = (),
-    profile: str = "standard",
+    profile: str = STANDARD,
     aux: str | None = None,
     runs_dir: str | None = None,
     progress: LiveTable | None = None,
@@ -182,8 +183,19 @@ def reproduce(
     made, rows = group_table(experiment, groups)
     with as_run_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "table.md", made.render(rows, "markdown"))
-    return made, rows, folder / "table.md", failed
+    target = folder / table_name(profile, "" if aux == find_experiment(name).aux else aux)
+    write_text(target, made.render(rows, "markdown"))
+    return made, rows, target, failed
+
+
+def table_name(profile: str, aux: str | None) -> str:
+    """The file of a table; other budgets and attackers than the experiment's have their own.
+
+    >>> table_name("standard", None), table_name("paper", "train")
+    ('table.md', 'table-paper-train.md')
+    """
+    other = "" if profile == STANDARD else profile
+    return "-".join(filter(None, ("table", other, aux))) + ".md"
 
 
 def check_rows(trials: Sequence[Trial]) -> None:

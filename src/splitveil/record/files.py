@@ -128,6 +128,8 @@ def read_run(path: Path, *, audited: bool = True) -> RunFiles:
     name = path.resolve().name
     record = _read_object(path / "record.json")
     if record is None and audited:
+        if inner := sorted(path.glob("*/config.toml")):
+            raise RunError(f"{path} holds runs; name them, such as {inner[0].parent}")
         raise RunError(f"run '{name}' has no record.json; run `splitveil audit {path}` first")
     pictures = _read_object(path / "gallery.json")
     return RunFiles(

@@ -153,7 +153,8 @@ def way_back(config: Json) -> str:
         return "its gradient reaches the client"
     factor = config["lambd"] * config.get("attention_loss_scale", 1.0)
     rate = " · w" if config.get("w_lr") == "cem" else ""
-    return f"gradient × {factor:g}{rate} to the client; the server learns from the answer alone"
+    server = "the server learns from the cross-entropy alone"
+    return f"gradient × {factor:g}{rate} to the client; {server}"
 
 
 WIDE, TALL, GAP = 1.42, 1.12, 0.3  # inches
