@@ -16,19 +16,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cli.calling import call, text
-from made_runs import make_gallery, make_metrics, make_record, write_run
+from hypothesis import given
+from hypothesis import strategies as st
+from made_runs import make_gallery, make_metrics, make_record
 from safetensors.torch import save
 from serve.made import SHAPE, manifest, pictures
 
 from splitveil.config.resolve import read_folder
 from splitveil.errors import SplitVeilError
 from splitveil.experiments.search import ended_trials, make_plan, read_plan
-from splitveil.record.files import last_epoch, read_run
+from splitveil.record.files import RunFiles, last_epoch, read_run
 from splitveil.record.schema import parse_record, per_image_mse, read_record
+from splitveil.report.columns import SUMMARY
 from splitveil.serve.manifest import read_manifest
+from splitveil.serve.stages import apply_stages
 from splitveil.serve.transport import CAPTURE_FORMAT, CapturedCall, read_capture
 from splitveil.serve.wire import (
     TensorSpec,
@@ -41,8 +46,8 @@ from splitveil.train.state import FORMAT, Checkpoint, read_checkpoint, read_meta
 Z = TensorSpec(name="z", shape=SHAPE)
 SECONDS = 20  # a case that takes so long hangs
 MEGABYTES = 512  # by which the process may grow over all cases
-FEW, MANY = 10, 2_000  # cases of each format
-SITTINGS = 40  # commands on a broken run, for each file
+FEW, MANY = 10, 1_000  # cases of each format
+SITTINGS = 15  # commands on a broken run, for each file
 
 JUNK: list[Any] = [
     None, True, False, -1, 0, 1, 2.5, -3, 10**30, 10**400, 1e300, -1e-300, "", "a", "z" * 300,
@@ -155,21 +160,14 @@ def read_audited(content: bytes, folder: Path) -> None:
     assert parse_record(found.to_json()).to_dict() == found.to_dict()
 
 
-def made_once(run: Path) -> None:
-    if not run.exists():
-        write_run(run, make_record("veil"), make_metrics("veil"), make_gallery("veil"))
-
-
 def read_pictures(content: bytes, folder: Path) -> None:
-    made_once(folder / "run")
-    (folder / "run" / "gallery.json").write_bytes(content)
-    read_run(folder / "run")
+    (folder / "gallery.json").write_bytes(content)
+    read_run(folder, audited=False)
 
 
 def read_log(content: bytes, folder: Path) -> None:
-    made_once(folder / "run")
-    (folder / "run" / "metrics.jsonl").write_bytes(content)
-    last_epoch(folder / "run")
+    (folder / "metrics.jsonl").write_bytes(content)
+    last_epoch(folder)
 
 
 def read_state(content: bytes, folder: Path) -> None:
@@ -335,6 +333,49 @@ def test_a_broken_file_is_an_error_of_the_package(name: str, count: int, tmp_pat
             raise
     assert peak_megabytes() - before < MEGABYTES
     assert refused > count // 20, "the cases are too tame"
+
+
+NUMBERS = st.floats(allow_nan=False) | st.integers(-3, 70) | st.sampled_from([10**30, True, None])
+FIELDS = {
+    "gaussian": ["std"], "dropout": ["p"], "topk": ["prune"], "quantise": ["bits"],
+    "clip": ["low", "high"],
+}  # fmt: skip
+STAGE = st.sampled_from(sorted(FIELDS)).flatmap(
+    lambda kind: st.fixed_dictionaries(
+        {"kind": st.just(kind)} | dict.fromkeys(FIELDS[kind], NUMBERS)
+    )
+)
+
+
+@given(st.lists(STAGE, max_size=3))
+def test_stages_that_a_manifest_may_name_send_finite_numbers(stages: list[dict[str, Any]]) -> None:
+    made = vars(manifest()) | {"stages": tuple(stages)}
+    if own_error_only(lambda: type(manifest())(**made)):
+        return
+    sent = apply_stages(pictures(2), stages)
+    assert np.isfinite(sent).all()
+    assert sent.dtype == np.float32
+
+
+ODD = st.floats() | st.integers() | st.sampled_from(JUNK) | st.text(max_size=5)
+
+
+@given(st.data())
+def test_a_record_with_odd_values_is_refused_or_shown(data: st.DataObject) -> None:
+    whole = make_record("veil")
+    for _ in range(data.draw(st.integers(1, 3))):
+        *path, last = data.draw(st.sampled_from(list(places(whole))))
+        inner: Any = whole
+        for key in path:
+            inner = inner[key]
+        inner[last] = data.draw(ODD)
+    try:
+        record = parse_record(json.dumps(whole))
+    except (SplitVeilError, ValueError):
+        return
+    run = RunFiles(name="run", path=Path("run"), record=record)
+    for style in ("terminal", "html", "csv"):
+        assert SUMMARY.render([run], style)
 
 
 COMMANDS: tuple[tuple[str, ...], ...] = (

@@ -111,10 +111,10 @@ def test_a_population_is_certified_where_training_data_are_known() -> None:
         (
             Bounded(0.5),
             {"white_box": True, "noise_std": STD},
-            "tests that fail: louder, offset",
+            "failed tests: louder, offset",
         ),
-        (Bounded(std=0.3), {"white_box": True, "noise_std": STD}, "tests that fail: louder"),
-        (Shared(), {"white_box": True, "noise_std": STD}, "tests that fail: other number"),
+        (Bounded(std=0.3), {"white_box": True, "noise_std": STD}, "failed tests: louder"),
+        (Shared(), {"white_box": True, "noise_std": STD}, "failed tests: other number"),
         (Centred(), {"white_box": True, "noise_std": STD}, "depends on the other images"),
     ],
     ids=["silent", "undeclared", "closed", "another encoder", "other noise", "shared", "mixed"],
@@ -139,7 +139,7 @@ def test_a_module_with_its_noise_inside_has_no_certificate(
             return x.flatten(1) + STD * torch.randn(len(x), 64)
 
     found = audited(Noisy(), white_box=True, noise_std=STD)["certificates"]
-    assert "tests that fail: louder" in found["gallery"]["refused"]
+    assert "failed tests: louder" in found["gallery"]["refused"]
 
 
 def test_membership_is_measured_only_where_members_are_named() -> None:

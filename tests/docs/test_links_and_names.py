@@ -72,7 +72,7 @@ def test_named_commands_and_options_exist(path: Path) -> None:
     every = set().union(*known.values()) | {"--version"}
     fences = FENCE.finditer(path.read_text(encoding="utf-8"))
     lines = spans(path) + [line for m in fences if m[1] != "python" for line in m[2].split("\n")]
-    for line in (part for line in lines for part in line.split(" && ")):
+    for line in (part for one in lines for part in one.split(" && ")):
         options = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", line))
         if call := re.match(r"splitveil ([a-z][\w-]*)", line):
             assert call[1] in known, line

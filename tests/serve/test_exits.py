@@ -15,7 +15,8 @@ from serve.made import CLASSES, head, pictures, write_export
 from serve.test_client import Server
 from torch import nn
 
-from splitveil.errors import ConfigError, ExportError, ServerError
+from splitveil.audits.captured_requests import send_and_capture
+from splitveil.errors import AuditError, ConfigError, ExportError, ServerError
 from splitveil.nets import exit as training
 from splitveil.serve.client import CAPPED, DEVICE, NOT_REACHED, SERVED, Client
 from splitveil.serve.exits import (
@@ -333,3 +334,13 @@ def test_wishes_about_a_rule_need_a_rule(tmp_path: Path) -> None:
         Client(alone, always_ask=True)
     with pytest.raises(ConfigError, match="does not say how sure the client was"):
         Client(bare, gone, send=0.1)
+
+
+def test_a_capture_of_every_image_is_not_made_by_a_client_that_keeps_some(
+    folder: Path, tmp_path: Path
+) -> None:
+    server = Server(folder)
+    with pytest.raises(AuditError, match="does not send every image, so its client sends no"):
+        send_and_capture(folder, server, torch.from_numpy(pictures(3)), tmp_path / "wire")
+    assert server.headers == []
+    assert not (tmp_path / "wire").exists()

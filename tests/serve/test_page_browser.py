@@ -13,10 +13,12 @@ import pytest
 from PIL import Image
 from serve.browser import Browser, opened
 from serve.conftest import NOISE, Exported
+from serve.made import CLASSES, write_export
 from serve.web import READY, Recorder, send, served, shown, text, upload, visit, with_attacker
 
 from splitveil.grid import step_of
 from splitveil.serve import page
+from splitveil.serve.exits import ExitRule
 from splitveil.serve.manifest import ATTACKER, CLIENT, SERVER, OnnxHalf, load_half, read_manifest
 from splitveil.serve.stages import STAGES, apply_stages
 from splitveil.serve.wire import TensorSpec
@@ -243,6 +245,18 @@ def test_without_the_runtime_the_page_says_what_to_run(
         assert "make web" in browser.value("document.body.innerText")
         assert browser.value("document.getElementById('work').hidden")
         assert browser.complaints() == []
+
+
+def test_a_page_that_does_not_know_exit_rules_sends_nothing(
+    browser: Browser, tmp_path: Path
+) -> None:
+    rule = ExitRule(kind="confidence", temperature=1.0, thresholds=(0.5,) * CLASSES)
+    with served(write_export(tmp_path / "e", exit=rule.to_json())) as (url, server):
+        browser.visit(url)
+        browser.wait("document.getElementById('status')?.className === 'bad'")
+        assert "does not know exit rules, so it sends nothing" in text(browser, "status")
+        assert browser.value("document.getElementById('work').hidden")
+    assert server.sent() == []
 
 
 QUIET: list[dict[str, Any]] = [

@@ -63,18 +63,18 @@ def test_a_model_with_two_inputs_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "words"),
     [
-        "[" * 200_000,
-        '{"format": ' + "[" * 200 + "]" * 200 + "}",
-        "null",
-        "7",
-        '{"format": "splitveil-export-1", "format": "splitveil-export-1"}',
+        ("[" * 200_000, "nested too deep"),
+        ('{"format": ' + "[" * 200 + "]" * 200 + "}", "nested too deep, more than 64 levels"),
+        ("null", "must hold a JSON object, got NoneType"),
+        ("7", "must hold a JSON object, got int"),
+        ('{"format": "splitveil-export-1", "format": "splitveil-export-1"}', "given twice"),
     ],
 )
-def test_an_odd_manifest_is_an_export_error(content: str, tmp_path: Path) -> None:
+def test_an_odd_manifest_is_an_export_error(content: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(content, encoding="utf-8")
-    with pytest.raises(ExportError):
+    with pytest.raises(ExportError, match=words):
         read_manifest(tmp_path)
 
 

@@ -123,6 +123,7 @@ def channel_tests(
     *,
     again: Tensor | None = None,
     seed: int = 0,
+    own: bool = False,
 ) -> Json:
     """Test what was sent for images x against the encoder's z, with the tests its channel allows.
 
@@ -133,9 +134,10 @@ def channel_tests(
         x: The images (n, c, h, w).
         again: What the client sent for the first images after a restart.
         seed: Seed of the simulated sendings.
+        own: Whether the channel is a user's own, whose noise is not on this package's grid.
     """
     # On the CPU, because the shortened products of a GPU would look like another client.
-    channel = deployed(channel).cpu().eval()
+    channel = (copy.deepcopy(channel) if own else deployed(channel)).cpu().eval()
     if isinstance(encoder, nn.Module):
         encoder = copy.deepcopy(encoder).cpu().eval()
     with torch.no_grad():

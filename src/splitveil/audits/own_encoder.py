@@ -627,7 +627,9 @@ def _no_certificate(
             "networks with --white-box"
         )
     x, sent = target.scored.images[:LISTENED], target.sent.z[:LISTENED]
-    if failed := channel_tests(encoder, own.declared, sent, x, seed=target.seed)["failed"]:
+    if failed := channel_tests(encoder, own.declared, sent, x, seed=target.seed, own=True)[
+        "failed"
+    ]:
         return NOT_THE_NOISE + ", ".join(failed)
     with torch.no_grad():
         among, alone = encoder(x)[:MET], torch.cat([encoder(one[None]) for one in x[:MET]])

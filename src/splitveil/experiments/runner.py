@@ -313,7 +313,7 @@ def checked_trial(saved: object) -> Json:
     for name in ("accuracy", "leakage") if entry.get("error") is None else ():
         if number(found, name) is None:
             raise wrong(f"found.{name}", "a finite number", found.get(name))
-    return entry | ({"seconds": float(entry["seconds"])} if entry.get("seconds") else {})
+    return entry | ({"seconds": float(entry.get("seconds") or 0)})
 
 
 def ranking_attacks(profile: str, only: Sequence[str] = ()) -> dict[str, Attack]:

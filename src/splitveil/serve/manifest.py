@@ -247,6 +247,8 @@ def read_manifest(folder: Path, *, verify: Path | None = None) -> Manifest:
     try:
         content = read_bytes(path, MAX_MANIFEST)
         data = parse_json(content)
+        if not isinstance(data, dict):
+            raise ValueError(f"it must hold a JSON object, got {type(data).__name__}")
         if data["format"] not in (FORMAT, FIRST_FORMAT):
             raise ExportError(
                 f"{path} has format {data['format']!r:.80}, expected {FORMAT!r} or "

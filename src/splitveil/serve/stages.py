@@ -50,7 +50,7 @@ def gaussian(z: Rows, stage: Stage, entropy: Entropy) -> Rows:
     """Z with fresh noise on the grid of σ."""
     if stage["std"] == 0:
         return z
-    return with_noise_on_grid(z, stage["std"], "gaussian", entropy)
+    return with_noise_on_grid(z, float(stage["std"]), "gaussian", entropy)
 
 
 def dropout(z: Rows, stage: Stage, entropy: Entropy) -> Rows:

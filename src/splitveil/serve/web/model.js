@@ -45,7 +45,7 @@ async function network(ort, bytes, shape) {
 export async function loadModel(headers) {
   const manifest = await (await fetched("manifest.json", headers)).json();
   if (manifest.exit) {
-    throw new Error("This page would send every picture, but the exit rule of this export sends few.");
+    throw new Error("The page does not know exit rules, so it sends nothing; use splitveil infer.");
   }
   checkStages(manifest.stages);
   const size = manifest.wire_shape.reduce((a, b) => a * b, 1);
