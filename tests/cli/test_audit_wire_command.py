@@ -59,7 +59,7 @@ def test_a_capture_is_audited_beside_the_run(run: Path, captured: Path) -> None:
     result = call("audit-wire", run, captured, "--profile", "smoke")
     assert result.exit_code == 0, text(result)
     assert "sent.jsonl: 359 rows in 12 calls" in text(result)
-    assert "tests of the noise: 9, failed: none" in text(result)
+    assert "tests of the noise: 11, failed: none" in text(result)
     assert "in the run's audit, on the wire" in text(result)
     assert (run / "record.json").read_bytes() == before
     record = json.loads((run / "wire" / "record.json").read_text())

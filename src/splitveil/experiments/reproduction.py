@@ -153,6 +153,7 @@ def reproduce(
         raise ConfigError(
             f"seeds must be at least one and each only once, got {[*seeds]}; for example 0,1,2"
         )
+    find_profile(profile)  # an unknown one is refused before any data are loaded
     options = {k: v for k, v in options.items() if v is not None}
     # The old name keeps its old folder, so that the same command continues what it began.
     folders = {seed: f"runs/{folder_name(name, experiment, options, [seed])}" for seed in seeds}
