@@ -3,12 +3,12 @@
 The decoder has three sizes (small N4C32, base N8C64, large N12C128), and the base has three losses.
 Under `paper` all five have the same schedule; under `standard` the small and the perceptual one
 have half of it. `quick` and `laptop` are for two CPU cores: they have one network that works at the
-wire's resolution, and no `decoder-large`. It was chosen by its error in equal time on three
-validation clients (no defence, noise, `veil`), and is the same for every defence. `smoke`
-only shows that every attack runs: its fits take the same steps for any number of images. `rmle` and
-`prior` are expensive and run on a fixed subset, which is larger for smaller images. `gan`, from the
-CEM paper, belongs to `paper` (and to `smoke`, as everything does). `k-query` sees several sendings
-of each image.
+wire's resolution, and no `decoder-large`, the same for every defence. That of `quick` was chosen on
+digits by its error in equal time on three clients (no defence, noise, `veil`; one seed); the sizes
+of `laptop` were not compared yet. `smoke` only shows that every attack runs: its fits take the same
+steps for any number of images. `rmle` and `prior` are expensive and run on a fixed subset, which is
+larger for smaller images. `gan`, from the CEM paper, belongs to `paper` (and to `smoke`, as
+everything does). `k-query` sees several sendings of each image.
 """
 
 from collections.abc import Mapping, Sequence
