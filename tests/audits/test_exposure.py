@@ -154,8 +154,8 @@ def test_what_a_server_adds_is_told_with_its_limits() -> None:
     assert told["sent"]["accuracy"] == 1
     adds = told["server_adds"]
     served = float((target.sent.answer == truth).double().mean())
-    assert adds["points"] == pytest.approx(served - 1)
-    assert adds["low"] <= adds["points"] <= adds["high"]
+    assert adds["gain"] == pytest.approx(served - 1)
+    assert adds["low"] <= adds["gain"] <= adds["high"]
     assert set(probe_answers(target)) == {"sent", "clean"}
 
 

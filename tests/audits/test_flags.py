@@ -102,7 +102,7 @@ def evidence(case: Target = OPEN, attempts: Mapping[str, Attempt] | None = None)
 def adding(points: float, high: float) -> Given:
     """A server that adds so much, at most `high`, to a head on what is sent."""
     head = {"accuracy": 0.9, "low": 0.89, "high": 0.91}
-    adds = {"points": points, "low": 2 * points - high, "high": high}
+    adds = {"gain": points, "low": 2 * points - high, "high": high}
     return evidence() | {"probe": {"sent": head, "server_adds": adds}}
 
 

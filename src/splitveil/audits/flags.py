@@ -253,7 +253,7 @@ def server_not_needed(probe: Json) -> str | None:
     best = max(heads, key=lambda name: heads[name])
     return (
         f"a linear head on {PROBED_ON[best]} answers {100 * heads[best]:.2f} %; the server adds "
-        f"{100 * adds['points']:+.2f} points, at most {100 * adds['high']:+.2f}"
+        f"{100 * adds['gain']:+.2f} points, at most {100 * adds['high']:+.2f}"
     )
 
 

@@ -102,4 +102,4 @@ def server_need(target: Target, answers: dict[str, Tensor]) -> Json:
     gained = served - (answers[best].to(truth.device) == truth).double()
     half = 1.96 * float(gained.std()) / len(truth) ** 0.5 if len(truth) > 1 else 1.0
     mean = float(gained.mean())
-    return said | {"server_adds": {"points": mean, "low": mean - half, "high": mean + half}}
+    return said | {"server_adds": {"gain": mean, "low": mean - half, "high": mean + half}}

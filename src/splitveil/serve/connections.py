@@ -226,7 +226,7 @@ class Connection(HttpToolsProtocol):
             self._now()
 
     def shutdown(self) -> None:
-        """The server stops: the next answer is the last; without a request, say so and go."""
+        """The server stops: the next answer is the last; without a request, close now."""
         self._leaving = True
         busy = self.cycle is not None and not self.cycle.response_complete
         if busy:
@@ -247,7 +247,7 @@ class Connection(HttpToolsProtocol):
 
 
 class Room:
-    """All connections, and who must go when there is no room for another."""
+    """All connections, and which one is closed when there is no room for another."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits, self.total = limits, usable(limits.total)
@@ -258,7 +258,7 @@ class Room:
         self._by_address: dict[str, int] = {}
 
     def enter(self, guest: Connection) -> bool:
-        """Let a connection in, if need be in place of another; False: there is no room."""
+        """Accept a connection, closing another one if it is full; False: there is no room."""
         address = guest.address
         if self._by_address.get(address, 0) >= self.limits.per_address:
             if not self.make_room(address):
@@ -270,7 +270,7 @@ class Room:
         return True
 
     def make_room(self, address: str | None = None) -> bool:
-        """Close whoever keeps the server waiting longest, first of those never answered."""
+        """Close the connection that has waited longest, those never answered first."""
         for guest in chain(self.strangers, self.known):
             if address in (None, guest.address) and guest.waits_for != ANSWER:
                 LOG.info("closed a connection of %s to make room for another", guest.address)
@@ -280,7 +280,7 @@ class Room:
         return False
 
     def touch(self, guest: Connection) -> None:
-        """Something was heard of a connection, or told it."""
+        """A connection received or sent something."""
         here = self.strangers if guest in self.strangers else self.known
         if guest in here:
             del here[guest]
@@ -318,7 +318,7 @@ class Doorkeeper:
         self._task.cancel()
 
     async def stop(self) -> None:
-        """Let in whoever connected before now, then close the socket."""
+        """Accept what connected before now, then close the socket."""
         self.close()
         await asyncio.wait([self._task])
         with suppress(OSError):
@@ -403,7 +403,7 @@ class BoundedServer(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As Uvicorn's, but with our own doors."""
+        """As in Uvicorn, with the accept loop and the limits of this module."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             raise SystemExit(STARTUP_FAILURE)
@@ -417,7 +417,7 @@ class BoundedServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer whoever is connected, also those in the system's queue; then Uvicorn's."""
+        """Answer every connection, also those not accepted yet; then stop as Uvicorn does."""
         self.room.stopping = True
         for door in self._doors:
             await door.stop()
@@ -487,5 +487,9 @@ def usable(total: int) -> int:
         soft = max(soft, allowed)
     most = total if soft == resource.RLIM_INFINITY else soft - SPARE_FILES
     if most < total:
-        LOG.warning("the system gives %d descriptors: at most %d connections", soft, max(1, most))
+        LOG.warning(
+            "this process may open %d files, so it accepts at most %d connections",
+            soft,
+            max(1, most),
+        )
     return max(1, min(total, most))
