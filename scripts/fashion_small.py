@@ -23,7 +23,7 @@ FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4,
 
 def first_of_each(labels: torch.Tensor, rows: torch.Tensor, each: int) -> torch.Tensor:
     """The first `each` of these rows of every class, in their order."""
-    kept = [rows[labels[rows] == label][:each] for label in labels.unique()]
+    kept = [rows[labels[rows] == k][:each] for k in range(int(labels.max()) + 1)]
     return torch.cat(kept).sort().values
 
 
