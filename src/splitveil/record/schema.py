@@ -475,7 +475,12 @@ def leaves(data: Mapping[str, Any], prefix: str = "") -> Json:
 # float16 rounds the errors of single images; their mean differs by much less than this share of it,
 # or for almost perfect reconstructions by half the smallest step of float16.
 ROUNDING, LEAST = 0.01, 2.0**-25
-BRIEF = ("smoke", "quick", "laptop")  # profiles whose numbers say little about a stronger attacker
+BRIEF = (
+    "smoke",
+    "demo",
+    "quick",
+    "laptop",
+)  # profiles whose numbers say little about a stronger attacker
 
 
 def shortfalls(record: Record) -> list[str]:
