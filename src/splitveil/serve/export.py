@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from splitveil.errors import ExportError
 from splitveil.grid import REACH
-from splitveil.io import folder_lock
+from splitveil.io import Json, folder_lock
 from splitveil.nets import channel as kinds
 from splitveil.nets.channel import (
     Channel,
@@ -63,7 +63,7 @@ from splitveil.serve.runtime import onnxruntime, onnxruntime_quantisation
 from splitveil.serve.signature import FILE as SIGNATURE
 from splitveil.serve.signature import read_signing_key, signature_json
 from splitveil.serve.stages import STAGES, mean_std, pack_noise, total_noise, wire_step
-from splitveil.serve.wire import FLOATS, Json, Rows, Shape, TensorSpec
+from splitveil.serve.wire import FLOATS, Rows, Shape, TensorSpec
 
 OPSET = 18
 ONNX_NOTES = frozenset({"doc_string", "metadata_props"})  # fields of many parts of an ONNX file

@@ -27,14 +27,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from splitveil.errors import ExportError, ServerError, WireError
+from splitveil.io import Json, check_file
 from splitveil.serve import admission, kserve, page
 from splitveil.serve.admission import CROWDED, RETRY, CrowdedError, Limits, refuse
 from splitveil.serve.batching import Batcher, BusyError, ClosingError, Statistics, StoppedError
 from splitveil.serve.connections import BoundedServer, ConnectionLimits
 from splitveil.serve.kserve import VERSION
 from splitveil.serve.manifest import SERVER, Manifest, OnnxHalf, load_half, open_export
-from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_answer
-from splitveil.untrusted import check_file
+from splitveil.serve.wire import HEADER_LENGTH, decode_request, encode_answer
 
 LOG = logging.getLogger(__name__)
 FAILED = 500
