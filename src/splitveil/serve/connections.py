@@ -393,7 +393,13 @@ class Doorkeeper:
             return
         guest.greeting = task = asyncio.create_task(self._greet(guest, found))
         self._greetings.add(task)
-        task.add_done_callback(self._greetings.discard)
+
+        def greeted(task: asyncio.Task[None]) -> None:
+            self._greetings.discard(task)
+            if guest.transport is None:  # cancelled, maybe before it began
+                found.close()
+
+        task.add_done_callback(greeted)
 
     async def _greet(self, guest: Connection, found: socket.socket) -> None:
         """Hand a connection to the protocol, after the TLS handshake if there is one."""
@@ -415,7 +421,6 @@ class Doorkeeper:
             )
         except (OSError, ssl.SSLError, asyncio.CancelledError):
             self._server.room.leave(guest)
-            found.close()
         finally:
             guest.greeting = None
 
