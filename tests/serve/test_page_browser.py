@@ -157,6 +157,7 @@ def forget(ready: Shown) -> None:
 
 
 def test_a_picture_gets_one_draw_also_in_a_new_page(ready: Shown, files: list[Path]) -> None:
+    forget(ready)
     first = sent_anew(ready, files[0])
     assert "sent before" not in text(ready.browser, "bytes")
     send(ready.browser)
