@@ -5,9 +5,10 @@ python benchmarks/serve_load.py OUT.json --net small --rows 1
 python benchmarks/serve_load.py OUT.json --strangers --net small --rows 1 --seconds 600
 
 The server is `splitveil serve` in a process of its own; this one sends requests over loopback, all
-on the same cores. Requests are a client's: z with noise (`--noise`), as integers on the noise's grid. onnxruntime called directly and the server alternate, so that a busy machine
-meets both; the best round of each counts. Then four times as many requests arrive as the server
-answered: it must say no to what it cannot take, answer all it took, and not grow.
+on the same cores. They are a client's requests: z with noise (`--noise`), as integers on the
+noise's grid. onnxruntime called directly and the server alternate, so that a busy machine meets
+both; the best round of each counts. Then four times as many requests arrive as the server answered:
+it must say no to what it cannot take, answer all it took, and not grow.
 
 With `--strangers` good clients send at a fixed rate, first alone, then for `--seconds` among
 strangers who are silent, slow, never read or talk nonsense, then alone again: their latency must
