@@ -34,7 +34,9 @@ def test_the_demo_has_six_rows(runs: list[Run]) -> None:
     assert larger is not None
     assert (alone.sent, bare.sent, larger.sent) == (0, 1, 0)
     assert (alone.exposure, larger.exposure) == (0, 0)
-    assert bare.exposure == pytest.approx(bare.leakage, abs=1e-3)  # a rule that sends everything is none
+    assert bare.exposure == pytest.approx(
+        bare.leakage, abs=1e-3
+    )  # a rule that sends everything is none
     assert unsure.sent is not None
     assert 0.1 < unsure.sent < 0.5
 

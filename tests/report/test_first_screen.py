@@ -103,8 +103,8 @@ CASES: dict[str, tuple[tuple[FrontRow, ...], str]] = {
     "one exit": ((UNSURE,), "and 7 of 10 pictures never leave the device. Of those that do"),
     "one alone": ((TINY,), "“tiny-alone” answers 80.5 % right by itself"),
     "a dead model": (
-        (BARE, replace(VEIL, accuracy=0.1, leakage=-0.75, chance=True)),
-        "Left out, because no better than guessing: veil.",
+        (BARE, replace(VEIL, accuracy=0.1, leakage=-0.75, poor=True)),
+        "Left out, because no better than guessing or far below the undefended model: veil.",
     ),
     "nothing was audited": ((replace(BARE, accuracy=None),), "Nothing was audited yet"),
 }  # fmt: skip
@@ -117,9 +117,9 @@ def test_the_sentence_agrees_with_the_rows(case: str) -> None:
 
 
 def test_a_dead_model_is_never_praised() -> None:
-    dead = replace(VEIL, accuracy=0.1, leakage=-0.75, chance=True)
+    dead = replace(VEIL, accuracy=0.1, leakage=-0.75, poor=True)
     assert "“veil”" not in told(BARE, TINY, dead)
-    assert "no better than guessing: veil" in told(dead)
+    assert "model: veil" in told(dead)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import numpy as np
 
 from splitveil.record.files import Gallery, RunFiles
 from splitveil.record.groups import Group, kinds
-from splitveil.record.schema import BRIEF, get, text, unpack
+from splitveil.record.schema import BRIEF, answers_well, get, sends_part, text, unpack
 from splitveil.report.columns import BOUND, WORDS, column
 from splitveil.report.figures import image_uri
+from splitveil.report.gains import answers_alone, client_of, exposure_over, gains
 from splitveil.report.words import Lang, Sentence, sentence, word
 from splitveil.table import NOTHING, Format, Table, spread
 
@@ -46,7 +47,7 @@ class FrontRow:
         leakage: 1 − MSE/label-only error of what is sent; None if nothing is.
         exposure: What leaks over all images.
         adds: Points of accuracy over the same client alone; None where no row says.
-        chance: Whether its accuracy is no better than guessing.
+        poor: Whether its accuracy is at chance, or far below that of its net without a defence.
         runs: The run folders.
     """
 
@@ -61,7 +62,7 @@ class FrontRow:
     leakage: float | None = None
     exposure: float | None = None
     adds: float | None = None
-    chance: bool = False
+    poor: bool = False
     runs: tuple[RunFiles, ...] = ()
 
     @property
@@ -75,51 +76,36 @@ class FrontRow:
 def front_rows(runs: Sequence[RunFiles]) -> list[FrontRow]:
     """The rows of some runs, in their order; seeds of one setting are one row."""
     groups = kinds(runs)
-    alone = {_same(group): group.mean("accuracy") for group in groups if _kind(group) == "alone"}
-    return [_row(group, alone.get(_same(group))) for group in groups]
+    return [_row(group, groups) for group in groups]
 
 
-def _row(group: Group, alone: float | None) -> FrontRow:
-    kind, accuracy = _kind(group), group.mean("accuracy")
+def _row(group: Group, groups: Sequence[Group]) -> FrontRow:
+    kind = _kind(group)
     leakage = group.mean("leakage") if kind != "alone" else None
-    exposure, sent = group.mean("exposure"), group.mean("sent")
-    adds = group.mean("gain_over_same_client")
-    if adds is None and None not in (alone, accuracy):
-        adds = 100 * (accuracy - alone)  # type: ignore[operator] # both are known here
+    exposed, sent = exposure_over(group), group.mean("sent")
+    gained = gains(group, groups).over_same
+    adds = group.mean("gain_over_same_client") if gained is None else gained.points
     return FrontRow(
         name=group.name,
         kind=kind,
         defence=text(group.runs[0].settings, "defence") or NOTHING,
-        client=_client(group),
+        client=client_of(group) or NOTHING,
         macs=group.mean("client.macs"),
-        accuracy=accuracy,
+        accuracy=group.mean("accuracy"),
         spread=spread(group.values("accuracy"), 100.0, 1),
         sent=(0.0 if kind == "alone" else 1.0) if sent is None else sent,
         leakage=group.mean("leakage_sent") if kind == "exit" else leakage,
-        exposure=(0.0 if kind == "alone" else leakage) if exposure is None else exposure,
+        exposure=0.0 if kind == "alone" else None if exposed is None else exposed[0],
         adds=None if kind == "alone" else adds,
-        chance=any("accuracy at chance" in record.flag_names for record in group.records),
+        poor=not all(map(answers_well, group.records)),
         runs=group.runs,
     )
 
 
 def _kind(group: Group) -> Kind:
-    defences = (text(group.runs[0].settings, "defence") or NOTHING).split("+")
-    if "alone" in defences:
+    if answers_alone(group):
         return "alone"
-    sent = group.mean("sent")
-    return "exit" if "early-exit" in defences and (sent is None or sent < 1) else "split"
-
-
-def _client(group: Group) -> str:
-    settings = group.runs[0].settings
-    named = text(settings, "client")
-    return (named if named not in (None, "none") else text(settings, "net")) or NOTHING
-
-
-def _same(group: Group) -> tuple[object, ...]:
-    """Rows that agree in this have the same client, trained and tested on the same images."""
-    return _client(group), *(text(group.records[0], k) for k in ("config.dataset", "splits.test"))
+    return "exit" if any(map(sends_part, group.records)) else "split"
 
 
 def conclusions(rows: Sequence[FrontRow]) -> list[Sentence]:
@@ -129,9 +115,9 @@ def conclusions(rows: Sequence[FrontRow]) -> list[Sentence]:
         rows: Rows on the same images.
     """
     known = [row for row in rows if row.accuracy is not None]
-    good = [row for row in known if not row.chance]
-    dead = tuple(row.name for row in known if row.chance)
-    said = [sentence("front.chance", names=dead)] if dead else []
+    good = [row for row in known if not row.poor]
+    dead = tuple(row.name for row in known if row.poor)
+    said = [sentence("front.poor", names=dead)] if dead else []
     if not known:
         return [sentence("verdict.none")]
     if not good:
@@ -373,7 +359,7 @@ def _shown(row: FrontRow, album: Gallery | None, lang: Lang) -> ShownRow:
     told = sentence(TOLD[kind], defence=row.defence).plain(lang)
     return ShownRow(
         name=row.name,
-        told=" · ".join([told, *[word("front.chance-row", lang)] * row.chance]),
+        told=" · ".join([told, *[word("front.poor-row", lang)] * row.poor]),
         cells={column.key: column.cell(row, lang) for column in FRONT.columns},
         bar=None if row.exposure is None else round(100 * min(max(row.exposure, 0.0), 1.0), 1),
         looks=looks,
