@@ -24,13 +24,13 @@ venv: $(STAMP)
 
 $(BASE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "SplitVeil needs Python 3.11 or newer; set PYTHON=/path/to/python")'
-	@echo "Installing into $(VENV): about SIZE_BASE. Only this once."
+	@echo "Installing into $(VENV): about 0.3 GB to download, 1.3 GB on disk. Only this once."
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) -e . $(TOLD)
 	@touch $@
 
 $(STAMP): $(BASE)
-	@echo "Adding what tests need: about SIZE_DEV."
+	@echo "Adding what tests need: about 0.8 GB more on disk."
 	@$(PIP) -e '.[dev]' $(TOLD)
 	@touch $@
 

@@ -160,10 +160,9 @@ def test_rows_are_read_from_records(make_run: MakeRun) -> None:
     ]
 
 
-def test_a_gain_that_a_record_states_is_taken(make_run: MakeRun) -> None:
+def test_without_a_client_alone_the_gain_that_a_record_states_is_taken(make_run: MakeRun) -> None:
     stated = exit_record([0] * 8, 0.5, gain_over_same_client=1.25)
-    runs = [run_of(make_run, "by-itself", alone_record()), run_of(make_run, "asks", stated)]
-    assert front_rows(runs)[1].adds == 1.25
+    assert front_rows([run_of(make_run, "asks", stated)])[0].adds == 1.25
 
 
 def test_old_records_are_splits_that_expose_what_leaks(three: list[RunFiles]) -> None:

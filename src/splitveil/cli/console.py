@@ -122,7 +122,7 @@ def warn(message: str) -> None:
     err.print(printable(message), style="yellow", soft_wrap=True)
 
 
-def say(message: str) -> None:
+def announce(message: str) -> None:
     """Print what a long job is about to do, apart from results."""
     err.print(printable(message), soft_wrap=True)
 

@@ -46,7 +46,7 @@ def demo(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.report.first_screen import FRONT, conclusions, front_rows
     from splitveil.report.page import write_page
 
-    console.say(
+    console.announce(
         "Six small models, trained and attacked on pictures of clothes: about two minutes on two "
         "CPU cores" + (", ten with --full." if full else ".")
     )

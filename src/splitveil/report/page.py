@@ -15,7 +15,7 @@ from splitveil.record.groups import Group, row_names
 from splitveil.record.schema import answers_well, exposure_of, shortfalls, text
 from splitveil.record.statistics import undominated
 from splitveil.report import columns, curves, figures, first_screen, gains, sentences, words
-from splitveil.report.columns import CERTIFICATES, LEAKS, SUMMARY, Published
+from splitveil.report.columns import CERTIFICATES, LEAKS, Published
 from splitveil.report.first_screen import FrontRow
 from splitveil.report.method_charts import drawable
 from splitveil.report.words import Lang, Sentence, sentence, word
