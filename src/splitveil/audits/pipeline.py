@@ -104,7 +104,7 @@ def measure(
         exposed["probe"] = server_need(target, probe_answers(target))
     if target.exit is not None:
         leaks["exit"] = exit_leaks(target)
-    wire = target.wire(attempts)
+    wire = target.wire(on_sent)
     flags = raise_flags(
         sent, on_sent, certificates=certificates, leaks=leaks, wire=wire, left_out=facts.left_out,
         probe=exposed.get("probe", {}),

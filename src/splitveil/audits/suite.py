@@ -95,7 +95,7 @@ def attempt_key(target: Target, name: str, attack: Attack, code: str | None) -> 
 
 
 def accuracy(target: Target, draws: int) -> float | None:
-    """Share of right answers on the test images, sent through the channel; None without a server.
+    """Share of right answers on the test images, sent through the channel; None if not known.
 
     Args:
         target: The client and its server.
@@ -104,7 +104,7 @@ def accuracy(target: Target, draws: int) -> float | None:
     data = target.scored if target.test is None else target.test
     if target.answers is not None:
         return _device_accuracy(target.answers, data, target, draws)
-    if target.head is None:
+    if target.head is None or target.exit is not None:  # what the device answers is not known
         return None
     sent = (send(target.victim, data.images, target.seed, f"accuracy/{i}") for i in range(draws))
     shares = [(answer(target.scores, z) == data.labels).double().mean() for z in sent]

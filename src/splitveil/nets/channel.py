@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from splitveil.errors import ConfigError, Range
 from splitveil.grid import REACH, STEPS
 from splitveil.nets.blocks import is_plain
+from splitveil.nets.exit import TappedClient
 from splitveil.rng import normal_like, rounded_like
 
 Shape = tuple[int, ...]
@@ -523,8 +524,11 @@ def _output_range(module: nn.Module) -> Bounds | None:
         return SQUASHED_TO[type(module)]
     if type(module) is Clip:
         return module.low, module.high
+    if isinstance(module, TappedClient):
+        return _output_range(nn.Sequential(module.body[: module.tap], module.projection))
     if is_plain(module):
-        layers = [m for m in module if type(m) not in _TRANSPARENT]
+        empty = [m for m in module if is_plain(m) and not len(m)]
+        layers = [m for m in module if type(m) not in _TRANSPARENT and m not in empty]
         return _output_range(layers[-1]) if layers else None
     return None
 

@@ -1,5 +1,6 @@
 // The export as the page uses it: its manifest, the client's network, and the attacker's.
 
+import { checkRule } from "./exits.js";
 import { applyStages, checkStages, withNoise } from "./stages.js";
 import { refusal } from "./wire.js";
 
@@ -38,15 +39,13 @@ async function network(ort, bytes, shape) {
   return async (values) => {
     const given = { [session.inputNames[0]]: new ort.Tensor("float32", values, [1, ...shape]) };
     const found = await session.run(given);
-    return found[session.outputNames[0]].data;
+    return session.outputNames.map((name) => found[name].data);
   };
 }
 
 export async function loadModel(headers) {
   const manifest = await (await fetched("manifest.json", headers)).json();
-  if (manifest.exit) {
-    throw new Error("The page does not know exit rules, so it sends nothing; use splitveil infer.");
-  }
+  if (manifest.exit) checkRule(manifest.exit, manifest.num_classes);
   checkStages(manifest.stages);
   const size = manifest.wire_shape.reduce((a, b) => a * b, 1);
   const stages = await Promise.all(
@@ -62,25 +61,28 @@ export async function loadModel(headers) {
     await content("client.onnx", manifest, headers),
     manifest.image_shape,
   );
-  const attack = manifest.files["attacker.onnx"]
+  const attacker = manifest.files["attacker.onnx"]
     ? await network(
         ort,
         await content("attacker.onnx", manifest, headers),
         manifest.wire_shape,
       )
     : null;
-  return { manifest, attack, send: sender(encoder, stages) };
+  const attack = attacker && (async (sent) => (await attacker(sent))[0]);
+  return { manifest, attack, encode: encoder, send: sender(stages) };
 }
 
-// What leaves for a picture. One that was sent before gets the draw it was sent with: whoever sees
-// many draws of one picture can average the noise away.
-function sender(encoder, stages) {
+// The bytes of a picture, by which it is known again.
+export const keyOf = (picture) =>
+  new Uint8Array(picture.buffer, picture.byteOffset, picture.byteLength).join();
+
+// What leaves for a picture, from its clean z. One that was sent before gets the draw it was sent
+// with: whoever sees many draws of one picture can average the noise away.
+function sender(stages) {
   const kept = new Map();
-  return async (picture) => {
-    const key = new Uint8Array(picture.buffer, picture.byteOffset, picture.byteLength).join();
+  return (key, z) => {
     const again = kept.has(key);
     if (!again) {
-      const z = await encoder(picture);
       kept.set(key, applyStages(z, stages));
       if (kept.size > KEPT) kept.delete(kept.keys().next().value);
     }
