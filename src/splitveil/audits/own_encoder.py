@@ -53,7 +53,7 @@ from splitveil.threat import (
 )
 
 Function = Callable[..., Any]
-Answers = Callable[[Tensor, Generator], tuple[Tensor, Tensor]]
+DeviceReports = Callable[[Tensor, Generator], tuple[Tensor, Tensor]]
 Given = Literal["auto", "numpy", "torch"]
 Shape = tuple[int, ...]
 NUMPY = "numpy"
@@ -82,7 +82,7 @@ class OwnEncoder:
         asks: Says for images (n, c, h, w) whether each is sent, (n,) booleans or 0 and 1; None if
             all are.
         asks_name: What messages and the record call it.
-        device: Answers images on the device, as the server answers what is sent; None if it is not
+        device: DeviceReports images on the device, as the server answers what is sent; None if it is not
             known.
         device_name: What messages and the record call it.
     """
@@ -665,7 +665,7 @@ def audit_encoder(
 
 def device_answers(
     own: OwnEncoder, images: AuditImages, head: nn.Module | None, victim: Victim, seed: int
-) -> tuple[DeviceAnswers | None, Answers | None]:
+) -> tuple[DeviceAnswers | None, DeviceReports | None]:
     """What a device with an exit rule does with the images, and what it reports for others.
 
     Both are None without a rule. What it reports is None, too, where the device's own answers or
