@@ -23,7 +23,7 @@ from splitveil.audits.target import Attempt, Target
 from splitveil.audits.trained_run import Audited, exit_of, open_run
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.errors import AuditError, DataError, ExportError, ServerError, WireError
-from splitveil.io import Json, Progress, as_run_error, silent
+from splitveil.io import Json, Progress, as_run_error, parse_json, silent
 from splitveil.record.schema import Record, per_image_mse
 from splitveil.record.statistics import Sample, difference
 from splitveil.serve.exits import sureness
@@ -33,7 +33,6 @@ from splitveil.serve.stages import wire_step
 from splitveil.serve.transport import Transport, read_capture
 from splitveil.serve.wire import FLOATS, TensorSpec, decode_request
 from splitveil.threat import CHUNK, Labelled
-from splitveil.untrusted import parse_json
 
 Decides = Callable[[Tensor], tuple[Tensor, Tensor]]
 

@@ -82,7 +82,7 @@ class OwnEncoder:
         asks: Says for images (n, c, h, w) whether each is sent, (n,) booleans or 0 and 1; None if
             all are.
         asks_name: What messages and the record call it.
-        device: DeviceReports images on the device, as the server answers what is sent; None if it is not
+        device: Answers images on the device, as the server answers what is sent; None if it is not
             known.
         device_name: What messages and the record call it.
     """

@@ -29,7 +29,8 @@ function describe(manifest) {
   at("takes").textContent =
     `'${manifest.name}' takes ${width} × ${height} pixels in ${channels === 1 ? "grey" : "colour"}.`;
   at("channel").textContent = `Before it leaves: ${channelInWords(manifest.stages)}. ` +
-    "Randomness comes from this browser's cryptographic generator.";
+    "Randomness comes from this browser's cryptographic generator. A picture that is sent again gets " +
+    "the same noise; for that the browser keeps a keyed hash and a random seed of it, not the picture.";
   const rule = manifest.exit;
   at("send").textContent = rule ? "Answer" : "Send what leaves";
   at("rule").hidden = !rule;
@@ -83,9 +84,9 @@ const FROM = {
 };
 
 // What the server answers for a picture; null if it cannot be reached and the device can answer.
-async function ask(model, values, key, z) {
+async function ask(model, values, z) {
   const { manifest } = model;
-  const { sent, again } = model.send(key, z);
+  const { sent, again } = await model.send(values, z);
   const request = encodeRequest(sent, manifest);
   await shown(model, values, sent, request, again);
   say("Waiting for the server …");
@@ -115,7 +116,7 @@ async function send(model, picture) {
     const asked = !rule || asks(own, rule);
     at("leaves").hidden = at("reconstruction").hidden = true;
     if (rule) countKept(key, asked);
-    const server = asked ? await ask(model, values, key, z) : null;
+    const server = asked ? await ask(model, values, z) : null;
     const logits = rule ? answers(own, server, rule) : server;
     at("from").textContent = FROM[server ? "server" : asked ? "away" : "device"];
     const nameOf = (k) => manifest.classes?.[k] ?? `class ${k}`;

@@ -1,10 +1,9 @@
 // The export as the page uses it: its manifest, the client's network, and the attacker's.
 
+import { openDraws } from "./draws.js";
 import { checkRule } from "./exits.js";
-import { applyStages, checkStages, withNoise } from "./stages.js";
+import { applyStages, checkStages, withNoise, wordsNeeded } from "./stages.js";
 import { refusal } from "./wire.js";
-
-const KEPT = 1000; // draws; the last ones
 
 async function fetched(file, headers) {
   const reply = await fetch(new URL(`../export/${file}`, import.meta.url), {
@@ -69,7 +68,9 @@ export async function loadModel(headers) {
       )
     : null;
   const attack = attacker && (async (sent) => (await attacker(sent))[0]);
-  return { manifest, attack, encode: encoder, send: sender(stages) };
+  const scope = [manifest.identity, manifest.files["client.onnx"], JSON.stringify(manifest.stages)];
+  const draws = await openDraws(scope.join("/"));
+  return { manifest, attack, encode: encoder, send: sender(stages, draws, wordsNeeded(size, stages)) };
 }
 
 // The bytes of a picture, by which it is known again.
@@ -77,15 +78,16 @@ export const keyOf = (picture) =>
   new Uint8Array(picture.buffer, picture.byteOffset, picture.byteLength).join();
 
 // What leaves for a picture, from its clean z. One that was sent before gets the draw it was sent
-// with: whoever sees many draws of one picture can average the noise away.
-function sender(stages) {
-  const kept = new Map();
-  return (key, z) => {
-    const again = kept.has(key);
-    if (!again) {
-      kept.set(key, applyStages(z, stages));
-      if (kept.size > KEPT) kept.delete(kept.keys().next().value);
-    }
-    return { sent: kept.get(key), again };
+// with.
+function sender(stages, draws, count) {
+  return async (picture, z) => {
+    const { drawn, again } = await draws(new Uint8Array(picture.buffer.slice(0)), count);
+    let at = 0;
+    const draw = (n) => {
+      const found = drawn.subarray(at, (at += n));
+      if (found.length < n) throw new Error("The network gives too many numbers. Nothing is sent.");
+      return found;
+    };
+    return { sent: applyStages(z, stages, draw), again };
   };
 }
