@@ -11,7 +11,7 @@ from splitveil.audits.exposure import MEMBERSHIP
 from splitveil.audits.suite import comparable, mean_image_mse
 from splitveil.audits.target import Attempt, Target
 from splitveil.io import Json
-from splitveil.record.schema import Flag
+from splitveil.record.schema import AT_CHANCE, FAR_BELOW, NOT_NEEDED, Flag
 from splitveil.rng import normal_like, stream
 from splitveil.threat import Access, Labelled, without_nan
 
@@ -26,7 +26,8 @@ MASKED = 1e-3  # of the change that a small step of the image makes: a gradient 
 SILENT = 0.01  # of the declared noise: less counts as none
 UNDECLARED = ("louder", "farther", "shape", "next image", "next number", "other number")
 SURE = 1e-3  # p-value below which two audits differ
-NOT_NEEDED = 0.005  # accuracy that a server must add to what a linear head answers
+LEARNED = 0.1  # of the way from guessing to always right: less is chance
+BESIDE = (FAR_BELOW,)  # raised where other rows are at hand: `report.gains`
 PROBED_ON = {"sent": "what is sent", "clean": "the clean features", "own": "the end of the body"}
 TELLS_P, TELLS_BITS = 0.01, 0.01  # of the bit that says whether an image was sent
 Attempts = Mapping[str, Attempt]
@@ -289,6 +290,15 @@ def exit_tells_members(found: Json) -> str | None:
     )
 
 
+def answers_at_chance(target: Target, accuracy: float | None) -> str | None:
+    """A model that learned nothing has nothing to protect, and protects it well."""
+    labels = (target.scored if target.test is None else target.test).labels
+    guess = float(labels.bincount().max()) / len(labels)
+    if accuracy is None or accuracy >= guess + LEARNED * (1 - guess):
+        return None
+    return f"accuracy is {100 * accuracy:.2f} %, always guessing one class {100 * guess:.2f} %"
+
+
 FLAGS: Mapping[str, str] = {  # every flag, and what to do about it
     "white-box weaker than black-box": (
         "raise the white-box attack's steps and restarts; the headline rests on the other attacks"
@@ -337,6 +347,12 @@ FLAGS: Mapping[str, str] = {  # every flag, and what to do about it
     "sent more than the rule allows": (
         "find out why the client sends these images, and do not rely on the audited exposure"
     ),
+    AT_CHANCE: (
+        "train it again with a weaker penalty; a model that answers nothing has nothing to protect"
+    ),
+    FAR_BELOW: (
+        "weaken the defence: what little leaks is bought with answers that nobody would use"
+    ),
     "wire leaks more than the audit": (
         "believe this record, and find out what the deployed client does differently"
     ),
@@ -352,6 +368,7 @@ def raise_flags(
     wire: Json,
     left_out: Sequence[str] = (),
     probe: Json | None = None,
+    accuracy: float | None = None,
 ) -> list[Flag]:
     """Check for every flag; returns those that are raised.
 
@@ -363,6 +380,7 @@ def raise_flags(
         wire: What was found in captured requests; empty if there are none.
         left_out: Attacks of the profile that the user chose not to run.
         probe: What linear heads answer without the server, as in the record.
+        accuracy: Its accuracy; None if it is not known.
     """
     beside = wire.get("beside", ())  # fields of a request that no attack looks at
     bit = leaks.get("exit", {})  # what it tells that an image was sent
@@ -392,6 +410,7 @@ def raise_flags(
         "wire leaks more than the audit": wire_leaks_more(wire),
         "sent more than the rule allows": sends_more(wire),
         "server not needed": server_not_needed(probe or {}),
+        AT_CHANCE: answers_at_chance(target, accuracy),
         "exit tells the class": exit_tells({k: v for k, v in bit.items() if k != MEMBERSHIP}),
         "exit tells the members": exit_tells_members(bit),
     }

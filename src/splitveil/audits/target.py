@@ -56,6 +56,7 @@ class DeviceAnswers:
         sure: How sure it is of each scored image (n,); None if it is not known.
         own: The class that the device itself answers for each scored image (n,); None if it is
             not known.
+        averages: Whether it averages its own answer with the server's.
     """
 
     asked: Tensor
@@ -64,6 +65,7 @@ class DeviceAnswers:
     aux_sure: Tensor | None = None
     sure: Tensor | None = None
     own: Tensor | None = None
+    averages: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
