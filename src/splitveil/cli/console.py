@@ -34,6 +34,7 @@ err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 OptText = str | None
 OptTexts = list[str] | None
 OptInt = int | None
+OptNumber = float | None
 OptPath = Path | None
 
 # Options that several commands have.
