@@ -12,8 +12,8 @@ from splitveil.errors import ConfigError
 from splitveil.experiments.choice import (
     ADVICE,
     Advice,
+    DeviceLimits,
     Kind,
-    Limits,
     Tried,
     advice,
     advice_rows,
@@ -21,7 +21,7 @@ from splitveil.experiments.choice import (
     gain_over,
 )
 
-LIMITS = Limits(macs=5e6, wire_floats=512, exposure=0.25, stored=64_000)
+LIMITS = DeviceLimits(macs=5e6, wire_floats=512, exposure=0.25, stored=64_000)
 IMAGES = 1000
 
 
@@ -44,7 +44,7 @@ EXIT = row("early exit", "early exit, 20 % sent", 0.88, exposure=0.18)
 MORE = row("early exit", "early exit, 30 % sent", 0.89, exposure=0.27)
 
 
-def agrees(rows: list[Tried], limits: Limits, made: Advice) -> None:
+def agrees(rows: list[Tried], limits: DeviceLimits, made: Advice) -> None:
     """The sentence names the chosen row with the numbers that the table shows."""
     table = advice_rows(rows, limits, made)
     chosen = [r for r in table if r["chosen"]]
@@ -103,7 +103,7 @@ def agrees(rows: list[Tried], limits: Limits, made: Advice) -> None:
         ([ALONE, EXIT, MORE], LIMITS, "early exit", EXIT, "(+3.0 points"),
         (
             [ALONE, SPLIT, EXIT],
-            Limits(macs=5e6, wire_floats=512, exposure=1.0),
+            DeviceLimits(macs=5e6, wire_floats=512, exposure=1.0),
             "split",
             SPLIT,
             "(+5.0 points",
@@ -135,7 +135,7 @@ def agrees(rows: list[Tried], limits: Limits, made: Advice) -> None:
     ],
 )
 def test_each_case_is_answered_as_its_table_says(
-    rows: list[Tried], limits: Limits, case: str, chosen: Tried | None, said: str
+    rows: list[Tried], limits: DeviceLimits, case: str, chosen: Tried | None, said: str
 ) -> None:
     made = advice(rows, limits)
     assert made.case == case
@@ -193,7 +193,7 @@ def test_any_rows_get_an_advice_that_agrees_with_them(
         )
         for at, (kind, accuracy, e, wide, macs) in enumerate(some)
     ]  # fmt: skip
-    limits = Limits(macs=5e6, wire_floats=512, exposure=exposure)
+    limits = DeviceLimits(macs=5e6, wire_floats=512, exposure=exposure)
     agrees(rows, limits, advice(rows, limits))
 
 
@@ -218,4 +218,4 @@ def test_the_picture_is_the_same_for_the_same_rows() -> None:
 def test_limits_that_nothing_could_keep_are_refused(bad: dict[str, Any], said: str) -> None:
     given: dict[str, Any] = {"macs": 5e6, "wire_floats": 512, "exposure": 0.25}
     with pytest.raises(ConfigError, match=re.escape(said)):
-        Limits(**given | bad)
+        DeviceLimits(**given | bad)

@@ -19,7 +19,7 @@ from splitveil.nets.budget import weigh
 from splitveil.nets.catalogue import NETS, find_client, paired
 from splitveil.nets.channel import Channel, GaussianNoise, SparseCoding, wire_bits
 from splitveil.nets.clients import build_client, parse_client
-from splitveil.nets.cost import TRACKS, count, deployed_cost, find_track, track_of
+from splitveil.nets.cost import TRACKS, count_network, deployed_cost, find_track, track_of
 from splitveil.nets.servers import find_server
 from splitveil.nets.split import SplitModel, cut, with_channel
 
@@ -73,7 +73,7 @@ def test_the_client_of_an_early_exit_counts_body_wire_and_own_head() -> None:
     assert found.client.macs == hooked_macs(watched.both_answers, parts, torch.zeros(1, *IMAGE))
     own_head = 64 * 10
     at_tap = 24 * 9 * (512 // 64) * 8 * 8  # 3×3 from 24 channels at 16×16 to 8×8×8
-    alone = count(model_of(ALONE).encoder, IMAGE).macs
+    alone = count_network(model_of(ALONE).encoder, IMAGE).macs
     assert found.client.macs == alone + own_head + at_tap == 3_248_768
     assert (found.wire_floats, found.number_bits) == (512, 16)
 
@@ -96,7 +96,7 @@ def test_stored_numbers_are_those_of_the_folded_client(name: str) -> None:
     folded, x = fuse(copy.deepcopy(client)), torch.rand(2, *shape)
     with torch.no_grad():
         torch.testing.assert_close(folded(x), client(x))
-    assert count(client, shape).stored == sum(p.numel() for p in folded.parameters())
+    assert count_network(client, shape).stored == sum(p.numel() for p in folded.parameters())
 
 
 @settings(max_examples=10, deadline=None)
@@ -112,7 +112,7 @@ def test_a_spec_states_what_its_built_and_folded_client_costs(
     parts = ".".join(f"{w}x{d}" if d > 1 else str(w) for w, d in stages)
     spec = parse_client(f"{family}-5-{parts}{inside}-c3")
     client = build_client(spec, (1, 12, 12))
-    found, stated = count(client, (1, 12, 12)), weigh(spec, (1, 12, 12))
+    found, stated = count_network(client, (1, 12, 12)), weigh(spec, (1, 12, 12))
     assert (found.macs, found.params, found.stored) == (stated.macs, stated.params, stated.stored)
     folded = fuse(copy.deepcopy(client))
     assert found.stored == sum(p.numel() for p in folded.parameters())
@@ -136,7 +136,7 @@ class NormFirst(nn.Module):
 
 
 def test_a_norm_that_cannot_be_folded_keeps_scale_and_shift() -> None:
-    assert count(NormFirst(), (4, 5, 5)).stored == 9 * 16 + 16 + 4 * (2 * 4)
+    assert count_network(NormFirst(), (4, 5, 5)).stored == 9 * 16 + 16 + 4 * (2 * 4)
 
 
 def test_maps_of_the_channel_and_its_noise_count() -> None:
@@ -153,7 +153,7 @@ def test_maps_of_the_channel_and_its_noise_count() -> None:
 
 def test_pooling_and_activations_count_nothing_and_are_listed() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Sigmoid())
-    found = count(net, (1, 4, 4))
+    found = count_network(net, (1, 4, 4))
     assert (found.macs, found.pooled, found.activated) == (32, 32, 32 + 8)
 
 
@@ -217,12 +217,12 @@ def test_layers_behind_a_tap_are_not_stored_where_nobody_reads_them() -> None:
     whole = sum(p.numel() for p in tapped.parameters())
     projection = 24 * 9 * 8 + 8
     stem, block = 3 * 9 * 24 + 24, (24 * 48 + 48) + (9 * 48 + 48) + (48 * 24 + 24)
-    assert count(tapped, IMAGE).stored == stem + 2 * block + projection < whole
+    assert count_network(tapped, IMAGE).stored == stem + 2 * block + projection < whole
 
 
 def test_a_residual_block_and_a_plain_one_by_hand() -> None:
     net = nn.Sequential(plain_conv(3, 4), ResidualBlock(4, 8, 2))
-    found = count(net, (3, 8, 8))
+    found = count_network(net, (3, 8, 8))
     convs = [(3 * 9 * 4, 64, 4), (4 * 9 * 8, 16, 8), (8 * 9 * 8, 16, 8), (4 * 8, 16, 8)]
     assert found.macs == sum(weights * places for weights, places, _ in convs)
     assert found.stored == sum(weights + bias for weights, _, bias in convs)

@@ -38,7 +38,7 @@ from splitveil.data.splits import aux_view, hash_all, make_splits
 from splitveil.errors import AuditError, ConfigError, DataError, unknown
 from splitveil.io import Json, Progress, silent
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.nets.cost import count
+from splitveil.nets.cost import count_network
 from splitveil.record.schema import Record
 from splitveil.rng import derive_seed, seeded_globals, stream
 from splitveil.threat import Access, Labelled, Send, Victim, by_rows, check_images, without_nan
@@ -568,7 +568,7 @@ def audit_encoder(
             check_noise(own.noise_std, noise, min(LISTENED, len(target.scored)) * floats)
         cost: Json = dict.fromkeys(("macs", "params", "stored"))
         if own.white_box:
-            found = count(parts[0], tuple(few.shape[1:]))
+            found = count_network(parts[0], tuple(few.shape[1:]))
             cost = {"macs": found.macs, "params": found.params, "stored": found.stored}
         facts = Facts(
             began=began, train_seconds=None,

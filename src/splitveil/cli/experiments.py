@@ -341,8 +341,9 @@ def advise(  # noqa: PLR0917 - every option of the command, as typer wants them
     track: Annotated[OptText, Option(help="Instead of these three: B1, B5 or B21.")] = None,
     exposure: Annotated[float, Option(help="Largest exposure, in [0, 1].")] = 0.25,
     minutes: Annotated[
-        float, Option(help="About how long it may take on two cores, for all trainings.")
-    ] = 5.0,
+        OptNumber,
+        Option(help="About how long it may take on two cores (default: 4, or 8 for many images)."),
+    ] = None,
     server: Annotated[
         OptText, Option(help="What follows the client; see `splitveil nets`.")
     ] = None,
@@ -366,11 +367,11 @@ def advise(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.config.resolve import make_config
     from splitveil.data.catalogue import load
     from splitveil.experiments.advise import run_advise
-    from splitveil.experiments.choice import ADVICE, Limits
+    from splitveil.experiments.choice import ADVICE, DeviceLimits
     from splitveil.experiments.runner import LiveTable
 
     budget = _budget(macs, wire, params, track, alone=True)
-    limits = Limits(
+    limits = DeviceLimits(
         macs=budget["max_macs"], wire_floats=budget["wire_floats"], exposure=exposure,
         stored=budget["max_stored"],
     )  # fmt: skip

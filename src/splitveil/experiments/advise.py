@@ -25,8 +25,8 @@ from splitveil.data.dataset import Dataset
 from splitveil.errors import ConfigError, Range, RunError
 from splitveil.experiments.choice import (
     Advice,
+    DeviceLimits,
     Kind,
-    Limits,
     Tried,
     advice,
     advice_rows,
@@ -53,13 +53,13 @@ SHARES = (0.05, 0.1, 0.2, 0.3, 0.5)  # of the images that an early-exit row send
 ATTACKS = ("linear", "decoder")  # of profile `quick`
 PROFILE = "quick"
 SERVER = "resnet-64"  # behind images from 32×32
-MINUTES = 5.0
+MINUTES, MANY_MINUTES, MANY_IMAGES = 4.0, 8.0, 5000  # default: more time for more images
 PACE = 20e9  # multiply-adds a second that two cores train, forward and backward counted as three
+STEP = 0.05  # seconds that a step of a small deep net takes besides
 TRAINED = 0.75  # of the minutes; the rest is for attacks
-CLIENTS, TRIALS = 4, 5  # clients alone in the search; other trainings
-MOST_STEPS = 400  # that a training should have, if its images allow it
-LEAST_IMAGES, LEAST_EPOCHS, LEAST_BATCH = 1000, 3, 32
-LOUD = 8.0  # times the usual noise, of one split row
+CLIENTS, TRIALS = 3, 4  # trainings of clients alone, and with a server
+DEPTH = 20  # convolutions one after another: clients about as deep come first
+LEAST_IMAGES, LEAST_EPOCHS, BATCH = 1000, 3, 128
 
 
 @dataclass(frozen=True)
@@ -195,10 +195,11 @@ def effort(
     >>> effort(5, 1e6, 1000, {"epochs": 60, "batch_size": 128})
     Effort(epochs=60, batch_size=128, held_out=0.0)
     """
-    passes = minutes * 60 * TRAINED * PACE / (3 * macs)
+    batch = min(int(usual["batch_size"]), BATCH)
+    per_image = 3 * macs / PACE + (CLIENTS + TRIALS) * STEP / batch  # seconds
+    passes = minutes * 60 * TRAINED / per_image
     count = min(images, max(LEAST_IMAGES, int(passes / LEAST_EPOCHS)))
     epochs = min(int(usual["epochs"]), max(LEAST_EPOCHS, int(passes / count)))
-    batch = min(int(usual["batch_size"]), max(LEAST_BATCH, count * epochs // MOST_STEPS))
     held_out = 0.0 if count == images else round(1 - count / images, 3)
     return Effort(epochs=epochs, batch_size=batch, held_out=held_out)
 
@@ -230,7 +231,7 @@ class Advised:
 
     advice: Advice
     rows: Sequence[Tried]
-    limits: Limits
+    limits: DeviceLimits
     effort: Effort
     images: tuple[int, int]
     missing: Sequence[str]
@@ -253,9 +254,9 @@ class Advised:
 
 def run_advise(
     config: RunConfig,
-    limits: Limits,
+    limits: DeviceLimits,
     *,
-    minutes: float | int = MINUTES,
+    minutes: float | int | None = None,
     server: str | None = None,
     progress: LiveTable | None = None,
 ) -> Advised:
@@ -268,12 +269,15 @@ def run_advise(
     Args:
         config: Dataset, seed, device and folders; the rest is chosen here.
         limits: The device, and what may leak.
-        minutes: About how long it may take on two cores, > 0.
+        minutes: About how long it may take on two cores, > 0; None: 4, or 8 for 5,000 images and
+            more.
         server: What follows the client; None: `small` for images under 32×32, else `resnet-64`.
         progress: The table that shows what happens.
     """
-    Range(0, math.inf, above=True).check("minutes", minutes)
     dataset = load(config.dataset, config.data_dir)
+    if minutes is None:
+        minutes = MINUTES if len(dataset) < MANY_IMAGES else MANY_MINUTES
+    Range(0, math.inf, above=True).check("minutes", minutes)
     shape = dataset.image_shape
     server = server or (SMALL_SERVER if min(shape[1:]) < SMALL_SIDE else SERVER)
     clients, missing = _clients_alone(dataset, limits)
@@ -347,19 +351,19 @@ def _checked(row: Tried) -> Tried:
     return replace(row, checked=True, **worse)
 
 
-def _clients_alone(dataset: Dataset, limits: Limits) -> tuple[list[Answering], list[str]]:
+def _clients_alone(dataset: Dataset, limits: DeviceLimits) -> tuple[list[Answering], list[str]]:
     """Clients alone to try; where none fits, none, and why."""
     try:
         found = answering_clients(
             dataset.image_shape, dataset.num_classes, max_macs=limits.macs,
-            max_stored=limits.stored, wire_floats=limits.wire_floats, most=CLIENTS,
+            max_stored=limits.stored, wire_floats=limits.wire_floats,
         )  # fmt: skip
     except ConfigError as error:
         return [], [f"a client alone: {error}"]
-    return found, []
+    return sorted(found, key=lambda one: abs(one.depth - DEPTH))[:CLIENTS], []
 
 
-def _split_client(dataset: Dataset, limits: Limits) -> ClientSpec:
+def _split_client(dataset: Dataset, limits: DeviceLimits) -> ClientSpec:
     """The first client that fits as one half of a split."""
     budget = {
         "max_macs": limits.macs, "wire_floats": limits.wire_floats, "max_stored": limits.stored,
@@ -382,15 +386,14 @@ def _planned_macs(
     model = resolve(plain, dataset).build_model()
     cost = deployed_cost(model, dataset.image_shape)
     after = 0 if cost.server is None else cost.server.macs
-    searched = sum(one.macs for one in clients) / 2 + 3 * max((c.macs for c in clients), default=0)
-    return searched + TRIALS * (cost.client.macs + after)
+    return sum(one.macs for one in clients) + TRIALS * (cost.client.macs + after)
 
 
 def _with_server(  # noqa: PLR0917 - what `run_advise` knows
     below: RunConfig,
     specs: Sequence[ClientSpec],
     dataset: Dataset,
-    limits: Limits,
+    limits: DeviceLimits,
     server: str,
     missing: list[str],
 ) -> list[tuple[Kind, Trial]]:
@@ -402,12 +405,8 @@ def _with_server(  # noqa: PLR0917 - what `run_advise` knows
     trials: list[tuple[Kind, Trial]] = []
     if split is None:
         split = str(_split_client(dataset, limits))
-    for name, defence, noise in (
-        ("split, noise", "noise", usual),
-        ("split, more noise", "noise", LOUD * usual),
-        ("split, veil", "veil", usual),
-    ):
-        run = replace(below, defence=defence, client=split, server=server, noise_std=noise)
+    for name, defence in (("split, noise", "noise"), ("split, veil", "veil")):
+        run = replace(below, defence=defence, client=split, server=server, noise_std=usual)
         trials.append(("split", Trial(label=name, config=run)))
     places = [f"{spec}@{tap}" for spec in specs for tap in taps_of(spec)[1:] or taps_of(spec)]
     early = next(
@@ -426,7 +425,7 @@ def _with_server(  # noqa: PLR0917 - what `run_advise` knows
 
 
 def _fits(  # noqa: PLR0917 - what decides it
-    below: RunConfig, defence: str, client: str, server: str, dataset: Dataset, limits: Limits
+    below: RunConfig, defence: str, client: str, server: str, dataset: Dataset, limits: DeviceLimits
 ) -> bool:
     """Whether a run's client fits the device; one that cannot be built does not."""
     try:
@@ -448,8 +447,7 @@ def _not_tried(
         "images, and a longer one can change the order",
         f"other seeds: one seed, and {judged:,} validation images both chose and measured",
         f"stronger attackers: {' and '.join(ATTACKS)} of profile {PROFILE}; audit what you ship",
-        f"more clients alone: {CLIENTS if searched else 0} were searched; `splitveil clients "
-        "--alone` searches 16",
+        f"more clients alone: {searched} were trained; `splitveil clients --alone` tries 16",
         f"other servers than {server}, other defences than noise and veil, other strengths and "
         "taps",
     ]

@@ -22,7 +22,7 @@ Z95 = 1.959963984540054
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class DeviceLimits:
     """What a device has, and what may leak.
 
     Args:
@@ -134,7 +134,7 @@ def gain_over(row: Tried, alone: Tried) -> Gain:
     return Gain(mean=mean, low=mean - half, high=mean + half)
 
 
-def advice(rows: Sequence[Tried], limits: Limits) -> Advice:
+def advice(rows: Sequence[Tried], limits: DeviceLimits) -> Advice:
     """Choose a row for a device.
 
     The most accurate row that fits the device and whose exposure surely is within the limit; but
@@ -234,7 +234,7 @@ ADVICE = Table(
 )  # fmt: skip
 
 
-def advice_rows(rows: Sequence[Tried], limits: Limits, made: Advice) -> list[Json]:
+def advice_rows(rows: Sequence[Tried], limits: DeviceLimits, made: Advice) -> list[Json]:
     """The rows as JSON, the most accurate first, with what the advice says of them."""
     found = []
     for row in sorted(rows, key=lambda r: (-r.accuracy, r.exposure, r.name)):
@@ -256,7 +256,7 @@ def advice_rows(rows: Sequence[Tried], limits: Limits, made: Advice) -> list[Jso
     return found
 
 
-def draw_frontier(rows: Sequence[Tried], limits: Limits, made: Advice) -> Drawing:
+def draw_frontier(rows: Sequence[Tried], limits: DeviceLimits, made: Advice) -> Drawing:
     """Accuracy (y, %) against exposure (x, %), with the limit; grey where a row is not allowed.
 
     Shares of one early-exit training are joined by a line.

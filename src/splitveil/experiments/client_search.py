@@ -35,7 +35,7 @@ from splitveil.nets.budget import (
 )
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.clients import THIN_CLIENTS
-from splitveil.nets.cost import count
+from splitveil.nets.cost import count_network
 from splitveil.nets.split import cut
 from splitveil.record.statistics import undominated
 from splitveil.runs import load_checked_teacher
@@ -104,7 +104,7 @@ def contenders(
 def _stored(net: str, image_shape: Shape) -> int:
     with torch.device("meta"):
         model = cut(NETS[net].build(image_shape, 2), NETS[net].cut_at)
-        return count(model.encoder, image_shape).stored
+        return count_network(model.encoder, image_shape).stored
 
 
 def _named(image_shape: Shape, family: str | None) -> list[str]:

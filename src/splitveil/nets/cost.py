@@ -154,7 +154,7 @@ class Counted:
         activated: Numbers that activations compute; they count 0.
         shape: Of its output for one image.
 
-    >>> count(nn.Sequential(nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8)), (1, 4, 4))
+    >>> count_network(nn.Sequential(nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8)), (1, 4, 4))
     Counted(macs=288, params=88, stored=80, pooled=0, activated=0, shape=(8, 2, 2))
     """
 
@@ -166,7 +166,7 @@ class Counted:
     shape: Shape
 
 
-def count(network: nn.Module, shape: Shape, name: str = "the client") -> Counted:
+def count_network(network: nn.Module, shape: Shape, name: str = "the client") -> Counted:
     """Count a network by passing one input of zeros through it, in eval mode.
 
     Args:
@@ -269,12 +269,12 @@ def deployed_cost(model: SplitModel, image_shape: Shape) -> DeployedCost:
     >>> found.client.macs, found.client.stored, found.wire_floats, found.number_bits, found.track
     (12, 16, 3, 32, 'B1')
     """
-    client = count(OnDevice(model), image_shape)
+    client = count_network(OnDevice(model), image_shape)
     if model.silent:
         return DeployedCost(client=client, server=None, wire_floats=0, number_bits=0)
     return DeployedCost(
         client=client,
-        server=count(model.head, client.shape, "the server"),
+        server=count_network(model.head, client.shape, "the server"),
         wire_floats=math.prod(client.shape),
         number_bits=wire_bits(model.encoder, model.channel),
     )
