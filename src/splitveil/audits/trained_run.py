@@ -40,7 +40,7 @@ from splitveil.nets.exit import TappedClient, sureness
 from splitveil.nets.split import SplitModel
 from splitveil.provenance import commit, model_hash, versions
 from splitveil.record.files import write_record
-from splitveil.record.schema import Record
+from splitveil.record.schema import BY_ALONE, Record
 from splitveil.rng import stream
 from splitveil.threat import CHUNK, Access, FittedAttack, Labelled
 
@@ -63,7 +63,7 @@ class Audited(Protocol):
         ...
 
     def trained(self) -> Json:
-        """Its training: `steps`, `seconds`, `peak_bytes`, and `teacher` or None."""
+        """Its training: `steps`, `seconds`, `peak_bytes`, `val_accuracy`, `teacher` or None."""
         ...
 
 
@@ -122,7 +122,7 @@ def open_run(
         exit=_exit_of(model, scored, known), silent=model.silent,
     )  # fmt: skip
     settings = {k: v for k, v in flat_config(config).items() if k not in PLACES}
-    training = {"steps": steps, "peak_bytes": trained["peak_bytes"]}
+    training = {k: trained[k] for k in ("steps", "peak_bytes", "val_accuracy")}
     if teacher := trained["teacher"]:
         settings["teacher"] = teacher["run"]  # not the path to it
         training["teacher"] = teacher
@@ -163,6 +163,7 @@ def _exit_of(model: SplitModel, scored: Labelled, aux: Labelled) -> DeviceAnswer
         asked=rule.asks(here), aux_asked=rule.asks(known),
         aux_sure=sureness(known, rule.kind, rule.temperature),
         sure=sureness(here, rule.kind, rule.temperature), own=here.argmax(1),
+        averages=rule.average,
     )  # fmt: skip
 
 
@@ -336,7 +337,19 @@ def replay(run: Audited, record: Record, progress: Progress = silent) -> list[st
     old: Json = json.loads(json.dumps(record.to_dict()))  # NaN in a record differs, as it should
     earlier = {k: getattr(RunConfig, k) for k in RECENT} | {"precision": run.config.precision}
     old["config"] = earlier | old["config"]
+    _forget_others(old)
     return list(differences(old, json.loads(fresh.to_json())))
+
+
+def _forget_others(record: Json) -> None:
+    """Take out of a record what it says beside other runs, which a replay does not have."""
+    gained = ("server_gain", "gain_over_same_client")
+    record |= {key: None for key in ("alone", *gained) if key in record}
+    for key in gained:
+        (record.get("intervals") or {}).pop(key, None)
+    if record.get("flags"):
+        kept = [f for f in record["flags"] if not str(f["seen"]).startswith(BY_ALONE)]
+        record["flags"] = kept
 
 
 def fit_attacker(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from splitveil.data.dataset import Dataset
 from splitveil.errors import DataError
-from splitveil.untrusted import read_bytes
+from splitveil.io import read_bytes
 
 MAX_VALUES = 256  # of one attribute
 INDEX, FILE = "index", "file"
