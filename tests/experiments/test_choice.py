@@ -17,7 +17,7 @@ from splitveil.experiments.choice import (
     Tried,
     advice,
     advice_rows,
-    draw_frontier,
+    draw_advice,
     gain_over,
 )
 
@@ -200,7 +200,7 @@ def test_any_rows_get_an_advice_that_agrees_with_them(
 def test_the_picture_is_the_same_for_the_same_rows() -> None:
     rows = [ALONE, SPLIT, QUIET, EXIT, MORE]
     made = advice(rows, LIMITS)
-    one, other = (draw_frontier(rows, LIMITS, made).png for _ in range(2))
+    one, other = (draw_advice(rows, LIMITS, made).png for _ in range(2))
     assert one == other
     assert one.startswith(b"\x89PNG")
 

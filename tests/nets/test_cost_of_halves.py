@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def fuse(network: nn.Module) -> nn.Module:
     return network
 
 
-def hooked_macs(run: nn.Module, parts: list[nn.Module], x: Tensor) -> int:
+def hooked_macs(run: Callable[[Tensor], object], parts: list[nn.Module], x: Tensor) -> int:
     """Multiply-adds by hooks on convolutions and linear maps: outputs × weights behind each."""
     macs = 0
 

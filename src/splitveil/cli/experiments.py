@@ -224,7 +224,7 @@ def show_alone(
     """Find the client that answers best without a server."""
     console.start()
     from splitveil.data.catalogue import load
-    from splitveil.experiments.client_search import ALONE, best_alone
+    from splitveil.experiments.client_search import ALONE, search_alone
     from splitveil.experiments.runner import LiveTable
     from splitveil.nets.budget import answering_clients
 
@@ -241,7 +241,7 @@ def show_alone(
         return macs <= most and (room is None or stored <= room)
 
     with LiveTable(console.err) as table:
-        rows, failed = best_alone(found, config, fits, table)
+        rows, failed = search_alone(found, config, fits, table)
     warn_failed(failed, SAME_COMMAND)
     best, caps = rows[0], {"macs": most, "stored": room}
     if json_:

@@ -30,9 +30,9 @@ from splitveil.experiments.choice import (
     Tried,
     advice,
     advice_rows,
-    draw_frontier,
+    draw_advice,
 )
-from splitveil.experiments.client_search import best_alone
+from splitveil.experiments.client_search import search_alone
 from splitveil.experiments.runner import (
     LiveTable,
     Trial,
@@ -293,7 +293,7 @@ def run_advise(
     work = Work(profile=PROFILE, aux="val", only=ATTACKS, measure=ExposedOnVal())
     if clients:
         up = replace(below, runs_dir=config.runs_dir)
-        ranked, failed = best_alone(clients, up, limits.hold, table, measure=ExposedOnVal())
+        ranked, failed = search_alone(clients, up, limits.hold, table, measure=ExposedOnVal())
         specs = list(dict.fromkeys(parse_client(row["client"]) for row in ranked))
         rows += [
             row
@@ -327,7 +327,7 @@ def run_advise(
 def write_advice(found: Advised) -> None:
     """Write the picture and `advice.json` into the folder."""
     found.folder.mkdir(parents=True, exist_ok=True)
-    drawing = draw_frontier(found.rows, found.limits, found.advice)
+    drawing = draw_advice(found.rows, found.limits, found.advice)
     (found.folder / "frontier.png").write_bytes(drawing.png)
     text = json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n"
     write_text(found.folder / "advice.json", text)

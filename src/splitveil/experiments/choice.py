@@ -90,7 +90,7 @@ class Tried:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gain:
+class PairedGain:
     """Accuracy of a row minus that of another on the same images, with its 95 % limits."""
 
     mean: float
@@ -115,10 +115,10 @@ class Advice:
     chosen: Tried | None
     alone: Tried | None
     sentence: str
-    gains: Mapping[str, Gain]
+    gains: Mapping[str, PairedGain]
 
 
-def gain_over(row: Tried, alone: Tried) -> Gain:
+def gain_over(row: Tried, alone: Tried) -> PairedGain:
     """The gain in accuracy with 95 % limits: images paired, normal approximation.
 
     >>> import numpy as np
@@ -131,7 +131,7 @@ def gain_over(row: Tried, alone: Tried) -> Gain:
     difference = row.right.astype(float) - alone.right.astype(float)
     mean = float(difference.mean())
     half = Z95 * float(difference.std(ddof=1)) / math.sqrt(len(difference))
-    return Gain(mean=mean, low=mean - half, high=mean + half)
+    return PairedGain(mean=mean, low=mean - half, high=mean + half)
 
 
 def advice(rows: Sequence[Tried], limits: DeviceLimits) -> Advice:
@@ -215,7 +215,7 @@ def _exposed(row: Tried) -> str:
     return f"an exposure of {_points(row.exposure)} (at most {_points(row.exposure_high)})"
 
 
-def _gained(gain: Gain) -> str:
+def _gained(gain: PairedGain) -> str:
     return f"{100 * gain.mean:+.1f} points, {100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
 
 
@@ -256,7 +256,7 @@ def advice_rows(rows: Sequence[Tried], limits: DeviceLimits, made: Advice) -> li
     return found
 
 
-def draw_frontier(rows: Sequence[Tried], limits: DeviceLimits, made: Advice) -> Drawing:
+def draw_advice(rows: Sequence[Tried], limits: DeviceLimits, made: Advice) -> Drawing:
     """Accuracy (y, %) against exposure (x, %), with the limit; grey where a row is not allowed.
 
     Shares of one early-exit training are joined by a line.

@@ -1,6 +1,6 @@
 """Which client to take: each is trained briefly, and ranked by the result.
 
-`rank_clients` attacks split clients quickly; `best_alone` looks for the client that answers best
+`rank_clients` attacks split clients quickly; `search_alone` looks for the client that answers best
 without any server, by successive halving.
 """
 
@@ -198,7 +198,7 @@ def rungs(epochs: int, clients: int) -> list[tuple[int, int]]:
     ]
 
 
-def best_alone(
+def search_alone(
     clients: Sequence[Answering],
     config: RunConfig,
     fits: Callable[[int, int], bool],
