@@ -26,6 +26,8 @@ from splitveil.config.machine import (
 )
 from splitveil.config.resolve import DataFacts, flat_config, planned_steps
 from splitveil.config.run_config import PLACES, RunConfig
+from splitveil.data.attributes import own_attributes
+from splitveil.data.catalogue import DATASETS
 from splitveil.data.dataset import Dataset
 from splitveil.data.folder import file_names
 from splitveil.data.splits import Splits, aux_view
@@ -33,8 +35,9 @@ from splitveil.errors import AuditError, ConfigError, RunError
 from splitveil.grid import STEPS
 from splitveil.io import Json, Progress, check_folder, file_version, folder_lock, silent
 from splitveil.nets.channel import adds_noise
+from splitveil.nets.cost import deployed_cost
 from splitveil.nets.exit import TappedClient, sureness
-from splitveil.nets.split import Cost, SplitModel
+from splitveil.nets.split import SplitModel
 from splitveil.provenance import commit, model_hash, versions
 from splitveil.record.files import write_record
 from splitveil.record.schema import BY_ALONE, Record
@@ -106,8 +109,6 @@ def open_run(
     scored = dataset.labelled(view.scored)
     if model.silent:
         certificates = "nothing is sent"
-    elif model.exit is not None:
-        certificates = "whether an image is sent tells something of it, which is not bounded yet"
     target = Target(
         victim=victim, head=None if model.silent else model.head, classes=dataset.classes,
         aux=known,
@@ -116,20 +117,22 @@ def open_run(
         outsiders=dataset.labelled(splits.held_out) if len(splits.held_out) else test,
         attributes=read_attributes(
             attributes, len(dataset), view.aux, view.scored, lambda: file_names(config.dataset)
-        ),
+        ) or own_attributes(dataset, view.aux, view.scored),
         own_data=":" in config.dataset, certify=certificates,
         unfinished=f"{steps} of {planned} steps were trained" if steps < planned else None,
         answers=model.deployed().eval().answer if model.silent or model.exit is not None else None,
-        exit=_exit_of(model, scored, known), silent=model.silent,
+        exit=exit_of(model, scored, known), silent=model.silent,
     )  # fmt: skip
     settings = {k: v for k, v in flat_config(config).items() if k not in PLACES}
     training = {k: trained[k] for k in ("steps", "peak_bytes", "val_accuracy")}
     if teacher := trained["teacher"]:
         settings["teacher"] = teacher["run"]  # not the path to it
         training["teacher"] = teacher
-    cost = Cost.of(model.encoder, shape)
+    share_sent = 0.0 if model.silent else 1.0
+    if target.exit is not None:
+        share_sent = float(target.exit.asked.double().mean())
     fields = {
-        "client": {"macs": cost.macs, "params": cost.params, "wire_floats": cost.wire_floats},
+        **deployed_cost(model, shape).to_json(share_sent),
         "config": settings,
         "splits": hashes,
         "seeds": {"train": config.seed, "attack": seed, "split": config.split_seed},
@@ -148,18 +151,19 @@ def open_run(
 
 
 @torch.no_grad()
-def _exit_of(model: SplitModel, scored: Labelled, aux: Labelled) -> DeviceAnswers | None:
+def exit_of(model: SplitModel, scored: Labelled, aux: Labelled) -> DeviceAnswers | None:
     """What a device with an exit does with the scored images and the attacker's; None without."""
     if model.exit is None or not isinstance(model.encoder, TappedClient):
         return None
     rule, body = model.exit, model.encoder.body
 
+    @torch.no_grad()
     def own(images: Tensor) -> Tensor:
         return torch.cat([rule.head(body(x)) for x in torch.split(images, CHUNK)])
 
     here, known = own(scored.images), own(aux.images)
     return DeviceAnswers(
-        asked=rule.asks(here), aux_asked=rule.asks(known),
+        asked=rule.asks(here), aux_asked=rule.asks(known), asks=lambda x: rule.asks(own(x)),
         aux_sure=sureness(known, rule.kind, rule.temperature),
         sure=sureness(here, rule.kind, rule.temperature), own=here.argmax(1),
         averages=rule.average,
@@ -299,7 +303,9 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:  # noqa: 
 def check_replayable(record: Record) -> None:
     """Refuse a record that was made with more than its run and its data."""
     made = record.audit
-    if made.wire or made.attributes is not None:
+    source = DATASETS.get(str(record.config.get("dataset")))
+    own = source.attributes if source else ()  # of the dataset itself, not of a table
+    if made.wire or (made.attributes or own) != own:
         what = "captured requests" if made.wire else "a table of attributes"
         raise AuditError(
             f"the record was made with {what}, so it cannot be replayed from the run alone; "
@@ -368,7 +374,8 @@ def fit_attacker(
     net = fitted.net if isinstance(fitted, FittedAttack) else None
     if net is None:
         raise AuditError(f"attack '{name}' does not name its network; leave --attacker out")
-    error = metrics.mse(target.scored.images, fitted(target.sent)).mean()
+    errors = metrics.mse(target.scored.images, fitted(target.sent))
+    error = (errors if target.exit is None else errors[target.exit.asked]).mean()
     facts = {"attack": name, "profile": profile, "aux": aux, "seed": target.seed}
     return net, facts | {"mse": float(error), "audited_mse": record.attacks[name].mse}
 
