@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from splitveil.record.files import RunFiles
 from splitveil.record.groups import Group, kinds
-from splitveil.record.schema import BRIEF, get, leaves, text
-from splitveil.report.words import LOCALE, Sentence, Value, sentence
+from splitveil.record.schema import BRIEF, get, leaves, shortfalls, text
+from splitveil.report.words import LOCALE, Lang, Sentence, Value, joined, sentence, translated
 from splitveil.table import NOTHING, SMALL_MSE, format_mse, spread
 
 PASSPORT = (
@@ -126,6 +126,19 @@ def caveats(runs: Sequence[RunFiles]) -> list[Sentence]:
     if len(distinct(runs, "splits.test")) > 1:
         made.append(sentence("caveat.tests"))
     return [*made, sentence("caveat.last")]
+
+
+def reservations(runs: Sequence[RunFiles], lang: Lang = "en") -> list[str]:
+    """Which runs had less than a standard audit, and in what; equal shortfalls together."""
+    less: dict[str, list[str]] = {}
+    for run in runs:
+        short = [translated(reason, lang) for reason in shortfalls(run.record)]
+        less.setdefault(joined(short, lang), []).append(run.name)
+    return [
+        sentence("audit.less", reason=reason, names=tuple(names)).plain(lang)
+        for reason, names in less.items()
+        if reason
+    ]
 
 
 def passport(run: RunFiles) -> list[tuple[str, str]]:
