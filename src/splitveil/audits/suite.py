@@ -21,6 +21,7 @@ from splitveil.audits.target import (
     from_bytes,
     levels,
     send,
+    sender,
     to_bytes,
 )
 from splitveil.errors import AuditError
@@ -106,7 +107,8 @@ def accuracy(target: Target, draws: int) -> float | None:
         return _device_accuracy(target.answers, data, target, draws)
     if target.head is None:
         return None
-    sent = (send(target.victim, data.images, target.seed, f"accuracy/{i}") for i in range(draws))
+    again = sender(target.victim, data.images)
+    sent = (again(target.seed, f"accuracy/{i}") for i in range(draws))
     shares = [(answer(target.scores, z) == data.labels).double().mean() for z in sent]
     return float(torch.stack(shares).mean())
 
