@@ -281,9 +281,7 @@ def test_a_fit_that_continues_another_does_not_depend_on_who_comes_first(
     assert not torch.equal(found[0]["mse"], found[0]["ssim"])
 
 
-def test_it_takes_its_own_steps_at_half_the_rate(
-    make_aux: MakeAux, linear_victim: Victim
-) -> None:
+def test_it_takes_its_own_steps_at_half_the_rate(make_aux: MakeAux, linear_victim: Victim) -> None:
     more = replace(TINY, loss="ssim", more=3)
     assert (more.budget.steps(1000), more.budget.lr) == (3, TINY.lr / 2)
     assert len(more.fit(shared_view(linear_victim), make_aux(8), generator()).curve) == 3

@@ -85,7 +85,7 @@ def test_a_search_on_no_images_is_refused(name: str) -> None:
 class MeanOf:
     """A start that notes on how many images it is fitted, and whether it could share."""
 
-    noted: list[tuple[int, bool]] = field(default_factory=list)
+    noted: list[tuple[int, bool]] = field(default_factory=list, repr=False)
     access: Access = Access.BLACK_BOX
 
     def fit(self, victim: BlackBox, aux: Labelled, *_: object) -> Reconstructor:
