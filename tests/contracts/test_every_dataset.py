@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data.made import cifar100_archive, tiny_archive
+from data.made import cifar100_archive, coarse_archive, tiny_archive
 from PIL import Image
 
 from splitveil.data import cifar, mnist
@@ -79,11 +79,13 @@ def npz_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 FILES: dict[str, Callable[[Path, pytest.MonkeyPatch], Path]] = {
     "digits": no_files,
+    "fashion-small": no_files,
     "cifar10": cifar_archive,
     "fashion-mnist": idx_files,
     "folder": image_folders,
     "npz": npz_file,
     "cifar100": cifar100_archive,
+    "cifar100-coarse": coarse_archive,
     "tiny-imagenet": tiny_archive,
 }
 

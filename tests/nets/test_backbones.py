@@ -3,9 +3,11 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
 from splitveil.nets.backbones import mobilenetv2, resnet20, small, vgg11
+from splitveil.nets.blocks import StridedDepthwise, plain_conv
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.split import Cost, SplitModel, cut
 
@@ -203,3 +205,23 @@ def test_every_net_sends_numbers_between_0_and_1(name: str) -> None:
     with torch.no_grad():
         z = model.encoder(x)
     assert 0 < float(z.min()) < float(z.max()) < 1
+
+
+@pytest.mark.parametrize("side", [8, 7])
+def test_a_strided_depthwise_convolution_is_the_same_map_by_its_way_through_bfloat16(
+    side: int,
+) -> None:
+    layer = plain_conv(4, 4, 2, groups=4)[0]
+    assert isinstance(layer, StridedDepthwise)
+    x = torch.rand(3, 4, side, side, generator=torch.Generator().manual_seed(0))
+    written = F.conv2d(x, layer.weight, None, 2, 1, 1, 4)
+    expected = torch.autograd.grad(written.square().sum(), layer.weight)[0]
+    assert torch.equal(layer(x), written)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = layer(x)
+    assert mixed.dtype == torch.bfloat16
+    assert mixed.shape == written.shape
+    torch.testing.assert_close(mixed.float(), written, atol=0.02, rtol=0.02)
+    gradient = torch.autograd.grad(mixed.float().square().sum(), layer.weight)[0]
+    torch.testing.assert_close(gradient, expected, atol=0.1, rtol=0.03)

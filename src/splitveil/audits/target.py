@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn
 
 from splitveil.audits import metrics
 from splitveil.data.attributes import Attributes, attributes_of, read_table
-from splitveil.io import Json
+from splitveil.io import Json, parse_json
 from splitveil.record.schema import Scores
 from splitveil.rng import stream
 from splitveil.threat import (
@@ -34,7 +34,6 @@ from splitveil.threat import (
     same_shape,
     without_nan,
 )
-from splitveil.untrusted import parse_json
 
 SHOWN = 10
 NO_ANSWER = "–"  # the class that stands for every answer where there is no server
@@ -58,6 +57,7 @@ class DeviceAnswers:
         aux_sure: How sure the client is of each aux image (a,).
         sure: How sure it is of each scored image (n,).
         own: The class that its own head answers for each scored image (n,).
+        averages: Whether it averages its own answer with the server's.
     """
 
     asked: Tensor
@@ -65,6 +65,7 @@ class DeviceAnswers:
     aux_sure: Tensor
     sure: Tensor
     own: Tensor
+    averages: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

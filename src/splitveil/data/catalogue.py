@@ -17,6 +17,10 @@ DATASETS: Mapping[str, Source] = {
         summary="1797 handwritten digits, 1×8×8, 10 classes; ships with scikit-learn",
         read=mnist.read_digits,
     ),
+    "fashion-small": Source(
+        summary="7000 pieces of clothing, 1×28×28, 10 classes; ships with the package",
+        read=mnist.read_fashion_small,
+    ),
     "cifar10": Source(
         summary="60000 photographs, 3×32×32, 10 classes; official binary archive, 170 MB",
         read=cifar.read_cifar10,
@@ -24,6 +28,11 @@ DATASETS: Mapping[str, Source] = {
     "cifar100": Source(
         summary="60000 photographs, 3×32×32, 100 classes; official binary archive, 169 MB",
         read=cifar.read_cifar100,
+    ),
+    "cifar100-coarse": Source(
+        summary="the same photographs, 20 coarse classes; the fine class is a secret to guess",
+        read=cifar.read_cifar100_coarse,
+        attributes=(cifar.FINE,),
     ),
     "tiny-imagenet": Source(
         summary="110000 photographs, 3×64×64, 200 classes; official zip archive, 248 MB",

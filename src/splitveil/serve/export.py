@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from splitveil.errors import ExportError
 from splitveil.grid import REACH
-from splitveil.io import folder_lock
+from splitveil.io import Json, folder_lock
 from splitveil.nets import channel as kinds
 from splitveil.nets.channel import (
     Channel,
@@ -35,7 +35,7 @@ from splitveil.nets.channel import (
     LearnedNoise,
     Quantise,
     SparseCoding,
-    before_noise,
+    wire_bits,
 )
 from splitveil.nets.exit import Exit, TappedClient
 from splitveil.nets.split import SplitModel, with_stage_shapes
@@ -63,7 +63,7 @@ from splitveil.serve.runtime import onnxruntime, onnxruntime_quantisation
 from splitveil.serve.signature import FILE as SIGNATURE
 from splitveil.serve.signature import read_signing_key, signature_json
 from splitveil.serve.stages import STAGES, mean_std, pack_noise, total_noise, wire_step
-from splitveil.serve.wire import FLOATS, Json, Rows, Shape, TensorSpec
+from splitveil.serve.wire import FLOATS, Rows, Shape, TensorSpec
 
 OPSET = 18
 ONNX_NOTES = frozenset({"doc_string", "metadata_props"})  # fields of many parts of an ONNX file
@@ -72,7 +72,6 @@ PROBES = 16  # images on which ONNX and torch are compared
 CALIBRATION_BATCH = 64
 REPOSITORY = "repository"  # of Triton, which KServe runs too
 MAX_BATCH, MAX_DELAY_US = 64, 2000  # of Triton
-SPARE = 0.8  # of 16 bits that z may take: the rest is for the noise and an int8 client's error
 
 _KINDS: dict[type[nn.Module], str] = {  # names of stages in a manifest
     GaussianNoise: "gaussian",
@@ -542,12 +541,7 @@ def wire_datatype(parts: Parts, z: Tensor) -> str:
             f"the noise is too small: z goes up to {most:.4g}, {most / step:.3g} steps of the "
             f"noise's grid, allowed {REACH}; train with more noise"
         )
-    front = before_noise(parts.to_wire, Channel(stages))
-    noises = sum(isinstance(s, GaussianNoise | LearnedNoise) for s in stages)
-    if front.bounds is None or noises > 1:
-        return "INT32"
-    widest = max(abs(v) for v in front.bounds)
-    return "INT16" if widest / step <= SPARE * np.iinfo(np.int16).max else "INT32"
+    return f"INT{wire_bits(parts.to_wire, Channel(stages))}"
 
 
 class FromSteps(nn.Module):
@@ -613,16 +607,21 @@ def check_target(folder: Path, *, overwrite: bool) -> None:
 def new_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
     """A new folder to fill, which replaces `folder` if the block succeeds.
 
-    If `folder` is a link, the link stays and its target is replaced. What an export that was killed
-    left beside it is removed, or put back if it was the export to be replaced.
+    If `folder` is a link, the link stays and its target is replaced. Whatever ends the block, the
+    old export is back and nothing lies beside it; what a killed process left is removed, or put
+    back, by the next export.
     """
     folder = folder.resolve() if folder.is_symlink() else folder
     scratch = folder.with_name(f".{folder.name}.new")
     fresh, old = scratch / "new", scratch / "old"
+
+    def put_back() -> None:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+
     with folder_lock(folder, f"another process exports to {folder}; wait until it ends"):
         try:
-            if old.exists() and not folder.exists():
-                old.rename(folder)
+            put_back()
             check_target(folder, overwrite=overwrite)
             shutil.rmtree(scratch, ignore_errors=True)
             fresh.mkdir(parents=True)
@@ -631,11 +630,10 @@ def new_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
                 folder.rename(old)
             fresh.rename(folder)
         except OSError as err:
-            if old.exists() and not folder.exists():
-                old.rename(folder)
             raise ExportError(
                 f"cannot write {folder}: {err.strerror or err}; free some space, or choose another "
                 "--out"
             ) from err
         finally:
+            put_back()
             shutil.rmtree(scratch, ignore_errors=True)
