@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from splitveil.provenance import commit, model_hash, versions
 from splitveil.record.files import write_record
 from splitveil.record.schema import BY_ALONE, Record
 from splitveil.rng import stream
-from splitveil.threat import CHUNK, Access, FittedAttack, Labelled
+from splitveil.threat import CHUNK, Access, Attack, FittedAttack, Labelled
 
 COPY = "Copy the run's folder to a place where you may write, and audit the copy"
 RECENT = ("label_smoothing", "teacher_share", "teacher_temperature")  # older records lack them
@@ -265,11 +265,15 @@ def measure_run(
     )
     chosen = ({"only": list(only)} if only else {}) | ({"compiled": True} if compile else {})
     left_out = [name for name in find_profile(profile) if name not in attacks]
-    if run.model.silent:  # no other attack has anything to look at
-        blind = (Access.NONE, Access.LABEL)
-        attacks = {n: a for n, a in attacks.items() if a.access in blind}
+    attacks = with_something_to_see(attacks, run.model)
     facts = replace(facts, audit=facts.audit | chosen, left_out=left_out)
     return measure(target, attacks, profile, facts, store=store, progress=progress)
+
+
+def with_something_to_see(attacks: Mapping[str, Attack], model: SplitModel) -> dict[str, Attack]:
+    """The attacks that have something to look at: where nothing is sent, only the blind ones."""
+    blind = (Access.NONE, Access.LABEL)
+    return {n: a for n, a in attacks.items() if not model.silent or a.access in blind}
 
 
 def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:  # noqa: ANN401 - JSON values

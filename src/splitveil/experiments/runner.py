@@ -30,10 +30,11 @@ from rich.table import Column
 
 from splitveil import __version__
 from splitveil.attacks.profiles import at_precision, find_profile
+from splitveil.audits.exposure import what_is_exposed
 from splitveil.audits.flags import UNFINISHED
 from splitveil.audits.pipeline import ACCURACY_DRAWS
 from splitveil.audits.suite import Store, accuracy, label_only_mse, run_attacks, strongest
-from splitveil.audits.trained_run import open_run
+from splitveil.audits.trained_run import open_run, with_something_to_see
 from splitveil.config.machine import PRECISION, machine_precision
 from splitveil.config.resolve import find_device, resolve
 from splitveil.config.run_config import PLACES, ROUNDING, RunConfig, defaults_for
@@ -106,10 +107,14 @@ class Trial:
 
     @property
     def point(self) -> tuple[float, float]:
-        """Accuracy and leakage; a leakage below 0 counts as 0, for there is nothing left to win."""
+        """Accuracy and exposure, which is the leakage where every image is sent.
+
+        Below 0 it counts as 0, for there is nothing left to win.
+        """
         if self.found is None:
             raise RunError(f"trial {self.label} failed and has no numbers: {self.error}")
-        return float(self.found["accuracy"]), max(float(self.found["leakage"]), 0.0)
+        leaks = self.found.get("exposure", self.found["leakage"])
+        return float(self.found["accuracy"]), max(float(leaks), 0.0)
 
 
 class LiveTable(Bars):
@@ -203,7 +208,10 @@ class Work:
             if self.aux == "val" and (trial.config.folder / "config.toml").is_file():
                 _write(trial, key="")  # a resumed sweep finds it and tries again
             return trial
-        return replace(trial, found={"accuracy": record.accuracy, "leakage": record.leakage})
+        found = {"accuracy": record.accuracy, "leakage": record.leakage}
+        if record.sent not in (None, 1):  # an exit rule, or a client alone
+            found["exposure"] = record.exposure
+        return replace(trial, found=found)
 
     def has_done(self, record: Record) -> bool:
         """Whether a record is of these attacks, on a training that had ended."""
@@ -342,17 +350,24 @@ def validate_on_val(run: Run, attacks: Mapping[str, Attack], progress: Progress 
 
     Returns:
         `accuracy`, `mse` of the strongest `attack`, the `ceiling`, which is the error of an
-        attacker that knows the label alone, and `leakage`, which is 1 - mse / ceiling.
+        attacker that knows the label alone, and `leakage`, which is 1 - mse / ceiling. Where not
+        every image is sent, `sent` and `exposure` as in a record; the other numbers are then of all
+        images, as if they were sent.
     """
     target, facts = open_run(run, aux="val", seed=run.config.seed)
-    attacks = at_precision(attacks, facts.precision)
+    attacks = at_precision(with_something_to_see(attacks, run.model), facts.precision)
     store = Store(run.path / "audit", __version__)  # a trial's folder is of one version
-    best = strongest(run_attacks(target, attacks, progress, store=store))
+    attempts = run_attacks(target, attacks, progress, store=store)
+    best = strongest(attempts)
     ceiling = label_only_mse(target.aux, target.scored, target.num_classes)
-    return {
+    found: Json = {
         "accuracy": accuracy(target, ACCURACY_DRAWS), "mse": best["mse"],
         "attack": best["mse_by"], "ceiling": ceiling, "leakage": 1.0 - best["mse"] / ceiling,
     }  # fmt: skip
+    if target.exit is not None or target.silent:  # errors are those of all images, as if sent
+        exposed = what_is_exposed(target, attempts.get(best["mse_by"]))
+        found |= {"exposure": exposed["exposure"], "sent": exposed["sent"]}
+    return found
 
 
 def brief_epochs(dataset: str) -> int:
