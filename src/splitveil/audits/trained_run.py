@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,8 @@ from splitveil.config.machine import (
 )
 from splitveil.config.resolve import DataFacts, flat_config, planned_steps
 from splitveil.config.run_config import PLACES, RunConfig
+from splitveil.data.attributes import own_attributes
+from splitveil.data.catalogue import DATASETS
 from splitveil.data.dataset import Dataset
 from splitveil.data.folder import file_names
 from splitveil.data.splits import Splits, aux_view
@@ -33,13 +35,14 @@ from splitveil.errors import AuditError, ConfigError, RunError
 from splitveil.grid import STEPS
 from splitveil.io import Json, Progress, check_folder, file_version, folder_lock, silent
 from splitveil.nets.channel import adds_noise
+from splitveil.nets.cost import deployed_cost
 from splitveil.nets.exit import TappedClient, sureness
-from splitveil.nets.split import Cost, SplitModel
+from splitveil.nets.split import SplitModel
 from splitveil.provenance import commit, model_hash, versions
 from splitveil.record.files import write_record
 from splitveil.record.schema import BY_ALONE, Record
 from splitveil.rng import stream
-from splitveil.threat import CHUNK, Access, Attack, FittedAttack, Labelled
+from splitveil.threat import CHUNK, Access, FittedAttack, Labelled
 
 COPY = "Copy the run's folder to a place where you may write, and audit the copy"
 RECENT = ("label_smoothing", "teacher_share", "teacher_temperature")  # older records lack them
@@ -112,7 +115,7 @@ def open_run(
         outsiders=dataset.labelled(splits.held_out) if len(splits.held_out) else test,
         attributes=read_attributes(
             attributes, len(dataset), view.aux, view.scored, lambda: file_names(config.dataset)
-        ),
+        ) or own_attributes(dataset, view.aux, view.scored),
         own_data=":" in config.dataset, certify=certificates,
         unfinished=f"{steps} of {planned} steps were trained" if steps < planned else None,
         answers=model.deployed().eval().answer if model.silent or model.exit is not None else None,
@@ -123,9 +126,11 @@ def open_run(
     if teacher := trained["teacher"]:
         settings["teacher"] = teacher["run"]  # not the path to it
         training["teacher"] = teacher
-    cost = Cost.of(model.encoder, shape)
+    share_sent = 0.0 if model.silent else 1.0
+    if target.exit is not None:
+        share_sent = float(target.exit.asked.double().mean())
     fields = {
-        "client": {"macs": cost.macs, "params": cost.params, "wire_floats": cost.wire_floats},
+        **deployed_cost(model, shape).to_json(share_sent),
         "config": settings,
         "splits": hashes,
         "seeds": {"train": config.seed, "attack": seed, "split": config.split_seed},
@@ -265,15 +270,11 @@ def measure_run(
     )
     chosen = ({"only": list(only)} if only else {}) | ({"compiled": True} if compile else {})
     left_out = [name for name in find_profile(profile) if name not in attacks]
-    attacks = with_something_to_see(attacks, run.model)
+    if run.model.silent:  # no other attack has anything to look at
+        blind = (Access.NONE, Access.LABEL)
+        attacks = {n: a for n, a in attacks.items() if a.access in blind}
     facts = replace(facts, audit=facts.audit | chosen, left_out=left_out)
     return measure(target, attacks, profile, facts, store=store, progress=progress)
-
-
-def with_something_to_see(attacks: Mapping[str, Attack], model: SplitModel) -> dict[str, Attack]:
-    """The attacks that have something to look at: where nothing is sent, only the blind ones."""
-    blind = (Access.NONE, Access.LABEL)
-    return {n: a for n, a in attacks.items() if not model.silent or a.access in blind}
 
 
 def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:  # noqa: ANN401 - JSON values
@@ -297,7 +298,9 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:  # noqa: 
 def check_replayable(record: Record) -> None:
     """Refuse a record that was made with more than its run and its data."""
     made = record.audit
-    if made.wire or made.attributes is not None:
+    source = DATASETS.get(str(record.config.get("dataset")))
+    own = source.attributes if source else ()  # of the dataset itself, not of a table
+    if made.wire or (made.attributes or own) != own:
         what = "captured requests" if made.wire else "a table of attributes"
         raise AuditError(
             f"the record was made with {what}, so it cannot be replayed from the run alone; "

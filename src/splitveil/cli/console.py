@@ -33,6 +33,7 @@ err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 OptText = str | None
 OptTexts = list[str] | None
 OptInt = int | None
+OptNumber = float | None
 OptPath = Path | None
 OptPaths = list[Path] | None
 

@@ -91,11 +91,36 @@ class AttackScores:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientCost:
-    """Multiply-adds per image and parameters of the client, and numbers it sends per image."""
+    """What the client costs for one image.
+
+    Args:
+        macs: Multiply-adds, own head and maps of the channel included.
+        params: Parameters in training.
+        wire_floats: Numbers of one sending.
+        stored: Numbers stored: parameters after folding BatchNorm, tables, noise scales.
+        wire_bits: Bits of one sending.
+        bits_per_image: Bits sent, on average over all scored images.
+        uncounted: Numbers that pooling reads and activations compute, which count 0.
+        track: The smallest track that it belongs to.
+    """
 
     macs: Count | None
     params: Count | None
     wire_floats: Count | None
+    stored: Count | None
+    wire_bits: Count | None
+    bits_per_image: float | None
+    uncounted: Mapping[str, Any]
+    track: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerCost:
+    """Multiply-adds of the server for one sending, its parameters, and the average per image."""
+
+    macs: Count | None
+    params: Count | None
+    macs_per_image: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +252,7 @@ class Record:
             more than the label.
         true_rate_nats: Information per image about z beyond the class, nats; None if not known.
         client: What the client costs: multiply-adds, parameters, numbers sent.
+        server: What the server costs; zeros where nothing is sent.
         config: Settings of the run.
         splits: Hashes of the images used.
         seeds: Seeds of training, splits and attacks.
@@ -294,6 +320,7 @@ class Record:
     server_gain: Points | None
     gain_over_same_client: Points | None
     intervals: Mapping[str, Any]
+    server: ServerCost
     raw: Json = field(default_factory=dict, repr=False)
 
     @property

@@ -5,7 +5,7 @@ record says how accurate it was there; else the most accurate one by its test im
 make a gain smaller.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import ConfigError
+from splitveil.nets.cost import TRACKS, Caps
 from splitveil.record.files import RunFiles, read_run
 from splitveil.record.groups import Group, dataset_of, defences_of, kinds, mean_of
 from splitveil.record.schema import (
@@ -37,9 +38,6 @@ from splitveil.report.words import word
 
 ALONE = "alone"  # the defence that answers on the device
 FAR = 0.1  # accuracy that a row may lose to the same net without a defence
-TRACKS: Mapping[str, tuple[float, float]] = {  # multiply-adds and parameters of a client, at most
-    "B1": (1e6, 16_000), "B5": (5e6, 64_000), "B21": (21.9e6, 500_000),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +100,17 @@ def images_of(group: Group) -> tuple[str, str | None]:
 def group_track(group: Group) -> str | None:
     """The smallest track that every client of a row keeps to, such as B5; None if there is none."""
     for name, caps in TRACKS.items():
-        costs = [(r.client.macs, r.client.params) for r in group.records]
-        if all(None not in cost and all(map(_within, cost, caps)) for cost in costs):
+        if all(_within(record, caps) for record in group.records):
             return name
     return None
 
 
-def _within(cost: int | None, cap: float | int) -> bool:
-    return cost is not None and cost <= cap
+def _within(record: Record, caps: Caps) -> bool:
+    """Whether a record's client is within the caps; older ones do not say what is stored."""
+    cost = record.client
+    stored = cost.params if cost.stored is None else cost.stored
+    wire = 0 if record.sent == 0 else cost.wire_floats or 0
+    return None not in (cost.macs, stored) and caps.hold(cost.macs or 0, stored or 0, wire, 32)
 
 
 def keeps_to(group: Group, track: str | None) -> bool:
