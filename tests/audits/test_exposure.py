@@ -192,7 +192,7 @@ class Halves(nn.Module):
         self.crossed = crossed
 
     def forward(self, z: Tensor) -> Tensor:
-        left, right = (side.flatten(1).mean(1) > 0.4 for side in z.split(4, 3))
+        left, right = (side.flatten(1).mean(1) > 0.4 for side in torch.split(z, 4, 3))
         said = (left ^ right) if self.crossed else left
         return torch.nn.functional.one_hot(said.long(), 4).float()
 

@@ -143,9 +143,9 @@ def test_flagged_runs_are_named_among_the_caveats(make_run: MakeRun) -> None:
     assert "caveat.flags" not in [caveat.key for caveat in caveats([clean])]
 
 
-ALONE = {"sent": 0.0, "exposure": 0.0, "leakage": 0.0, "leakage_sent": None}
-PART = {"sent": 0.2, "exposure": 0.12, "leakage_sent": 0.7, "leakage": 0.7}
-SMALL = {"client": {"macs": 900_000, "params": 12_000, "wire_floats": 64}}
+ALONE: dict[str, Any] = {"sent": 0.0, "exposure": 0.0, "leakage": 0.0, "leakage_sent": None}
+PART: dict[str, Any] = {"sent": 0.2, "exposure": 0.12, "leakage_sent": 0.7, "leakage": 0.7}
+SMALL: dict[str, Any] = {"client": {"macs": 900_000, "params": 12_000, "wire_floats": 64}}
 
 
 def named(defence: str) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class Trial:
         """
         if self.found is None:
             raise RunError(f"trial {self.label} failed and has no numbers: {self.error}")
-        leaks = self.found.get("exposure", self.found["leakage"])
+        leaks = self.found["exposure" if "exposure" in self.found else "leakage"]
         return float(self.found["accuracy"]), max(float(leaks), 0.0)
 
 
