@@ -63,6 +63,12 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     last = last_epoch(run.path)
     val = last.get("val_accuracy")
     shown = "no validation split" if val is None else f"validation accuracy {100 * val:.2f} %"
+    if "val_sent" in last:
+        shown += (
+            f" with everything sent, {100 * last['val_rule_accuracy']:.2f} % under the exit rule, "
+            f"which sends {100 * last['val_sent']:.1f} %, {100 * last['val_own_accuracy']:.2f} % "
+            "with nothing sent"
+        )
     console.show_result(
         {"run": str(run.path), "last_epoch": last},
         f"{run.path}: {shown}; effective weight λ·w_lr·scale {last['weight']:.4g}",
