@@ -19,8 +19,14 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 
 from splitveil.config.resolve import make_config, resolve
-from splitveil.config.run_config import RUN_KEYS, RunConfig, one_noise_name
-from splitveil.config.settings import converted, parse_pair, parse_pairs
+from splitveil.config.run_config import (
+    RUN_KEYS,
+    RunConfig,
+    converted,
+    one_noise_name,
+    parse_pair,
+    parse_pairs,
+)
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset
 from splitveil.defences.catalogue import find_defence
