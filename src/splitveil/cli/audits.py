@@ -90,7 +90,7 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
         gains.check_rivals(record, rivals)
         record = gains.beside(record, rivals)
         write_text(loaded.path / "record.json", record.to_json())
-    _show(loaded.path, record, json_=json_, lang=chosen)
+    show_audit(loaded.path, record, json_=json_, lang=chosen)
     if not json_ and aux != "val" and not loaded.config.final:
         console.print_lines(word("audit.choosing", chosen))
 
@@ -147,7 +147,7 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
             data, aux_data, test_data, aux, members=members, attributes=attributes
         )
         record, pictures = own_encoder.audit_encoder(own, images, profile, seed=seed, progress=bar)
-    _show(folder, record, pictures, json_=json_)
+    show_audit(folder, record, pictures, json_=json_)
     for attack, why in record.audit.left_out.items():
         console.warn(f"not run: {attack}: {why}")
     if asks is not None and record.accuracy is None:
@@ -220,7 +220,7 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
             decides=small[1], earlier=loaded.record, store=run_store(loaded, fresh=fresh),
             progress=bar,
         )  # fmt: skip
-    _show(folder, record, pictures, json_=json_)
+    show_audit(folder, record, pictures, json_=json_)
     if not json_:
         console.print_lines(*wire_lines(record.audit.wire))
 
@@ -272,15 +272,19 @@ def _checked_run(run: Path | None, rest: list[str]) -> Path:
     return run
 
 
-def _show(
+def show_audit(
     folder: Path,
     record: Any,  # noqa: ANN401 - a Record, but the module is imported late
     pictures: Any = None,  # noqa: ANN401
     *,
     json_: bool,
     lang: "Lang" = "en",
+    before: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a record, if its pictures are given, and its page; print them, and every flag."""
+    """Write a record, if its pictures are given, and its page; print them, and every flag.
+
+    With `json_` the record alone is printed, or under `record`, after what is known `before`.
+    """
     from splitveil.attacks.profiles import PROFILES
     from splitveil.record.files import read_run, write_record
     from splitveil.report.columns import ATTACKS, attack_rows, flags_of, written_flag
@@ -291,7 +295,8 @@ def _show(
         write_record(folder, record, pictures, list(PROFILES))
     page = write_page([folder], folder, lang)
     if json_:
-        console.show_json(record.to_dict())
+        made = record.to_dict()
+        console.show_json(made if before is None else {**before, "record": made})
         return
     run = read_run(folder)
     title = sentence("audit.attacks", folder=str(folder)).plain(lang)

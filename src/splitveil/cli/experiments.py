@@ -507,8 +507,11 @@ def show_sweep(result: Json) -> None:
         f"{plan['trials']} of each defence, sampler {plan['sampler']}, seed {plan['seed']}, "
         f"profile {plan['profile']}; all numbers on validation images"
     )
+    measured: tuple[str, ...] = MEASURED
+    if any("exposure" in row for row in result["trials"]):  # not every image is sent
+        measured = tuple("exposure" if key == "leakage" else key for key in MEASURED)
     show_listing(
-        (*MEASURED, "defence", "settings"),
+        (*measured, "defence", "settings"),
         [_shown(row) for row in result["front"]],
         "front: no other trial is as accurate and as private, and better in one",
         f"hypervolume {result['hypervolume']['value']:.3f}: share covered from accuracy "
@@ -521,24 +524,26 @@ def show_sweep(result: Json) -> None:
         row |= {"defence": name, "failed": f"{one['failed']}/{one['trials']}"}
         rows.append(row | {"volume": volume and volume["value"]})
     show_listing(
-        ("defence", "failed", "volume", *MEASURED, "settings"),
+        ("defence", "failed", "volume", *measured, "settings"),
         rows,
         f"best privacy at ≤ {100 * result['allowed_loss']:g} point below "
         f"{100 * base['accuracy']:.2f} %, the most accurate trial of "
         f"{base['defence'] if base['defence'] == 'none' else 'all'}",
     )
     if kept := [row for row in rows if "run" in row]:
-        run, here = Path(min(kept, key=lambda row: row["leakage"])["run"]), Path.cwd()
+        run, here = Path(min(kept, key=lambda row: row["exposure"])["run"]), Path.cwd()
         shown = run.relative_to(here) if run.is_relative_to(here) else run
         console.print_lines(f"next: splitveil audit {shown}")
 
 
 def _shown(row: Json) -> Json:
-    """A trial's row with its settings in words, and its leakage as at least 0."""
+    """A trial's row with its settings in words, and its leakage and exposure as at least 0."""
     from splitveil.experiments.runner import trial_words
 
     words = trial_words(row["settings"], row["seed"])
-    return row | {"settings": words, "leakage": max(row["leakage"], 0.0)}
+    leaks = max(row["leakage"], 0.0)
+    exposed = max(row.get("exposure", leaks), 0.0)
+    return row | {"settings": words, "leakage": leaks, "exposure": exposed}
 
 
 def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants them

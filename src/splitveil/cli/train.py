@@ -6,6 +6,7 @@ from typing import Annotated
 from typer import Option
 
 from splitveil.cli import console
+from splitveil.cli.audits import show_audit
 from splitveil.cli.console import OptInt, OptPath, OptText
 
 
@@ -29,6 +30,9 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     config: Annotated[OptPath, Option(help="TOML file of settings.")] = None,
     settings: console.SettingsOption = None,
     final: Annotated[bool, Option("--final", help="Train on the validation images, too.")] = False,
+    audit: Annotated[
+        OptText, Option(help="Then audit it: smoke, quick, laptop, standard or paper.")
+    ] = None,
     resume: Annotated[bool, Option("--resume", help="Continue the run of this name.")] = False,
     overwrite: console.Overwrite = False,
     json_: console.JsonFlag = False,
@@ -38,16 +42,20 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     Settings may come from several places: `--config` overrides `--recipe`, `--set` overrides both,
     and the other options override all. Without `--name` a run is called after its recipe, or its
     dataset, defence and seed. `--final` also trains on the validation images, by which settings
-    are chosen: use it once, when everything is chosen.
+    are chosen: use it once, when everything is chosen. `--audit PROFILE` then does what
+    `splitveil audit` does, on the test images.
 
     Example: `splitveil train --dataset digits --defence veil --seed 0 --name first`
 
-    Example: `splitveil train --recipe digits-veil --seed 1`
+    Example: `splitveil train --recipe digits-veil --seed 1 --audit quick`
     """
+    from splitveil.attacks.profiles import find_profile
     from splitveil.record.files import last_epoch
     from splitveil.runs import fit_given
 
     console.setup_logging()
+    if audit is not None:
+        find_profile(audit)  # an unknown one costs no training
     given = {
         "dataset": dataset, "defence": defence, "seed": seed, "name": name, "epochs": epochs,
         "device": device, "precision": precision, "threads": threads, "net": net,
@@ -69,9 +77,16 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
             f"which sends {100 * last['val_sent']:.1f} %, {100 * last['val_own_accuracy']:.2f} % "
             "with nothing sent"
         )
-    console.show_result(
-        {"run": str(run.path), "last_epoch": last},
-        f"{run.path}: {shown}; effective weight λ·w_lr·scale {last['weight']:.4g}",
-        f"next: splitveil audit {shlex.quote(str(run.path))}",
-        json_=json_,
-    )
+    trained = {"run": str(run.path), "last_epoch": last}
+    line = f"{run.path}: {shown}; effective weight λ·w_lr·scale {last['weight']:.4g}"
+    if audit is None:
+        after = f"next: splitveil audit {shlex.quote(str(run.path))}"
+        console.show_result(trained, line, after, json_=json_)
+        return
+    if not json_:
+        console.print_lines(line)
+    with console.progress_bar("audit") as bar:
+        record = run.audit(
+            audit, progress=bar, precision=run.config.precision, threads=run.config.threads
+        )
+    show_audit(run.path, record, before=trained, json_=json_)
