@@ -5,9 +5,10 @@ python benchmarks/serve_load.py OUT.json --net small --rows 1
 python benchmarks/serve_load.py OUT.json --strangers --net small --rows 1 --seconds 600
 
 The server is `splitveil serve` in a process of its own; this one sends requests over loopback, all
-on the same cores. onnxruntime called directly and the server alternate, so that a busy machine
-meets both; the best round of each counts. Then four times as many requests arrive as the server
-answered: it must say no to what it cannot take, answer all it took, and not grow.
+on the same cores. They are a client's requests: z with noise (`--noise`), as integers on the
+noise's grid. onnxruntime called directly and the server alternate, so that a busy machine meets
+both; the best round of each counts. Then four times as many requests arrive as the server answered:
+it must say no to what it cannot take, answer all it took, and not grow.
 
 With `--strangers` good clients send at a fixed rate, first alone, then for `--seconds` among
 strangers who are silent, slow, never read or talk nonsense, then alone again: their latency must
@@ -33,17 +34,19 @@ import torch
 from load_clients import NUMBERS, Tally, flood, http_request
 
 from splitveil.nets.catalogue import NETS
-from splitveil.nets.channel import Channel
+from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.split import cut
 from splitveil.provenance import device_name, versions
 from splitveil.serve.admission import Limits
 from splitveil.serve.export import export_model
 from splitveil.serve.manifest import LOGITS, SERVER, Manifest, OnnxHalf, load_half
+from splitveil.serve.stages import apply_stages
 from splitveil.serve.wire import encode_request
 
 SHAPES, CLASSES = {"small": (1, 8, 8)}, 10  # of images; others are 3×32×32
 OVERLOAD, SENDERS = 4.0, 96  # of 32 rows: three times what may wait
 SMALL_SENDERS = 32  # of one row
+NOISE = 0.1  # σ of the channel
 GOOD, RATE = 8, 25.0  # good clients among strangers, requests/s of each
 SHED = (429, 503)
 
@@ -170,11 +173,12 @@ def among_strangers(folder: Path, request: bytes, path: str, seconds: float) -> 
     }
 
 
-def make_export(net: str, folder: Path) -> Manifest:
-    """A net with random weights: they cost the same as trained ones."""
+def make_export(net: str, folder: Path, noise: float = NOISE) -> Manifest:
+    """A net with random weights, which cost the same as trained ones, and noise of this σ."""
     torch.manual_seed(0)
     entry, shape = NETS[net], SHAPES.get(net, (3, 32, 32))
-    model = cut(entry.build(shape, CLASSES), entry.cut_at, Channel()).eval()
+    channel = Channel([GaussianNoise(noise)] if noise else [])
+    model = cut(entry.build(shape, CLASSES), entry.cut_at, channel).eval()
     return export_model(model, shape, folder, name=net)
 
 
@@ -186,6 +190,7 @@ def passport(options: argparse.Namespace, manifest: Manifest) -> dict[str, Any]:
         "net": options.net,
         "batch": options.rows,
         "dim": manifest.wire_floats,
+        "sent": {"noise_std": manifest.noise_std, "datatype": manifest.wire.datatype},
         "device": device_name(torch.device("cpu")),
         "versions": versions(),
     }
@@ -205,7 +210,7 @@ def row(mode: str, rows: int, rates: list[float]) -> dict[str, Any]:
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Throughput, latency and overload."""
-    manifest = make_export(options.net, folder)
+    manifest = make_export(options.net, folder, options.noise)
     half = load_half(folder, manifest, SERVER)
     draw = np.random.default_rng(0)
     sizes = sorted({options.rows, Limits().max_batch})
@@ -242,14 +247,14 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def request_of(manifest: Manifest, count: int) -> tuple[bytes, str]:
     """The bytes of an infer call, and its path."""
     shape, path = (count, *manifest.wire_shape), f"/v2/models/{manifest.name}/infer"
-    rows = np.random.default_rng(1).random(shape, dtype=np.float32)
-    message = encode_request(rows, manifest.wire, LOGITS)
+    z = np.random.default_rng(1).random(shape, dtype=np.float32)
+    message = encode_request(apply_stages(z, manifest.stages), manifest.wire, LOGITS)
     return http_request(path, message), path
 
 
 def measure_strangers(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """What good clients notice of strangers."""
-    manifest = make_export(options.net, folder)
+    manifest = make_export(options.net, folder, options.noise)
     found = among_strangers(folder, *request_of(manifest, options.rows), options.seconds)
     print(json.dumps(found, indent=2))
     alone, crowd = found["alone"], found["among_strangers"]
@@ -275,6 +280,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--net", default="vgg11")
     parser.add_argument("--rows", type=int, default=32, help="images in a request")
+    parser.add_argument("--noise", type=float, default=NOISE, help="σ of the channel; 0: floats")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each part of a round")
     parser.add_argument("--strangers", action="store_true", help="good clients among strangers")

@@ -379,7 +379,7 @@ def test_a_record_with_odd_values_is_refused_or_shown(data: st.DataObject) -> No
 
 
 COMMANDS: tuple[tuple[str, ...], ...] = (
-    ("audit",), ("doctor",), ("explain",), ("compare",), ("export", "--overwrite"),
+    ("audit",), ("doctor",), ("explain",), ("compare",), ("report",), ("export", "--overwrite"),
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from html import escape
 from itertools import groupby
 from typing import Any, Literal
 
-from splitveil.untrusted import printable
+from splitveil.io import printable
 
 NOTHING = "–"
 SMALL_MSE = 1e-3  # below this, four decimals would hide the leading digits

@@ -79,6 +79,7 @@ def npz_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 FILES: dict[str, Callable[[Path, pytest.MonkeyPatch], Path]] = {
     "digits": no_files,
+    "fashion-small": no_files,
     "cifar10": cifar_archive,
     "fashion-mnist": idx_files,
     "folder": image_folders,

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitveil.data import mnist
 from splitveil.data.archive import file_bytes
 from splitveil.data.catalogue import load
+from splitveil.data.dataset import fingerprint
 from splitveil.data.mnist import DEBIAN, UNPACKED, locate, parse_idx
 from splitveil.errors import DataError
 
@@ -149,3 +151,24 @@ def test_debian_package_is_found(tmp_path: Path) -> None:
     assert (len(data.pool), len(data.test), data.image_shape) == (60_000, 10_000, (1, 28, 28))
     assert data.labels[data.pool].bincount().tolist() == [6000] * 10
     assert float(data.images[data.pool].float().mean() / 255) == pytest.approx(0.2860, abs=1e-4)
+
+
+@pytest.mark.skipif(
+    len(locate(DEBIAN)) < len(UNPACKED), reason="dataset-fashion-mnist not installed"
+)
+def test_the_small_part_is_the_first_images_of_every_class(tmp_path: Path) -> None:
+    whole, small = load("fashion-mnist", tmp_path), load("fashion-small")
+    for here, there, each in ((small.pool, whole.pool, 500), (small.test, whole.test, 200)):
+        for label in range(10):
+            first = there[whole.labels[there] == label][:each]
+            mine = here[small.labels[here] == label]
+            assert torch.equal(whole.images[first], small.images[mine])
+
+
+def test_the_small_part_is_always_the_same_and_small() -> None:
+    data = load("fashion-small")
+    assert (len(data.pool), len(data.test), data.image_shape) == (5000, 2000, (1, 28, 28))
+    assert fingerprint(data) == "23975a140c3300b2"
+    folder = Path(mnist.__file__).parent
+    assert (folder / mnist.SMALL).stat().st_size < 3_000_000
+    assert "MIT License" in (folder / "fashion-small.LICENSE").read_text()

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import resource
 import select
 import signal
@@ -24,6 +25,7 @@ from splitveil.errors import ConfigError, ServerError
 from splitveil.serve.admission import Limits
 from splitveil.serve.client import Client
 from splitveil.serve.connections import ConnectionLimits
+from splitveil.serve.log import server_log
 from splitveil.serve.manifest import CLIENT, FILE, read_manifest, sha256
 from splitveil.serve.server import Tls, load_app, make_app, running
 from splitveil.serve.transport import HttpTransport, RetryingTransport
@@ -135,6 +137,8 @@ def test_who_waits_for_an_answer_is_not_closed_for_another() -> None:
         assert json.loads(body)["error"] == "too many connections; try again later"
         go.set()
         assert read_answer(busy)[0] == 200
+        busy.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b'splitveil_connections_ended_total{reason="full"} 1.0' in read_answer(busy)[1]
 
 
 def test_headers_have_a_time_and_a_size() -> None:
@@ -223,6 +227,36 @@ def broken(raw: socket.socket) -> bool:
     poll = select.poll()
     poll.register(raw, select.POLLERR | select.POLLHUP | select.POLLRDHUP)
     return bool(poll.poll(0))
+
+
+def test_what_a_limit_ends_is_counted_and_logged_without_what_it_sent(tmp_path: Path) -> None:
+    secret = b"s3cr3t"
+    limits: dict[str, Any] = {
+        "total": 4, "per_address": 4, "header_seconds": 0.4, "idle_seconds": 0.3,
+        "header_bytes": 1000,
+    }  # fmt: skip
+    with server_log(tmp_path / "log"), tiny(**limits) as url, ExitStack() as open_:
+        for _ in range(50):  # malformed
+            with connect(url) as raw:
+                raw.sendall(secret + b"\r\n\r\n")
+                assert read_answer(raw)[0] == 400
+        with connect(url) as raw:  # large headers
+            raw.sendall(b"GET /v2 HTTP/1.1\r\nX: " + secret * 200)
+            assert read_answer(raw)[0] == 431
+        with connect(url) as idle:
+            idle.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert read_answer(idle)[0] == 200
+            assert closed(idle)
+        silent = [open_.enter_context(connect(url)) for _ in range(5)]  # displaced, then headers
+        assert all(closed(raw) for raw in silent)
+        with HttpTransport(url) as call:
+            text = call("GET", "/metrics", b"", {}).body.decode()
+        found = re.findall(r'splitveil_connections_ended_total\{reason="(.*)"\} (\d+)\.0', text)
+    wanted = {"malformed": 50, "large headers": 1, "idle": 1, "displaced": 1, "headers": 4}
+    assert {reason: int(count) for reason, count in found} == wanted
+    told = (tmp_path / "log").read_text()
+    assert secret.decode() not in told
+    assert told.count("WARNING ended a connection of 127.0.0.1: it was not HTTP/1.1") == 20
 
 
 def test_http_to_a_tls_port_is_told_so_at_once(tmp_path: Path, tls: Tls) -> None:

@@ -273,8 +273,18 @@ def test_two_exports_to_one_folder_do_not_mix(tmp_path: Path) -> None:
         pass
 
 
-def test_a_full_disk_puts_the_old_export_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (OSError(28, "No space left on device"), ExportError),
+        (KeyboardInterrupt("SIGTERM"), KeyboardInterrupt),
+    ],
+)
+def test_a_full_disk_or_a_signal_puts_the_old_export_back(
+    raised: BaseException,
+    told: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target = tmp_path / "e"
     target.mkdir()
@@ -283,12 +293,12 @@ def test_a_full_disk_puts_the_old_export_back(
 
     def rename(a: Path, b: Path) -> None:
         if a.name == "new":
-            raise OSError(28, "No space left on device")
+            raise raised
         true(a, b)
 
     monkeypatch.setattr(os, "rename", rename)
     with (
-        pytest.raises(ExportError, match="No space left on device"),
+        pytest.raises(told, match=r"No space left on device|SIGTERM"),
         new_folder(target, overwrite=True),
     ):
         pass

@@ -14,6 +14,7 @@ print(time.perf_counter() - began, *[m for m in {heavy!r} if m in sys.modules])
 HEAVY = (
     "torch", "onnx", "prometheus_client", "starlette", "uvicorn", "httpx", "PIL", "scipy", "rich",
     "cryptography",
+    "filelock",
     "typer",
 )  # fmt: skip
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 from serve.browser import Browser, opened
 from serve.conftest import NOISE, Exported
@@ -136,18 +137,91 @@ def test_it_shows_what_was_sent_answered_and_rebuilt(ready: Shown, files: list[P
     assert tiles.ravel()[sent.argmax()] == 250
 
 
-def test_a_picture_gets_one_draw_and_a_new_page_another(ready: Shown, files: list[Path]) -> None:
-    for _ in range(2):
-        visit(ready.browser, ready.url)
-        upload(ready.browser, files[0])
-        send(ready.browser)
+def sent_anew(ready: Shown, file: Path) -> NDArray[np.float32]:
+    """What a new page sends of a picture."""
+    visit(ready.browser, ready.url)
+    upload(ready.browser, file)
+    send(ready.browser)
+    return ready.server.sent()[-1].rows()
+
+
+def independent(one: NDArray[np.float32], other: NDArray[np.float32]) -> bool:
+    """Whether two sendings of a picture have noise of their own."""
+    differ = one - other
+    spread = abs(differ.std() / (NOISE * math.sqrt(2)) - 1) < 6 / math.sqrt(2 * differ.size)
+    return bool((differ != 0).mean() > 0.9 and spread)
+
+
+def forget(ready: Shown) -> None:
+    ready.browser.call("Storage.clearDataForOrigin", origin=ready.url, storageTypes="indexeddb")
+
+
+def test_a_picture_gets_one_draw_also_in_a_new_page(ready: Shown, files: list[Path]) -> None:
+    forget(ready)
+    first = sent_anew(ready, files[0])
+    assert "sent before" not in text(ready.browser, "bytes")
     send(ready.browser)
     assert "sent before" in text(ready.browser, "bytes")
-    first, later, again = (c.rows() for c in ready.server.sent())
-    assert np.array_equal(later, again)
-    differ = later - first
-    assert (differ != 0).mean() > 0.9
-    assert abs(differ.std() / (NOISE * math.sqrt(2)) - 1) < 6 / math.sqrt(2 * differ.size)
+    assert np.array_equal(ready.server.sent()[-1].rows(), first)
+    assert np.array_equal(sent_anew(ready, files[0]), first)
+    assert "sent before" in text(ready.browser, "bytes")
+    forget(ready)
+    assert independent(sent_anew(ready, files[0]), first)
+    assert ready.browser.complaints() == []
+
+
+IN_STORE = """(async () => {
+  const done = (r) => new Promise((ok) => { r.onsuccess = () => ok(r.result); });
+  const base = await done(indexedDB.open("splitveil-draws", 1));
+  const all = base.transaction(["key", "draws"], "readwrite");
+  const [keys, draws] = [all.objectStore("key"), all.objectStore("draws")];
+  %s
+})()"""
+
+
+def test_the_browser_keeps_a_hash_and_a_seed_of_the_last_pictures_and_no_more(
+    ready: Shown, files: list[Path]
+) -> None:
+    forget(ready)
+    sent_anew(ready, files[0])
+    kept = ready.browser.value(
+        IN_STORE
+        % """const key = await done(keys.get(0));
+  const held = await crypto.subtle.exportKey("raw", key).then(() => "read", (e) => e.name);
+  const [row] = await done(draws.getAll());
+  return [held, Object.keys(row).sort(), row.digest.byteLength, row.seed.byteLength];"""
+    )
+    assert kept == ["InvalidAccessError", ["digest", "seed", "used"], 32, 32]
+    ready.browser.value(
+        IN_STORE
+        % """for (let i = 0; i < 1004; i++) {
+    draws.put({ digest: new Uint8Array([i, i >> 8]), seed: new Uint8Array(32), used: i });
+  }"""
+    )
+    upload(ready.browser, files[1])
+    send(ready.browser)
+    count, oldest = ready.browser.value(
+        IN_STORE
+        % """const [row] = await done(draws.index("used").getAll(null, 1));
+  return [await done(draws.count()), row.used];"""
+    )
+    assert (count, oldest) == (1000, 6)  # two pictures were used after them
+    forget(ready)
+
+
+def test_a_browser_that_keeps_nothing_draws_anew_in_a_new_page(
+    ready: Shown, files: list[Path]
+) -> None:
+    source = "Object.defineProperty(crypto, 'subtle', { value: undefined })"  # as on plain http
+    added = ready.browser.call("Page.addScriptToEvaluateOnNewDocument", source=source)
+    try:
+        first = sent_anew(ready, files[0])
+        send(ready.browser)
+        assert np.array_equal(ready.server.sent()[-1].rows(), first)
+        assert independent(sent_anew(ready, files[0]), first)
+    finally:
+        ready.browser.call("Page.removeScriptToEvaluateOnNewDocument", **added)
+        visit(ready.browser, ready.url)
 
 
 def test_a_picture_can_be_drawn_by_hand_and_by_keys(ready: Shown) -> None:

@@ -3,8 +3,11 @@
 import json
 import os
 import re
+import signal
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -21,6 +24,7 @@ from typer.testing import CliRunner
 import splitveil as sv
 from splitveil import runs as exporting_run
 from splitveil.cli import deploy as commands_serve
+from splitveil.cli.app import app as whole_app
 from splitveil.config.resolve import DataFacts, resolve
 from splitveil.config.settings import write_toml
 from splitveil.data.catalogue import load
@@ -118,6 +122,37 @@ def test_certificates_keys_and_tokens_that_are_pipes_are_refused_without_waiting
         (*serve, "--token-file", pipe),
     ):
         assert "pipe or a device" in error(call(*words)), words
+
+
+@pytest.fixture
+def not_killed() -> Iterator[None]:
+    """A signal that nobody catches fails the test instead of ending all tests."""
+
+    def uncaught(number: int, frame: FrameType | None) -> None:
+        raise RuntimeError(f"nobody caught signal {number}")
+
+    before = signal.signal(signal.SIGTERM, uncaught)
+    yield
+    assert signal.signal(signal.SIGTERM, before) is uncaught
+
+
+@pytest.mark.usefixtures("not_killed")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_during_an_export_leaves_nothing_half_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    seen: list[str] = []
+
+    def interrupted(*_: object) -> None:
+        seen.extend(path.name for path in tmp_path.iterdir())
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(exporting, "write_onnx", interrupted)
+    result = CliRunner().invoke(whole_app, ["export", str(run), "--out", str(tmp_path / "e")])
+    assert result.exit_code == code, text(result)
+    assert "interrupted; what was complete is saved" in text(result)
+    assert ".e.new" in seen
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("without_exporter")

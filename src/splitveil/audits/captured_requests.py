@@ -22,7 +22,7 @@ from splitveil.audits.target import Attempt, Target
 from splitveil.audits.trained_run import Audited, open_run
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.errors import AuditError, DataError, ExportError, WireError
-from splitveil.io import Json, Progress, as_run_error, silent
+from splitveil.io import Json, Progress, as_run_error, parse_json, silent
 from splitveil.record.schema import Record, per_image_mse
 from splitveil.record.statistics import Sample, difference
 from splitveil.serve.export import export_parts, stages_json
@@ -31,7 +31,6 @@ from splitveil.serve.stages import wire_step
 from splitveil.serve.transport import Transport, read_capture
 from splitveil.serve.wire import FLOATS, TensorSpec, decode_request
 from splitveil.threat import Labelled
-from splitveil.untrusted import parse_json
 
 AGAIN = 256  # images that the client sends again after a restart
 ADDRESS = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/infer")

@@ -24,7 +24,7 @@ from splitveil.audits.target import (
     to_bytes,
 )
 from splitveil.errors import AuditError
-from splitveil.io import Json, Progress, ProgressPart, as_run_error, atomic_file, silent
+from splitveil.io import Json, Progress, ProgressPart, as_run_error, atomic_file, opened, silent
 from splitveil.rng import stream
 from splitveil.threat import (
     CHUNK,
@@ -36,7 +36,6 @@ from splitveil.threat import (
     check_images,
     without_nan,
 )
-from splitveil.untrusted import opened
 
 AUX_SHOWN = 1000  # aux images that an attack is scored on too, to see whether it overfits
 OWN_PACKAGE = __name__.partition(".")[0]

@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn
 
 from splitveil.audits import metrics
 from splitveil.data.attributes import Attributes, attributes_of, read_table
-from splitveil.io import Json
+from splitveil.io import Json, parse_json
 from splitveil.record.schema import Scores
 from splitveil.rng import stream
 from splitveil.threat import (
@@ -31,7 +31,6 @@ from splitveil.threat import (
     same_shape,
     without_nan,
 )
-from splitveil.untrusted import parse_json
 
 SHOWN = 10
 NO_ANSWER = "–"  # the class that stands for every answer where there is no server

@@ -1,6 +1,10 @@
-"""The app: its commands, and how errors become messages and exit codes."""
+"""The app: its commands, and how errors and signals become messages and exit codes."""
 
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -36,15 +40,33 @@ def explained(error: Exception) -> str | None:
     return None
 
 
-class _Group(TyperGroup):
-    """Turns errors that a user can correct into a message and exit code 2, and Ctrl-C into 130.
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does, so that it removes what it wrote half."""
+    if threading.current_thread() is not threading.main_thread():  # Python catches no signals there
+        yield
+        return
 
-    SIGTERM during a training becomes 143.
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number))
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Group(TyperGroup):
+    """Turns errors that a user can correct into a message and exit code 2.
+
+    Ctrl-C becomes 130, SIGTERM 143.
     """
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer keeps a click of its own
         try:
-            return super().invoke(ctx)
+            with ended_by_sigterm():
+                return super().invoke(ctx)
         except (SplitVeilError, OSError, MemoryError, RuntimeError, TypeError) as error:
             message = explained(error)
             if message is None:

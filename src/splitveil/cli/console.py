@@ -19,8 +19,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from splitveil.io import Progress, finite
-from splitveil.untrusted import printable
+from splitveil.io import Progress, finite, printable
 
 if TYPE_CHECKING:
     from splitveil.record.files import RunFiles

@@ -12,8 +12,7 @@ from typer import Argument, Exit, Option
 from splitveil.cli import console
 from splitveil.cli.console import OptPath, OptText
 from splitveil.errors import ConfigError, DataError
-from splitveil.io import silent
-from splitveil.untrusted import opened, printable, read_text
+from splitveil.io import opened, printable, read_text, silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable

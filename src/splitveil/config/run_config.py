@@ -13,6 +13,7 @@ from splitveil.errors import ConfigError, Range, check_ranges
 CIFAR = {"epochs": 80, "batch_size": 512, "lr": 0.2, "noise_std": 0.025}
 DATASET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "digits": {"epochs": 60, "batch_size": 128, "lr": 0.1, "noise_std": 0.05},
+    "fashion-small": {"epochs": 20, "batch_size": 128, "lr": 0.1, "noise_std": 0.05},
     "cifar10": CIFAR,
     "cifar100": CIFAR,
     "tiny-imagenet": {"epochs": 40, "batch_size": 256, "lr": 0.1, "noise_std": 0.025},

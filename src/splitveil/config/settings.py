@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from splitveil.errors import ConfigError, unknown
-from splitveil.untrusted import MAX_SETTINGS, parse_toml, read_text
+from splitveil.io import MAX_SETTINGS, parse_toml, read_text
 
 Value = bool | int | float | str | None | list[Any]
 # Python writes .5 and 5. where TOML wants 0.5 and 5.0; --set accepts both.

@@ -19,11 +19,9 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 from zipfile import BadZipFile
 
-from splitveil import untrusted
 from splitveil.data.dataset import ReadRequest
 from splitveil.errors import ConfigError, DataError
-from splitveil.io import Progress, file_lock, file_version, replacing, silent
-from splitveil.untrusted import opened
+from splitveil.io import Progress, file_lock, file_version, opened, read_bytes, replacing, silent
 
 TIMEOUT_SECONDS = 30.0
 CHUNK_BYTES = 1 << 20
@@ -98,7 +96,7 @@ class Archive:
     def _whole(self, path: Path) -> bytes:
         """The bytes of a file of the unpacked folder."""
         try:
-            return untrusted.read_bytes(path, self.max_bytes)
+            return read_bytes(path, self.max_bytes)
         except OSError as err:
             raise DataError(f"cannot read {path}: {err}; {self.again}") from err
 
@@ -150,7 +148,7 @@ def damage_explained(path: Path, kind: str, again: str = "fetch it again") -> It
 def file_bytes(path: Path) -> bytes:
     """Bytes of a file, decompressed if its name ends in .gz."""
     if path.suffix != ".gz":
-        return untrusted.read_bytes(path, MAX_UNPACKED)
+        return read_bytes(path, MAX_UNPACKED)
     with (
         damage_explained(path, "gzip file"),
         opened(path, MAX_UNPACKED) as file,

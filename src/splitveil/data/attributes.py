@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from splitveil.errors import DataError
-from splitveil.untrusted import read_bytes
+from splitveil.io import read_bytes
 
 MAX_VALUES = 256  # of one attribute
 INDEX, FILE = "index", "file"

@@ -17,6 +17,10 @@ DATASETS: Mapping[str, Source] = {
         summary="1797 handwritten digits, 1×8×8, 10 classes; ships with scikit-learn",
         read=mnist.read_digits,
     ),
+    "fashion-small": Source(
+        summary="7000 pieces of clothing, 1×28×28, 10 classes; ships with the package",
+        read=mnist.read_fashion_small,
+    ),
     "cifar10": Source(
         summary="60000 photographs, 3×32×32, 10 classes; official binary archive, 170 MB",
         read=cifar.read_cifar10,

@@ -26,8 +26,7 @@ from splitveil.data.dataset import (
     make_dataset,
 )
 from splitveil.errors import DataError
-from splitveil.io import Progress
-from splitveil.untrusted import opened
+from splitveil.io import Progress, opened
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")

@@ -1,13 +1,17 @@
-"""The digits of scikit-learn, and Fashion-MNIST from its four IDX files.
+"""The digits of scikit-learn, a small Fashion-MNIST that ships with the package, and all of it.
 
 An IDX file is a big-endian header, then bytes. Fashion-MNIST is read from the data folder, from
 Debian's package, or downloaded. MNIST has files of the same names and shapes, so each file is
 checked by the SHA-256 of its decompressed bytes; that of a .gz file differs between distributors.
+`fashion-small.xz`, beside this module with its licence, holds a part of it: labels, then images;
+`scripts/fashion_small.py` makes it.
 """
 
+import lzma
 import math
 import struct
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +21,7 @@ from splitveil.data.dataset import Arrays, Dataset, ReadRequest, join, make_data
 from splitveil.errors import DataError
 
 INK_LEVELS = 16
+SMALL, SMALL_TRAIN, SMALL_TEST, SIDE = "fashion-small.xz", 5000, 2000, 28
 UBYTE = 0x08
 URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 FOLDER = "fashion-mnist"
@@ -45,6 +50,16 @@ def read_digits(request: ReadRequest) -> Dataset:
     found = load_digits()
     images = np.rint(found.images[:, None] * (255 / INK_LEVELS)).astype(np.uint8)
     return make_dataset("digits", (images, found.target), tuple(str(c) for c in found.target_names))
+
+
+def read_fashion_small(request: ReadRequest) -> Dataset:
+    """5,000 training and 2,000 test images of Fashion-MNIST (7000, 1, 28, 28), no files needed."""
+    del request
+    packed = resources.files("splitveil.data").joinpath(SMALL).read_bytes()
+    values, count = np.frombuffer(lzma.decompress(packed), np.uint8), SMALL_TRAIN + SMALL_TEST
+    images = values[count:].reshape(count, 1, SIDE, SIDE)
+    data, classes = (images, values[:count]), tuple(CLASSES.split(","))
+    return make_dataset("fashion-small", data, classes, first=SMALL_TRAIN, crop_pad=2, flip=True)
 
 
 def read_fashion(request: ReadRequest) -> Dataset:

@@ -26,7 +26,7 @@ from splitveil.data.dataset import (
     to_uint8,
 )
 from splitveil.errors import DataError
-from splitveil.untrusted import opened
+from splitveil.io import opened
 
 ONE = ("x", "y")
 TWO = ("x_train", "y_train", "x_test", "y_test")

@@ -25,8 +25,7 @@ from splitveil.data.archive import UNREADABLE, Archive, damage_explained, file_s
 from splitveil.data.dataset import Counts, Dataset, ReadRequest, make_dataset
 from splitveil.data.folder import REPORT_EVERY, decode, describe
 from splitveil.errors import DataError
-from splitveil.io import Progress, replacing
-from splitveil.untrusted import opened
+from splitveil.io import Progress, opened, replacing
 
 WNIDS, WORDS, ANNOTATIONS = "wnids.txt", "words.txt", "val/val_annotations.txt"
 

@@ -40,12 +40,20 @@ from splitveil.config.run_config import PLACES, ROUNDING, RunConfig, defaults_fo
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import fingerprint
 from splitveil.errors import AuditError, CheckpointError, ConfigError, RunError, unknown
-from splitveil.io import Json, Progress, ProgressPart, silent, write_text
+from splitveil.io import (
+    Json,
+    Progress,
+    ProgressPart,
+    parse_json,
+    printable,
+    read_text,
+    silent,
+    write_text,
+)
 from splitveil.nets.clients import CLIENT_PREFIX
 from splitveil.record.schema import Record, number, read_value, wrong
 from splitveil.runs import Run, fit, flush_denormals, load_checked_teacher
 from splitveil.threat import Attack
-from splitveil.untrusted import parse_json, printable, read_text
 
 FILE = "trial.json"
 JOURNAL: Mapping[str, Any] = {  # what a finished trial is kept as, besides `found`

@@ -38,12 +38,19 @@ from splitveil.experiments.runner import (
     run_many,
     sweep_extra,
 )  # fmt: skip
-from splitveil.io import Json, as_run_error, folder_lock, write_text
+from splitveil.io import (
+    Json,
+    as_run_error,
+    folder_lock,
+    parse_json,
+    read_bytes,
+    read_text,
+    write_text,
+)
 from splitveil.nets.clients import require
 from splitveil.record.statistics import front, hypervolume, most_private
 from splitveil.rng import derive_seed
 from splitveil.runs import load_checked_teacher, load_teacher, splits_of, teacher_folder
-from splitveil.untrusted import parse_json, read_bytes, read_text
 
 log = logging.getLogger("splitveil")
 Settings = dict[str, Any]

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import RunError
-from splitveil.io import Json, as_run_error, write_text
+from splitveil.io import Json, as_run_error, parse_json, read_text, write_text
 from splitveil.record.schema import Record, read_record, read_value, text, unpack, wrong
-from splitveil.untrusted import parse_json, read_text
 
 Pixels = NDArray[np.uint8]  # (n, c, h, w)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from splitveil.errors import RunError
+from splitveil.io import read_text
 from splitveil.record.files import RunFiles
 from splitveil.record.schema import (
     Record,
@@ -27,7 +28,6 @@ from splitveil.record.schema import (
     text,
 )
 from splitveil.table import NOTHING
-from splitveil.untrusted import read_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import Range, RunError
-from splitveil.io import Json
-from splitveil.untrusted import parse_json, read_text
+from splitveil.io import Json, parse_json, read_text
 
 Part = TypeVar("Part")
 Share = Annotated[float, Range(0, 1)]  # also errors: images and reconstructions lie in [0, 1]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from splitveil import table
 from splitveil.errors import RunError
-from splitveil.io import finite
+from splitveil.io import finite, parse_json, read_text
 from splitveil.record import schema
 from splitveil.record.files import RunFiles
 from splitveil.record.groups import Group, aux_of, mean_of
@@ -29,7 +29,6 @@ from splitveil.report.words import (
     written,
 )
 from splitveil.table import CODE, MSE, NOTHING, TEXT, TEXTS, Column, Format, Table, fixed, mean_sd
-from splitveil.untrusted import parse_json, read_text
 
 KINDS = ("capacity", "gallery", "population")  # of certificates
 VACUOUS = "vacuous"  # how a record begins the reason why a bound that excludes nothing is refused

@@ -11,6 +11,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Literal
 
 from splitveil.errors import RunError
+from splitveil.io import printable
 from splitveil.report import canvas
 from splitveil.report.canvas import GREY, INK, PALETTE, RULE
 from splitveil.report.method_charts import (
@@ -27,7 +28,6 @@ from splitveil.report.method_charts import (
     wrapped,
 )
 from splitveil.report.words import LANGS, Lang
-from splitveil.untrusted import printable
 
 if TYPE_CHECKING:
     from pptx.chart.chart import Chart as NativeChart

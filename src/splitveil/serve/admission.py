@@ -95,6 +95,11 @@ class ServerMetrics(CollectorRegistry):
         self.refusals = count(
             "splitveil_refused_total", "Requests refused before the model, by reason.", ["reason"]
         )
+        self.connections = count(
+            "splitveil_connections_ended_total",
+            "Connections that a limit refused or closed, by reason.",
+            ["reason"],
+        )
         seconds = partial(histogram, buckets=SECONDS)
         self.seconds = seconds("splitveil_infer_seconds", "From a call's headers to its answer.")
         self.batch_rows = histogram("splitveil_batch_rows", "Rows run at once.", buckets=ROWS)
@@ -188,6 +193,10 @@ class AdmissionGate:
         metrics.in_flight.set_function(lambda: in_flight.now)
         self._token = None if token is None else _digest(token.encode())
         self._answers: dict[int, Counter] = {}
+
+    def count_ending(self, reason: str) -> None:
+        """Count a connection that a limit of the server has ended."""
+        self._metrics.connections.labels(reason).inc()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the lifespan."""

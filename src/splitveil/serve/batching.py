@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from splitveil.errors import ServerError
+from splitveil.io import Json
 from splitveil.serve.admission import Limits, ServerMetrics
-from splitveil.serve.wire import Json, Rows
+from splitveil.serve.wire import Rows
 
 LOG = logging.getLogger(__name__)
 

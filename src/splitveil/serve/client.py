@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import ConfigError, ServerError, UnreachableError, WireError
+from splitveil.io import Json, parse_json
 from splitveil.serve.draws import DrawStore
 from splitveil.serve.exits import SendWindow
 from splitveil.serve.manifest import CLIENT, CLIENT_INT8, load_client, open_export, read_stages
@@ -24,8 +25,7 @@ from splitveil.serve.transport import (
     header_safe,
     safe_text,
 )
-from splitveil.serve.wire import HEADER_LENGTH, Json, Rows, decode_answer, encode_request
-from splitveil.untrusted import parse_json
+from splitveil.serve.wire import HEADER_LENGTH, Rows, decode_answer, encode_request
 
 OK, UNAUTHORISED, MISSING = 200, 401, 404
 PATIENCE, OWN_PATIENCE = 60.0, 1.0  # seconds to keep trying; the second with an own answer at hand

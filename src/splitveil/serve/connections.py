@@ -14,6 +14,7 @@ import socket
 import ssl
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from ipaddress import ip_network
@@ -33,6 +34,24 @@ TLS_GREETING = 0x16  # first byte of a TLS handshake
 LINGER = 0.25  # seconds in which a request may arrive that was sent before the server stopped
 FULL_PAUSE = 0.05  # seconds, when the system has no descriptor left
 HEADERS, IDLE, BODY, ANSWER, SEND = "headers", "idle", "body", "answer", "send"
+FULL, DISPLACED, LARGE, MALFORMED, PLAIN = (
+    "full",
+    "displaced",
+    "large headers",
+    "malformed",
+    "plain",
+)
+ENDINGS = {  # why a connection was refused or closed; the words are for the log
+    FULL: "there was no room",
+    DISPLACED: "another one needed its place",
+    HEADERS: "its headers or its TLS handshake were late",
+    IDLE: "no further request came",
+    BODY: "its body was late",
+    SEND: "it did not read its answer",
+    LARGE: "its headers were too large",
+    MALFORMED: "it was not HTTP/1.1",
+    PLAIN: "it spoke no TLS",
+}
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: the other side gets a reset
 USES_TLS = "this port speaks TLS; use an https:// address"
 
@@ -91,6 +110,7 @@ class Connection(HttpToolsProtocol):
         self._begun = False  # whether bytes of the next request have arrived
         self._head = self._parsed = 0  # bytes of its headers, as they came and as they were read
         self._leaving = self._closing = False
+        self.ended = False  # whether it was told why the server ends it
 
     @property
     def waits_for(self) -> str:
@@ -130,7 +150,7 @@ class Connection(HttpToolsProtocol):
             self._head += len(data)
         super().data_received(data)
         if self._begun and self._head > self.room.limits.header_bytes:
-            self.refuse(431, "the headers are too large")
+            self.refuse(431, "the headers are too large", LARGE)
 
     def on_message_begin(self) -> None:
         """A request begins, maybe behind another in the same piece."""
@@ -150,7 +170,7 @@ class Connection(HttpToolsProtocol):
     def _count(self, size: int) -> None:
         self._parsed += size
         if self._parsed > self.room.limits.header_bytes:
-            self.refuse(431, "the headers are too large")
+            self.refuse(431, "the headers are too large", LARGE)
             raise ValueError("headers too large")  # ends the parser's work on this piece
 
     def on_headers_complete(self) -> None:
@@ -186,12 +206,13 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What the parser refuses."""
-        self.refuse(400, "this is not HTTP/1.1")
+        self.refuse(400, "this is not HTTP/1.1", MALFORMED)
 
-    def refuse(self, status: int, reason: str) -> None:
+    def refuse(self, status: int, reason: str, ending: str) -> None:
         """Answer for the application, if it has not begun to, and close."""
         if self.transport.is_closing():
             return
+        self.room.end(self, ending)
         if self.cycle is None or self.cycle.response_complete:
             self.transport.write(plain_answer(status, reason))
         self.transport.close()
@@ -201,8 +222,10 @@ class Connection(HttpToolsProtocol):
         waits_for = self.waits_for
         if waits_for == HEADERS and self._begun and self.transport is not None:
             limit = self.room.limits.header_seconds
-            self.refuse(408, f"the headers did not arrive within {limit:g} s")
-        elif waits_for == IDLE:
+            self.refuse(408, f"the headers did not arrive within {limit:g} s", HEADERS)
+            return
+        self.room.end(self, waits_for)
+        if waits_for == IDLE:
             self.transport.close()
         else:
             self.abort()
@@ -249,8 +272,8 @@ class Connection(HttpToolsProtocol):
 class Room:
     """All connections, and which one is closed when there is no room for another."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self.limits, self.total = limits, usable(limits.total)
+    def __init__(self, limits: ConnectionLimits, count: Callable[[str], None]) -> None:
+        self.limits, self.total, self._count = limits, usable(limits.total), count
         # Those never answered, and the others; who was heard of longest ago comes first.
         self.strangers: dict[Connection, None] = {}
         self.known: dict[Connection, None] = {}
@@ -273,11 +296,23 @@ class Room:
         """Close the connection that has waited longest, those never answered first."""
         for guest in chain(self.strangers, self.known):
             if address in (None, guest.address) and guest.waits_for != ANSWER:
-                LOG.info("closed a connection of %s to make room for another", guest.address)
+                self.end(guest, DISPLACED)
                 self.leave(guest)
                 guest.abort()
                 return True
         return False
+
+    def end(self, guest: Connection, ending: str) -> None:
+        """Count why a connection is refused or closed, once, and write it to the log.
+
+        Nothing that it sent is written. The end of an idle connection is only counted.
+        """
+        if guest.ended:
+            return
+        guest.ended = True
+        self._count(ending)
+        level = logging.DEBUG if ending == IDLE else logging.WARNING
+        LOG.log(level, "ended a connection of %s: %s", guest.address, ENDINGS[ending])
 
     def touch(self, guest: Connection) -> None:
         """A connection received or sent something."""
@@ -350,7 +385,7 @@ class Doorkeeper:
         found.setblocking(False)
         guest = self._server.connection(neighbourhood(str(address[0])))
         if not self._server.room.enter(guest):
-            LOG.warning("no room for a connection of %s", guest.address)
+            self._server.room.end(guest, FULL)
             if self._server.config.ssl is None:
                 with suppress(OSError):
                     found.send(plain_answer(503, "too many connections; try again later"))
@@ -358,7 +393,13 @@ class Doorkeeper:
             return
         guest.greeting = task = asyncio.create_task(self._greet(guest, found))
         self._greetings.add(task)
-        task.add_done_callback(self._greetings.discard)
+
+        def greeted(task: asyncio.Task[None]) -> None:
+            self._greetings.discard(task)
+            if guest.transport is None:  # cancelled, maybe before it began
+                found.close()
+
+        task.add_done_callback(greeted)
 
     async def _greet(self, guest: Connection, found: socket.socket) -> None:
         """Hand a connection to the protocol, after the TLS handshake if there is one."""
@@ -366,6 +407,7 @@ class Doorkeeper:
         limit = self._server.room.limits.header_seconds
         try:
             if context is not None and not await speaks_tls(found, limit):
+                self._server.room.end(guest, PLAIN)
                 found.send(plain_answer(400, USES_TLS))
                 found.close()
                 self._server.room.leave(guest)
@@ -379,7 +421,6 @@ class Doorkeeper:
             )
         except (OSError, ssl.SSLError, asyncio.CancelledError):
             self._server.room.leave(guest)
-            found.close()
         finally:
             guest.greeting = None
 
@@ -387,9 +428,11 @@ class Doorkeeper:
 class BoundedServer(uvicorn.Server):
     """Uvicorn with limits on connections, which loses no request when it stops."""
 
-    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits) -> None:
+    def __init__(
+        self, config: uvicorn.Config, limits: ConnectionLimits, count: Callable[[str], None]
+    ) -> None:
         super().__init__(config)
-        self.room = Room(limits)
+        self.room = Room(limits, count)
         self._doors: list[Doorkeeper] = []
 
     def connection(self, address: str) -> Connection:

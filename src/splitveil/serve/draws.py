@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import ServerError
-from splitveil.untrusted import opened
+from splitveil.io import opened
 
 KEY, TABLE = "key", "draws.sqlite"  # files of a store
 SECRET = 32  # bytes of a key, a seed and a digest

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from splitveil.errors import ExportError
 from splitveil.grid import REACH
-from splitveil.io import folder_lock
+from splitveil.io import Json, folder_lock
 from splitveil.nets import channel as kinds
 from splitveil.nets.channel import (
     Channel,
@@ -63,7 +63,7 @@ from splitveil.serve.runtime import onnxruntime, onnxruntime_quantisation
 from splitveil.serve.signature import FILE as SIGNATURE
 from splitveil.serve.signature import read_signing_key, signature_json
 from splitveil.serve.stages import STAGES, mean_std, pack_noise, total_noise, wire_step
-from splitveil.serve.wire import FLOATS, Json, Rows, Shape, TensorSpec
+from splitveil.serve.wire import FLOATS, Rows, Shape, TensorSpec
 
 OPSET = 18
 ONNX_NOTES = frozenset({"doc_string", "metadata_props"})  # fields of many parts of an ONNX file
@@ -613,16 +613,21 @@ def check_target(folder: Path, *, overwrite: bool) -> None:
 def new_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
     """A new folder to fill, which replaces `folder` if the block succeeds.
 
-    If `folder` is a link, the link stays and its target is replaced. What an export that was killed
-    left beside it is removed, or put back if it was the export to be replaced.
+    If `folder` is a link, the link stays and its target is replaced. Whatever ends the block, the
+    old export is back and nothing lies beside it; what a killed process left is removed, or put
+    back, by the next export.
     """
     folder = folder.resolve() if folder.is_symlink() else folder
     scratch = folder.with_name(f".{folder.name}.new")
     fresh, old = scratch / "new", scratch / "old"
+
+    def put_back() -> None:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+
     with folder_lock(folder, f"another process exports to {folder}; wait until it ends"):
         try:
-            if old.exists() and not folder.exists():
-                old.rename(folder)
+            put_back()
             check_target(folder, overwrite=overwrite)
             shutil.rmtree(scratch, ignore_errors=True)
             fresh.mkdir(parents=True)
@@ -631,11 +636,10 @@ def new_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
                 folder.rename(old)
             fresh.rename(folder)
         except OSError as err:
-            if old.exists() and not folder.exists():
-                old.rename(folder)
             raise ExportError(
                 f"cannot write {folder}: {err.strerror or err}; free some space, or choose another "
                 "--out"
             ) from err
         finally:
+            put_back()
             shutil.rmtree(scratch, ignore_errors=True)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.errors import WireError
+from splitveil.io import Json
 from splitveil.serve.admission import Limits
 from splitveil.serve.batching import Statistics
 from splitveil.serve.manifest import Manifest
-from splitveil.serve.wire import FLOATS, Json, TensorSpec
+from splitveil.serve.wire import FLOATS, TensorSpec
 
 VERSION = "1"  # an export holds one version of its model
 PLATFORM = "onnxruntime_onnx"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.errors import ExportError
+from splitveil.io import Json, parse_json, read_bytes
 from splitveil.serve.exits import NOTHING, ExitRule, read_rule
 from splitveil.serve.runtime import onnxruntime
 from splitveil.serve.signature import check_signature
@@ -26,8 +27,7 @@ from splitveil.serve.stages import (
     wire_step,
     with_noise,
 )
-from splitveil.serve.wire import CODES, FLOATS, Json, Rows, Shape, TensorSpec
-from splitveil.untrusted import parse_json, read_bytes
+from splitveil.serve.wire import CODES, FLOATS, Rows, Shape, TensorSpec
 
 OnnxHalf = Callable[[Rows], Rows]  # a network with one output
 OnnxNetwork = Callable[[Rows], list[Rows]]  # one with several

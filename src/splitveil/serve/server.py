@@ -27,14 +27,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from splitveil.errors import ExportError, ServerError, WireError
+from splitveil.io import Json, check_file
 from splitveil.serve import admission, kserve, page
 from splitveil.serve.admission import CROWDED, RETRY, CrowdedError, Limits, refuse
 from splitveil.serve.batching import Batcher, BusyError, ClosingError, Statistics, StoppedError
 from splitveil.serve.connections import BoundedServer, ConnectionLimits
 from splitveil.serve.kserve import VERSION
 from splitveil.serve.manifest import SERVER, Manifest, OnnxHalf, load_half, open_export
-from splitveil.serve.wire import HEADER_LENGTH, Json, decode_request, encode_answer
-from splitveil.untrusted import check_file
+from splitveil.serve.wire import HEADER_LENGTH, decode_request, encode_answer
 
 LOG = logging.getLogger(__name__)
 FAILED = 500
@@ -318,8 +318,12 @@ def load_app(
 def make_server(
     app: ASGIApp, tls: Tls | None = None, connections: ConnectionLimits | None = None
 ) -> BoundedServer:
-    """A quiet Uvicorn for an application, which answers what it accepted before it stops."""
+    """A quiet Uvicorn for an application, which answers what it accepted before it stops.
+
+    An application of `make_app` counts in its metrics the connections that a limit ends.
+    """
     limits = connections or ConnectionLimits()
+    gate = app if isinstance(app, admission.AdmissionGate) else None
     config = uvicorn.Config(
         app,
         loop="asyncio",
@@ -342,7 +346,7 @@ def make_server(
         raise ServerError(
             f"cannot use the certificate or its key: {err}; give two PEM files that match"
         ) from err
-    return BoundedServer(config, limits)
+    return BoundedServer(config, limits, gate.count_ending if gate else lambda reason: None)
 
 
 def listen(host: str, port: int) -> socket.socket:

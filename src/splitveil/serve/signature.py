@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from splitveil.errors import ExportError
-from splitveil.untrusted import opened, parse_json, read_bytes
+from splitveil.io import opened, parse_json, read_bytes
 
 FILE = "manifest.sig"
 FORMAT = "splitveil-signature-1"

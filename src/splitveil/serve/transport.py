@@ -22,10 +22,9 @@ from io import TextIOWrapper
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from splitveil import untrusted
 from splitveil.errors import ServerError, UnreachableError, WireError
+from splitveil.io import MAX_BYTES, check_file, opened, parse_json, printable
 from splitveil.serve.wire import HEADER_LENGTH
-from splitveil.untrusted import MAX_BYTES, opened, parse_json
 
 TRY_AGAIN = frozenset({429, 502, 503, 504})  # busy, restarting or slow: a later call may succeed
 TLS_ALERT = "\x15\x03"  # how a server that speaks TLS answers HTTP
@@ -56,7 +55,7 @@ class HttpTransport:
         self._timeout = timeout
         try:
             if secure and ca_file is not None:
-                untrusted.check_file(ca_file)
+                check_file(ca_file)
             self._context = ssl.create_default_context(cafile=ca_file) if secure else None
         except OSError as err:  # ssl.SSLError is one
             raise ServerError(
@@ -133,7 +132,7 @@ def safe_text(text: str) -> str:
     >>> safe_text("no\x1b[2J such model")
     'no [2J such model'
     """
-    return untrusted.printable(text[:200]).replace("\n", " ")
+    return printable(text[:200]).replace("\n", " ")
 
 
 def pause(attempt: int, jitter: float, asked: float = 0.0) -> float:

@@ -18,11 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import WireError
-from splitveil.untrusted import parse_json
+from splitveil.io import Json, parse_json
 
 Rows = NDArray[np.float32]
 Shape = tuple[int, ...]
-Json = dict[str, Any]
 FLOATS = "FP32"
 CODES: Mapping[str, str] = {FLOATS: "<f4", "INT16": "<i2", "INT32": "<i4"}  # by datatype
 HEADER_LENGTH = "Inference-Header-Content-Length"

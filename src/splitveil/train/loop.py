@@ -24,7 +24,7 @@ from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
 from splitveil.defences.base import ActsBetweenSteps, Companion, PenaltyPlan
 from splitveil.errors import RunError
-from splitveil.io import Json, Progress, as_run_error
+from splitveil.io import Json, Progress, as_run_error, parse_json, read_bytes
 from splitveil.nets.split import SplitModel
 from splitveil.rng import derive_seed, seeded_globals, stream
 from splitveil.surrogates.base import RefitsEachEpoch, Reports
@@ -41,7 +41,6 @@ from splitveil.train.step import (
     new_state,
     own_rows,
 )
-from splitveil.untrusted import parse_json, read_bytes
 
 log = logging.getLogger("splitveil")
 LOG = "train.log"

@@ -18,10 +18,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from splitveil.errors import CheckpointError
-from splitveil.io import Json, atomic_file
+from splitveil.io import Json, atomic_file, parse_json
 from splitveil.rng import load_states, save_states
 from splitveil.train.step import TrainState
-from splitveil.untrusted import parse_json
 
 log = logging.getLogger("splitveil")
 CHECKPOINT = "checkpoint.safetensors"

@@ -27,7 +27,8 @@ function describe(manifest) {
   at("takes").textContent =
     `'${manifest.name}' takes ${width} × ${height} pixels in ${channels === 1 ? "grey" : "colour"}.`;
   at("channel").textContent = `Before it leaves: ${channelInWords(manifest.stages)}. ` +
-    "Randomness comes from this browser's cryptographic generator.";
+    "Randomness comes from this browser's cryptographic generator. A picture that is sent again gets " +
+    "the same noise; for that the browser keeps a keyed hash and a random seed of it, not the picture.";
   const audit = manifest.audit;
   const mse = audit?.strongest?.mse;
   at("audit").textContent = Number.isFinite(mse)

@@ -1,9 +1,8 @@
 // The export as the page uses it: its manifest, the client's network, and the attacker's.
 
-import { applyStages, checkStages, withNoise } from "./stages.js";
+import { openDraws } from "./draws.js";
+import { applyStages, checkStages, withNoise, wordsNeeded } from "./stages.js";
 import { refusal } from "./wire.js";
-
-const KEPT = 1000; // draws; the last ones
 
 async function fetched(file, headers) {
   const reply = await fetch(new URL(`../export/${file}`, import.meta.url), {
@@ -69,21 +68,21 @@ export async function loadModel(headers) {
         manifest.wire_shape,
       )
     : null;
-  return { manifest, attack, send: sender(encoder, stages) };
+  const scope = [manifest.identity, manifest.files["client.onnx"], JSON.stringify(manifest.stages)];
+  const draws = await openDraws(scope.join("/"));
+  return { manifest, attack, send: sender(encoder, stages, draws, wordsNeeded(size, stages)) };
 }
 
-// What leaves for a picture. One that was sent before gets the draw it was sent with: whoever sees
-// many draws of one picture can average the noise away.
-function sender(encoder, stages) {
-  const kept = new Map();
+// What leaves for a picture. One that was sent before gets the draw it was sent with.
+function sender(encoder, stages, draws, count) {
   return async (picture) => {
-    const key = new Uint8Array(picture.buffer, picture.byteOffset, picture.byteLength).join();
-    const again = kept.has(key);
-    if (!again) {
-      const z = await encoder(picture);
-      kept.set(key, applyStages(z, stages));
-      if (kept.size > KEPT) kept.delete(kept.keys().next().value);
-    }
-    return { sent: kept.get(key), again };
+    const { drawn, again } = await draws(new Uint8Array(picture.buffer.slice(0)), count);
+    let at = 0;
+    const draw = (n) => {
+      const found = drawn.subarray(at, (at += n));
+      if (found.length < n) throw new Error("The network gives too many numbers. Nothing is sent.");
+      return found;
+    };
+    return { sent: applyStages(await encoder(picture), stages, draw), again };
   };
 }

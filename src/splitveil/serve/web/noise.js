@@ -1,10 +1,11 @@
-// Random numbers from the browser's cryptographic generator. There is no seed and no switch.
+// Random numbers from words, by default the browser's cryptographic generator's. The page takes them
+// from `draws.js`, so that a picture is sent with the same draw again.
 
 import { TABLES } from "./tables.js";
 
 const QUOTA = 65536; // bytes that getRandomValues gives at once
 
-function words(count) {
+export function words(count) {
   const found = new Uint32Array(count);
   const step = QUOTA / 4;
   for (let at = 0; at < count; at += step) {
@@ -14,8 +15,8 @@ function words(count) {
 }
 
 // Strictly between 0 and 1, on a grid of 2^-53: 27 bits of one word and 26 of the next.
-export function uniforms(count) {
-  const drawn = words(2 * count);
+export function uniforms(count, draw = words) {
+  const drawn = draw(2 * count);
   const found = new Float64Array(count);
   for (let i = 0; i < count; i++) {
     const cell = (drawn[2 * i] >>> 5) * 2 ** 26 + (drawn[2 * i + 1] >>> 6);
@@ -36,9 +37,9 @@ const CELLS = Object.fromEntries(Object.entries(TABLES).map(([kind, hex]) => [ki
 
 // Rounded standard noise in steps of a sixteenth, as splitveil/grid.py makes it: how many cells end
 // at or below a uniform word of 64 bits (lower half first), less half of the cells.
-export function noiseSteps(count, kind) {
+export function noiseSteps(count, kind, draw = words) {
   const [high, low] = CELLS[kind];
-  const drawn = words(2 * count);
+  const drawn = draw(2 * count);
   const found = new Float64Array(count);
   for (let i = 0; i < count; i++) {
     const [below, above] = [drawn[2 * i], drawn[2 * i + 1]];

@@ -1,7 +1,7 @@
 // The channel: what is done to the smashed data of one image before they leave the page.
 // The same stages as splitveil/serve/stages.py; one that is not known here is refused.
 
-import { noiseSteps, uniforms } from "./noise.js";
+import { noiseSteps, uniforms, words } from "./noise.js";
 
 const { fround } = Math;
 const REACH = 2 ** 22; // the largest step number of z, so that its float is exact
@@ -16,11 +16,11 @@ export function roundHalfEven(x) {
 
 // z rounded to the grid of noise of a scale (per number), and fresh rounded noise, in floats that are
 // multiples of the grid's step.
-function withNoiseOnGrid(values, scaleOf, kind) {
+function withNoiseOnGrid(values, scaleOf, kind, draw) {
   if (!values.every(Number.isFinite)) {
     throw new Error("The network gives numbers that are not finite. Nothing is sent.");
   }
-  const drawn = noiseSteps(values.length, kind);
+  const drawn = noiseSteps(values.length, kind, draw);
   return Float32Array.from(values, (v, i) => {
     const step = fround(scaleOf(i)) / 16;
     const q = Math.min(Math.max(roundHalfEven(v / step), -REACH), REACH);
@@ -28,12 +28,12 @@ function withNoiseOnGrid(values, scaleOf, kind) {
   });
 }
 
-function gaussian(z, stage) {
-  return stage.std === 0 ? z : withNoiseOnGrid(z, () => stage.std, "gaussian");
+function gaussian(z, stage, draw) {
+  return stage.std === 0 ? z : withNoiseOnGrid(z, () => stage.std, "gaussian", draw);
 }
 
-function dropout(z, stage) {
-  const drawn = uniforms(z.length);
+function dropout(z, stage, draw) {
+  const drawn = uniforms(z.length, draw);
   return z.map((v, i) => (drawn[i] < stage.p ? 0 : v));
 }
 
@@ -53,9 +53,9 @@ function clip(z, stage) {
   return z.map((v) => Math.min(Math.max(v, fround(stage.low)), fround(stage.high)));
 }
 
-function learned(z, stage) {
+function learned(z, stage, draw) {
   const moved = Float64Array.from(z, (v, i) => v + stage.location[i]);
-  return withNoiseOnGrid(moved, (i) => stage.scale[i], stage.noise);
+  return withNoiseOnGrid(moved, (i) => stage.scale[i], stage.noise, draw);
 }
 
 const NOISES = { gaussian: "Gaussian", laplace: "Laplace" };
@@ -103,10 +103,17 @@ export function withNoise(stage, content, size) {
   return { ...stage, scale, location };
 }
 
-// What is sent for smashed data z (Float32Array); draws anew at every call.
-export function applyStages(z, stages) {
+// Random words that the stages take at most for smashed data of a size.
+export function wordsNeeded(size, stages) {
+  return 2 * size * stages.length;
+}
+
+// What is sent for smashed data z (Float32Array). `draw(n)` gives n random words; by default every
+// call draws anew.
+export function applyStages(z, stages, draw = words) {
   checkStages(stages);
-  return stages.reduce((sent, stage) => STAGES[stage.kind].apply(sent, stage), Float32Array.from(z));
+  const apply = (sent, stage) => STAGES[stage.kind].apply(sent, stage, draw);
+  return stages.reduce(apply, Float32Array.from(z));
 }
 
 export function channelInWords(stages) {

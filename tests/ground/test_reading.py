@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitveil.untrusted import (
+from splitveil.io import (
     MAX_DEPTH,
     MAX_SETTINGS,
     opened,
