@@ -52,6 +52,7 @@ def test_a_run_is_trained_and_audited(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result.exit_code == 0, text(result)
     assert "effective weight λ·w_lr·scale 0.5" in text(result)
     assert "epoch 1/1" in text(result)
+    assert "doctor: 1 epochs are too few to judge" in text(result)
     run = tmp_path / "a"
     result = call("audit", str(run), "--profile", "smoke")
     assert result.exit_code == 0, text(result)

@@ -44,6 +44,7 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil train --recipe digits-veil --seed 1`
     """
+    from splitveil.insight.diagnosis import diagnose, read_case
     from splitveil.record.files import last_epoch
     from splitveil.runs import fit_given
 
@@ -63,9 +64,12 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     last = last_epoch(run.path)
     val = last.get("val_accuracy")
     shown = "no validation split" if val is None else f"validation accuracy {100 * val:.2f} %"
+    findings = diagnose(read_case(run.path))
+    doctor = f"{findings[0].seen}: {findings[0].advice}" if findings else "nothing to change"
     console.show_result(
-        {"run": str(run.path), "last_epoch": last},
+        {"run": str(run.path), "last_epoch": last, "doctor": [found.name for found in findings]},
         f"{run.path}: {shown}; effective weight λ·w_lr·scale {last['weight']:.4g}",
+        f"doctor: {doctor}",
         f"next: splitveil audit {shlex.quote(str(run.path))}",
         json_=json_,
     )
