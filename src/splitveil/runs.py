@@ -114,12 +114,13 @@ class Run:
         return dataset, splits_of(config, dataset)
 
     def trained(self) -> Json:
-        """Its training: `steps`, `seconds`, `peak_bytes`, and `teacher` or None."""
+        """Its training: `steps`, `seconds`, `peak_bytes`, `val_accuracy`, `teacher` or None."""
         meta = read_meta(self.path / CHECKPOINT)
         return {
             "steps": meta["step"],
             "seconds": meta.get("seconds"),
             "peak_bytes": meta.get("peak_bytes"),
+            "val_accuracy": last_epoch(self.path).get("val_accuracy"),
             "teacher": meta.get("passport", {}).get("teacher"),
         }
 

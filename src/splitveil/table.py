@@ -153,8 +153,10 @@ def shared(digits: int, scale: float = 1.0) -> Format:
     return Format(text=text, exact=lambda values: (_mean(values),))
 
 
-def gap(digits: int, scale: float = 1.0) -> Format:
+def gap(digits: int, scale: float = 1.0, sign: Literal["+", ""] = "+") -> Format:
     """A difference with its interval; (difference, None) has no interval.
+
+    With `sign` "" it is a number that only shows a minus.
 
     >>> shown = gap(1, 100.0).text
     >>> shown((0.02, (0.01, 0.03)), "en"), shown((-0.005, None), "en")
@@ -162,7 +164,7 @@ def gap(digits: int, scale: float = 1.0) -> Format:
     """
 
     def text(value: tuple[float, tuple[float, float] | None], _: str) -> str:
-        middle, *ends = (f"{scale * v:+.{digits}f}" for v in (value[0], *(value[1] or ())))
+        middle, *ends = (f"{scale * v:{sign}.{digits}f}" for v in (value[0], *(value[1] or ())))
         return f"{middle} [{', '.join(ends)}]" if ends else middle
 
     return Format(

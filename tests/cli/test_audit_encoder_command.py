@@ -121,7 +121,7 @@ def test_the_example_is_audited_without_splitveil_in_it(example: Path) -> None:
     assert linear["mse"] < 0.6 * record["floor"]["mse"]  # four pixels' mean tells much
     assert "rmle" not in record["attacks"]
     assert record["audit"]["noise"]["measured"] == pytest.approx(0.05, rel=0.03)
-    assert record["client"] == {"macs": None, "params": None, "wire_floats": 16}
+    assert record["client"] == {"macs": None, "params": None, "stored": None, "wire_floats": 16}
     assert record["config"]["callable"] == "foreign_encoder:send"
     assert record["true_rate_nats"] > 0
     assert record["seconds"]["audit"] < 60

@@ -22,9 +22,18 @@ def test_each_client_has_one_line_with_its_costs() -> None:
     assert result.exit_code == 0, text(result)
     lines = result.stdout.splitlines()
     assert lines[0] == "5 of 1198 clients that fit, for images 3x32x32"
-    assert lines[1].split() == ["net", "MMAC", "params", "wire", "depth", "sees"]
-    assert lines[2].split() == ["thin-deep", "19.85", "483136", "512", "33", "91"]
-    assert lines[3].split() == ["thin-resnet", "19.87", "137624", "512", "11", "49"]
+    assert lines[1].split() == ["net", "MMAC", "params", "wire", "stored", "track", "depth", "sees"]
+    assert lines[2].split() == ["thin-deep", "19.85", "483136", "512", "477912", "B21", "33", "91"]
+    assert lines[3].split() == [
+        "thin-resnet",
+        "19.87",
+        "137624",
+        "512",
+        "137096",
+        "B21",
+        "11",
+        "49",
+    ]
     assert lines[4].startswith("client:strided-")
     assert lines[-1] == "next: splitveil train --net thin-deep --dataset NAME"
     assert len(lines) == 2 + 5 + 2
@@ -40,6 +49,8 @@ def test_json_says_the_same_in_exact_numbers() -> None:
         "family": "residual",
         "macs": 19_873_792,
         "params": 137_624,
+        "stored": 137_096,
+        "track": "B21",
         "wire_floats": 512,
         "depth": 11,
         "receptive_field": 49,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data.made import cifar100_archive, tiny_archive
+from data.made import cifar100_archive, coarse_archive, tiny_archive
 from PIL import Image
 
 from splitveil.data import cifar, mnist
@@ -85,6 +85,7 @@ FILES: dict[str, Callable[[Path, pytest.MonkeyPatch], Path]] = {
     "folder": image_folders,
     "npz": npz_file,
     "cifar100": cifar100_archive,
+    "cifar100-coarse": coarse_archive,
     "tiny-imagenet": tiny_archive,
 }
 

@@ -102,3 +102,25 @@ def tiny_archive(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tiny_imagenet, "COUNTS", FEW)
     pack_zip(tiny_blobs(), folder / TINY.name)
     return folder
+
+
+COARSE = Counts(classes=2, train=20, test=20)  # of two fine classes each
+FOUR = Counts(classes=4, train=10, test=10)
+
+
+def coarse_blobs() -> Blobs:
+    """As `cifar100_blobs`, with four fine classes in two coarse ones."""
+    made = cifar100_blobs(FOUR)
+    for name in ("train.bin", "test.bin"):
+        table = np.frombuffer(made[name], np.uint8).reshape(-1, 3074).copy()
+        table[:, 0] = table[:, 1] // 2
+        made[name] = table.tobytes()
+    return made | {"coarse_label_names.txt": b"sea\nland\n"}
+
+
+def coarse_archive(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a small archive with coarse classes, and the counts that make it a good one."""
+    monkeypatch.setattr(cifar, "COUNTS100", FOUR)
+    monkeypatch.setattr(cifar, "COUNTS20", COARSE)
+    pack_tar(coarse_blobs(), folder / CIFAR100.name, CIFAR100.folder)
+    return folder

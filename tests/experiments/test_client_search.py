@@ -21,8 +21,8 @@ from splitveil.experiments.client_search import (
 )
 from splitveil.experiments.runner import validate_on_val
 from splitveil.io import Json
+from splitveil.nets.budget import candidates, weigh
 from splitveil.nets.clients import FAMILIES, THIN_CLIENTS, parse_client
-from splitveil.nets.cost import candidates, weigh
 from splitveil.record.statistics import undominated
 from splitveil.runs import load_run
 

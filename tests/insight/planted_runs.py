@@ -43,10 +43,14 @@ def without_penalty(lines: list[Json]) -> list[Json]:
 
 def plant(
     folder: Path, defence: str = "veil", lines: list[Json] | None = None,
-    record: Json | None = None, **settings: Any,  # noqa: ANN401
+    record: Json | None = None, beside: "Mapping[str, Plan] | None" = None,
+    **settings: Any,  # noqa: ANN401
 ) -> Path:  # fmt: skip
-    """A run folder made by hand."""
+    """A run folder made by hand, and others beside it by name."""
     folder.mkdir(parents=True)
+    for name, plan in (beside or {}).items():
+        if not (folder.parent / name).exists():
+            plant(folder.parent / name, **plan)
     noise = {"noise_std": 0.05} if find_defence(defence).noisy else {}
     flat = {
         "dataset": "digits", "defence": defence, "epochs": EPOCHS, "batch_size": 128, "lr": 0.1,
@@ -66,6 +70,31 @@ def open_slots(shut: float, hard: float = 0.3, soft: float = 0.3) -> Json:
 
 
 Plan = dict[str, Any]
+
+
+def judged(accuracy: float, defence: str, **more: Any) -> Json:  # noqa: ANN401
+    """A record of a B1 client on 4,000 test images."""
+    return {
+        "accuracy": accuracy, "strongest": {"mse": 0.01}, "leakage": 0.8, "flags": [],
+        "client": {"macs": 900_000, "params": 12_000, "wire_floats": 64},
+        "config": {"dataset": "digits", "defence": defence, "net": "small", "send": 0.2},
+        "splits": {"test": "t"}, "audit": {"aux": "train", "scored": 4000},
+    } | more  # fmt: skip
+
+
+NEEDLESS = {
+    "name": "server not needed",
+    "seen": "a linear head on what is sent answers 94.90 %; the server adds +0.10 points, at most "
+    "+0.40",
+}
+SILENT: Plan = {
+    "defence": "alone",
+    "record": judged(0.90, "alone", sent=0.0, exposure=0.0),
+}
+EXIT: Plan = {
+    "defence": "early-exit",
+    "record": judged(0.949, "early-exit", sent=0.2, exposure=0.16),
+}
 ZERO: Json = {"rob_loss": 0.0, "true_rate": 0.01}
 SHUT = open_slots(1.0, hard=0.96)
 
@@ -242,5 +271,27 @@ PLANTED: list[tuple[str, Plan, Plan, str, str]] = [
         {"defence": "cem"},
         "noise_std is 0",
         "noise_std 0 → 0.05",
+    ),
+    (
+        "server not needed",
+        {"record": judged(0.885, "veil"), "beside": {"alone": SILENT}},
+        {"record": judged(0.95, "veil"), "beside": {"alone": SILENT}},
+        "the client alone alone answers 90.00 %; the server adds -1.50 points",
+        "ship the client alone: /",
+    ),
+    (
+        "server not needed",
+        {"record": judged(0.95, "veil", flags=[NEEDLESS])},
+        {"record": judged(0.95, "veil")},
+        "a linear head on what is sent answers 94.90 %; the server adds +0.10 points",
+        "train it with --defence alone",
+    ),
+    (
+        "sends what it is sure of",
+        {"record": judged(0.95, "veil"), "beside": {"alone": SILENT, "exit": EXIT}},
+        {"record": judged(0.97, "veil"), "beside": {"alone": SILENT, "exit": EXIT}},
+        "exit sends 20 % of the images and answers 94.9 %, this run sends all and answers 95.0 %: "
+        "exposure 16 % instead of 80 %",
+        "send only what it is unsure of: --defence early-exit --set send=0.2",
     ),
 ]  # fmt: skip

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
+from splitveil.nets.budget import Candidate, candidates, client_grid, nothing_fits, weigh
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.clients import FAMILIES, THIN_CLIENTS, build_client, parse_client
-from splitveil.nets.cost import Candidate, candidates, client_grid, nothing_fits, weigh
 from splitveil.nets.split import Cost, cut
 
 IMAGE = (3, 32, 32)

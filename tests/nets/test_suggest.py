@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from splitveil.errors import ConfigError
 from splitveil.nets.backbones import vgg11
 from splitveil.nets.blocks import conv3x3
-from splitveil.nets.cost import CutCost, suggest_cuts
+from splitveil.nets.budget import CutCost, suggest_cuts
 from splitveil.nets.split import cut
 
 IMAGE = (3, 32, 32)

@@ -12,7 +12,7 @@ from scipy import stats
 from splitveil.errors import ConfigError, RunError
 from splitveil.record.groups import Group, Records
 from splitveil.record.schema import Record, per_image_mse
-from splitveil.record.statistics import Sample, difference
+from splitveil.record.statistics import Sample, difference, seed_test
 from splitveil.report.comparison import (
     BUDGET,
     RowDifference,
@@ -23,7 +23,6 @@ from splitveil.report.comparison import (
     image_table,
     matched,
     row_differences,
-    seed_test,
 )
 from splitveil.table import Cell, Table
 

@@ -29,6 +29,7 @@ from splitveil.audits.target import Attempt, DeviceAnswers, Target
 from splitveil.data.attributes import Attributes
 from splitveil.errors import AuditError
 from splitveil.io import Json, Progress
+from splitveil.nets.exit import threshold_for
 from splitveil.rng import derive_seed
 from splitveil.threat import CHUNK, Attack, Labelled
 
@@ -36,6 +37,7 @@ BLOCKS = 4  # a thumbnail of 4×4 block means is the low band
 CANDIDATES = 1000  # among which an image is identified
 ROUNDS, AT_ONCE = 1000, 100  # of the bootstrap
 PERMUTATIONS = 1000
+SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)  # of the images sent, for a curve
 Errors = Float[Tensor, " n"]
 
 
@@ -368,19 +370,52 @@ def per_image_of_exit(target: Target, best: Attempt) -> Json:
     x, labels = target.scored.images, target.scored.labels
     blind = class_means(target.aux, target.num_classes)[labels].clamp(0, 1)
     return {
-        "error": _packed(best.mse, "<f2"),
-        "label_only": _packed(metrics.mse(x, blind), "<f2"),
-        "sure": _packed(device.sure, "<f4"),
+        "error": packed(best.mse, "<f2"),
+        "label_only": packed(metrics.mse(x, blind), "<f2"),
+        "sure": packed(device.sure, "<f4"),
         "sent": packed_bits(device.asked),
         "own_right": packed_bits(device.own == labels),
         "server_right": packed_bits(target.sent.answer == labels),
     }
 
 
-def _packed(values: Tensor, dtype: str) -> str:
+def packed(values: Tensor, dtype: str) -> str:
+    """Base64 of numbers of a numpy type."""
     return base64.b64encode(values.cpu().numpy().astype(dtype).tobytes()).decode("ascii")
 
 
 def packed_bits(values: Bool[Tensor, " n"]) -> str:
     """Base64 of bits, eight to a byte, the first one the highest."""
     return base64.b64encode(np.packbits(values.cpu().numpy()).tobytes()).decode("ascii")
+
+
+def at_shares(target: Target, best: Attempt) -> list[Json]:
+    """What the same client would expose and answer if its threshold sent another share.
+
+    Args:
+        target: All scored images, sent or not.
+        best: An attack that was fitted on all aux images; one fit serves all shares.
+
+    Returns:
+        `sent`, `leakage_sent`, `exposure` and `accuracy` on the scored images for each of `SHARES`;
+        empty without a rule by sureness, and where the device averages both answers.
+    """
+    device = target.exit
+    if device is None or device.averages or target.head is None:
+        return []
+    x, labels = target.scored.images, target.scored.labels
+    blind = class_means(target.aux, target.num_classes)[labels].clamp(0, 1)
+    guess = best.images.to(x) / 255
+    error, ceiling = metrics.mse(x, guess), metrics.mse(x, blind)
+    errors, ceilings = band_errors(x, guess), band_errors(x, blind)
+    bands = {name: (errors[name], ceilings[name]) for name in errors}
+    here, there = device.own == labels, target.sent.answer == labels
+    said = []
+    for share in SHARES:
+        threshold = threshold_for(device.sure, share)
+        asked, known = device.sure < threshold, device.aux_sure < threshold
+        unsent = by_bit(target, replace(device, asked=asked, aux_asked=known))
+        right = there.where(asked, here).double().mean()
+        found = exposure(asked, error, ceiling, unsent, bands)
+        said.append({**found, "accuracy": float(right)})
+    return said

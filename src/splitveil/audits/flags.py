@@ -10,7 +10,7 @@ from splitveil.audits.certificates import count_copies
 from splitveil.audits.suite import comparable, mean_image_mse
 from splitveil.audits.target import Attempt, Target
 from splitveil.io import Json
-from splitveil.record.schema import Flag
+from splitveil.record.schema import AT_CHANCE, FAR_BELOW, NOT_NEEDED, Flag
 from splitveil.rng import normal_like, stream
 from splitveil.threat import Access, Labelled, without_nan
 
@@ -25,7 +25,8 @@ MASKED = 1e-3  # of the change that a small step of the image makes: a gradient 
 SILENT = 0.01  # of the declared noise: less counts as none
 UNDECLARED = ("louder", "farther", "shape", "next image", "next number", "other number")
 SURE = 1e-3  # p-value below which two audits differ
-NOT_NEEDED = 0.005  # accuracy that a server must add to what a linear head answers
+LEARNED = 0.1  # of the way from guessing to always right: less is chance
+BESIDE = (FAR_BELOW,)  # raised where other rows are at hand: `report.gains`
 PROBED_ON = {"sent": "what is sent", "clean": "the clean features", "own": "the end of the body"}
 TELLS_P, TELLS_BITS = 0.01, 0.01  # of the bit that says whether an image was sent
 Attempts = Mapping[str, Attempt]
@@ -266,6 +267,15 @@ def exit_tells(found: Json) -> str | None:
     return f"whether an image is sent tells {told[most]['bits']:.3f} bits of its {most}"
 
 
+def answers_at_chance(target: Target, accuracy: float | None) -> str | None:
+    """A model that learned nothing has nothing to protect, and protects it well."""
+    labels = (target.scored if target.test is None else target.test).labels
+    guess = float(labels.bincount().max()) / len(labels)
+    if accuracy is None or accuracy >= guess + LEARNED * (1 - guess):
+        return None
+    return f"accuracy is {100 * accuracy:.2f} %, always guessing one class {100 * guess:.2f} %"
+
+
 FLAGS: Mapping[str, str] = {  # every flag, and what to do about it
     "white-box weaker than black-box": (
         "raise the white-box attack's steps and restarts; the headline rests on the other attacks"
@@ -307,6 +317,12 @@ FLAGS: Mapping[str, str] = {  # every flag, and what to do about it
     "exit tells the class": (
         "whether an image is sent says something about it; use thresholds per class, or send all"
     ),
+    AT_CHANCE: (
+        "train it again with a weaker penalty; a model that answers nothing has nothing to protect"
+    ),
+    FAR_BELOW: (
+        "weaken the defence: what little leaks is bought with answers that nobody would use"
+    ),
     "wire leaks more than the audit": (
         "believe this record, and find out what the deployed client does differently"
     ),
@@ -322,6 +338,7 @@ def raise_flags(
     wire: Json,
     left_out: Sequence[str] = (),
     probe: Json | None = None,
+    accuracy: float | None = None,
 ) -> list[Flag]:
     """Check for every flag; returns those that are raised.
 
@@ -333,6 +350,7 @@ def raise_flags(
         wire: What was found in captured requests; empty if there are none.
         left_out: Attacks of the profile that the user chose not to run.
         probe: What linear heads answer without the server, as in the record.
+        accuracy: Its accuracy; None if it is not known.
     """
     beside = wire.get("beside", ())  # fields of a request that no attack looks at
     validated = "settings are chosen by them" if target.knowledge == "val" else None
@@ -360,6 +378,7 @@ def raise_flags(
         "more than z on the wire": f"requests hold {', '.join(beside)}" if beside else None,
         "wire leaks more than the audit": wire_leaks_more(wire),
         "server not needed": server_not_needed(probe or {}),
+        AT_CHANCE: answers_at_chance(target, accuracy),
         "exit tells the class": exit_tells(leaks.get("exit", {})),
     }
     return [Flag(name, what, FLAGS[name]) for name, what in seen.items() if what is not None]

@@ -30,7 +30,7 @@ from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.target import Target, read_attributes
 from splitveil.config.machine import find_precision
 from splitveil.config.resolve import import_user_code, unchanged
-from splitveil.data.attributes import Attributes
+from splitveil.data.attributes import Attributes, own_attributes
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.data.folder import file_names
@@ -38,7 +38,7 @@ from splitveil.data.splits import aux_view, hash_all, make_splits
 from splitveil.errors import AuditError, ConfigError, DataError, unknown
 from splitveil.io import Json, Progress, silent
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.nets.split import Cost
+from splitveil.nets.cost import count_network
 from splitveil.record.schema import Record
 from splitveil.rng import derive_seed, seeded_globals, stream
 from splitveil.threat import Access, Labelled, Send, Victim, by_rows, check_images, without_nan
@@ -189,7 +189,8 @@ def _one_set(data: str, aux: str, attributes: Path | None) -> AuditImages:
     return AuditImages(
         name=data, classes=dataset.classes, aux=known, scored=scored, test=test, knowledge=aux,
         hashes=splits.hashes() | view.hashes() | {"data": fingerprint(dataset)},
-        attributes=read_attributes(attributes, len(dataset), *rows[:2], lambda: file_names(data)),
+        attributes=read_attributes(attributes, len(dataset), *rows[:2], lambda: file_names(data))
+        or own_attributes(dataset, *rows[:2]),
     )  # fmt: skip
 
 
@@ -565,10 +566,10 @@ def audit_encoder(
         floats = target.sent.z[0].numel()
         if own.noise_std is not None:
             check_noise(own.noise_std, noise, min(LISTENED, len(target.scored)) * floats)
-        cost: Json = dict.fromkeys(("macs", "params"))
+        cost: Json = dict.fromkeys(("macs", "params", "stored"))
         if own.white_box:
-            found = Cost.of(parts[0], tuple(few.shape[1:]))
-            cost = {"macs": found.macs, "params": found.params}
+            found = count_network(parts[0], tuple(few.shape[1:]))
+            cost = {"macs": found.macs, "params": found.params, "stored": found.stored}
         facts = Facts(
             began=began, train_seconds=None,
             audit={

@@ -8,8 +8,10 @@ from splitveil.attacks.profiles import ATTACKS_VERSION, LEAK_BUDGETS, at_precisi
 from splitveil.audits.beyond_pixels import leaks_beyond_pixels
 from splitveil.audits.certificates import refusals
 from splitveil.audits.exposure import (
+    at_shares,
     attack_the_sent,
     exit_leaks,
+    packed,
     per_image_of_exit,
     what_is_exposed,
 )
@@ -17,8 +19,8 @@ from splitveil.audits.flags import raise_flags
 from splitveil.audits.probes import probe_answers, server_need
 from splitveil.audits.suite import (
     Store,
-    accuracy,
     label_only_mse,
+    right_counts,
     run_attacks,
     scaled_searches,
     summarise,
@@ -93,6 +95,8 @@ def measure(
     exposed = what_is_exposed(target, best)
     if target.exit is not None and best is not None:
         summary["per_image"] |= per_image_of_exit(target, best)
+        fitted_on_all = str(summary["strongest"]["mse_by"]).removesuffix("-unsure")
+        exposed["shares"] = at_shares(target, every[fitted_on_all])
     rate: float | None = None
     if isinstance(target.certify, str):
         certificates = refusals(target.certify)
@@ -105,11 +109,14 @@ def measure(
     if target.exit is not None:
         leaks["exit"] = exit_leaks(target)
     wire = target.wire(attempts)
+    right = right_counts(target, ACCURACY_DRAWS)
+    if right is not None:
+        summary["per_image"]["right"] = packed(right, "u1")
+    correct = None if right is None else float(right.double().mean()) / ACCURACY_DRAWS
     flags = raise_flags(
         sent, on_sent, certificates=certificates, leaks=leaks, wire=wire, left_out=facts.left_out,
-        probe=exposed.get("probe", {}),
+        probe=exposed.get("probe", {}), accuracy=correct,
     )  # fmt: skip
-    correct = accuracy(target, ACCURACY_DRAWS)
     audit: Json = {
         "profile": profile, "attacks_version": ATTACKS_VERSION, "precision": facts.precision,
         "aux": target.knowledge, "aux_images": len(target.aux),

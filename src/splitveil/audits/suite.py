@@ -3,12 +3,13 @@
 import base64
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Generator, Tensor
+from jaxtyping import Int64
+from torch import Tensor
 
 from splitveil.attacks.baseline import class_means
 from splitveil.attacks.rmle import ImageSearch, scaled
@@ -100,31 +101,37 @@ def accuracy(target: Target, draws: int) -> float | None:
         target: The client and its server.
         draws: How often all images are sent; the result is the mean.
     """
-    data = target.scored if target.test is None else target.test
-    if target.answers is not None:
-        return _device_accuracy(target.answers, data, target, draws)
-    if target.head is None:
-        return None
-    sent = (send(target.victim, data.images, target.seed, f"accuracy/{i}") for i in range(draws))
-    shares = [(answer(target.scores, z) == data.labels).double().mean() for z in sent]
-    return float(torch.stack(shares).mean())
+    right = right_counts(target, draws)
+    return None if right is None else float(right.double().mean()) / draws
 
 
 @torch.no_grad()
-def _device_accuracy(
-    answers: Callable[[Tensor, Generator], tuple[Tensor, Tensor]],
-    data: Labelled,
-    target: Target,
-    draws: int,
-) -> float:
-    """Share of right answers that the device reports, its own and the server's together."""
-    right = 0
+def right_counts(target: Target, draws: int) -> Int64[Tensor, " n"] | None:
+    """How often the device's answer for each test image is right; None without a server.
+
+    Args:
+        target: The client and its server.
+        draws: How often all images are sent.
+
+    Returns:
+        (n,), each from 0 to `draws`.
+    """
+    data = target.scored if target.test is None else target.test
+    if target.answers is None and target.head is None:
+        return None
+    truth = data.labels.to(target.device)
+    right = torch.zeros_like(truth)
     for i in range(draws):
+        if target.answers is None:
+            z = send(target.victim, data.images, target.seed, f"accuracy/{i}")
+            right += answer(target.scores, z).to(truth.device) == truth
+            continue
         generator = stream(target.seed, f"accuracy/{i}", target.device)
-        for rows in torch.split(torch.arange(len(data), device=data.labels.device), CHUNK):
-            logits, _ = answers(data.images[rows].to(target.device), generator)
-            right += int((logits.argmax(1) == data.labels[rows].to(target.device)).sum())
-    return right / (draws * len(data))
+        for start in range(0, len(data), CHUNK):
+            part = slice(start, start + CHUNK)
+            logits, _ = target.answers(data.images[part].to(target.device), generator)
+            right[part] += logits.argmax(1) == truth[part]
+    return right
 
 
 def scaled_searches(attacks: Mapping[str, Attack], scored: Labelled) -> dict[str, Attack]:

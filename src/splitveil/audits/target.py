@@ -54,6 +54,7 @@ class DeviceAnswers:
         aux_sure: How sure the client is of each aux image (a,).
         sure: How sure it is of each scored image (n,).
         own: The class that its own head answers for each scored image (n,).
+        averages: Whether it averages its own answer with the server's.
     """
 
     asked: Tensor
@@ -61,6 +62,7 @@ class DeviceAnswers:
     aux_sure: Tensor
     sure: Tensor
     own: Tensor
+    averages: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -26,6 +26,8 @@ from splitveil.config.machine import (
 )
 from splitveil.config.resolve import DataFacts, flat_config, planned_steps
 from splitveil.config.run_config import PLACES, RunConfig
+from splitveil.data.attributes import own_attributes
+from splitveil.data.catalogue import DATASETS
 from splitveil.data.dataset import Dataset
 from splitveil.data.folder import file_names
 from splitveil.data.splits import Splits, aux_view
@@ -33,11 +35,12 @@ from splitveil.errors import AuditError, ConfigError, RunError
 from splitveil.grid import STEPS
 from splitveil.io import Json, Progress, check_folder, file_version, folder_lock, silent
 from splitveil.nets.channel import adds_noise
+from splitveil.nets.cost import deployed_cost
 from splitveil.nets.exit import TappedClient, sureness
-from splitveil.nets.split import Cost, SplitModel
+from splitveil.nets.split import SplitModel
 from splitveil.provenance import commit, model_hash, versions
 from splitveil.record.files import write_record
-from splitveil.record.schema import Record
+from splitveil.record.schema import BY_ALONE, Record
 from splitveil.rng import stream
 from splitveil.threat import CHUNK, Access, FittedAttack, Labelled
 
@@ -60,7 +63,7 @@ class Audited(Protocol):
         ...
 
     def trained(self) -> Json:
-        """Its training: `steps`, `seconds`, `peak_bytes`, and `teacher` or None."""
+        """Its training: `steps`, `seconds`, `peak_bytes`, `val_accuracy`, `teacher` or None."""
         ...
 
 
@@ -112,20 +115,22 @@ def open_run(
         outsiders=dataset.labelled(splits.held_out) if len(splits.held_out) else test,
         attributes=read_attributes(
             attributes, len(dataset), view.aux, view.scored, lambda: file_names(config.dataset)
-        ),
+        ) or own_attributes(dataset, view.aux, view.scored),
         own_data=":" in config.dataset, certify=certificates,
         unfinished=f"{steps} of {planned} steps were trained" if steps < planned else None,
         answers=model.deployed().eval().answer if model.silent or model.exit is not None else None,
         exit=_exit_of(model, scored, known), silent=model.silent,
     )  # fmt: skip
     settings = {k: v for k, v in flat_config(config).items() if k not in PLACES}
-    training = {"steps": steps, "peak_bytes": trained["peak_bytes"]}
+    training = {k: trained[k] for k in ("steps", "peak_bytes", "val_accuracy")}
     if teacher := trained["teacher"]:
         settings["teacher"] = teacher["run"]  # not the path to it
         training["teacher"] = teacher
-    cost = Cost.of(model.encoder, shape)
+    share_sent = 0.0 if model.silent else 1.0
+    if target.exit is not None:
+        share_sent = float(target.exit.asked.double().mean())
     fields = {
-        "client": {"macs": cost.macs, "params": cost.params, "wire_floats": cost.wire_floats},
+        **deployed_cost(model, shape).to_json(share_sent),
         "config": settings,
         "splits": hashes,
         "seeds": {"train": config.seed, "attack": seed, "split": config.split_seed},
@@ -158,6 +163,7 @@ def _exit_of(model: SplitModel, scored: Labelled, aux: Labelled) -> DeviceAnswer
         asked=rule.asks(here), aux_asked=rule.asks(known),
         aux_sure=sureness(known, rule.kind, rule.temperature),
         sure=sureness(here, rule.kind, rule.temperature), own=here.argmax(1),
+        averages=rule.average,
     )  # fmt: skip
 
 
@@ -292,7 +298,9 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:  # noqa: 
 def check_replayable(record: Record) -> None:
     """Refuse a record that was made with more than its run and its data."""
     made = record.audit
-    if made.wire or made.attributes is not None:
+    source = DATASETS.get(str(record.config.get("dataset")))
+    own = source.attributes if source else ()  # of the dataset itself, not of a table
+    if made.wire or (made.attributes or own) != own:
         what = "captured requests" if made.wire else "a table of attributes"
         raise AuditError(
             f"the record was made with {what}, so it cannot be replayed from the run alone; "
@@ -329,7 +337,19 @@ def replay(run: Audited, record: Record, progress: Progress = silent) -> list[st
     old: Json = json.loads(json.dumps(record.to_dict()))  # NaN in a record differs, as it should
     earlier = {k: getattr(RunConfig, k) for k in RECENT} | {"precision": run.config.precision}
     old["config"] = earlier | old["config"]
+    _forget_others(old)
     return list(differences(old, json.loads(fresh.to_json())))
+
+
+def _forget_others(record: Json) -> None:
+    """Take out of a record what it says beside other runs, which a replay does not have."""
+    gained = ("server_gain", "gain_over_same_client")
+    record |= {key: None for key in ("alone", *gained) if key in record}
+    for key in gained:
+        (record.get("intervals") or {}).pop(key, None)
+    if record.get("flags"):
+        kept = [f for f in record["flags"] if not str(f["seen"]).startswith(BY_ALONE)]
+        record["flags"] = kept
 
 
 def fit_attacker(

@@ -143,12 +143,12 @@ def bench() -> None:
 
 
 COMMANDS = {
-    "Train and attack": (experiments.demo, train, audits.audit, audits.replay),
+    "Train and attack": (experiments.demo, experiments.advise, train, audits.audit, audits.replay),
     "Attack other clients": (audits.audit_encoder, audits.audit_wire),
     "Read the results": (reports.report, reports.compare, reports.explain, reports.doctor),
     "Make many runs": (experiments.clients, experiments.sweep, experiments.reproduce),
     "Deploy": (deploy.export, deploy.serve, deploy.infer),
-    "List names": (lists.datasets, lists.defences, lists.attacks, lists.recipes),
+    "List names": (lists.datasets, lists.defences, lists.attacks, lists.nets, lists.recipes),
 }
 for panel, commands in COMMANDS.items():
     for command in commands:

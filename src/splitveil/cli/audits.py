@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Exit, Option
 
 from splitveil.cli import console
-from splitveil.cli.console import JsonFlag, OptPath, OptText, OutFolder, RunFolder
+from splitveil.cli.console import JsonFlag, OptPath, OptPaths, OptText, OutFolder, RunFolder
 from splitveil.cli.deploy import Certificates, TokenFile, read_token, retry_notice, with_extra
 from splitveil.errors import ConfigError, RunError
-from splitveil.io import check_folder
+from splitveil.io import check_folder, write_text
 
 OTHER_OUT = "choose another folder with --out"
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
         OptText, Option(help="Only these attacks, such as decoder,rmle; raises a flag.")
     ] = None,
     compile_: Annotated[bool, Option("--compile", help="Compile the decoders; GPU only.")] = False,
+    alone: Annotated[
+        OptPaths,
+        Option(help="Audited run of --defence alone to compare with; may be given several times."),
+    ] = None,
     attributes: AttributesOption = None,
     lang: console.Language = "en",
     precision: console.Precision = None,
@@ -56,23 +60,36 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     `--aux`; with `val` the validation images are reconstructed, in order to choose settings by
     them. The same command again continues an interrupted audit. An earlier record is kept under
     another name if it has something that the new one lacks. `--compile` starts slowly; it pays off
-    over many audits.
+    over many audits. `--alone` says what the server adds to a client that answers alone; with it, a
+    record of these attacks that is there already is not made again.
 
     Example: `splitveil audit runs/first --profile quick`
+
+    Example: `splitveil audit runs/first --alone runs/alone`
     """
+    from splitveil.provenance import model_hash
+    from splitveil.report import gains
     from splitveil.report.words import language, word
     from splitveil.runs import load_run
 
     console.start()
     chosen = language(lang)
     loaded = load_run(_checked_run(run, rest or []))
+    rivals = gains.read_alone(alone or [])
+    gains.check_data(loaded.config.dataset, rivals)  # before hours of attacks
     only = [] if attacks is None else [name.strip() for name in attacks.split(",")]
-    with console.progress_bar("audit") as bar:
-        record = loaded.audit(
-            profile, aux=aux, seed=seed, progress=bar, fresh=fresh, only=list(dict.fromkeys(only)),
-            compile=compile_, attributes=attributes, precision=precision or "auto",
-            threads=threads,
-        )  # fmt: skip
+    record = loaded.record if rivals and not (fresh or only or attributes) else None
+    if record is None or not gains.is_of(record, model_hash(loaded.model), profile, aux, seed):
+        with console.progress_bar("audit") as bar:
+            record = loaded.audit(
+                profile, aux=aux, seed=seed, progress=bar, fresh=fresh,
+                only=list(dict.fromkeys(only)), compile=compile_, attributes=attributes,
+                precision=precision or "auto", threads=threads,
+            )  # fmt: skip
+    if rivals:
+        gains.check_rivals(record, rivals)
+        record = gains.beside(record, rivals)
+        write_text(loaded.path / "record.json", record.to_json())
     _show(loaded.path, record, json_=json_, lang=chosen)
     if not json_ and aux != "val" and not loaded.config.final:
         console.print_lines(word("audit.choosing", chosen))

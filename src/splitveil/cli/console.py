@@ -35,7 +35,9 @@ err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 OptText = str | None
 OptTexts = list[str] | None
 OptInt = int | None
+OptNumber = float | None
 OptPath = Path | None
+OptPaths = list[Path] | None
 
 # Options that several commands have.
 JsonFlag = Annotated[bool, Option("--json", help="Print JSON instead of tables and text.")]
@@ -170,13 +172,13 @@ def show_error(message: str) -> None:
 
 def show_runs(runs: "Sequence[RunFiles]", *, json_: bool = False, lang: "Lang" = "en") -> None:
     """Print one row per audited run, or their records."""
-    from splitveil.report.columns import SUMMARY
+    from splitveil.report.columns import summary_of
     from splitveil.report.words import word
 
     if json_:
         show_json(finite({str(run.path): run.record.to_dict() for run in runs}))
     else:
-        show_table(word("audit.runs", lang), *SUMMARY.brief(runs, lang))
+        show_table(word("audit.runs", lang), *summary_of(runs).brief(runs, lang))
 
 
 def show_result(data: Any, *lines: str, json_: bool) -> None:  # noqa: ANN401 - any JSON value

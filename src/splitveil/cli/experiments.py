@@ -2,19 +2,22 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Exit, Option
 
 from splitveil.cli import console
-from splitveil.cli.console import OptInt, OptText, OptTexts
-from splitveil.cli.lists import COSTS, MEASURED, Shape, in_words, show_cuts, show_listing
+from splitveil.cli.console import OptInt, OptNumber, OptText, OptTexts
+from splitveil.cli.lists import ANY_IMAGE, COSTS, MEASURED, Shape, in_words, show_cuts, show_listing
 from splitveil.errors import ConfigError
 from splitveil.io import Json
 
+if TYPE_CHECKING:
+    from splitveil.config.run_config import RunConfig
+
 EXIT_SOME_FAILED = 3  # the command ended, but trials failed
 SAME_COMMAND = "the same command"
-ANY_IMAGE = "3x32x32"
+TRAINS = "--rank or --alone"
 EPOCHS = "Passes over the data (default: a quarter of a full training)."
 BUDGET = "Budget of the attacks: smoke, quick (default), standard or paper."
 
@@ -46,15 +49,21 @@ def demo(
         console.print_lines(f"\nOpen {page.resolve()} to see what the attacker saw.")
 
 
-def _for(option: str, text: str, **more: Any) -> Any:  # noqa: ANN401 - typer's option
+def _for(option: str, text: str, *, param: str = "", **more: Any) -> Any:  # noqa: ANN401 - typer's option
     """An option that works only together with another one, below a heading of its own."""
-    return Option(help=text, rich_help_panel=f"With {option}", **more)
+    names = [param] if param else []
+    return Option(*names, help=text, rich_help_panel=f"With {option}", **more)
 
 
 def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
-    macs: Annotated[float, Option(help="Multiply-adds that the client may spend on an image.")],
-    wire: Annotated[int, Option(help="Numbers that the client may send for an image.")],
+    macs: Annotated[
+        OptNumber, Option(help="Multiply-adds that the client may spend on an image.")
+    ] = None,
+    wire: Annotated[OptInt, Option(help="Numbers that the client may send for an image.")] = None,
     params: Annotated[OptInt, Option(help="Parameters that the client may have.")] = None,
+    track: Annotated[
+        OptText, Option(help="Instead of these three: the caps of B1, B5 or B21.")
+    ] = None,
     image: Annotated[OptText, Option(help=f"Size of the images (default: {ANY_IMAGE}).")] = None,
     family: Annotated[
         OptText, Option(help="Only this family: inverted, residual or strided.")
@@ -67,20 +76,27 @@ def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
         OptText, Option(help="Show the cuts of this net instead; see above.")
     ] = None,
     classes: Annotated[OptInt, _for("--backbone", "Its classes (default: 10).", min=2)] = None,
+    alone: Annotated[
+        bool, Option("--alone", help="Train some without a server, and find the best.")
+    ] = False,
     rank: Annotated[bool, Option("--rank", help="Train and attack some, and rank them.")] = False,
-    dataset: Annotated[OptText, _for("--rank", "Dataset to train on; required.")] = None,
+    dataset: Annotated[OptText, _for(TRAINS, "Dataset to train on; required.")] = None,
     defence: Annotated[
         OptText, _for("--rank", "Defence that they train with (default: veil).")
     ] = None,
-    epochs: Annotated[OptInt, _for("--rank", EPOCHS)] = None,
+    epochs: Annotated[OptInt, _for(TRAINS, EPOCHS)] = None,
     top: Annotated[
-        OptInt, _for("--rank", "Clients to train besides the named nets (default: 4).")
+        OptInt,
+        _for(TRAINS, "How many to train; with --rank besides the named nets (default: 4, or 16)."),
     ] = None,
     profile: Annotated[OptText, _for("--rank", BUDGET)] = None,
-    seed: Annotated[OptInt, _for("--rank", "Random seed of the training (default: 0).")] = None,
-    device: Annotated[OptText, _for("--rank", "Where to compute: auto, cpu or cuda.")] = None,
-    data_dir: Annotated[OptText, _for("--rank", "Folder of the datasets.")] = None,
-    runs_dir: Annotated[OptText, _for("--rank", "Folder of the runs (default: runs).")] = None,
+    settings: Annotated[
+        OptTexts, _for(TRAINS, "key=value of the runs; repeatable.", param="--set")
+    ] = None,
+    seed: Annotated[OptInt, _for(TRAINS, "Random seed of the training (default: 0).")] = None,
+    device: Annotated[OptText, _for(TRAINS, "Where to compute: auto, cpu or cuda.")] = None,
+    data_dir: Annotated[OptText, _for(TRAINS, "Folder of the datasets.")] = None,
+    runs_dir: Annotated[OptText, _for(TRAINS, "Folder of the runs (default: runs).")] = None,
     json_: console.JsonFlag = False,
 ) -> None:
     """List clients that fit the compute and the bandwidth of a device.
@@ -93,6 +109,10 @@ def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
     folder `advisor` of `--runs-dir`; the same command again continues. If some fail, the others
     are ranked, and the exit code is 3.
 
+    With `--alone` 16 clients that answer by themselves, the deepest among them, are trained in
+    rounds: the better half goes on with twice as many epochs. Nothing is sent and nothing is
+    attacked; the best on validation images is what a server must beat.
+
     With `--backbone NET` the places where a net can be cut are listed, with a bottleneck where a
     cut sends too much. NET is a name, which `splitveil train --net NAME@N` then takes, or a
     function of yours, MODULE:FUNCTION. It takes (image_shape, num_classes) or nothing, and returns
@@ -102,30 +122,63 @@ def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
 
     Example: `splitveil clients --macs 1e6 --wire 64 --rank --dataset digits --top 3`
 
+    Example: `splitveil clients --alone --track B5 --dataset cifar10`
+
     Example: `splitveil clients --macs 21.9e6 --wire 512 --backbone mynets:resnet`
     """
     from splitveil.nets.clients import parse_image
 
-    run = {
+    run: Json = {
         "dataset": dataset, "defence": defence, "epochs": epochs, "seed": seed, "device": device,
         "data_dir": data_dir, "runs_dir": runs_dir,
     }  # fmt: skip
-    only_ranked = run | {"top": top, "profile": profile}
-    only_listed = {"limit": limit, "smaller": smaller or None}
-    budget: Json = {"max_macs": macs, "wire_floats": wire, "max_params": params, "family": family}
+    only_ranked = run | {"top": top, "profile": profile, "set": settings}
+    only_listed: Json = {"limit": limit, "smaller": smaller or None}
+    budget = _budget(macs, wire, params, track, alone=alone) | {"family": family}
+    macs, wire = budget["max_macs"], budget["wire_floats"]
     shape = parse_image(image or ANY_IMAGE)
-    if rank:
+    if alone:
+        others = {
+            "rank": rank or None,
+            "backbone": backbone,
+            "classes": classes,
+            "profile": profile,
+        }
+        others |= {"family": family, "image": image, "defence": defence}
+        _refuse(only_listed | others, without="--alone")
+        show_alone(run, settings or [], budget, top, track, json_=json_)
+    elif rank:
         _refuse(only_listed | {"backbone": backbone, "classes": classes}, without="--rank")
         budget |= {} if top is None else {"top": top}
-        show_ranking(run, budget, profile or "quick", image, json_=json_)
+        show_ranking(run, settings or [], budget, profile or "quick", image, json_=json_)
     elif backbone is not None:
-        others = only_listed | only_ranked | {"params": params, "family": family}
+        others = only_listed | only_ranked | {"params": params, "family": family, "track": track}
         _refuse(others, without="--backbone")
         show_cuts(backbone, shape, 10 if classes is None else classes, macs, wire, json_=json_)
     else:
         _refuse(only_ranked, needs="--rank")
         _refuse({"classes": classes}, needs="--backbone")
         show_clients(shape, budget, 20 if limit is None else limit, smaller=smaller, json_=json_)
+
+
+def _budget(
+    macs: float | None, wire: int | None, params: int | None, track: str | None, *, alone: bool
+) -> Json:
+    """What a client may cost, as given or by a track."""
+    from splitveil.nets.cost import find_track
+
+    if track is not None:
+        caps = find_track(track)
+        _refuse({"macs": macs, "wire": wire, "params": params}, without="--track")
+        stored = {"max_stored": caps.stored}
+        return {"max_macs": caps.macs, "wire_floats": caps.wire_floats} | stored
+    if macs is None or (wire is None and not alone):
+        raise ConfigError(
+            "clients need a budget; give --macs and --wire, for example --macs 5e6 --wire 512, or "
+            "--track B1, B5 or B21"
+        )
+    limit = {"max_stored" if alone else "max_params": params}
+    return {"max_macs": macs, "wire_floats": 512 if wire is None else wire} | limit
 
 
 def _refuse(options: Mapping[str, Any], *, needs: str = "", without: str = "") -> None:
@@ -141,40 +194,99 @@ def show_clients(
     shape: Shape, budget: Mapping[str, Any], limit: int, *, smaller: bool, json_: bool
 ) -> None:
     """The clients that fit a budget, by their costs alone."""
-    from splitveil.nets.cost import candidates, nothing_fits
+    from splitveil.nets.budget import candidates, nothing_fits
 
     if limit < 1:
         raise ConfigError(f"limit must be at least 1, got {limit}")
     found = candidates(shape, **budget, smaller=smaller)
     if not found:
         raise ConfigError(nothing_fits(shape, **budget))
-    rows = [vars(c) | {"spec": str(c.spec), "family": c.spec.family} for c in found[:limit]]
+    rows = [
+        vars(c) | {"spec": str(c.spec), "family": c.spec.family, "track": c.track}
+        for c in found[:limit]
+    ]
     if json_:
         console.show_json({"image_shape": shape, "fitting": len(found), "clients": rows})
         return
     show_listing(
-        ("net", *COSTS, "depth", "receptive_field"), rows,
+        ("net", *COSTS, "stored", "track", "depth", "receptive_field"), rows,
         f"{len(rows)} of {len(found)} clients that fit, for images {in_words(shape)}",
-        "wire: numbers sent; depth: convolutions in a row; sees: receptive field in pixels",
+        "wire: numbers sent; stored: parameters after folding BatchNorm; depth: convolutions in a "
+        "row; sees: receptive field in pixels",
         f"next: splitveil train --net {rows[0]['net']} --dataset NAME",
     )  # fmt: skip
 
 
-def show_ranking(
-    run: Mapping[str, Any], budget: Json, profile: str, image: str | None, *, json_: bool
-) -> None:
-    """Train and attack clients that fit, and rank them."""
+def show_alone(
+    run: Mapping[str, Any], pairs: list[str], budget: Json, top: int | None, track: str | None,
+    *, json_: bool,
+) -> None:  # fmt: skip
+    """Find the client that answers best without a server."""
     console.start()
-    from splitveil.config.resolve import make_config
     from splitveil.data.catalogue import load
-    from splitveil.experiments.client_search import SCORE, contenders, rank_clients
-    from splitveil.experiments.runner import LiveTable, brief_epochs
-    from splitveil.nets.clients import parse_image
+    from splitveil.experiments.client_search import ALONE, search_alone
+    from splitveil.experiments.runner import LiveTable
+    from splitveil.nets.budget import answering_clients
+
+    config = _config_of({**run, "defence": "alone"}, pairs, "--alone")
+    with console.progress_bar("data") as bar:  # the first time they are downloaded
+        dataset = load(config.dataset, config.data_dir, bar)
+    most, room = budget["max_macs"], budget.get("max_stored")
+    found = answering_clients(
+        dataset.image_shape, dataset.num_classes, max_macs=most, max_stored=room,
+        wire_floats=budget["wire_floats"], most=ALONE if top is None else top,
+    )  # fmt: skip
+
+    def fits(macs: int, stored: int) -> bool:
+        return macs <= most and (room is None or stored <= room)
+
+    with LiveTable(console.err) as table:
+        rows, failed = search_alone(found, config, fits, table)
+    warn_failed(failed, SAME_COMMAND)
+    best, caps = rows[0], {"macs": most, "stored": room}
+    if json_:
+        content: Json = {key: getattr(config, key) for key in ("dataset", "epochs", "seed")}
+        content |= {"track": track, "caps": caps, "architectures": len(found), "best": best}
+        content |= {"clients": rows}
+        content["failed"] = [{"trial": name, "error": error} for name, error in failed.items()]
+        console.show_json(content)
+    else:
+        words = " ".join(f"--set {pair}" for pair in pairs)
+        show_listing(
+            ("client", "pooling", "epochs", "accuracy", "macs", "stored", "depth"), rows,
+            f"{len(found)} clients alone on {config.dataset}, track {track or 'none'}, up to "
+            f"{config.epochs} epochs, seed {config.seed}; accuracy on validation images",
+            "each round keeps the better half and doubles the epochs; one seed, short training",
+            f"next: splitveil train --dataset {config.dataset} --defence alone "
+            f"--set client={best['client']} --set pooling={best['pooling']} {words}".rstrip(),
+        )  # fmt: skip
+    end_after(failed)
+
+
+def _config_of(run: Mapping[str, Any], pairs: list[str], option: str) -> "RunConfig":
+    """Settings of runs for a choice: a quarter of the usual epochs, unless given."""
+    from splitveil.config.resolve import make_config
+    from splitveil.config.settings import parse_pairs
+    from splitveil.experiments.runner import brief_epochs
 
     if run["dataset"] is None:
-        raise ConfigError("--rank trains clients and needs --dataset; see `splitveil datasets`")
+        raise ConfigError(f"{option} trains clients and needs --dataset; see `splitveil datasets`")
     given = {k: v for k, v in run.items() if v is not None}
-    config = make_config({"epochs": brief_epochs(run["dataset"]), **given})
+    return make_config({"epochs": brief_epochs(run["dataset"]), **parse_pairs(pairs), **given})
+
+
+def show_ranking(
+    run: Mapping[str, Any], pairs: list[str], budget: Json, profile: str, image: str | None,
+    *, json_: bool,
+) -> None:  # fmt: skip
+    """Train and attack clients that fit, and rank them."""
+    console.start()
+    from splitveil.data.catalogue import load
+    from splitveil.experiments.client_search import SCORE, contenders, rank_clients
+    from splitveil.experiments.runner import LiveTable
+    from splitveil.nets.clients import parse_image
+
+    config = _config_of(run, pairs, "--rank")
     with console.progress_bar("data") as bar:  # the first time they are downloaded
         images = load(config.dataset, config.data_dir, bar).image_shape
     if image is not None and parse_image(image) != images:
@@ -217,6 +329,74 @@ def end_after(failed: Mapping[str, str]) -> None:
     """End with the exit code of a command whose other trials are shown, if some failed."""
     if failed:
         raise Exit(EXIT_SOME_FAILED)
+
+
+def advise(  # noqa: PLR0917 - every option of the command, as typer wants them
+    dataset: Annotated[str, Option(help="A name that `splitveil datasets` lists.")],
+    macs: Annotated[
+        OptNumber, Option(help="Multiply-adds that the device may spend on an image.")
+    ] = None,
+    wire: Annotated[OptInt, Option(help="Numbers that it may send for an image.")] = None,
+    params: Annotated[OptInt, Option(help="Numbers that it may store (default: any).")] = None,
+    track: Annotated[OptText, Option(help="Instead of these three: B1, B5 or B21.")] = None,
+    exposure: Annotated[float, Option(help="Largest exposure, in [0, 1].")] = 0.25,
+    minutes: Annotated[
+        OptNumber,
+        Option(help="About how long it may take on two cores (default: 4, or 8 for many images)."),
+    ] = None,
+    server: Annotated[
+        OptText, Option(help="What follows the client; see `splitveil nets`.")
+    ] = None,
+    seed: Annotated[int, Option(help="Random seed of the trainings.")] = 0,
+    device: console.Device = None,
+    data_dir: console.DataDir = None,
+    runs_dir: console.RunsDir = None,
+    json_: console.JsonFlag = False,
+) -> None:
+    """Try a client alone, split and with early exit, and say what to ship.
+
+    Short trainings within the device's budget, judged on validation images. The answer is a
+    sentence, a table, a picture (`frontier.png` in `advice/DATASET` of the folder of runs), and
+    what was not tried. A server is recommended only if it surely answers better than the best
+    client alone, with an exposure that is surely within the limit. The same command again
+    continues.
+
+    Example: `splitveil advise --macs 5e6 --wire 512 --exposure 0.25 --dataset fashion-mnist`
+    """
+    console.start()
+    from splitveil.config.resolve import make_config
+    from splitveil.data.catalogue import load
+    from splitveil.experiments.advise import run_advise
+    from splitveil.experiments.choice import ADVICE, DeviceLimits
+    from splitveil.experiments.runner import LiveTable
+
+    budget = _budget(macs, wire, params, track, alone=True)
+    limits = DeviceLimits(
+        macs=budget["max_macs"], wire_floats=budget["wire_floats"], exposure=exposure,
+        stored=budget["max_stored"],
+    )  # fmt: skip
+    run = {
+        "dataset": dataset, "seed": seed, "device": device, "data_dir": data_dir,
+        "runs_dir": runs_dir,
+    }  # fmt: skip
+    config = make_config({k: v for k, v in run.items() if v is not None})
+    with console.progress_bar("data") as bar:  # the first time they are downloaded
+        load(config.dataset, config.data_dir, bar)
+    with LiveTable(console.err) as table:
+        found = run_advise(config, limits, minutes=minutes, server=server, progress=table)
+    warn_failed(found.failed, SAME_COMMAND)
+    said = found.to_json()
+    if json_:
+        console.show_json(said)
+    else:
+        console.print_lines(
+            said["sentence"], "", ADVICE.render(said["rows"], "terminal").rstrip(),
+            "gain: points over the best client alone, with 95 % limits; at most: upper limit of "
+            "the exposure; found: among 1,000",
+            f"picture: {said['picture']}", "not tried:",
+            *(f"- {words}" for words in said["not_tried"]),
+        )  # fmt: skip
+    end_after(found.failed)
 
 
 def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them

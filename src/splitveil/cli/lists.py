@@ -1,9 +1,14 @@
 """The commands that list datasets, defences, attacks and recipes; the cuts of a net."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from typing import Annotated
+
+from typer import Option
 
 from splitveil.cli.console import JsonFlag, print_lines, show_catalogue, show_json
+from splitveil.errors import ConfigError
 from splitveil.io import Json
 from splitveil.table import DIGITS, Table, fixed, plain_column
 
@@ -13,14 +18,20 @@ LISTING = Table(  # every column of a listing of clients, cuts or trials
     plain_column("mark", "*"), plain_column("net", "net"), plain_column("at", "at", DIGITS),
     plain_column("layer", "after"), plain_column("sends", "sends"),
     plain_column("macs", "MMAC", fixed(2, 1e-6)), plain_column("params", "params", DIGITS),
+    plain_column("stored", "stored", DIGITS),
     plain_column("wire_floats", "wire", DIGITS), plain_column("depth", "depth", DIGITS),
     plain_column("receptive_field", "sees", DIGITS), plain_column("fitting", "fits"),
     plain_column("score", "score", fixed(3)), plain_column("accuracy", "acc %", fixed(2, 100.0)),
     plain_column("mse", "MSE", fixed(4)), plain_column("leakage", "leakage", fixed(3)),
     plain_column("attack", "attack"), plain_column("defence", "defence"),
     plain_column("failed", "failed", DIGITS), plain_column("volume", "volume", fixed(3)),
-    plain_column("settings", "trial"),
+    plain_column("settings", "trial"), plain_column("track", "track"),
+    plain_column("server_macs", "server MMAC", fixed(2, 1e-6)),
+    plain_column("server_params", "server params", DIGITS),
+    plain_column("epochs", "epochs", DIGITS), plain_column("pooling", "pooling"),
+    plain_column("client", "client"),
 )  # fmt: skip
+ANY_IMAGE = "3x32x32"
 COSTS = ("macs", "params", "wire_floats")
 MEASURED = ("accuracy", "leakage", "mse", "attack")
 
@@ -35,8 +46,8 @@ def show_cuts(
 ) -> None:
     """Print where a net can be cut, what each cut costs, and what would make it fit."""
     from splitveil.config.resolve import load_backbone
+    from splitveil.nets.budget import cuts_of_nets, suggest_cuts
     from splitveil.nets.catalogue import NETS, every_cut, find_net
-    from splitveil.nets.cost import cuts_of_nets, suggest_cuts
 
     base, at, _ = name.partition("@")
     named = base in NETS
@@ -77,6 +88,51 @@ def _shown(row: Json) -> Json:
 def in_words(shape: tuple[int, ...]) -> str:
     """A shape as `--image` takes it."""
     return "x".join(map(str, shape))
+
+
+def nets(
+    image: Annotated[str, Option(help="Size of the images.")] = ANY_IMAGE,
+    classes: Annotated[int, Option(help="Number of classes.", min=2)] = 10,
+    json_: JsonFlag = False,
+) -> None:
+    """List the nets and servers by name, and what both halves cost for one image.
+
+    `stored` counts the parameters after BatchNorm is folded, with tables and noise scales. A track
+    is the smallest of B1 (1 MMAC, 16,000 stored), B5 (5 MMAC, 64,000) and B21 (21.9 MMAC, 500,000)
+    that holds the client, with at most 512 numbers on the wire.
+
+    Example: `splitveil nets --image 1x28x28`
+    """
+    import torch
+
+    from splitveil.nets.catalogue import NETS
+    from splitveil.nets.clients import parse_image
+    from splitveil.nets.cost import TRACKS, deployed_cost
+    from splitveil.nets.servers import SERVERS
+    from splitveil.nets.split import cut
+
+    shape, rows = parse_image(image), []
+    for name, net in NETS.items():
+        # On meta, tensors have no values: nothing is allocated or drawn.
+        with suppress(ConfigError), torch.device("meta"):  # a net that is not for such images
+            cost = deployed_cost(cut(net.build(shape, classes), net.cut_at), shape).to_json()
+            server = {f"server_{k}": cost["server"][k] for k in ("macs", "params")}
+            rows.append({"net": name, "summary": net.summary} | cost["client"] | server)
+    if not rows:
+        raise ConfigError(f"no net is made for {image} images; give at least 4×4, as 1x8x8")
+    servers = {name: server.summary for name, server in SERVERS.items()}
+    if json_:
+        tracks = {name: asdict(caps) for name, caps in TRACKS.items()}
+        show_json({"image_shape": shape, "nets": rows, "servers": servers, "tracks": tracks})
+        return
+    show_listing(
+        ("net", "macs", "stored", "wire_floats", "track", "server_macs", "server_params"), rows,
+        f"{len(rows)} nets for images {in_words(shape)} of {classes} classes; costs without a "
+        "defence",
+        *(f"--server {name}: {summary}" for name, summary in servers.items()),
+        "clients for --client: small, thin-deep, thin-mobilenet, thin-resnet, thin-strided, or a "
+        "SPEC that `splitveil clients` lists",
+    )  # fmt: skip
 
 
 def datasets(json_: JsonFlag = False) -> None:

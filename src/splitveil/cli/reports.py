@@ -64,9 +64,11 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
     says if a row is less than a standard audit of test images.
 
     --csv and --json hold these columns: row, defence, dataset, net, aux, profile, by, seeds,
-    accuracy, mse, ssim, psnr, worst, leakage, rate, macs, params, wire, seconds, flags, remark,
-    epochs, lambd, noise, ceiling, rec-accuracy, ssim-zeropad, reported-accuracy, reported-mse.
-    Accuracies are shares. For pandas, use `sv.records(paths).to_frame()` in Python.
+    accuracy, mse, ssim, psnr, worst, leakage, sent, leakage-sent, exposure, identified,
+    server-gain, gain-same, rate, macs, params, wire, stored, server-macs, bits, seconds, flags,
+    remark, epochs, lambd, noise, ceiling, rec-accuracy, ssim-zeropad, reported-accuracy,
+    reported-mse. Accuracies are shares, gains are points. For pandas, use
+    `sv.records(paths).to_frame()` in Python.
 
     Example: `splitveil compare results/cifar10 --published results/published.json`
 

@@ -16,6 +16,7 @@ DATASET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "fashion-small": {"epochs": 20, "batch_size": 128, "lr": 0.1, "noise_std": 0.05},
     "cifar10": CIFAR,
     "cifar100": CIFAR,
+    "cifar100-coarse": CIFAR,
     "tiny-imagenet": {"epochs": 40, "batch_size": 256, "lr": 0.1, "noise_std": 0.025},
     "fashion-mnist": {"epochs": 20, "batch_size": 256, "lr": 0.1, "noise_std": 0.025},
 }

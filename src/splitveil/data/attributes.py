@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from splitveil.data.dataset import Dataset
 from splitveil.errors import DataError
 from splitveil.io import read_bytes
 
@@ -81,6 +82,14 @@ def attributes_of(
                 "allowed, so divide a measured quantity into classes first"
             )
     return made
+
+
+def own_attributes(dataset: Dataset, aux: Tensor, scored: Tensor) -> Attributes | None:
+    """The attributes that a dataset has itself, of aux and scored images; None if it has none."""
+    if not dataset.attributes:
+        return None
+    both = ({k: v[rows.cpu()] for k, v in dataset.attributes.items()} for rows in (aux, scored))
+    return Attributes(*both)
 
 
 def codes(values: Sequence[str]) -> Tensor:

@@ -29,6 +29,11 @@ DATASETS: Mapping[str, Source] = {
         summary="60000 photographs, 3×32×32, 100 classes; official binary archive, 169 MB",
         read=cifar.read_cifar100,
     ),
+    "cifar100-coarse": Source(
+        summary="the same photographs, 20 coarse classes; the fine class is a secret to guess",
+        read=cifar.read_cifar100_coarse,
+        attributes=(cifar.FINE,),
+    ),
     "tiny-imagenet": Source(
         summary="110000 photographs, 3×64×64, 200 classes; official zip archive, 248 MB",
         read=tiny_imagenet.read,

@@ -1,8 +1,8 @@
 """`Dataset`: images and labels, their checks, and how arrays become a dataset."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -49,6 +49,8 @@ class Dataset:
         flip: Whether mirroring keeps the label.
         whole: Whether all images are used together and nothing is trained, so that the parts may
             be of any size.
+        attributes: Facts about the images besides the label, as codes (n,) by name: secrets that an
+            audit tries to guess. They stay on the CPU.
 
     >>> from splitveil.data import load
     >>> digits = load("digits")
@@ -66,6 +68,7 @@ class Dataset:
     crop_pad: int = 0
     flip: bool = False
     whole: bool = False
+    attributes: Mapping[str, Labels] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_dataset(self.images, self.labels, self.classes, self.name)
@@ -218,6 +221,7 @@ def make_dataset(
     crop_pad: int = 0,
     flip: bool = False,
     whole: bool = False,
+    attributes: Mapping[str, np.ndarray] | None = None,
 ) -> Dataset:
     """A `Dataset` from arrays.
 
@@ -231,6 +235,7 @@ def make_dataset(
         crop_pad: As in `Dataset`.
         flip: As in `Dataset`.
         whole: As in `Dataset`.
+        attributes: Codes (n,) by name, as in `Dataset`.
 
     Returns:
         The checked dataset. Images are copied only if torch could not write to their memory.
@@ -258,6 +263,7 @@ def make_dataset(
         crop_pad=crop_pad,
         flip=flip,
         whole=whole,
+        attributes={k: torch.from_numpy(v.astype(np.int64)) for k, v in (attributes or {}).items()},
     )
 
 
@@ -378,6 +384,7 @@ class Source:
         summary: One line for `splitveil datasets`.
         read: Makes the dataset.
         needs_path: Whether it is named with a path, as in `folder:PATH`.
+        attributes: Names of its attributes, as in `Dataset`.
 
     >>> from splitveil.data import DATASETS
     >>> [name for name, source in DATASETS.items() if source.needs_path]
@@ -387,6 +394,7 @@ class Source:
     summary: str
     read: Callable[[ReadRequest], Dataset]
     needs_path: bool = False
+    attributes: tuple[str, ...] = ()
 
 
 def check_memory(size: int, name: str) -> None:

@@ -1,23 +1,47 @@
-"""Which client to take: each is trained briefly, attacked quickly, and ranked by the result."""
+"""Which client to take: each is trained briefly, and ranked by the result.
 
+`rank_clients` attacks split clients quickly; `search_alone` looks for the client that answers best
+without any server, by successive halving.
+"""
+
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from splitveil.config.resolve import SMALL_SIDE, resolve
 from splitveil.config.run_config import RunConfig
 from splitveil.data.catalogue import load
 from splitveil.errors import ConfigError, RunError
-from splitveil.experiments.runner import LiveTable, Trial, Work, ranking_attacks, run_many
+from splitveil.experiments.runner import (
+    LiveTable,
+    Measure,
+    Trial,
+    Work,
+    ranking_attacks,
+    run_many,
+)
 from splitveil.io import Json
+from splitveil.nets.budget import (
+    Answering,
+    Candidate,
+    CutCost,
+    candidates,
+    cuts_of_nets,
+    nothing_fits,
+)
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.clients import THIN_CLIENTS
-from splitveil.nets.cost import Candidate, CutCost, candidates, cuts_of_nets, nothing_fits
+from splitveil.nets.cost import count_network
+from splitveil.nets.split import cut
 from splitveil.record.statistics import undominated
 from splitveil.runs import load_checked_teacher
 
 Shape = tuple[int, int, int]
+ALONE = 16  # clients that compete at first for the best one alone
 SCORE = "accuracy above chance × MSE of the strongest attack over the ceiling, at most 1"
 COSTS = ("macs", "params", "wire_floats")
 TOP = 4
@@ -29,6 +53,7 @@ def contenders(
     max_macs: float | int,
     wire_floats: int,
     max_params: int | None = None,
+    max_stored: int | None = None,
     family: str | None = None,
     top: int = TOP,
 ) -> dict[str, Candidate | CutCost]:
@@ -41,7 +66,8 @@ def contenders(
         image_shape: Channels, height and width of an image.
         max_macs: Multiply-adds that a client may spend on an image.
         wire_floats: Numbers that it may send for an image.
-        max_params: Parameters that it may have; None: any number.
+        max_params: Parameters that it may have in training; None: any number.
+        max_stored: Numbers that it may store when deployed; None: any number.
         family: Only this family; None: all.
         top: How many others, at least 1.
 
@@ -54,7 +80,7 @@ def contenders(
     if top < 1:
         raise ConfigError(f"top must be at least 1, got {top}")
     budget: Json = {"max_macs": max_macs, "wire_floats": wire_floats, "max_params": max_params}
-    budget["family"] = family
+    budget |= {"max_stored": max_stored, "family": family}
     places: Counter[tuple[str, int]] = Counter()
     turns = []
     for other in candidates(image_shape, **budget):
@@ -66,12 +92,19 @@ def contenders(
     found: dict[str, Candidate | CutCost] = {}
     for net in _named(image_shape, family):
         [cost] = cuts_of_nets([NETS[net]], image_shape, 2, max_macs, wire_floats)
-        if cost.fits and (max_params is None or cost.params <= max_params):
+        stored = 0 if max_stored is None else _stored(net, image_shape)
+        if cost.fits and cost.params <= (max_params or math.inf) and stored <= (max_stored or 0):
             found[net] = cost
     found |= {other.net: other for _, other in turns[:top]}
     if not found:
         raise ConfigError(nothing_fits(image_shape, **budget))
     return found
+
+
+def _stored(net: str, image_shape: Shape) -> int:
+    with torch.device("meta"):
+        model = cut(NETS[net].build(image_shape, 2), NETS[net].cut_at)
+        return count_network(model.encoder, image_shape).stored
 
 
 def _named(image_shape: Shape, family: str | None) -> list[str]:
@@ -148,3 +181,108 @@ def rank_clients(
         errors = "; ".join(f"{net}: {error}" for net, error in failed.items())
         raise RunError(f"every trial failed: {errors or 'there was no client to try'}")
     return ranked(found), failed
+
+
+def rungs(epochs: int, clients: int) -> list[tuple[int, int]]:
+    """Epochs and number of clients of each round: half as many clients, twice as many epochs.
+
+    The last round has all epochs and at least two clients, where there are two.
+
+    >>> rungs(20, 16), rungs(15, 4), rungs(1, 1)
+    ([(5, 16), (10, 8), (20, 4)], [(8, 4), (15, 2)], [(1, 1)])
+    """
+    count = 3 if clients >= 8 else 2 if clients >= 4 else 1  # noqa: PLR2004
+    return [
+        (max(1, math.ceil(epochs / 2 ** (count - 1 - at))), max(1, clients >> at))
+        for at in range(count)
+    ]
+
+
+def search_alone(
+    clients: Sequence[Answering],
+    config: RunConfig,
+    fits: Callable[[int, int], bool],
+    progress: LiveTable | None = None,
+    measure: Measure | None = None,
+) -> tuple[list[Json], dict[str, str]]:
+    """Train clients that answer alone, in rounds that keep the better half of them.
+
+    A trial that was finished with the same settings is read, not repeated; one that failed is
+    named, and tried again the next time. The leader of the last but one round is tried with the
+    numbers of its last map flattened too, if that fits.
+
+    Args:
+        clients: Who competes, from `answering_clients`.
+        config: Settings of all runs but defence and client; its epochs are those of the last round.
+        fits: Whether a device can have these multiply-adds and stored numbers.
+        progress: The table that shows what happens.
+        measure: What is measured of each besides; a row then has it as `found`.
+
+    Returns:
+        Every trial, those of the last round first, each round by accuracy on validation images:
+        `client`, `pooling`, `epochs`, `accuracy`, costs and folder; and the errors of those that
+        failed.
+    """
+    dataset = load(config.dataset, config.data_dir)
+    below = replace(
+        config, defence="alone", name=None, runs_dir=str(Path(config.runs_dir) / "advisor")
+    )
+    resolve(replace(below, client=str(clients[0].spec)), dataset)
+    load_checked_teacher(below, dataset)
+    epochs = resolve(below, dataset).config.epochs or 1
+    left: list[tuple[Answering, str]] = [(one, "mean") for one in clients]
+    rounds: list[list[Json]] = []
+    failed: dict[str, str] = {}
+    plan = rungs(epochs, len(left))
+    for at, (length, many) in enumerate(plan):
+        left = left[:many]
+        if at and at == len(plan) - 1:
+            flat = flattened(left[0][0], dataset.image_shape, dataset.num_classes)
+            left += [(flat, "flatten")] if fits(flat.macs, flat.stored) else []
+        known = {f"{length} epochs/{one.spec} {pooling}": (one, pooling) for one, pooling in left}
+        trials = [
+            Trial(label=label, config=answering_run(below, one, pooling, length))
+            for label, (one, pooling) in known.items()
+        ]
+        rows: list[Json] = []
+        work = Work(profile="smoke", aux="val", measure=measure)
+        for trial in run_many(trials, work, progress=progress):
+            one, pooling = known[trial.label]
+            if trial.found is None:
+                failed[trial.label] = trial.reason
+                continue
+            row = {
+                "client": str(one.spec), "pooling": pooling, "epochs": length,
+                "accuracy": trial.found["accuracy"], "macs": one.macs, "stored": one.stored,
+                "depth": one.depth, "run": str(trial.config.folder),
+            }  # fmt: skip
+            rows.append(row | ({"found": trial.found} if measure else {}))
+        if not rows:
+            raise RunError(
+                "every trial failed: " + "; ".join(f"{k}: {v}" for k, v in failed.items())
+            )
+        rows.sort(key=lambda row: (-row["accuracy"], row["macs"], row["client"]))
+        rounds.append(rows)
+        by_name = {str(one.spec): one for one, _ in left}
+        left = [(by_name[row["client"]], row["pooling"]) for row in rows]
+    return [row for rows in reversed(rounds) for row in rows], failed
+
+
+def answering_run(config: RunConfig, one: Answering, pooling: str, epochs: int) -> RunConfig:
+    """The run of a client that answers alone."""
+    own = {**config.settings, "pooling": pooling}
+    return replace(config, client=str(one.spec), epochs=epochs, settings=own)
+
+
+def flattened(one: Answering, image_shape: Shape, num_classes: int) -> Answering:
+    """The client with a linear layer on all numbers of its last map.
+
+    >>> from splitveil.nets.clients import parse_client
+    >>> from splitveil.nets.budget import weigh_alone
+    >>> one = weigh_alone(parse_client("strided-8s2-16-c1"), (1, 8, 8), 10)
+    >>> flattened(one, (1, 8, 8), 10).stored - one.stored  # 4×4 places instead of one
+    2400
+    """
+    _, height, width = one.spec.wire_shape(image_shape)
+    more = (height * width - 1) * one.spec.widths[-1] * num_classes
+    return replace(one, macs=one.macs + more, stored=one.stored + more)

@@ -13,7 +13,7 @@ import os
 import re
 import socket
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -33,6 +33,7 @@ from splitveil.attacks.profiles import at_precision, find_profile
 from splitveil.audits.flags import UNFINISHED
 from splitveil.audits.pipeline import ACCURACY_DRAWS
 from splitveil.audits.suite import Store, accuracy, label_only_mse, run_attacks, strongest
+from splitveil.audits.target import Target
 from splitveil.audits.trained_run import open_run
 from splitveil.config.machine import PRECISION, machine_precision
 from splitveil.config.resolve import find_device, resolve
@@ -63,6 +64,7 @@ JOURNAL: Mapping[str, Any] = {  # what a finished trial is kept as, besides `fou
 MAX_MESSAGE = 500
 RAY_BEYOND_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's name for it, on every system
 REACH_S = 5.0  # to wait for a cluster; Ray itself tries for minutes
+Measure = Callable[[Run, Mapping[str, Attack], Progress], Json]  # of a trial, on validation images
 BRIEF_SHARE = 4  # a trial takes this part of the epochs of a full training
 
 
@@ -178,6 +180,8 @@ class Work:
         only: Some attacks of the profile, by name; empty: all.
         resume: Read what is finished and continue what was begun, instead of starting anew.
         keep_going: Note the error of a failing trial, instead of raising it.
+        measure: What is measured on validation images; None: `validate_on_val`. A journal is read
+            only if it is of an equal one.
     """
 
     profile: str
@@ -185,6 +189,7 @@ class Work:
     only: Sequence[str] = ()
     resume: bool = True
     keep_going: bool = True
+    measure: "Measure | None" = None
 
     def __call__(self, trial: Trial, progress: Progress = silent) -> Trial:
         """Train and attack a trial, or read what is finished."""
@@ -214,7 +219,7 @@ class Work:
     def _validated(self, trial: Trial, progress: Progress) -> Trial:
         started, folder = perf_counter(), trial.config.folder
         attacks = ranking_attacks(self.profile, self.only)
-        key = _digest([folder.name, repr(attacks)])
+        key = _digest([folder.name, repr(attacks), *([repr(self.measure)] if self.measure else [])])
         saved = read_trial(folder / FILE) if self.resume else {}
         if saved.get("key") == key:
             # Version 0.1.0 did not note the seconds.
@@ -224,7 +229,8 @@ class Work:
         except CheckpointError:
             # The folder is named after the settings, so these fit: the checkpoint is broken.
             run = replace(self, resume=False)._trained(trial.config, progress)
-        found = validate_on_val(run, attacks, ProgressPart(progress, "attacks", 0.5, 0.5, 1.0))
+        half = ProgressPart(progress, "attacks", 0.5, 0.5, 1.0)
+        found = (self.measure or validate_on_val)(run, attacks, half)
         bad = [name for name in ("accuracy", "leakage") if not math.isfinite(found[name])]
         if bad:
             raise AuditError(f"{' and '.join(bad)} of the trial: not finite numbers; see {folder}")
@@ -342,9 +348,12 @@ def validate_on_val(run: Run, attacks: Mapping[str, Attack], progress: Progress 
 
     Returns:
         `accuracy`, `mse` of the strongest `attack`, the `ceiling`, which is the error of an
-        attacker that knows the label alone, and `leakage`, which is 1 - mse / ceiling.
+        attacker that knows the label alone, and `leakage`, which is 1 - mse / ceiling. A client
+        that sends nothing leaks nothing.
     """
     target, facts = open_run(run, aux="val", seed=run.config.seed)
+    if target.silent:
+        return silent_on_val(target)
     attacks = at_precision(attacks, facts.precision)
     store = Store(run.path / "audit", __version__)  # a trial's folder is of one version
     best = strongest(run_attacks(target, attacks, progress, store=store))
@@ -352,6 +361,15 @@ def validate_on_val(run: Run, attacks: Mapping[str, Attack], progress: Progress 
     return {
         "accuracy": accuracy(target, ACCURACY_DRAWS), "mse": best["mse"],
         "attack": best["mse_by"], "ceiling": ceiling, "leakage": 1.0 - best["mse"] / ceiling,
+    }  # fmt: skip
+
+
+def silent_on_val(target: Target) -> Json:
+    """What `validate_on_val` says of a client that answers alone: a label is all there is."""
+    ceiling = label_only_mse(target.aux, target.scored, target.num_classes)
+    return {
+        "accuracy": accuracy(target, 1), "mse": ceiling, "attack": "class-mean",
+        "ceiling": ceiling, "leakage": 0.0,
     }  # fmt: skip
 
 

@@ -13,9 +13,12 @@ from splitveil.config.settings import read_toml
 from splitveil.errors import RunError, SplitVeilError
 from splitveil.io import Json
 from splitveil.record.files import read_run
-from splitveil.record.schema import Record, number
+from splitveil.record.groups import Group, kinds
+from splitveil.record.schema import NOT_NEEDED, Record, number, sends_part
 from splitveil.report.flow_chart import first_epoch
-from splitveil.report.words import Lang, Sentence, Value, sentence, written
+from splitveil.report.gains import beside, exposure_over, gains, images_of
+from splitveil.report.words import Lang, Sentence, Value, sentence, translated, written
+from splitveil.table import NOTHING, percent
 
 TAIL = 3  # epochs that stand for "at the end"
 
@@ -43,6 +46,7 @@ class RunHistory:
         num_classes: Classes of its dataset.
         record: Its audit's record; empty without one.
         plain: A run on the same data without a penalty, which shows the accuracy to expect.
+        rows: The audited runs beside it, which show whether its server is worth it.
     """
 
     name: str
@@ -51,6 +55,7 @@ class RunHistory:
     num_classes: int
     record: Record = field(default_factory=lambda: Record.from_dict({}))
     plain: "RunHistory | None" = None
+    rows: tuple[Group, ...] = ()
 
     def setting(self, key: str, default: float | int = 0) -> float:
         """A numeric setting; the default where the defence has no such setting."""
@@ -66,6 +71,11 @@ class RunHistory:
     def active(self) -> tuple[Json, ...]:
         """The epochs in which the penalty acted, or was shut off by its own rules."""
         return tuple(line for line in self.epochs if number(line, "rob_loss") is not None)
+
+    @property
+    def beside(self) -> Record:
+        """Its record with what it says beside the other rows."""
+        return beside(self.record, self.rows)
 
     @property
     def per_class(self) -> float:
@@ -450,6 +460,42 @@ def training_not_converged(case: RunHistory) -> Seen | None:
     )
 
 
+def alone_suffices(case: RunHistory) -> Seen | None:
+    """A client alone, or a linear head on the device, answers as well as the server."""
+    found = [flag for flag in case.beside.flags or () if flag.name == "server not needed"]
+    if not found:
+        return None
+    best = gains(Group("", ((case.record,),)), case.rows).best
+    train = say("alone-train") if best is None else say("alone-do", path=str(best.runs[0].path))
+    return found[0].seen or NOTHING, train
+
+
+def sends_what_it_is_sure_of(case: RunHistory) -> Seen | None:
+    """An early exit beside it answers as well, with a sure gain, and exposes less."""
+    own = Group("", ((case.record,),))
+    mine, exposed = case.record.accuracy, exposure_over(own)
+    if mine is None or exposed is None or case.record.sent == 0 or sends_part(case.record):
+        return None
+    for row in case.rows:
+        theirs, limits, made = row.mean("accuracy"), exposure_over(row), gains(row, case.rows)
+        if images_of(row) != images_of(own) or not all(map(sends_part, row.records)):
+            continue
+        sure = made.over_best is not None and made.over_best.sure
+        if theirs is None or limits is None or not sure or theirs < mine - NOT_NEEDED:
+            continue
+        if (limits[1] or (limits[0],) * 2)[1] >= exposed[0]:
+            continue
+        first = row.records[0]
+        return (
+            say("sends-all", name=row.name, sent=percent(row.mean("sent"), 0),
+                theirs=percent(theirs, 1), own=percent(mine, 1), part=percent(limits[0], 0),
+                all=percent(exposed[0], 0)),
+            say("sends-all-do", defence=str(first.config.get("defence")),
+                send=str(first.config.get("send"))),
+        )  # fmt: skip
+    return None
+
+
 RULES: Mapping[str, Callable[[RunHistory], Seen | None]] = {
     "run not converged": training_not_converged,
     "accuracy at chance": at_chance,
@@ -463,6 +509,8 @@ RULES: Mapping[str, Callable[[RunHistory], Seen | None]] = {
     "attention one-hot": one_hot_attention,
     "classes still scattered": still_scattered,
     "noise too small": noise_too_small,
+    "server not needed": alone_suffices,
+    "sends what it is sure of": sends_what_it_is_sure_of,
 }
 
 
@@ -470,7 +518,11 @@ def diagnose(case: RunHistory, lang: Lang = "en") -> list[Diagnosis]:
     """What is wrong with a run, in the order in which to change it; empty for a healthy run."""
     looked = ((name, rule(case)) for name, rule in RULES.items())
     return [
-        Diagnosis(name=name, seen=written(found[0], lang), advice=written(found[1], lang))
+        Diagnosis(
+            name=name,
+            seen=translated(written(found[0], lang), lang),
+            advice=written(found[1], lang),
+        )
         for name, found in looked
         if found
     ]
@@ -491,7 +543,7 @@ def read_case(folder: Path, plain: Path | None = None) -> RunHistory:
     Raises:
         RunError: The run has no finished epoch, or `plain` no accuracy.
     """
-    case = _read(folder)
+    case = replace(_read(folder), rows=_rows_beside(folder))
     if plain is None:
         return replace(case, plain=_neighbour(folder, case.config))
     other = _read(plain)
@@ -512,6 +564,16 @@ def _read(folder: Path) -> RunHistory:
         )
     return RunHistory(name=files.name, config=flat_config(config), epochs=files.metrics,
                       num_classes=built.num_classes, record=files.record)  # fmt: skip
+
+
+def _rows_beside(folder: Path) -> tuple[Group, ...]:
+    """The other audited runs in the folder above; those that cannot be read are skipped."""
+    runs = []
+    for path in sorted(folder.resolve().parent.glob("*/record.json")):
+        with suppress(SplitVeilError):
+            if path.parent != folder.resolve():
+                runs.append(read_run(path.parent))
+    return tuple(kinds(runs))
 
 
 def _neighbour(folder: Path, config: Json) -> RunHistory | None:

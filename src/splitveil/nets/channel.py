@@ -25,8 +25,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError, Range
-from splitveil.grid import REACH, STEPS
+from splitveil.grid import REACH, STEPS, step_of
 from splitveil.nets.blocks import is_plain
+from splitveil.nets.exit import TappedClient
 from splitveil.rng import normal_like, rounded_like
 
 Shape = tuple[int, ...]
@@ -37,6 +38,7 @@ MAX_BITS = 16  # float32 can still represent all levels
 LOG_SCALE_LIMIT = 10.0  # keeps exp and its gradient finite
 # Learned scales move by 3 g for a parameter g: SGD steps that suit weights would hardly move them.
 RATE = 3.0
+SPARE = 0.8  # of 16 bits that z may take: the rest is for the noise and an int8 client's error
 MAX_WIRE = 4096  # numbers on the wire; a dictionary has their square
 SQUASHED_TO: Mapping[type[nn.Module], Bounds] = {nn.Sigmoid: (0.0, 1.0), nn.Tanh: (-1.0, 1.0)}
 _TRANSPARENT = (nn.Identity, nn.Flatten, nn.Unflatten)
@@ -442,6 +444,26 @@ def adds_noise(channel: nn.Module) -> bool:
     return any(isinstance(s, LearnedNoise) or s.std > 0 for s in noises)
 
 
+def wire_bits(encoder: nn.Module, channel: nn.Module) -> int:
+    """Bits of each number that a deployed client sends: 16 where steps of a grid surely fit, or 32.
+
+    Steps of the grid are integers; without a grid, and where each number has a grid of its own,
+    floats are sent.
+
+    >>> wire_bits(nn.Sigmoid(), Channel([GaussianNoise(0.025)])), wire_bits(nn.Sigmoid(), Channel())
+    (16, 32)
+    """
+    every = [m for m in channel.modules() if isinstance(m, Stage)]
+    kept = [m for m in every if not isinstance(m, Dropout | TopK)]
+    noises = sum(isinstance(m, GaussianNoise | LearnedNoise) for m in every)
+    last = kept[-1] if kept else None
+    bounds = before_noise(encoder, channel).bounds
+    if not isinstance(last, GaussianNoise) or last.std <= 0 or bounds is None or noises > 1:
+        return 32
+    steps = max(abs(v) for v in bounds) / float(step_of(last.std))
+    return 16 if steps <= SPARE * torch.iinfo(torch.int16).max else 32
+
+
 def insert_before_sigmoid(layers: nn.Module, new: nn.Module) -> nn.Sequential:
     """The layers with a new one before their final sigmoid or tanh, or at the end without one.
 
@@ -523,6 +545,8 @@ def _output_range(module: nn.Module) -> Bounds | None:
         return SQUASHED_TO[type(module)]
     if type(module) is Clip:
         return module.low, module.high
+    if isinstance(module, TappedClient):
+        return _output_range(module.projection)
     if is_plain(module):
         layers = [m for m in module if type(m) not in _TRANSPARENT]
         return _output_range(layers[-1]) if layers else None

@@ -1,389 +1,280 @@
-"""Which clients and cuts fit a budget.
+"""What clients and servers cost, and the tracks that cap a client.
 
-`split.Cost.of` counts a built client. The costs of a `ClientSpec` come from a list of its
-convolutions, so that thousands of specs can be compared without building one; tests check both
-against each other.
+Counted is what the protocol calls the cost of a device: every convolution, linear map and matrix
+product of the client, own head and maps of the channel included; the numbers that it stores, after
+BatchNorm is folded into the convolution before it; the bits that it sends. Pooling and activations
+count 0 and are listed apart. The table of noise on a grid is part of the program, not of a model.
 """
 
+import copy
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from itertools import zip_longest
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from splitveil.errors import ConfigError, unknown
-from splitveil.nets.catalogue import Net
-from splitveil.nets.clients import (
-    CLIENT_PREFIX,
-    FAMILIES,
-    LARGE_SIDE,
-    MIN_SIDE,
-    THIN_CLIENTS,
-    ClientSpec,
-    require,
-)
-from splitveil.nets.split import Cost, Shape, stages_of
-
-ImageShape = tuple[int, int, int]
-
-_TAPS = 9  # of a 3×3 kernel
-_MAP = 3  # dimensions of a map: channels, height, width
-_WIDTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96)
-_EXPANSIONS = (2, 4, 6)
-_DEEPEST = 4
+from splitveil.nets.channel import GaussianNoise, wire_bits
+from splitveil.nets.exit import TappedClient
+from splitveil.nets.split import Cost, Shape, SplitModel
 
 
-def check_budget(max_macs: float | int, wire_floats: int, max_params: int | None = None) -> None:
-    """Reject a budget that no client could keep."""
-    require(
-        (0 < max_macs < math.inf, f"macs must be a finite number > 0, got {max_macs}"),
-        (wire_floats >= 1, f"wire must be at least 1, got {wire_floats}"),
-        (max_params is None or max_params >= 1, f"params must be at least 1, got {max_params}"),
+@dataclass(frozen=True, kw_only=True)
+class Caps:
+    """The most that a client may have.
+
+    Args:
+        macs: Multiply-adds for one image.
+        stored: Numbers stored: parameters after folding, tables, noise scales.
+        wire_floats: Numbers sent for one image.
+        number_bits: Bits of each.
+    """
+
+    macs: int
+    stored: int
+    wire_floats: int = 512
+    number_bits: int = 32
+
+    def hold(self, macs: float | int, stored: int, wire_floats: int, number_bits: int) -> bool:
+        """Whether a client with these costs is within the caps."""
+        got = (macs, stored, wire_floats, number_bits)
+        most = (self.macs, self.stored, self.wire_floats, self.number_bits)
+        return all(one <= cap for one, cap in zip(got, most, strict=True))
+
+
+TRACKS: Mapping[str, Caps] = {  # smallest first
+    "B1": Caps(macs=1_000_000, stored=16_000),
+    "B5": Caps(macs=5_000_000, stored=64_000),
+    "B21": Caps(macs=21_900_000, stored=500_000),
+}
+
+
+def track_of(
+    macs: float | int, stored: int, wire_floats: int = 0, number_bits: int = 32
+) -> str | None:
+    """The smallest track that a client with these costs belongs to; None if it fits none.
+
+    >>> track_of(4_900_000, 60_000, 512), track_of(4_900_000, 65_000, 512), track_of(1, 1, 513)
+    ('B5', 'B21', None)
+    """
+    costs = (macs, stored, wire_floats, number_bits)
+    return next((name for name, caps in TRACKS.items() if caps.hold(*costs)), None)
+
+
+def find_track(name: str) -> Caps:
+    """The caps of a track's name."""
+    if name not in TRACKS:
+        raise ConfigError(unknown("track", name, TRACKS))
+    return TRACKS[name]
+
+
+ACTIVATING = {  # names of torch's operations
+    "relu", "relu_", "relu6", "sigmoid", "sigmoid_", "tanh", "tanh_", "silu", "silu_", "gelu",
+    "elu", "leaky_relu", "hardtanh", "hardtanh_", "hardswish", "hardsigmoid", "softplus",
+    "softshrink", "prelu", "_prelu_kernel", "_softmax", "_log_softmax",
+}  # fmt: skip
+POOLING = {
+    "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d", "mean",
+    "max_pool2d", "avg_pool1d", "adaptive_avg_pool1d", "avg_pool3d",
+}  # fmt: skip
+NORMS = {
+    "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+    "_batch_norm_no_update", "cudnn_batch_norm",
+}  # fmt: skip
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's base has no types
+    """Notes what reads the result of a convolution or linear map, and what counts 0."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pooled = self.activated = 0
+        self.kept: list[Any] = []  # so that no two results have the same id
+        self.made: dict[int, tuple[int, int | None]] = {}  # result → ids of weight and bias
+        self.readers: dict[int, int] = {}  # tensor → how many operations read it
+        self.calls: dict[int, int] = {}  # weight → how many results
+        self.normed: dict[int, int] = {}  # running mean → result that it reads
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's own types
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        self.kept += [args, out]
+        for one in tree_leaves(args):
+            if isinstance(one, Tensor):
+                self.readers[id(one)] = self.readers.get(id(one), 0) + 1
+        if name == "convolution":
+            self._made(out, args[1], args[2])
+        elif name == "addmm":  # the weight comes transposed: by its base
+            self._made(out, _base(args[2]), args[0])
+        elif name == "mm":
+            self._made(out, _base(args[1]), None)
+        elif name in NORMS:
+            self.normed[id(args[3])] = id(args[0])
+        elif name in ACTIVATING:
+            self.activated += out.numel()
+        elif name in POOLING:
+            self.pooled += args[0].numel()
+        return out
+
+    def _made(self, out: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        self.made[id(out)] = (id(weight), None if bias is None else id(bias))
+        self.calls[id(weight)] = self.calls.get(id(weight), 0) + 1
+
+    def folded(self, norm: _BatchNorm) -> int:
+        """Numbers that a BatchNorm adds: none or one per channel if it can be folded, else two."""
+        result = self.normed.get(id(norm.running_mean))
+        if result is None:  # not used
+            return 0
+        if result not in self.made or self.readers[result] > 1:
+            return 2 * norm.num_features
+        weight, bias = self.made[result]
+        if self.calls[weight] > 1:
+            return 2 * norm.num_features
+        return norm.num_features if bias is None else 0
+
+
+def _base(weight: Tensor) -> Tensor:
+    return weight if weight._base is None else weight._base
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What a network costs for one image.
+
+    Args:
+        macs: Multiply-adds of convolutions, linear maps and matrix products.
+        params: Parameters in training.
+        stored: Numbers that it stores when it is deployed.
+        pooled: Numbers that pooling reads; they count 0.
+        activated: Numbers that activations compute; they count 0.
+        shape: Of its output for one image.
+
+    >>> count_network(nn.Sequential(nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8)), (1, 4, 4))
+    Counted(macs=288, params=88, stored=80, pooled=0, activated=0, shape=(8, 2, 2))
+    """
+
+    macs: int
+    params: int
+    stored: int
+    pooled: int
+    activated: int
+    shape: Shape
+
+
+def count_network(network: nn.Module, shape: Shape, name: str = "the client") -> Counted:
+    """Count a network by passing one input of zeros through it, in eval mode.
+
+    Args:
+        network: Images (n, *shape) to (n, …); it is not changed.
+        shape: Of one input.
+        name: What an error calls it.
+    """
+    network = copy.deepcopy(getattr(network, "_orig_mod", network)).eval()
+    weight = next(network.parameters(), torch.zeros(()))
+    with torch.random.fork_rng(devices=[]):  # a channel draws
+        cost = Cost.of(network, shape, name)
+        with torch.no_grad(), _Watch() as watch:
+            network(torch.zeros(1, *shape).to(weight))
+    norms = [m for m in network.modules() if isinstance(m, _BatchNorm)]
+    own = {id(v) for m in norms for v in (*m.parameters(), *m.buffers())}
+    used = [v for v in network.parameters() if id(v) in watch.readers]  # a tap leaves some out
+    rest = [v for v in (*used, *network.buffers()) if id(v) not in own]
+    scales = sum(isinstance(m, GaussianNoise) and m.std > 0 for m in network.modules())
+    return Counted(
+        macs=cost.macs,
+        params=cost.params,
+        stored=sum(v.numel() for v in rest) + sum(map(watch.folded, norms)) + scales,
+        pooled=watch.pooled,
+        activated=watch.activated,
+        shape=cost.wire_shape,
     )
 
 
-class Convolution(NamedTuple):
-    """One convolution; `beside`: it is on a shortcut; `norm`: BatchNorm follows."""
+class OnDevice(nn.Module):
+    """All that the client of a model computes for an image, as one network."""
 
-    inputs: int
-    outputs: int
-    kernel: int = 3
-    stride: int = 1
-    groups: int = 1
-    bias: bool = False
-    norm: bool = True
-    beside: bool = False
+    def __init__(self, model: SplitModel) -> None:
+        super().__init__()
+        self.encoder, self.channel, self.exit = model.encoder, model.channel, model.exit
+        self.head = model.head if model.silent else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What is sent (n, …), or the device's own answer where nothing is."""
+        if self.head is not None:
+            answer: Tensor = self.head(self.encoder(x))
+            return answer
+        if self.exit is not None and isinstance(self.encoder, TappedClient):
+            z, features = self.encoder.both(x)
+            self.exit.head(features)
+        else:
+            z = self.encoder(x)
+        sent: Tensor = self.channel(z, None)
+        return sent
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployedCost:
+    """What both halves of a model cost for one image.
+
+    Args:
+        client: The device: body, projection, channel, own head.
+        server: What follows the wire; None where nothing is sent.
+        wire_floats: Numbers of one sending; 0 where nothing is sent.
+        number_bits: Bits of each.
+    """
+
+    client: Counted
+    server: Counted | None
+    wire_floats: int
+    number_bits: int
 
     @property
-    def weights(self) -> int:
-        """Numbers in the kernel, which are the multiply-adds per position of the output."""
-        return self.outputs * (self.inputs // self.groups) * self.kernel**2
+    def track(self) -> str | None:
+        """The smallest track that the client belongs to."""
+        made = self.client
+        return track_of(made.macs, made.stored, self.wire_floats, self.number_bits)
+
+    def to_json(self, sent: float = 1.0) -> dict[str, dict[str, Any]]:
+        """The fields `client` and `server` of a record.
+
+        Args:
+            sent: Share of the images that leave the device; averages per image depend on it.
+        """
+        made, other = self.client, self.server
+        bits = self.wire_floats * self.number_bits
+        client = {
+            "macs": made.macs, "params": made.params, "wire_floats": self.wire_floats,
+            "stored": made.stored, "wire_bits": bits, "bits_per_image": sent * bits,
+            "uncounted": {"pooling": made.pooled, "activations": made.activated},
+            "track": self.track,
+        }  # fmt: skip
+        if other is None:
+            none = dict.fromkeys(("macs", "params", "macs_per_image"), 0)
+            return {"client": client, "server": none}
+        server = {"macs": other.macs, "params": other.params, "macs_per_image": sent * other.macs}
+        return {"client": client, "server": server}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A thin client and what it costs for one image.
+def deployed_cost(model: SplitModel, image_shape: Shape) -> DeployedCost:
+    """Count both halves of a model for images (c, h, w).
 
-    Args:
-        net: Its name for `--net`: a registered name, or `client:` and the spec.
-        spec: Its description.
-        macs: Multiply-adds.
-        params: Parameters to store.
-        wire_floats: Numbers it sends.
-        depth: Convolutions one after another, without shortcuts.
-        receptive_field: Side, in pixels, of the square that one number on the wire depends on.
+    >>> from splitveil.nets.channel import Channel
+    >>> model = SplitModel(nn.Linear(4, 3), Channel([GaussianNoise(0.1)]), nn.Linear(3, 2))
+    >>> found = deployed_cost(model, (4,))
+    >>> found.client.macs, found.client.stored, found.wire_floats, found.number_bits, found.track
+    (12, 16, 3, 32, 'B1')
     """
-
-    net: str
-    spec: ClientSpec
-    macs: int
-    params: int
-    wire_floats: int
-    depth: int
-    receptive_field: int
-
-
-def convolutions(spec: ClientSpec, channels: int) -> Iterator[Convolution]:
-    """The convolutions of a client for images with this number of channels, in order."""
-    yield Convolution(channels, spec.stem, stride=spec.stem_stride)
-    for block in spec.blocks():
-        yield from _convolutions_of_block(spec, *block)
-    width = spec.widths[-1]
-    if spec.family == "residual":
-        yield Convolution(width, width, bias=True)
-    elif spec.family == "inverted":
-        yield Convolution(width, width, 1)
-    yield Convolution(width, spec.wire_channels, bias=True, norm=False)
-
-
-def _convolutions_of_block(
-    spec: ClientSpec, width: int, out: int, stride: int
-) -> Iterator[Convolution]:
-    if spec.family == "inverted":
-        inside = width * spec.expansion
-        if spec.expansion > 1:
-            yield Convolution(width, inside, 1)
-        yield Convolution(inside, inside, stride=stride, groups=inside)
-        yield Convolution(inside, out, 1)
-        return
-    yield Convolution(width, out, stride=stride)
-    if spec.family == "residual":
-        yield Convolution(out, out)
-        if stride > 1 or width != out:
-            yield Convolution(width, out, 1, stride, beside=True)
-
-
-@lru_cache(maxsize=2**14)
-def weigh(spec: ClientSpec, image_shape: ImageShape) -> Candidate:
-    """The costs of a client for one image (c, h, w).
-
-    >>> found = weigh(THIN_CLIENTS["thin-resnet"], (3, 32, 32))
-    >>> found.macs, found.wire_floats, found.depth, found.receptive_field
-    (19873792, 512, 11, 49)
-    """
-    height, width = image_shape[1:]
-    macs = params = depth = 0
-    field = step = 1
-    for conv in convolutions(spec, image_shape[0]):
-        if not conv.beside:  # a shortcut ends on the same map as its block, already counted
-            height, width = -(-height // conv.stride), -(-width // conv.stride)
-            field, step = field + (conv.kernel - 1) * step, step * conv.stride
-            depth += 1
-        macs += conv.weights * height * width
-        params += conv.weights + conv.outputs * (conv.bias + 2 * conv.norm)
-    names = [name for name, known in THIN_CLIENTS.items() if known == spec]
-    named = names and min(image_shape[1:]) >= LARGE_SIDE
-    return Candidate(
-        net=names[0] if named else f"{CLIENT_PREFIX}{spec}",
-        spec=spec,
-        macs=macs,
-        params=params,
-        wire_floats=math.prod(spec.wire_shape(image_shape)),
-        depth=depth,
-        receptive_field=field,
-    )
-
-
-def _depths(stages: int) -> set[tuple[int, ...]]:
-    """Depths of stages: all equal, all but the first deeper, or only the middle ones deeper."""
-    found: set[tuple[int, ...]] = set()
-    for depth in range(1, _DEEPEST + 1):
-        found |= {
-            (depth,) * stages,
-            (1, *[depth] * (stages - 1)),
-            (1, *[depth] * (stages - 2), 1)[:stages],
-        }
-    return found
-
-
-@cache
-def _bodies() -> tuple[ClientSpec, ...]:
-    """The named clients, and a grid whose widths double per stage; `client_grid` sets the wires."""
-    found: list[ClientSpec] = [*THIN_CLIENTS.values()]
-    for stem_stride in (1, 2):
-        for stages in range(3 - stem_stride, 5 - stem_stride + 1):
-            for width in _WIDTHS:
-                widths = tuple(width * 2**i for i in range(stages))
-                for depths in sorted(_depths(stages)):
-                    base = ClientSpec(
-                        family="residual", stem=width, widths=widths, depths=depths,
-                        wire_channels=1, stem_stride=stem_stride,
-                    )  # fmt: skip
-                    found += [base, replace(base, family="strided")]
-                    found += [replace(base, family="inverted", expansion=e) for e in _EXPANSIONS]
-    return tuple(found)
-
-
-@lru_cache(maxsize=64)
-def client_grid(
-    image_shape: ImageShape, *, wire_floats: int, family: str | None = None, smaller: bool = False
-) -> tuple[ClientSpec, ...]:
-    """The specs of the grid that send at most `wire_floats` numbers for an image.
-
-    Each sends as many channels as fit, but no more than its last stage has; with `smaller` also
-    half, a quarter and so on of that number.
-    """
-    if family is not None and family not in FAMILIES:
-        raise ConfigError(unknown("client family", family, FAMILIES))
-    if min(image_shape[1:]) < MIN_SIDE or image_shape[0] < 1:
-        raise ConfigError(f"images must be at least 1×{MIN_SIDE}×{MIN_SIDE}, got {image_shape}")
-    found: dict[ClientSpec, None] = {}  # a set that keeps its order
-    for body in _bodies():
-        if family not in (None, body.family) or body.downsampling > min(image_shape[1:]):
-            continue
-        _, height, width = body.wire_shape(image_shape)
-        channels = min(wire_floats // (height * width), body.widths[-1])
-        while channels >= 1:
-            found[replace(body, wire_channels=channels)] = None
-            channels = channels // 2 if smaller else 0
-    return tuple(found)
-
-
-def candidates(
-    image_shape: ImageShape,
-    *,
-    max_macs: float | int,
-    wire_floats: int,
-    max_params: int | None = None,
-    family: str | None = None,
-    smaller: bool = False,
-) -> list[Candidate]:
-    """Thin clients within a budget, those first that spend it on depth.
-
-    At equal cost, depth protects better than width. Clients that use the same tenth of wire and
-    multiply-adds count as equal; among them, named nets come first, then deeper ones. Families take
-    turns, because their depths do not compare: an inverted block has three convolutions where a
-    plain one has one. Only an audit tells which client is private.
-
-    Args:
-        image_shape: Shape of one image (c, h, w).
-        max_macs: Multiply-adds for one image, > 0.
-        wire_floats: Numbers sent for one image, ≥ 1.
-        max_params: Parameters, ≥ 1; None: any number.
-        family: Only clients of this family; None: all.
-        smaller: Whether to list smaller wires too.
-
-    >>> found = candidates((3, 32, 32), max_macs=21.9e6, wire_floats=512, family="residual")
-    >>> [(client.net, client.depth) for client in found[:2]]
-    [('thin-resnet', 11), ('client:residual-12-12.24x3.48x3.96-c32', 19)]
-    """
-    check_budget(max_macs, wire_floats, max_params)
-    specs = client_grid(image_shape, wire_floats=wire_floats, family=family, smaller=smaller)
-    weighed = (weigh(spec, image_shape) for spec in specs)
-    fitting = [
-        found
-        for found in weighed
-        if found.macs <= max_macs and (max_params is None or found.params <= max_params)
-    ]
-
-    def merit(found: Candidate) -> tuple[int, int, bool, int, int, str]:
-        wire = math.ceil(10 * found.wire_floats / wire_floats)
-        macs = math.ceil(10 * found.macs / max_macs)
-        named = found.net in THIN_CLIENTS
-        return -wire, -macs, not named, -found.depth, -found.macs, str(found.spec)
-
-    by_family: dict[str, list[Candidate]] = {}
-    for found in sorted(fitting, key=merit):
-        by_family.setdefault(found.spec.family, []).append(found)
-    turns = zip_longest(*(by_family[name] for name in sorted(by_family)))
-    return [found for turn in turns for found in turn if found is not None]
-
-
-def nothing_fits(
-    image_shape: ImageShape,
-    *,
-    max_macs: float | int,
-    wire_floats: int,
-    max_params: int | None = None,
-    family: str | None = None,
-) -> str:
-    """Message for a budget that no client fits, with the cost of the cheapest one."""
-    kind = "client" if family is None else f"{family} client"
-    specs = client_grid(image_shape, wire_floats=wire_floats, family=family)
-    if not specs:
-        all_specs = client_grid(image_shape, wire_floats=math.prod(image_shape), family=family)
-        least = min(math.prod(spec.wire_shape(image_shape)[1:]) for spec in all_specs)
-        return f"no {kind} sends {wire_floats} numbers or fewer; the smallest wire has {least}"
-    weighed = [weigh(spec, image_shape) for spec in specs]
-    cheap, small = min(weighed, key=lambda c: c.macs), min(weighed, key=lambda c: c.params)
-    stored = "" if max_params is None else f", {max_params:,} parameters"
-    return (
-        f"no {kind} fits {max_macs:,.0f} multiply-adds{stored} and {wire_floats} numbers on the "
-        f"wire; the cheapest, {cheap.net}, costs {cheap.macs:,} multiply-adds, and the smallest, "
-        f"{small.net}, has {small.params:,} parameters"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bottleneck:
-    """A 3×3 convolution (padding 1, with bias) to `channels` and a sigmoid, before the wire.
-
-    `macs` and `params` are its own, to be added to the client's.
-    """
-
-    channels: int
-    macs: int
-    params: int
-    wire_floats: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class CutCost(Cost):
-    """What the client of ``cut(backbone, at)`` costs for one image.
-
-    Args:
-        at: Where it is cut.
-        layer: Type of its last layer.
-        fits: Whether it keeps the budget.
-        bottleneck: The widest one that makes it fit; None if none is needed, or none would do.
-    """
-
-    at: int
-    layer: str
-    fits: bool
-    bottleneck: Bottleneck | None = None
-
-
-def suggest_cuts(
-    backbone: nn.Sequential, image_shape: Shape, max_macs: float | int, wire_floats: int
-) -> list[CutCost]:
-    """Every place where a backbone can be cut, with its costs, in order.
-
-    Args:
-        backbone: An `nn.Sequential` of at least two stages; it is not changed.
-        image_shape: Shape of one image (c, h, w).
-        max_macs: Multiply-adds for one image, > 0.
-        wire_floats: Numbers sent for one image, ≥ 1.
-
-    >>> net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Flatten(), nn.Linear(128, 2))
-    >>> first, second = suggest_cuts(net, (1, 4, 4), max_macs=5000, wire_floats=50)
-    >>> first.macs, first.wire_floats, first.bottleneck
-    (1152, 128, Bottleneck(channels=3, macs=3456, params=219, wire_floats=48))
-    >>> second.fits, second.bottleneck
-    (False, None)
-    """
-    check_budget(max_macs, wire_floats)
-    stages = stages_of(backbone)
-    found, macs, shape = [], 0, image_shape
-    for at, stage in enumerate(stages[:-1], start=1):
-        cost = Cost.of(stage, shape, f"layer {at} ({type(stage).__name__}) of the backbone")
-        macs, shape = macs + cost.macs, cost.wire_shape
-        # Not a sum over stages: those that share parameters store them once.
-        params = sum(p.numel() for p in nn.Sequential(*stages[:at]).parameters())
-        one = _cut_cost(replace(cost, macs=macs, params=params), at, stages, max_macs, wire_floats)
-        if not one.fits:
-            one = replace(one, bottleneck=_bottleneck(shape, max_macs - macs, wire_floats))
-        found.append(one)
-    return found
-
-
-def cuts_of_nets(
-    nets: Sequence[Net],
-    image_shape: ImageShape,
-    num_classes: int,
-    max_macs: float | int,
-    wire_floats: int,
-) -> list[CutCost]:
-    """What each net costs at its own cut, its bottleneck included.
-
-    >>> from splitveil.nets.catalogue import NETS
-    >>> [found] = cuts_of_nets([NETS["vgg11"]], (3, 32, 32), 10, max_macs=21.9e6, wire_floats=512)
-    >>> found.at, found.macs, found.wire_shape, found.fits
-    (4, 21233664, (8, 8, 8), True)
-    """
-    check_budget(max_macs, wire_floats)
-    found = []
-    for net in nets:
-        with torch.device("meta"):  # tensors without values: nothing is allocated or drawn
-            stages = stages_of(net.build(image_shape, num_classes))
-            cost = Cost.of(nn.Sequential(*stages[: net.cut_at]), image_shape)
-        found.append(_cut_cost(cost, net.cut_at, stages, max_macs, wire_floats))
-    return found
-
-
-def _cut_cost(
-    cost: Cost, at: int, stages: Sequence[nn.Module], max_macs: float | int, wire_floats: int
-) -> CutCost:
-    fits = cost.macs <= max_macs and cost.wire_floats <= wire_floats
-    return CutCost(**vars(cost), at=at, layer=type(stages[at - 1]).__name__, fits=fits)
-
-
-def _bottleneck(shape: Shape, macs_left: float | int, wire_floats: int) -> Bottleneck | None:
-    """The bottleneck with the most channels that fit; None if not even one channel fits."""
-    if len(shape) != _MAP:
-        return None
-    inputs, pixels = shape[0], shape[1] * shape[2]
-    weights = _TAPS * inputs  # of each output channel
-    channels = int(min(wire_floats // pixels, macs_left // (weights * pixels)))
-    if channels < 1:
-        return None
-    return Bottleneck(
-        channels=channels,
-        macs=channels * weights * pixels,
-        params=channels * (weights + 1),
-        wire_floats=channels * pixels,
+    client = count_network(OnDevice(model), image_shape)
+    if model.silent:
+        return DeployedCost(client=client, server=None, wire_floats=0, number_bits=0)
+    return DeployedCost(
+        client=client,
+        server=count_network(model.head, client.shape, "the server"),
+        wire_floats=math.prod(client.shape),
+        number_bits=wire_bits(model.encoder, model.channel),
     )

@@ -25,6 +25,7 @@ from splitveil.io import Json, parse_json, read_text
 Part = TypeVar("Part")
 Share = Annotated[float, Range(0, 1)]  # also errors: images and reconstructions lie in [0, 1]
 Count = Annotated[int, Range(0)]
+Points = Annotated[float, Range(-100, 100)]  # of accuracy, in per cent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +91,36 @@ class AttackScores:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientCost:
-    """Multiply-adds per image and parameters of the client, and numbers it sends per image."""
+    """What the client costs for one image.
+
+    Args:
+        macs: Multiply-adds, own head and maps of the channel included.
+        params: Parameters in training.
+        wire_floats: Numbers of one sending.
+        stored: Numbers stored: parameters after folding BatchNorm, tables, noise scales.
+        wire_bits: Bits of one sending.
+        bits_per_image: Bits sent, on average over all scored images.
+        uncounted: Numbers that pooling reads and activations compute, which count 0.
+        track: The smallest track that it belongs to.
+    """
 
     macs: Count | None
     params: Count | None
     wire_floats: Count | None
+    stored: Count | None
+    wire_bits: Count | None
+    bits_per_image: float | None
+    uncounted: Mapping[str, Any]
+    track: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerCost:
+    """Multiply-adds of the server for one sending, its parameters, and the average per image."""
+
+    macs: Count | None
+    params: Count | None
+    macs_per_image: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +162,7 @@ class AuditFacts:
     attributes: tuple[str, ...] | None
     left_out: Mapping[str, str]
     repeatable: bool | None
+    accuracy_draws: Count | None
     grid: Count | None
     wire: Mapping[str, Any]
 
@@ -151,10 +178,44 @@ class Flag:
 
 @dataclass(frozen=True, kw_only=True)
 class PerImage:
-    """The strongest attack, and its MSE of every scored image as base64 of float16."""
+    """The strongest attack, and its MSE of every scored image as base64 of float16.
+
+    `right` says how often each test image was answered right, of `audit.accuracy_draws` sendings,
+    as base64 of bytes.
+    """
 
     attack: str | None
     mse: str | None
+    right: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AloneRow:
+    """The client alone that a record was compared with: the best of its track.
+
+    Args:
+        row: Its name.
+        track: The track, such as B5; None if the record's client fits none.
+        accuracy: Its accuracy.
+        seeds: How many training seeds it has.
+        same_client: The row that `gain_over_same_client` is against.
+    """
+
+    row: str | None
+    track: str | None
+    accuracy: Share | None
+    seeds: Count | None
+    same_client: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtShare:
+    """What one exit rule would give if it sent another share of the images; see `Record`."""
+
+    sent: Share | None
+    accuracy: Share | None
+    leakage_sent: float | None
+    exposure: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +252,7 @@ class Record:
             more than the label.
         true_rate_nats: Information per image about z beyond the class, nats; None if not known.
         client: What the client costs: multiply-adds, parameters, numbers sent.
+        server: What the server costs; zeros where nothing is sent.
         config: Settings of the run.
         splits: Hashes of the images used.
         seeds: Seeds of training, splits and attacks.
@@ -211,8 +273,13 @@ class Record:
         identified: Share of images whose z̃ singles them out among 1,000 that are sent.
         leakage_bands: Leakage of the 4×4 block means (low) and of the rest (detail).
         leakage_beyond_answer: 1 − MSE / MSE of the mean image of the class that the wire answers.
+        shares: The same numbers at other thresholds of the exit rule, by the same attacks.
         probe: What linear heads answer without the server, and what the server adds.
-        intervals: 95 % limits over images of `sent`, `leakage_sent` and `exposure`.
+        alone: The client alone that the next two were measured against; see `report.gains`.
+        server_gain: Accuracy less that of the best client alone of the track, in points.
+        gain_over_same_client: Accuracy less that of the same client alone, in points.
+        intervals: 95 % limits over images of `sent`, `leakage_sent` and `exposure`, and over images
+            and seeds of the gains.
         raw: The JSON that was read, including keys without a field.
 
     >>> Record.from_dict({"strongest": {"mse": 0.03, "mse_by": "linear"}}).strongest.mse
@@ -247,8 +314,13 @@ class Record:
     identified: Share | None
     leakage_bands: Mapping[str, float | None]
     leakage_beyond_answer: Annotated[float, Range(-math.inf, 1)] | None
+    shares: tuple[AtShare, ...]
     probe: Mapping[str, Any]
+    alone: AloneRow
+    server_gain: Points | None
+    gain_over_same_client: Points | None
     intervals: Mapping[str, Any]
+    server: ServerCost
     raw: Json = field(default_factory=dict, repr=False)
 
     @property
@@ -474,6 +546,9 @@ def leaves(data: Mapping[str, Any], prefix: str = "") -> Json:
 # float16 rounds the errors of single images; their mean differs by much less than this share of it,
 # or for almost perfect reconstructions by half the smallest step of float16.
 ROUNDING, LEAST = 0.01, 2.0**-25
+NOT_NEEDED = 0.005  # accuracy that a server must add to what answers without it
+BY_ALONE = "the client alone"  # how a flag begins that another run's record raised
+AT_CHANCE, FAR_BELOW = "accuracy at chance", "far below the undefended model"  # flags
 BRIEF = ("smoke", "quick", "laptop")  # profiles whose numbers say little about a stronger attacker
 
 
@@ -491,6 +566,25 @@ def shortfalls(record: Record) -> list[str]:
     ]
 
 
+def answers_well(record: Record) -> bool:
+    """Whether a record may be praised: its accuracy is not at chance, nor far below its net's."""
+    return record.flag_names.isdisjoint((AT_CHANCE, FAR_BELOW))
+
+
+def exposure_of(record: Record) -> float | None:
+    """What leaks over all images; older records have no exit rule, so theirs is the leakage.
+
+    >>> exposure_of(Record.from_dict({"leakage": 0.25}))
+    0.25
+    """
+    return record.leakage if record.exposure is None else record.exposure
+
+
+def sends_part(record: Record) -> bool:
+    """Whether an exit rule keeps some images: leakage and errors then describe the sent alone."""
+    return record.sent is not None and 0 < record.sent < 1
+
+
 def per_image_mse(record: Record) -> NDArray[np.float64] | None:
     """The strongest attack's MSE of every scored image (n,), or None if the record has none."""
     if not record.per_image.mse:
@@ -500,5 +594,19 @@ def per_image_mse(record: Record) -> NDArray[np.float64] | None:
     if stated is None or not abs(mean - stated) <= ROUNDING * stated + LEAST:
         raise RunError(
             f"per_image.mse has mean {mean:.6g}, but strongest.mse is {stated}; audit the run again"
+        )
+    return values
+
+
+def right_answers(record: Record) -> NDArray[np.float64] | None:
+    """How often each test image was answered right (n,), in [0, 1], or None if it is not known."""
+    draws = record.audit.accuracy_draws
+    if not record.per_image.right or not draws:
+        return None
+    values = unpack(record.per_image.right, "u1", "per_image.right").astype(np.float64) / draws
+    mean, stated = float(values.mean()) if len(values) else 0.0, record.accuracy
+    if stated is None or not abs(mean - stated) <= LEAST:
+        raise RunError(
+            f"per_image.right has mean {mean:.6g}, but accuracy is {stated}; audit the run again"
         )
     return values

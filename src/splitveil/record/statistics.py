@@ -166,6 +166,7 @@ def unbend(x: Numbers, skewness: Numbers) -> Numbers:
 
 SeedTable = Float[np.ndarray, "seeds images"]
 _TABLE, _WITH_ATTACKS = 2, 3  # axes
+LEAST_SEEDS = 2  # a single training has no spread
 _LEAST_LEVEL = 0.5  # at lower levels both limits of a skewed mean may lie on one side of it
 
 
@@ -313,6 +314,74 @@ def difference(a: Sample, b: Sample, *, paired: bool, level: float = 0.95) -> Di
         d_z=made.mean / sd if sd else None,
         rank_biserial=_rank_biserial(images),
     )
+
+
+def seed_test(
+    a: Sequence[float | None], b: Sequence[float | None], *, paired: bool = False
+) -> Difference | None:
+    """Mean of a less mean of b by Welch's t, or `paired` by Student's t of the differences.
+
+    Args:
+        a: A value per training seed; None where a seed has none.
+        b: The values of the other row.
+        paired: Compare seed by seed; both rows are then in the same order of seeds.
+
+    Returns:
+        The difference with its 95 % interval and p-value. None with fewer than two values on either
+        side, and where the values have no spread: seeds that agree to the last image do so by
+        chance, and would make any difference certain.
+
+    >>> made = seed_test([1.0, 2.0, 3.0], [0.0, 0.0])
+    >>> round(made.interval.low, 4), round(made.interval.high, 4)  # 2 ± 4.3027/√3
+    (-0.4841, 4.4841)
+    """
+    if paired:
+        pairs = [(v, w) for v, w in zip(a, b, strict=True) if v is not None and w is not None]
+        left, right = [v for v, _ in pairs], [w for _, w in pairs]
+    else:
+        left, right = ([v for v in values if v is not None] for values in (a, b))
+    if min(len(left), len(right)) < LEAST_SEEDS:
+        return None
+    # Two equal columns stand for the images: they add no variance.
+    a_side, b_side = (Sample.of([[v, v] for v in values]) for values in (left, right))
+    made = difference(a_side, b_side, paired=paired)
+    low, high = made.interval.low, made.interval.high
+    return None if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12) else made
+
+
+def share_difference(a: Sequence[float], b: Sequence[float], images: int) -> Interval:
+    r"""Mean of a − b with its 95 % limits, where nobody noted which images were answered right.
+
+    .. math:: \hat V = \sum_{v = a, b} \frac{\mathrm{var}_s(v)}{S} + \frac{\bar v(1 - \bar v)}{I}
+
+    The images of both sides count as independent, which is wider than the paired interval.
+
+    Args:
+        a: The share of right answers of each training seed.
+        b: The same of the other condition.
+        images: How many images each share is of.
+
+    >>> made = share_difference([0.9], [0.9], images=1800)
+    >>> round(made.low, 3), round(made.high, 3)
+    (-0.02, 0.02)
+    """
+    sides = [np.array(values, dtype=np.float64) for values in (a, b)]
+    seeds = min(map(len, sides))
+    several = sides if seeds > 1 else []
+    seeds_vars = [v.var(ddof=1) / len(v) for v in several]
+    squares = sum(s**2 / (len(v) - 1) for s, v in zip(seeds_vars, several, strict=True))
+    seeds_var = np.array([sum(seeds_vars, 0.0)])
+    variance = seeds_var + sum(v.mean() * (1 - v.mean()) / images for v in sides)
+    given = Pivot(
+        mean=np.array([sides[0].mean() - sides[1].mean()]),
+        se=np.sqrt(variance),
+        weight=_ratio(seeds_var, variance) ** _EXPONENT,
+        skewness=np.zeros(1),
+        seeds_df=_ratio(seeds_var**2, np.array([squares], dtype=np.float64)).clip(min=1.0),
+        images_df=images - 1.0,
+        seeds=seeds,
+    )
+    return _interval(given, 0.95)
 
 
 def wilson(hits: int, n: int) -> LowHigh:

@@ -16,7 +16,17 @@ from splitveil.io import finite, parse_json, read_text
 from splitveil.record import schema
 from splitveil.record.files import RunFiles
 from splitveil.record.groups import Group, aux_of, mean_of
-from splitveil.record.schema import Certificate, Record, Share, get, number, text
+from splitveil.record.schema import (
+    Certificate,
+    Record,
+    Share,
+    exposure_of,
+    get,
+    number,
+    sends_part,
+    text,
+)
+from splitveil.report.gains import Gain, Gains, exposure_over
 from splitveil.report.words import (
     LANGS,
     LOCALE,
@@ -28,11 +38,24 @@ from splitveil.report.words import (
     word,
     written,
 )
-from splitveil.table import CODE, MSE, NOTHING, TEXT, TEXTS, Column, Format, Table, fixed, mean_sd
+from splitveil.table import (
+    CODE,
+    MSE,
+    NOTHING,
+    TEXT,
+    TEXTS,
+    Column,
+    Format,
+    Table,
+    fixed,
+    gap,
+    mean_sd,
+)
 
 KINDS = ("capacity", "gallery", "population")  # of certificates
 VACUOUS = "vacuous"  # how a record begins the reason why a bound that excludes nothing is refused
 WIRE = "leaks.re-id.wire"
+MOST_NAMED = 16  # flags of a run in a cell; they are all explained below the table
 DOUBLING = "certificates.gallery.doubles.repeats"
 
 
@@ -60,11 +83,37 @@ def _text(path: str) -> Callable[[RunFiles], str | None]:
     return lambda run: text(run.record, path)
 
 
-NATS, SECONDS = both("unit.nats"), both("unit.seconds")
+NATS, SECONDS, POINTS = both("unit.nats"), both("unit.seconds"), both("unit.points")
 SHARE, LEAK = fixed(2, 100.0), fixed(1, 100.0)  # in per cent
 SHARES, LEAKAGES = mean_sd(2, 100.0), mean_sd(1, 100.0)  # of several seeds
 WORDS = Format(text=written, exact=lambda value: (written(value, "en"),), numeric=False)
 BOUND = replace(WORDS, numeric=True)  # a number, or a word why there is none
+
+
+def _whole_leakage(run: RunFiles) -> float | None:
+    """The leakage where every image is sent; that of the sent alone has a column of its own."""
+    return None if sends_part(run.record) else run.record.leakage
+
+
+def _limits(record: Record, name: str) -> tuple[float, float] | None:
+    found = record.intervals.get(name)
+    return None if found is None else (found[0], found[1])
+
+
+def _exposure(run: RunFiles) -> tuple[float, tuple[float, float] | None] | None:
+    exposed = exposure_of(run.record)
+    return None if exposed is None else (exposed, _limits(run.record, "exposure"))
+
+
+def _gained(name: str) -> Callable[[RunFiles], tuple[float, tuple[float, float] | None] | None]:
+    """A gain of the record in points, with its limits."""
+
+    def read(run: RunFiles) -> tuple[float, tuple[float, float] | None] | None:
+        points = number(run.record, name)
+        return None if points is None else (points, _limits(run.record, name))
+
+    return read
+
 
 SUMMARY = Table(
     column("column.run", lambda run: run.name, brief="run"),
@@ -77,11 +126,53 @@ SUMMARY = Table(
     column("column.ssim", _number("strongest.ssim"), fixed(3), "", "down", "SSIM"),
     column("column.worst-case", _number("worst_case.mse"), MSE, "", "up"),
     column("column.ceiling", _number("ceiling.mse"), MSE),
-    column("column.leakage", _number("leakage"), LEAK, "%", "down", "leak%"),
+    column("column.leakage", _whole_leakage, LEAK, "%", "down", "leak%"),
     column("column.rate", _number("true_rate_nats"), fixed(2), NATS, "down", "nats"),
     column("column.macs", _number("client.macs"), table.COUNT, "", "down"),
     column("column.wire", _number("client.wire_floats"), table.COUNT, "", "down"),
 )
+
+
+SENT_AND_GAINED = (  # of the summary, after the leakage, where they say something
+    column("column.sent", _number("sent"), LEAK, "%", "down", "sent%"),
+    column("column.leakage-sent", _number("leakage_sent"), LEAK, "%", "down"),
+    column("column.exposure", _exposure, gap(1, 100.0, sign=""), "%", "down", "exp%"),
+    column("column.identified", _number("identified"), LEAK, "%", "down"),
+    column("column.gain", _gained("server_gain"), gap(1), POINTS, "up", "gain"),
+    column("column.gain-same", _gained("gain_over_same_client"), gap(1), POINTS, "up"),
+)
+
+
+def summary_of(runs: Sequence[RunFiles]) -> Table:
+    """The summary, with what is sent and gained where the runs have something to tell."""
+    at = [shown.key for shown in SUMMARY.columns].index("leakage") + 1
+    whole = Table(*SUMMARY.columns[:at], *SENT_AND_GAINED, *SUMMARY.columns[at:])
+    return telling(whole, runs, [run.record for run in runs])
+
+
+PARTLY = ("sent", "exposure", "identified", "leakage-sent")  # where not every image is sent
+WHERE_KNOWN = ("gain", "gain-same", "server-gain", "server-macs", "stored", "bits")
+
+
+def telling(table: Table, rows: Sequence[Any], records: Sequence[Record]) -> Table:
+    """A table without the columns that say nothing of its rows.
+
+    What is sent, and what that exposes, is told where a row does not send every image; gains and
+    costs where a row has them.
+
+    Args:
+        table: The table.
+        rows: Its rows.
+        records: The records of these rows.
+    """
+    left_out = set() if any(r.sent not in (None, 1) for r in records) else set(PARTLY)
+    if not any(map(sends_part, records)):
+        left_out.add("leakage-sent")
+    for shown in table.columns:
+        values = [shown.value(row) for row in rows] if shown.key in WHERE_KNOWN else [0.0]
+        if all(v is None or (isinstance(v, list) and set(v) == {None}) for v in values):
+            left_out.add(shown.key)
+    return table.only(*(c.key for c in table.columns if c.key not in left_out))
 
 
 class Attacked(NamedTuple):
@@ -161,7 +252,9 @@ def _flags(run: RunFiles) -> list[Value] | None:
     flags, profile = flags_of(run), run.record.audit.profile
     if flags is None:
         return None
-    names = [title for title, _, _ in flags] or [sentence("flags.none")]
+    names = [title for title, _, _ in flags[:MOST_NAMED]] or [sentence("flags.none")]
+    if len(flags) > MOST_NAMED:
+        names.append(sentence("flags.more", count=str(len(flags) - MOST_NAMED)))
     return [*names, sentence("flags.brief", profile=profile)] if profile in schema.BRIEF else names
 
 
@@ -438,10 +531,11 @@ def elsewhere(published: Mapping[str, Published], datasets: Collection[str]) -> 
 
 
 class Compared(NamedTuple):
-    """A row to compare: its records, and what is published of it."""
+    """A row to compare: its records, what is published of it, what it gains over clients alone."""
 
     group: Group
     reported: Published | None = None
+    gains: Gains = Gains()
 
 
 def _over(path: str) -> Callable[[Compared], list[float | None]]:
@@ -497,6 +591,50 @@ def _rebuilt(row: Compared) -> list[float | None]:
     return _each(read)(row.group)
 
 
+def _whole_leakages(row: Compared) -> list[float | None]:
+    return _each(lambda record: None if sends_part(record) else record.leakage)(row.group)
+
+
+def _compared_gain(
+    which: str, stored: str
+) -> Callable[[Compared], tuple[float, tuple[float, float] | None] | None]:
+    """A gain over the clients alone at hand; else what the row's records say."""
+
+    def read(row: Compared) -> tuple[float, tuple[float, float] | None] | None:
+        made: Gain | None = getattr(row.gains, which)
+        if made is not None:
+            return made.points, made.limits
+        points, records = row.group.mean(stored), row.group.records
+        limits = _limits(records[0], stored) if len(records) == 1 else None
+        return None if points is None else (points, limits)
+
+    return read
+
+
+def notes_on(table: Table, rows: Sequence[Compared]) -> list[str]:
+    """What a reader must know of rows that send only some images, and of the gains."""
+    keys = {column.key for column in table.columns}
+    part = [f"`{row.group.name}`" for row in rows if any(map(sends_part, row.group.records))]
+    against = {
+        f"`{row.group.name}`: `{made.against}`"
+        + (f" ({row.gains.track})" if row.gains.track else "")
+        for row in rows
+        if (made := row.gains.over_best) is not None
+    }
+    notes = []
+    if part and keys & {"mse", "ssim", "psnr", "worst"}:
+        notes.append(
+            f"Of {', '.join(part)} only some images are sent: MSE, SSIM, PSNR and worst case are "
+            "of these alone, and compare with no other row. Exposure compares."
+        )
+    if "server-gain" in keys and against:
+        notes.append(
+            "Server gain: accuracy less that of the best client alone of the track "
+            f"({'; '.join(sorted(against))}), with its 95 % limits."
+        )
+    return notes
+
+
 REPORTED, THOUSANDS = fixed(2, 100.0, nothing=""), table.shared(0, 1e-3)
 COMPARE = Table(
     Column("row", "row", lambda row: row.group.name, CODE, brief="row"),
@@ -510,11 +648,43 @@ COMPARE = Table(
     Column("ssim", "SSIM", _over("strongest.ssim"), mean_sd(3), "", "down", "SSIM"),
     Column("psnr", "pooled PSNR", _over("strongest.psnr_pooled"), mean_sd(2), "dB", "down"),
     Column("worst", "worst-case MSE", _over("worst_case.mse"), mean_sd(4), "", "up"),
-    Column("leakage", "leakage", _over("leakage"), LEAKAGES, "%", "down", "leak%"),
+    Column("leakage", "leakage", _whole_leakages, LEAKAGES, "%", "down", "leak%"),
+    Column("sent", "sent", _over("sent"), LEAKAGES, "%", "down", "sent%"),
+    Column("leakage-sent", "leakage of the sent", _over("leakage_sent"), LEAKAGES, "%", "down"),
+    Column(
+        "exposure",
+        "exposure",
+        lambda row: exposure_over(row.group),
+        gap(1, 100.0, sign=""),
+        "%",
+        "down",
+        "exp%",
+    ),
+    Column("identified", "identified of 1,000", _over("identified"), LEAKAGES, "%", "down"),
+    Column(
+        "server-gain",
+        "server gain",
+        _compared_gain("over_best", "server_gain"),
+        gap(1),
+        "points",
+        "up",
+        "gain",
+    ),
+    Column(
+        "gain-same",
+        "gain over the same client",
+        _compared_gain("over_same", "gain_over_same_client"),
+        gap(1),
+        "points",
+        "up",
+    ),
     Column("rate", "rate", _over("true_rate_nats"), mean_sd(1), "nats", "down"),
     Column("macs", "client MMAC", _over("client.macs"), table.shared(1, 1e-6), "", "down"),
     Column("params", "client parameters", _over("client.params"), THOUSANDS, "k", "down"),
     Column("wire", "wire", _over("client.wire_floats"), table.shared(0), "", "down"),
+    Column("stored", "stored", _over("client.stored"), THOUSANDS, "k", "down"),
+    Column("server-macs", "server MMAC", _over("server.macs_per_image"), mean_sd(1, 1e-6)),
+    Column("bits", "bits per image", _over("client.bits_per_image"), mean_sd(0), "", "down"),
     Column("seconds", "train", _over("seconds.train"), mean_sd(0), "s"),
     Column("flags", "flags", lambda row: _flag_count(row.group), fixed(0), "", "down"),
     Column("remark", "remark", lambda row: remarks(row.group), TEXTS, brief="remark"),

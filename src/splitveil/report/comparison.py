@@ -1,11 +1,11 @@
 """Compare rows of records: tracks, differences with intervals, and what cannot be compared.
 
-Accuracies are compared over training seeds only, by Welch's t, because records hold no answer per
-image. MSEs are compared over seeds and images where both rows hold the strongest attack's MSE per
-image. With `--against`, rows with the same training seeds are compared seed by seed.
+Accuracies are compared over training seeds only, by Welch's t; only the gain over a client alone
+pairs images (`gains`). MSEs are compared over seeds and images where both rows hold the strongest
+attack's MSE per image. With `--against`, rows with the same training seeds are compared seed by
+seed.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -16,9 +16,16 @@ from numpy.typing import NDArray
 from splitveil.errors import ConfigError, unknown
 from splitveil.io import Json
 from splitveil.record.groups import FREE, Group, Records, aux_of, dataset_of, defences_of, setting
-from splitveil.record.schema import Record, number, per_image_mse
-from splitveil.record.statistics import Difference, Sample, difference, holm
-from splitveil.report import columns
+from splitveil.record.schema import Record, number, per_image_mse, sends_part
+from splitveil.record.statistics import (
+    LEAST_SEEDS,
+    Difference,
+    Sample,
+    difference,
+    holm,
+    seed_test,
+)
+from splitveil.report import columns, gains
 from splitveil.report.columns import (
     COMPARE,
     EVERYTHING,
@@ -55,7 +62,6 @@ ATTACKED_ALIKE: Mapping[str, Callable[[Record], str]] = {
 
 OURS = "veil"
 ALPHA = 0.05
-LEAST_SEEDS = 2  # a single training has no spread
 
 VERDICTS = {  # sign of the difference in accuracy, in MSE; 0: not told apart, or not known
     (1, 1): "dominates",
@@ -190,6 +196,7 @@ class RowDifference:
         mse: The same for the MSE, where values per image can stand in for a second seed.
         over: What the interval of the MSE covers.
         several: Whether both rows have more than one training seed.
+        part: Whether a row sends only some images; its MSE is of these, and compares with no other.
         p_accuracy: p-value for another training; None with one seed.
         p_mse: The same for the MSE.
     """
@@ -202,6 +209,7 @@ class RowDifference:
     mse: Difference | None
     over: str
     several: bool
+    part: bool = False
     p_accuracy: float | None = None
     p_mse: float | None = None
 
@@ -209,6 +217,9 @@ class RowDifference:
     def verdict(self) -> str:
         """What the intervals allow to say; what Holm's correction does not confirm is set apart."""
         accuracy, mse = _sign(self.accuracy), _sign(self.mse)
+        if self.part:
+            sure = self.p_accuracy is not None and self.p_accuracy < ALPHA
+            return f"{VERDICTS[(accuracy or 0) * sure, 0]}; compare exposures"
         if mse is None and not accuracy:
             return "no spread over seeds: no verdict" if self.several else "one seed: no verdict"
         a, m, nothing = accuracy or 0, mse or 0, VERDICTS[0, 0]
@@ -238,39 +249,6 @@ def image_table(group: Group) -> NDArray[np.float64] | None:
     return np.stack([np.mean(cast(list[Any], seed), axis=0) for seed in seeds])
 
 
-def seed_test(
-    a: Sequence[float | None], b: Sequence[float | None], *, paired: bool = False
-) -> Difference | None:
-    """Mean of a less mean of b by Welch's t, or `paired` by Student's t of the differences.
-
-    Args:
-        a: A value per training seed; None where a seed has none.
-        b: The values of the other row.
-        paired: Compare seed by seed; both rows are then in the same order of seeds.
-
-    Returns:
-        The difference with its 95 % interval and p-value. None with fewer than two values on either
-        side, and where the values have no spread: seeds that agree to the last image do so by
-        chance, and would make any difference certain.
-
-    >>> made = seed_test([1.0, 2.0, 3.0], [0.0, 0.0])
-    >>> round(made.interval.low, 4), round(made.interval.high, 4)  # 2 ± 4.3027/√3
-    (-0.4841, 4.4841)
-    """
-    if paired:
-        pairs = [(v, w) for v, w in zip(a, b, strict=True) if v is not None and w is not None]
-        left, right = [v for v, _ in pairs], [w for _, w in pairs]
-    else:
-        left, right = ([v for v in values if v is not None] for values in (a, b))
-    if min(len(left), len(right)) < LEAST_SEEDS:
-        return None
-    # Two equal columns stand for the images: they add no variance.
-    a_side, b_side = (Sample.of([[v, v] for v in values]) for values in (left, right))
-    made = difference(a_side, b_side, paired=paired)
-    low, high = made.interval.low, made.interval.high
-    return None if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12) else made
-
-
 def matched(ours: Group, other: Group) -> tuple[Group, Group] | None:
     """Both rows with their training seeds in the same order; None if the seeds differ."""
     sides = [{seed[0].seeds.train: seed for seed in g.seeds} for g in (ours, other)]
@@ -295,20 +273,24 @@ def contrast(ours: Group, other: Group, *, paired: bool = False) -> RowDifferenc
     together = pair is not None and len(ours.seeds) >= LEAST_SEEDS
     accuracy = seed_test(ours.values("accuracy"), other.values("accuracy"), paired=together)
     mse = seed_test(ours.values("strongest.mse"), other.values("strongest.mse"), paired=together)
+    part = any(sends_part(record) for g in (ours, other) for record in g.records)
     a, b, over = image_table(ours), image_table(other), "seeds"
     same = ours.distinct("splits.scored") == other.distinct("splits.scored")
-    if a is not None and b is not None and same and a.shape[1] == b.shape[1]:
+    if part:
+        mse = None
+    elif a is not None and b is not None and same and a.shape[1] == b.shape[1]:
         mse = difference(Sample.of(a), Sample.of(b), paired=together)
         over = mse.interval.scope
     return RowDifference(
         ours=ours.name,
         other=other.name,
         accuracy_gap=_gap(ours, other, "accuracy"),
-        mse_gap=_gap(ours, other, "strongest.mse"),
+        mse_gap=None if part else _gap(ours, other, "strongest.mse"),
         accuracy=accuracy,
         mse=mse,
         over=NOTHING if mse is None else f"paired {over}" if together else over,
         several=min(len(ours.seeds), len(other.seeds)) >= LEAST_SEEDS,
+        part=part,
         p_accuracy=None if accuracy is None else accuracy.p_value,
         p_mse=None if mse is None or over == "images" else mse.p_value,
     )
@@ -381,16 +363,20 @@ _PAIRED = " “Paired”: seed by seed, where both rows have the same training s
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The rows of a track with what is published about them, and the differences between them."""
+    """The rows of a track with what is published about them, and the differences between them.
+
+    `rows` are all rows at hand, among which clients alone are looked for; empty for the track's.
+    """
 
     track: Track
     published: Mapping[str, Published]
     contrasts: Sequence[RowDifference] = ()
     against: str | None = None
+    rows: Sequence[Group] = ()
 
     def tables(self) -> list[tuple[Table, Sequence[Any]]]:
         """What readers see: the track's table with its rows, then the differences, if any."""
-        made = [track_table(self.track, self.published)]
+        made = [track_table(self.track, self.published, rows=self.rows)]
         if self.contrasts:
             paired = any(c.over.startswith("paired") for c in self.contrasts)
             title, words = f"Differences – {self.track.title}", _GAP_CAPTION + _PAIRED * paired
@@ -402,7 +388,7 @@ class Comparison:
 
         With a row to compare `against`, the differences to it follow.
         """
-        known = EVERYTHING.exact(_beside(self.track, self.published))
+        known = EVERYTHING.exact(_beside(self.track, self.published, self.rows))
         rows: list[dict[str, Cell]] = [{"track": self.track.title, **row} for row in known]
         if self.against is None:
             return rows
@@ -438,30 +424,57 @@ def compare_records(
     if against is not None and against not in names:
         raise ConfigError(unknown("row to compare against", against, names))
     made, done = [], set[str]()
-    for track in tracks(found.groups):
+    rows = gains.rows_beside(found.groups)
+    for track in tracks(rows):
         without = track.aux == "test90" and against is None
         pairs = [] if without else row_differences(track, sorted(done), against)
         done |= {pair.ours for pair in pairs}
-        made.append(Comparison(track=track, published=published, contrasts=pairs, against=against))
+        made.append(
+            Comparison(
+                track=track, published=published, contrasts=pairs, against=against, rows=rows
+            )
+        )
     return made
 
 
-def _beside(track: Track, published: Mapping[str, Published]) -> list[Compared]:
-    return [Compared(group, columns.reported(group, published)) for group in track.groups]
+def _beside(
+    track: Track, published: Mapping[str, Published], rows: Sequence[Group]
+) -> list[Compared]:
+    """The rows of a track with what is published of them, and what they gain among all `rows`."""
+    return [
+        Compared(
+            group, columns.reported(group, published), gains.gains(group, rows or track.groups)
+        )
+        for group in track.groups
+    ]
 
 
 def track_table(
-    track: Track, published: Mapping[str, Published], table: Table = COMPARE
+    track: Track,
+    published: Mapping[str, Published],
+    table: Table = COMPARE,
+    rows: Sequence[Group] = (),
 ) -> tuple[Table, Sequence[Any]]:
-    """The table of a track with its rows; attacks as in the reference documents have their own."""
+    """The table of a track with its rows; attacks as in the reference documents have their own.
+
+    Args:
+        track: The track.
+        published: Published rows by name.
+        table: Its columns; of the usual ones, those that say nothing of these rows are left out.
+        rows: All rows at hand, among which clients alone are looked for; empty for the track's.
+    """
     title, words = track.title, caption(track.groups)
     if track.aux == "test90" and table is COMPARE:
         return REFERENCE.titled(title, words), reference_rows(track, published)
-    rows = _beside(track, published)
-    sources = sorted({row.reported.source for row in rows if row.reported is not None})
+    compared = _beside(track, published, rows)
+    if table is COMPARE:
+        records = [record for row in compared for record in row.group.records]
+        table = columns.telling(table, compared, records)
+    sources = sorted({row.reported.source for row in compared if row.reported is not None})
     named = sources and any(column.key.startswith("reported") for column in table.columns)
-    notes = (f"Reported: {'; '.join(sources)}.",) if named else ()
-    return table.titled(title, words, notes), rows
+    notes = [f"Reported: {'; '.join(sources)}."] if named else []
+    notes += columns.notes_on(table, compared)
+    return table.titled(title, words, notes), compared
 
 
 def reference_rows(

@@ -20,6 +20,7 @@ from splitveil.report import canvas
 from splitveil.report.canvas import CEILING, GREY, INK, Drawing, Tile, TileRow, board, colour, shown
 from splitveil.report.columns import Published
 from splitveil.report.curves import training_curves
+from splitveil.report.frontier import Frontier, FrontierPoint, frontier
 from splitveil.report.words import Lang, sentence, word
 from splitveil.table import NOTHING, format_mse, percent
 
@@ -144,22 +145,31 @@ def _look(mark: Mark) -> dict[str, Any]:
 
 def _name_marks(axes: "Axes", marks: Sequence[Mark]) -> None:
     """Write each name beside its mark without covering a mark, a bar or another name."""
+    ends = [(m.accuracy + (m.accuracy_sd or 0), m.mse + (m.mse_sd or 0)) for m in marks]
+    _name_points(axes, [m.name for m in marks], [(m.accuracy, m.mse) for m in marks], ends)
+
+
+def _name_points(
+    axes: "Axes",
+    names: Sequence[str],
+    places: Sequence[tuple[float, float]],
+    ends: Sequence[tuple[float, float]],
+) -> None:
+    """Write names beside points (x, y) whose error bars reach to `ends` (x, y)."""
     to_px = axes.transData.transform
-    anchors = to_px([(mark.accuracy, mark.mse) for mark in marks])
-    reach = to_px([(m.accuracy + (m.accuracy_sd or 0), m.mse + (m.mse_sd or 0)) for m in marks])
-    half = np.maximum(reach - anchors, canvas.MARKER_PX / 2)  # (n, 2): bars, or the mark alone
-    thin = np.full(len(marks), canvas.MARKER_PX)
+    anchors = to_px(places)
+    half = np.maximum(to_px(ends) - anchors, canvas.MARKER_PX / 2)  # (n, 2): bars, or the mark
+    thin = np.full(len(names), canvas.MARKER_PX)
     bars = [np.column_stack([anchors, 2 * half[:, 0], thin]),
             np.column_stack([anchors, thin, 2 * half[:, 1]])]  # fmt: skip
     # Marks with many neighbours first: they have the fewest places for a name.
     near = (np.abs(anchors[:, None] - anchors) < CROWD_PX).all(-1).sum(1)
-    order = sorted(range(len(marks)), key=lambda at: (-near[at], *anchors[at]))
+    order = sorted(range(len(names)), key=lambda at: (-near[at], *anchors[at]))
     paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}
     texts = [
-        axes.text(0, 0, marks[at].name, ha="center", va="center", fontsize=8.5, zorder=2.5,
-                  bbox=paper)
+        axes.text(0, 0, names[at], ha="center", va="center", fontsize=8.5, zorder=2.5, bbox=paper)
         for at in order
-    ]  # fmt: skip
+    ]
     sizes = np.array(
         [(box.width + 4, box.height + 2) for box in (t.get_window_extent() for t in texts)]
     )
@@ -171,8 +181,75 @@ def _name_marks(axes: "Axes", marks: Sequence[Mark]) -> None:
         name.set_position(tuple(to_data(box[:2])))
         edge = np.clip(anchor, box[:2] - box[2:] / 2, box[:2] + box[2:] / 2)
         if ((edge - anchor) ** 2).sum() > NEAR_PX**2:
-            ends = to_data([anchor, edge])
-            axes.plot(ends[:, 0], ends[:, 1], color=GREY, linewidth=0.7, zorder=2)
+            line = to_data([anchor, edge])
+            axes.plot(line[:, 0], line[:, 1], color=GREY, linewidth=0.7, zorder=2)
+
+
+KINDS: Mapping[str, str] = {"alone": "D", "all": "o", "part": "s"}  # marks of the frontier
+
+
+def draw_frontier(found: Frontier, lang: Lang = "en") -> Drawing:
+    """Accuracy (y, %) against exposure (x, %); what is not surely a gain is grey.
+
+    Clients alone stand at exposure 0, and the chord leads from the best of them to the best row
+    that sends everything. A line through an early exit shows the other shares it may send.
+
+    Args:
+        found: At least one point.
+        lang: Language of its texts.
+    """
+    from matplotlib.lines import Line2D
+
+    points = sorted(found.points, key=lambda p: (p.exposure, p.accuracy))
+    height = 4.8 + 0.12 * max(0, len(points) - MANY_MARKS)
+    with board(8.4, height) as figure:
+        axes = figure.add_axes((0.09, FOOT / height, 0.87, 1 - (FOOT + HEAD) / height))
+        heights = [100 * y for p in points for y in (p.accuracy, *(a for _, a in p.curve))]
+        pad = max(0.15 * (max(heights) - min(heights)), 0.3)
+        right = max(
+            [1.0, *(100 * x for p in points for x in (p.exposure, (p.limits or (0, 0))[1]))]
+        )
+        axes.set_xlim(-0.03 * right, 1.08 * right)
+        axes.set_ylim(min(heights) - pad, max(heights) + pad)
+        axes.set_xlabel(word("picture.exposure", lang))
+        axes.set_ylabel(word("picture.accuracy", lang))
+        if found.chord is not None:
+            (x0, y0), (x1, y1) = found.chord
+            axes.plot([100 * x0, 100 * x1], [100 * y0, 100 * y1], color=CEILING, linestyle="--",
+                      linewidth=1.2, zorder=1.5)  # fmt: skip
+        inks = {kind: colour(at) for at, kind in enumerate(KINDS)}
+        for point in points:
+            ink = inks[point.kind] if point.sure else GREY
+            x, y = 100 * point.exposure, 100 * point.accuracy
+            if point.curve:
+                line = 100 * np.array(point.curve)
+                axes.plot(line[:, 0], line[:, 1], color=ink, linewidth=1, marker=".", zorder=2)
+            ends = (point.exposure, point.exposure) if point.limits is None else point.limits
+            bars = [[max(0.0, x - 100 * ends[0])], [max(0.0, 100 * ends[1] - x)]]
+            axes.errorbar(x, y, xerr=bars, color=ink, marker=KINDS[point.kind], linestyle="",
+                          markersize=8, elinewidth=1.2, capsize=2.5, zorder=3)  # fmt: skip
+        places = [(100 * p.exposure, 100 * p.accuracy) for p in points]
+        reach = [
+            (100 * (p.limits or (0, p.exposure))[1], 100 * p.accuracy) for p in points
+        ]  # fmt: skip
+        _name_points(axes, [_frontier_name(p, lang) for p in points], places, reach)
+        signs = [Line2D([], [], color=inks[k], marker=KINDS[k], linestyle="", markersize=8)
+                 for k in KINDS]  # fmt: skip
+        signs.append(Line2D([], [], color=GREY, marker="o", linestyle="", markersize=8))
+        signs.append(Line2D([], [], color=CEILING, linestyle="--", linewidth=1.2))
+        words = [word(f"frontier.{key}", lang) for key in (*KINDS, "grey", "chord")]
+        axes.legend(signs, words, loc="lower left", ncols=len(words), bbox_to_anchor=(-0.07, 1.0),
+                    fontsize=8, handletextpad=0.2, columnspacing=0.9,
+                    borderaxespad=0.2)  # fmt: skip
+        return Drawing(figure, "frontier")
+
+
+def _frontier_name(point: FrontierPoint, lang: Lang) -> str:
+    """A row's name, and the share of images that what it sends identifies."""
+    name, share = shown(point.group.name, 24), point.group.mean("identified")
+    if share is None or point.kind == "alone":
+        return name
+    return sentence("frontier.name", name=name, share=percent(share, 0)).plain(lang)
 
 
 BarPanel = list[tuple[int, Group, RunFiles]]  # the place of a run's kind, which gives its colour
@@ -477,10 +554,11 @@ class Pictures:
     tradeoff: Drawing | None
     attacks: Drawing | None
     curves: tuple[Drawing, ...]
+    frontier: Drawing | None = None
 
     def listed(self) -> list[Drawing]:
         """Those that exist."""
-        found = (self.grid, self.tradeoff, self.attacks, *self.curves)
+        found = (self.grid, self.frontier, self.tradeoff, self.attacks, *self.curves)
         return [picture for picture in found if picture is not None]
 
 
@@ -491,11 +569,13 @@ def draw_pictures(
     if not runs:
         raise RunError("no runs to report; name at least one run folder")
     groups = _groups([run for run in runs if run.metrics])
+    found = frontier(kinds([run for run in runs if run.audited]))
     return Pictures(
         grid=_if_possible(lambda: draw_grid(runs, lang)),
         tradeoff=_if_possible(lambda: scatter(runs, published, lang)),
         attacks=_if_possible(lambda: attack_bars(runs, lang)),
         curves=tuple(training_curves(group, f"curves-{slug}", lang) for slug, group in groups),
+        frontier=draw_frontier(found, lang) if found is not None and found.points else None,
     )
 
 

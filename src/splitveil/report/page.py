@@ -12,9 +12,9 @@ from splitveil.errors import RunError
 from splitveil.io import put_all
 from splitveil.record.files import RunFiles, read_run
 from splitveil.record.groups import Group, row_names
-from splitveil.record.schema import shortfalls
+from splitveil.record.schema import answers_well, exposure_of, shortfalls
 from splitveil.record.statistics import undominated
-from splitveil.report import columns, curves, figures, sentences, words
+from splitveil.report import columns, curves, figures, gains, sentences, words
 from splitveil.report.columns import CERTIFICATES, LEAKS, SUMMARY, Published
 from splitveil.report.method_charts import drawable
 from splitveil.report.words import Lang, Sentence, sentence, word
@@ -89,11 +89,11 @@ class ReportContent:
     def key_runs(self) -> Sequence[RunFiles]:
         """The runs that get a card: all of a few, else a selection of those nobody beats.
 
-        The selection runs evenly along the front of accuracy and error, most private first.
+        The selection runs evenly along the front of accuracy and exposure, most private first.
         """
         if len(self.runs) <= MANY_CARDS:
             return self.runs
-        ordered = sorted(best_runs(self.runs), key=lambda run: -(run.record.strongest.mse or 0.0))
+        ordered = sorted(best_runs(self.runs), key=_exposed)
         last, chosen = len(ordered) - 1, min(len(ordered), MANY_CARDS)
         return [ordered[round(at * last / max(chosen - 1, 1))] for at in range(chosen)]
 
@@ -103,10 +103,22 @@ class ReportContent:
         return figures.draw_pictures(self.runs, self.published, drawable(self.lang)[0])
 
 
+def _exposed(run: RunFiles) -> float:
+    """What orders runs, most private first: exposure, or the error where that is not known."""
+    exposed = exposure_of(run.record)
+    return -(run.record.strongest.mse or 0.0) if exposed is None else exposed
+
+
 def best_runs(runs: Sequence[RunFiles]) -> list[RunFiles]:
-    """Runs that no other run beats in both accuracy and error, in the order given."""
-    scored = [(run, run.record.accuracy, run.record.strongest.mse) for run in runs]
-    known = [(run, (a, mse)) for run, a, mse in scored if a is not None and mse is not None]
+    """Runs that no other run beats in both accuracy and exposure, in the order given.
+
+    Runs at chance, or far below their net without a defence, are no rivals and not among them.
+    """
+    good = [run for run in runs if answers_well(run.record)]
+    measured = [run for run in good if run.record.strongest.mse is not None]
+    known = [
+        (run, (a, -_exposed(run))) for run in measured if (a := run.record.accuracy) is not None
+    ]
     best = undominated([point for _, point in known])
     return [run for (run, _), kept in zip(known, best, strict=True) if kept]
 
@@ -161,7 +173,7 @@ def read_runs(
         why = "; ".join(f"{path}: {reason}" for path, reason in skipped)
         raise RunError(why or "no runs to report; name at least one run folder")
     names = row_names([run.path.resolve() for run in runs])
-    named = [replace(run, name=names[run.path.resolve()]) for run in runs]
+    named = gains.runs_beside([replace(run, name=names[run.path.resolve()]) for run in runs])
     return ReportContent(
         runs=tuple(named), skipped=tuple(skipped), lang=chosen, title=title, published=beside
     )
@@ -230,7 +242,7 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
         left_out=tuple(figures.left_out(runs)),
         without_gallery=tuple(run.name for run in runs if run.gallery is None),
         without_metrics=tuple(run.name for run in runs if not run.metrics),
-        summary=SUMMARY.render(runs, "html", lang),
+        summary=columns.summary_of(runs).render(runs, "html", lang),
         attacks=columns.ATTACKS.render(columns.attack_rows(runs), "html", lang),
         audit=CERTIFICATES.render(runs, "html", lang) if columns.audited(runs) else "",
         flags=[

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from splitveil.record.files import RunFiles
 from splitveil.record.groups import Group, kinds
-from splitveil.record.schema import BRIEF, get, leaves, text
+from splitveil.record.schema import BRIEF, answers_well, get, leaves, sends_part, text
+from splitveil.report.gains import answers_alone, exposure_over, gains
 from splitveil.report.words import LOCALE, Sentence, Value, sentence
-from splitveil.table import NOTHING, SMALL_MSE, format_mse, spread
+from splitveil.table import NOTHING, SMALL_MSE, format_mse, gap, spread
 
 PASSPORT = (
     "config", "seeds", "splits", "versions", "audit", "client", "training", "seconds", "device",
@@ -32,29 +33,73 @@ def verdict(runs: Sequence[RunFiles]) -> Sentence:
     """One sentence: what the defence changed, or what is known without an undefended run.
 
     Runs that differ in their seeds alone count as one, with their mean and sd, so that the luck of
-    a seed decides nothing. Runs are only compared with runs on the same images.
+    a seed decides nothing. Runs are only compared with runs on the same images. A run at chance, or
+    far below its net without a defence, is never praised. Where clients alone are at hand, the gain
+    over them is said.
     """
     scored = [run for run in runs if run.record.strongest.mse is not None]
+    good = [run for run in scored if answers_well(run.record)]
+    poor = tuple(run.name for run in scored if run not in good)
     if not scored:
         return sentence("verdict.none")
+    if not good:
+        return sentence("verdict.unusable", names=poor)
+    said, best = _ranked(good)
+    if best is not None:
+        said = _with_gain(said, best, kinds(good))
+    return sentence("verdict.left-out", verdict=said, names=poor) if poor else said
+
+
+def _ranked(scored: Sequence[RunFiles]) -> tuple[Sentence, Group | None]:
+    """The verdict without a word on clients alone, and the kind of runs that it praises."""
     found = kinds(scored)
     if len(found) == 1:
-        return sentence("verdict.one", **_measured(found[0]))
+        return _one(found[0]), None
+    found = [kind for kind in found if not answers_alone(kind)] or found
     bare = next((kind for kind in found if not _defended(kind)), None)
     rivals = [k for k in found if _defended(k) and (bare is None or _same_images(bare, k))]
-    if bare is not None and rivals:
-        before, after = _measured(bare), _measured(_most_private(rivals))
-        return sentence(
-            "verdict.change", bare=before["name"], best=after["name"], before=before["mse"],
-            after=after["mse"], ceiling=after["ceiling"], start=before["accuracy"],
-            end=after["accuracy"],
-        )  # fmt: skip
     count = str(len(scored))
+    if bare is not None and rivals:
+        best = _most_private(rivals)
+        before, after = _measured(bare), _measured(best)
+        part = any(sends_part(record) for record in best.records)
+        key, size = ("verdict.change-exposure", "exposure") if part else ("verdict.change", "mse")
+        return sentence(
+            key, bare=before["name"], best=after["name"], before=before[size], after=after[size],
+            ceiling=after["ceiling"], start=before["accuracy"], end=after["accuracy"],
+        ), best  # fmt: skip
     if not all(_same_images(found[0], kind) for kind in found):
-        return sentence("verdict.mixed", count=count)
+        return sentence("verdict.mixed", count=count), None
+    if len(found) == 1:
+        return _one(found[0]), found[0]
     if not rivals:
-        return sentence("verdict.undefended", count=count, **_measured(_most_private(found)))
-    return sentence("verdict.best", count=count, **_measured(_most_private(rivals)))
+        best = _most_private(found)
+        return sentence("verdict.undefended", count=count, **_measured(best)), best
+    best = _most_private(rivals)
+    return sentence("verdict.best", count=count, **_measured(best)), best
+
+
+def _one(kind: Group) -> Sentence:
+    if answers_alone(kind):
+        return sentence("verdict.one-alone", **_measured(kind))
+    part = any(sends_part(record) for record in kind.records)
+    return sentence("verdict.one-part" if part else "verdict.one", **_measured(kind))
+
+
+def _with_gain(said: Sentence, best: Group, found: Sequence[Group]) -> Sentence:
+    """The verdict with what the praised kind gains over the best client alone, if one is there."""
+    beside = gains(best, found)
+    made = beside.over_best
+    if made is None or made.limits is None or beside.best is None:
+        return said
+    low, high = (f"{limit:+.1f}" for limit in made.limits)
+    measured = _measured(best)
+    return sentence(
+        "verdict.gain" if made.sure else "verdict.no-gain", verdict=said,
+        alone=_called(beside.best), accuracy=spread(beside.best.values("accuracy"), 100.0, 1),
+        best=measured["name"], points=f"{made.points:+.1f}", low=low, high=high,
+        exposure=measured["exposure"],
+    )  # fmt: skip
 
 
 def _measured(kind: Group) -> dict[str, Value]:
@@ -65,6 +110,9 @@ def _measured(kind: Group) -> dict[str, Value]:
         "mse": _error(kind),
         "ceiling": format_mse(kind.mean("ceiling.mse")),
         "leakage": spread(kind.values("leakage"), 100.0, 1),
+        "leakage-sent": spread(kind.values("leakage_sent"), 100.0, 1),
+        "sent": spread(kind.values("sent"), 100.0, 1),
+        "exposure": _exposed(kind),
     }
 
 
@@ -84,8 +132,19 @@ def _error(group: Group) -> str:
     return format_mse(mean) if len(values) == 1 else spread(values, 1.0, 5 if small else 4)
 
 
+def _exposed(kind: Group) -> str:
+    """Mean exposure in per cent, with its limits where its records have them."""
+    exposed = exposure_over(kind)
+    return NOTHING if exposed is None else gap(1, 100.0, sign="").text(exposed, "en")
+
+
 def _most_private(found: Sequence[Group]) -> Group:
-    return max(found, key=lambda kind: kind.mean("strongest.mse") or 0.0)
+    """The kind that exposes least; where all send everything, that with the largest error."""
+    if not any(sends_part(record) for kind in found for record in kind.records):
+        return max(found, key=lambda kind: kind.mean("strongest.mse") or 0.0)
+    exposed = [exposure_over(kind) for kind in found]
+    at = min(range(len(found)), key=lambda i: (exposed[i] or (1.0, None))[0])
+    return found[at]
 
 
 def _defended(kind: Group) -> bool:

@@ -35,7 +35,7 @@ from splitveil.nets.channel import (
     LearnedNoise,
     Quantise,
     SparseCoding,
-    before_noise,
+    wire_bits,
 )
 from splitveil.nets.exit import Exit, TappedClient
 from splitveil.nets.split import SplitModel, with_stage_shapes
@@ -72,7 +72,6 @@ PROBES = 16  # images on which ONNX and torch are compared
 CALIBRATION_BATCH = 64
 REPOSITORY = "repository"  # of Triton, which KServe runs too
 MAX_BATCH, MAX_DELAY_US = 64, 2000  # of Triton
-SPARE = 0.8  # of 16 bits that z may take: the rest is for the noise and an int8 client's error
 
 _KINDS: dict[type[nn.Module], str] = {  # names of stages in a manifest
     GaussianNoise: "gaussian",
@@ -542,12 +541,7 @@ def wire_datatype(parts: Parts, z: Tensor) -> str:
             f"the noise is too small: z goes up to {most:.4g}, {most / step:.3g} steps of the "
             f"noise's grid, allowed {REACH}; train with more noise"
         )
-    front = before_noise(parts.to_wire, Channel(stages))
-    noises = sum(isinstance(s, GaussianNoise | LearnedNoise) for s in stages)
-    if front.bounds is None or noises > 1:
-        return "INT32"
-    widest = max(abs(v) for v in front.bounds)
-    return "INT16" if widest / step <= SPARE * np.iinfo(np.int16).max else "INT32"
+    return f"INT{wire_bits(parts.to_wire, Channel(stages))}"
 
 
 class FromSteps(nn.Module):
