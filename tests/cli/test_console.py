@@ -66,7 +66,7 @@ def test_long_work_within_an_epoch_leaves_a_line_every_half_minute(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter(range(0, 10_000, 10))
-    monkeypatch.setattr(console.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
     lines = console.ProgressLines("train")
     for step in range(1, 21):
         lines(step, 100, "epoch 1/1")
