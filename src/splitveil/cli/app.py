@@ -84,7 +84,7 @@ class _Command(TyperCommand):
     """Answers `--lambd 0.3` with the option that sets a setting."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - as above
-        known = {option for part in self.params for option in part.opts}
+        known = {option for part in self.get_params(ctx) for option in part.opts}  # and --help
         for word in args if "--set" in known else ():
             option = word.partition("=")[0]
             if option.startswith("--") and option not in known:
