@@ -1,9 +1,12 @@
 """Exposure by hand, its intervals, its bands, what the bit tells, and what linear heads answer."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from audits.made import a_target
+from audits.made import a_target, labelled
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -12,15 +15,22 @@ from splitveil.attacks.baseline import Nearest
 from splitveil.audits.exposure import (
     bands_of,
     bit_leaks,
+    exit_leaks,
     exposure,
     intervals,
     leakage_of,
     mutual_bits,
+    unsure_aux,
     weighted_exposure,
     what_is_exposed,
 )
+from splitveil.audits.flags import exit_tells, exit_tells_members
 from splitveil.audits.probes import probe, probe_answers, server_need
 from splitveil.audits.suite import run_attacks
+from splitveil.audits.target import DeviceAnswers, Target
+from splitveil.io import Json
+from splitveil.report.words import translated
+from splitveil.threat import Labelled
 
 
 def numbers(*values: float) -> Tensor:
@@ -121,7 +131,20 @@ def test_mutual_information_is_that_of_the_entropies(pairs: list[tuple[bool, int
         return float(-(shares * np.log2(shares)).sum())
 
     expected = entropy(list(b)) + entropy(list(v)) - entropy(list(zip(b, v, strict=True)))
-    assert mutual_bits(b, v) == pytest.approx(expected, abs=1e-9)
+    kinds = [k for k in range(4) if k in v]
+    sent, every = (np.array([int(x[v == k].sum()) for k in kinds]) for x in (b, b | ~b))
+    assert float(mutual_bits(sent, every)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_p_value_is_that_of_permuting_the_bits() -> None:
+    rng = np.random.default_rng(0)
+    v = rng.integers(0, 3, 60)
+    b = rng.random(60) < np.array([0.3, 0.45, 0.6])[v]
+    found = bit_leaks(torch.from_numpy(b), {"v": torch.from_numpy(v)}, seed=1)["v"]
+    every = np.bincount(v)
+    permuted = [np.bincount(v[rng.permutation(b)], minlength=3) for _ in range(4000)]
+    chance = np.mean([float(mutual_bits(one, every)) >= found["bits"] - 1e-12 for one in permuted])
+    assert found["p"] == pytest.approx(chance, abs=0.05)
 
 
 def test_a_rule_by_class_is_seen_and_a_random_one_rarely() -> None:
@@ -131,11 +154,49 @@ def test_a_rule_by_class_is_seen_and_a_random_one_rarely() -> None:
     assert planted["bits"] == pytest.approx(0.8813, abs=1e-3)  # all of H(.3)
     assert planted["share_sent"]["0"] == 1
     draws = torch.Generator().manual_seed(0)
-    found = [
-        bit_leaks(torch.rand(600, generator=draws) < 0.3, {"label": labels}, seed=s)["label"]
-        for s in range(20)
-    ]
-    assert sum(one["p"] < 0.01 and one["bits"] > 0.01 for one in found) <= 2
+    own = torch.where(torch.rand(600, generator=draws) < 0.9, labels, labels.flip(0))
+    known = {"label": labels, "own answer": own, "brightness": torch.arange(600) % 3}
+    raised = 0
+    for s in range(100):
+        found = bit_leaks(torch.rand(600, generator=draws) < 0.3, known, seed=s)
+        raised += exit_tells(found) is not None
+    assert raised <= 5
+
+
+def exiting(
+    asks: Callable[[Tensor], Tensor], *, members: Labelled, others: Labelled
+) -> tuple[Target, Json]:
+    """A target whose device sends what `asks` says, and what the bit tells of its images."""
+    target = a_target(scored=others)
+    device = DeviceAnswers(asked=asks(others.images), aux_asked=asks(target.aux.images), asks=asks)
+    target = replace(target, exit=device, members=members, outsiders=others)
+    return target, exit_leaks(target)
+
+
+def test_a_device_that_is_surer_of_what_it_was_trained_on_tells_the_members() -> None:
+    members, others = labelled(300, 5), labelled(300, 6)
+    trained = {image.numpy().tobytes() for image in members.images[:200]}
+
+    def asks(images: Tensor) -> Tensor:
+        return torch.tensor([one.numpy().tobytes() not in trained for one in images])
+
+    _, told = exiting(asks, members=members, others=others)
+    assert told["membership"]["share_sent"] == pytest.approx({"0": 1.0, "1": 1 / 3})
+    assert told["membership"]["p"] < 0.01
+    seen = exit_tells_members(told)
+    assert seen is not None
+    assert translated(seen, "zh").startswith("一张图像是否被发送，透露了它是否为训练图像的")
+    _, blind = exiting(lambda x: x.mean((1, 2, 3)) < 0.5, members=members, others=others)
+    assert exit_tells_members(blind) is None
+
+
+def test_the_bit_is_set_against_simple_attributes_where_no_table_names_any() -> None:
+    images = labelled(300, 6)
+    dark, told = exiting(lambda x: x.mean((1, 2, 3)) < 0.5, members=images, others=images)
+    assert exit_tells(told) is not None
+    assert {"label", "brightness", "side", "edges", "membership"} == set(told)
+    assert told["brightness"]["bits"] > 0.5
+    assert unsure_aux(dark).aux.images.mean((1, 2, 3)).max() < 0.5
 
 
 def test_a_linear_head_finds_a_linear_rule() -> None:

@@ -83,6 +83,30 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
             ],
             "not enough memory",
         ),
+        "a share outside 0…1": (
+            [*train, "--defence", "early-exit", "--set", "send=1.5"],
+            "send must be in [0, 1], got 1.5",
+        ),
+        "a target accuracy of all": (
+            [*train, "--defence", "early-exit", "--set", "target_accuracy=1"],
+            "target_accuracy must be in [0, 1), got 1.0",
+        ),
+        "an exit rule without an own head": (
+            [*train, "--defence", "noise", "--set", "send=0.3"],
+            "'send' is a setting of early-exit; train with --defence early-exit",
+        ),
+        "early exit on all images": (
+            [*train, "--defence", "early-exit", "--final"],
+            "sets its threshold on validation images, but --final trains on them",
+        ),
+        "thresholds per class of few images": (
+            [*train, "--defence", "early-exit", "--set", "per_class=true"],
+            "at least 50 validation images per class, 500 in all, got 144; leave per_class out",
+        ),
+        "a server that does not fit": (
+            [*train, "--client", "strided-8-8x2.16-c4", "--server", "vgg11"],
+            "server 'vgg11' does not fit the wire",
+        ),
         "not a run": (["audit", str(folder)], "is not a run"),
         "unaudited report": (["report", str(folder)], "splitveil audit"),
         "nothing to resume": ([*train, "--resume", "--name", "no"], "is not a run"),

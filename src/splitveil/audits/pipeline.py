@@ -108,7 +108,7 @@ def measure(
         exposed["probe"] = server_need(target, probe_answers(target))
     if target.exit is not None:
         leaks["exit"] = exit_leaks(target)
-    wire = target.wire(attempts)
+    wire = target.wire(on_sent)
     right = right_counts(target, ACCURACY_DRAWS)
     if right is not None:
         summary["per_image"]["right"] = packed(right, "u1")

@@ -73,7 +73,7 @@ def probe_answers(target: Target) -> dict[str, Tensor]:
         if encoder is not None:
             clean = [_clean(target, encoder, x) for x in (aux.images, target.scored.images)]
             found["clean"] = probe(clean[0], labels, clean[1], target.num_classes)
-    if target.exit is not None:
+    if target.exit is not None and target.exit.own is not None:
         found["own"] = target.exit.own
     return found
 

@@ -95,7 +95,7 @@ def attempt_key(target: Target, name: str, attack: Attack, code: str | None) -> 
 
 
 def accuracy(target: Target, draws: int) -> float | None:
-    """Share of right answers on the test images, sent through the channel; None without a server.
+    """Share of right answers on the test images, sent through the channel; None if not known.
 
     Args:
         target: The client and its server.
@@ -107,7 +107,7 @@ def accuracy(target: Target, draws: int) -> float | None:
 
 @torch.no_grad()
 def right_counts(target: Target, draws: int) -> Int64[Tensor, " n"] | None:
-    """How often the device's answer for each test image is right; None without a server.
+    """How often the device's answer for each test image is right; None if it is not known.
 
     Args:
         target: The client and its server.
@@ -117,7 +117,7 @@ def right_counts(target: Target, draws: int) -> Int64[Tensor, " n"] | None:
         (n,), each from 0 to `draws`.
     """
     data = target.scored if target.test is None else target.test
-    if target.answers is None and target.head is None:
+    if target.answers is None and (target.head is None or target.exit is not None):
         return None
     truth = data.labels.to(target.device)
     right = torch.zeros_like(truth)

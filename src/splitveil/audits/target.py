@@ -51,17 +51,20 @@ class DeviceAnswers:
     Args:
         asked: Whether each scored image is sent (n,).
         aux_asked: The same of the aux images (a,): the attacker has the client and computes it.
-        aux_sure: How sure the client is of each aux image (a,).
-        sure: How sure it is of each scored image (n,).
-        own: The class that its own head answers for each scored image (n,).
+        asks: Whether each of some images (m, c, h, w) is sent, bool (m,).
+        aux_sure: How sure the client is of each aux image (a,); None if it is not known.
+        sure: How sure it is of each scored image (n,); None if it is not known.
+        own: The class that the device itself answers for each scored image (n,); None if it is
+            not known.
         averages: Whether it averages its own answer with the server's.
     """
 
     asked: Tensor
     aux_asked: Tensor
-    aux_sure: Tensor
-    sure: Tensor
-    own: Tensor
+    asks: Callable[[Tensor], Tensor]
+    aux_sure: Tensor | None = None
+    sure: Tensor | None = None
+    own: Tensor | None = None
     averages: bool = False
 
 

@@ -105,8 +105,6 @@ def open_run(
     scored = dataset.labelled(view.scored)
     if model.silent:
         certificates = "nothing is sent"
-    elif model.exit is not None:
-        certificates = "whether an image is sent tells something of it, which is not bounded yet"
     target = Target(
         victim=victim, head=None if model.silent else model.head, classes=dataset.classes,
         aux=known,
@@ -119,7 +117,7 @@ def open_run(
         own_data=":" in config.dataset, certify=certificates,
         unfinished=f"{steps} of {planned} steps were trained" if steps < planned else None,
         answers=model.deployed().eval().answer if model.silent or model.exit is not None else None,
-        exit=_exit_of(model, scored, known), silent=model.silent,
+        exit=exit_of(model, scored, known), silent=model.silent,
     )  # fmt: skip
     settings = {k: v for k, v in flat_config(config).items() if k not in PLACES}
     training = {k: trained[k] for k in ("steps", "peak_bytes", "val_accuracy")}
@@ -149,18 +147,19 @@ def open_run(
 
 
 @torch.no_grad()
-def _exit_of(model: SplitModel, scored: Labelled, aux: Labelled) -> DeviceAnswers | None:
+def exit_of(model: SplitModel, scored: Labelled, aux: Labelled) -> DeviceAnswers | None:
     """What a device with an exit does with the scored images and the attacker's; None without."""
     if model.exit is None or not isinstance(model.encoder, TappedClient):
         return None
     rule, body = model.exit, model.encoder.body
 
+    @torch.no_grad()
     def own(images: Tensor) -> Tensor:
         return torch.cat([rule.head(body(x)) for x in torch.split(images, CHUNK)])
 
     here, known = own(scored.images), own(aux.images)
     return DeviceAnswers(
-        asked=rule.asks(here), aux_asked=rule.asks(known),
+        asked=rule.asks(here), aux_asked=rule.asks(known), asks=lambda x: rule.asks(own(x)),
         aux_sure=sureness(known, rule.kind, rule.temperature),
         sure=sureness(here, rule.kind, rule.temperature), own=here.argmax(1),
         averages=rule.average,
@@ -369,7 +368,8 @@ def fit_attacker(
     net = fitted.net if isinstance(fitted, FittedAttack) else None
     if net is None:
         raise AuditError(f"attack '{name}' does not name its network; leave --attacker out")
-    error = metrics.mse(target.scored.images, fitted(target.sent)).mean()
+    errors = metrics.mse(target.scored.images, fitted(target.sent))
+    error = (errors if target.exit is None else errors[target.exit.asked]).mean()
     facts = {"attack": name, "profile": profile, "aux": aux, "seed": target.seed}
     return net, facts | {"mse": float(error), "audited_mse": record.attacks[name].mse}
 

@@ -66,6 +66,12 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     shown = "no validation split" if val is None else f"validation accuracy {100 * val:.2f} %"
     findings = diagnose(read_case(run.path))
     doctor = f"{findings[0].seen}: {findings[0].advice}" if findings else "nothing to change"
+    if "val_sent" in last:
+        shown += (
+            f" with everything sent, {100 * last['val_rule_accuracy']:.2f} % under the exit rule, "
+            f"which sends {100 * last['val_sent']:.1f} %, {100 * last['val_own_accuracy']:.2f} % "
+            "with nothing sent"
+        )
     console.show_result(
         {"run": str(run.path), "last_epoch": last, "doctor": [found.name for found in findings]},
         f"{run.path}: {shown}; effective weight λ·w_lr·scale {last['weight']:.4g}",

@@ -5,7 +5,7 @@ import os
 import pkgutil
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -262,9 +262,26 @@ def make_config(options: Mapping[str, Any]) -> RunConfig:
     options = own_names(options)
     name = str(options.get("defence", RunConfig.defence))
     own = preset(name).setting_types()
+    check_exit_settings(name, [k for k in options if k not in own and k not in RUN_KEYS])
     good = converted(options, {**own, **RUN_KEYS}, f"setting for defence '{name}'")
     run = {k: v for k, v in good.items() if k in RUN_KEYS}
     return RunConfig(**run, settings={k: v for k, v in good.items() if k in own})
+
+
+def check_exit_settings(name: str, left: Iterable[str]) -> None:
+    """Refuse settings of an exit rule for a defence whose net has no own head, and say which has.
+
+    Args:
+        name: The defence.
+        left: Settings that it does not have.
+    """
+    settings = find_defence("early-exit").settings()
+    if rule := next((key for key in left if key in settings), None):
+        one = "early-exit" if name in ("none", "noise", "alone") else f"early-exit+{name}"
+        raise ConfigError(
+            f"defence '{name}' sends every image or none: its client has no own head and no exit "
+            f"rule, and '{rule}' is a setting of early-exit; train with --defence {one}"
+        )
 
 
 def read_folder(folder: Path) -> tuple[RunConfig, DataFacts]:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, cast
@@ -23,7 +23,7 @@ from splitveil.cuda import channels_last, compile_methods, set_rates
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
 from splitveil.defences.base import ActsBetweenSteps, Companion, PenaltyPlan
-from splitveil.errors import RunError
+from splitveil.errors import ConfigError, RunError
 from splitveil.io import Json, Progress, as_run_error, parse_json, read_bytes
 from splitveil.nets.split import SplitModel
 from splitveil.rng import derive_seed, seeded_globals, stream
@@ -282,13 +282,13 @@ def train_run(
                         line["val_accuracy"] = validation_accuracy(
                             parts.model, data, val, config.seed, fabric
                         )
+                        line |= _settle(parts.model, data, val, config.seed, fabric)
                         state.meters.reset()
                         story.info("epoch %d of %d:%s", epoch, schedule.epochs, in_short(line))
                     metrics.append(line)
                     last = in_short(line)
                 if epoch_ends:
                     _refit(state, data, order, schedule, fabric)
-                    _settle(parts.model, data, val, config.seed, fabric)
                 progress(state.step, schedule.total_steps, f"epoch {epoch}/{schedule.epochs}{last}")
                 if interruption.came or clock.save_now(schedule, state.step):
                     state.seconds, state.log_offset = clock.seconds(), metrics.offset
@@ -348,18 +348,27 @@ class _EveryAnswer(nn.Module):
         return torch.stack([logits.float() for logits in self.model.both_answers(x, generator)], 1)
 
 
-def _settle(model: SplitModel, data: TrainSet, val: Tensor, seed: int, fabric: Fabric) -> None:
+def _settle(model: SplitModel, data: TrainSet, val: Tensor, seed: int, fabric: Fabric) -> Json:
     """Set temperature and thresholds of a model that exits early, by its validation images.
 
     The last epoch's are those that count; the training does not read them.
+
+    Returns:
+        What the rule does with them, for the log; where it cannot be set, `exit.unsettled` says
+        why.
     """
     if model.exit is None:
-        return
+        return {}
     generator = stream(seed, "settle", val.device)
     outputs = list(_outputs(_EveryAnswer(model), data, val, fabric, generator))
     both = torch.cat([answers for answers, _ in outputs]) if outputs else torch.zeros(0, 2, 1)
     labels = torch.cat([y for _, y in outputs]) if outputs else torch.zeros(0).long()
-    model.exit.settle(both[:, 0], both[:, 1], labels)
+    try:
+        found = model.exit.settle(both[:, 0], both[:, 1], labels)
+    except ConfigError as err:
+        model.exit.unsettled = str(err)
+        return {}
+    return {f"val_{name}": share for name, share in asdict(found).items()}
 
 
 def validation_accuracy(
@@ -482,7 +491,8 @@ def warn_collapsed(state: TrainState) -> None:
 def in_short(line: Json) -> str:
     """The numbers of a log line that fit behind a progress bar."""
     parts = [f"loss {line['task_loss']:.3f}"]
-    for key, name in (("rob_loss", "rob"), ("val_accuracy", "val")):
+    shown = {"rob_loss": "rob", "val_accuracy": "val", "val_rule_accuracy": "rule"}
+    for key, name in shown.items():
         if line.get(key) is not None:
             parts.append(f"{name} {line[key]:.3f}")
     return " " + " ".join(parts)

@@ -408,7 +408,7 @@ class StepLoss(nn.Module):
         with fabric.autocast():
             z, own = self._encoded(x)
             whole, labels = gathered(z, fabric, sync_grads=True), gathered(y, fabric)
-            rob, log = self._penalty(whole, labels, weights)
+            rob, log = self._penalty(self._focused(whole, own), labels, weights)
             extra, more = companion_losses(state, whole, gathered(x, fabric), labels)
             sent = self.model.channel(z, state.streams["channel"])
             answers = self.model.head(sent).float()
@@ -431,6 +431,14 @@ class StepLoss(nn.Module):
             return client(x), None
         z, features = client.both(x)
         return z, self.model.exit.head(features)
+
+    def _focused(self, z: Tensor, own: Tensor | None) -> Tensor:
+        """Z of all ranks as the penalty sees it: its gradient leans on images that are unsure."""
+        exit = self.model.exit
+        if exit is None or own is None or exit.focus == 0:
+            return z
+        rows = exit.row_weights(gathered(own, self.fabric)).to(z.dtype)
+        return scale_gradient(z, rows.view(-1, *[1] * (z.ndim - 1)))
 
     def _penalty(
         self, z: Tensor, y: Tensor, weights: Weights | None
