@@ -13,8 +13,7 @@ import pytest
 
 import splitveil as sv
 from splitveil.config.resolve import flat_config, make_config
-from splitveil.config.run_config import RunConfig
-from splitveil.config.settings import parse_pairs, read_toml, write_toml
+from splitveil.config.run_config import RunConfig, parse_pairs, read_toml, write_toml
 from splitveil.defences.base import Defence
 from splitveil.defences.catalogue import DEFENCES
 from splitveil.errors import ConfigError, Range

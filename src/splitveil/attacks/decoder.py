@@ -284,4 +284,6 @@ def with_decoders(attack: Attack, **settings: object) -> Attack:
         k: with_decoders(v, **settings) for k, v in held.items() if isinstance(v, Decoder)
     }
     changed |= settings if isinstance(attack, Decoder) else {}
+    if changed == {key: held[key] for key in changed}:
+        return attack
     return cast(Attack, replace(attack, **changed))

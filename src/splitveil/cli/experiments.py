@@ -266,7 +266,7 @@ def show_alone(
 def _config_of(run: Mapping[str, Any], pairs: list[str], option: str) -> "RunConfig":
     """Settings of runs for a choice: a quarter of the usual epochs, unless given."""
     from splitveil.config.resolve import make_config
-    from splitveil.config.settings import parse_pairs
+    from splitveil.config.run_config import parse_pairs
     from splitveil.experiments.runner import brief_epochs
 
     if run["dataset"] is None:

@@ -23,19 +23,31 @@ from splitveil.config.run_config import (
     PLACES,
     RUN_KEYS,
     RunConfig,
+    check_settable,
+    converted,
     defaults_for,
     own_names,
+    parse_pairs,
+    read_toml,
+    write_toml,
 )
-from splitveil.config.settings import check_settable, converted, parse_pairs, read_toml, write_toml
 from splitveil.data.catalogue import DATASETS
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.defences.base import Defence, PenaltyPlan
 from splitveil.defences.catalogue import find_defence
 from splitveil.errors import ConfigError, RunError, unknown
 from splitveil.io import Json
-from splitveil.nets.catalogue import NETS, NamedClient, Net, find_client, find_net, paired
+from splitveil.nets.catalogue import (
+    NETS,
+    NamedClient,
+    NamedServer,
+    Net,
+    find_client,
+    find_net,
+    paired,
+)
 from splitveil.nets.clients import CLIENT_PREFIX
-from splitveil.nets.servers import NamedServer, find_server
+from splitveil.nets.servers import find_server
 from splitveil.nets.split import SplitModel, check_layout, cut, wire_shape, with_channel
 from splitveil.rng import derive_seed, seeded_globals
 

@@ -19,8 +19,15 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 
 from splitveil.config.resolve import make_config, resolve
-from splitveil.config.run_config import ALIASES, RUN_KEYS, RunConfig, own_names
-from splitveil.config.settings import converted, parse_pair, parse_pairs
+from splitveil.config.run_config import (
+    ALIASES,
+    RUN_KEYS,
+    RunConfig,
+    converted,
+    own_names,
+    parse_pair,
+    parse_pairs,
+)
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset
 from splitveil.defences.catalogue import find_defence

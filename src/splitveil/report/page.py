@@ -12,11 +12,11 @@ from splitveil.errors import RunError
 from splitveil.io import put_all
 from splitveil.record.files import RunFiles, read_run
 from splitveil.record.groups import Group, row_names
-from splitveil.record.schema import answers_well, exposure_of, shortfalls
+from splitveil.record.schema import answers_well, exposure_of
 from splitveil.record.statistics import undominated
-from splitveil.report import columns, curves, figures, gains, sentences, words
+from splitveil.report import columns, figures, gains, sentences, words
+from splitveil.report.canvas import drawable
 from splitveil.report.columns import CERTIFICATES, LEAKS, SUMMARY, Published
-from splitveil.report.method_charts import drawable
 from splitveil.report.words import Lang, Sentence, sentence, word
 
 PAGE = "report.html"
@@ -75,15 +75,7 @@ class ReportContent:
     @property
     def reservations(self) -> list[str]:
         """Which runs had less than a standard audit, and in what."""
-        less: dict[str, list[str]] = {}
-        for run in self.runs:
-            short = [words.translated(reason, self.lang) for reason in shortfalls(run.record)]
-            less.setdefault(words.joined(short, self.lang), []).append(run.name)
-        return [
-            sentence("audit.less", reason=reason, names=tuple(names)).plain(self.lang)
-            for reason, names in less.items()
-            if reason
-        ]
+        return sentences.reservations(self.runs, self.lang)
 
     @property
     def key_runs(self) -> Sequence[RunFiles]:
@@ -162,8 +154,7 @@ def read_runs(
             run = read_run(path, audited=False)
             if not run.metrics:  # a log alone gives curves; without one there must be a record
                 run = read_run(path)
-            # The log and the leaks are not checked with the record: odd ones fail here.
-            curves.phases(run)
+            # The leaks are not checked with the record: odd ones fail here.
             LEAKS.cells(runs_with_leaks([run]))
         except RunError as err:
             skipped.append((str(path), str(err)))

@@ -576,7 +576,7 @@ class MetricsLog:
             for stale in folder.glob("events.out.tfevents.*"):
                 stale.unlink()
             self._file = self._path.open("ab")
-            lines = _whole_lines(read_bytes(self._path)[:offset])
+            lines = _whole_lines(read_bytes(self._path)[:offset] if offset else b"")
             kept = sum(len(raw) for raw, _ in lines)
             if kept < offset:
                 log.warning(
