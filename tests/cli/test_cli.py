@@ -196,9 +196,24 @@ def test_version_and_no_arguments() -> None:
     assert "demo" in text(call())
 
 
-@pytest.mark.parametrize("words", [("demo",), ("reproduce", "gated-att-report")])
+@pytest.mark.usefixtures("no_page")
+def test_one_command_trains_and_audits(tmp_path: Path) -> None:
+    words = ("--dataset", "digits", "--defence", "none", "--epochs", "1", "--runs-dir",
+             str(tmp_path), "--name", "one", "--audit", "smoke", "--json")  # fmt: skip
+    result = call("train", *words)
+    assert result.exit_code == 0, text(result)
+    said = json.loads(result.stdout)
+    assert said["last_epoch"]["epoch"] == 1
+    assert said["record"] == json.loads((tmp_path / "one" / "record.json").read_text())
+    assert said["record"]["audit"]["profile"] == "smoke"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("demo", "--profile"), ("reproduce", "gated-att-report", "--profile"), ("train", "--audit")],
+)
 def test_an_unknown_profile_costs_no_training(words: tuple[str, ...], tmp_path: Path) -> None:
-    result = call(*words, "--profile", "foo", "--runs-dir", str(tmp_path / "r"))
+    result = call(*words, "foo", "--runs-dir", str(tmp_path / "r"))
     assert result.exit_code == 2
     assert "unknown profile 'foo'" in text(result)
     assert not (tmp_path / "r").exists()

@@ -38,14 +38,23 @@ _CHEAP: Mapping[str, Attack] = {
 
 
 def _decoders(
-    base: Decoder, *, small: Decoder, perceptual: Decoder, large: Decoder | None = None
+    base: Decoder,
+    *,
+    small: Decoder,
+    perceptual: Decoder,
+    large: Decoder | None = None,
+    more: int = 0,
 ) -> dict[str, Attack]:
-    """The decoder in several sizes, and the base with the two other losses."""
+    """The decoder in several sizes, and the base with the two other losses.
+
+    With `more` these continue the base for so many steps.
+    """
     sizes = {"decoder-small": replace(small, effort=5.0), "decoder": base}
     if large is not None:
         sizes["decoder-large"] = replace(large, effort=20.0)
-    features = replace(perceptual, loss="perceptual", effort=15.0)
-    return {**sizes, "decoder-ssim": replace(base, loss="ssim"), "decoder-perceptual": features}
+    features = replace(perceptual, loss="perceptual", more=more, effort=15.0)
+    structure = replace(base, loss="ssim", more=more)
+    return {**sizes, "decoder-ssim": structure, "decoder-perceptual": features}
 
 
 def _full_size(base: Decoder, brief: Decoder) -> dict[str, Attack]:
@@ -85,6 +94,7 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
             _QUICK,
             small=replace(_QUICK, blocks=1, width=32),
             perceptual=replace(_QUICK, feature_steps=200),
+            more=200,
         ),
         "rmle": Rmle(start=_QUICK, steps=80, chunk=64, limit=64),
         "prior": Prior(start=_QUICK, factors=64, steps=50, refine=40, chunk=64, limit=64),
@@ -93,7 +103,7 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
     "laptop": {
         **_CHEAP,
         "decoder": _LAPTOP,
-        "decoder-ssim": replace(_LAPTOP, loss="ssim", epochs=2),
+        "decoder-ssim": replace(_LAPTOP, loss="ssim", more=400),
         "rmle": Rmle(start=replace(_LAPTOP, epochs=1, min_steps=600), chunk=64, limit=64),
         "prior": Prior(
             start=replace(_LAPTOP, epochs=1, min_steps=600),

@@ -32,7 +32,7 @@ from splitveil.errors import AuditError
 from splitveil.io import Json, Progress
 from splitveil.nets.exit import threshold_for
 from splitveil.rng import derive_seed, stream
-from splitveil.threat import CHUNK, Attack, Labelled
+from splitveil.threat import Attack, Labelled, chunk_for
 
 BLOCKS = 4  # a thumbnail of 4×4 block means is the low band
 CANDIDATES = 1000  # among which an image is identified
@@ -192,7 +192,9 @@ def identified(target: Target, rows: Int64[Tensor, " m"]) -> float | None:
         return None
     rows = rows[:: max(1, len(rows) // CANDIDATES)][:CANDIDATES]
     images = target.scored.images[rows].to(target.device)
-    clean = torch.cat([encoder(x) for x in torch.split(images, CHUNK)]).flatten(1).double()
+    clean = (
+        torch.cat([encoder(x) for x in torch.split(images, chunk_for(images))]).flatten(1).double()
+    )
     sent = target.sent.z[rows].flatten(1).double()
     if clean.shape != sent.shape:
         return None

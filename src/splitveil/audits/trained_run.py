@@ -42,10 +42,12 @@ from splitveil.provenance import commit, model_hash, versions
 from splitveil.record.files import write_record
 from splitveil.record.schema import BY_ALONE, Record
 from splitveil.rng import stream
-from splitveil.threat import CHUNK, Access, FittedAttack, Labelled
+from splitveil.threat import Access, FittedAttack, Labelled, chunk_for
 
 COPY = "Copy the run's folder to a place where you may write, and audit the copy"
-RECENT = ("label_smoothing", "teacher_share", "teacher_temperature")  # older records lack them
+RECENT = (  # older records lack them
+    "label_smoothing", "teacher_share", "teacher_temperature", "nesterov", "flips",
+)  # fmt: skip
 TIMES = ("seconds", "command", "commit")  # what may differ between two equal audits
 
 
@@ -155,7 +157,7 @@ def exit_of(model: SplitModel, scored: Labelled, aux: Labelled) -> DeviceAnswers
 
     @torch.no_grad()
     def own(images: Tensor) -> Tensor:
-        return torch.cat([rule.head(body(x)) for x in torch.split(images, CHUNK)])
+        return torch.cat([rule.head(body(x)) for x in torch.split(images, chunk_for(images))])
 
     here, known = own(scored.images), own(aux.images)
     return DeviceAnswers(

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+from splitveil.errors import ConfigError
 from splitveil.io import Progress, finite, printable
 
 if TYPE_CHECKING:
@@ -203,6 +204,20 @@ def print_lines(*lines: str) -> None:
     """Print on stdout without a box, whose columns would fold long names."""
     for line in lines:
         out.print(printable(line), soft_wrap=True)
+
+
+def seeds_of(text: str) -> list[int]:
+    """Seeds from the command line, each once.
+
+    >>> seeds_of("0,1, 2")
+    [0, 1, 2]
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"--seeds must be whole numbers from 0, such as 0,1,2, got {text!r}")
+    if len(set(map(int, words))) < len(words):
+        raise ConfigError(f"--seeds names a seed twice: {text}")
+    return [int(word) for word in words]
 
 
 def start() -> None:

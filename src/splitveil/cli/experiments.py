@@ -488,8 +488,11 @@ def show_sweep(result: Json) -> None:
         f"{plan['trials']} of each defence, sampler {plan['sampler']}, seed {plan['seed']}, "
         f"profile {plan['profile']}; all numbers on validation images"
     )
+    measured: tuple[str, ...] = MEASURED
+    if any("exposure" in row for row in result["trials"]):  # not every image is sent
+        measured = tuple("exposure" if key == "leakage" else key for key in MEASURED)
     show_listing(
-        (*MEASURED, "defence", "settings"),
+        (*measured, "defence", "settings"),
         [_shown(row) for row in result["front"]],
         "front: no other trial is as accurate and as private, and better in one",
         f"hypervolume {result['hypervolume']['value']:.3f}: share covered from accuracy "
@@ -502,24 +505,26 @@ def show_sweep(result: Json) -> None:
         row |= {"defence": name, "failed": f"{one['failed']}/{one['trials']}"}
         rows.append(row | {"volume": volume and volume["value"]})
     show_listing(
-        ("defence", "failed", "volume", *MEASURED, "settings"),
+        ("defence", "failed", "volume", *measured, "settings"),
         rows,
         f"best privacy at ≤ {100 * result['allowed_loss']:g} point below "
         f"{100 * base['accuracy']:.2f} %, the most accurate trial of "
         f"{base['defence'] if base['defence'] == 'none' else 'all'}",
     )
     if kept := [row for row in rows if "run" in row]:
-        run, here = Path(min(kept, key=lambda row: row["leakage"])["run"]), Path.cwd()
+        run, here = Path(min(kept, key=lambda row: row["exposure"])["run"]), Path.cwd()
         shown = run.relative_to(here) if run.is_relative_to(here) else run
         console.print_lines(f"next: splitveil audit {shown}")
 
 
 def _shown(row: Json) -> Json:
-    """A trial's row with its settings in words, and its leakage as at least 0."""
+    """A trial's row with its settings in words, and its leakage and exposure as at least 0."""
     from splitveil.experiments.runner import trial_words
 
     words = trial_words(row["settings"], row["seed"])
-    return row | {"settings": words, "leakage": max(row["leakage"], 0.0)}
+    leaks = max(row["leakage"], 0.0)
+    exposed = max(row.get("exposure", leaks), 0.0)
+    return row | {"settings": words, "leakage": leaks, "exposure": exposed}
 
 
 def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -556,7 +561,7 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
 
     with LiveTable(console.err) as table:
         made, rows, page, failed = reproduction.reproduce(
-            experiment, seeds=_seeds(seeds or str(seed or 0)), only=only or [], profile=profile,
+            experiment, seeds=console.seeds_of(seeds or str(seed or 0)), only=only or [], profile=profile,
             aux=aux, runs_dir=runs_dir, progress=table, epochs=epochs, dataset=dataset,
             device=device, data_dir=data_dir,
         )  # fmt: skip
@@ -567,15 +572,3 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
         console.show_table(made.title, *made.brief(rows))
         console.print_lines(f"table: {page}")
     end_after(failed)
-
-
-def _seeds(text: str) -> list[int]:
-    """Seeds from the command line.
-
-    >>> _seeds("0,1, 2")
-    [0, 1, 2]
-    """
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise ConfigError(f"--seeds must be whole numbers from 0, such as 0,1,2, got {text!r}")
-    return [int(word) for word in words]

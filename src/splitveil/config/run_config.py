@@ -230,9 +230,12 @@ class RunConfig:
         lr: Peak learning rate, above 0.
         schedule: Course of the learning rate: "one-cycle", or "cem" as in the CEM code.
         momentum: Of SGD, in [0, 1).
+        nesterov: Whether SGD looks ahead along its momentum, which must then be above 0.
         weight_decay: Of SGD, 0 or more.
         noise_std: Standard deviation of the channel's Gaussian noise, in units of z.
         label_smoothing: Share of each label that is spread over all classes, in [0, 1).
+        flips: Which images an epoch mirrors, where images may be mirrored at all: "random" ones, or
+            "alternating", each in every other epoch.
         teacher: Folder of a trained run whose answers are learned beside the labels.
         teacher_share: Weight of the teacher's answers against the labels, in (0, 1].
         teacher_temperature: Softens both answers before they are compared, in (0, 100].
@@ -264,9 +267,11 @@ class RunConfig:
     lr: Annotated[float, Range(0, above=True)] | None = None
     schedule: Literal["one-cycle", "cem"] = "one-cycle"
     momentum: BelowOne = 0.9
+    nesterov: bool = False
     weight_decay: Finite = 5e-4
     noise_std: Finite | None = None
     label_smoothing: BelowOne = 0.0
+    flips: Literal["random", "alternating"] = "random"
     teacher: str | None = None
     teacher_share: Annotated[float, Range(0, 1, above=True)] = 0.5
     teacher_temperature: Annotated[float, Range(0, 100, above=True)] = 1.0
@@ -299,6 +304,8 @@ class RunConfig:
                 f"client is '{self.client}' and net is '{self.net}', but a run has either a client "
                 "and a server, or a whole net with a cut; drop one"
             )
+        if self.nesterov and self.momentum == 0:
+            problems.append("nesterov needs a momentum above 0, got 0; set momentum=0.9")
         if self.name is not None and not NAME.fullmatch(self.name):
             problems.append(f"{NAME_RULE}, got '{self.name}'")
         check_ranges(self, *problems)
