@@ -561,9 +561,9 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
 
     with LiveTable(console.err) as table:
         made, rows, page, failed = reproduction.reproduce(
-            experiment, seeds=console.seeds_of(seeds or str(seed or 0)), only=only or [], profile=profile,
-            aux=aux, runs_dir=runs_dir, progress=table, epochs=epochs, dataset=dataset,
-            device=device, data_dir=data_dir,
+            experiment, seeds=console.seeds_of(seeds or str(seed or 0)), only=only or [],
+            profile=profile, aux=aux, runs_dir=runs_dir, progress=table, epochs=epochs,
+            dataset=dataset, device=device, data_dir=data_dir,
         )  # fmt: skip
     warn_failed(failed, SAME_COMMAND)
     if json_:
