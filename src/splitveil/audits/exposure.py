@@ -373,7 +373,7 @@ def what_is_exposed(target: Target, best: Attempt | None) -> Json:
     error, ceiling = metrics.mse(x, guess), metrics.mse(x, blind)
     errors, ceilings = band_errors(x, guess), band_errors(x, blind)
     bands = {name: (errors[name], ceilings[name]) for name in errors}
-    device = target.exit
+    device = target.keeps
     everything = torch.ones(len(x), dtype=torch.bool, device=x.device)
     asked = everything if device is None else device.asked
     unsent = ceiling if device is None else by_bit(target, device)

@@ -143,6 +143,19 @@ class Target:
         """Where the victim computes."""
         return self.victim.device
 
+    @property
+    def keeps(self) -> DeviceAnswers | None:
+        """`exit` if it keeps scored images on the device; a rule that sends all of them is none."""
+        return self.exit if self.exit is not None and not bool(self.exit.asked.all()) else None
+
+    @torch.no_grad()
+    def reported(self, rows: Tensor) -> Tensor:
+        """Classes (m,) that the device reports for the scored images at `rows`."""
+        if self.answers is None:
+            return self.sent.answer[rows]
+        generator = stream(self.seed, "reported", self.device)
+        return self.answers(self.scored.images[rows].to(self.device), generator)[0].argmax(1)
+
     @cached_property
     def sent(self) -> Interception:
         """What was sent once for the scored images; every attack gets the same draw.
@@ -395,8 +408,8 @@ def gallery(target: Target, attempts: Mapping[str, Attempt]) -> Json:
     """
     scored, classes = target.scored, list(target.classes)
     rows = gallery_rows(scored.labels)
-    answers = target.sent.answer[rows].tolist()
-    if target.head is None:
+    answers = target.reported(rows).tolist()
+    if target.head is None and target.answers is None:
         answers, classes = [len(classes)] * len(rows), [*classes, NO_ANSWER]
     places = ((name, attempt.place(rows)) for name, attempt in attempts.items())
     shown = {name: place for name, place in places if bool((place >= 0).all())}

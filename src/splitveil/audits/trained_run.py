@@ -98,6 +98,10 @@ def open_run(
     test = dataset.labelled(splits.judged(view.knowledge))
     known, members, val = (dataset.labelled(s) for s in (view.aux, splits.train, splits.val))
     own_hash = model_hash(model)
+    # What an attack meets: another exit rule on the same network sends the same numbers.
+    attacked = own_hash
+    if model.exit is not None:
+        attacked = model_hash(model.encoder, model.channel, model.head)
     steps, planned = trained["steps"], planned_steps(config, len(splits.train))
 
     # The population's bound is measured on images that nothing was trained or chosen on.
@@ -111,7 +115,7 @@ def open_run(
         victim=victim, head=None if model.silent else model.head, classes=dataset.classes,
         aux=known,
         scored=scored, seed=seed, knowledge=view.knowledge, test=test,
-        identity=_identity(model, own_hash, hashes, victim.device), members=members,
+        identity=_identity(model, attacked, hashes, victim.device), members=members,
         outsiders=dataset.labelled(splits.held_out) if len(splits.held_out) else test,
         attributes=read_attributes(
             attributes, len(dataset), view.aux, view.scored, lambda: file_names(config.dataset)
@@ -192,6 +196,7 @@ def audit(
     attributes: Path | None = None,
     precision: str = "auto",
     threads: int | None = None,
+    store: Store | None = None,
 ) -> Record:
     """Attack a run, write `record.json` and `gallery.json` into its folder, return the record.
 
@@ -200,7 +205,7 @@ def audit(
 
     Args:
         run: A trained run, from `fit` or `load_run`.
-        profile: Budget of the attacks: smoke, quick, laptop, standard or paper.
+        profile: Budget of the attacks: smoke, demo, quick, laptop, standard or paper.
         aux: What the attacker knows: train, held-out, test90, or val to choose settings by.
         seed: Seed of the attacks, 0 or more.
         progress: Told of every attack.
@@ -210,6 +215,7 @@ def audit(
         attributes: A CSV table of attributes of the images.
         precision: "float32" or "bf16" for the decoders; "auto" as for a training, see `RunConfig`.
         threads: CPU threads; default all cores that this process may use.
+        store: Where finished attacks are kept; default the run's own folder.
 
     Returns:
         The record; `record.strongest.mse` is the headline number.
@@ -226,7 +232,7 @@ def audit(
         begun = file_version(run.path / "config.toml")
         record, pictures = measure_run(
             run, profile, aux=aux, seed=seed, only=only, compile=compile, attributes=attributes,
-            precision=precision, store=run_store(run, fresh=fresh), progress=progress,
+            precision=precision, store=store or run_store(run, fresh=fresh), progress=progress,
         )  # fmt: skip
         # Whoever trains does not take the audit's lock: the folder may hold another model by now.
         if file_version(run.path / "config.toml") != begun:

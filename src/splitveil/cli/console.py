@@ -60,7 +60,7 @@ Threads = Annotated[OptInt, Option(help="CPU threads (default: all cores it may 
 OutFolder = Annotated[OptPath, Option("--out", help="Folder to write the results to.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace the folder if it exists.")]
 PublishedOption = Annotated[OptPath, Option(help="JSON file of published rows to show as well.")]
-Profile = Annotated[str, Option(help="Budget: smoke, quick, laptop, standard or paper.")]
+Profile = Annotated[str, Option(help="Budget: smoke, demo, quick, laptop, standard or paper.")]
 Language = Annotated[str, Option("--lang", help="Language of what is written: en or zh.")]
 TrainingSeed = Annotated[OptInt, Option(help="Random seed of the training (default: 0).")]
 
@@ -163,6 +163,11 @@ def show_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]
 def warn(message: str) -> None:
     """Print something the user should know before believing a number."""
     err.print(printable(message), style="yellow", soft_wrap=True)
+
+
+def announce(message: str) -> None:
+    """Print what a long job is about to do, apart from results."""
+    err.print(printable(message), soft_wrap=True)
 
 
 def show_error(message: str) -> None:

@@ -191,7 +191,7 @@ def _convert(value: Any, kind: Any) -> Any:  # noqa: ANN401 - a value of any dec
 CIFAR = {"epochs": 80, "batch_size": 512, "lr": 0.2, "noise_std": 0.025}
 DATASET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "digits": {"epochs": 60, "batch_size": 128, "lr": 0.1, "noise_std": 0.05},
-    "fashion-small": {"epochs": 20, "batch_size": 128, "lr": 0.1, "noise_std": 0.05},
+    "fashion-small": {"epochs": 12, "batch_size": 64, "lr": 0.1, "noise_std": 0.05},
     "cifar10": CIFAR,
     "cifar100": CIFAR,
     "cifar100-coarse": CIFAR,

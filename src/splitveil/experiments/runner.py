@@ -179,12 +179,14 @@ class Work:
     """How a trial is trained and attacked; called with one, it returns what came of it.
 
     Args:
-        profile: Budget of the attacks: smoke, quick, laptop, standard or paper.
+        profile: Budget of the attacks: smoke, demo, quick, laptop, standard or paper.
         aux: What the attacker knows: train, held-out, test90 or val. With "val" only what ranks
             trials is measured, on validation images; otherwise the run is audited in full.
         only: Some attacks of the profile, by name; empty: all.
         resume: Read what is finished and continue what was begun, instead of starting anew.
         keep_going: Note the error of a failing trial, instead of raising it.
+        precision: What the attacks compute in: float32, bf16 or auto.
+        store: Where finished attacks are kept for all trials; None: in each run's own folder.
         measure: What is measured on validation images; None: `validate_on_val`. A journal is read
             only if it is of an equal one.
     """
@@ -194,6 +196,8 @@ class Work:
     only: Sequence[str] = ()
     resume: bool = True
     keep_going: bool = True
+    precision: str = "auto"
+    store: Store | None = None
     measure: "Measure | None" = None
 
     def __call__(self, trial: Trial, progress: Progress = silent) -> Trial:
@@ -253,7 +257,10 @@ class Work:
                 if (record := run.record) is not None and self.has_done(record):
                     return record
         half = ProgressPart(progress, "attacks", 0.5, 0.5, 1.0)
-        return run.audit(self.profile, aux=self.aux, only=self.only, progress=half)
+        return run.audit(
+            self.profile, aux=self.aux, only=self.only, precision=self.precision, store=self.store,
+            progress=half,
+        )  # fmt: skip
 
     def _trained(self, config: RunConfig, progress: Progress) -> Run:
         """Train the run, or continue it; this is the first half of a trial's progress."""

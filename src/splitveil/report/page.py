@@ -12,16 +12,17 @@ from splitveil.errors import RunError
 from splitveil.io import put_all
 from splitveil.record.files import RunFiles, read_run
 from splitveil.record.groups import Group, row_names
-from splitveil.record.schema import answers_well, exposure_of
+from splitveil.record.schema import answers_well, exposure_of, text
 from splitveil.record.statistics import undominated
-from splitveil.report import columns, figures, gains, sentences, words
+from splitveil.report import columns, figures, first_screen, gains, sentences, words
 from splitveil.report.canvas import drawable
-from splitveil.report.columns import CERTIFICATES, LEAKS, SUMMARY, Published
+from splitveil.report.columns import CERTIFICATES, LEAKS, Published
+from splitveil.report.first_screen import FrontRow
 from splitveil.report.words import Lang, Sentence, sentence, word
 
 PAGE = "report.html"
 TEMPLATES = resources.files("splitveil.report") / "templates"
-MANY_CARDS = 8
+MANY_ROWS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +80,14 @@ class ReportContent:
 
     @property
     def key_runs(self) -> Sequence[RunFiles]:
-        """The runs that get a card: all of a few, else a selection of those nobody beats.
+        """The runs in the first table: all of a few, else a selection of those nobody beats.
 
         The selection runs evenly along the front of accuracy and exposure, most private first.
         """
-        if len(self.runs) <= MANY_CARDS:
+        if len(self.runs) <= MANY_ROWS:
             return self.runs
         ordered = sorted(best_runs(self.runs), key=_exposed)
-        last, chosen = len(ordered) - 1, min(len(ordered), MANY_CARDS)
+        last, chosen = len(ordered) - 1, min(len(ordered), MANY_ROWS)
         return [ordered[round(at * last / max(chosen - 1, 1))] for at in range(chosen)]
 
     @cached_property
@@ -213,6 +214,7 @@ def write_report(content: ReportContent, target: Path) -> list[Path]:
 def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
     """The template of the page with everything in its place."""
     runs, lang = content.runs, content.lang
+    rows = first_screen.front_rows(runs)
     shown, cut = figures.strips(runs)
     leaks = runs_with_leaks(runs)
     repeats, repeated = columns.sendings(runs)
@@ -221,10 +223,11 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
         lang,
         "page.js.j2",
         title=content.heading,
-        statement=sentences.statement(runs),
-        verdict=sentences.verdict(runs),
+        conclusions=concluded(rows),
+        front=first_screen.front_tables(shown_rows(rows, content.key_runs), lang),
+        not_shown=len(content.key_runs) < len(runs),
+        stamps=first_screen.stamps(runs),
         skipped=[(path, words.translated(reason, lang)) for path, reason in content.skipped],
-        cards=[card(run) for run in content.key_runs],
         all_runs=len(runs),
         pictures=pictures,
         sources=content.sources,
@@ -250,12 +253,22 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
     )
 
 
-def card(run: RunFiles) -> dict[str, str | float | None]:
-    """The cells of a run's summary by key, and the length of its leakage bar in per cent."""
-    leak = run.record.leakage
-    cells = {column.key: column.cell(run) for column in SUMMARY.columns}
-    bar = None if leak is None else round(100 * min(max(leak, 0.0), 1.0), 1)
-    return {**cells, "by": run.record.strongest.mse_by, "bar": bar}
+def concluded(rows: Sequence[FrontRow]) -> list[Sentence]:
+    """The sentences at the top, or that rows on different images are not ranked."""
+    tests = {
+        (text(r, "config.dataset"), r.splits.test)
+        for row in rows
+        for r in (run.record for run in row.runs if run.audited)
+    }
+    if len(tests) > 1:
+        return [sentence("verdict.mixed", count=str(sum(len(row.runs) for row in rows)))]
+    return first_screen.conclusions(rows)
+
+
+def shown_rows(rows: Sequence[FrontRow], key_runs: Sequence[RunFiles]) -> list[FrontRow]:
+    """The rows of the key runs, in their order."""
+    kept = {run.path for run in key_runs}
+    return [row for row in rows if any(run.path in kept for run in row.runs)]
 
 
 def policy(script: str) -> str:
