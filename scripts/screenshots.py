@@ -3,7 +3,8 @@
 For each group of runs the report of all of them, for each run given by `--explain` the page that
 `splitveil explain` writes, and every address given by `--url`, such as that of `splitveil serve`.
 With `--axe` the accessibility checker axe-core looks at each page, and the exit code is 1 if it
-finds a serious fault: `npm pack axe-core`, unpack it, and give its axe.min.js.
+finds a serious fault: `npm pack axe-core`, unpack it, and give its axe.min.js. `--picture` also
+writes the table of the first report; README shows it of the demo's own run.
 
 Example: `python scripts/screenshots.py --runs runs/demo/* --explain runs/demo/veil --out shots`
 """
