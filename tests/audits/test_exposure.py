@@ -6,13 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from audits.made import a_target, labelled
+from audits.made import SHAPE, a_target, labelled
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitveil.attacks.baseline import Nearest
 from splitveil.audits.exposure import (
+    at_shares,
     bands_of,
     bit_leaks,
     exit_leaks,
@@ -24,10 +25,10 @@ from splitveil.audits.exposure import (
     weighted_exposure,
     what_is_exposed,
 )
-from splitveil.audits.flags import exit_tells, exit_tells_members
+from splitveil.audits.flags import exit_tells, exit_tells_members, server_not_needed
 from splitveil.audits.probes import probe, probe_answers, server_need
 from splitveil.audits.suite import run_attacks
-from splitveil.audits.target import DeviceAnswers, Target
+from splitveil.audits.target import Attempt, DeviceAnswers, Target
 from splitveil.io import Json
 from splitveil.report.words import translated
 from splitveil.threat import Labelled
@@ -227,3 +228,72 @@ def test_without_a_rule_the_exposure_is_the_leakage() -> None:
     assert told["sent"] == 1
     assert told["exposure"] == told["leakage_sent"]
     assert 0 <= told["identified"] <= 1
+
+
+def prototypes(n: int, seed: int, *, crossed: bool) -> Labelled:
+    """Bright or dark left and right halves; the class is the left half, or whether they differ."""
+    draws = torch.Generator().manual_seed(seed)
+    halves = torch.randint(2, (n, 2), generator=draws)
+    images = 0.02 * torch.rand(n, *SHAPE, generator=draws)
+    images[:, :, :, :4] += 0.8 * halves[:, 0, None, None, None]
+    images[:, :, :, 4:] += 0.8 * halves[:, 1, None, None, None]
+    return Labelled(images, (halves[:, 0] ^ halves[:, 1]) if crossed else halves[:, 0])
+
+
+class Halves(nn.Module):
+    """A server that answers whether the left half is bright, or whether the halves differ."""
+
+    def __init__(self, *, crossed: bool) -> None:
+        super().__init__()
+        self.crossed = crossed
+
+    def forward(self, z: Tensor) -> Tensor:
+        left, right = (side.flatten(1).mean(1) > 0.4 for side in torch.split(z, 4, 3))
+        said = (left ^ right) if self.crossed else left
+        return torch.nn.functional.one_hot(said.long(), 4).float()
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_a_linear_head_as_a_server_is_flagged_and_a_necessary_server_is_not(needed: bool) -> None:
+    target = a_target(
+        aux=prototypes(400, 0, crossed=needed), scored=prototypes(1000, 1, crossed=needed),
+        head=Halves(crossed=needed),
+    )  # fmt: skip
+    found = server_need(target, probe_answers(target))
+    assert float((target.sent.answer == target.scored.labels).double().mean()) == 1
+    assert (server_not_needed(found) is None) == needed
+
+
+def surer_of_the_first(asked: float) -> tuple[Target, Attempt]:
+    """A target whose device is sure of the first images, and an attempt on all of them."""
+    target = a_target(scored=labelled(40, 1))
+    sure = torch.linspace(1, 0, 40).double()
+    known = torch.linspace(1, 0, 30).double()
+    device = DeviceAnswers(
+        asked=sure < asked, aux_asked=known < asked, asks=lambda x: torch.ones(len(x)) > 0,
+        aux_sure=known, sure=sure,
+        own=torch.arange(40) % 2,
+    )  # fmt: skip
+    target = replace(target, exit=device)
+    return target, run_attacks(target, {"nearest": Nearest(min_aux=1)})["nearest"]
+
+
+def test_other_shares_agree_with_the_rule_at_its_own_threshold() -> None:
+    target, attempt = surer_of_the_first(0.3)
+    shares = {share["sent"]: share for share in at_shares(target, attempt)}
+    told = what_is_exposed(target, attempt)
+    assert told["sent"] == 0.3
+    assert shares[0.3]["exposure"] == pytest.approx(told["exposure"])
+    assert shares[0.3]["leakage_sent"] == pytest.approx(told["leakage_sent"])
+    labels, own = target.scored.labels, torch.arange(40) % 2
+    assert shares[0.0]["accuracy"] == pytest.approx(float((own == labels).double().mean()))
+    assert shares[0.0]["leakage_sent"] is None
+    served = float((target.sent.answer == labels).double().mean())
+    assert shares[1.0]["accuracy"] == pytest.approx(served)
+
+
+def test_a_device_that_averages_has_no_other_shares() -> None:
+    target, attempt = surer_of_the_first(0.3)
+    assert target.exit is not None
+    assert at_shares(replace(target, exit=replace(target.exit, averages=True)), attempt) == []
+    assert at_shares(replace(target, exit=None), attempt) == []

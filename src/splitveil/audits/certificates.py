@@ -21,12 +21,11 @@ from splitveil.nets.channel import before_noise, deployed
 from splitveil.nets.split import SplitModel
 from splitveil.rng import stream
 from splitveil.surrogates.base import FirstCallCheck, class_batch, true_rate
-from splitveil.threat import Labelled, Victim
+from splitveil.threat import Labelled, Victim, chunk_for
 
 Clean = Callable[[Tensor, Generator | None], Tensor]
 PROBES = 32
 KINDS = ("capacity", "gallery", "population", "diagnostics")
-CHUNK = 1000
 DELTA = 0.05  # chance that the bound for the population does not hold
 PROBED = 16  # images whose Jacobian is estimated
 REPEATS = (1, 4, 16, 64)
@@ -130,8 +129,8 @@ def _or_refused(make: Callable[[], Json]) -> Json:
 
 @torch.no_grad()
 def _encode(client: CertifiedClient, images: Tensor, generator: Generator) -> Tensor:
-    parts = [client.clean(x, generator).flatten(1) for x in torch.split(images, CHUNK)]
-    return torch.cat(parts)
+    parts = torch.split(images, chunk_for(images))
+    return torch.cat([client.clean(x, generator).flatten(1) for x in parts])
 
 
 def _bounds(client: CertifiedClient) -> tuple[float, float]:
@@ -404,7 +403,7 @@ def rate_nats(victim: Victim, data: Labelled, num_classes: int, noise_std: float
     before = before_noise(box.encoder, box.channel)  # a dictionary could magnify z
     parts = [
         before.rounded(before.stages(victim.encoder(x.to(victim.device))))
-        for x in torch.split(data.images, CHUNK)
+        for x in torch.split(data.images, chunk_for(data.images))
     ]
     z = torch.cat(parts).flatten(1).double()
     if not bool(torch.isfinite(z).all()):

@@ -32,7 +32,7 @@ from splitveil.errors import AuditError
 from splitveil.io import Json, Progress
 from splitveil.nets.exit import threshold_for
 from splitveil.rng import derive_seed, stream
-from splitveil.threat import CHUNK, Attack, Labelled
+from splitveil.threat import Attack, Labelled, chunk_for
 
 BLOCKS = 4  # a thumbnail of 4×4 block means is the low band
 CANDIDATES = 1000  # among which an image is identified
@@ -192,7 +192,9 @@ def identified(target: Target, rows: Int64[Tensor, " m"]) -> float | None:
         return None
     rows = rows[:: max(1, len(rows) // CANDIDATES)][:CANDIDATES]
     images = target.scored.images[rows].to(target.device)
-    clean = torch.cat([encoder(x) for x in torch.split(images, CHUNK)]).flatten(1).double()
+    clean = (
+        torch.cat([encoder(x) for x in torch.split(images, chunk_for(images))]).flatten(1).double()
+    )
     sent = target.sent.z[rows].flatten(1).double()
     if clean.shape != sent.shape:
         return None
@@ -371,7 +373,7 @@ def what_is_exposed(target: Target, best: Attempt | None) -> Json:
     error, ceiling = metrics.mse(x, guess), metrics.mse(x, blind)
     errors, ceilings = band_errors(x, guess), band_errors(x, blind)
     bands = {name: (errors[name], ceilings[name]) for name in errors}
-    device = target.exit
+    device = target.keeps
     everything = torch.ones(len(x), dtype=torch.bool, device=x.device)
     asked = everything if device is None else device.asked
     unsent = ceiling if device is None else by_bit(target, device)

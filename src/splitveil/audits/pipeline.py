@@ -88,7 +88,7 @@ def measure(
     attacks = scaled_searches(at_precision(attacks, facts.precision), target.scored)
     attempts = run_attacks(target, attacks, progress, store=store)
     every, sent, on_sent = attempts, target, attempts
-    if target.exit is not None:
+    if target.keeps is not None:
         every, sent, on_sent = attack_the_sent(target, attacks, attempts, progress)
     summary = summarise(sent, on_sent)
     best = every.get(str(summary["strongest"]["mse_by"]))

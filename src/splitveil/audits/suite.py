@@ -22,6 +22,7 @@ from splitveil.audits.target import (
     from_bytes,
     levels,
     send,
+    sender,
     to_bytes,
 )
 from splitveil.errors import AuditError
@@ -121,11 +122,13 @@ def right_counts(target: Target, draws: int) -> Int64[Tensor, " n"] | None:
         return None
     truth = data.labels.to(target.device)
     right = torch.zeros_like(truth)
-    for i in range(draws):
-        if target.answers is None:
-            z = send(target.victim, data.images, target.seed, f"accuracy/{i}")
+    if target.answers is None:
+        again = sender(target.victim, data.images)
+        for i in range(draws):
+            z = again(target.seed, f"accuracy/{i}")
             right += answer(target.scores, z).to(truth.device) == truth
-            continue
+        return right
+    for i in range(draws):
         generator = stream(target.seed, f"accuracy/{i}", target.device)
         for start in range(0, len(data), CHUNK):
             part = slice(start, start + CHUNK)

@@ -42,10 +42,12 @@ from splitveil.provenance import commit, model_hash, versions
 from splitveil.record.files import write_record
 from splitveil.record.schema import BY_ALONE, Record
 from splitveil.rng import stream
-from splitveil.threat import CHUNK, Access, FittedAttack, Labelled
+from splitveil.threat import Access, FittedAttack, Labelled, chunk_for
 
 COPY = "Copy the run's folder to a place where you may write, and audit the copy"
-RECENT = ("label_smoothing", "teacher_share", "teacher_temperature")  # older records lack them
+RECENT = (  # older records lack them
+    "label_smoothing", "teacher_share", "teacher_temperature", "nesterov", "flips",
+)  # fmt: skip
 TIMES = ("seconds", "command", "commit")  # what may differ between two equal audits
 
 
@@ -96,6 +98,10 @@ def open_run(
     test = dataset.labelled(splits.judged(view.knowledge))
     known, members, val = (dataset.labelled(s) for s in (view.aux, splits.train, splits.val))
     own_hash = model_hash(model)
+    # What an attack meets: another exit rule on the same network sends the same numbers.
+    attacked = own_hash
+    if model.exit is not None:
+        attacked = model_hash(model.encoder, model.channel, model.head)
     steps, planned = trained["steps"], planned_steps(config, len(splits.train))
 
     # The population's bound is measured on images that nothing was trained or chosen on.
@@ -109,7 +115,7 @@ def open_run(
         victim=victim, head=None if model.silent else model.head, classes=dataset.classes,
         aux=known,
         scored=scored, seed=seed, knowledge=view.knowledge, test=test,
-        identity=_identity(model, own_hash, hashes, victim.device), members=members,
+        identity=_identity(model, attacked, hashes, victim.device), members=members,
         outsiders=dataset.labelled(splits.held_out) if len(splits.held_out) else test,
         attributes=read_attributes(
             attributes, len(dataset), view.aux, view.scored, lambda: file_names(config.dataset)
@@ -155,7 +161,7 @@ def exit_of(model: SplitModel, scored: Labelled, aux: Labelled) -> DeviceAnswers
 
     @torch.no_grad()
     def own(images: Tensor) -> Tensor:
-        return torch.cat([rule.head(body(x)) for x in torch.split(images, CHUNK)])
+        return torch.cat([rule.head(body(x)) for x in torch.split(images, chunk_for(images))])
 
     here, known = own(scored.images), own(aux.images)
     return DeviceAnswers(
@@ -190,6 +196,7 @@ def audit(
     attributes: Path | None = None,
     precision: str = "auto",
     threads: int | None = None,
+    store: Store | None = None,
 ) -> Record:
     """Attack a run, write `record.json` and `gallery.json` into its folder, return the record.
 
@@ -198,7 +205,7 @@ def audit(
 
     Args:
         run: A trained run, from `fit` or `load_run`.
-        profile: Budget of the attacks: smoke, quick, laptop, standard or paper.
+        profile: Budget of the attacks: smoke, demo, quick, laptop, standard or paper.
         aux: What the attacker knows: train, held-out, test90, or val to choose settings by.
         seed: Seed of the attacks, 0 or more.
         progress: Told of every attack.
@@ -208,6 +215,7 @@ def audit(
         attributes: A CSV table of attributes of the images.
         precision: "float32" or "bf16" for the decoders; "auto" as for a training, see `RunConfig`.
         threads: CPU threads; default all cores that this process may use.
+        store: Where finished attacks are kept; default the run's own folder.
 
     Returns:
         The record; `record.strongest.mse` is the headline number.
@@ -224,7 +232,7 @@ def audit(
         begun = file_version(run.path / "config.toml")
         record, pictures = measure_run(
             run, profile, aux=aux, seed=seed, only=only, compile=compile, attributes=attributes,
-            precision=precision, store=run_store(run, fresh=fresh), progress=progress,
+            precision=precision, store=store or run_store(run, fresh=fresh), progress=progress,
         )  # fmt: skip
         # Whoever trains does not take the audit's lock: the folder may hold another model by now.
         if file_version(run.path / "config.toml") != begun:

@@ -90,7 +90,7 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
         gains.check_rivals(record, rivals)
         record = gains.beside(record, rivals)
         write_text(loaded.path / "record.json", record.to_json())
-    _show(loaded.path, record, json_=json_, lang=chosen)
+    show_audit(loaded.path, record, json_=json_, lang=chosen)
     if not json_ and aux != "val" and not loaded.config.final:
         console.print_lines(word("audit.choosing", chosen))
 
@@ -147,7 +147,7 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
             data, aux_data, test_data, aux, members=members, attributes=attributes
         )
         record, pictures = own_encoder.audit_encoder(own, images, profile, seed=seed, progress=bar)
-    _show(folder, record, pictures, json_=json_)
+    show_audit(folder, record, pictures, json_=json_)
     for attack, why in record.audit.left_out.items():
         console.warn(f"not run: {attack}: {why}")
     if asks is not None and record.accuracy is None:
@@ -220,7 +220,7 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
             decides=small[1], earlier=loaded.record, store=run_store(loaded, fresh=fresh),
             progress=bar,
         )  # fmt: skip
-    _show(folder, record, pictures, json_=json_)
+    show_audit(folder, record, pictures, json_=json_)
     if not json_:
         console.print_lines(*wire_lines(record.audit.wire))
 
@@ -272,7 +272,7 @@ def _checked_run(run: Path | None, rest: list[str]) -> Path:
     return run
 
 
-def _show(
+def show_audit(
     folder: Path,
     record: Any,  # noqa: ANN401 - a Record, but the module is imported late
     pictures: Any = None,  # noqa: ANN401

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Literal, cast
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from lightning_fabric import Fabric
 from torch import Generator, Tensor, nn
 
@@ -38,6 +38,7 @@ from splitveil.train.step import (
     TrainState,
     Weights,
     companions,
+    mirrored_in,
     new_state,
     own_rows,
 )
@@ -171,6 +172,11 @@ def epoch_order(n: int, epoch: int, seed: int) -> Int64[Tensor, " n"]:
     return torch.randperm(n, generator=stream(seed, f"order/{epoch}"))
 
 
+def first_flips(n: int, seed: int) -> Bool[Tensor, " n"]:
+    """Which of n images (n,) are mirrored in the first epoch of alternating flips: about half."""
+    return torch.randint(2, (n,), generator=stream(seed, "flips")).bool()
+
+
 def epoch_batches(
     rows: Tensor, size: int, schedule: Schedule, seed: int, first: int
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -229,11 +235,13 @@ def train_run(
     )
     device = fabric.device
     rows, val = splits.train.to(device), splits.val.to(device)
+    first = first_flips(len(dataset), config.seed).to(device)
     data = TrainSet(
         images=dataset.images.to(device),
         labels=dataset.labels.to(device),
         crop_pad=dataset.crop_pad,
         flip=dataset.flip,
+        mirrored=first.clone() if config.flips == "alternating" else None,
     )
     batch = min(config.batch_size or len(rows), len(rows))
     schedule = Schedule(
@@ -243,6 +251,7 @@ def train_run(
         steps_per_epoch=len(rows) // batch,
         penalty=parts.penalty,
     )
+    warn_first(schedule, config.batch_size or 0, len(rows))
     with seeded_globals(derive_seed(config.seed, "global"), device):
         state = new_state(parts, config, device)
         if resume:
@@ -266,6 +275,7 @@ def train_run(
         ):
             batches = epoch_batches(rows, batch, schedule, config.seed, state.step)
             for epoch, order, chosen in batches:
+                _mirror(data, first, epoch)
                 if beside:  # the last optimiser is theirs
                     set_rates(state.optimisers[-1], schedule.companion_rates(state.step, beside))
                 lr, weights = schedule.lr_at(state.step), schedule.weights_at(state.step)
@@ -295,6 +305,29 @@ def train_run(
                         write_checkpoint(folder / CHECKPOINT, snapshot(state, passport))
                 if interruption.came:
                     raise KeyboardInterrupt(interruption.came)
+
+
+def warn_first(schedule: Schedule, batch: int, images: int) -> None:
+    """Warn, before the first step, of settings that cannot mean what they say."""
+    if batch > images:
+        log.warning(
+            "batch_size %d is more than the %d training images, so every epoch is one step on all "
+            "of them; choose a smaller batch_size",
+            batch, images,
+        )  # fmt: skip
+    if schedule.penalty.lambd > 0 and schedule.weights_at(schedule.total_steps - 1) is None:
+        log.warning(
+            "the penalty never acts: it waits for %d epochs of warm-up and the run has %d; train "
+            "longer (epochs) or set attention_warmup_epochs lower",
+            max(schedule.penalty.warmup_epochs, int(schedule.penalty.skip_first_epoch)),
+            schedule.epochs,
+        )  # fmt: skip
+
+
+def _mirror(data: TrainSet, first: Tensor, epoch: int) -> None:
+    """Set which images this epoch mirrors, in place: a captured step reads this very tensor."""
+    if data.mirrored is not None:
+        data.mirrored.copy_(mirrored_in(first, epoch))
 
 
 def _compiled(model: SplitModel, beside: Sequence[nn.Module]) -> SplitModel:
@@ -558,7 +591,7 @@ class MetricsLog:
             for stale in folder.glob("events.out.tfevents.*"):
                 stale.unlink()
             self._file = self._path.open("ab")
-            lines = _whole_lines(read_bytes(self._path)[:offset])
+            lines = _whole_lines(read_bytes(self._path)[:offset] if offset else b"")
             kept = sum(len(raw) for raw, _ in lines)
             if kept < offset:
                 log.warning(
