@@ -6,7 +6,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 BASE := $(VENV)/.package
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SHELL := bash
+.SHELLFLAGS := -o pipefail -ec
+# pip's many lines go to a file, which is shown if it fails; large downloads are named as they begin.
+LOG := $(VENV)/install.log
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
+TOLD := 2>&1 | tee $(LOG) | awk '/Downloading.*MB\)/ {print "  " $$2, $$3, $$4; fflush()} \
+	/^Installing collected/ {print "  unpacking"; fflush()}' || { cat $(LOG); exit 1; }
 
 # What the page of `splitveil serve` runs the client with; git ignores it, a wheel carries it.
 ORT := src/splitveil/serve/web/ort
@@ -17,17 +23,19 @@ ORT_FILES := ort.wasm.min.mjs ort-wasm-simd-threaded.mjs ort-wasm-simd-threaded.
 venv: $(STAMP)
 
 $(BASE): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "SplitVeil needs Python 3.11 or newer; set PYTHON=/path/to/python")'
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e .
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "SplitVeil needs Python 3.11 or newer; set PYTHON=/path/to/python")'
+	@echo "Installing into $(VENV): about 0.3 GB to download, 1.3 GB on disk. Only this once."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) -e . $(TOLD)
+	@touch $@
 
 $(STAMP): $(BASE)
-	$(PIP) -e '.[dev]'
-	touch $@
+	@echo "Adding what tests need: about 0.8 GB more on disk."
+	@$(PIP) -e '.[dev]' $(TOLD)
+	@touch $@
 
 demo: $(BASE)
-	$(BIN)/splitveil demo
+	@$(BIN)/splitveil demo
 
 # One thread per worker: two workers with two threads each would fight over two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile

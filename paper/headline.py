@@ -27,7 +27,7 @@ from typing import Any
 
 from paper.headline_options import GRACE_S, parse
 from paper.headline_rows import TABLES, Audit, Row
-from splitveil.config.settings import read_toml
+from splitveil.config.run_config import read_toml
 from splitveil.errors import RunError, SplitVeilError
 from splitveil.io import as_run_error, write_text
 from splitveil.train.state import read_meta

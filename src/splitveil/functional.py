@@ -200,7 +200,8 @@ def scale_gradient(x: Tensor, factor: float | Tensor, skips: Tensor | None = Non
 
     Args:
         x: Any floating-point tensor, for example the smashed data (n, …).
-        factor: k, any finite number; a 0-d tensor where it changes between replays of a CUDA graph.
+        factor: k, any finite number; a 0-d tensor where it changes between replays of a CUDA graph;
+            or a tensor that broadcasts to x, for a factor of each row.
         skips: A 0-d integer tensor on the device of x, or None. It counts the backward passes whose
             gradient was not finite.
 

@@ -171,6 +171,8 @@ def _train(plan: Plan, *, resume: bool, overwrite: bool, progress: Progress) -> 
         _check_same(folder, plan)
         check_same_teacher(teacher, folder)
     parts = plan.build()
+    if parts.model.exit is not None:
+        parts.model.exit.check_images(len(splits.val))
     passport: Json = {"versions": versions(), "splits": splits.hashes()}
     if teacher is not None:
         passport["teacher"] = teacher.noted
@@ -188,6 +190,8 @@ def _train(plan: Plan, *, resume: bool, overwrite: bool, progress: Progress) -> 
             resume=resume,
         )  # fmt: skip
         _set_aside(folder)  # the run may have been audited while it was trained
+    if parts.model.exit is not None and parts.model.exit.unsettled:
+        raise ConfigError(f"{parts.model.exit.unsettled}. {folder} is kept, and sends every image")
     return Run(folder, plan.config, built, parts.model)
 
 
@@ -401,8 +405,8 @@ def export_run(
         run: A trained run.
         target: Folder to write; it appears when it is complete.
         name: Name of the model on the wire; None for that of the run.
-        int8: Whether to add a client in eight bits, calibrated on images of the training set; not
-            of a client that exits early.
+        int8: Whether to add a client in eight bits, calibrated on images of the training set; an
+            exit rule has a threshold of its own for it.
         attacker: Whether to add the strongest decoder of the run's audit, fitted again.
         overwrite: Whether to replace an existing export.
         sign: Private key to sign it with; None: no signature.
@@ -412,10 +416,10 @@ def export_run(
         The manifest as it was written.
     """
     check_target(target, overwrite=overwrite)
-    if attacker and (run.model.silent or run.model.exit is not None):
+    if attacker and run.model.silent:
         raise ConfigError(
-            f"{run.path} answers on the device (defence '{run.config.defence}'), and the page that "
-            "shows what an attacker sees does not run such a client; export without --attacker"
+            f"{run.path} sends nothing (defence '{run.config.defence}'), so there is nothing that "
+            "an attacker could see; export without --attacker"
         )
     warn_unfinished(run)
     record = usable_record(run)

@@ -314,7 +314,7 @@ class Table:
             column.brief + ARROWS[column.better] if lang == "en" else column.label(lang)
             for column in columns
         ]
-        return headings, [[printable(_unmarked(cell)) for cell in line] for line in cells]
+        return headings, [[_unmarked(cell) for cell in line] for line in cells]
 
     def render(self, rows: Sequence[Any], form: Form, lang: str = "en", *, level: int = 2) -> str:
         """The table as text.
@@ -343,7 +343,8 @@ class Table:
             return self._latex([" & ".join(line) for line in lines], numeric)
         if form == "terminal":
             headings, cells = self.brief(rows, lang)
-            return _aligned([headings, *cells], numeric)
+            shown = [[printable(cell) for cell in line] for line in (headings, *cells)]
+            return _aligned(shown, numeric)
         rule = ["--:" if right else "---" for right in numeric]
         lines = [labels, rule]
         lines += [[cell.replace("|", "\\|") for cell in line] for line in cells]

@@ -16,6 +16,7 @@ from torch import Generator, Tensor, nn
 
 from splitveil.errors import AuditError
 from splitveil.io import Progress, silent
+from splitveil.rng import stream
 
 
 def check_images(x: Tensor, what: str) -> None:
@@ -31,6 +32,7 @@ def check_images(x: Tensor, what: str) -> None:
 
 
 F = TypeVar("F", bound=Callable[..., object])
+T = TypeVar("T")
 Send = Callable[[Tensor, Generator | None], Tensor]
 Prepare = Callable[[Tensor], Send]  # takes images, returns a function of their row numbers
 KEPT_BYTES = 2 << 30  # clean z that a victim keeps for `prepare`
@@ -124,7 +126,9 @@ class Victim:
         # A check reads values on the host, which would break a CUDA capture.
         if not (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             check_images(x, "images given to the victim")
-        sent: Tensor = self._channel(self.encoder(x.to(self.device)), generator)
+        parts = torch.split(x.to(self.device), chunk_for(x))
+        z = self.encoder(parts[0]) if len(parts) == 1 else torch.cat([*map(self.encoder, parts)])
+        sent: Tensor = self._channel(z, generator)
         return sent
 
     @torch.no_grad()
@@ -209,16 +213,51 @@ class Victim:
         return WhiteBox(box.send, self.device, encoder, channel, prepare=box.prepare)
 
 
+class SharedFits:
+    """What several attacks on one target need, fitted once.
+
+    Args:
+        seed: Seed of the attacks. Each fit draws from a stream of its own, so that nothing depends
+            on which attack asks first.
+        device: Where the streams draw.
+
+    >>> fits, aux = SharedFits(0, torch.device("cpu")), Labelled(torch.rand(2), torch.zeros(2))
+    >>> first = fits.once("start", aux, lambda draws: torch.rand(1, generator=draws))
+    >>> fits.once("start", aux, lambda draws: torch.rand(1, generator=draws)) is first
+    True
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed, self._device = seed, device
+        self._made: dict[tuple[str, int], tuple[Tensor, object]] = {}
+
+    def once(self, name: str, aux: "Labelled", make: Callable[[Generator], T]) -> T:
+        """What `make` gives; it is called at most once for a name and these very images.
+
+        Args:
+            name: Says all that the fit depends on besides the images.
+            aux: What it is fitted on; kept, so that no other images get their identity.
+            make: Fits, with all its randomness from the generator it is given.
+        """
+        key = (name, id(aux.images))
+        if key not in self._made:
+            draws = stream(self._seed, f"shared/{name}", self._device)
+            self._made[key] = (aux.images, make(draws))
+        return cast(T, self._made[key][1])
+
+
 @dataclass(frozen=True)
 class BlackBox:
     """Queries to a victim; nothing in here leads to its encoder.
 
-    `prepare`, if given, makes many queries for the same images cheap.
+    `prepare`, if given, makes many queries for the same images cheap; `fits` are those of the
+    attacks on one target.
     """
 
     send: Send
     device: torch.device
     prepare: Prepare | None = field(default=None, kw_only=True)
+    fits: SharedFits | None = field(default=None, kw_only=True)
 
     def sender(self, images: Tensor) -> Send:
         """A function that sends images by row numbers, with fresh randomness at each call."""

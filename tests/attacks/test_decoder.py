@@ -14,7 +14,14 @@ from splitveil.attacks.profiles import PROFILES
 from splitveil.errors import AuditError, ConfigError
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.decoder import ResidualDecoder
-from splitveil.threat import BlackBox, FittedAttack, Labelled, Observation, Victim
+from splitveil.threat import (
+    BlackBox,
+    FittedAttack,
+    Labelled,
+    Observation,
+    SharedFits,
+    Victim,
+)
 
 MakeAux = Callable[..., Labelled]
 LOSSES: tuple[Loss, ...] = get_args(Loss)
@@ -251,8 +258,41 @@ def test_other_losses_keep_net_and_schedule_of_the_base(profile: str) -> None:
         other = PROFILES[profile][f"decoder-{loss}"]
         assert isinstance(other, Decoder)
         assert other.loss == loss
-        plain = replace(other, loss="mse", feature_steps=1000, effort=10.0)
-        assert plain == schedule_of(profile, f"decoder-{loss}")
+        assert other.plain == schedule_of(profile, f"decoder-{loss}")
+
+
+def shared_view(victim: Victim) -> BlackBox:
+    """The black box of a target whose decoders share their fits."""
+    return replace(victim.black_box(), fits=SharedFits(0, victim.device))
+
+
+def test_a_fit_that_continues_another_does_not_depend_on_who_comes_first(
+    make_aux: MakeAux, linear_victim: Victim
+) -> None:
+    aux, x = make_aux(40), make_aux(8, seed=1).images
+    seen = Observation(linear_victim.send(x), torch.zeros(8, dtype=torch.long))
+    plain, more = TINY, replace(TINY, loss="ssim", more=3)
+    found = []
+    for order in ((plain, more), (more, plain)):
+        box = shared_view(linear_victim)
+        guesses = {d.loss: d.fit(box, aux, generator(5)) for d in order}
+        found.append({loss: fitted(seen) for loss, fitted in guesses.items()})
+    assert all(torch.equal(found[0][loss], found[1][loss]) for loss in ("mse", "ssim"))
+    assert not torch.equal(found[0]["mse"], found[0]["ssim"])
+
+
+def test_it_takes_its_own_steps_at_half_the_rate(make_aux: MakeAux, linear_victim: Victim) -> None:
+    more = replace(TINY, loss="ssim", more=3)
+    assert (more.budget.steps(1000), more.budget.lr) == (3, TINY.lr / 2)
+    assert len(more.fit(shared_view(linear_victim), make_aux(8), generator()).curve) == 3
+    with pytest.raises(ConfigError, match="`more` continues the fit"):
+        replace(TINY, more=3)
+
+
+def test_other_images_are_another_fit(make_aux: MakeAux, linear_victim: Victim) -> None:
+    box = shared_view(linear_victim)
+    one, two = (TINY.fit(box, make_aux(16, seed=seed), generator()) for seed in (0, 1))
+    assert one.net is not two.net
 
 
 def test_the_published_setting_is_the_papers() -> None:

@@ -81,6 +81,27 @@ def test_chunks_find_what_brute_force_finds(
     np.testing.assert_array_equal(found.numpy(), expected)
 
 
+@settings(deadline=None, max_examples=30)
+@given(
+    m=st.integers(65, 200),
+    d=st.integers(1, 40),
+    neighbours=st.integers(1, 3),
+    twins=st.integers(0, 40),
+    far=st.sampled_from([0.0, 1e3]),  # far from the origin products lose their digits
+    seed=st.integers(0, 2**31),
+)
+def test_candidates_by_products_lose_none_of_the_nearest(
+    *, m: int, d: int, neighbours: int, twins: int, far: float, seed: int
+) -> None:
+    stream = generator(seed)
+    known = torch.randn(m, d, generator=stream) + far
+    known[:twins] = known[0].clone()  # more equal rows than candidates
+    z = torch.cat([known[:3], torch.randn(5, d, generator=stream) + far])
+    apart = torch.cdist(z, known, compute_mode="donot_use_mm_for_euclid_dist")
+    expected = apart.sort(dim=1, stable=True).indices[:, :neighbours]
+    assert torch.equal(nearest_indices(z, known, neighbours, 500), expected)
+
+
 def test_no_more_distances_are_held_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     real = torch.cdist

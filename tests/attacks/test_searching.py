@@ -1,7 +1,7 @@
 """How many images a search takes on: about as long for large images as for small ones."""
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 
 import pytest
 import torch
@@ -14,7 +14,16 @@ from splitveil.attacks.profiles import PROFILES
 from splitveil.attacks.rmle import LEAST, REFERENCE, Rmle, count_for
 from splitveil.audits.suite import scaled_searches
 from splitveil.errors import ConfigError
-from splitveil.threat import Attack, Labelled
+from splitveil.io import silent
+from splitveil.threat import (
+    Access,
+    Attack,
+    BlackBox,
+    Labelled,
+    Reconstructor,
+    SharedFits,
+    Victim,
+)
 
 SEARCHES = ("rmle", "prior")
 
@@ -70,3 +79,34 @@ def test_a_search_on_no_images_is_refused(name: str) -> None:
     assert "most" in {f.name for f in fields(kind)}  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="most must be at least 1, got 0"):
         kind(most=0)  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True)
+class MeanOf:
+    """A start that notes on how many images it is fitted, and whether it could share."""
+
+    noted: list[tuple[int, bool]] = field(default_factory=list, repr=False)
+    access: Access = Access.BLACK_BOX
+
+    def fit(self, victim: BlackBox, aux: Labelled, *_: object) -> Reconstructor:
+        self.noted.append((len(aux), victim.fits is not None))
+        mean = aux.images.mean(0)
+        return lambda seen: mean.expand(len(seen.z), *mean.shape)
+
+
+def test_searches_share_a_start_that_never_saw_their_held_out_images(
+    make_aux: Callable[..., Labelled], linear_victim: Victim
+) -> None:
+    start, aux = MeanOf(), make_aux(40)
+    box = replace(linear_victim.white_box(), fits=SharedFits(0, linear_victim.device))
+    rmle = Rmle(start=start, steps=1, chunk=8)
+    prior = Prior(start=start, steps=1, refine=0, factors=2, chunk=8)
+    guides = [
+        search.guided(box, aux, torch.Generator().manual_seed(seed), silent)
+        for seed, search in enumerate((rmle, prior))
+    ]
+    assert start.noted == [(36, False)]
+    (_, held, used, first), (_, again, _, second) = guides
+    assert first is second
+    assert torch.equal(held.images, again.images)
+    assert len(torch.unique(torch.cat([held.images, used.images]), dim=0)) == 40

@@ -12,7 +12,7 @@ from splitveil.attacks.linear import Linear
 from splitveil.audits.suite import run_attacks
 from splitveil.audits.target import answer, attacked_rows, gallery_rows, send
 from splitveil.errors import AuditError
-from splitveil.nets.backbones import small
+from splitveil.nets.catalogue import small
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.split import SplitModel, cut
 from splitveil.rng import stream

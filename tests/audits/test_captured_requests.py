@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.linear import Linear
 from splitveil.audits.captured_requests import audit_wire, own_images, read_captured
 from splitveil.audits.certificates import KINDS
+from splitveil.audits.sent_rows import in_order
 from splitveil.audits.suite import Store
 from splitveil.audits.target import Target
 from splitveil.audits.trained_run import open_run
@@ -46,6 +48,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> sv.Run:
     """A run on digits, trained a little and audited."""
     folder = str(tmp_path_factory.mktemp("runs"))
     run = sv.fit(sv.RunConfig(dataset="digits", defence="noise", epochs=1, runs_dir=folder))
+    run.audit("smoke")
+    return sv.load_run(run.path)
+
+
+@pytest.fixture(scope="module")
+def unsure(tmp_path_factory: pytest.TempPathFactory) -> sv.Run:
+    """The same with an early exit: it sends about three in ten images."""
+    folder = str(tmp_path_factory.mktemp("runs"))
+    config = sv.RunConfig(
+        dataset="digits", defence="early-exit", epochs=3, runs_dir=folder, noise_std=0.05
+    )
+    run = sv.fit(config)
     run.audit("smoke")
     return sv.load_run(run.path)
 
@@ -316,6 +330,86 @@ def test_stored_attacks_are_those_of_the_same_bytes(
     runs = [audit_wire(run, [f], "smoke", store=store)[0] for f in (first, second, first)]
     assert runs[0].strongest == runs[2].strongest != runs[1].strongest
     assert len(list((tmp_path / "store").iterdir())) == 2 * len(TINY)
+
+
+def test_of_an_early_exit_only_what_the_rule_sends_is_captured(
+    unsure: sv.Run, tmp_path: Path
+) -> None:
+    target = open_run(unsure, aux="train")[0]
+    assert target.exit is not None
+    asked, z = target.exit.asked, drawn(target, 1)
+    record = audited(unsure, capture(tmp_path / "a", z[asked]))
+    heard = record.audit.wire
+    assert names(record) & {"another client on the wire", "sent more than the rule allows"} == set()
+    count = int(asked.sum())
+    assert heard["rule"] == {
+        "images": len(asked), "allowed": count, "sent": count, "not_allowed": 0
+    }  # fmt: skip
+    assert heard["failed"] == []
+    own = unsure.record
+    assert own is not None
+    assert record.sent == own.sent == count / len(asked)
+    assert heard["offline"]["mse"] == pytest.approx(own.strongest.mse, rel=1e-3)
+    assert record.exposure == pytest.approx(own.exposure, rel=0.1)
+    # What a cap or a lowered threshold leaves out is no fault.
+    fewer = asked & (torch.arange(len(asked)) % 2 == 0)
+    record = audited(unsure, capture(tmp_path / "b", z[fewer]))
+    assert record.audit.wire["rule"]["not_allowed"] == 0
+    assert record.audit.wire["failed"] == []
+    assert record.sent == int(fewer.sum()) / len(asked)
+    assert (
+        record.audit.wire["offline"]["refused"] == "other images were sent than in the run's audit"
+    )
+
+
+def loosened(asked: Tensor) -> Tensor:
+    more = asked.clone()
+    more[(~asked).nonzero().flatten()[:40]] = True
+    return more
+
+
+def swapped(asked: Tensor) -> Tensor:
+    other = asked.clone()
+    other[asked.nonzero().flatten()[:20]] = False
+    other[(~asked).nonzero().flatten()[:20]] = True
+    return other
+
+
+@pytest.mark.parametrize(
+    ("change", "beyond"), [(torch.ones_like, None), (loosened, 40), (swapped, 20)]
+)
+def test_a_client_that_sends_more_than_the_rule_is_flagged(
+    unsure: sv.Run, change: Callable[[Tensor], Tensor], beyond: int | None, tmp_path: Path
+) -> None:
+    target = open_run(unsure, aux="train")[0]
+    assert target.exit is not None
+    asked = target.exit.asked
+    sent = change(asked)
+    record = audited(unsure, capture(tmp_path / "a", drawn(target, 1)[sent]))
+    assert "sent more than the rule allows" in record.flag_names
+    (seen,) = (f.seen for f in record.flags or () if f.name == "sent more than the rule allows")
+    count = int(sent.sum())
+    assert str(seen).startswith(f"{count} of 359 images were sent, the exit rule sends")
+    told = record.audit.wire["rule"]["not_allowed"]
+    # One or two images may lie so near to the threshold that rounding could have sent them.
+    assert told == pytest.approx(beyond or 359 - int(asked.sum()), abs=2)
+    assert record.audit.wire["failed"] == []
+    assert record.sent == count / 359
+
+
+def test_a_client_that_answers_alone_has_nothing_to_capture(tmp_path: Path) -> None:
+    folder = str(tmp_path / "runs")
+    alone = sv.fit(sv.RunConfig(dataset="digits", defence="alone", epochs=1, runs_dir=folder))
+    with pytest.raises(AuditError, match="sends nothing, so there is nothing to capture"):
+        audited(alone, tmp_path / "none")
+
+
+def test_rows_are_placed_in_order_as_by_trying_all() -> None:
+    draws = Generator().manual_seed(0)
+    for m, n in ((1, 1), (2, 5), (3, 6), (6, 6)):
+        cost = torch.rand(m, n, generator=draws)
+        tried = min(combinations(range(n), m), key=lambda at: float(cost[range(m), list(at)].sum()))
+        assert in_order(cost).tolist() == list(tried)
 
 
 def test_a_query_in_the_path_is_beside_z(tmp_path: Path) -> None:

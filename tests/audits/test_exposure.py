@@ -1,26 +1,37 @@
 """Exposure by hand, its intervals, its bands, what the bit tells, and what linear heads answer."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from audits.made import a_target
+from audits.made import SHAPE, a_target, labelled
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitveil.attacks.baseline import Nearest
 from splitveil.audits.exposure import (
+    at_shares,
     bands_of,
     bit_leaks,
+    exit_leaks,
     exposure,
     intervals,
     leakage_of,
     mutual_bits,
+    unsure_aux,
     weighted_exposure,
     what_is_exposed,
 )
+from splitveil.audits.flags import exit_tells, exit_tells_members, server_not_needed
 from splitveil.audits.probes import probe, probe_answers, server_need
 from splitveil.audits.suite import run_attacks
+from splitveil.audits.target import Attempt, DeviceAnswers, Target
+from splitveil.io import Json
+from splitveil.report.words import translated
+from splitveil.threat import Labelled
 
 
 def numbers(*values: float) -> Tensor:
@@ -121,7 +132,20 @@ def test_mutual_information_is_that_of_the_entropies(pairs: list[tuple[bool, int
         return float(-(shares * np.log2(shares)).sum())
 
     expected = entropy(list(b)) + entropy(list(v)) - entropy(list(zip(b, v, strict=True)))
-    assert mutual_bits(b, v) == pytest.approx(expected, abs=1e-9)
+    kinds = [k for k in range(4) if k in v]
+    sent, every = (np.array([int(x[v == k].sum()) for k in kinds]) for x in (b, b | ~b))
+    assert float(mutual_bits(sent, every)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_p_value_is_that_of_permuting_the_bits() -> None:
+    rng = np.random.default_rng(0)
+    v = rng.integers(0, 3, 60)
+    b = rng.random(60) < np.array([0.3, 0.45, 0.6])[v]
+    found = bit_leaks(torch.from_numpy(b), {"v": torch.from_numpy(v)}, seed=1)["v"]
+    every = np.bincount(v)
+    permuted = [np.bincount(v[rng.permutation(b)], minlength=3) for _ in range(4000)]
+    chance = np.mean([float(mutual_bits(one, every)) >= found["bits"] - 1e-12 for one in permuted])
+    assert found["p"] == pytest.approx(chance, abs=0.05)
 
 
 def test_a_rule_by_class_is_seen_and_a_random_one_rarely() -> None:
@@ -131,11 +155,49 @@ def test_a_rule_by_class_is_seen_and_a_random_one_rarely() -> None:
     assert planted["bits"] == pytest.approx(0.8813, abs=1e-3)  # all of H(.3)
     assert planted["share_sent"]["0"] == 1
     draws = torch.Generator().manual_seed(0)
-    found = [
-        bit_leaks(torch.rand(600, generator=draws) < 0.3, {"label": labels}, seed=s)["label"]
-        for s in range(20)
-    ]
-    assert sum(one["p"] < 0.01 and one["bits"] > 0.01 for one in found) <= 2
+    own = torch.where(torch.rand(600, generator=draws) < 0.9, labels, labels.flip(0))
+    known = {"label": labels, "own answer": own, "brightness": torch.arange(600) % 3}
+    raised = 0
+    for s in range(100):
+        found = bit_leaks(torch.rand(600, generator=draws) < 0.3, known, seed=s)
+        raised += exit_tells(found) is not None
+    assert raised <= 5
+
+
+def exiting(
+    asks: Callable[[Tensor], Tensor], *, members: Labelled, others: Labelled
+) -> tuple[Target, Json]:
+    """A target whose device sends what `asks` says, and what the bit tells of its images."""
+    target = a_target(scored=others)
+    device = DeviceAnswers(asked=asks(others.images), aux_asked=asks(target.aux.images), asks=asks)
+    target = replace(target, exit=device, members=members, outsiders=others)
+    return target, exit_leaks(target)
+
+
+def test_a_device_that_is_surer_of_what_it_was_trained_on_tells_the_members() -> None:
+    members, others = labelled(300, 5), labelled(300, 6)
+    trained = {image.numpy().tobytes() for image in members.images[:200]}
+
+    def asks(images: Tensor) -> Tensor:
+        return torch.tensor([one.numpy().tobytes() not in trained for one in images])
+
+    _, told = exiting(asks, members=members, others=others)
+    assert told["membership"]["share_sent"] == pytest.approx({"0": 1.0, "1": 1 / 3})
+    assert told["membership"]["p"] < 0.01
+    seen = exit_tells_members(told)
+    assert seen is not None
+    assert translated(seen, "zh").startswith("一张图像是否被发送，透露了它是否为训练图像的")
+    _, blind = exiting(lambda x: x.mean((1, 2, 3)) < 0.5, members=members, others=others)
+    assert exit_tells_members(blind) is None
+
+
+def test_the_bit_is_set_against_simple_attributes_where_no_table_names_any() -> None:
+    images = labelled(300, 6)
+    dark, told = exiting(lambda x: x.mean((1, 2, 3)) < 0.5, members=images, others=images)
+    assert exit_tells(told) is not None
+    assert {"label", "brightness", "side", "edges", "membership"} == set(told)
+    assert told["brightness"]["bits"] > 0.5
+    assert unsure_aux(dark).aux.images.mean((1, 2, 3)).max() < 0.5
 
 
 def test_a_linear_head_finds_a_linear_rule() -> None:
@@ -166,3 +228,72 @@ def test_without_a_rule_the_exposure_is_the_leakage() -> None:
     assert told["sent"] == 1
     assert told["exposure"] == told["leakage_sent"]
     assert 0 <= told["identified"] <= 1
+
+
+def prototypes(n: int, seed: int, *, crossed: bool) -> Labelled:
+    """Bright or dark left and right halves; the class is the left half, or whether they differ."""
+    draws = torch.Generator().manual_seed(seed)
+    halves = torch.randint(2, (n, 2), generator=draws)
+    images = 0.02 * torch.rand(n, *SHAPE, generator=draws)
+    images[:, :, :, :4] += 0.8 * halves[:, 0, None, None, None]
+    images[:, :, :, 4:] += 0.8 * halves[:, 1, None, None, None]
+    return Labelled(images, (halves[:, 0] ^ halves[:, 1]) if crossed else halves[:, 0])
+
+
+class Halves(nn.Module):
+    """A server that answers whether the left half is bright, or whether the halves differ."""
+
+    def __init__(self, *, crossed: bool) -> None:
+        super().__init__()
+        self.crossed = crossed
+
+    def forward(self, z: Tensor) -> Tensor:
+        left, right = (side.flatten(1).mean(1) > 0.4 for side in torch.split(z, 4, 3))
+        said = (left ^ right) if self.crossed else left
+        return torch.nn.functional.one_hot(said.long(), 4).float()
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_a_linear_head_as_a_server_is_flagged_and_a_necessary_server_is_not(needed: bool) -> None:
+    target = a_target(
+        aux=prototypes(400, 0, crossed=needed), scored=prototypes(1000, 1, crossed=needed),
+        head=Halves(crossed=needed),
+    )  # fmt: skip
+    found = server_need(target, probe_answers(target))
+    assert float((target.sent.answer == target.scored.labels).double().mean()) == 1
+    assert (server_not_needed(found) is None) == needed
+
+
+def surer_of_the_first(asked: float) -> tuple[Target, Attempt]:
+    """A target whose device is sure of the first images, and an attempt on all of them."""
+    target = a_target(scored=labelled(40, 1))
+    sure = torch.linspace(1, 0, 40).double()
+    known = torch.linspace(1, 0, 30).double()
+    device = DeviceAnswers(
+        asked=sure < asked, aux_asked=known < asked, asks=lambda x: torch.ones(len(x)) > 0,
+        aux_sure=known, sure=sure,
+        own=torch.arange(40) % 2,
+    )  # fmt: skip
+    target = replace(target, exit=device)
+    return target, run_attacks(target, {"nearest": Nearest(min_aux=1)})["nearest"]
+
+
+def test_other_shares_agree_with_the_rule_at_its_own_threshold() -> None:
+    target, attempt = surer_of_the_first(0.3)
+    shares = {share["sent"]: share for share in at_shares(target, attempt)}
+    told = what_is_exposed(target, attempt)
+    assert told["sent"] == 0.3
+    assert shares[0.3]["exposure"] == pytest.approx(told["exposure"])
+    assert shares[0.3]["leakage_sent"] == pytest.approx(told["leakage_sent"])
+    labels, own = target.scored.labels, torch.arange(40) % 2
+    assert shares[0.0]["accuracy"] == pytest.approx(float((own == labels).double().mean()))
+    assert shares[0.0]["leakage_sent"] is None
+    served = float((target.sent.answer == labels).double().mean())
+    assert shares[1.0]["accuracy"] == pytest.approx(served)
+
+
+def test_a_device_that_averages_has_no_other_shares() -> None:
+    target, attempt = surer_of_the_first(0.3)
+    assert target.exit is not None
+    assert at_shares(replace(target, exit=replace(target.exit, averages=True)), attempt) == []
+    assert at_shares(replace(target, exit=None), attempt) == []

@@ -52,6 +52,24 @@ def loud(x):
 def rises(x):
     raise ValueError("weights are missing")
 
+def bright(x):
+    return x.mean(axis=(1, 2, 3)) > 0.3
+
+def all_of_them(x):
+    return np.ones(len(x))
+
+def nothing(x):
+    return np.zeros(len(x), bool)
+
+def how_sure(x):
+    return x.mean(axis=(1, 2, 3))
+
+def scores(x):
+    return np.zeros((len(x), 10))
+
+def guess(x):
+    return np.zeros(len(x))
+
 class Encoder:
     pass
 
@@ -182,9 +200,41 @@ def test_a_run_as_an_encoder_has_the_same_numbers(code: str) -> None:
     assert found["client"]["wire_floats"] == own["client"]["wire_floats"]
 
 
+@pytest.mark.usefixtures("no_page")
+def test_a_client_that_sends_only_some_images_is_audited_by_its_rule(code: str) -> None:
+    words = ("audit-encoder", f"{code}:good", "--data", "digits", "--profile", "smoke", "--json")
+    asks = ("--asks", f"{code}:bright")
+    result = call(*words, *asks, "--server", f"{code}:answer")
+    assert result.exit_code == 0, text(result)
+    assert "not measured: accuracy: it needs --server and --own" in text(result)
+    record = json.loads(result.stdout)
+    assert 0.2 < record["sent"] < 0.8
+    assert record["accuracy"] is None
+    assert 0 < record["exposure"] < 1
+    assert record["exposure"] >= record["sent"] * record["leakage_sent"] - 1e-9
+    assert record["config"]["asks"] == f"{code}:bright"
+    assert "exit tells the class" in {flag["name"] for flag in record["flags"]}
+    assert record["leaks"]["exit"]["brightness"]["bits"] > 0.5
+    assert "own answer" not in record["leaks"]["exit"]
+    result = call(*words, *asks, "--server", f"{code}:answer", "--own", f"{code}:guess")
+    assert result.exit_code == 0, text(result)
+    told = json.loads(result.stdout)
+    assert told["exposure"] == record["exposure"]
+    assert 0 < told["accuracy"] < 0.3
+    assert told["probe"]["own"]["accuracy"] == pytest.approx(0.1, abs=0.02)
+    result = call(*words, "--asks", f"{code}:all_of_them")
+    assert json.loads(result.stdout)["sent"] == 1
+
+
 @pytest.mark.parametrize(
     ("function", "options", "said"),
     [
+        ("good", ("--own", "{code}:guess"), "say which are sent with --asks, or leave --own out"),
+        ("good", ("--asks", "bright"), "--asks must be MODULE:FUNCTION, for example"),
+        ("good", ("--asks", "{code}:nothing"), "sends none of the 359 scored images"),
+        ("good", ("--asks", "{code}:how_sure"), "must say True or 1 for an image that is sent"),
+        ("good", ("--asks", "{code}:scores"), "must return one value per image, got shape (10,)"),
+        ("good", ("--asks", "{code}:rises"), "failed: given numpy arrays, ValueError: weights"),
         ("rises", (), "failed: given numpy arrays, ValueError: weights are missing (for 2"),
         ("late", (), "failed: MemoryError: too many images (for 359 inputs of shape (1, 8, 8))"),
         ("wrong_batch", (), "returned shape (3, 4) for 2 inputs; the first axis must be theirs"),

@@ -27,6 +27,8 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "unknown dataset": ([*train, "--dataset", "digit"], "did you mean 'digits'"),
         "unknown defence": ([*train, "--defence", "gated"], "did you mean 'gated-att'"),
         "unknown setting": ([*train, "--set", "lamdb=1"], "did you mean 'lambd'"),
+        "a setting as an option": ([*train, "--lambd", "0.3"], "write --set lambd=… for this"),
+        "a setting by another name": ([*train, "--lambda=0.3"], "write --set lambd=… for this"),
         "corrupt archive": (
             [*train, "--dataset", "cifar10", "--data-dir", str(folder)],
             "cifar-10-binary.tar.gz",
@@ -80,6 +82,30 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
                 str(10**18),
             ],
             "not enough memory",
+        ),
+        "a share outside 0…1": (
+            [*train, "--defence", "early-exit", "--set", "send=1.5"],
+            "send must be in [0, 1], got 1.5",
+        ),
+        "a target accuracy of all": (
+            [*train, "--defence", "early-exit", "--set", "target_accuracy=1"],
+            "target_accuracy must be in [0, 1), got 1.0",
+        ),
+        "an exit rule without an own head": (
+            [*train, "--defence", "noise", "--set", "send=0.3"],
+            "'send' is a setting of early-exit; train with --defence early-exit",
+        ),
+        "early exit on all images": (
+            [*train, "--defence", "early-exit", "--final"],
+            "sets its threshold on validation images, but --final trains on them",
+        ),
+        "thresholds per class of few images": (
+            [*train, "--defence", "early-exit", "--set", "per_class=true"],
+            "at least 50 validation images per class, 500 in all, got 144; leave per_class out",
+        ),
+        "a server that does not fit": (
+            [*train, "--client", "strided-8-8x2.16-c4", "--server", "vgg11"],
+            "server 'vgg11' does not fit the wire",
         ),
         "not a run": (["audit", str(folder)], "is not a run"),
         "unaudited report": (["report", str(folder)], "splitveil audit"),

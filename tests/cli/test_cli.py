@@ -13,6 +13,7 @@ from splitveil.attacks.linear import Linear
 from splitveil.attacks.profiles import PROFILES
 from splitveil.audits import pipeline
 from splitveil.cli.app import app
+from splitveil.experiments.demo import SHOWN
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,24 +26,33 @@ def tiny_audits() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A demo in the smallest form: three runs, audited, and a page."""
+    """A demo in the smallest form: six runs, audited, and a page."""
     folder = tmp_path_factory.mktemp("demo")
     result = call(
-        "demo", "--runs-dir", str(folder), "--epochs", "1", "--profile", "smoke", "--json"
+        "demo",
+        "--runs-dir",
+        str(folder),
+        "--epochs",
+        "1",
+        "--profile",
+        "smoke",
+        "--json",
+        "--dataset",
+        "digits",
     )
     assert result.exit_code == 0, text(result)
     records = json.loads(result.stdout)
-    assert [Path(k).name for k in records] == ["none", "gated-att", "veil"]
+    assert [Path(k).name for k in records] == list(SHOWN)
+    assert "about two minutes" in text(result)
     return folder
 
 
 def test_the_demo_leaves_runs_and_a_page(runs: Path) -> None:
     page = (runs / "report.html").read_text()
-    assert all(name in page for name in ("none", "gated-att", "veil"))
-    for name in ("none", "gated-att", "veil"):
+    assert all(name in page for name in SHOWN)
+    for name in SHOWN:
         files = {p.name for p in (runs / name).iterdir()}
         assert {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "record.json"} <= files
-        assert any(f.startswith("events.out.tfevents") for f in files)
 
 
 def test_a_run_is_trained_and_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +62,7 @@ def test_a_run_is_trained_and_audited(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result.exit_code == 0, text(result)
     assert "effective weight λ·w_lr·scale 0.5" in text(result)
     assert "epoch 1/1" in text(result)
+    assert "doctor: 1 epochs are too few to judge" in text(result)
     run = tmp_path / "a"
     result = call("audit", str(run), "--profile", "smoke")
     assert result.exit_code == 0, text(result)
@@ -145,7 +156,7 @@ def test_every_command_has_an_example_and_json(command: str) -> None:
 @pytest.mark.usefixtures("no_page")
 def test_a_record_says_that_attacks_were_left_out(runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "none"
-    shutil.copytree(runs / "none", run)
+    shutil.copytree(runs / "undefended", run)
     result = call("audit", str(run), "--profile", "smoke", "--attacks", "linear, decoder")
     assert result.exit_code == 0, text(result)
     record = json.loads((run / "record.json").read_text(encoding="utf-8"))
@@ -163,18 +174,18 @@ def test_a_record_says_that_attacks_were_left_out(runs: Path, tmp_path: Path) ->
 
 
 def test_an_audit_on_a_cpu_is_not_compiled(runs: Path) -> None:
-    result = call("audit", str(runs / "none"), "--profile", "smoke", "--compile")
+    result = call("audit", str(runs / "undefended"), "--profile", "smoke", "--compile")
     assert result.exit_code == 2
     assert "--compile is for a GPU" in text(result)
 
 
 def test_existing_name_is_refused_and_kept(runs: Path) -> None:
-    before = (runs / "none" / "config.toml").read_bytes()
-    result = call("train", "--runs-dir", str(runs), "--name", "none", "--epochs", "1")
+    before = (runs / "undefended" / "config.toml").read_bytes()
+    result = call("train", "--runs-dir", str(runs), "--name", "undefended", "--epochs", "1")
     assert result.exit_code == 2
     assert "--resume" in text(result)
     assert "--overwrite" in text(result)
-    assert (runs / "none" / "config.toml").read_bytes() == before
+    assert (runs / "undefended" / "config.toml").read_bytes() == before
 
 
 def test_overwrite_removes_only_runs(tmp_path: Path) -> None:
@@ -195,9 +206,24 @@ def test_version_and_no_arguments() -> None:
     assert "demo" in text(call())
 
 
-@pytest.mark.parametrize("words", [("demo",), ("reproduce", "gated-att-report")])
+@pytest.mark.usefixtures("no_page")
+def test_one_command_trains_and_audits(tmp_path: Path) -> None:
+    words = ("--dataset", "digits", "--defence", "none", "--epochs", "1", "--runs-dir",
+             str(tmp_path), "--name", "one", "--audit", "smoke", "--json")  # fmt: skip
+    result = call("train", *words)
+    assert result.exit_code == 0, text(result)
+    said = json.loads(result.stdout)
+    assert said["last_epoch"]["epoch"] == 1
+    assert said["record"] == json.loads((tmp_path / "one" / "record.json").read_text())
+    assert said["record"]["audit"]["profile"] == "smoke"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("demo", "--profile"), ("reproduce", "gated-att-report", "--profile"), ("train", "--audit")],
+)
 def test_an_unknown_profile_costs_no_training(words: tuple[str, ...], tmp_path: Path) -> None:
-    result = call(*words, "--profile", "foo", "--runs-dir", str(tmp_path / "r"))
+    result = call(*words, "foo", "--runs-dir", str(tmp_path / "r"))
     assert result.exit_code == 2
     assert "unknown profile 'foo'" in text(result)
     assert not (tmp_path / "r").exists()
@@ -228,3 +254,25 @@ def test_bad_settings_are_refused_before_data_are_read(
     assert result.exit_code == 2
     assert said in text(result)
     assert not (tmp_path / "runs").exists()
+
+
+def test_several_seeds_make_a_run_each_and_resume_finishes_those_that_are_missing(
+    tmp_path: Path,
+) -> None:
+    words = ["train", "--dataset", "digits", "--epochs", "1", "--defence", "noise", "--name", "n",
+             "--runs-dir", str(tmp_path), "--json"]  # fmt: skip
+    result = call(*words, "--seeds", "3,0")
+    assert result.exit_code == 0, text(result)
+    assert [Path(run["run"]).name for run in json.loads(result.stdout)] == ["n-s3", "n-s0"]
+    shutil.rmtree(tmp_path / "n-s0")
+    kept = (tmp_path / "n-s3" / "checkpoint.safetensors").read_bytes()
+    result = call(*words[:-1], "--seeds", "3,0", "--resume")
+    assert result.exit_code == 0, text(result)
+    assert (
+        f"next: splitveil compare {tmp_path}/n-s3 {tmp_path}/n-s0, after `audit`" in result.stdout
+    )
+    assert "seed = 0" in (tmp_path / "n-s0" / "config.toml").read_text()
+    assert (tmp_path / "n-s3" / "checkpoint.safetensors").read_bytes() == kept
+    for seeds, said in (("1,1", "names a seed twice"), ("a", "must be whole numbers")):
+        assert said in text(call(*words, "--seeds", seeds))
+    assert "give one of them" in text(call(*words, "--seeds", "1", "--seed", "1"))

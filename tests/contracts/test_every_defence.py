@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from splitveil.config.resolve import build_defence, make_config
-from splitveil.config.settings import write_toml
+from splitveil.config.run_config import write_toml
 from splitveil.defences.base import Companion, Defence, PenaltyPlan
 from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.errors import ConfigError

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import splitveil as sv
 from splitveil.cli.app import app
 from splitveil.config.resolve import build_defence, flat_config, make_config, read_folder, resolve
-from splitveil.config.settings import read_toml
+from splitveil.config.run_config import read_toml
 from splitveil.data.catalogue import load
 from splitveil.defences.base import Defence, PenaltyPlan, Stack, stack
 from splitveil.defences.catalogue import DEFENCES, find_defence

@@ -16,7 +16,7 @@ from splitveil.defences.base import Companion, CompanionStack, FixedPenalty, Noi
 from splitveil.defences.catalogue import DEFENCES, find_defence
 from splitveil.defences.nopeek import DistanceCorrelation
 from splitveil.errors import ConfigError
-from splitveil.nets.backbones import small
+from splitveil.nets.catalogue import small
 from splitveil.nets.split import SplitModel, cut, with_stage_shapes
 from splitveil.train.state import read_checkpoint
 

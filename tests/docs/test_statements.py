@@ -8,8 +8,7 @@ import pytest
 
 from splitveil.cli.app import COMMANDS
 from splitveil.config.resolve import build_defence, make_config
-from splitveil.config.run_config import RUN_KEYS
-from splitveil.config.settings import DOCUMENT_NAMES
+from splitveil.config.run_config import DOCUMENT_NAMES, RUN_KEYS
 from splitveil.defences.catalogue import DEFENCES
 from splitveil.errors import ConfigError
 

@@ -95,6 +95,18 @@ def test_a_trial_is_measured_on_validation_images(tmp_path: Path) -> None:
     assert len(splits.test) not in seen
 
 
+def test_trials_that_do_not_send_every_image_rank_by_their_exposure(tmp_path: Path) -> None:
+    work = Work(profile="smoke", aux="val", only=("class-mean", "linear"), keep_going=False)
+    asked = [trial(tmp_path, name, defence=name) for name in ("alone", "early-exit")]
+    silent, part = sorted(run_many(asked, work), key=lambda one: one.label)
+    assert silent.found is not None
+    assert part.found is not None
+    assert (silent.found["exposure"], silent.point[1]) == (0, 0)
+    assert 0 < part.found["sent"] < 1
+    assert part.point == (part.found["accuracy"], part.found["exposure"])
+    assert 0 <= part.point[1] < 1
+
+
 def test_a_stopped_trial_continues_and_a_finished_one_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from splitveil.config.settings import write_toml
+from splitveil.config.run_config import write_toml
 from splitveil.defences.catalogue import find_defence
 
 Json = dict[str, Any]

@@ -11,7 +11,7 @@ import splitveil as sv
 from splitveil.cli.app import app
 from splitveil.insight import explanation
 from splitveil.report import canvas, method_charts
-from splitveil.report.method_charts import NO_FONT
+from splitveil.report.canvas import NO_FONT
 
 HAN = re.compile("[\u4e00-\u9fff]")
 

@@ -6,9 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from splitveil.errors import ConfigError
-from splitveil.nets.backbones import mobilenetv2, resnet20, small, vgg11
 from splitveil.nets.blocks import StridedDepthwise, plain_conv
-from splitveil.nets.catalogue import NETS
+from splitveil.nets.catalogue import NETS, mobilenetv2, resnet20, small, vgg11
 from splitveil.nets.split import Cost, SplitModel, cut
 
 IMAGE = (3, 32, 32)

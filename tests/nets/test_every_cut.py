@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitveil.nets.backbones import mobilenetv2, resnet20, vgg11
-from splitveil.nets.catalogue import NETS
+from splitveil.nets.catalogue import NETS, mobilenetv2, resnet20, vgg11
 from splitveil.nets.split import cut
 
 Shape = tuple[int, int, int]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets.backbones import small, vgg11
+from splitveil.nets.catalogue import small, vgg11
 from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.split import Cost, SplitModel, check_layout, cut
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from splitveil.errors import ConfigError
-from splitveil.nets.backbones import vgg11
 from splitveil.nets.blocks import conv3x3
 from splitveil.nets.budget import CutCost, suggest_cuts
+from splitveil.nets.catalogue import vgg11
 from splitveil.nets.split import cut
 
 IMAGE = (3, 32, 32)

@@ -9,7 +9,7 @@ from audits.reach import models, reachable
 from torch import Tensor, nn
 
 from splitveil.errors import AuditError
-from splitveil.nets.backbones import small
+from splitveil.nets.catalogue import small
 from splitveil.nets.channel import Channel, GaussianNoise, deployed
 from splitveil.nets.split import SplitModel, cut
 from splitveil.threat import BlackBox, Victim, opaque

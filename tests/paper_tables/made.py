@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from splitveil.config.settings import parse_pair
+from splitveil.config.run_config import parse_pair
 
 Called = Callable[..., tuple[int, str, str]]
 Planned = Callable[..., list[list[str]]]

@@ -16,7 +16,7 @@ from paper import tables
 from paper.commands import train_command
 from paper.headline_rows import TABLES
 from splitveil.config.resolve import flat_config, make_config
-from splitveil.config.settings import parse_pair
+from splitveil.config.run_config import parse_pair
 from splitveil.record.groups import Group
 from splitveil.record.schema import Record
 

@@ -92,7 +92,7 @@ def theme(tab: Tab) -> Any:  # noqa: ANN401
 def test_it_opens_from_disk_without_errors_or_requests(tab: Tab, folder: Path) -> None:
     tab.open(folder / "report.html")
     assert tab.value("document.images.length") > 5
-    broken = "[...document.images].filter((i) => !i.complete || !i.naturalWidth).length"
+    broken = "[...document.images].filter((i) => i.src && !i.naturalWidth).length"
     assert tab.value(broken) == 0
     assert tab.complaints() == []
     assert [url[:5] for url in tab.requests if not url.startswith("data:")] == ["file:"]
@@ -140,6 +140,7 @@ def test_the_slider_lays_the_original_over_the_reconstruction(
     tab: Tab, folders: dict[str, Path]
 ) -> None:
     tab.open(folders["en"] / "report.html")
+    tab.value("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     tab.value("document.querySelector('.tile').scrollIntoView({block: 'center'})")
 
     def shown() -> NDArray[np.int64]:
@@ -164,10 +165,48 @@ def test_the_slider_lays_the_original_over_the_reconstruction(
     assert (half[:, middle + 4 :] == made[:, middle + 4 :]).all()
 
 
+FRONT = """(() => [...document.querySelectorAll('.verdict, .front tr, .look img, .legend')].map(
+  (e) => { const r = e.getBoundingClientRect(); return [r.width, r.bottom, e.className]; }))()"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_first_screen_is_the_sentence_and_the_table(tab: Tab, folder: Path, dark: bool) -> None:
+    tab.open(folder / "report.html", dark=dark)
+    shown = tab.value(FRONT)
+    assert len(shown) == 1 + 3 + 3 * 6 + 1
+    assert max(bottom for _, bottom, _ in shown) <= 900
+    images = tab.value(
+        "[...document.querySelectorAll('.look img')].map((i) => [i.width, i.height])"
+    )
+    assert all(min(size) >= 72 for size in images)
+    assert tab.value("document.querySelectorAll('details[open]').length") == 0
+
+
+def test_a_focused_picture_is_enlarged_beside_its_original(
+    tab: Tab, folders: dict[str, Path]
+) -> None:
+    tab.open(folders["en"] / "report.html")
+    assert tab.value("getComputedStyle(document.getElementById('lens')).display") == "none"
+    tab.value(
+        "document.querySelectorAll('.front tbody tr')[1].cells[3].querySelector('button').focus()"
+    )
+    widths = (
+        "[...document.querySelectorAll('#lens img')].map((i) => i.getBoundingClientRect().width)"
+    )
+    assert min(tab.value(widths)) > 200
+    there = "document.querySelectorAll('.front {} tr')[{}].cells[3].querySelector('img').src"
+    same = "document.querySelectorAll('#lens img')[{}].src === "
+    assert tab.value(same.format(0) + there.format("thead", 0))
+    assert tab.value(same.format(1) + there.format("tbody", 1))
+    tab.press("Escape", 27)
+    assert tab.value("document.getElementById('lens').hidden")
+
+
 def test_without_a_script_everything_is_there(tab: Tab, folders: dict[str, Path]) -> None:
     tab.scripts(allowed=False)
     try:
         tab.open(folders["en"] / "report.html")
+        tab.value("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
         hidden = "[...document.images].filter((i) => !i.getBoundingClientRect().width).length"
         assert tab.value(hidden) == 0
         assert tab.value("getComputedStyle(document.getElementById('theme')).display") == "none"

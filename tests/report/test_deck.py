@@ -21,7 +21,7 @@ from splitveil.report.columns import CERTIFICATES, SUMMARY
 from splitveil.report.deck import ROWS, commands, next_steps, phases_told, render_deck, write_deck
 from splitveil.report.figures import Pictures
 from splitveil.report.method_charts import Spot
-from splitveil.report.page import MANY_CARDS, ReportContent, best_runs, fill_page, write_report
+from splitveil.report.page import MANY_ROWS, ReportContent, best_runs, fill_page, write_report
 from splitveil.report.slides import CHINESE, Paragraph, text_height, text_pages
 from splitveil.report.words import Lang
 
@@ -436,10 +436,10 @@ def test_the_front_is_what_no_other_run_beats() -> None:
 
 
 def test_cards_are_spread_along_the_front_and_keep_its_ends() -> None:
-    runs = [at(str(i), 0.9 - i / 100, i / 100) for i in range(2 * MANY_CARDS)]
+    runs = [at(str(i), 0.9 - i / 100, i / 100) for i in range(2 * MANY_ROWS)]
     names = [int(run.name) for run in ReportContent(runs=runs).key_runs]
     assert names == [15, 13, 11, 9, 6, 4, 2, 0]
-    worse = [at(f"w{i}", 0.1, 0.0) for i in range(MANY_CARDS)]
+    worse = [at(f"w{i}", 0.1, 0.0) for i in range(MANY_ROWS)]
     few = ReportContent(runs=[*runs[:2], *worse]).key_runs
     assert [run.name for run in few] == ["1", "0"]
     assert ReportContent(runs=runs[:3]).key_runs == runs[:3]

@@ -15,15 +15,14 @@ from typer.testing import CliRunner, Result
 from splitveil.cli.app import app
 from splitveil.defences.catalogue import DEFENCES
 from splitveil.errors import ConfigError
-from splitveil.report import method_charts
+from splitveil.report import canvas
+from splitveil.report.canvas import NO_FONT, drawable
 from splitveil.report.method_charts import (
-    NO_FONT,
     Chart,
     arrange,
     chart_names,
     chart_of,
     draw_chart,
-    drawable,
     graphviz_files,
     marks,
     matplotlib_files,
@@ -161,7 +160,7 @@ def test_a_graphviz_that_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) -> N
 def test_without_a_chinese_font_the_chart_is_english_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(method_charts, "chinese_font", lambda: None)
+    monkeypatch.setattr(canvas, "chinese_font", lambda: None)
     result = call("--flow", "attention", "--lang", "zh", "--out", str(tmp_path))
     assert result.exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [

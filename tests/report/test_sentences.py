@@ -141,3 +141,64 @@ def test_flagged_runs_are_named_among_the_caveats(make_run: MakeRun) -> None:
     told = [caveat.plain() for caveat in caveats([clean, flagged])]
     assert told[0] == "Flags were raised on: f. Read them before the numbers."
     assert "caveat.flags" not in [caveat.key for caveat in caveats([clean])]
+
+
+ALONE: dict[str, Any] = {"sent": 0.0, "exposure": 0.0, "leakage": 0.0, "leakage_sent": None}
+PART: dict[str, Any] = {"sent": 0.2, "exposure": 0.12, "leakage_sent": 0.7, "leakage": 0.7}
+SMALL: dict[str, Any] = {"client": {"macs": 900_000, "params": 12_000, "wire_floats": 64}}
+
+
+def named(defence: str) -> dict[str, Any]:
+    return {"dataset": "digits", "defence": defence, "net": "small"}
+
+
+def beside_alone(make_run: MakeRun, alone: float, **part: Any) -> list[RunFiles]:  # noqa: ANN401
+    """An undefended run, veil, and a client alone with this accuracy."""
+    return [
+        run_of(make_run, "none", "none", config=named("none"), **SMALL),
+        run_of(make_run, "veil", config=named("veil"), **SMALL, **part),
+        run_of(make_run, "silent", config=named("alone"), accuracy=alone, **SMALL, **ALONE),
+    ]
+
+
+def test_the_verdict_says_what_the_server_gains_over_a_client_alone(make_run: MakeRun) -> None:
+    said = verdict(beside_alone(make_run, 0.90))
+    assert said.key == "verdict.gain"
+    assert said.plain().startswith("From “none” to “veil”, the error")
+    assert "The best client alone, “silent”, has an accuracy of 90.0 %" in said.plain()
+    assert "“veil” gains +7.8 points (+4.3 to +11.2) at an exposure of 6.3 %" in said.plain()
+    assert "提高 +7.8 个百分点" in said.plain("zh")
+
+
+def test_a_row_without_a_sure_gain_is_called_so_whatever_it_leaks(make_run: MakeRun) -> None:
+    said = verdict(beside_alone(make_run, 0.97))
+    assert said.key == "verdict.no-gain"
+    assert "has no sure gain (+0.8 points" in said.plain()
+
+
+def test_an_early_exit_is_compared_by_exposure(make_run: MakeRun) -> None:
+    said = verdict(beside_alone(make_run, 0.90, **PART)).plain()
+    assert "From “none” to “veil”, the exposure goes from 98.9 % to 12.0 %" in said
+
+
+def test_one_early_exit_and_one_client_alone_are_described(make_run: MakeRun) -> None:
+    part = verdict([run_of(make_run, "e", config=named("early-exit"), **PART)]).plain()
+    assert part == (
+        "“e” has an accuracy of 97.8 % and sends 20.0 % of the images. Over all images that is an "
+        "exposure of 12.0 %; the leakage of the sent is 70.0 %."
+    )
+    silent = verdict([run_of(make_run, "a", config=named("alone"), **ALONE)]).plain()
+    assert silent == "“a” answers on the device with an accuracy of 97.8 %, and nothing leaves it."
+
+
+def test_a_run_at_chance_is_never_praised(make_run: MakeRun) -> None:
+    flags = {"flags": [{"name": "accuracy at chance", "seen": "accuracy is 10 %"}]}
+    strongest = make_record("veil")["strongest"] | {"mse": 0.049}
+    broken = run_of(make_run, "broken", config=named("veil"), accuracy=0.1, strongest=strongest)
+    broken = replace(broken, record=Record.from_dict(broken.record.to_dict() | flags))
+    runs = [*beside_alone(make_run, 0.90)[:2], broken]
+    said = verdict(runs)
+    assert said.key == "verdict.left-out"
+    assert "From “none” to “veil”" in said.plain()
+    assert said.plain().endswith("far below the same net without a defence: broken.")
+    assert verdict([broken]).key == "verdict.unusable"

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -11,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from serve.made import CLASSES, head, pictures, write_export
+from serve.made import CLASSES, SHAPE, head, pictures, write_export
 from serve.test_client import Server
 from torch import nn
 
-from splitveil.audits.captured_requests import send_and_capture
+from splitveil.audits.captured_requests import read_captured, send_and_capture
 from splitveil.errors import AuditError, ConfigError, ExportError, ServerError
 from splitveil.nets import exit as training
 from splitveil.serve.client import CAPPED, DEVICE, NOT_REACHED, SERVED, Client
@@ -32,7 +33,7 @@ from splitveil.serve.exits import (
     read_rule,
     sureness,
 )  # fmt: skip
-from splitveil.serve.export import exit_rule
+from splitveil.serve.export import exit_rule, int8_rule
 from splitveil.serve.manifest import read_manifest
 from splitveil.serve.server import load_app
 from splitveil.serve.transport import Reply
@@ -94,7 +95,8 @@ def test_the_device_decides_and_answers_as_in_training(
 def test_an_image_exactly_at_the_threshold_is_not_sent() -> None:
     own = np.array([[2, 1, 0, 0]], np.float32)
     sure = float(sureness(own, "confidence", 0.5)[0])
-    for threshold, sent in ((sure, False), (np.nextafter(sure, 2), True)):
+    # Last bits decide nothing, because they differ between libraries and browsers.
+    for threshold, sent in ((sure, False), (np.nextafter(sure, 2), False), (sure + 1e-11, True)):
         rule = ExitRule(kind="confidence", temperature=0.5, thresholds=(float(threshold),) * 4)
         trained = training.Exit(nn.Identity(), 4)
         trained.temperature.fill_(0.5)
@@ -112,6 +114,32 @@ def test_a_threshold_that_sends_all_or_nothing_can_be_written_down() -> None:
     assert exit_rule(trained).thresholds == (ALWAYS, ALWAYS)
     trained.thresholds.fill_(-torch.inf)
     assert exit_rule(trained).thresholds == (NEVER, NEVER)
+
+
+def test_a_client_in_eight_bits_has_a_threshold_of_its_own() -> None:
+    rng = np.random.default_rng(4)
+    own = (3 * rng.standard_normal((2000, CLASSES))).astype(np.float32)
+    rough = (0.5 * own + 0.3 * rng.standard_normal(own.shape)).astype(np.float32)
+    sure = sureness(own, "margin")
+    rule = ExitRule(
+        kind="margin", temperature=1.0, thresholds=(float(np.quantile(sure, 0.3)),) * CLASSES
+    )
+    assert rule.asks(rough).mean() > 0.4, "with the float client's threshold it would send more"
+    small = int8_rule(rule, own, rough)
+    assert small.asks(rough).mean() == pytest.approx(rule.asks(own).mean(), abs=1e-3)
+    assert small.changed == (small.asks(rough) != rule.asks(own)).mean()
+    assert small.changed is not None
+    assert 0 < small.changed < 0.3
+    by_class = replace(rule, thresholds=tuple(np.linspace(0.1, 0.6, CLASSES).tolist()))
+    small = int8_rule(by_class, own, rough)
+    for k in range(CLASSES):
+        share = small.asks(rough)[rough.argmax(1) == k].mean()
+        wanted = by_class.asks(own)[own.argmax(1) == k].mean()
+        assert share == pytest.approx(wanted, abs=0.01)
+    told = read_rule(by_class.to_json(small), CLASSES, int8=True)
+    assert told == small
+    with pytest.raises(ExportError, match="no exit rule for a client in eight bits"):
+        read_rule(rule.to_json(), CLASSES, int8=True)
 
 
 def test_own_logits_that_are_not_finite_are_an_error() -> None:
@@ -137,6 +165,8 @@ def test_a_rule_survives_its_json() -> None:
         ({"average": 1}, "average must be true or false"),
         ({"send": 1.5}, "send must be null or in 0..1"),
         ({"levels": [0.5, 0.25]}, "levels must be null or 101 rising numbers"),
+        ({"changed": 2}, "changed must be null or in 0..1"),
+        ({"int8": {"noise": "off"}}, "unknown exit rule"),
         ({"noise": "off"}, "unknown exit rule"),
         ({"sends": "everything"}, "unknown exit rule"),
     ],
@@ -336,11 +366,17 @@ def test_wishes_about_a_rule_need_a_rule(tmp_path: Path) -> None:
         Client(bare, gone, send=0.1)
 
 
-def test_a_capture_of_every_image_is_not_made_by_a_client_that_keeps_some(
-    folder: Path, tmp_path: Path
-) -> None:
-    server = Server(folder)
-    with pytest.raises(AuditError, match="does not send every image, so its client sends no"):
-        send_and_capture(folder, server, torch.from_numpy(pictures(3)), tmp_path / "wire")
-    assert server.headers == []
-    assert not (tmp_path / "wire").exists()
+def test_a_capture_holds_what_the_rule_sends_and_not_more(folder: Path, tmp_path: Path) -> None:
+    x = pictures(100)
+    files = send_and_capture(folder, Server(folder), torch.from_numpy(x), tmp_path / "wire")
+    rows = [len(read_captured(file, SHAPE, 100, step=0.5 / 16).z) for file in files]
+    assert rows == [50, 50]
+    with pytest.raises(ServerError, match="was not reached, so images that the exit rule sends"):
+        send_and_capture(folder, gone, torch.from_numpy(x), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_client_that_answers_alone_captures_nothing(tmp_path: Path) -> None:
+    alone = write_export(tmp_path / "alone", exit=dict(NOTHING))
+    with pytest.raises(AuditError, match="sends nothing, so there is nothing to capture"):
+        send_and_capture(alone, gone, torch.from_numpy(pictures(3)), tmp_path / "wire")

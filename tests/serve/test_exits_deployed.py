@@ -17,10 +17,12 @@ from serve.test_serve_commands import call, error, picture, text
 from short_runs import config
 
 import splitveil as sv
+from splitveil.cli.deploy import export_lines
 from splitveil.errors import ConfigError, ExportError
 from splitveil.runs import export_run
 from splitveil.serve.client import DEVICE, NOT_REACHED, SERVED, Client
-from splitveil.serve.manifest import SERVER, read_manifest
+from splitveil.serve.export import export_model
+from splitveil.serve.manifest import CLIENT_INT8, SERVER, read_manifest
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +37,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> sv.Run:
 @pytest.fixture(scope="module")
 def unsure(tmp_path_factory: pytest.TempPathFactory) -> sv.Run:
     run = sv.fit(config(tmp_path_factory.mktemp("runs"), "early-exit", epochs=3, device="cpu"))
-    export_run(run, run.path / "export")
+    export_run(run, run.path / "export", int8=True)
     return run
 
 
@@ -135,13 +137,32 @@ def test_infer_says_who_answered_and_ends_well_without_a_server(
     assert "always_ask and never_ask contradict each other" in error(both)
 
 
-def test_what_cannot_be_exported_yet_is_said_before_anything_is_written(
+def test_a_client_in_eight_bits_decides_by_its_own_threshold(unsure: sv.Run) -> None:
+    made = read_manifest(unsure.path / "export")
+    small, rule = made.rule_of(CLIENT_INT8), made.rule
+    assert small is not None
+    assert rule is not None
+    assert small.send == pytest.approx(rule.send, abs=0.01)
+    assert small.changed is not None
+    assert 0 <= small.changed < 0.2
+    lines = " ".join(export_lines(unsure.path / "export", made))
+    assert f"decides otherwise for {100 * small.changed:.2f} % of the validation images" in lines
+    x = some_images(unsure)
+    with Client(unsure.path / "export", never_ask=True, int8=True) as client:
+        assert client._rule == small
+        answered = client.answer(x)
+    with torch.no_grad():
+        own, _ = unsure.model.both_answers(torch.from_numpy(x))
+    assert (answered.logits.argmax(1) == own.argmax(1).numpy()).mean() > 0.9
+
+
+def test_what_cannot_be_exported_is_said_before_anything_is_written(
     unsure: sv.Run, alone: sv.Run, tmp_path: Path
 ) -> None:
     target = tmp_path / "e"
-    for run in (unsure, alone):
-        with pytest.raises(ConfigError, match="does not run such a client; export without --att"):
-            export_run(run, target, attacker=True)
-    with pytest.raises(ExportError, match="eight bits decides otherwise than the exit rule"):
-        export_run(unsure, target, int8=True)
+    with pytest.raises(ConfigError, match="nothing that an attacker could see; export without"):
+        export_run(alone, target, attacker=True)
+    few = np.zeros((4, 1, 8, 8), np.float32)
+    with pytest.raises(ExportError, match="needs validation images for a threshold of its own"):
+        export_model(unsure.model, (1, 8, 8), target, name="e", calibration=few)
     assert not target.exists()

@@ -10,16 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from serve.browser import Browser, opened
 from serve.conftest import NOISE, Exported
-from serve.made import CLASSES, write_export
+from serve.made import CLASSES, SHAPE, head, write_export
 from serve.web import READY, Recorder, send, served, shown, text, upload, visit, with_attacker
+from torch import nn
 
 from splitveil.grid import step_of
+from splitveil.nets.exit import Exit
 from splitveil.serve import page
-from splitveil.serve.exits import ExitRule
+from splitveil.serve.exits import KINDS, ExitRule, sureness
 from splitveil.serve.manifest import ATTACKER, CLIENT, SERVER, OnnxHalf, load_half, read_manifest
 from splitveil.serve.stages import STAGES, apply_stages
 from splitveil.serve.wire import TensorSpec
@@ -321,16 +324,105 @@ def test_without_the_runtime_the_page_says_what_to_run(
         assert browser.complaints() == []
 
 
-def test_a_page_that_does_not_know_exit_rules_sends_nothing(
-    browser: Browser, tmp_path: Path
+def rule_for(
+    x: NDArray[np.float32], kind: str = "confidence", *, average: bool = False
+) -> ExitRule:
+    """A rule of the tiny export that sends the less sure half of some images."""
+    sure = sureness(head(x), kind, 0.5)
+    return ExitRule(
+        kind=kind, temperature=0.5, thresholds=(float(np.median(sure)),) * CLASSES, send=0.5,
+        average=average,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_the_page_answers_what_it_is_sure_of_and_sends_the_rest(
+    browser: Browser, tmp_path: Path, average: bool
 ) -> None:
-    rule = ExitRule(kind="confidence", temperature=1.0, thresholds=(0.5,) * CLASSES)
+    pixels = np.random.default_rng(3).integers(0, 256, (16, *SHAPE), dtype=np.uint8)
+    x = (pixels / np.float32(255)).astype(np.float32)
+    rule = rule_for(x, average=average)
+    asked = rule.asks(head(x))
+    assert asked.sum() == 8
     with served(write_export(tmp_path / "e", exit=rule.to_json())) as (url, server):
-        browser.visit(url)
-        browser.wait("document.getElementById('status')?.className === 'bad'")
-        assert "does not know exit rules, so it sends nothing" in text(browser, "status")
-        assert browser.value("document.getElementById('work').hidden")
-    assert server.sent() == []
+        visit(browser, url)
+        assert "about 50 % of them" in text(browser, "rule")
+        for k, image in enumerate(pixels):
+            Image.fromarray(image[0]).save(tmp_path / f"{k}.png")
+            upload(browser, tmp_path / f"{k}.png")
+            send(browser)
+            kept = int((~asked[: k + 1]).sum())
+            word = f"{k + 1} pictures"
+            assert text(browser, "kept") == f"{kept} of {word} never left this device."
+            assert browser.value("document.getElementById('leaves').hidden") == (not asked[k])
+            assert len(server.sent()) == int(asked[: k + 1].sum())
+            said = text(browser, "from")
+            assert said.startswith(
+                "From the server" if asked[k] else "From this device, which is sure"
+            )
+            if not asked[k]:
+                assert text(browser, "answer") == f"class {head(x[k : k + 1])[0].argmax()}"
+        send(browser)  # the last picture once more
+        assert text(browser, "kept").startswith("8 of 16 pictures")
+    upload(browser, tmp_path / f"{int(np.flatnonzero(asked)[0])}.png")
+    send(browser)  # the server is gone
+    assert "the server could not be reached" in text(browser, "from")
+    browser.events.clear()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_decides_at_the_threshold_as_the_client_and_the_training(
+    ready: Shown,
+    kind: Any,  # noqa: ANN401
+) -> None:
+    rng = np.random.default_rng(7)
+    own = (4 * rng.standard_normal((300, 10))).astype(np.float32)
+    sure = sureness(own, kind, 0.7)
+    trained = Exit(nn.Identity(), 10, kind=kind)
+    trained.temperature.fill_(0.7)
+    decided = []
+    # At the threshold itself, in the last bits beside it, and clearly beside it.
+    for moved, sent in ((sure, False), (np.nextafter(sure, 2), False), (sure + 1e-11, True),
+                        (sure - 1e-11, False)):  # fmt: skip
+        rules = [ExitRule(kind=kind, temperature=0.7, thresholds=(float(t),) * 10) for t in moved]
+        here = [bool(rule.asks(row[None])[0]) for rule, row in zip(rules, own, strict=True)]
+        told = json.dumps([rule.to_json() for rule in rules])
+        page_says = ready.browser.value(
+            f"import('{ready.url}/page/exits.js').then((m) => {{ const rules = {told}; const own = "
+            f"{own.tolist()}; rules.forEach((r) => m.checkRule(r, 10));"
+            " return own.map((row, i) => m.asks(Float32Array.from(row), rules[i])); })"
+        )
+        for row, threshold in zip(own, moved, strict=True):
+            trained.thresholds.fill_(float(threshold))
+            decided.append(bool(trained.asks(torch.from_numpy(row[None]))[0]))
+        assert here == page_says == decided[-300:] == [sent] * 300
+
+
+def test_the_page_answers_with_the_clients_numbers(ready: Shown) -> None:
+    rng = np.random.default_rng(8)
+    own, server = (3 * rng.standard_normal((2, 40, 10))).astype(np.float32)
+    for average in (False, True):
+        rule = ExitRule(kind="margin", temperature=1.7, thresholds=(0.5,) * 10, average=average)
+        for answered in (False, True):
+            given = f"{server.tolist()}[i]" if answered else "null"
+            found = ready.browser.value(
+                f"import('{ready.url}/page/exits.js').then((m) => {own.tolist()}.map((row, i) => "
+                f"m.answers(row, {given}, {json.dumps(rule.to_json())})))"
+            )
+            expected = rule.answers(own, server, np.full(40, answered))
+            np.testing.assert_allclose(np.array(found), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_rule_that_the_page_does_not_know_sends_nothing(ready: Shown) -> None:
+    rule = ExitRule(kind="confidence", temperature=1.0, thresholds=(0.5,) * CLASSES).to_json()
+    changes = ({"kind": "luck"}, {"noise": "off"}, {"temperature": 0}, {"thresholds": [0.5]},
+               {"thresholds": ["0.5"] * CLASSES}, {"sends": "all"})  # fmt: skip
+    for change in changes:
+        told = ready.browser.value(
+            f"import('{ready.url}/page/exits.js').then((m) => m.checkRule("
+            f"{json.dumps(rule | change)}, {CLASSES})).then(() => 'known', (e) => e.message)"
+        )
+        assert "does not know this exit rule, so it sends nothing" in told, change
 
 
 QUIET: list[dict[str, Any]] = [

@@ -26,7 +26,7 @@ from splitveil import runs as exporting_run
 from splitveil.cli import deploy as commands_serve
 from splitveil.cli.app import app as whole_app
 from splitveil.config.resolve import DataFacts, resolve
-from splitveil.config.settings import write_toml
+from splitveil.config.run_config import write_toml
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import fingerprint
 from splitveil.errors import SplitVeilError

@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from splitveil.train.step import crop_and_flip
+from splitveil.train.loop import first_flips
+from splitveil.train.step import crop_and_flip, mirrored_in
 
 
 def slow_augment(x: Tensor, crop_pad: int, flip: bool, generator: Generator) -> Tensor:
@@ -58,6 +59,24 @@ def test_flip_alone_mirrors_about_half() -> None:
     mirrored = (got == x.flip(3)).all(dim=(1, 2, 3))
     assert torch.equal(got[~mirrored], x[~mirrored])
     assert abs(float(mirrored.float().mean()) - 0.5) < 0.05
+
+
+def test_given_images_are_mirrored_without_a_draw() -> None:
+    x, generator = torch.rand(3, 1, 1, 2), Generator().manual_seed(0)
+    before = generator.get_state()
+    mirrored = torch.tensor([True, False, True])
+    got = crop_and_flip(x, crop_pad=0, flip=True, generator=generator, mirrored=mirrored)
+    assert torch.equal(got, torch.stack([x[0].flip(2), x[1], x[2].flip(2)]))
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_alternating_flips_show_every_image_both_ways_in_two_epochs() -> None:
+    first = first_flips(1000, seed=3)
+    assert torch.equal(first, first_flips(1000, seed=3))
+    assert 450 < int(first.sum()) < 550
+    epochs = [mirrored_in(first, epoch) for epoch in (1, 2, 3)]
+    assert bool((epochs[0] ^ epochs[1]).all())
+    assert torch.equal(epochs[0], epochs[2])
 
 
 def test_every_window_occurs_and_the_input_is_untouched() -> None:

@@ -39,6 +39,7 @@ def prepared(
     remembers: bool = False,
     capture: bool = True,
     compiled: bool = False,
+    config: RunConfig | None = None,
 ) -> tuple[Stepper, TrainState]:
     fabric = Fabric(accelerator=device, devices=1, precision="32-true")
     torch.manual_seed(0)
@@ -46,7 +47,8 @@ def prepared(
     model = SplitModel(encoder, Channel([GaussianNoise(0.05)]), nn.Linear(WIRE, CLASSES))
     stepped = model.compiled(backend="aot_eager") if compiled else model
     plan = PenaltyPlan(lambd=0.3, attention_lr=1e-3)
-    state = new_state(TrainParts(model, surrogate, penalty=plan), RunConfig(), fabric.device)
+    parts = TrainParts(model, surrogate, penalty=plan)
+    state = new_state(parts, config or RunConfig(), fabric.device)
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(256, (24, 1, 4, 4), dtype=torch.uint8, generator=generator)
     labels = torch.arange(24) % CLASSES
@@ -104,6 +106,18 @@ def test_a_compiled_model_is_trained_as_the_model_itself() -> None:
         found.append([p.detach().clone() for p in state.model.parameters()])
     for written, fused in zip(*found, strict=True):
         torch.testing.assert_close(fused, written)
+
+
+def test_the_first_step_with_nesterov_is_longer_by_the_momentum() -> None:
+    moved = []
+    for nesterov in (False, True):
+        config = RunConfig(nesterov=nesterov, momentum=0.9, weight_decay=0.0)
+        stepper, state = prepared(None, config=config)
+        before = [p.detach().clone() for p in state.model.parameters()]
+        train(stepper, 1, None)
+        after = state.model.parameters()
+        moved.append(torch.cat([(a - b).flatten() for a, b in zip(after, before, strict=True)]))
+    torch.testing.assert_close(moved[1], 1.9 * moved[0], rtol=1e-4, atol=1e-6)
 
 
 def test_every_value_is_averaged_over_the_steps_that_had_it() -> None:

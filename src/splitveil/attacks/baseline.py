@@ -15,6 +15,10 @@ from splitveil.io import Progress, silent
 from splitveil.threat import Access, BlackBox, Labelled, Observation, Reconstructor
 
 MAX_DISTANCES = 2**24  # 64 MB of float32
+FEW = 64  # known rows that are compared one by one
+TRIED = 16  # candidates more than neighbours
+ROUNDING = 4e-6  # of a product of float32 rows, relative to their squared lengths and to √d
+BY_DIFFERENCES = "donot_use_mm_for_euclid_dist"
 
 
 def class_means(aux: Labelled, num_classes: int) -> Tensor:
@@ -109,11 +113,37 @@ def nearest_indices(
     >>> nearest_indices(torch.tensor([[1.0]]), torch.tensor([[9.0], [2.0], [0.0]]), 2)
     tensor([[1, 2]])
     """
-    rows = max(1, min(QUERIES, max_distances // len(known)))
+    m, d = known.shape
+    if m <= FEW:
+        return _nearest_by_differences(z, known, neighbours, max_distances)
+    tried, found = min(neighbours + TRIED, m), []
+    lengths = known.square().sum(1)
+    for part in torch.split(z, max(1, min(QUERIES, max_distances // max(m, tried * d)))):
+        # Matrix products find candidates fast; the differences of these decide, so that neither
+        # rounding nor ties depend on the size of the part.
+        rough = torch.addmm(lengths, part, known.T, alpha=-2)
+        values, near = rough.topk(tried, largest=False)
+        near = near.sort(1).values
+        apart = torch.cdist(part[:, None], known[near], compute_mode=BY_DIFFERENCES)[:, 0]
+        order = apart.sort(dim=1, stable=True).indices[:, :neighbours]
+        picks = near.gather(1, order)
+        own = part.square().sum(1)
+        last = apart.gather(1, order[:, -1:])[:, 0].square() - own
+        slack = ROUNDING * d**0.5 * (own + lengths.max())
+        unsure = ~(values[:, -1] > last + slack) & (tried < m)
+        if bool(unsure.any()):
+            picks[unsure] = _nearest_by_differences(part[unsure], known, neighbours, max_distances)
+        found.append(picks)
+    return torch.cat(found)
+
+
+def _nearest_by_differences(
+    z: Tensor, known: Tensor, neighbours: int, max_distances: int
+) -> Tensor:
+    """`nearest_indices` from the differences to all rows."""
     found = []
-    for part in torch.split(z, rows):
-        # By matrix products it would be faster, but ties would depend on the size of the part.
-        distances = torch.cdist(part, known, compute_mode="donot_use_mm_for_euclid_dist")
+    for part in torch.split(z, max(1, min(QUERIES, max_distances // len(known)))):
+        distances = torch.cdist(part, known, compute_mode=BY_DIFFERENCES)
         picks = []
         for _ in range(neighbours):
             picks.append(distances.argmin(1, keepdim=True))

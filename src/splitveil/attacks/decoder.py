@@ -1,5 +1,6 @@
 """The decoder attack: a residual network trained on queries to invert the client."""
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, cast, get_args
@@ -165,6 +166,8 @@ class Decoder:
         schedule: "one-cycle" is AdamW on a one-cycle schedule; "cosine" is the published setting,
             Adam with L2 decay and a cosine down to a hundredth.
         feature_steps: Steps of the classifier for the perceptual loss, ≥ 0.
+        more: Steps, at half the rate, by which a fit for another loss continues that for "mse"; 0
+            fits it from nothing. The decoders of one audit share the fit for "mse".
         min_aux: Fewest aux images, ≥ 2.
         effort: Its share of the progress bar, > 0.
         fused: Whether torch compiles the network on a GPU.
@@ -186,6 +189,7 @@ class Decoder:
     weight_decay: float = 1e-2
     schedule: RateSchedule = "one-cycle"
     feature_steps: int = 1000
+    more: int = 0
     min_aux: int = 2  # BatchNorm needs two
     effort: float = 10.0
     fused: bool = False
@@ -194,6 +198,8 @@ class Decoder:
     def __post_init__(self) -> None:
         if self.loss not in get_args(Loss):
             raise ConfigError(unknown("loss", self.loss, get_args(Loss)))
+        if self.more and self.loss == "mse":
+            raise ConfigError('`more` continues the fit for "mse", which is this one; leave it out')
 
     @property
     def summary(self) -> str:
@@ -208,13 +214,34 @@ class Decoder:
     @property
     def budget(self) -> Budget:
         """Steps and learning rate of the fit."""
-        return Budget.of(self)
+        usual = Budget.of(self)
+        if not self.more:
+            return usual
+        return replace(usual, epochs=0, min_steps=self.more, lr=usual.lr / 2)
+
+    @property
+    def plain(self) -> "Decoder":
+        """The decoder of the same size and schedule for the loss "mse", which others continue."""
+        return replace(
+            self, loss="mse", more=0, feature_steps=Decoder.feature_steps, effort=Decoder.effort
+        )
 
     def fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress = silent
     ) -> FittedAttack:
         """Train on aux. The last weights are used: nothing is chosen on the scored images."""
         need_aux("decoder", aux, self.min_aux)
+        if victim.fits is None or self.loss != "mse":
+            return self._fit(victim, aux, generator, progress)
+
+        def make(draws: Generator) -> FittedAttack:
+            return self._fit(victim, aux, draws, progress)
+
+        return victim.fits.once(repr(self.plain), aux, make)
+
+    def _fit(
+        self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress
+    ) -> FittedAttack:
         device, n = victim.device, len(aux)
         precision = self.precision or usual_precision(device)
         first = self.feature_steps if self.loss == "perceptual" else 0
@@ -225,9 +252,12 @@ class Decoder:
         )  # fmt: skip
         wire = tuple(victim.send(aux.images[:1], generator).shape[1:])
         with fresh_weights(generator, device):
-            net = self.build(wire, tuple(aux.images.shape[1:]))
-            to_device(net, device)
-            reader = nn.Sequential(fit_units(victim, aux.images, generator), net)
+            if self.more:
+                reader = copy.deepcopy(cast(nn.Module, self.plain.fit(victim, aux, generator).net))
+            else:
+                net = self.build(wire, tuple(aux.images.shape[1:]))
+                to_device(net, device)
+                reader = nn.Sequential(fit_units(victim, aux.images, generator), net)
             send = victim.sender(aux.images)
             fitted = compiled(reader) if self.fused and device.type == "cuda" else reader
 
@@ -284,4 +314,6 @@ def with_decoders(attack: Attack, **settings: object) -> Attack:
         k: with_decoders(v, **settings) for k, v in held.items() if isinstance(v, Decoder)
     }
     changed |= settings if isinstance(attack, Decoder) else {}
+    if changed == {key: held[key] for key in changed}:
+        return attack
     return cast(Attack, replace(attack, **changed))

@@ -210,8 +210,9 @@ class Membership:
         batches = (torch.split(t, QUERIES) for t in (data.images, labels))
         for x, y in zip(*batches, strict=True):
             draws = []
+            send, rows = victim.sender(x), torch.arange(len(x), device=victim.device)
             for _ in range(self.draws):
-                z = victim.send(x, generator)
+                z = send(rows, generator)
                 logits = serve(z).double()
                 loss = F.cross_entropy(logits, y, reduction="none")
                 top = logits.softmax(1).amax(1)

@@ -5,10 +5,11 @@ Under `paper` all five have the same schedule; under `standard` the small and th
 have half of it. `quick` and `laptop` are for two CPU cores: they have one network that works at the
 wire's resolution, and no `decoder-large`, the same for every defence. That of `quick` was chosen on
 digits by its error in equal time on three clients (no defence, noise, `veil`; one seed); the sizes
-of `laptop` were not compared yet. `smoke` only shows that every attack runs: its fits take the same
-steps for any number of images. `rmle` and `prior` are expensive and run on a fixed subset, which is
-larger for smaller images. `gan`, from the CEM paper, belongs to `paper` (and to `smoke`, as
-everything does). `k-query` sees several sendings of each image.
+of `laptop` were not compared yet. `demo` has the decoder of `quick` and the attacks that cost
+nothing, so that the demo takes two minutes. `smoke` only shows that every attack runs: its fits
+take the same steps for any number of images. `rmle` and `prior` are expensive and run on a fixed
+subset, which is larger for smaller images. `gan`, from the CEM paper, belongs to `paper` (and to
+`smoke`, as everything does). `k-query` sees several sendings of each image.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,14 +39,23 @@ _CHEAP: Mapping[str, Attack] = {
 
 
 def _decoders(
-    base: Decoder, *, small: Decoder, perceptual: Decoder, large: Decoder | None = None
+    base: Decoder,
+    *,
+    small: Decoder,
+    perceptual: Decoder,
+    large: Decoder | None = None,
+    more: int = 0,
 ) -> dict[str, Attack]:
-    """The decoder in several sizes, and the base with the two other losses."""
+    """The decoder in several sizes, and the base with the two other losses.
+
+    With `more` these continue the base for so many steps.
+    """
     sizes = {"decoder-small": replace(small, effort=5.0), "decoder": base}
     if large is not None:
         sizes["decoder-large"] = replace(large, effort=20.0)
-    features = replace(perceptual, loss="perceptual", effort=15.0)
-    return {**sizes, "decoder-ssim": replace(base, loss="ssim"), "decoder-perceptual": features}
+    features = replace(perceptual, loss="perceptual", more=more, effort=15.0)
+    structure = replace(base, loss="ssim", more=more)
+    return {**sizes, "decoder-ssim": structure, "decoder-perceptual": features}
 
 
 def _full_size(base: Decoder, brief: Decoder) -> dict[str, Attack]:
@@ -79,12 +89,14 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
         "gan": Wgan(start=_TINY, width=8, epochs=0, min_steps=20, batch_size=32),
         "k-query": KQuery(repeats=4, inner=_TINY),
     },
+    "demo": {**_CHEAP, "decoder": replace(_QUICK, min_steps=300)},
     "quick": {
         **_CHEAP,
         **_decoders(
             _QUICK,
             small=replace(_QUICK, blocks=1, width=32),
             perceptual=replace(_QUICK, feature_steps=200),
+            more=200,
         ),
         "rmle": Rmle(start=_QUICK, steps=80, chunk=64, limit=64),
         "prior": Prior(start=_QUICK, factors=64, steps=50, refine=40, chunk=64, limit=64),
@@ -93,7 +105,7 @@ PROFILES: Mapping[str, Mapping[str, Attack]] = {
     "laptop": {
         **_CHEAP,
         "decoder": _LAPTOP,
-        "decoder-ssim": replace(_LAPTOP, loss="ssim", epochs=2),
+        "decoder-ssim": replace(_LAPTOP, loss="ssim", more=400),
         "rmle": Rmle(start=replace(_LAPTOP, epochs=1, min_steps=600), chunk=64, limit=64),
         "prior": Prior(
             start=replace(_LAPTOP, epochs=1, min_steps=600),
@@ -147,6 +159,12 @@ LEAK_BUDGETS: Mapping[str, LeakBudget] = {
         reid=ReId(draws=8, limit=200, tried=100),
         arithmetic=Arithmetic(limit=200, tried=100),
     ),
+    "demo": LeakBudget(
+        attribute=AttributeHead(epochs=0, min_steps=100, batch_size=64),
+        membership=Membership(draws=2, references=1, limit=500, min_steps=100, batch_size=64),
+        reid=ReId(draws=8, limit=500, tried=100),
+        arithmetic=Arithmetic(limit=500, tried=100),
+    ),
     "quick": LeakBudget(
         attribute=AttributeHead(epochs=1, min_steps=300, batch_size=64),
         membership=Membership(limit=1000, min_steps=300, batch_size=64),
@@ -179,7 +197,7 @@ def find_profile(
     """The attacks of a profile with their budgets.
 
     Args:
-        name: smoke, quick, laptop, standard or paper.
+        name: smoke, demo, quick, laptop, standard or paper.
         only: Names of some of its attacks; default all. The floors are always there.
         compile: Whether torch compiles the decoders on a GPU.
 

@@ -37,6 +37,7 @@ from splitveil.threat import (
     WhiteBox,
 )
 
+Guides = tuple[tuple[Tensor, Tensor], tuple[Reconstructor, Reconstructor]]  # rows, and fits on them
 Search = Callable[[Observation], tuple[Tensor, Tensor]]  # prior means and guesses (n, …)
 REFERENCE = 3 * 32 * 32  # values of an image for which `limit` and `chunk` are given
 LEAST = 8  # images of any size that a search takes on, unless it is given fewer
@@ -371,18 +372,32 @@ class ImageSearch:
     def guided(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress
     ) -> tuple[WhiteBox, Labelled, Labelled, tuple[Reconstructor, Reconstructor]]:
-        """The white-box view, a held-out tenth of aux, the rest, and both starts fitted on it."""
+        """The white-box view, a held-out tenth of aux, the rest, and both starts fitted on it.
+
+        Searches on one target with the same start share this tenth and the fits.
+        """
         name = type(self).__name__.lower()
         if not isinstance(victim, WhiteBox):
             kind = type(victim).__name__
             raise AuditError(f"{name} needs a white-box view, got {kind}; use victim.white_box()")
         need_aux(name, aux, self.min_aux)
-        rows = tenth(len(aux), generator, aux.images.device)
-        held, used = (Labelled(aux.images[some], aux.labels[some]) for some in rows)
-        start = self.start.fit(
-            victim, used, generator, lambda done, total, note="": progress(done, 2 * total, note)
+
+        alone = replace(victim, fits=None)  # only these searches know the held-out tenth
+
+        def fit(draws: Generator) -> Guides:
+            rows = tenth(len(aux), draws, aux.images.device)
+            known = Labelled(aux.images[rows[1]], aux.labels[rows[1]])
+            start = self.start.fit(
+                alone, known, draws, lambda done, total, note="": progress(done, 2 * total, note)
+            )
+            return rows, (start, Linear().fit(alone, known, draws))
+
+        shared = victim.fits
+        rows, guides = (
+            fit(generator) if shared is None else shared.once(f"search/{self.start!r}", aux, fit)
         )
-        return victim, held, used, (start, Linear().fit(victim, used, generator))
+        held, used = (Labelled(aux.images[some], aux.labels[some]) for some in rows)
+        return victim, held, used, guides
 
 
 S = TypeVar("S", bound=ImageSearch)

@@ -97,7 +97,7 @@ def named(name: str, limits: tuple[float | None, float | None]) -> Json:
 
 def attribute_leaks(target: Target, attack: AttributeHead) -> Json:
     """How well each attribute of the scored images is guessed from z̃, and from the answer alone."""
-    given = _simple(target) if target.attributes is None else target.attributes
+    given = simple_attributes(target) if target.attributes is None else target.attributes
     if not given.aux:
         return {}
     device, seed = target.device, target.seed
@@ -139,7 +139,7 @@ def attribute_leaks(target: Target, attack: AttributeHead) -> Json:
     return said
 
 
-def _simple(target: Target) -> Attributes:
+def simple_attributes(target: Target) -> Attributes:
     """Simple attributes computed from the images, without those that are constant on aux."""
     aux = image_attributes(target.aux.images, target.aux.images)
     scored = image_attributes(target.scored.images, target.aux.images)

@@ -466,17 +466,19 @@ def identification_error(rate_nats: float, n: int) -> float:
     return 1 - (rate_nats + math.log(2)) / math.log(n)
 
 
-def same_class_error(spectrum: Spectrum, repeats: int = 1) -> float:
+def same_class_error(spectrum: Spectrum, repeats: int = 1, beyond: float = 0.0) -> float:
     r"""Lower bound on the error of picking the right image among those of its known class.
 
     .. math:: P_{err} \ge \sum_c \frac{N_c}{N} [1 - (I_c + \log 2) / \log N_c]_+
 
-    An error where it excludes nothing (vacuous): every class has a term of 0.
+    `beyond` are nats that the attacker learns besides, added to each class's rate I_c. An error
+    where it excludes nothing (vacuous): every class has a term of 0.
     """
     total = 0.0
     for rate, count in zip(spectrum.rates(repeats).tolist(), spectrum.count.tolist(), strict=True):
         if count > 1:
-            total += count * max(0.0, 1 - (rate + math.log(2)) / math.log(count))
+            nats = rate + beyond + math.log(2)
+            total += count * max(0.0, 1 - nats / math.log(count))
     if total <= 0:
         raise AuditError("vacuous: no class's rate is below the log of half its images")
     return total / int(spectrum.count.sum())

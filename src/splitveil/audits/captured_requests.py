@@ -17,22 +17,30 @@ from splitveil.attacks.profiles import find_profile
 from splitveil.audits.certificates import count_copies
 from splitveil.audits.noise_tests import NOT_THE_NOISE, Clean, channel_tests
 from splitveil.audits.pipeline import Facts, measure
+from splitveil.audits.sent_rows import SentRows, find_sent, near_threshold
 from splitveil.audits.suite import Store
 from splitveil.audits.target import Attempt, Target
-from splitveil.audits.trained_run import Audited, open_run
+from splitveil.audits.trained_run import Audited, exit_of, open_run
 from splitveil.data.dataset import Dataset, fingerprint
-from splitveil.errors import AuditError, DataError, ExportError, WireError
+from splitveil.errors import AuditError, DataError, ExportError, ServerError, WireError
 from splitveil.io import Json, Progress, as_run_error, parse_json, silent
 from splitveil.record.schema import Record, per_image_mse
 from splitveil.record.statistics import Sample, difference
+from splitveil.serve.exits import sureness
 from splitveil.serve.export import export_parts, stages_json
-from splitveil.serve.manifest import CLIENT_INT8, LOGITS, WIRE, load_half, read_manifest
+from splitveil.serve.manifest import CLIENT_INT8, LOGITS, WIRE, load_client, read_manifest
 from splitveil.serve.stages import wire_step
 from splitveil.serve.transport import Transport, read_capture
 from splitveil.serve.wire import FLOATS, TensorSpec, decode_request
-from splitveil.threat import Labelled
+from splitveil.threat import CHUNK, Labelled
+
+Decides = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 AGAIN = 256  # images that the client sends again after a restart
+NOTHING_SENT = (
+    "answers on the device and sends nothing, so there is nothing to capture; audit the run "
+    "itself: splitveil audit RUN"
+)
 ADDRESS = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/infer")
 
 # All that the protocol asks for, part by part: any other field could carry the image itself.
@@ -162,7 +170,8 @@ def send_and_capture(
 ) -> list[Path]:
     """Send images with the export's client; returns two captures in `folder`.
 
-    The first holds all images, the second the first `AGAIN` of them after a restart of the client.
+    The first holds all images, the second the first `AGAIN` of them after a restart of the client;
+    of an early exit those that its rule sends.
 
     Args:
         export: Folder of the export.
@@ -175,13 +184,10 @@ def send_and_capture(
         allow_no_noise: Whether the export may send features without noise, as the run does.
         waiting: Told of a problem and the seconds until the next try.
     """
-    from splitveil.serve.client import Client
+    from splitveil.serve.client import NOT_REACHED, Client
 
-    if read_manifest(export).exit is not None:
-        raise AuditError(
-            f"{export} answers on the device and does not send every image, so its client sends no "
-            "capture of them all; audit the run itself: splitveil audit RUN"
-        )
+    if read_manifest(export).silent:
+        raise AuditError(f"{export} {NOTHING_SENT}")
     files = [folder / f"capture-{start}.jsonl" for start in (1, 2)]
     with (
         as_run_error(folder),
@@ -193,7 +199,12 @@ def send_and_capture(
                 export, server, token=token, ca_file=ca_file, int8=int8, waiting=waiting,
                 allow_no_noise=allow_no_noise, capture=Path(scratch) / file.name,
             ) as client:  # fmt: skip
-                client.infer(some.cpu().numpy())
+                where = client.answer(some.cpu().numpy()).where
+            if NOT_REACHED in where:
+                raise ServerError(
+                    f"{server if isinstance(server, str) else 'the server'} was not reached, so "
+                    "images that the exit rule sends were not sent; start it, then audit again"
+                )
         for file in files:  # an earlier audit's captures are replaced when both are complete
             (Path(scratch) / file.name).replace(file)
     return files
@@ -213,10 +224,28 @@ def kept_if_used(folder: Path) -> Iterator[None]:
         raise
 
 
-def int8_encoder(export: Path) -> Clean:
-    """The encoder of an export's client in eight bits, without its channel."""
-    half = load_half(export, read_manifest(export), CLIENT_INT8)
-    return lambda x: torch.from_numpy(half(x.numpy()))
+def int8_client(export: Path) -> tuple[Clean, Decides | None]:
+    """The encoder of an export's client in eight bits, without its channel; and what it sends.
+
+    The latter is None for a client that sends every image.
+    """
+    manifest = read_manifest(export)
+    network = load_client(export, manifest, CLIENT_INT8)
+    rule = manifest.rule_of(CLIENT_INT8)
+
+    def clean(x: Tensor) -> Tensor:
+        return torch.from_numpy(network(x.numpy())[0])
+
+    if rule is None:
+        return clean, None
+
+    def decides(x: Tensor) -> tuple[Tensor, Tensor]:
+        own = np.concatenate([network(part.cpu().numpy())[1] for part in torch.split(x, CHUNK)])
+        sure = torch.from_numpy(sureness(own, rule.kind, rule.temperature))
+        near = near_threshold(sure, torch.tensor(rule.thresholds)[torch.from_numpy(own).argmax(1)])
+        return torch.from_numpy(rule.asks(own)), near
+
+    return clean, decides
 
 
 def audit_wire(
@@ -228,6 +257,7 @@ def audit_wire(
     images: Dataset | None = None,
     seed: int = 0,
     clean: Clean | None = None,
+    decides: Decides | None = None,
     earlier: Record | None = None,
     store: Store | None = None,
     progress: Progress = silent,
@@ -244,6 +274,8 @@ def audit_wire(
         images: The images that were sent; None for the run's own scored ones.
         seed: Seed of the attacks.
         clean: Gives z of images if the client's encoder is not the run's, as in eight bits.
+        decides: Says of images whether that client sends them, and whether they are so near to
+            its threshold that rounding may decide.
         earlier: The record of the run's own audit, to compare with.
         store: Where finished attacks are kept.
         progress: Told how far the attacks have come.
@@ -252,9 +284,12 @@ def audit_wire(
         The record, and the pictures of `gallery.json`.
     """
     attacks = find_profile(profile)
+    if run.model.silent:
+        raise AuditError(f"{run.path} {NOTHING_SENT}")
     target, facts = open_run(run, aux=aux, seed=seed, progress=progress)
     if images is not None:
         target = replace(target, scored=own_images(target, images), own_data=True)
+        target = replace(target, exit=exit_of(run.model, target.scored, target.aux))
         facts.fields["splits"] |= {"scored": fingerprint(images)}
     scored = target.scored
     files = captures(scored.images) if callable(captures) else captures
@@ -267,13 +302,18 @@ def audit_wire(
     step = run_step(run)
     read = [read_captured(file, shape, len(scored), step=step) for file in files]
     first, again = read[0], read[1].z if read[1:] else None
-    if len(first.z) != len(scored):
+    encoder, channel = clean or run.model.encoder, run.model.channel
+    rows, rule = torch.arange(len(scored)), None
+    if target.exit is not None:
+        rule = sent_rows(run, target, encoder, first.z, decides)
+        rows = rule.rows
+    elif len(first.z) != len(scored):
         raise AuditError(
             f"{first.facts['capture']} holds {len(first.z)} rows for {len(scored)} images; it must "
             "hold each image once, in order: the run's scored ones, or those that --sent names"
         )
-    encoder, channel = clean or run.model.encoder, run.model.channel
-    tests = channel_tests(encoder, channel, first.z, scored.images.cpu(), again=again, seed=seed)
+    those = scored.images[rows.to(scored.labels.device)].cpu()
+    tests = channel_tests(encoder, channel, first.z, those, again=again, seed=seed)
     reason = None
     if clean is not None:
         reason = "the 8-bit client sent this; certificates hold only for the run's own encoder"
@@ -283,19 +323,42 @@ def audit_wire(
     identity = json.dumps([target.identity, first.facts["sha256"]]) if target.identity else ""
 
     def wire(attempts: Mapping[str, Attempt]) -> Json:
+        """What the record says of the capture, from the attempts on what was sent."""
         return {
             "captures": [data.facts for data in read],
             "beside": sorted({name for data in read for name in data.beside}),
-            "accuracy": float((target.sent.answer == scored.labels).double().mean()),
+            "accuracy": float((target.sent.answer == scored.labels)[rows].double().mean()),
+            **({} if rule is None else {"rule": rule.to_json()}),
             **tests,
             "offline": compare_with_audit(earlier, profile, facts, attempts),
         }
 
+    captured, asked = first.z.to(target.device), target.exit
+    if asked is not None:  # what was not sent is filled up: nobody attacks it
+        captured = target.sent.z.clone()
+        captured[rows] = first.z.to(captured)
+        sent = torch.zeros_like(asked.asked)
+        sent[rows] = True
+        asked = replace(asked, asked=sent)
     target = replace(
-        target, captured=first.z.to(target.device), identity=identity, wire=wire,
+        target, captured=captured, identity=identity, wire=wire, exit=asked,
         certify=reason or target.certify,
     )  # fmt: skip
     return measure(target, attacks, profile, facts, store=store, progress=progress)
+
+
+def sent_rows(
+    run: Audited, target: Target, encoder: Clean, z: Tensor, decides: Decides | None
+) -> SentRows:
+    """The scored images that captured rows are of, by the run's exit rule or another one."""
+    device, rule, x = target.exit, run.model.exit, target.scored.images
+    if device is None or device.sure is None or device.own is None or rule is None:
+        raise AuditError("this client has no exit rule")
+    if decides is None:
+        asked, near = device.asked, near_threshold(device.sure, rule.thresholds[device.own])
+    else:
+        asked, near = decides(x)
+    return find_sent(encoder, run.model.channel, z, x, asked=asked, allowed=asked | near)
 
 
 def own_images(target: Target, images: Dataset) -> Labelled:
@@ -332,6 +395,8 @@ def compare_with_audit(
     theirs, name = per_image_mse(old), old.per_image.attack
     if theirs is None or name is None or name not in attempts:
         return {"refused": "the run's audit kept no errors per image"}
+    if len(theirs) != len(attempts[name].mse):
+        return {"refused": "other images were sent than in the run's audit"}
     ours = attempts[name].mse.double().cpu().numpy()
     found = difference(Sample.of(ours[None]), Sample.of(theirs[None]), paired=True)
     limits = found.interval

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Generator, Tensor, nn
 
 from splitveil.audits import bounds
+from splitveil.audits.list_bound import ONE_SIDED, VACUOUS, least_mean, list_errors
 from splitveil.audits.target import Target
 from splitveil.errors import AuditError
 from splitveil.io import Json
@@ -20,12 +21,11 @@ from splitveil.nets.channel import before_noise, deployed
 from splitveil.nets.split import SplitModel
 from splitveil.rng import stream
 from splitveil.surrogates.base import FirstCallCheck, class_batch, true_rate
-from splitveil.threat import Labelled, Victim
+from splitveil.threat import Labelled, Victim, chunk_for
 
 Clean = Callable[[Tensor, Generator | None], Tensor]
 PROBES = 32
 KINDS = ("capacity", "gallery", "population", "diagnostics")
-CHUNK = 1000
 DELTA = 0.05  # chance that the bound for the population does not hold
 PROBED = 16  # images whose Jacobian is estimated
 REPEATS = (1, 4, 16, 64)
@@ -129,8 +129,8 @@ def _or_refused(make: Callable[[], Json]) -> Json:
 
 @torch.no_grad()
 def _encode(client: CertifiedClient, images: Tensor, generator: Generator) -> Tensor:
-    parts = [client.clean(x, generator).flatten(1) for x in torch.split(images, CHUNK)]
-    return torch.cat(parts)
+    parts = torch.split(images, chunk_for(images))
+    return torch.cat([client.clean(x, generator).flatten(1) for x in parts])
 
 
 def _bounds(client: CertifiedClient) -> tuple[float, float]:
@@ -155,44 +155,103 @@ def _rates(
     return given, min(alone.rate(), given.rate() + given.label_entropy)
 
 
-def _gallery(client: CertifiedClient, gallery: Labelled, z: Tensor, generator: Generator) -> Json:
-    """The certificate of the listed images, whose clean z (n, d) is given."""
-    noise_var = client.noise_var
-    if _draws(client, z, gallery.images, generator):
+def _check_known(client: CertifiedClient, z: Tensor, images: Tensor, generator: Generator) -> None:
+    if _draws(client, z, images, generator):
         raise AuditError(
             "no certificate: z is random before the noise, so that its covariance over the listed "
             "images is not known exactly; put random stages after the noise"
         )
+
+
+def _gallery(
+    client: CertifiedClient,
+    gallery: Labelled,
+    z: Tensor,
+    generator: Generator,
+    asked: Bool[Tensor, " n"] | None,
+) -> Json:
+    """The certificate of the listed images, whose clean z (n, d) is given."""
+    noise_var, bit = client.noise_var, _bit(asked)
+    _check_known(client, z, gallery.images, generator)
     labels = gallery.labels.to(z.device)
     given, rate = _rates(z, noise_var, labels, "diagonal")
-    errors = bounds.matcher_errors(z, noise_var, generator)
+    rate += bit
+    errors = _matcher_errors(z, noise_var, generator, asked)
     fano = _or_refused(lambda: {"at_least": bounds.identification_error(rate, len(z))})
     tighter: Json = {}
     if z.shape[1] <= FULL_DIMS:
         full, whole = _rates(z, noise_var, labels, "full")
-        tighter = {"full_covariance": {"nats": whole, "nats_given_class": full.rate()}}
+        told = {"nats": whole + bit, "nats_given_class": full.rate() + bit}
+        tighter = {"full_covariance": told}
     return {
         "images": len(z),
         "covariance": "diagonal",
         "nats": rate,
         "vacuous": rate >= math.log(len(z)),  # the image itself has no more nats
-        "nats_given_class": given.rate(),
+        "nats_given_class": given.rate() + bit,
         **tighter,
         "label_entropy": given.label_entropy,
         "identification_error": fano,
         "matcher_error": errors / len(z),
         "beaten": bounds.beaten(errors, len(z), fano.get("at_least", 0.0)),
         "same_class_identification_error": _or_refused(
-            lambda: {"at_least": bounds.same_class_error(given)}
+            lambda: {"at_least": bounds.same_class_error(given, beyond=bit)}
         ),
-        "pairwise_error": _or_refused(lambda: asdict(bounds.pairwise_error(z, noise_var))),
-        "nats_given_class_by_repeats": {str(k): given.rate(k) for k in REPEATS},
-        "doubles": _or_refused(lambda: _doubling(given)),
+        "pairwise_error": _or_refused(lambda: _pairs(z, noise_var, asked)),
+        "nats_given_class_by_repeats": {str(k): given.rate(k) + bit for k in REPEATS},
+        "doubles": _or_refused(lambda: _doubling(given, bit)),
     }
 
 
-def _doubling(given: bounds.Spectrum) -> Json:
-    repeats = bounds.repeats_until_double(given.rate, LIMIT)
+def _bit(asked: Tensor | None) -> float:
+    """Nats that it may tell which images are sent: it is one bit, and a function of the image."""
+    return 0.0 if asked is None else math.log(2)
+
+
+def _matcher_errors(
+    z: Tensor, noise_var: bounds.NoiseVar | None, generator: Generator, asked: Tensor | None
+) -> int:
+    """Errors of the optimal matcher; of the images that are not sent it names one for all."""
+    if asked is None:
+        return bounds.matcher_errors(z, noise_var, generator)
+    unsent = int((~asked).sum())
+    wrong = bounds.matcher_errors(z[asked], noise_var, generator) if bool(asked.any()) else 0
+    return wrong + max(0, unsent - 1)
+
+
+def _pairs(z: Tensor, noise_var: bounds.NoiseVar | None, asked: Tensor | None) -> Json:
+    if asked is not None:
+        raise AuditError(
+            "no certificate: of two images one may be sent and the other not, and then nobody errs"
+        )
+    return asdict(bounds.pairwise_error(z, noise_var))
+
+
+def _list(
+    client: CertifiedClient, gallery: Labelled, z: Tensor, generator: Generator, asked: Tensor
+) -> Json:
+    """The least error of any attacker on the listed images, under an exit rule."""
+    _check_known(client, z, gallery.images, generator)
+    found = list_errors(z, client.noise_var, gallery.images, asked, generator)
+    n, mean = len(z), float(found.losses.mean())
+    least = least_mean(mean, n, DELTA)
+    return {
+        "images": n,
+        "mse": mean,
+        "mse_at_least": least,
+        "confidence": 1 - DELTA,
+        "variance": found.variance,
+        "vacuous": least < VACUOUS * found.variance,
+        "identified": float(found.likeliest.mean()),
+        "asymptotic": {
+            "mse_at_least": mean - ONE_SIDED * float(found.losses.std()) / math.sqrt(n),
+            "says": "no certificate: asymptotic",
+        },
+    }
+
+
+def _doubling(given: bounds.Spectrum, bit: float) -> Json:
+    repeats = bounds.repeats_until_double(lambda k: given.rate(k) + bit, LIMIT)
     found = f"never within {LIMIT}" if repeats is None else f"at {repeats}"
     return {"repeats": repeats, "limit": LIMIT, "says": f"doubles {found} sendings of one image"}
 
@@ -205,6 +264,7 @@ def _population(  # noqa: PLR0917 - what is measured, on what, and how
     num_classes: int,
     gallery: int,
     generator: Generator,
+    bit: float,
 ) -> Json:
     """The bound for images like the fresh ones, and Fano's bound for galleries of such images."""
     known = None if seen is None else torch.cat([fingerprints(some.images) for some in seen])
@@ -217,9 +277,10 @@ def _population(  # noqa: PLR0917 - what is measured, on what, and how
         z[0], y[0], z[1], y[1], noise_var=client.noise_var, low=low, high=high, delta=DELTA
     )
     most = bounds.capacity(client.noise_var, low, high, z[0].shape[1])
-    whole = min(found.value + math.log(num_classes), most)  # H(y) is at most log C
+    whole = min(found.value + math.log(num_classes), most) + bit  # H(y) is at most log C
+    limit = found.asymptotic + bit
     return {
-        "nats_given_class": found.value,
+        "nats_given_class": found.value + bit,
         "nats": whole,
         "mean": found.mean,
         "range": found.range,
@@ -228,7 +289,7 @@ def _population(  # noqa: PLR0917 - what is measured, on what, and how
         "confidence": 1 - DELTA,
         "covariance": "diagonal",
         "kind": found.kind,
-        "asymptotic": {"nats_given_class": found.asymptotic, "says": "no certificate: asymptotic"},
+        "asymptotic": {"nats_given_class": limit, "says": "no certificate: asymptotic"},
         "identification_error": _or_refused(
             lambda: {"at_least": bounds.identification_error(whole, gallery), "images": gallery}
         ),
@@ -244,6 +305,7 @@ def certify(
     *,
     num_classes: int,
     generator: Generator,
+    asked: Bool[Tensor, " n"] | None = None,
 ) -> Json:
     """Every certificate of a client as JSON, or why it is refused.
 
@@ -257,9 +319,11 @@ def certify(
             are compared by their content.
         num_classes: How many classes there are.
         generator: Source of the random numbers.
+        asked: Which of the listed images an exit rule sends; None where every image is sent.
+            Which images are sent is one bit more, log 2 in every rate.
 
     Returns:
-        One entry for each of `KINDS`.
+        One entry for each of `KINDS`, and under an exit rule one more, `list`.
     """
     for part in (gallery, fit, fresh):
         if len(part) and not 0 <= int(part.labels.min()) <= int(part.labels.max()) < num_classes:
@@ -267,7 +331,8 @@ def certify(
                 f"labels must be at least 0 and below num_classes = {num_classes}, got "
                 f"{int(part.labels.min())} to {int(part.labels.max())}"
             )
-    x = gallery.images
+    x, bit = gallery.images, _bit(asked)
+    asked = None if asked is None else asked.to(generator.device)
     dims = _encode(client, x[:1], generator).shape[1]
     try:
         bounds.noise_variance(client.noise_var, dims)
@@ -278,7 +343,7 @@ def certify(
     def most() -> Json:
         low, high = _bounds(client)
         bounds.inside_box(z, low, high)
-        return {"nats": bounds.capacity(client.noise_var, low, high, dims), "dims": dims}
+        return {"nats": bounds.capacity(client.noise_var, low, high, dims) + bit, "dims": dims}
 
     def slope() -> Json:
         found = dfil(client.clean, x[:PROBED], client.noise_var, generator=generator)
@@ -286,15 +351,18 @@ def certify(
 
     makers: Mapping[str, Callable[[], Json]] = {
         "capacity": most,
-        "gallery": lambda: _gallery(client, gallery, z, generator),
+        "gallery": lambda: _gallery(client, gallery, z, generator, asked),
         "population": lambda: _population(
-            client, fit, fresh, seen, num_classes, len(gallery), generator
+            client, fit, fresh, seen, num_classes, len(gallery), generator, bit
         ),
         "diagnostics": slope,
     }
-    noise = GRID_NOISE if client.grid else FLOAT_NOISE
+    if asked is not None:
+        makers = {**makers, "list": lambda: _list(client, gallery, z, generator, asked)}
+    noise: Json = {"noise": GRID_NOISE if client.grid else FLOAT_NOISE}
     found = {kind: _or_refused(make) for kind, make in makers.items()}
-    return {k: v if "refused" in v else v | {"noise": noise} for k, v in found.items()}
+    told = {k: v | {"bit_nats": bit} if bit and "nats" in v else v for k, v in found.items()}
+    return {k: v if "refused" in v else v | noise for k, v in told.items()}
 
 
 def certify_networks(  # noqa: PLR0917 - the client, and images for its certificates
@@ -310,6 +378,7 @@ def certify_networks(  # noqa: PLR0917 - the client, and images for its certific
         certified_client(encoder, channel, target.device), target.scored, fit, fresh, seen,
         num_classes=target.num_classes,
         generator=stream(target.seed, "certificates", target.device),
+        asked=None if target.exit is None else target.exit.asked,
     )  # fmt: skip
 
 
@@ -334,7 +403,7 @@ def rate_nats(victim: Victim, data: Labelled, num_classes: int, noise_std: float
     before = before_noise(box.encoder, box.channel)  # a dictionary could magnify z
     parts = [
         before.rounded(before.stages(victim.encoder(x.to(victim.device))))
-        for x in torch.split(data.images, CHUNK)
+        for x in torch.split(data.images, chunk_for(data.images))
     ]
     z = torch.cat(parts).flatten(1).double()
     if not bool(torch.isfinite(z).all()):

@@ -24,19 +24,21 @@ from torch.nn import functional as F
 
 from splitveil.attacks.baseline import class_means
 from splitveil.audits import metrics
+from splitveil.audits.beyond_pixels import LEAST_PAIRS, matched_pairs, simple_attributes
 from splitveil.audits.suite import attempt, strongest
 from splitveil.audits.target import Attempt, DeviceAnswers, Target
 from splitveil.data.attributes import Attributes
 from splitveil.errors import AuditError
 from splitveil.io import Json, Progress
 from splitveil.nets.exit import threshold_for
-from splitveil.rng import derive_seed
-from splitveil.threat import CHUNK, Attack, Labelled
+from splitveil.rng import derive_seed, stream
+from splitveil.threat import Attack, Labelled, chunk_for
 
 BLOCKS = 4  # a thumbnail of 4×4 block means is the low band
 CANDIDATES = 1000  # among which an image is identified
 ROUNDS, AT_ONCE = 1000, 100  # of the bootstrap
 PERMUTATIONS = 1000
+MEMBERSHIP = "membership"
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)  # of the images sent, for a curve
 Errors = Float[Tensor, " n"]
 
@@ -190,7 +192,9 @@ def identified(target: Target, rows: Int64[Tensor, " m"]) -> float | None:
         return None
     rows = rows[:: max(1, len(rows) // CANDIDATES)][:CANDIDATES]
     images = target.scored.images[rows].to(target.device)
-    clean = torch.cat([encoder(x) for x in torch.split(images, CHUNK)]).flatten(1).double()
+    clean = (
+        torch.cat([encoder(x) for x in torch.split(images, chunk_for(images))]).flatten(1).double()
+    )
     sent = target.sent.z[rows].flatten(1).double()
     if clean.shape != sent.shape:
         return None
@@ -215,29 +219,36 @@ def bit_leaks(
     b = asked.cpu().numpy()
     said: Json = {}
     for name, values in known.items():
-        v = values.cpu().numpy()
-        found = mutual_bits(b, v)
-        by_chance = [mutual_bits(generator.permutation(b), v) for _ in range(PERMUTATIONS)]
-        more = sum(other >= found - 1e-12 for other in by_chance)
-        shares = {str(k): float(b[v == k].mean()) for k in np.unique(v)}
+        kinds, codes = np.unique(values.cpu().numpy(), return_inverse=True)
+        every, sent = np.bincount(codes), np.bincount(codes[b], minlength=len(kinds))
+        found = float(mutual_bits(sent, every))
+        # How many of each kind a random permutation of b sends.
+        by_chance = generator.multivariate_hypergeometric(every, int(b.sum()), PERMUTATIONS)
+        more = int((mutual_bits(by_chance, every) >= found - 1e-12).sum())
         said[name] = {
-            "bits": found, "p": (1 + more) / (1 + PERMUTATIONS), "share_sent": shares,
+            "bits": found, "p": (1 + more) / (1 + PERMUTATIONS),
+            "share_sent": {str(k): float(s) for k, s in zip(kinds, sent / every, strict=True)},
         }  # fmt: skip
     return said
 
 
-def mutual_bits(b: NDArray[np.bool_], v: NDArray[np.int64]) -> float:
-    """Mutual information of a bit and a code over n images, in bits.
+def mutual_bits(sent: NDArray[np.int64], every: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Mutual information, in bits, of a kind and of whether an image of it was sent.
 
-    >>> mutual_bits(np.array([True, True, False, False]), np.array([1, 1, 0, 0]))
+    Args:
+        sent: How many images of each kind were sent (…, k).
+        every: How many there are of each kind (k,), each > 0.
+
+    >>> float(mutual_bits(np.array([2, 0]), np.array([2, 2])))
     1.0
     """
-    _, codes = np.unique(v, return_inverse=True)
-    joint = np.zeros((2, codes.max() + 1))
-    np.add.at(joint, (b.astype(int), codes), 1 / len(b))
-    outer = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
-    seen = joint > 0
-    return float((joint[seen] * np.log2(joint[seen] / outer[seen])).sum())
+    n, total = every.sum(), sent.sum(-1, keepdims=True)
+    bits = np.zeros(sent.shape[:-1])
+    for part, size in ((sent, total), (every - sent, n - total)):
+        joint, product = part / n, size * every / n**2
+        ratio = np.divide(joint, product, out=np.ones_like(joint), where=joint > 0)
+        bits += (joint * np.log2(ratio)).sum(-1)
+    return bits
 
 
 def intervals(
@@ -265,13 +276,16 @@ def unsure_aux(target: Target) -> Target:
     """The same target for an attacker who fits on the images that the client would send.
 
     These are the round(s·a) aux images it is least sure of, by rank: an own head that overfits is
-    sure of almost every image it was trained on.
+    sure of almost every image it was trained on. Where nobody knows how sure it is, they are the
+    aux images that it sends.
     """
     device = target.exit
     if device is None:
         return target
-    count = round(float(device.asked.double().mean()) * len(target.aux))
-    rows = device.aux_sure.argsort(stable=True)[:count].sort().values
+    rows = device.aux_asked.nonzero().flatten()
+    if device.aux_sure is not None:
+        count = round(float(device.asked.double().mean()) * len(target.aux))
+        rows = device.aux_sure.argsort(stable=True)[:count].sort().values
     aux = Labelled(target.aux.images[rows], target.aux.labels[rows])
     given = target.attributes
     if given is not None:
@@ -309,14 +323,34 @@ def attack_the_sent(
 
 
 def exit_leaks(target: Target) -> Json:
-    """What the bit tells of label, own answer and attributes."""
+    """What the bit tells of label, own answer, attributes and membership."""
     device = target.exit
     if device is None:
         return {}
-    known = {"label": target.scored.labels, "own answer": device.own}
-    if target.attributes is not None:
-        known |= dict(target.attributes.scored)
-    return bit_leaks(device.asked, known, target.seed)
+    known = {"label": target.scored.labels}
+    if device.own is not None:
+        known["own answer"] = device.own
+    known |= dict((target.attributes or simple_attributes(target)).scored)
+    found = bit_leaks(device.asked, known, target.seed)
+    return found | membership_of_bit(target, device)
+
+
+def membership_of_bit(target: Target, device: DeviceAnswers) -> Json:
+    """What the bit tells of whether an image was trained on, over pairs of one class; see above.
+
+    Half of the images are members, the other half are not. Empty where no members are known.
+    """
+    members, others = target.members, target.outsiders
+    if isinstance(members, str) or others is None:
+        return {}
+    pairs = matched_pairs(members.labels, others.labels, stream(target.seed, "leaks/exit"))
+    if len(pairs) < LEAST_PAIRS:
+        return {}
+    bits = [
+        device.asks(some.images[at]) for some, at in zip((members, others), pairs.T, strict=True)
+    ]
+    member = torch.arange(2 * len(pairs)) < len(pairs)
+    return bit_leaks(torch.cat(bits), {MEMBERSHIP: member.long()}, target.seed)
 
 
 def what_is_exposed(target: Target, best: Attempt | None) -> Json:
@@ -339,7 +373,7 @@ def what_is_exposed(target: Target, best: Attempt | None) -> Json:
     error, ceiling = metrics.mse(x, guess), metrics.mse(x, blind)
     errors, ceilings = band_errors(x, guess), band_errors(x, blind)
     bands = {name: (errors[name], ceilings[name]) for name in errors}
-    device = target.exit
+    device = target.keeps
     everything = torch.ones(len(x), dtype=torch.bool, device=x.device)
     asked = everything if device is None else device.asked
     unsent = ceiling if device is None else by_bit(target, device)
@@ -362,21 +396,25 @@ def per_image_of_exit(target: Target, best: Attempt) -> Json:
     """What `per_image` holds of every scored image where only some are sent.
 
     `error` and `label_only` as base64 of float16, `sure` of float32, `sent`, `own_right` and
-    `server_right` as base64 of packed bits.
+    `server_right` as base64 of packed bits; without what is not known.
     """
     device = target.exit
     if device is None:
         return {}
     x, labels = target.scored.images, target.scored.labels
     blind = class_means(target.aux, target.num_classes)[labels].clamp(0, 1)
-    return {
+    said = {
         "error": packed(best.mse, "<f2"),
         "label_only": packed(metrics.mse(x, blind), "<f2"),
-        "sure": packed(device.sure, "<f4"),
         "sent": packed_bits(device.asked),
-        "own_right": packed_bits(device.own == labels),
-        "server_right": packed_bits(target.sent.answer == labels),
     }
+    if device.sure is not None:
+        said["sure"] = packed(device.sure, "<f4")
+    if device.own is not None:
+        said["own_right"] = packed_bits(device.own == labels)
+    if target.head is not None:
+        said["server_right"] = packed_bits(target.sent.answer == labels)
+    return said
 
 
 def packed(values: Tensor, dtype: str) -> str:
@@ -402,6 +440,8 @@ def at_shares(target: Target, best: Attempt) -> list[Json]:
     """
     device = target.exit
     if device is None or device.averages or target.head is None:
+        return []
+    if device.sure is None or device.aux_sure is None or device.own is None:
         return []
     x, labels = target.scored.images, target.scored.labels
     blind = class_means(target.aux, target.num_classes)[labels].clamp(0, 1)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from splitveil.audits.bounds import beaten
 from splitveil.audits.certificates import count_copies
+from splitveil.audits.exposure import MEMBERSHIP
 from splitveil.audits.suite import comparable, mean_image_mse
 from splitveil.audits.target import Attempt, Target
 from splitveil.io import Json
@@ -245,6 +246,17 @@ def wire_leaks_more(wire: Json) -> str | None:
     )
 
 
+def sends_more(wire: Json) -> str | None:
+    """A client with an exit rule sent more images than the rule, or other ones."""
+    rule = wire.get("rule")
+    if rule is None or not rule["not_allowed"]:
+        return None
+    return (
+        f"{rule['sent']} of {rule['images']} images were sent, the exit rule sends "
+        f"{rule['allowed']}; {rule['not_allowed']} of them it answers on the device"
+    )
+
+
 def server_not_needed(probe: Json) -> str | None:
     """A linear head on the device answers as well as the server, within half a point."""
     adds = probe.get("server_adds")
@@ -265,6 +277,17 @@ def exit_tells(found: Json) -> str | None:
         return None
     most = max(told, key=lambda name: told[name]["bits"])
     return f"whether an image is sent tells {told[most]['bits']:.3f} bits of its {most}"
+
+
+def exit_tells_members(found: Json) -> str | None:
+    """Whether an image was sent tells whether the client was trained on it."""
+    seen = exit_tells({MEMBERSHIP: found[MEMBERSHIP]} if MEMBERSHIP in found else {})
+    if seen is None:
+        return None
+    others, members = found[MEMBERSHIP]["share_sent"].values()
+    return (
+        f"{seen}: {100 * members:.1f} % of trained images are sent, {100 * others:.1f} % of others"
+    )
 
 
 def answers_at_chance(target: Target, accuracy: float | None) -> str | None:
@@ -317,6 +340,13 @@ FLAGS: Mapping[str, str] = {  # every flag, and what to do about it
     "exit tells the class": (
         "whether an image is sent says something about it; use thresholds per class, or send all"
     ),
+    "exit tells the members": (
+        "the device is surer of images that it was trained on; train with augmentation or for "
+        "fewer epochs, or send all"
+    ),
+    "sent more than the rule allows": (
+        "find out why the client sends these images, and do not rely on the audited exposure"
+    ),
     AT_CHANCE: (
         "train it again with a weaker penalty; a model that answers nothing has nothing to protect"
     ),
@@ -353,6 +383,7 @@ def raise_flags(
         accuracy: Its accuracy; None if it is not known.
     """
     beside = wire.get("beside", ())  # fields of a request that no attack looks at
+    bit = leaks.get("exit", {})  # what it tells that an image was sent
     validated = "settings are chosen by them" if target.knowledge == "val" else None
     seen = {
         "white-box weaker than black-box": white_box_weaker(attempts),
@@ -377,8 +408,10 @@ def raise_flags(
         "another client on the wire": _failed(wire, "offset", "slope", "different"),
         "more than z on the wire": f"requests hold {', '.join(beside)}" if beside else None,
         "wire leaks more than the audit": wire_leaks_more(wire),
+        "sent more than the rule allows": sends_more(wire),
         "server not needed": server_not_needed(probe or {}),
         AT_CHANCE: answers_at_chance(target, accuracy),
-        "exit tells the class": exit_tells(leaks.get("exit", {})),
+        "exit tells the class": exit_tells({k: v for k, v in bit.items() if k != MEMBERSHIP}),
+        "exit tells the members": exit_tells_members(bit),
     }
     return [Flag(name, what, FLAGS[name]) for name, what in seen.items() if what is not None]

@@ -27,7 +27,7 @@ from splitveil.audits.noise_tests import (
     sent_rate,
 )
 from splitveil.audits.pipeline import Facts, measure
-from splitveil.audits.target import Target, read_attributes
+from splitveil.audits.target import DeviceAnswers, Target, answer, read_attributes
 from splitveil.config.machine import find_precision
 from splitveil.config.resolve import import_user_code, unchanged
 from splitveil.data.attributes import Attributes, own_attributes
@@ -41,9 +41,19 @@ from splitveil.nets.channel import Channel, GaussianNoise
 from splitveil.nets.cost import count_network
 from splitveil.record.schema import Record
 from splitveil.rng import derive_seed, seeded_globals, stream
-from splitveil.threat import Access, Labelled, Send, Victim, by_rows, check_images, without_nan
+from splitveil.threat import (
+    CHUNK,
+    Access,
+    Labelled,
+    Send,
+    Victim,
+    by_rows,
+    check_images,
+    without_nan,
+)
 
 Function = Callable[..., Any]
+DeviceReports = Callable[[Tensor, Generator], tuple[Tensor, Tensor]]
 Given = Literal["auto", "numpy", "torch"]
 Shape = tuple[int, ...]
 NUMPY = "numpy"
@@ -69,6 +79,12 @@ class OwnEncoder:
         white_box: Whether the attacker also has the client's networks: the module itself, or
             `encoder` and `channel` of the object.
         given: What the client takes: "numpy" arrays, "torch" tensors, or "auto" to try both.
+        asks: Says for images (n, c, h, w) whether each is sent, (n,) booleans or 0 and 1; None if
+            all are.
+        asks_name: What messages and the record call it.
+        device: Answers images on the device, as the server answers what is sent; None if it is not
+            known.
+        device_name: What messages and the record call it.
     """
 
     client: object
@@ -78,8 +94,17 @@ class OwnEncoder:
     noise_std: float | None = None
     white_box: bool = False
     given: Given = "auto"
+    asks: object | None = None
+    asks_name: str | None = None
+    device: object | None = None
+    device_name: str | None = None
 
     def __post_init__(self) -> None:
+        if self.device is not None and self.asks is None:
+            raise ConfigError(
+                "the device's own answers are for a client that does not send every image; say "
+                "which are sent with --asks, or leave --own out"
+            )
         if self.noise_std is not None and not 0 < self.noise_std < math.inf:
             raise ConfigError(
                 f"noise must be a finite number > 0, got {self.noise_std}; leave it out if the "
@@ -120,16 +145,28 @@ class AuditImages:
 
 
 def find_encoder(
-    name: str, server: str | None, noise: float | None, given: str, *, white_box: bool
+    name: str,
+    server: str | None,
+    noise: float | None,
+    given: str,
+    *,
+    white_box: bool,
+    asks: str | None = None,
+    device: str | None = None,
 ) -> OwnEncoder:
-    """Import the named functions; `name` and `server` are each MODULE:FUNCTION."""
+    """Import the named functions; each is MODULE:FUNCTION."""
     if given not in get_args(Given):
         raise ConfigError(unknown("input", given, get_args(Given)))
     client = import_user_code(name, "what is audited")
-    answers = None if server is None else import_user_code(server, "--server")
+    others = {"--server": server, "--asks": asks, "--own": device}
+    answers, rule, own = (
+        None if place is None else import_user_code(place, option)
+        for option, place in others.items()
+    )
     return OwnEncoder(
         client=client, name=name, server=answers, server_name=server, noise_std=noise,
         white_box=white_box, given=given,  # type: ignore[arg-type]  # checked above
+        asks=rule, asks_name=asks, device=own, device_name=device,
     )  # fmt: skip
 
 
@@ -460,6 +497,38 @@ class Server(nn.Module):
         )
 
 
+class OwnRule:
+    """A user's exit rule: whether each image is sent, as booleans or 0 and 1.
+
+    A rule that draws random numbers gets the same ones for the same images.
+
+    Args:
+        function: The user's function.
+        seed: Of its random numbers.
+    """
+
+    def __init__(self, function: UserFunction, seed: int) -> None:
+        self.function, self.seed = function, seed
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Whether each of some images (m, c, h, w) is sent, bool (m,)."""
+        draws, name = stream(self.seed, "foreign/asks"), self.function.name
+        said = torch.cat([self.function(x, draws) for x in torch.split(images, CHUNK)])
+        if said.shape[1:] != (1,):
+            raise AuditError(
+                f"'{name}' must return one value per image, got shape {self.function.shape}; "
+                "True or 1 for an image that is sent, False or 0 for one that is not"
+            )
+        sent = said.flatten()
+        if bool((odd := (sent != 0) & (sent != 1)).any()):
+            raise AuditError(
+                f"'{name}' must say True or 1 for an image that is sent, False or 0 for one that "
+                f"is not, got {float(sent[odd][0]):.4g}; compare with the threshold inside it"
+            )
+        return sent == 1
+
+
 class UserVictim(Victim):
     """A user's client: every query goes to the function itself.
 
@@ -555,6 +624,7 @@ def audit_encoder(
             name = own.server_name or f"{own.name}'s server"
             server = wrap(own.server, name, "auto", z, seed, sender.shape)
             head = Server(server, len(images.classes))
+        exit, answers = device_answers(own, images, head, victim, seed)
         noise, repeatable = measure_noise(victim, images.scored.images[:LISTENED], seed)
         target = Target(
             victim=victim, head=head, classes=images.classes, aux=images.aux,
@@ -562,6 +632,7 @@ def audit_encoder(
             members=UNKNOWN if images.members is None else images.members,
             outsiders=images.test, attributes=images.attributes, own_data=":" in images.name,
             certify=lambda target: _certificates(target, own, images, parts[0], noise),
+            exit=exit, answers=answers,
         )  # fmt: skip
         floats = target.sent.z[0].numel()
         if own.noise_std is not None:
@@ -582,6 +653,7 @@ def audit_encoder(
                 "config": {
                     "dataset": images.name, "callable": own.name, "server": own.server_name,
                     "noise_std": own.noise_std, "defence": None, "net": None, "seed": None,
+                    **({"asks": own.asks_name, "own": own.device_name} if own.asks else {}),
                 },
                 "splits": images.hashes,
                 "seeds": {"train": None, "attack": seed, "split": None},
@@ -590,6 +662,42 @@ def audit_encoder(
         )  # fmt: skip
         run = {name: attack for name, attack in attacks.items() if name not in left_out}
         return measure(target, run, profile, facts, progress=progress)
+
+
+def device_answers(
+    own: OwnEncoder, images: AuditImages, head: nn.Module | None, victim: Victim, seed: int
+) -> tuple[DeviceAnswers | None, DeviceReports | None]:
+    """What a device with an exit rule does with the images, and what it reports for others.
+
+    Both are None without a rule. What it reports is None, too, where the device's own answers or
+    the server's are not known.
+    """
+    if own.asks is None:
+        return None, None
+    few = images.scored.images[:PROBED]
+    name = own.asks_name or f"{own.name}'s exit rule"
+    rule = OwnRule(wrap(own.asks, name, "auto", few, seed), seed)
+    asked = rule(images.scored.images)
+    if not bool(asked.any()):
+        raise AuditError(
+            f"'{name}' sends none of the {len(asked)} scored images, so there is nothing to "
+            "attack; raise its threshold, or give other images"
+        )
+    here: Server | None = None
+    if own.device is not None:
+        named = own.device_name or f"{own.name}'s own answers"
+        here = Server(wrap(own.device, named, "auto", few, seed), len(images.classes))
+    told = None if here is None else answer(here, images.scored.images)
+    found = DeviceAnswers(asked=asked, aux_asked=rule(images.aux.images), asks=rule, own=told)
+    if here is None or head is None:
+        return found, None
+    device, server = here, head
+
+    def reports(x: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        sent = rule(x)
+        return torch.where(sent[:, None], server(victim.send(x, generator)), device(x)), sent
+
+    return found, reports
 
 
 def _certificates(

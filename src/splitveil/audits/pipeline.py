@@ -88,7 +88,7 @@ def measure(
     attacks = scaled_searches(at_precision(attacks, facts.precision), target.scored)
     attempts = run_attacks(target, attacks, progress, store=store)
     every, sent, on_sent = attempts, target, attempts
-    if target.exit is not None:
+    if target.keeps is not None:
         every, sent, on_sent = attack_the_sent(target, attacks, attempts, progress)
     summary = summarise(sent, on_sent)
     best = every.get(str(summary["strongest"]["mse_by"]))
@@ -108,7 +108,7 @@ def measure(
         exposed["probe"] = server_need(target, probe_answers(target))
     if target.exit is not None:
         leaks["exit"] = exit_leaks(target)
-    wire = target.wire(attempts)
+    wire = target.wire(on_sent)
     right = right_counts(target, ACCURACY_DRAWS)
     if right is not None:
         summary["per_image"]["right"] = packed(right, "u1")

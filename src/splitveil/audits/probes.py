@@ -9,7 +9,7 @@ from splitveil.audits.target import Target, send
 from splitveil.io import Json
 from splitveil.record.statistics import wilson
 from splitveil.rng import derive_seed, seeded_globals
-from splitveil.threat import CHUNK, Labelled, without_nan
+from splitveil.threat import Labelled, chunk_for, without_nan
 
 FITTED_ON = 10_000  # aux images at most
 STEPS = 60  # of L-BFGS
@@ -73,14 +73,14 @@ def probe_answers(target: Target) -> dict[str, Tensor]:
         if encoder is not None:
             clean = [_clean(target, encoder, x) for x in (aux.images, target.scored.images)]
             found["clean"] = probe(clean[0], labels, clean[1], target.num_classes)
-    if target.exit is not None:
+    if target.exit is not None and target.exit.own is not None:
         found["own"] = target.exit.own
     return found
 
 
 @torch.no_grad()
 def _clean(target: Target, encoder: torch.nn.Module, images: Tensor) -> Tensor:
-    parts = torch.split(images.to(target.device), CHUNK)
+    parts = torch.split(images.to(target.device), chunk_for(images))
     return without_nan(torch.cat([encoder(x) for x in parts]).flatten(1).float())
 
 

@@ -22,6 +22,7 @@ from splitveil.audits.target import (
     from_bytes,
     levels,
     send,
+    sender,
     to_bytes,
 )
 from splitveil.errors import AuditError
@@ -95,7 +96,7 @@ def attempt_key(target: Target, name: str, attack: Attack, code: str | None) -> 
 
 
 def accuracy(target: Target, draws: int) -> float | None:
-    """Share of right answers on the test images, sent through the channel; None without a server.
+    """Share of right answers on the test images, sent through the channel; None if not known.
 
     Args:
         target: The client and its server.
@@ -107,7 +108,7 @@ def accuracy(target: Target, draws: int) -> float | None:
 
 @torch.no_grad()
 def right_counts(target: Target, draws: int) -> Int64[Tensor, " n"] | None:
-    """How often the device's answer for each test image is right; None without a server.
+    """How often the device's answer for each test image is right; None if it is not known.
 
     Args:
         target: The client and its server.
@@ -117,15 +118,17 @@ def right_counts(target: Target, draws: int) -> Int64[Tensor, " n"] | None:
         (n,), each from 0 to `draws`.
     """
     data = target.scored if target.test is None else target.test
-    if target.answers is None and target.head is None:
+    if target.answers is None and (target.head is None or target.exit is not None):
         return None
     truth = data.labels.to(target.device)
     right = torch.zeros_like(truth)
-    for i in range(draws):
-        if target.answers is None:
-            z = send(target.victim, data.images, target.seed, f"accuracy/{i}")
+    if target.answers is None:
+        again = sender(target.victim, data.images)
+        for i in range(draws):
+            z = again(target.seed, f"accuracy/{i}")
             right += answer(target.scores, z).to(truth.device) == truth
-            continue
+        return right
+    for i in range(draws):
         generator = stream(target.seed, f"accuracy/{i}", target.device)
         for start in range(0, len(data), CHUNK):
             part = slice(start, start + CHUNK)

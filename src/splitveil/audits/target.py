@@ -5,7 +5,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -26,8 +26,11 @@ from splitveil.threat import (
     BlackBox,
     Labelled,
     Observation,
+    Send,
+    SharedFits,
     Victim,
     checked,
+    chunk_for,
     same_shape,
     without_nan,
 )
@@ -51,17 +54,20 @@ class DeviceAnswers:
     Args:
         asked: Whether each scored image is sent (n,).
         aux_asked: The same of the aux images (a,): the attacker has the client and computes it.
-        aux_sure: How sure the client is of each aux image (a,).
-        sure: How sure it is of each scored image (n,).
-        own: The class that its own head answers for each scored image (n,).
+        asks: Whether each of some images (m, c, h, w) is sent, bool (m,).
+        aux_sure: How sure the client is of each aux image (a,); None if it is not known.
+        sure: How sure it is of each scored image (n,); None if it is not known.
+        own: The class that the device itself answers for each scored image (n,); None if it is
+            not known.
         averages: Whether it averages its own answer with the server's.
     """
 
     asked: Tensor
     aux_asked: Tensor
-    aux_sure: Tensor
-    sure: Tensor
-    own: Tensor
+    asks: Callable[[Tensor], Tensor]
+    aux_sure: Tensor | None = None
+    sure: Tensor | None = None
+    own: Tensor | None = None
     averages: bool = False
 
 
@@ -137,6 +143,19 @@ class Target:
         """Where the victim computes."""
         return self.victim.device
 
+    @property
+    def keeps(self) -> DeviceAnswers | None:
+        """`exit` if it keeps scored images on the device; a rule that sends all of them is none."""
+        return self.exit if self.exit is not None and not bool(self.exit.asked.all()) else None
+
+    @torch.no_grad()
+    def reported(self, rows: Tensor) -> Tensor:
+        """Classes (m,) that the device reports for the scored images at `rows`."""
+        if self.answers is None:
+            return self.sent.answer[rows]
+        generator = stream(self.seed, "reported", self.device)
+        return self.answers(self.scored.images[rows].to(self.device), generator)[0].argmax(1)
+
     @cached_property
     def sent(self) -> Interception:
         """What was sent once for the scored images; every attack gets the same draw.
@@ -155,8 +174,7 @@ class Target:
         """The server's scores (n, classes) for smashed data z; all 0 without a server."""
         if self.head is None:
             return z.new_zeros(len(z), self.num_classes)
-        scores: Tensor = self.head(z)
-        return scores
+        return torch.cat([*map(self.head, torch.split(z, chunk_for(self.scored.images)))])
 
     def allowed(self, access: Access, rows: Tensor, repeats: int) -> Observation:
         """What an attack with this access sees of the scored images at `rows`.
@@ -171,7 +189,8 @@ class Target:
         if access is not Access.REPEATS:
             return Observation(z, label)
         x = self.scored.images[rows]
-        more = [send(self.victim, x, self.seed, f"repeat/{i}") for i in range(1, repeats)]
+        again = sender(self.victim, x)
+        more = [again(self.seed, f"repeat/{i}") for i in range(1, repeats)]
         repeated = [without_nan(same_shape(each, len(x), z.shape[1:])) for each in more]
         return Observation(z, label, torch.stack([z, *repeated]))
 
@@ -182,7 +201,11 @@ class Target:
         """
         white = access is Access.WHITE_BOX
         box = self.victim.white_box() if white else self.victim.black_box()
-        return checked(box, self.sent.z.shape[1:])
+        return replace(checked(box, self.sent.z.shape[1:]), fits=self._fits)
+
+    @cached_property
+    def _fits(self) -> SharedFits:
+        return SharedFits(self.seed, self.device)
 
 
 def read_attributes(
@@ -214,10 +237,20 @@ def answer(scores: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
 
 def send(victim: Victim, x: Tensor, seed: int, name: str) -> Tensor:
     """Smashed data of images x (n, c, h, w), with fresh noise for each from the named stream."""
-    generator = stream(seed, name, victim.device)
+    return _in_parts(victim.send, x, stream(seed, name, victim.device))
+
+
+def sender(victim: Victim, x: Tensor) -> Callable[[int, str], Tensor]:
+    """`send` for some images as a function of seed and name, for many sendings of them."""
+    rows, prepared = torch.arange(len(x), device=victim.device), victim.prepare(x)
+    return lambda seed, name: _in_parts(prepared, rows, stream(seed, name, victim.device))
+
+
+def _in_parts(send: Send, x: Tensor, generator: Generator) -> Tensor:
+    """What is sent for x, some rows at a time."""
     sent: list[Tensor] = []
     for part in torch.split(x, CHUNK):
-        z = victim.send(part, generator)
+        z = send(part, generator)
         sent.append(same_shape(z, len(part), (sent[0] if sent else z).shape[1:]))
     return torch.cat(sent)
 
@@ -375,8 +408,8 @@ def gallery(target: Target, attempts: Mapping[str, Attempt]) -> Json:
     """
     scored, classes = target.scored, list(target.classes)
     rows = gallery_rows(scored.labels)
-    answers = target.sent.answer[rows].tolist()
-    if target.head is None:
+    answers = target.reported(rows).tolist()
+    if target.head is None and target.answers is None:
         answers, classes = [len(classes)] * len(rows), [*classes, NO_ANSWER]
     places = ((name, attempt.place(rows)) for name, attempt in attempts.items())
     shown = {name: place for name, place in places if bool((place >= 0).all())}

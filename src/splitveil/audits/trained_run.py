@@ -42,10 +42,12 @@ from splitveil.provenance import commit, model_hash, versions
 from splitveil.record.files import write_record
 from splitveil.record.schema import BY_ALONE, Record
 from splitveil.rng import stream
-from splitveil.threat import CHUNK, Access, FittedAttack, Labelled
+from splitveil.threat import Access, FittedAttack, Labelled, chunk_for
 
 COPY = "Copy the run's folder to a place where you may write, and audit the copy"
-RECENT = ("label_smoothing", "teacher_share", "teacher_temperature")  # older records lack them
+RECENT = (  # older records lack them
+    "label_smoothing", "teacher_share", "teacher_temperature", "nesterov", "flips",
+)  # fmt: skip
 TIMES = ("seconds", "command", "commit")  # what may differ between two equal audits
 
 
@@ -96,6 +98,10 @@ def open_run(
     test = dataset.labelled(splits.judged(view.knowledge))
     known, members, val = (dataset.labelled(s) for s in (view.aux, splits.train, splits.val))
     own_hash = model_hash(model)
+    # What an attack meets: another exit rule on the same network sends the same numbers.
+    attacked = own_hash
+    if model.exit is not None:
+        attacked = model_hash(model.encoder, model.channel, model.head)
     steps, planned = trained["steps"], planned_steps(config, len(splits.train))
 
     # The population's bound is measured on images that nothing was trained or chosen on.
@@ -105,13 +111,11 @@ def open_run(
     scored = dataset.labelled(view.scored)
     if model.silent:
         certificates = "nothing is sent"
-    elif model.exit is not None:
-        certificates = "whether an image is sent tells something of it, which is not bounded yet"
     target = Target(
         victim=victim, head=None if model.silent else model.head, classes=dataset.classes,
         aux=known,
         scored=scored, seed=seed, knowledge=view.knowledge, test=test,
-        identity=_identity(model, own_hash, hashes, victim.device), members=members,
+        identity=_identity(model, attacked, hashes, victim.device), members=members,
         outsiders=dataset.labelled(splits.held_out) if len(splits.held_out) else test,
         attributes=read_attributes(
             attributes, len(dataset), view.aux, view.scored, lambda: file_names(config.dataset)
@@ -119,7 +123,7 @@ def open_run(
         own_data=":" in config.dataset, certify=certificates,
         unfinished=f"{steps} of {planned} steps were trained" if steps < planned else None,
         answers=model.deployed().eval().answer if model.silent or model.exit is not None else None,
-        exit=_exit_of(model, scored, known), silent=model.silent,
+        exit=exit_of(model, scored, known), silent=model.silent,
     )  # fmt: skip
     settings = {k: v for k, v in flat_config(config).items() if k not in PLACES}
     training = {k: trained[k] for k in ("steps", "peak_bytes", "val_accuracy")}
@@ -149,18 +153,19 @@ def open_run(
 
 
 @torch.no_grad()
-def _exit_of(model: SplitModel, scored: Labelled, aux: Labelled) -> DeviceAnswers | None:
+def exit_of(model: SplitModel, scored: Labelled, aux: Labelled) -> DeviceAnswers | None:
     """What a device with an exit does with the scored images and the attacker's; None without."""
     if model.exit is None or not isinstance(model.encoder, TappedClient):
         return None
     rule, body = model.exit, model.encoder.body
 
+    @torch.no_grad()
     def own(images: Tensor) -> Tensor:
-        return torch.cat([rule.head(body(x)) for x in torch.split(images, CHUNK)])
+        return torch.cat([rule.head(body(x)) for x in torch.split(images, chunk_for(images))])
 
     here, known = own(scored.images), own(aux.images)
     return DeviceAnswers(
-        asked=rule.asks(here), aux_asked=rule.asks(known),
+        asked=rule.asks(here), aux_asked=rule.asks(known), asks=lambda x: rule.asks(own(x)),
         aux_sure=sureness(known, rule.kind, rule.temperature),
         sure=sureness(here, rule.kind, rule.temperature), own=here.argmax(1),
         averages=rule.average,
@@ -191,6 +196,7 @@ def audit(
     attributes: Path | None = None,
     precision: str = "auto",
     threads: int | None = None,
+    store: Store | None = None,
 ) -> Record:
     """Attack a run, write `record.json` and `gallery.json` into its folder, return the record.
 
@@ -199,7 +205,7 @@ def audit(
 
     Args:
         run: A trained run, from `fit` or `load_run`.
-        profile: Budget of the attacks: smoke, quick, laptop, standard or paper.
+        profile: Budget of the attacks: smoke, demo, quick, laptop, standard or paper.
         aux: What the attacker knows: train, held-out, test90, or val to choose settings by.
         seed: Seed of the attacks, 0 or more.
         progress: Told of every attack.
@@ -209,6 +215,7 @@ def audit(
         attributes: A CSV table of attributes of the images.
         precision: "float32" or "bf16" for the decoders; "auto" as for a training, see `RunConfig`.
         threads: CPU threads; default all cores that this process may use.
+        store: Where finished attacks are kept; default the run's own folder.
 
     Returns:
         The record; `record.strongest.mse` is the headline number.
@@ -225,7 +232,7 @@ def audit(
         begun = file_version(run.path / "config.toml")
         record, pictures = measure_run(
             run, profile, aux=aux, seed=seed, only=only, compile=compile, attributes=attributes,
-            precision=precision, store=run_store(run, fresh=fresh), progress=progress,
+            precision=precision, store=store or run_store(run, fresh=fresh), progress=progress,
         )  # fmt: skip
         # Whoever trains does not take the audit's lock: the folder may hold another model by now.
         if file_version(run.path / "config.toml") != begun:
@@ -369,7 +376,8 @@ def fit_attacker(
     net = fitted.net if isinstance(fitted, FittedAttack) else None
     if net is None:
         raise AuditError(f"attack '{name}' does not name its network; leave --attacker out")
-    error = metrics.mse(target.scored.images, fitted(target.sent)).mean()
+    errors = metrics.mse(target.scored.images, fitted(target.sent))
+    error = (errors if target.exit is None else errors[target.exit.asked]).mean()
     facts = {"attack": name, "profile": profile, "aux": aux, "seed": target.seed}
     return net, facts | {"mse": float(error), "audited_mse": record.attacks[name].mse}
 

@@ -90,7 +90,7 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
         gains.check_rivals(record, rivals)
         record = gains.beside(record, rivals)
         write_text(loaded.path / "record.json", record.to_json())
-    _show(loaded.path, record, json_=json_, lang=chosen)
+    show_audit(loaded.path, record, json_=json_, lang=chosen)
     if not json_ and aux != "val" and not loaded.config.final:
         console.print_lines(word("audit.choosing", chosen))
 
@@ -103,6 +103,12 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
     ] = None,
     test_data: Annotated[OptText, Option(help="With --aux-data: images to reconstruct.")] = None,
     server: Annotated[OptText, Option(help="The server's half as MODULE:FUNCTION.")] = None,
+    asks: Annotated[
+        OptText, Option(help="MODULE:FUNCTION that says which images are sent (default: all).")
+    ] = None,
+    own_answers: Annotated[
+        OptText, Option("--own", help="With --asks: MODULE:FUNCTION that answers on the device.")
+    ] = None,
     noise: Annotated[float | None, Option(help="Standard deviation of the noise it adds.")] = None,
     members: Annotated[
         OptText, Option(help="Images that the client was trained or tuned on.")
@@ -121,7 +127,8 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
     """Attack an encoder of your own: a Python function from images to what the client sends.
 
     Images are either `--data`, which is split, or `--aux-data` and `--test-data`. `--noise` is the
-    standard deviation of Gaussian noise that the function adds last. The results go to the folder
+    standard deviation of Gaussian noise that the function adds last. `--asks` is for a client that
+    answers what it is sure of: True for each image that is sent. The results go to the folder
     `runs/FUNCTION`, or to that of `--out`.
 
     Example: `splitveil audit-encoder mycode:send --data folder:photos --server mycode:answer`
@@ -132,15 +139,19 @@ def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer want
     console.start()
     # What the function prints must not mix with the JSON on stdout.
     with current_folder_first(), redirect_stdout(sys.stderr), console.progress_bar("audit") as bar:
-        own = own_encoder.find_encoder(name, server, noise, given, white_box=white_box)
+        own = own_encoder.find_encoder(
+            name, server, noise, given, white_box=white_box, asks=asks, device=own_answers
+        )
         folder = _encoder_folder(name, out)
         images = own_encoder.read_images(
             data, aux_data, test_data, aux, members=members, attributes=attributes
         )
         record, pictures = own_encoder.audit_encoder(own, images, profile, seed=seed, progress=bar)
-    _show(folder, record, pictures, json_=json_)
+    show_audit(folder, record, pictures, json_=json_)
     for attack, why in record.audit.left_out.items():
         console.warn(f"not run: {attack}: {why}")
+    if asks is not None and record.accuracy is None:
+        console.warn("not measured: accuracy: it needs --server and --own, what the device answers")
     for leak, why in record.leaks.get("refused", {}).items():
         console.warn(f"not measured: {leak}: {why}")
     if not record.audit.repeatable:
@@ -202,13 +213,14 @@ def audit_wire(  # noqa: PLR0917 - every option of the command, as typer wants t
 
     captures = send if live else [Path(source) for source in sources]
     images = None if sent is None else load(sent, loaded.config.data_dir, whole=True)
-    clean = captured_requests.int8_encoder(find_export(run)) if int8 else None
+    small = captured_requests.int8_client(find_export(run)) if int8 else (None, None)
     with console.progress_bar("audit") as bar:
         record, pictures = captured_requests.audit_wire(
-            loaded, captures, profile, aux=aux, images=images, seed=seed, clean=clean,
-            earlier=loaded.record, store=run_store(loaded, fresh=fresh), progress=bar,
+            loaded, captures, profile, aux=aux, images=images, seed=seed, clean=small[0],
+            decides=small[1], earlier=loaded.record, store=run_store(loaded, fresh=fresh),
+            progress=bar,
         )  # fmt: skip
-    _show(folder, record, pictures, json_=json_)
+    show_audit(folder, record, pictures, json_=json_)
     if not json_:
         console.print_lines(*wire_lines(record.audit.wire))
 
@@ -260,7 +272,7 @@ def _checked_run(run: Path | None, rest: list[str]) -> Path:
     return run
 
 
-def _show(
+def show_audit(
     folder: Path,
     record: Any,  # noqa: ANN401 - a Record, but the module is imported late
     pictures: Any = None,  # noqa: ANN401
@@ -318,6 +330,11 @@ def wire_lines(wire: Mapping[str, Any]) -> list[str]:
         f"{data['capture']}: {data['rows']} rows in {data['calls']} calls, {data['bytes']} bytes"
         for data in wire["captures"]
     ]
+    if rule := wire.get("rule"):
+        lines.append(
+            f"exit rule: {rule['sent']} of {rule['images']} images were sent, the rule sends "
+            f"{rule['allowed']}"
+        )
     if "accuracy" in wire:
         lines.append(
             f"accuracy on what was captured: {100 * wire['accuracy']:.2f} %; the table's acc% is "

@@ -80,6 +80,7 @@ def export(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 def export_lines(target: Path, manifest: "Manifest") -> list[str]:
     """What was exported, and what to do with it."""
+    from splitveil.serve.manifest import CLIENT_INT8
     from splitveil.serve.stages import describe_noise
 
     parity, rule = manifest.parity, manifest.rule
@@ -103,6 +104,12 @@ def export_lines(target: Path, manifest: "Manifest") -> list[str]:
             f"int8 client: same answer for {100 * parity['int8_same_answer']:.2f} % of "
             f"{parity['int8_images']} images"
         )
+        small = manifest.rule_of(CLIENT_INT8)
+        if small is not None and small.changed is not None:
+            lines.append(
+                f"int8 client: a threshold of its own; it decides otherwise for "
+                f"{100 * small.changed:.2f} % of the validation images"
+            )
     if manifest.attacker is not None:
         lines.append(
             f"attacker: '{manifest.attacker['attack']}' of the audit, mean squared error "

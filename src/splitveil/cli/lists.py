@@ -23,6 +23,7 @@ LISTING = Table(  # every column of a listing of clients, cuts or trials
     plain_column("receptive_field", "sees", DIGITS), plain_column("fitting", "fits"),
     plain_column("score", "score", fixed(3)), plain_column("accuracy", "acc %", fixed(2, 100.0)),
     plain_column("mse", "MSE", fixed(4)), plain_column("leakage", "leakage", fixed(3)),
+    plain_column("exposure", "exposure", fixed(3)),
     plain_column("attack", "attack"), plain_column("defence", "defence"),
     plain_column("failed", "failed", DIGITS), plain_column("volume", "volume", fixed(3)),
     plain_column("settings", "trial"), plain_column("track", "track"),

@@ -163,7 +163,7 @@ def explain(
         raise ConfigError("explain needs a run folder, or --flow NAME for a method's chart")
     console.start()
     from splitveil.insight.explanation import explain_run
-    from splitveil.report.method_charts import drawable
+    from splitveil.report.canvas import drawable
     from splitveil.report.words import language, sentence
 
     chosen = language(lang)

@@ -5,7 +5,7 @@ import os
 import pkgutil
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -23,19 +23,31 @@ from splitveil.config.run_config import (
     PLACES,
     RUN_KEYS,
     RunConfig,
+    check_settable,
+    converted,
     defaults_for,
-    one_noise_name,
+    own_names,
+    parse_pairs,
+    read_toml,
+    write_toml,
 )
-from splitveil.config.settings import check_settable, converted, parse_pairs, read_toml, write_toml
 from splitveil.data.catalogue import DATASETS
 from splitveil.data.dataset import Dataset, fingerprint
 from splitveil.defences.base import Defence, PenaltyPlan
 from splitveil.defences.catalogue import find_defence
 from splitveil.errors import ConfigError, RunError, unknown
 from splitveil.io import Json
-from splitveil.nets.catalogue import NETS, NamedClient, Net, find_client, find_net, paired
+from splitveil.nets.catalogue import (
+    NETS,
+    NamedClient,
+    NamedServer,
+    Net,
+    find_client,
+    find_net,
+    paired,
+)
 from splitveil.nets.clients import CLIENT_PREFIX
-from splitveil.nets.servers import NamedServer, find_server
+from splitveil.nets.servers import find_server
 from splitveil.nets.split import SplitModel, check_layout, cut, wire_shape, with_channel
 from splitveil.rng import derive_seed, seeded_globals
 
@@ -232,12 +244,12 @@ def merge(
     Returns:
         The configuration, not yet resolved.
     """
-    given = {} if file is None else one_noise_name(read_toml(file))
-    given |= one_noise_name(parse_pairs(pairs)) | dict(options)
+    given = {} if file is None else own_names(read_toml(file))
+    given |= own_names(parse_pairs(pairs)) | dict(options)
     merged = dict(given)
     if recipe is not None:
         check_recipe(recipe, given)
-        merged = one_noise_name(find_recipe(recipe).options) | given
+        merged = own_names(find_recipe(recipe).options) | given
         if merged.get("name") is None:
             merged["name"] = f"{recipe}-s{make_config(merged).seed}"
     if saved is not None:
@@ -253,18 +265,35 @@ def make_config(options: Mapping[str, Any]) -> RunConfig:
     """A `RunConfig` from one flat table.
 
     Args:
-        options: Settings of the run and of its defence by name. `reg_strength`, the name in the
-            reference documents, is accepted for `noise_std`.
+        options: Settings of the run and of its defence by name. other names (`lambda`, or the
+            documents' `reg_strength`) are those of `ALIASES`.
 
     >>> make_config({"defence": "veil", "seed": 1, "lambd": 0.5}).settings
     {'lambd': 0.5}
     """
-    options = one_noise_name(options)
+    options = own_names(options)
     name = str(options.get("defence", RunConfig.defence))
     own = preset(name).setting_types()
+    check_exit_settings(name, [k for k in options if k not in own and k not in RUN_KEYS])
     good = converted(options, {**own, **RUN_KEYS}, f"setting for defence '{name}'")
     run = {k: v for k, v in good.items() if k in RUN_KEYS}
     return RunConfig(**run, settings={k: v for k, v in good.items() if k in own})
+
+
+def check_exit_settings(name: str, left: Iterable[str]) -> None:
+    """Refuse settings of an exit rule for a defence whose net has no own head, and say which has.
+
+    Args:
+        name: The defence.
+        left: Settings that it does not have.
+    """
+    settings = find_defence("early-exit").settings()
+    if rule := next((key for key in left if key in settings), None):
+        one = "early-exit" if name in ("none", "noise", "alone") else f"early-exit+{name}"
+        raise ConfigError(
+            f"defence '{name}' sends every image or none: its client has no own head and no exit "
+            f"rule, and '{rule}' is a setting of early-exit; train with --defence {one}"
+        )
 
 
 def read_folder(folder: Path) -> tuple[RunConfig, DataFacts]:
@@ -341,7 +370,7 @@ def train_command(flat: Mapping[str, Any], name: str) -> str:
     'splitveil train --dataset digits --defence veil --seed 1 --name again --set lambd=0.5'
     """
     known = {**preset(str(flat.get("defence", RunConfig.defence))).setting_types(), **RUN_KEYS}
-    config = make_config({k: v for k, v in one_noise_name(flat).items() if k in known})
+    config = make_config({k: v for k, v in own_names(flat).items() if k in known})
     usual = RunConfig(dataset=config.dataset, defence=config.defence)
     default = {**flat_config(usual), **defaults_for(usual)}
     default["noise_std"] = noise_of(usual, build_defence(usual))

@@ -59,7 +59,7 @@ def read_fashion_small(request: ReadRequest) -> Dataset:
     values, count = np.frombuffer(lzma.decompress(packed), np.uint8), SMALL_TRAIN + SMALL_TEST
     images = values[count:].reshape(count, 1, SIDE, SIDE)
     data, classes = (images, values[:count]), tuple(CLASSES.split(","))
-    return make_dataset("fashion-small", data, classes, first=SMALL_TRAIN, crop_pad=2, flip=True)
+    return make_dataset("fashion-small", data, classes, first=SMALL_TRAIN)
 
 
 def read_fashion(request: ReadRequest) -> Dataset:

@@ -56,6 +56,8 @@ class EarlyExit(NoiseOnly):
         own_pooling: "mean" over the map's places, or "flatten" for all of its numbers.
         per_class: Whether each class that the client answers has a threshold of its own.
         average: Whether the device averages its own answer with the server's.
+        penalty_focus: How much another defence's penalty on z leans on images that would be sent,
+            in [0, 1]: 0 weighs all alike, 1 in proportion to how unsure the own head is.
     """
 
     needs_val: ClassVar[bool] = True
@@ -66,6 +68,7 @@ class EarlyExit(NoiseOnly):
     own_pooling: Pooling = "mean"
     per_class: bool = False
     average: bool = False
+    penalty_focus: ShareOf = 0.0
 
     def assemble(self, model: SplitModel, image_shape: Shape, num_classes: int) -> SplitModel:
         """The model with an own head on the end of its client's body."""
@@ -85,5 +88,6 @@ class EarlyExit(NoiseOnly):
                 send=self.send, accuracy=self.target_accuracy or None, per_class=self.per_class
             ),
             average=self.average,
+            focus=self.penalty_focus,
         )
         return model

@@ -124,7 +124,9 @@ class ExposedOnVal:
     def _sending(target: Target, share: float) -> Target:
         """The target with the threshold at which this share of the scored images is sent."""
         device = target.exit
-        assert device is not None  # noqa: S101 - asked for targets with an exit only
+        # Asked for targets with an exit of a run only.
+        assert device is not None and device.sure is not None  # noqa: S101, PT018
+        assert device.aux_sure is not None  # noqa: S101
         threshold = threshold_for(device.sure, share)
         asked, known = device.sure < threshold, device.aux_sure < threshold
         return replace(target, exit=replace(device, asked=asked, aux_asked=known))
@@ -139,7 +141,7 @@ def _answers_on(target: Target) -> torch.Tensor:
             answers = [target.answers(x, generator)[0] for x in torch.split(images, CHUNK)]
             return torch.cat(answers).argmax(1).cpu()
     answer = target.sent.answer
-    if target.exit is not None:
+    if target.exit is not None and target.exit.own is not None:
         answer = torch.where(target.exit.asked, answer, target.exit.own)
     return answer.cpu()
 

@@ -30,6 +30,7 @@ from rich.table import Column
 
 from splitveil import __version__
 from splitveil.attacks.profiles import at_precision, find_profile
+from splitveil.audits.exposure import what_is_exposed
 from splitveil.audits.flags import UNFINISHED
 from splitveil.audits.pipeline import ACCURACY_DRAWS
 from splitveil.audits.suite import Store, accuracy, label_only_mse, run_attacks, strongest
@@ -108,10 +109,14 @@ class Trial:
 
     @property
     def point(self) -> tuple[float, float]:
-        """Accuracy and leakage; a leakage below 0 counts as 0, for there is nothing left to win."""
+        """Accuracy and exposure, which is the leakage where every image is sent.
+
+        Below 0 it counts as 0, for there is nothing left to win.
+        """
         if self.found is None:
             raise RunError(f"trial {self.label} failed and has no numbers: {self.error}")
-        return float(self.found["accuracy"]), max(float(self.found["leakage"]), 0.0)
+        leaks = self.found["exposure" if "exposure" in self.found else "leakage"]
+        return float(self.found["accuracy"]), max(float(leaks), 0.0)
 
 
 class LiveTable(Bars):
@@ -174,12 +179,14 @@ class Work:
     """How a trial is trained and attacked; called with one, it returns what came of it.
 
     Args:
-        profile: Budget of the attacks: smoke, quick, laptop, standard or paper.
+        profile: Budget of the attacks: smoke, demo, quick, laptop, standard or paper.
         aux: What the attacker knows: train, held-out, test90 or val. With "val" only what ranks
             trials is measured, on validation images; otherwise the run is audited in full.
         only: Some attacks of the profile, by name; empty: all.
         resume: Read what is finished and continue what was begun, instead of starting anew.
         keep_going: Note the error of a failing trial, instead of raising it.
+        precision: What the attacks compute in: float32, bf16 or auto.
+        store: Where finished attacks are kept for all trials; None: in each run's own folder.
         measure: What is measured on validation images; None: `validate_on_val`. A journal is read
             only if it is of an equal one.
     """
@@ -189,6 +196,8 @@ class Work:
     only: Sequence[str] = ()
     resume: bool = True
     keep_going: bool = True
+    precision: str = "auto"
+    store: Store | None = None
     measure: "Measure | None" = None
 
     def __call__(self, trial: Trial, progress: Progress = silent) -> Trial:
@@ -208,7 +217,10 @@ class Work:
             if self.aux == "val" and (trial.config.folder / "config.toml").is_file():
                 _write(trial, key="")  # a resumed sweep finds it and tries again
             return trial
-        return replace(trial, found={"accuracy": record.accuracy, "leakage": record.leakage})
+        found = {"accuracy": record.accuracy, "leakage": record.leakage}
+        if record.sent not in (None, 1):  # an exit rule, or a client alone
+            found["exposure"] = record.exposure
+        return replace(trial, found=found)
 
     def has_done(self, record: Record) -> bool:
         """Whether a record is of these attacks, on a training that had ended."""
@@ -245,7 +257,10 @@ class Work:
                 if (record := run.record) is not None and self.has_done(record):
                     return record
         half = ProgressPart(progress, "attacks", 0.5, 0.5, 1.0)
-        return run.audit(self.profile, aux=self.aux, only=self.only, progress=half)
+        return run.audit(
+            self.profile, aux=self.aux, only=self.only, precision=self.precision, store=self.store,
+            progress=half,
+        )  # fmt: skip
 
     def _trained(self, config: RunConfig, progress: Progress) -> Run:
         """Train the run, or continue it; this is the first half of a trial's progress."""
@@ -349,19 +364,25 @@ def validate_on_val(run: Run, attacks: Mapping[str, Attack], progress: Progress 
     Returns:
         `accuracy`, `mse` of the strongest `attack`, the `ceiling`, which is the error of an
         attacker that knows the label alone, and `leakage`, which is 1 - mse / ceiling. A client
-        that sends nothing leaks nothing.
+        that sends nothing leaks nothing. Where not every image is sent, `sent` and `exposure` as in
+        a record; the other numbers are then of all images, as if they were sent.
     """
     target, facts = open_run(run, aux="val", seed=run.config.seed)
     if target.silent:
         return silent_on_val(target)
     attacks = at_precision(attacks, facts.precision)
     store = Store(run.path / "audit", __version__)  # a trial's folder is of one version
-    best = strongest(run_attacks(target, attacks, progress, store=store))
+    attempts = run_attacks(target, attacks, progress, store=store)
+    best = strongest(attempts)
     ceiling = label_only_mse(target.aux, target.scored, target.num_classes)
-    return {
+    found: Json = {
         "accuracy": accuracy(target, ACCURACY_DRAWS), "mse": best["mse"],
         "attack": best["mse_by"], "ceiling": ceiling, "leakage": 1.0 - best["mse"] / ceiling,
     }  # fmt: skip
+    if target.exit is not None:
+        exposed = what_is_exposed(target, attempts.get(best["mse_by"]))
+        found |= {"exposure": exposed["exposure"], "sent": exposed["sent"]}
+    return found
 
 
 def silent_on_val(target: Target) -> Json:
@@ -369,7 +390,7 @@ def silent_on_val(target: Target) -> Json:
     ceiling = label_only_mse(target.aux, target.scored, target.num_classes)
     return {
         "accuracy": accuracy(target, 1), "mse": ceiling, "attack": "class-mean",
-        "ceiling": ceiling, "leakage": 0.0,
+        "ceiling": ceiling, "leakage": 0.0, "sent": 0.0, "exposure": 0.0,
     }  # fmt: skip
 
 

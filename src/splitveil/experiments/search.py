@@ -19,8 +19,15 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 
 from splitveil.config.resolve import make_config, resolve
-from splitveil.config.run_config import RUN_KEYS, RunConfig, one_noise_name
-from splitveil.config.settings import converted, parse_pair, parse_pairs
+from splitveil.config.run_config import (
+    ALIASES,
+    RUN_KEYS,
+    RunConfig,
+    converted,
+    own_names,
+    parse_pair,
+    parse_pairs,
+)
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset
 from splitveil.defences.catalogue import find_defence
@@ -175,7 +182,7 @@ def spaces(texts: Sequence[str], defences: Sequence[str]) -> dict[str, Space]:
     given: dict[str, str] = {}
     for text in texts:
         key, _, raw = (part.strip() for part in text.partition("="))
-        key = "noise_std" if key == "reg_strength" else key
+        key = ALIASES.get(key, key)
         require(
             (bool(key and raw), f"--vary needs {_SHAPE}; got '{text}'"),
             (key not in FIXED, f"all trials of a sweep share {key}, so --vary cannot vary it"),
@@ -304,7 +311,7 @@ def make_plan(
         pairs: More of them, as `key=value`.
         saved: Folder of the sweep to continue.
     """
-    common = one_noise_name(parse_pairs(pairs))
+    common = own_names(parse_pairs(pairs))
     for key in OWN:
         if key in common:
             option = f"--{key.replace('_', '-')}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from splitveil.audits.flags import fall_per_epoch
-from splitveil.config.settings import read_toml
+from splitveil.config.run_config import read_toml
 from splitveil.errors import RunError, SplitVeilError
 from splitveil.io import Json
 from splitveil.record.files import read_run

@@ -18,10 +18,9 @@ from splitveil.insight import pictures
 from splitveil.io import Json, put_all
 from splitveil.record.files import RunFiles, read_run
 from splitveil.record.schema import number
-from splitveil.report.canvas import png_uri
+from splitveil.report.canvas import drawable, png_uri
 from splitveil.report.curves import training_curves
 from splitveil.report.flow_chart import Flow, FlowStep, draw_flow_chart, run_flow
-from splitveil.report.method_charts import drawable
 from splitveil.report.words import LANGS, Lang, Sentence, Value, sentence, word
 from splitveil.rng import stream
 from splitveil.runs import Run, load_run

@@ -1,7 +1,6 @@
 """Backbones, thin clients, cuts, channels and decoders."""
 
-from splitveil.nets.backbones import vgg11
-from splitveil.nets.catalogue import NETS, Net
+from splitveil.nets.catalogue import NETS, Net, vgg11
 from splitveil.nets.channel import (
     Channel,
     Clip,

@@ -546,9 +546,10 @@ def _output_range(module: nn.Module) -> Bounds | None:
     if type(module) is Clip:
         return module.low, module.high
     if isinstance(module, TappedClient):
-        return _output_range(module.projection)
+        return _output_range(nn.Sequential(module.body[: module.tap], module.projection))
     if is_plain(module):
-        layers = [m for m in module if type(m) not in _TRANSPARENT]
+        empty = [m for m in module if is_plain(m) and not len(m)]
+        layers = [m for m in module if type(m) not in _TRANSPARENT and m not in empty]
         return _output_range(layers[-1]) if layers else None
     return None
 

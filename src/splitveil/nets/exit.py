@@ -23,6 +23,7 @@ Kind = Literal["confidence", "margin", "entropy"]
 Pooling = Literal["mean", "flatten"]
 Logits = Float[Tensor, "n k"]
 SMALLEST_MAP = 8  # a projection from a tap halves larger maps down to this side
+FINE = 2.0**-40  # of sureness: the last bits differ between libraries and decide nothing
 LEAST_PER_CLASS = 50  # validation images that a threshold of its own needs
 _TEMPERATURES = (0.05, 20.0)
 
@@ -194,6 +195,21 @@ class Policy:
     per_class: bool = False
 
 
+@dataclass(frozen=True)
+class Settled:
+    """What a settled exit rule does with the validation images, as shares in [0, 1].
+
+    Args:
+        sent: Of the images, those that are sent.
+        rule_accuracy: Right answers of device and server together.
+        own_accuracy: Right answers of the device if nothing is sent.
+    """
+
+    sent: float
+    rule_accuracy: float
+    own_accuracy: float
+
+
 class Exit(nn.Module):
     """The own head of a client and its exit rule: an image is sent if sureness < threshold.
 
@@ -207,6 +223,9 @@ class Exit(nn.Module):
         weight: Of its loss in training, beside the server's.
         policy: How the thresholds are chosen.
         average: Whether the device averages its own answer with the server's.
+        focus: How much a penalty leans on images that would be sent, see `row_weights`.
+
+    `unsettled` says why the rule could not be set by the last validation images; "" if it was.
     """
 
     temperature: Tensor
@@ -221,9 +240,11 @@ class Exit(nn.Module):
         weight: float = 1.0,
         policy: Policy | None = None,
         average: bool = False,
+        focus: float = 0.0,
     ) -> None:
         super().__init__()
         self.head, self.kind, self.weight, self.average = head, kind, weight, average
+        self.focus, self.unsettled = focus, ""
         self.policy = Policy() if policy is None else policy
         self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
         sent_all = torch.full((num_classes,), math.inf, dtype=torch.float64)
@@ -231,7 +252,8 @@ class Exit(nn.Module):
 
     def asks(self, own: Logits) -> Bool[Tensor, " n"]:
         """Which images are sent, from the client's own logits (n, classes)."""
-        return sureness(own, self.kind, self.temperature) < self.thresholds[own.argmax(1)]
+        sure = sureness(own, self.kind, self.temperature)
+        return self.thresholds[own.argmax(1)] - sure > FINE
 
     def answers(self, own: Logits, server: Logits, asked: Bool[Tensor, " n"]) -> Logits:
         """The logits (n, classes) that the device reports.
@@ -245,7 +267,34 @@ class Exit(nn.Module):
         return torch.where(asked[:, None], asked_for, mine).to(own.dtype)
 
     @torch.no_grad()
-    def settle(self, own: Logits, server: Logits, labels: Int64[Tensor, " n"]) -> None:
+    def row_weights(self, own: Logits) -> Float[Tensor, " n"]:
+        r"""Weights of images in the penalty's gradient, with mean 1: more for unsure ones.
+
+        .. math:: w_i = (1 - f) + f\, u_i / \bar u, \qquad u_i = 1 - \max_k p_k
+
+        It is a weight and no filter, because what is sent is only settled after the training.
+        """
+        unsure = 1 - F.softmax(own.float(), 1).amax(1)
+        mean = unsure.mean()
+        share = torch.where(mean > 0, unsure / mean.clamp_min(1e-12), torch.ones_like(unsure))
+        return (1 - self.focus) + self.focus * share
+
+    def check_images(self, count: int) -> None:
+        """Refuse a number of validation images by which the rule cannot be settled."""
+        if count == 0:
+            raise ConfigError(
+                "early exit chooses its threshold on validation images, and there are none; "
+                "train without --final"
+            )
+        least = LEAST_PER_CLASS * len(self.thresholds)
+        if self.policy.per_class and count < least:
+            raise ConfigError(
+                f"a threshold for each class needs at least {LEAST_PER_CLASS} validation images "
+                f"per class, {least} in all, got {count}; leave per_class out"
+            )
+
+    @torch.no_grad()
+    def settle(self, own: Logits, server: Logits, labels: Int64[Tensor, " n"]) -> Settled:
         """Set temperature and thresholds by validation images.
 
         Args:
@@ -253,14 +302,24 @@ class Exit(nn.Module):
             server: The server's logits for the same images, all sent.
             labels: Their classes (n,).
 
+        Returns:
+            What the rule does with these images.
+
         Raises:
-            ConfigError: No images, too few per class, or an accuracy that cannot be reached.
+            ConfigError: No images, too few per class, or an accuracy that cannot be reached. Then
+                every image is sent.
         """
-        if len(labels) == 0:
-            raise ConfigError(
-                "early exit chooses its threshold on validation images, and there are none; "
-                "train without --final"
-            )
+        self.unsettled = ""
+        self.thresholds.fill_(math.inf)
+        self.check_images(len(labels))
+        self._choose(own, server, labels)
+        asked = self.asks(own)
+        right = self.answers(own, server, asked).argmax(1) == labels
+        shares = (asked, right, own.argmax(1) == labels)
+        return Settled(*(float(share.double().mean()) for share in shares))
+
+    def _choose(self, own: Logits, server: Logits, labels: Int64[Tensor, " n"]) -> None:
+        """Set temperature and thresholds."""
         self.temperature.fill_(fitted_temperature(own, labels))
         sure = sureness(own, self.kind, self.temperature)
         everything = torch.ones_like(labels, dtype=torch.bool)

@@ -2,34 +2,18 @@
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 
 from torch import nn
 
 from splitveil.errors import ConfigError, Range, unknown
-from splitveil.nets.backbones import rest_of_vgg11, small_server
 from splitveil.nets.blocks import ResidualBlock, plain_conv
+from splitveil.nets.catalogue import NamedServer, Wire, rest_of_vgg11, small_server
 
 MAP = 3  # dimensions of a wire that is a map: channels, height and width
 WORKED_AT = 8  # pixels of a side: a residual server first halves larger maps down to this
 _NARROWEST, _WIDEST = 8, 1024
-Wire = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class NamedServer:
-    """A server with a name.
-
-    Args:
-        summary: One line for `splitveil nets`.
-        build: Makes it from the wire's shape, the images' shape and the number of classes. It takes
-            what was sent (n, *wire) and gives logits (n, classes).
-    """
-
-    summary: str
-    build: Callable[[Wire, tuple[int, int, int], int], nn.Module]
 
 
 def residual_server(

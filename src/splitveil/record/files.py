@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from splitveil.errors import RunError
 from splitveil.io import Json, as_run_error, parse_json, read_text, write_text
-from splitveil.record.schema import Record, read_record, read_value, text, unpack, wrong
+from splitveil.record.schema import (
+    Record,
+    number,
+    read_record,
+    read_value,
+    text,
+    unpack,
+    wrong,
+)
 
 Pixels = NDArray[np.uint8]  # (n, c, h, w)
 
@@ -131,7 +139,7 @@ def read_run(path: Path, *, audited: bool = True) -> RunFiles:
             raise RunError(f"{path} holds runs; name them, such as {inner[0].parent}")
         raise RunError(f"run '{name}' has no record.json; run `splitveil audit {path}` first")
     pictures = _read_object(path / "gallery.json")
-    return RunFiles(
+    found = RunFiles(
         name=name,
         path=path,
         record=Record.from_dict(record or {}),
@@ -139,6 +147,9 @@ def read_run(path: Path, *, audited: bool = True) -> RunFiles:
         gallery=None if pictures is None else parse_gallery(pictures, str(path / "gallery.json")),
         config=_read_settings(path / "config.toml"),
     )
+    for key in ("epochs", "lambd", "ramp"):  # which curves and charts show
+        number(found.settings, key)
+    return found
 
 
 def _read_text(path: Path) -> str | None:
@@ -183,23 +194,25 @@ def _read_epochs(path: Path) -> tuple[Json, ...]:
     """
     lines = [line for line in (_read_text(path) or "").split("\n") if line.strip()]
     epochs: dict[float, Json] = {}
-    for number, line in enumerate(lines, start=1):
+    for at, line in enumerate(lines, start=1):
         try:
             entry = parse_json(line, lenient=True)
         except ValueError as err:
-            if number == len(lines):  # cut off by a kill
+            if at == len(lines):  # cut off by a kill
                 break
             raise RunError(
-                f"{path} line {number} is not valid JSON ({err}); remove the line or train again"
+                f"{path} line {at} is not valid JSON ({err}); remove the line or train again"
             ) from err
-        if isinstance(entry, Mapping) and entry.get("kind") == "epoch":
-            when = entry.get("epoch", len(epochs))
-            if type(when) not in (int, float):
+        if not isinstance(entry, Mapping) or entry.get("kind") != "epoch":
+            continue
+        for key, value in entry.items():
+            left_out = value is None and key != "epoch"
+            if key != "kind" and not left_out and type(value) not in (int, float):
                 raise RunError(
-                    f"{path} line {number}: `epoch` must be a number, got {when!r:.60}; remove the "
+                    f"{path} line {at}: `{key}` must be a number, got {value!r:.60}; remove the "
                     "line or train again"
                 )
-            epochs[when] = dict(entry)
+        epochs[entry.get("epoch", len(epochs))] = dict(entry)
     return tuple(epochs[when] for when in sorted(epochs))
 
 

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-UNSAID = {"label_smoothing": "0.0", "teacher": "none"}  # defaults that old records do not name
+UNSAID = {  # defaults that old records do not name
+    "label_smoothing": "0.0", "teacher": "none", "nesterov": "false", "flips": "random",
+}  # fmt: skip
 SEED, ATTACK = re.compile(r"seed\d+"), re.compile(r"attack\d+")
 
 

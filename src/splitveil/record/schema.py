@@ -549,7 +549,8 @@ ROUNDING, LEAST = 0.01, 2.0**-25
 NOT_NEEDED = 0.005  # accuracy that a server must add to what answers without it
 BY_ALONE = "the client alone"  # how a flag begins that another run's record raised
 AT_CHANCE, FAR_BELOW = "accuracy at chance", "far below the undefended model"  # flags
-BRIEF = ("smoke", "quick", "laptop")  # profiles whose numbers say little about a stronger attacker
+# Profiles whose numbers say little about a stronger attacker.
+BRIEF = ("smoke", "demo", "quick", "laptop")
 
 
 def shortfalls(record: Record) -> list[str]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from splitveil.record.files import RunFiles
 from splitveil.record.schema import number
+from splitveil.report.words import Lang
 from splitveil.table import format_mse
 
 if TYPE_CHECKING:
@@ -182,6 +183,18 @@ def chinese_font() -> str | None:
                 continue
     names = {entry.name for entry in known.ttflist}
     return next((name for name in CHINESE_FONTS if name in names), None)
+
+
+NO_FONT = (
+    "no font with Chinese characters is installed, so the pictures are in English; install one, "
+    "for example Noto Sans CJK (on Debian and Ubuntu `apt install fonts-noto-cjk`), and run the "
+    "command again"
+)
+
+
+def drawable(lang: Lang) -> tuple[Lang, str]:
+    """The language that pictures can have here, and what to say if it is another one."""
+    return ("en", NO_FONT) if lang == "zh" and chinese_font() is None else (lang, "")
 
 
 def families() -> list[str]:

@@ -44,8 +44,8 @@ MOST = {"client.macs": 21.9e6, "client.wire_floats": 512}  # the CEM paper's cli
 SEVERAL = 3  # training seeds of a result
 
 TRAINING = (
-    "epochs", "batch_size", "lr", "schedule", "momentum", "weight_decay", "label_smoothing",
-    "teacher", "held_out", "precision",
+    "epochs", "batch_size", "lr", "schedule", "momentum", "nesterov", "weight_decay",
+    "label_smoothing", "flips", "teacher", "held_out", "precision",
 )  # fmt: skip
 
 TRAINED_ON = {True: "train+val", False: "the training split"}  # by whether a run is final

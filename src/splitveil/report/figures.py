@@ -512,8 +512,8 @@ def _strip(run: RunFiles, gallery: Gallery, attack: str, strongest: bool) -> Str
             index=gallery.indices[at],
             class_name=gallery.class_name(gallery.labels[at]),
             mse=format_mse(errors[at]),
-            original=_address(gallery.original[at]),
-            made=_address(gallery.reconstructions[attack][at]),
+            original=image_uri(gallery.original[at]),
+            made=image_uri(gallery.reconstructions[attack][at]),
         )
         for rank, at in picks(errors)
     )
@@ -530,7 +530,7 @@ def image_errors(gallery: Gallery, attack: str) -> list[float]:
     return [float(value) for value in np.square(gaps).mean((1, 2, 3))]
 
 
-def _address(image: canvas.Pixels) -> str:
+def image_uri(image: canvas.Pixels) -> str:
     """An image (c, h, w) as a data: address of a PNG."""
     from PIL import Image
 

@@ -8,13 +8,12 @@ make a gain smaller.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splitveil.errors import ConfigError
-from splitveil.nets.cost import TRACKS, Caps
 from splitveil.record.files import RunFiles, read_run
 from splitveil.record.groups import Group, dataset_of, defences_of, kinds, mean_of
 from splitveil.record.schema import (
@@ -35,6 +34,9 @@ from splitveil.record.statistics import (
     share_difference,
 )
 from splitveil.report.words import word
+
+if TYPE_CHECKING:
+    from splitveil.nets.cost import Caps
 
 ALONE = "alone"  # the defence that answers on the device
 FAR = 0.1  # accuracy that a row may lose to the same net without a defence
@@ -99,13 +101,15 @@ def images_of(group: Group) -> tuple[str, str | None]:
 
 def group_track(group: Group) -> str | None:
     """The smallest track that every client of a row keeps to, such as B5; None if there is none."""
+    from splitveil.nets.cost import TRACKS  # imports torch, which most comparisons do not need
+
     for name, caps in TRACKS.items():
         if all(_within(record, caps) for record in group.records):
             return name
     return None
 
 
-def _within(record: Record, caps: Caps) -> bool:
+def _within(record: Record, caps: "Caps") -> bool:
     """Whether a record's client is within the caps; older ones do not say what is stored."""
     cost = record.client
     stored = cost.params if cost.stored is None else cost.stored
@@ -115,6 +119,8 @@ def _within(record: Record, caps: Caps) -> bool:
 
 def keeps_to(group: Group, track: str | None) -> bool:
     """Whether a row's clients keep to a track."""
+    from splitveil.nets.cost import TRACKS
+
     own, order = group_track(group), [*TRACKS]
     return None not in (own, track) and order.index(str(own)) <= order.index(str(track))
 
@@ -166,11 +172,11 @@ def gains(ours: Group, rows: Sequence[Group]) -> Gains:
         Its track, the best client alone that keeps to it, and the gains. Without a track, only the
         same client is compared. A client alone gains nothing.
     """
-    track = group_track(ours)
-    if answers_alone(ours):
-        return Gains(track=track)
     same_images = images_of(ours)
     rivals = [r for r in rows if answers_alone(r) and images_of(r) == same_images]
+    if answers_alone(ours) or not rivals:
+        return Gains()
+    track = group_track(ours)
     best = best_alone([r for r in rivals if keeps_to(r, track)])
     same = best_alone([r for r in rivals if client_of(r) == client_of(ours)])
     return Gains(

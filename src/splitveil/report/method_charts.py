@@ -22,7 +22,7 @@ from unicodedata import combining, east_asian_width, normalize
 from splitveil.errors import ConfigError, unknown
 from splitveil.io import Json, put_all
 from splitveil.report import canvas
-from splitveil.report.canvas import FONT, GREY, INK, RULE, chinese_font, sheet
+from splitveil.report.canvas import FONT, GREY, INK, RULE, chinese_font, drawable, sheet
 from splitveil.report.words import Lang
 
 if TYPE_CHECKING:
@@ -198,18 +198,6 @@ def plain(text: str) -> str:
     '∇enc = 1'
     """
     return "".join(part for part, _ in marks(text))
-
-
-NO_FONT = (
-    "no font with Chinese characters is installed, so the pictures are in English; install one, "
-    "for example Noto Sans CJK (on Debian and Ubuntu `apt install fonts-noto-cjk`), and run the "
-    "command again"
-)
-
-
-def drawable(lang: Lang) -> tuple[Lang, str]:
-    """The language that pictures can have here, and what to say if it is another one."""
-    return ("en", NO_FONT) if lang == "zh" and chinese_font() is None else (lang, "")
 
 
 def write_charts(name: str, folder: Path, lang: Lang = "en") -> tuple[list[Path], str]:

@@ -12,16 +12,17 @@ from splitveil.errors import RunError
 from splitveil.io import put_all
 from splitveil.record.files import RunFiles, read_run
 from splitveil.record.groups import Group, row_names
-from splitveil.record.schema import answers_well, exposure_of, shortfalls
+from splitveil.record.schema import answers_well, exposure_of, text
 from splitveil.record.statistics import undominated
-from splitveil.report import columns, curves, figures, gains, sentences, words
-from splitveil.report.columns import CERTIFICATES, LEAKS, SUMMARY, Published
-from splitveil.report.method_charts import drawable
+from splitveil.report import columns, figures, first_screen, gains, sentences, words
+from splitveil.report.canvas import drawable
+from splitveil.report.columns import CERTIFICATES, LEAKS, Published
+from splitveil.report.first_screen import FrontRow
 from splitveil.report.words import Lang, Sentence, sentence, word
 
 PAGE = "report.html"
 TEMPLATES = resources.files("splitveil.report") / "templates"
-MANY_CARDS = 8
+MANY_ROWS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,26 +76,18 @@ class ReportContent:
     @property
     def reservations(self) -> list[str]:
         """Which runs had less than a standard audit, and in what."""
-        less: dict[str, list[str]] = {}
-        for run in self.runs:
-            short = [words.translated(reason, self.lang) for reason in shortfalls(run.record)]
-            less.setdefault(words.joined(short, self.lang), []).append(run.name)
-        return [
-            sentence("audit.less", reason=reason, names=tuple(names)).plain(self.lang)
-            for reason, names in less.items()
-            if reason
-        ]
+        return sentences.reservations(self.runs, self.lang)
 
     @property
     def key_runs(self) -> Sequence[RunFiles]:
-        """The runs that get a card: all of a few, else a selection of those nobody beats.
+        """The runs in the first table: all of a few, else a selection of those nobody beats.
 
         The selection runs evenly along the front of accuracy and exposure, most private first.
         """
-        if len(self.runs) <= MANY_CARDS:
+        if len(self.runs) <= MANY_ROWS:
             return self.runs
         ordered = sorted(best_runs(self.runs), key=_exposed)
-        last, chosen = len(ordered) - 1, min(len(ordered), MANY_CARDS)
+        last, chosen = len(ordered) - 1, min(len(ordered), MANY_ROWS)
         return [ordered[round(at * last / max(chosen - 1, 1))] for at in range(chosen)]
 
     @cached_property
@@ -162,8 +155,7 @@ def read_runs(
             run = read_run(path, audited=False)
             if not run.metrics:  # a log alone gives curves; without one there must be a record
                 run = read_run(path)
-            # The log and the leaks are not checked with the record: odd ones fail here.
-            curves.phases(run)
+            # The leaks are not checked with the record: odd ones fail here.
             LEAKS.cells(runs_with_leaks([run]))
         except RunError as err:
             skipped.append((str(path), str(err)))
@@ -222,6 +214,7 @@ def write_report(content: ReportContent, target: Path) -> list[Path]:
 def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
     """The template of the page with everything in its place."""
     runs, lang = content.runs, content.lang
+    rows = first_screen.front_rows(runs)
     shown, cut = figures.strips(runs)
     leaks = runs_with_leaks(runs)
     repeats, repeated = columns.sendings(runs)
@@ -230,10 +223,11 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
         lang,
         "page.js.j2",
         title=content.heading,
-        statement=sentences.statement(runs),
-        verdict=sentences.verdict(runs),
+        conclusions=concluded(rows),
+        front=first_screen.front_tables(shown_rows(rows, content.key_runs), lang),
+        not_shown=len(content.key_runs) < len(runs),
+        stamps=first_screen.stamps(runs),
         skipped=[(path, words.translated(reason, lang)) for path, reason in content.skipped],
-        cards=[card(run) for run in content.key_runs],
         all_runs=len(runs),
         pictures=pictures,
         sources=content.sources,
@@ -259,12 +253,22 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
     )
 
 
-def card(run: RunFiles) -> dict[str, str | float | None]:
-    """The cells of a run's summary by key, and the length of its leakage bar in per cent."""
-    leak = run.record.leakage
-    cells = {column.key: column.cell(run) for column in SUMMARY.columns}
-    bar = None if leak is None else round(100 * min(max(leak, 0.0), 1.0), 1)
-    return {**cells, "by": run.record.strongest.mse_by, "bar": bar}
+def concluded(rows: Sequence[FrontRow]) -> list[Sentence]:
+    """The sentences at the top, or that rows on different images are not ranked."""
+    tests = {
+        (text(r, "config.dataset"), r.splits.test)
+        for row in rows
+        for r in (run.record for run in row.runs if run.audited)
+    }
+    if len(tests) > 1:
+        return [sentence("verdict.mixed", count=str(sum(len(row.runs) for row in rows)))]
+    return first_screen.conclusions(rows)
+
+
+def shown_rows(rows: Sequence[FrontRow], key_runs: Sequence[RunFiles]) -> list[FrontRow]:
+    """The rows of the key runs, in their order."""
+    kept = {run.path for run in key_runs}
+    return [row for row in rows if any(run.path in kept for run in row.runs)]
 
 
 def policy(script: str) -> str:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from splitveil.record.files import RunFiles
 from splitveil.record.groups import Group, kinds
-from splitveil.record.schema import BRIEF, answers_well, get, leaves, sends_part, text
+from splitveil.record.schema import BRIEF, answers_well, get, leaves, sends_part, shortfalls, text
 from splitveil.report.gains import answers_alone, exposure_over, gains
-from splitveil.report.words import LOCALE, Sentence, Value, sentence
+from splitveil.report.words import LOCALE, Lang, Sentence, Value, joined, sentence, translated
 from splitveil.table import NOTHING, SMALL_MSE, format_mse, gap, spread
 
 PASSPORT = (
@@ -185,6 +185,19 @@ def caveats(runs: Sequence[RunFiles]) -> list[Sentence]:
     if len(distinct(runs, "splits.test")) > 1:
         made.append(sentence("caveat.tests"))
     return [*made, sentence("caveat.last")]
+
+
+def reservations(runs: Sequence[RunFiles], lang: Lang = "en") -> list[str]:
+    """Which runs had less than a standard audit, and in what; equal shortfalls together."""
+    less: dict[str, list[str]] = {}
+    for run in runs:
+        short = [translated(reason, lang) for reason in shortfalls(run.record)]
+        less.setdefault(joined(short, lang), []).append(run.name)
+    return [
+        sentence("audit.less", reason=reason, names=tuple(names)).plain(lang)
+        for reason, names in less.items()
+        if reason
+    ]
 
 
 def passport(run: RunFiles) -> list[tuple[str, str]]:

@@ -127,7 +127,7 @@ class Client:
         self._stages = read_stages(place, self.manifest)
         half = CLIENT_INT8 if int8 else CLIENT
         self._network = load_client(place, self.manifest, half, threads)
-        self._rule = self.manifest.rule
+        self._rule = self.manifest.rule_of(half)
         wishes = {
             "always_ask": always_ask, "never_ask": never_ask, "send": send is not None,
             "max_share": max_share is not None,

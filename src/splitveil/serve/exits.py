@@ -24,6 +24,7 @@ NOTHING: Mapping[str, Any] = {"sends": "nothing"}
 KINDS = ("confidence", "margin", "entropy")
 NEVER, ALWAYS = -1000.0, 1000.0  # thresholds: sureness lies between −ln(classes) and 1
 LEVELS = 101  # 0 %, 1 %, …, 100 %
+FINE = 2.0**-40  # of sureness: the last bits differ between libraries and decide nothing
 WINDOW = 100  # images over which sends are limited and watched
 
 log = logging.getLogger("splitveil")
@@ -40,6 +41,8 @@ class ExitRule:
         average: Whether the device averages its own answer with the server's.
         send: Share of validation images that this sends; None: not known.
         levels: `LEVELS` sureness values: level i is above that of i % of the validation images.
+        changed: Share of the validation images on which the client in eight bits decides otherwise
+            than the float client; None for the float client's own rule.
     """
 
     kind: str
@@ -48,6 +51,7 @@ class ExitRule:
     average: bool = False
     send: float | None = None
     levels: tuple[float, ...] | None = None
+    changed: float | None = None
 
     def asks(self, own: Rows) -> Choice:
         """Which images are sent, from the client's own logits (n, classes).
@@ -62,7 +66,8 @@ class ExitRule:
                 "again"
             )
         threshold = np.array(self.thresholds)[own.argmax(1)]
-        found: Choice = sureness(own, self.kind, self.temperature) < threshold
+        sure = sureness(own, self.kind, self.temperature)
+        found: Choice = threshold - sure > FINE
         return found
 
     def answers(self, own: Rows, server: Rows, answered: Choice) -> Rows:
@@ -87,14 +92,21 @@ class ExitRule:
         lower = tuple(min(own, float(level)) for own in self.thresholds)
         return replace(self, thresholds=lower, send=send)
 
-    def to_json(self) -> dict[str, Any]:
-        """The field `exit` of a manifest."""
+    def to_json(self, int8: "ExitRule | None" = None) -> dict[str, Any]:
+        """The field `exit` of a manifest; `int8` is the rule of the client in eight bits."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {"sends": "unsure"} | {k: list(v) if type(v) is tuple else v for k, v in own.items()}
+        plain = {k: list(v) if type(v) is tuple else v for k, v in own.items()}
+        small = None if int8 is None else int8.to_json() | {"int8": None}
+        return {"sends": "unsure", **plain, "int8": small}
 
 
-def read_rule(told: object, num_classes: int) -> ExitRule | None:
+def read_rule(told: object, num_classes: int, *, int8: bool = False) -> ExitRule | None:
     """The exit rule of a manifest's field `exit`; None for a client without one.
+
+    Args:
+        told: The field.
+        num_classes: How many logits there are.
+        int8: Whether to read the rule of the client in eight bits, which is part of the field.
 
     Raises:
         ExportError: If this version does not know it, or a number is outside its range.
@@ -102,12 +114,19 @@ def read_rule(told: object, num_classes: int) -> ExitRule | None:
     if told is None or told == NOTHING:
         return None
     names = {f.name for f in fields(ExitRule)}
-    if not isinstance(told, dict) or set(told) != {"sends", *names} or told["sends"] != "unsure":
+    known = {"sends", "int8", *names}
+    if not isinstance(told, dict) or set(told) != known or told["sends"] != "unsure":
         raise ExportError(
             f"unknown exit rule {told!r:.200}; a client that does not know it could send more than "
             "was audited. Install the version of splitveil that exported the model"
         )
-    levels, send = told["levels"], told["send"]
+    levels, send, changed = told["levels"], told["send"], told["changed"]
+    small = None if told["int8"] is None else read_rule(told["int8"], num_classes)
+    if int8 and small is None:
+        raise ExportError(
+            "this export has no exit rule for a client in eight bits, whose sureness is another; "
+            "export the run again with --int8"
+        )
     problems = {
         f"kind must be one of {', '.join(KINDS)}": told["kind"] in KINDS,
         "margin needs two classes": told["kind"] != "margin" or num_classes > 1,
@@ -118,6 +137,8 @@ def read_rule(told: object, num_classes: int) -> ExitRule | None:
         ),
         "average must be true or false": type(told["average"]) is bool,
         "send must be null or in 0..1": send is None or (_finite([send], 1) and 0 <= send <= 1),
+        "changed must be null or in 0..1": changed is None
+        or (_finite([changed], 1) and 0 <= changed <= 1),
         f"levels must be null or {LEVELS} rising numbers": levels is None
         or (_finite(levels, LEVELS) and sorted(levels) == levels),
     }
@@ -126,7 +147,7 @@ def read_rule(told: object, num_classes: int) -> ExitRule | None:
     own: dict[str, Any] = {name: told[name] for name in names}
     own["thresholds"] = tuple(own["thresholds"])
     own["levels"] = None if levels is None else tuple(levels)
-    return ExitRule(**own)
+    return small if int8 else ExitRule(**own)
 
 
 def _finite(values: object, count: int) -> bool:

@@ -37,10 +37,10 @@ from splitveil.nets.channel import (
     SparseCoding,
     wire_bits,
 )
-from splitveil.nets.exit import Exit, TappedClient
+from splitveil.nets.exit import Exit, TappedClient, threshold_for
 from splitveil.nets.split import SplitModel, with_stage_shapes
 from splitveil.provenance import model_hash
-from splitveil.serve.exits import ALWAYS, LEVELS, NEVER, NOTHING, ExitRule, sureness
+from splitveil.serve.exits import ALWAYS, LEVELS, NEVER, NOTHING, Choice, ExitRule, sureness
 from splitveil.serve.manifest import (
     ATTACKER,
     CLIENT,
@@ -139,10 +139,11 @@ def export_model(
     for logits in (given[name] for name in (LOGITS, OWN) if name in given):
         if logits.ndim != 2:  # noqa: PLR2004
             raise ExportError(f"the head must return (n, classes), got {tuple(logits.shape)}")
-    if model.exit is not None and calibration is not None:
+    unseen = validation is None or not len(validation)
+    if model.exit is not None and calibration is not None and unseen:
         raise ExportError(
-            "a client in eight bits decides otherwise than the exit rule was set for; export "
-            "without --int8"
+            "a client in eight bits decides otherwise than the exit rule was set for, and needs "
+            "validation images for a threshold of its own, got none; export without --int8"
         )
     with new_folder(folder, overwrite=overwrite) as place:
         write_onnx(parts.client, probes[:2], place / CLIENT, IMAGE, *parts.names)
@@ -152,7 +153,7 @@ def export_model(
         parity = measure_parity(place, probes.numpy(), {k: v.numpy() for k, v in given.items()})
         if calibration is not None:
             quantise_client(place / CLIENT, place / CLIENT_INT8, calibration)
-            parity |= compare_int8(place, calibration)
+            parity |= compare_int8(place, calibration, parts.names)
         if attacker is not None:
             parity |= write_attacker(attacker[0], given[WIRE], tuple(image_shape), place)
         num_classes = int(given[LOGITS if LOGITS in given else OWN].shape[1])
@@ -193,13 +194,55 @@ def exit_json(model: SplitModel, place: Path, validation: Rows | None) -> Json |
     rule = exit_rule(model.exit)
     if validation is None or not len(validation):
         return rule.to_json()
-    client = _network(place, CLIENT, 2)
-    starts = range(0, len(validation), CALIBRATION_BATCH)
-    own = np.concatenate([client(validation[i : i + CALIBRATION_BATCH])[1] for i in starts])
+    own = _own_logits(place, CLIENT, validation)
+    if not (place / CLIENT_INT8).exists():
+        return _with_levels(rule, own).to_json()
+    rough = _own_logits(place, CLIENT_INT8, validation)
+    small = int8_rule(rule, own, rough)
+    return _with_levels(rule, own).to_json(_with_levels(small, rough))
+
+
+def _own_logits(place: Path, file: str, images: Rows) -> Rows:
+    client = _network(place, file, 2)
+    starts = range(0, len(images), CALIBRATION_BATCH)
+    return np.concatenate([client(images[i : i + CALIBRATION_BATCH])[1] for i in starts])
+
+
+def _with_levels(rule: ExitRule, own: Rows) -> ExitRule:
+    """The rule with what it does with validation images, whose own logits are given."""
     sure = sureness(own, rule.kind, rule.temperature)
     levels = np.quantile(sure, np.linspace(0, 1, LEVELS))
-    send = float(rule.asks(own).mean())
-    return replace(rule, send=send, levels=tuple(levels.tolist())).to_json()
+    return replace(rule, send=float(rule.asks(own).mean()), levels=tuple(levels.tolist()))
+
+
+def int8_rule(rule: ExitRule, own: Rows, rough: Rows) -> ExitRule:
+    """The rule of a client in eight bits: it sends as many validation images as the float client.
+
+    Where every class has its own threshold, as large a share of the images that it answers with
+    the class.
+
+    Args:
+        rule: The float client's.
+        own: The float client's own logits (n, classes) of validation images.
+        rough: Those of the client in eight bits.
+    """
+    asked, sure = rule.asks(own), sureness(rough, rule.kind, rule.temperature)
+
+    def threshold(images: Choice, like: Choice) -> float:
+        share = float(asked[like].mean()) if like.any() else float(asked.mean())
+        found = threshold_for(torch.from_numpy(sure[images]), share)
+        return min(max(found, NEVER), ALWAYS)
+
+    every = np.ones_like(asked)
+    thresholds = (threshold(every, every),) * len(rule.thresholds)
+    if len(set(rule.thresholds)) > 1:
+        pairs = [(rough.argmax(1) == k, own.argmax(1) == k) for k in range(len(thresholds))]
+        thresholds = tuple(
+            threshold(images, like) if images.any() else thresholds[k]
+            for k, (images, like) in enumerate(pairs)
+        )
+    found = replace(rule, thresholds=thresholds)
+    return replace(found, changed=float((found.asks(rough) != asked).mean()))
 
 
 def exit_rule(found: Exit) -> ExitRule:
@@ -512,17 +555,19 @@ def quantise_client(source: Path, target: Path, images: Rows) -> None:
     strip(target)
 
 
-def compare_int8(place: Path, images: Rows) -> Json:
-    """Difference between the int8 and the float client, before the channel."""
-    found, rough = _half(place, CLIENT)(images), _half(place, CLIENT_INT8)(images)
-    alone = not (place / SERVER).exists()
-    head = (lambda logits: logits) if alone else _half(place, SERVER)
-    same = head(found).argmax(1) == head(rough).argmax(1)
-    return {
-        "int8_images": len(images),
-        f"int8_{OWN if alone else WIRE}_max_abs_diff": float(np.abs(found - rough).max()),
-        "int8_same_answer": float(same.mean()),
+def compare_int8(place: Path, images: Rows, names: Sequence[str]) -> Json:
+    """Difference between the int8 and the float client in the tensors `names`, before the channel.
+
+    The answer is the server's for what is sent; a client that answers alone gives its own.
+    """
+    found, rough = (_network(place, file, len(names))(images) for file in (CLIENT, CLIENT_INT8))
+    head = _half(place, SERVER) if WIRE in names else (lambda logits: logits)
+    same = head(found[0]).argmax(1) == head(rough[0]).argmax(1)
+    worst = {
+        f"int8_{name}_max_abs_diff": float(np.abs(a - b).max())
+        for name, a, b in zip(names, found, rough, strict=True)
     }
+    return {"int8_images": len(images), **worst, "int8_same_answer": float(same.mean())}
 
 
 def wire_datatype(parts: Parts, z: Tensor) -> str:

@@ -139,6 +139,10 @@ class Manifest:
         """Which images are sent; None if all are, or none."""
         return read_rule(self.exit, self.num_classes)
 
+    def rule_of(self, file: str) -> ExitRule | None:
+        """The exit rule of a client's file: `client.onnx`, or the one in eight bits."""
+        return read_rule(self.exit, self.num_classes, int8=file == CLIENT_INT8)
+
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise that the client adds, see `total_noise`."""

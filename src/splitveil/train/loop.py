@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, cast
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from lightning_fabric import Fabric
 from torch import Generator, Tensor, nn
 
@@ -23,7 +23,7 @@ from splitveil.cuda import channels_last, compile_methods, set_rates
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
 from splitveil.defences.base import ActsBetweenSteps, Companion, PenaltyPlan
-from splitveil.errors import RunError
+from splitveil.errors import ConfigError, RunError
 from splitveil.io import Json, Progress, as_run_error, parse_json, read_bytes
 from splitveil.nets.split import SplitModel
 from splitveil.rng import derive_seed, seeded_globals, stream
@@ -38,6 +38,7 @@ from splitveil.train.step import (
     TrainState,
     Weights,
     companions,
+    mirrored_in,
     new_state,
     own_rows,
 )
@@ -171,6 +172,11 @@ def epoch_order(n: int, epoch: int, seed: int) -> Int64[Tensor, " n"]:
     return torch.randperm(n, generator=stream(seed, f"order/{epoch}"))
 
 
+def first_flips(n: int, seed: int) -> Bool[Tensor, " n"]:
+    """Which of n images (n,) are mirrored in the first epoch of alternating flips: about half."""
+    return torch.randint(2, (n,), generator=stream(seed, "flips")).bool()
+
+
 def epoch_batches(
     rows: Tensor, size: int, schedule: Schedule, seed: int, first: int
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -229,11 +235,13 @@ def train_run(
     )
     device = fabric.device
     rows, val = splits.train.to(device), splits.val.to(device)
+    first = first_flips(len(dataset), config.seed).to(device)
     data = TrainSet(
         images=dataset.images.to(device),
         labels=dataset.labels.to(device),
         crop_pad=dataset.crop_pad,
         flip=dataset.flip,
+        mirrored=first.clone() if config.flips == "alternating" else None,
     )
     batch = min(config.batch_size or len(rows), len(rows))
     schedule = Schedule(
@@ -243,6 +251,7 @@ def train_run(
         steps_per_epoch=len(rows) // batch,
         penalty=parts.penalty,
     )
+    warn_first(schedule, config.batch_size or 0, len(rows))
     with seeded_globals(derive_seed(config.seed, "global"), device):
         state = new_state(parts, config, device)
         if resume:
@@ -266,6 +275,7 @@ def train_run(
         ):
             batches = epoch_batches(rows, batch, schedule, config.seed, state.step)
             for epoch, order, chosen in batches:
+                _mirror(data, first, epoch)
                 if beside:  # the last optimiser is theirs
                     set_rates(state.optimisers[-1], schedule.companion_rates(state.step, beside))
                 lr, weights = schedule.lr_at(state.step), schedule.weights_at(state.step)
@@ -281,13 +291,13 @@ def train_run(
                         line["val_accuracy"] = validation_accuracy(
                             parts.model, data, val, config.seed, fabric
                         )
+                        line |= _settle(parts.model, data, val, config.seed, fabric)
                         state.meters.reset()
                         story.info("epoch %d of %d:%s", epoch, schedule.epochs, in_short(line))
                     metrics.append(line)
                     last = in_short(line)
                 if epoch_ends:
                     _refit(state, data, order, schedule, fabric)
-                    _settle(parts.model, data, val, config.seed, fabric)
                 progress(state.step, schedule.total_steps, f"epoch {epoch}/{schedule.epochs}{last}")
                 if interruption.came or clock.save_now(schedule, state.step):
                     state.seconds, state.log_offset = clock.seconds(), metrics.offset
@@ -295,6 +305,29 @@ def train_run(
                         write_checkpoint(folder / CHECKPOINT, snapshot(state, passport))
                 if interruption.came:
                     raise KeyboardInterrupt(interruption.came)
+
+
+def warn_first(schedule: Schedule, batch: int, images: int) -> None:
+    """Warn, before the first step, of settings that cannot mean what they say."""
+    if batch > images:
+        log.warning(
+            "batch_size %d is more than the %d training images, so every epoch is one step on all "
+            "of them; choose a smaller batch_size",
+            batch, images,
+        )  # fmt: skip
+    if schedule.penalty.lambd > 0 and schedule.weights_at(schedule.total_steps - 1) is None:
+        log.warning(
+            "the penalty never acts: it waits for %d epochs of warm-up and the run has %d; train "
+            "longer (epochs) or set attention_warmup_epochs lower",
+            max(schedule.penalty.warmup_epochs, int(schedule.penalty.skip_first_epoch)),
+            schedule.epochs,
+        )  # fmt: skip
+
+
+def _mirror(data: TrainSet, first: Tensor, epoch: int) -> None:
+    """Set which images this epoch mirrors, in place: a captured step reads this very tensor."""
+    if data.mirrored is not None:
+        data.mirrored.copy_(mirrored_in(first, epoch))
 
 
 def _compiled(model: SplitModel, beside: Sequence[nn.Module]) -> SplitModel:
@@ -330,18 +363,27 @@ class _EveryAnswer(nn.Module):
         return torch.stack([logits.float() for logits in self.model.both_answers(x, generator)], 1)
 
 
-def _settle(model: SplitModel, data: TrainSet, val: Tensor, seed: int, fabric: Fabric) -> None:
+def _settle(model: SplitModel, data: TrainSet, val: Tensor, seed: int, fabric: Fabric) -> Json:
     """Set temperature and thresholds of a model that exits early, by its validation images.
 
     The last epoch's are those that count; the training does not read them.
+
+    Returns:
+        What the rule does with them, for the log; where it cannot be set, `exit.unsettled` says
+        why.
     """
     if model.exit is None:
-        return
+        return {}
     generator = stream(seed, "settle", val.device)
     outputs = list(_outputs(_EveryAnswer(model), data, val, fabric, generator))
     both = torch.cat([answers for answers, _ in outputs]) if outputs else torch.zeros(0, 2, 1)
     labels = torch.cat([y for _, y in outputs]) if outputs else torch.zeros(0).long()
-    model.exit.settle(both[:, 0], both[:, 1], labels)
+    try:
+        found = model.exit.settle(both[:, 0], both[:, 1], labels)
+    except ConfigError as err:
+        model.exit.unsettled = str(err)
+        return {}
+    return {f"val_{name}": share for name, share in asdict(found).items()}
 
 
 def validation_accuracy(
@@ -464,7 +506,8 @@ def warn_collapsed(state: TrainState) -> None:
 def in_short(line: Json) -> str:
     """The numbers of a log line that fit behind a progress bar."""
     parts = [f"loss {line['task_loss']:.3f}"]
-    for key, name in (("rob_loss", "rob"), ("val_accuracy", "val")):
+    shown = {"rob_loss": "rob", "val_accuracy": "val", "val_rule_accuracy": "rule"}
+    for key, name in shown.items():
         if line.get(key) is not None:
             parts.append(f"{name} {line[key]:.3f}")
     return " " + " ".join(parts)
@@ -548,7 +591,7 @@ class MetricsLog:
             for stale in folder.glob("events.out.tfevents.*"):
                 stale.unlink()
             self._file = self._path.open("ab")
-            lines = _whole_lines(read_bytes(self._path)[:offset])
+            lines = _whole_lines(read_bytes(self._path)[:offset] if offset else b"")
             kept = sum(len(raw) for raw, _ in lines)
             if kept < offset:
                 log.warning(

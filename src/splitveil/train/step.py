@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
@@ -183,7 +183,7 @@ def new_state(parts: TrainParts, config: RunConfig, device: torch.device) -> Tra
 
     Args:
         parts: Freshly built model, surrogate and companion; they are moved in place.
-        config: The resolved settings: seed, momentum and weight decay.
+        config: The resolved settings: seed, momentum, Nesterov and weight decay.
         device: Where to train.
     """
     model, surrogate, companion = parts.model, parts.surrogate, parts.companion
@@ -202,6 +202,7 @@ def new_state(parts: TrainParts, config: RunConfig, device: torch.device) -> Tra
             groups,
             lr=torch.zeros((), device=device) if on_gpu else 0.0,  # a replayed step reads a tensor
             momentum=config.momentum,
+            nesterov=config.nesterov,
             weight_decay=config.weight_decay,
             fused=on_gpu or None,
         )
@@ -320,16 +321,36 @@ class TrainSet:
         labels: Labels (n,).
         crop_pad: Pixels of padding for random crops.
         flip: Whether half of the images are mirrored.
+        mirrored: Which images the present epoch mirrors (n,); None draws them anew in every step.
     """
 
     images: Tensor
     labels: Tensor
     crop_pad: int
     flip: bool
+    mirrored: Tensor | None = None
+
+
+def mirrored_in(first: Bool[Tensor, " n"], epoch: int) -> Bool[Tensor, " n"]:
+    """Which images an epoch mirrors if each is mirrored in every other epoch.
+
+    After Jordan (2024): two epochs in a row then show every image both ways, which random flips do
+    for half of the images only.
+
+    >>> first = torch.tensor([True, False])
+    >>> mirrored_in(first, 1).tolist(), mirrored_in(first, 2).tolist()
+    ([True, False], [False, True])
+    """
+    return first ^ (epoch % 2 == 0)
 
 
 def crop_and_flip(
-    x: Float[Tensor, "n c h w"], *, crop_pad: int, flip: bool, generator: Generator
+    x: Float[Tensor, "n c h w"],
+    *,
+    crop_pad: int,
+    flip: bool,
+    generator: Generator,
+    mirrored: Bool[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n c h w"]:
     """Pad each image with zeros and cut out a random window of its size; mirror half of the images.
 
@@ -339,6 +360,7 @@ def crop_and_flip(
         flip: Whether to mirror.
         generator: Draws the windows (rows, then columns), then the mirrored images. A CPU generator
             gives the same result on any device.
+        mirrored: Which images to mirror, where `flip` says so; None draws them.
 
     Returns:
         Images of the same shape; x itself, without a draw, if both are switched off.
@@ -357,7 +379,8 @@ def crop_and_flip(
         x = x.gather(2, rows[:, None, :, None].expand(n, c, h, x.shape[3]))
         x = x.gather(3, columns[:, None, None, :].expand(n, c, h, w))
     if flip:
-        mirrored = _draw(2, (n,), generator, x.device).bool()
+        if mirrored is None:
+            mirrored = _draw(2, (n,), generator, x.device).bool()
         x = torch.where(mirrored[:, None, None, None], x.flip(3), x)
     return x
 
@@ -408,7 +431,7 @@ class StepLoss(nn.Module):
         with fabric.autocast():
             z, own = self._encoded(x)
             whole, labels = gathered(z, fabric, sync_grads=True), gathered(y, fabric)
-            rob, log = self._penalty(whole, labels, weights)
+            rob, log = self._penalty(self._focused(whole, own), labels, weights)
             extra, more = companion_losses(state, whole, gathered(x, fabric), labels)
             sent = self.model.channel(z, state.streams["channel"])
             answers = self.model.head(sent).float()
@@ -431,6 +454,14 @@ class StepLoss(nn.Module):
             return client(x), None
         z, features = client.both(x)
         return z, self.model.exit.head(features)
+
+    def _focused(self, z: Tensor, own: Tensor | None) -> Tensor:
+        """Z of all ranks as the penalty sees it: its gradient leans on images that are unsure."""
+        exit = self.model.exit
+        if exit is None or own is None or exit.focus == 0:
+            return z
+        rows = exit.row_weights(gathered(own, self.fabric)).to(z.dtype)
+        return scale_gradient(z, rows.view(-1, *[1] * (z.ndim - 1)))
 
     def _penalty(
         self, z: Tensor, y: Tensor, weights: Weights | None
@@ -512,7 +543,10 @@ class Stepper:
         data, state = self._data, self._state
         images = data.images[self._rows].float().div_(255)
         draws = state.streams["augment"]
-        x = crop_and_flip(images, crop_pad=data.crop_pad, flip=data.flip, generator=draws)
+        x = crop_and_flip(
+            images, crop_pad=data.crop_pad, flip=data.flip, generator=draws,
+            mirrored=None if data.mirrored is None else data.mirrored[self._rows],
+        )  # fmt: skip
         loss, values = self._loss(channels_last(x), data.labels[self._rows], weights)
         self._fabric.backward(loss)
         for optimiser in self._optimisers:

@@ -1,6 +1,7 @@
 // The page: a picture in, its smashed data out, the answer back, and what an attacker makes of it.
 
-import { loadModel } from "./model.js";
+import { answers, asks } from "./exits.js";
+import { keyOf, loadModel } from "./model.js";
 import { Picture } from "./picture.js";
 import { bars, heatMap, paint, ramp, softmax } from "./show.js";
 import { channelInWords } from "./stages.js";
@@ -9,6 +10,7 @@ import { encodeRequest, infer } from "./wire.js";
 const at = (id) => document.getElementById(id);
 const told = document.body.dataset;
 let token = ""; // in memory only, gone with the page
+const sentOf = new Map(); // by picture: whether it was sent
 
 const headers = () => (token ? { Authorization: `Bearer ${token}` } : {});
 const count = (n, word) => `${n.toLocaleString("en-GB")} ${word}`;
@@ -29,6 +31,14 @@ function describe(manifest) {
   at("channel").textContent = `Before it leaves: ${channelInWords(manifest.stages)}. ` +
     "Randomness comes from this browser's cryptographic generator. A picture that is sent again gets " +
     "the same noise; for that the browser keeps a keyed hash and a random seed of it, not the picture.";
+  const rule = manifest.exit;
+  at("send").textContent = rule ? "Answer" : "Send what leaves";
+  at("rule").hidden = !rule;
+  if (rule) {
+    at("rule").textContent =
+      "This device answers what it is sure of. Only a picture that it is not sure of leaves" +
+      (rule.send === null ? "." : `: about ${Math.round(100 * rule.send)} % of them.`);
+  }
   const audit = manifest.audit;
   const mse = audit?.strongest?.mse;
   at("audit").textContent = Number.isFinite(mse)
@@ -67,17 +77,48 @@ async function shown(model, picture, sent, request, again) {
   at("reconstruction").hidden = false;
 }
 
+const FROM = {
+  server: "From the server, which has the second half and has seen only the numbers.",
+  device: "From this device, which is sure of it. Nothing was sent.",
+  away: "From this device, which is not sure of it; the server could not be reached.",
+};
+
+// What the server answers for a picture; null if it cannot be reached and the device can answer.
+async function ask(model, values, z) {
+  const { manifest } = model;
+  const { sent, again } = await model.send(values, z);
+  const request = encodeRequest(sent, manifest);
+  await shown(model, values, sent, request, again);
+  say("Waiting for the server …");
+  try {
+    return await infer(manifest.name, request, manifest.num_classes, headers());
+  } catch (error) {
+    if (manifest.exit && error instanceof TypeError) return null; // fetch: no connection
+    throw error;
+  }
+}
+
+function countKept(key, sent) {
+  if (sent || !sentOf.has(key)) sentOf.set(key, sent);
+  const kept = Array.from(sentOf.values()).filter((left) => !left).length;
+  at("kept").textContent = `${kept} of ${count(sentOf.size, "pictures")} never left this device.`;
+  at("kept").hidden = false;
+}
+
 async function send(model, picture) {
   const { manifest } = model;
   at("send").disabled = true;
   try {
     say("Encoding in the page …");
     const values = picture.values.slice();
-    const { sent, again } = await model.send(values);
-    const request = encodeRequest(sent, manifest);
-    await shown(model, values, sent, request, again);
-    say("Waiting for the server …");
-    const logits = await infer(manifest.name, request, manifest.num_classes, headers());
+    const [z, own] = await model.encode(values);
+    const [key, rule] = [keyOf(values), manifest.exit];
+    const asked = !rule || asks(own, rule);
+    at("leaves").hidden = at("reconstruction").hidden = true;
+    if (rule) countKept(key, asked);
+    const server = asked ? await ask(model, values, z) : null;
+    const logits = rule ? answers(own, server, rule) : server;
+    at("from").textContent = FROM[server ? "server" : asked ? "away" : "device"];
     const nameOf = (k) => manifest.classes?.[k] ?? `class ${k}`;
     at("answer").textContent = nameOf(bars(at("classes"), softmax(logits), nameOf));
     at("answer-part").hidden = false;

@@ -1,6 +1,7 @@
 // The export as the page uses it: its manifest, the client's network, and the attacker's.
 
 import { openDraws } from "./draws.js";
+import { checkRule } from "./exits.js";
 import { applyStages, checkStages, withNoise, wordsNeeded } from "./stages.js";
 import { refusal } from "./wire.js";
 
@@ -37,15 +38,13 @@ async function network(ort, bytes, shape) {
   return async (values) => {
     const given = { [session.inputNames[0]]: new ort.Tensor("float32", values, [1, ...shape]) };
     const found = await session.run(given);
-    return found[session.outputNames[0]].data;
+    return session.outputNames.map((name) => found[name].data);
   };
 }
 
 export async function loadModel(headers) {
   const manifest = await (await fetched("manifest.json", headers)).json();
-  if (manifest.exit) {
-    throw new Error("The page does not know exit rules, so it sends nothing; use splitveil infer.");
-  }
+  if (manifest.exit) checkRule(manifest.exit, manifest.num_classes);
   checkStages(manifest.stages);
   const size = manifest.wire_shape.reduce((a, b) => a * b, 1);
   const stages = await Promise.all(
@@ -61,21 +60,27 @@ export async function loadModel(headers) {
     await content("client.onnx", manifest, headers),
     manifest.image_shape,
   );
-  const attack = manifest.files["attacker.onnx"]
+  const attacker = manifest.files["attacker.onnx"]
     ? await network(
         ort,
         await content("attacker.onnx", manifest, headers),
         manifest.wire_shape,
       )
     : null;
+  const attack = attacker && (async (sent) => (await attacker(sent))[0]);
   const scope = [manifest.identity, manifest.files["client.onnx"], JSON.stringify(manifest.stages)];
   const draws = await openDraws(scope.join("/"));
-  return { manifest, attack, send: sender(encoder, stages, draws, wordsNeeded(size, stages)) };
+  return { manifest, attack, encode: encoder, send: sender(stages, draws, wordsNeeded(size, stages)) };
 }
 
-// What leaves for a picture. One that was sent before gets the draw it was sent with.
-function sender(encoder, stages, draws, count) {
-  return async (picture) => {
+// The bytes of a picture, by which it is known again.
+export const keyOf = (picture) =>
+  new Uint8Array(picture.buffer, picture.byteOffset, picture.byteLength).join();
+
+// What leaves for a picture, from its clean z. One that was sent before gets the draw it was sent
+// with.
+function sender(stages, draws, count) {
+  return async (picture, z) => {
     const { drawn, again } = await draws(new Uint8Array(picture.buffer.slice(0)), count);
     let at = 0;
     const draw = (n) => {
@@ -83,6 +88,6 @@ function sender(encoder, stages, draws, count) {
       if (found.length < n) throw new Error("The network gives too many numbers. Nothing is sent.");
       return found;
     };
-    return { sent: applyStages(await encoder(picture), stages, draw), again };
+    return { sent: applyStages(z, stages, draw), again };
   };
 }
