@@ -27,6 +27,8 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "unknown dataset": ([*train, "--dataset", "digit"], "did you mean 'digits'"),
         "unknown defence": ([*train, "--defence", "gated"], "did you mean 'gated-att'"),
         "unknown setting": ([*train, "--set", "lamdb=1"], "did you mean 'lambd'"),
+        "a setting as an option": ([*train, "--lambd", "0.3"], "write --set lambd=… for this"),
+        "a setting by another name": ([*train, "--lambda=0.3"], "write --set lambd=… for this"),
         "corrupt archive": (
             [*train, "--dataset", "cifar10", "--data-dir", str(folder)],
             "cifar-10-binary.tar.gz",

@@ -62,6 +62,7 @@ def test_a_run_is_trained_and_audited(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result.exit_code == 0, text(result)
     assert "effective weight λ·w_lr·scale 0.5" in text(result)
     assert "epoch 1/1" in text(result)
+    assert "doctor: 1 epochs are too few to judge" in text(result)
     run = tmp_path / "a"
     result = call("audit", str(run), "--profile", "smoke")
     assert result.exit_code == 0, text(result)
@@ -253,3 +254,25 @@ def test_bad_settings_are_refused_before_data_are_read(
     assert result.exit_code == 2
     assert said in text(result)
     assert not (tmp_path / "runs").exists()
+
+
+def test_several_seeds_make_a_run_each_and_resume_finishes_those_that_are_missing(
+    tmp_path: Path,
+) -> None:
+    words = ["train", "--dataset", "digits", "--epochs", "1", "--defence", "noise", "--name", "n",
+             "--runs-dir", str(tmp_path), "--json"]  # fmt: skip
+    result = call(*words, "--seeds", "3,0")
+    assert result.exit_code == 0, text(result)
+    assert [Path(run["run"]).name for run in json.loads(result.stdout)] == ["n-s3", "n-s0"]
+    shutil.rmtree(tmp_path / "n-s0")
+    kept = (tmp_path / "n-s3" / "checkpoint.safetensors").read_bytes()
+    result = call(*words[:-1], "--seeds", "3,0", "--resume")
+    assert result.exit_code == 0, text(result)
+    assert (
+        f"next: splitveil compare {tmp_path}/n-s3 {tmp_path}/n-s0, after `audit`" in result.stdout
+    )
+    assert "seed = 0" in (tmp_path / "n-s0" / "config.toml").read_text()
+    assert (tmp_path / "n-s3" / "checkpoint.safetensors").read_bytes() == kept
+    for seeds, said in (("1,1", "names a seed twice"), ("a", "must be whole numbers")):
+        assert said in text(call(*words, "--seeds", seeds))
+    assert "give one of them" in text(call(*words, "--seeds", "1", "--seed", "1"))

@@ -49,3 +49,25 @@ def test_notes_of_the_training_library_stay_out_of_the_terminal(
     library.setLevel(logging.INFO)  # as its import does, which comes after
     Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
     assert caplog.messages == []
+
+
+def test_without_a_terminal_every_epoch_leaves_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with console.progress_bar("train") as progress:
+        for step in range(1, 7):
+            progress(step, 6, f"epoch {(step + 1) // 2}/3 loss {step / 10:.1f}")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == ["33", "66", "100"]
+    assert [line.split("epoch ")[1] for line in lines] == [
+        "1/3 loss 0.2", "2/3 loss 0.4", "3/3 loss 0.6",
+    ]  # fmt: skip
+
+
+def test_long_work_within_an_epoch_leaves_a_line_every_half_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(0, 10_000, 10))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    lines = console.ProgressLines("train")
+    for step in range(1, 21):
+        lines(step, 100, "epoch 1/1")
+    assert 4 < len(capsys.readouterr().err.splitlines()) < 20

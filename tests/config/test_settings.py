@@ -98,7 +98,7 @@ def test_a_run_config_made_in_python_is_checked_alike() -> None:
 
 def test_every_problem_is_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        make_config({"lambda": 1, "form": "cubic", "bias": 3, "hidden_dim": "wide"})
+        make_config({"lamda": 1, "form": "cubic", "bias": 3, "hidden_dim": "wide"})
     for words in ("did you mean 'lambd'", "form must be one of gated, hinge, trace",
                   "bias must be true or false", "hidden_dim must be a whole number"):  # fmt: skip
         assert words in str(caught.value)
@@ -188,8 +188,15 @@ def test_a_field_outside_the_range_it_declares_is_refused(
 @pytest.mark.parametrize(
     ("name", "instead"),
     [("use_attention_cem", "gated-att"), ("random_ini_centers", "skip_first_epoch"),
-     ("λ", "lambd"), ("num_epochs", "epochs")],
+     ("tau", "var_threshold"), ("num_epochs", "epochs")],
 )  # fmt: skip
 def test_names_of_the_documents_are_answered(name: str, instead: str) -> None:
     with pytest.raises(ConfigError, match=f"'{name}' has another name here; .*{instead}"):
         make_config({"defence": "slot-cross", name: "1"})
+
+
+@pytest.mark.parametrize("name", ["lambda", "λ", "lambd"])
+def test_lambda_may_be_written_in_three_ways(name: str) -> None:
+    assert make_config({"defence": "veil", name: 0.5}).settings == {"lambd": 0.5}
+    with pytest.raises(ConfigError, match=r"reg_strength and noise_std are the same number"):
+        make_config({"defence": "veil", "reg_strength": 0.1, "noise_std": 0.1})

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitveil.defences.base import PenaltyPlan
-from splitveil.train.loop import Schedule
+from splitveil.train.loop import Schedule, warn_first
 
 R3 = PenaltyPlan(lambd=16.0, scale=0.1, warmup_epochs=5, w_lr="cem", skip_first_epoch=True)
 
@@ -62,3 +62,16 @@ def test_a_ramp_grows_linearly_and_spares_the_attention() -> None:
 def test_one_cycle_stays_between_zero_and_the_peak(step: int) -> None:
     s = schedule(PenaltyPlan(), "one-cycle", epochs=100)
     assert 0 < s.lr_at(step) <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("epochs", "batch", "said"),
+    [(6, 100, []), (5, 100, ["the penalty never acts: it waits for 5 epochs of warm-up"]),
+     (6, 101, ["batch_size 101 is more than the 100 training images"])],
+)  # fmt: skip
+def test_settings_without_effect_are_warned_of_before_the_first_step(
+    epochs: int, batch: int, said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_first(schedule(R3, epochs=epochs), batch, 100)
+    assert len(caplog.messages) == len(said)
+    assert all(words in told for words, told in zip(said, caplog.messages, strict=True))

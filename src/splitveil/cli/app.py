@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from splitveil import __version__
 from splitveil.cli import audits, deploy, experiments, lists, reports
@@ -80,10 +80,37 @@ class _Group(TyperGroup):
             ctx.exit(EXIT_SIGNAL + number)
 
 
+class _Command(TyperCommand):
+    """Answers `--lambd 0.3` with the option that sets a setting."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - as above
+        known = {option for part in self.get_params(ctx) for option in part.opts}  # and --help
+        for word in args if "--set" in known else ():
+            option = word.partition("=")[0]
+            if option.startswith("--") and option not in known:
+                refuse_setting(self.name, option)
+        return super().parse_args(ctx, args)
+
+
+def refuse_setting(command: str | None, option: str) -> None:
+    """Raise a ConfigError if an unknown option is the name of a setting."""
+    from splitveil.config.run_config import ALIASES, RUN_KEYS
+    from splitveil.defences.catalogue import DEFENCES
+
+    name = option.lstrip("-").replace("-", "_")
+    name = ALIASES.get(name, name)
+    if name in RUN_KEYS or any(name in one.setting_types() for one in DEFENCES.values()):
+        raise ConfigError(
+            f"splitveil {command} has no option {option}; write --set {name}=… for this setting"
+        )
+
+
 app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
-    add_completion=False,
+    epilog="Begin with `splitveil demo`. With data of your own: `splitveil train --dataset "
+    "folder:photos --name first`, then `splitveil audit runs/first`. Every command explains itself "
+    "with `--help`.",
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Train split networks, in which a client sends features instead of images and a server "
@@ -127,7 +154,7 @@ for panel, commands in COMMANDS.items():
     for command in commands:
         # `audit` itself says what to use in place of options that it no longer has.
         former = {"ignore_unknown_options": command is audits.audit}
-        app.command(context_settings=former, rich_help_panel=panel)(command)
+        app.command(cls=_Command, context_settings=former, rich_help_panel=panel)(command)
 app.command(hidden=True)(bench)
 
 

@@ -279,12 +279,8 @@ def show_audit(
     *,
     json_: bool,
     lang: "Lang" = "en",
-    before: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a record, if its pictures are given, and its page; print them, and every flag.
-
-    With `json_` the record alone is printed, or under `record`, after what is known `before`.
-    """
+    """Write a record, if its pictures are given, and its page; print them, and every flag."""
     from splitveil.attacks.profiles import PROFILES
     from splitveil.record.files import read_run, write_record
     from splitveil.report.columns import ATTACKS, attack_rows, flags_of, written_flag
@@ -295,8 +291,7 @@ def show_audit(
         write_record(folder, record, pictures, list(PROFILES))
     page = write_page([folder], folder, lang)
     if json_:
-        made = record.to_dict()
-        console.show_json(made if before is None else {**before, "record": made})
+        console.show_json(record.to_dict())
         return
     run = read_run(folder)
     title = sentence("audit.attacks", folder=str(folder)).plain(lang)

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+from splitveil.errors import ConfigError
 from splitveil.io import Progress, finite, printable
 
 if TYPE_CHECKING:
@@ -78,9 +81,21 @@ def _printable_record(record: logging.LogRecord) -> bool:
     return True
 
 
+LINE_EVERY_S = 30.0  # between lines of progress, where there is no terminal
+
+
 @contextmanager
 def progress_bar(title: str) -> Iterator[Progress]:
-    """A bar with the time left, at the end the time taken; on stderr, apart from results."""
+    """A bar with the time left, at the end the time taken; on stderr, apart from results.
+
+    Without a terminal (a file, a pipe, the log of a scheduler) it prints lines instead: one after
+    each epoch or attack, and one after half a minute within it.
+    """
+    if not err.is_terminal:
+        lines = ProgressLines(title)
+        yield lines
+        lines.flush()
+        return
     with RichProgress(
         TextColumn("[bold]{task.description}"), BarColumn(bar_width=8), TaskProgressColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
@@ -90,6 +105,33 @@ def progress_bar(title: str) -> Iterator[Progress]:
         yield lambda done, total, note="": bar.update(
             task, completed=done, total=total, note=printable(note)
         )
+
+
+class ProgressLines:
+    """A `Progress` that prints lines; a part of the work ends when the note names another one."""
+
+    def __init__(self, title: str) -> None:
+        self._title, self._part, self._last = title, "", ""
+        self._began = self._printed = time.monotonic()
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """Note the state, and print it if it is time to."""
+        words = note.split()
+        part = " ".join(words[: 2 if note.startswith("epoch ") else 1])
+        if part != self._part:
+            self.flush()
+        seconds = time.monotonic() - self._began
+        spent = str(timedelta(seconds=int(seconds)))
+        self._part = part
+        self._last = f"{self._title} {100 * done // max(total, 1)} % after {spent}  {note}"
+        if time.monotonic() - self._printed >= LINE_EVERY_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Print the last state that was not printed."""
+        if self._last:
+            err.print(printable(self._last.rstrip()), soft_wrap=True)
+            self._printed, self._last = time.monotonic(), ""
 
 
 def show_json(data: Any) -> None:  # noqa: ANN401 - any JSON value
@@ -167,6 +209,20 @@ def print_lines(*lines: str) -> None:
     """Print on stdout without a box, whose columns would fold long names."""
     for line in lines:
         out.print(printable(line), soft_wrap=True)
+
+
+def seeds_of(text: str) -> list[int]:
+    """Seeds from the command line, each once.
+
+    >>> seeds_of("0,1, 2")
+    [0, 1, 2]
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"--seeds must be whole numbers from 0, such as 0,1,2, got {text!r}")
+    if len(set(map(int, words))) < len(words):
+        raise ConfigError(f"--seeds names a seed twice: {text}")
+    return [int(word) for word in words]
 
 
 def start() -> None:

@@ -580,9 +580,9 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
 
     with LiveTable(console.err) as table:
         made, rows, page, failed = reproduction.reproduce(
-            experiment, seeds=_seeds(seeds or str(seed or 0)), only=only or [], profile=profile,
-            aux=aux, runs_dir=runs_dir, progress=table, epochs=epochs, dataset=dataset,
-            device=device, data_dir=data_dir,
+            experiment, seeds=console.seeds_of(seeds or str(seed or 0)), only=only or [],
+            profile=profile, aux=aux, runs_dir=runs_dir, progress=table, epochs=epochs,
+            dataset=dataset, device=device, data_dir=data_dir,
         )  # fmt: skip
     warn_failed(failed, SAME_COMMAND)
     if json_:
@@ -591,15 +591,3 @@ def reproduce(  # noqa: PLR0917 - every option of the command, as typer wants th
         console.show_table(made.title, *made.brief(rows))
         console.print_lines(f"table: {page}")
     end_after(failed)
-
-
-def _seeds(text: str) -> list[int]:
-    """Seeds from the command line.
-
-    >>> _seeds("0,1, 2")
-    [0, 1, 2]
-    """
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise ConfigError(f"--seeds must be whole numbers from 0, such as 0,1,2, got {text!r}")
-    return [int(word) for word in words]

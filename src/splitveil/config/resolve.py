@@ -26,7 +26,7 @@ from splitveil.config.run_config import (
     check_settable,
     converted,
     defaults_for,
-    one_noise_name,
+    own_names,
     parse_pairs,
     read_toml,
     write_toml,
@@ -244,12 +244,12 @@ def merge(
     Returns:
         The configuration, not yet resolved.
     """
-    given = {} if file is None else one_noise_name(read_toml(file))
-    given |= one_noise_name(parse_pairs(pairs)) | dict(options)
+    given = {} if file is None else own_names(read_toml(file))
+    given |= own_names(parse_pairs(pairs)) | dict(options)
     merged = dict(given)
     if recipe is not None:
         check_recipe(recipe, given)
-        merged = one_noise_name(find_recipe(recipe).options) | given
+        merged = own_names(find_recipe(recipe).options) | given
         if merged.get("name") is None:
             merged["name"] = f"{recipe}-s{make_config(merged).seed}"
     if saved is not None:
@@ -265,13 +265,13 @@ def make_config(options: Mapping[str, Any]) -> RunConfig:
     """A `RunConfig` from one flat table.
 
     Args:
-        options: Settings of the run and of its defence by name. `reg_strength`, the name in the
-            reference documents, is accepted for `noise_std`.
+        options: Settings of the run and of its defence by name. other names (`lambda`, or the
+            documents' `reg_strength`) are those of `ALIASES`.
 
     >>> make_config({"defence": "veil", "seed": 1, "lambd": 0.5}).settings
     {'lambd': 0.5}
     """
-    options = one_noise_name(options)
+    options = own_names(options)
     name = str(options.get("defence", RunConfig.defence))
     own = preset(name).setting_types()
     check_exit_settings(name, [k for k in options if k not in own and k not in RUN_KEYS])
@@ -370,7 +370,7 @@ def train_command(flat: Mapping[str, Any], name: str) -> str:
     'splitveil train --dataset digits --defence veil --seed 1 --name again --set lambd=0.5'
     """
     known = {**preset(str(flat.get("defence", RunConfig.defence))).setting_types(), **RUN_KEYS}
-    config = make_config({k: v for k, v in one_noise_name(flat).items() if k in known})
+    config = make_config({k: v for k, v in own_names(flat).items() if k in known})
     usual = RunConfig(dataset=config.dataset, defence=config.defence)
     default = {**flat_config(usual), **defaults_for(usual)}
     default["noise_std"] = noise_of(usual, build_defence(usual))

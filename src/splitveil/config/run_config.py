@@ -93,7 +93,8 @@ DOCUMENT_NAMES = {
     "use_attention_cem": "choose a defence by its name: gated-att, slot-cross, or none",
     "random_ini_centers": "set skip_first_epoch",
     "num_epochs": "set epochs",
-    "λ": "set lambd",
+    "tau": "set var_threshold, which is tau divided by the squared noise_std",
+    "τ": "set var_threshold, which is τ divided by the squared noise_std",
     "warmup": "set attention_warmup_epochs",
     "tau_snr": "set snr_thresh",
     "alpha_snr": "set snr_sharp",
@@ -329,14 +330,24 @@ def defaults_for(config: RunConfig) -> Mapping[str, Any]:
     return DATASET_DEFAULTS.get(config.dataset.partition(":")[0], OTHER_DATASETS)
 
 
-def one_noise_name(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with `reg_strength`, the reference documents' name, renamed to `noise_std`."""
-    options = dict(options)
-    if "reg_strength" in options:
-        if "noise_std" in options:
-            raise ConfigError("reg_strength and noise_std are the same number; give only one")
-        options["noise_std"] = options.pop("reg_strength")
-    return options
+# Other names of settings, all of the same number.
+ALIASES = {"reg_strength": "noise_std", "lambda": "lambd", "λ": "lambd"}
+
+
+def own_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, those with a name of `ALIASES` renamed.
+
+    >>> own_names({"lambda": 0.3, "seed": 1})
+    {'lambd': 0.3, 'seed': 1}
+    """
+    renamed: dict[str, Any] = {}
+    for key, value in options.items():
+        own = ALIASES.get(key, key)
+        if own in renamed:
+            others = " and ".join(name for name in options if ALIASES.get(name, name) == own)
+            raise ConfigError(f"{others} are the same number; give only one")
+        renamed[own] = value
+    return renamed
 
 
 PLACES = ("data_dir", "runs_dir")  # settings that do not change a result

@@ -20,10 +20,11 @@ import numpy as np
 
 from splitveil.config.resolve import make_config, resolve
 from splitveil.config.run_config import (
+    ALIASES,
     RUN_KEYS,
     RunConfig,
     converted,
-    one_noise_name,
+    own_names,
     parse_pair,
     parse_pairs,
 )
@@ -181,7 +182,7 @@ def spaces(texts: Sequence[str], defences: Sequence[str]) -> dict[str, Space]:
     given: dict[str, str] = {}
     for text in texts:
         key, _, raw = (part.strip() for part in text.partition("="))
-        key = "noise_std" if key == "reg_strength" else key
+        key = ALIASES.get(key, key)
         require(
             (bool(key and raw), f"--vary needs {_SHAPE}; got '{text}'"),
             (key not in FIXED, f"all trials of a sweep share {key}, so --vary cannot vary it"),
@@ -310,7 +311,7 @@ def make_plan(
         pairs: More of them, as `key=value`.
         saved: Folder of the sweep to continue.
     """
-    common = one_noise_name(parse_pairs(pairs))
+    common = own_names(parse_pairs(pairs))
     for key in OWN:
         if key in common:
             option = f"--{key.replace('_', '-')}"

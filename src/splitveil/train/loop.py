@@ -251,6 +251,7 @@ def train_run(
         steps_per_epoch=len(rows) // batch,
         penalty=parts.penalty,
     )
+    warn_first(schedule, config.batch_size or 0, len(rows))
     with seeded_globals(derive_seed(config.seed, "global"), device):
         state = new_state(parts, config, device)
         if resume:
@@ -304,6 +305,23 @@ def train_run(
                         write_checkpoint(folder / CHECKPOINT, snapshot(state, passport))
                 if interruption.came:
                     raise KeyboardInterrupt(interruption.came)
+
+
+def warn_first(schedule: Schedule, batch: int, images: int) -> None:
+    """Warn, before the first step, of settings that cannot mean what they say."""
+    if batch > images:
+        log.warning(
+            "batch_size %d is more than the %d training images, so every epoch is one step on all "
+            "of them; choose a smaller batch_size",
+            batch, images,
+        )  # fmt: skip
+    if schedule.penalty.lambd > 0 and schedule.weights_at(schedule.total_steps - 1) is None:
+        log.warning(
+            "the penalty never acts: it waits for %d epochs of warm-up and the run has %d; train "
+            "longer (epochs) or set attention_warmup_epochs lower",
+            max(schedule.penalty.warmup_epochs, int(schedule.penalty.skip_first_epoch)),
+            schedule.epochs,
+        )  # fmt: skip
 
 
 def _mirror(data: TrainSet, first: Tensor, epoch: int) -> None:
