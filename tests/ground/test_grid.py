@@ -5,10 +5,12 @@ import math
 import mpmath as mp
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from splitveil.grid import REACH, STEPS, cell_ends, nearest, rounded, step_of
+from splitveil.rng import rounded_like
 
 HALF = {"gaussian": 160, "laplace": 640}
 
@@ -71,6 +73,20 @@ def test_rounding_then_noise_is_noise_then_rounding(z: float, scale: float, word
     for inside in (-0.49, 0.0, 0.49):  # any exact noise that is rounded to k
         assert round(int(q) + (int(k) + inside)) == q + k
     assert abs(q) <= REACH
+
+
+@pytest.mark.parametrize("kind", HALF)
+def test_torch_looks_up_what_numpy_searches_at_the_end_of_every_cell(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = cell_ends(kind)
+    drawn = np.random.default_rng(0).integers(0, 2**64, 10_000, np.uint64)
+    buckets = np.arange(1 << 16, dtype=np.uint64) << np.uint64(48)
+    words = np.concatenate([ends, ends - 1, ends + 1, drawn, buckets, buckets - 1])
+    halves = np.stack([words >> np.uint64(32), words & np.uint64(2**32 - 1)]).astype(np.int64)
+    monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.from_numpy(halves))
+    found = rounded_like(torch.empty(len(words)), kind, torch.Generator())
+    assert np.array_equal(found.numpy(), rounded(words, kind))
 
 
 def test_steps_are_exact_sixteenths_and_halves_go_to_even() -> None:
